@@ -1,0 +1,105 @@
+"""Target responses in batches: rows of similar prompt length, left-padded; finished rows leave the batch.
+
+Each row has its own uniform numbers, so what it samples does not depend on its neighbours or on timing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specheads.decoding.decoder import check_finite
+from specheads.decoding.engine import EagerEngine
+from specheads.pair import Pair
+from specheads.sampling import Warp, sample
+
+# Leaving costs a copy of the others' KV memory, so rows leave together, once this share of the batch has finished.
+LEAVING_SHARE = 0.125
+
+
+@dataclass(frozen=True)
+class Response:
+    """What the target answered: `ids` with the stop token, if there is one; `finished` says whether there is."""
+
+    ids: list[int]
+    finished: bool
+
+
+def row_uniforms(seed: int, prompt_id: str, max_new_tokens: int) -> np.ndarray:
+    """Return (2, max_new_tokens) uniform numbers of one prompt: row 0 samples the response, row 1 the drafted tokens."""
+    return np.random.default_rng([seed, int(prompt_id, 16)]).random((2, max_new_tokens))
+
+
+def batch_plan(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Return row indices batch by batch, prompts of similar length together."""
+    order = sorted(range(len(lengths)), key=lambda row: (lengths[row], row))
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+@torch.no_grad()
+def generate_batch(
+    pair: Pair,
+    prompts: Sequence[Sequence[int]],
+    uniform: np.ndarray,
+    warp: Warp,
+    max_new_tokens: int,
+    on_tokens: Callable[[int], None] = lambda count: None,
+) -> list[Response]:
+    """Return the target's response to each prompt of one batch.
+
+    Args:
+        prompts: token ids per row.
+        uniform: (B, max_new_tokens) in [0, 1), one number per sampled token.
+        on_tokens: called with the number of tokens each step produced.
+    """
+    lm = pair.target_lm
+    device = lm.device
+    longest = max(map(len, prompts))
+    limits = [min(max_new_tokens, lm.window - len(prompt)) for prompt in prompts]
+    tokens, mask = left_padded(prompts, device)
+    draws = torch.from_numpy(np.ascontiguousarray(uniform)).to(device)
+    stops = torch.tensor(sorted(pair.stop_tokens), device=device)
+    engine = EagerEngine(lm, longest + max(limits))
+    # The mask is written once for the whole run; step i looks at its first longest + i columns.
+    mask = torch.cat([mask, mask.new_ones((len(prompts), max(limits)))], dim=1)
+    rows = torch.arange(len(prompts), device=device)  # which prompt each batch row is
+    active = torch.ones(len(prompts), dtype=torch.bool, device=device)
+    limit = torch.tensor(limits, device=device)
+    positions = (mask[:, :longest].cumsum(dim=1) - 1).clamp_min(0)
+    responses = torch.zeros((len(prompts), max(limits)), dtype=torch.long, device=device)
+    num_tokens = torch.zeros_like(limit)
+    finished = torch.zeros_like(active)
+    for step in range(max(limits)):
+        output = engine.forward(tokens, positions=positions, attention_mask=mask[:, : engine.length + tokens.shape[1]])
+        probs = warp(output.logits[:, -1])
+        check_finite(pair.target_id, probs)
+        token = sample(probs, draws[rows, step])
+        responses[rows, step] = token
+        num_tokens[rows] += active[rows]
+        finished[rows] |= active[rows] & torch.isin(token, stops)
+        on_tokens(int(active[rows].sum()))
+        active &= ~finished & (num_tokens < limit)
+        staying = active[rows]
+        count = int(staying.sum())
+        if count == 0:
+            break
+        tokens, positions = token[:, None], positions[:, -1:] + 1
+        if count <= (1 - LEAVING_SHARE) * len(rows):
+            kept = staying.nonzero().squeeze(1)
+            engine.select_rows(kept)
+            rows, mask, tokens, positions = rows[kept], mask[kept], tokens[kept], positions[kept]
+    counts, ends, ids = num_tokens.tolist(), finished.tolist(), responses.tolist()
+    return [Response(ids=row[:count], finished=end) for row, count, end in zip(ids, counts, ends, strict=True)]
+
+
+def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return tokens and mask (B, T) of prompts that end in the same column; padding is token 0 under mask 0."""
+    longest = max(map(len, prompts))
+    tokens = torch.zeros((len(prompts), longest), dtype=torch.long)
+    mask = torch.zeros((len(prompts), longest), dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        tokens[row, longest - len(prompt) :] = torch.tensor(list(prompt))
+        mask[row, longest - len(prompt) :] = 1
+    return tokens.to(device), mask.to(device)

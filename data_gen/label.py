@@ -1,0 +1,112 @@
+"""Drafted tokens and their acceptance probabilities along given responses (SpecDec++, section 3.1).
+
+Both models read prompt and response once; at every response position the draft proposes a token, and the two laws there say
+how likely the target accepts it. Probabilities exist for a slice of positions at a time, never for a whole response.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specheads.decoding.decoder import check_finite
+from specheads.pair import LanguageModel, Pair
+from specheads.sampling import Warp, accept_prob, overlap, sample
+
+SLICE_ELEMENTS = 2**24  # probabilities held at once per model: 64 MiB in float32
+BATCH_TOKENS = 16_384  # tokens per forward
+
+
+@dataclass(frozen=True)
+class Labels:
+    """One response's columns, index i speaking of response position i; log-probabilities are of the warped laws."""
+
+    draft_ids: list[int]
+    accept_prob: list[float]
+    overlap: list[float]
+    draft_logprob: list[float]
+    target_logprob: list[float]
+    response_draft_logprob: list[float]
+    response_target_logprob: list[float]
+
+
+@torch.no_grad()
+def label_responses(
+    pair: Pair,
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    uniform: np.ndarray,
+    warp: Warp,
+) -> list[Labels]:
+    """Return the labels of each response.
+
+    Args:
+        prompts, responses: token ids per row; responses are not empty.
+        uniform: (B, >= longest response) in [0, 1), one number per drafted token.
+    """
+    results: list[Labels | None] = [None] * len(prompts)
+    for rows in _micro_batches([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]):
+        texts = [[*prompts[row], *responses[row]] for row in rows]
+        where = torch.cat(
+            [
+                torch.stack([torch.full((len(responses[row]),), i), torch.arange(len(prompts[row]), len(texts[i]))])
+                for i, row in enumerate(rows)
+            ],
+            dim=1,
+        )
+        draws = np.concatenate([uniform[row, : len(responses[row])] for row in rows])
+        columns = _columns(pair, texts, where, torch.from_numpy(draws), warp)
+        ends = np.cumsum([len(responses[row]) for row in rows])[:-1]
+        for row, *parts in zip(rows, *(np.split(column, ends) for column in columns), strict=True):
+            results[row] = Labels(*(part.tolist() for part in parts))
+    return results
+
+
+def _columns(pair: Pair, texts: list[list[int]], where: Tensor, draws: Tensor, warp: Warp) -> list[np.ndarray]:
+    """Return Labels' columns, each (N,), for the N positions `where` (2, N) = (row, index in the text)."""
+    tokens = right_padded(texts)
+    row, index = where
+    target_hidden = _states(pair.target_lm, tokens, row, index - 1)
+    draft_hidden = _states(pair.draft_lm, tokens, row, index - 1)
+    response = tokens[row, index]
+    parts = []
+    for piece in torch.arange(len(row)).split(max(1, SLICE_ELEMENTS // pair.vocab_size)):
+        target_probs = warp(pair.target_lm.logits(target_hidden[piece]))
+        draft_probs = warp(pair.draft_lm.logits(draft_hidden[piece]))
+        check_finite(pair.target_id, target_probs)
+        check_finite(pair.draft_id, draft_probs)
+        draft_probs = draft_probs.to(target_probs.device)
+        drafted = sample(draft_probs, draws[piece])
+        chosen = torch.stack([drafted, response[piece].to(drafted.device)], dim=1)
+        target, draft = target_probs.gather(1, chosen), draft_probs.gather(1, chosen)
+        accepted = accept_prob(target[:, 0], draft[:, 0])
+        columns = [drafted, accepted, overlap(target_probs, draft_probs), draft[:, 0].log(), target[:, 0].log()]
+        parts.append([column.cpu().numpy() for column in [*columns, draft[:, 1].log(), target[:, 1].log()]])
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+def _states(lm: LanguageModel, tokens: Tensor, row: Tensor, index: Tensor) -> Tensor:
+    """Return hidden states (N, H) at the positions (row, index) of right-padded `tokens` (B, T)."""
+    hidden = lm.hidden_states(tokens.to(lm.device), use_cache=False)
+    return hidden[row.to(hidden.device), index.to(hidden.device)]
+
+
+def right_padded(texts: Sequence[Sequence[int]]) -> Tensor:
+    """Return tokens (B, T) with zeros behind each row's end, which a causal model never sees from within the row."""
+    tokens = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = torch.tensor(list(text))
+    return tokens
+
+
+def _micro_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Yield rows of similar length whose padded size stays within BATCH_TOKENS."""
+    batch: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
+        if batch and (len(batch) + 1) * lengths[row] > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(row)
+    yield batch

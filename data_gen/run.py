@@ -1,0 +1,165 @@
+"""The whole stage: prompts in, a complete cache out; what is already there is kept."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from data_gen.generate import batch_plan, generate_batch, row_uniforms
+from data_gen.label import label_responses
+from data_gen.prompts import SPLITS, Prompt, unique
+from data_gen.shards import ShardStore, exclusive, fingerprint, read_manifest
+from specheads.errors import UserError
+from specheads.pair import Pair
+from specheads.sampling import Warp
+
+logger = logging.getLogger(__name__)
+
+
+class PromptSource(Protocol):
+    """Where prompts come from."""
+
+    def load(self) -> Sequence[Prompt]: ...
+
+    def fingerprint(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """Limits and sizes; all of them are part of the cache's fingerprint."""
+
+    max_new_tokens: int = 512
+    max_prompt_tokens: int = 1024  # longer prompts are left out
+    batch_size: int = 64
+    rows_per_shard: int = 512  # a restart repeats at most one shard
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise UserError(f"{name}={value} is not positive; it is a count of at least 1.")
+
+
+def generate_data(pair: Pair, source: PromptSource, warp: Warp, settings: GenerationSettings, seed: int, root: Path) -> Path:
+    """Return the folder of the complete cache for these arguments, made or finished first if need be.
+
+    Raises:
+        UserError: no usable prompt; another run at work on the same cache.
+    """
+    facts = {
+        "target": [pair.target_id, pair.target_revision],
+        "draft": [pair.draft_id, pair.draft_revision],
+        "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
+        "prompts": source.fingerprint(),
+        "warp": asdict(warp),
+        "settings": asdict(settings),
+        "seed": seed,
+    }
+    folder = root / fingerprint(facts)
+    if read_manifest(folder).get("complete"):
+        logger.info("data: complete in %s", folder)
+        return folder
+    with exclusive(folder):
+        store = ShardStore(folder, facts)
+        shards = plan_shards(encode_prompts(pair, source, settings), settings)
+        missing = {name: rows for name, rows in shards.items() if not store.has(name)}
+        _announce(folder, shards, missing, settings)
+        with _progress() as bar:
+            total = settings.max_new_tokens * sum(map(len, missing.values()))
+            task = bar.add_task("responses", total=total, speed="")
+            meter = _Meter(bar, task)
+            for name, rows in missing.items():
+                store.write(name, make_rows(pair, rows, warp, settings, seed, meter.add))
+                meter.shard_done(len(rows) * settings.max_new_tokens)
+        store.complete(list(shards))
+    return folder
+
+
+EncodedPrompt = tuple[Prompt, list[int]]
+
+
+def encode_prompts(pair: Pair, source: PromptSource, settings: GenerationSettings) -> list[EncodedPrompt]:
+    """Return each prompt with its ids; those over the limit are left out and counted in the log."""
+    prompts = unique(source.load())
+    encoded = [(prompt, pair.encode_instruction(prompt.text)) for prompt in prompts]
+    limit = min(settings.max_prompt_tokens, pair.window - 1)
+    kept = [(prompt, ids) for prompt, ids in encoded if 0 < len(ids) <= limit]
+    if not kept:
+        raise UserError(
+            f"none of {len(prompts)} prompts has between 1 and {limit} tokens; check data.path, data.template and the limits."
+        )
+    if len(kept) < len(prompts):
+        logger.info("data: %d of %d prompts left out, over %d tokens", len(prompts) - len(kept), len(prompts), limit)
+    return kept
+
+
+def plan_shards(prompts: Sequence[EncodedPrompt], settings: GenerationSettings) -> dict[str, list[EncodedPrompt]]:
+    """Return the rows of each shard, `train-00000.parquet` and so on."""
+    shards = {}
+    for split in SPLITS:
+        rows = [row for row in prompts if row[0].split == split]
+        for start in range(0, len(rows), settings.rows_per_shard):
+            shards[f"{split}-{start // settings.rows_per_shard:05d}.parquet"] = rows[start : start + settings.rows_per_shard]
+    return shards
+
+
+def make_rows(
+    pair: Pair, prompts: Sequence[EncodedPrompt], warp: Warp, settings: GenerationSettings, seed: int, on_tokens
+) -> list[dict]:
+    """Return the finished rows of one shard, in the order of `prompts`."""
+    ids = [ids for _, ids in prompts]
+    uniform = np.stack([row_uniforms(seed, prompt.prompt_id, settings.max_new_tokens) for prompt, _ in prompts])
+    responses = [None] * len(prompts)
+    for batch in batch_plan([len(row) for row in ids], settings.batch_size):
+        made = generate_batch(pair, [ids[row] for row in batch], uniform[batch, 0], warp, settings.max_new_tokens, on_tokens)
+        for row, response in zip(batch, made, strict=True):
+            responses[row] = response
+    labels = label_responses(pair, ids, [response.ids for response in responses], uniform[:, 1], warp)
+    return [
+        {
+            "prompt_id": prompt.prompt_id,
+            "split": prompt.split,
+            "prompt": prompt.text,
+            "prompt_ids": prompt_ids,
+            "response_ids": response.ids,
+            "finished": response.finished,
+            **asdict(label),
+        }
+        for (prompt, prompt_ids), response, label in zip(prompts, responses, labels, strict=True)
+    ]
+
+
+def _announce(folder: Path, shards: dict, missing: dict, settings: GenerationSettings) -> None:
+    rows, left = sum(map(len, shards.values())), sum(map(len, missing.values()))
+    logger.info("data: %d prompts in %d shards, %d prompts still to do, in %s", rows, len(shards), left, folder)
+    # Nine numbers of four bytes per token, before compression.
+    size = 36 * left * settings.max_new_tokens / 2**20
+    logger.info("data: at most %d tokens to generate, at most %.0f MiB on disk", left * settings.max_new_tokens, size)
+
+
+def _progress() -> Progress:
+    return Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
+
+
+class _Meter:
+    """Turns tokens as they come into a bar. A row that ends early counts as its whole limit once its shard is done."""
+
+    def __init__(self, bar: Progress, task) -> None:
+        self.bar, self.task = bar, task
+        self.start = time.perf_counter()
+        self.tokens = self.shown = self.finished = 0
+
+    def add(self, count: int) -> None:
+        self.tokens += count
+        self.shown += count
+        speed = self.tokens / (time.perf_counter() - self.start)
+        self.bar.update(self.task, completed=self.shown, speed=f"{speed:,.0f} tokens/s")
+
+    def shard_done(self, size: int) -> None:
+        self.finished += size
+        self.shown = self.finished
+        self.bar.update(self.task, completed=self.shown)

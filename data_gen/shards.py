@@ -1,0 +1,129 @@
+"""The data on disk: `data/<fingerprint>/` with Parquet shards and a manifest of their checksums.
+
+A shard appears by rename when it is complete. A restart verifies what is there and makes only what is missing. One run
+works on a cache at a time: a second one is refused.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from specheads.errors import UserError
+
+FORMAT_VERSION = 1
+SCHEMA = pa.schema(
+    {
+        "prompt_id": pa.string(),
+        "split": pa.string(),
+        "prompt": pa.string(),
+        "prompt_ids": pa.list_(pa.int32()),
+        "response_ids": pa.list_(pa.int32()),
+        "finished": pa.bool_(),
+        "draft_ids": pa.list_(pa.int32()),
+        "accept_prob": pa.list_(pa.float32()),
+        "overlap": pa.list_(pa.float32()),
+        "draft_logprob": pa.list_(pa.float32()),
+        "target_logprob": pa.list_(pa.float32()),
+        "response_draft_logprob": pa.list_(pa.float32()),
+        "response_target_logprob": pa.list_(pa.float32()),
+    }
+)
+
+
+def fingerprint(facts: Mapping[str, Any]) -> str:
+    """Return the name of the cache that `facts` (JSON values: everything that decides its content) belongs to."""
+    return hashlib.sha256(json.dumps({**facts, "format_version": FORMAT_VERSION}, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class ShardStore:
+    """One cache folder, opened for writing."""
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.facts = dict(facts)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.shards: dict[str, dict[str, Any]] = read_manifest(folder).get("shards", {})
+
+    def has(self, name: str) -> bool:
+        """Whether a shard is there with the checksum that the manifest gives; a damaged one counts as missing."""
+        entry, path = self.shards.get(name), self.folder / name
+        return entry is not None and path.is_file() and checksum(path) == entry["sha256"]
+
+    def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write a shard and then the manifest that names it."""
+        temporary = self.folder / f".{name}.tmp"
+        pq.write_table(pa.Table.from_pylist(list(rows), schema=SCHEMA), temporary, compression="zstd")
+        entry = {"rows": len(rows), "sha256": checksum(temporary)}
+        os.replace(temporary, self.folder / name)
+        self.shards[name] = entry
+        self._write_manifest(complete=False)
+
+    def complete(self, names: Sequence[str]) -> None:
+        """Declare the cache complete with exactly these shards."""
+        self.shards = {name: self.shards[name] for name in names}
+        self._write_manifest(complete=True)
+
+    def _write_manifest(self, complete: bool) -> None:
+        content = {
+            "format_version": FORMAT_VERSION,
+            "complete": complete,
+            "made_of": self.facts,
+            "shards": dict(sorted(self.shards.items())),
+        }
+        temporary = self.folder / ".manifest.json.tmp"
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+        os.replace(temporary, self.folder / "manifest.json")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a cache folder, empty if there is none yet."""
+    path = folder / "manifest.json"
+    try:
+        return json.loads(path.read_text()) if path.is_file() else {}
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not valid JSON ({error}); delete it, and the shards are verified and listed anew.") from None
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold the cache's lock, which the system releases whatever happens to this process; a second run is refused."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip() or "unknown"
+            raise UserError(
+                f"another run (process {owner}) is writing the cache {folder}; wait until it is done and start again, "
+                "or give this run other data settings."
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def load_split(folder: Path, split: str):
+    """Return one split of a complete cache as a `datasets.Dataset`, mapped from disk."""
+    import datasets  # slow to import, and only readers need it
+
+    files = sorted(str(path) for path in folder.glob(f"{split}-*.parquet"))
+    if not files:
+        raise UserError(f"{folder} has no rows of split {split!r}; ask for some with data.num_{split}=...")
+    datasets.disable_progress_bars()
+    return datasets.Dataset.from_parquet(files, cache_dir=str(folder / ".arrow"))

@@ -1,0 +1,96 @@
+"""`python evaluate.py model=llama2-7b head=latest`: sweep fixed lengths and head thresholds live, and report.
+
+`python evaluate.py --help` lists every key.
+"""
+
+import logging
+import platform
+from pathlib import Path
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from data_gen.run import GenerationSettings, encode_prompts
+from specheads.cli import command
+from specheads.errors import UserError
+from specheads.evaluation.report import Report, make_report, print_report, write_report
+from specheads.evaluation.sweep import run_sweep, sweep_settings
+from specheads.heads.checkpoint import latest_head, load_head
+from specheads.heads.head import AcceptanceHead
+from specheads.pair import Pair, load_pair
+from specheads.sampling import Warp
+
+logger = logging.getLogger(__name__)
+
+
+def evaluate(cfg: DictConfig) -> Report:
+    """Decode the test prompts with every setting; write and return the report."""
+    pair = load_pair(**OmegaConf.to_container(cfg.model, resolve=True))
+    head, where = find_head(cfg, pair)
+    settings = sweep_settings(cfg.fixed_lengths, head, cfg.thresholds)
+    prompts = test_prompts(cfg, pair)
+    total = len(settings) * len(prompts) * cfg.repeats
+    logger.info("head: %s", where or "none")
+    logger.info(
+        "%d settings x %d prompts x %d repeats = %d responses of at most %d tokens, into %s",
+        *(len(settings), len(prompts), cfg.repeats, total, cfg.max_new_tokens, cfg.paths.run),
+    )
+    columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns) as bar:
+        task = bar.add_task("", total=total)
+        measured = run_sweep(
+            pair,
+            settings,
+            prompts,
+            Warp(**cfg.warp),
+            max_new_tokens=cfg.max_new_tokens,
+            repeats=cfg.repeats,
+            seed=cfg.seed,
+            engine=cfg.engine,
+            on_generation=lambda: bar.advance(task),
+        )
+    context = {"model": pair.name, "head": where, "num_prompts": len(prompts), "repeats": cfg.repeats, "warp": dict(cfg.warp)}
+    context |= {"target": pair.target_id, "draft": pair.draft_id, "max_new_tokens": cfg.max_new_tokens, "seed": cfg.seed}
+    context |= {"device": device_name(pair), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    report = make_report(measured, context)
+    print_report(report)
+    for path in write_report(report, Path(cfg.paths.run)):
+        print(path)
+    return report
+
+
+def find_head(cfg: DictConfig, pair: Pair) -> tuple[AcceptanceHead | None, str | None]:
+    """Return the head that `head=` names and where it is."""
+    if cfg.head is None:
+        return None, None
+    where = latest_head(Path(cfg.paths.outputs), pair) if cfg.head == "latest" else cfg.head
+    head = load_head(where)
+    head.check_fits(pair)
+    return head, str(where)
+
+
+def test_prompts(cfg: DictConfig, pair: Pair) -> list[list[int]]:
+    """Return the ids of the first `num_prompts` test prompts."""
+    if cfg.num_prompts < 1 or cfg.repeats < 1:
+        raise UserError(f"num_prompts={cfg.num_prompts} and repeats={cfg.repeats}: both are counts of at least 1.")
+    settings = GenerationSettings(cfg.max_new_tokens, cfg.data.max_prompt_tokens, **cfg.generation)
+    test = [ids for prompt, ids in encode_prompts(pair, instantiate(cfg.data.source), settings) if prompt.split == "test"]
+    if not test:
+        raise UserError("the data set has no test prompts; set data.num_test, or use a data set with more rows.")
+    return test[: cfg.num_prompts]
+
+
+def device_name(pair: Pair) -> str:
+    device = pair.target_lm.device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+
+
+@command("evaluate")
+def main(cfg: DictConfig) -> None:
+    evaluate(cfg)
+
+
+if __name__ == "__main__":
+    main()

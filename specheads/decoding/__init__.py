@@ -1,0 +1,1 @@
+"""Speculative decoding: draft -> stop? -> verify -> commit, on three orthogonal axes."""

@@ -1,0 +1,270 @@
+"""The loop of speculative decoding: draft -> stop? -> verify -> commit. It knows no strategy by name.
+
+Batch 1 decodes; batches of prompts go one after another. Positions in memory trail the committed text: the target always
+has all but the last committed token, the draft has at most that, and what it lacks is `pending` in its next forward.
+"""
+
+import copy
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.drafting import Autoregressive
+from specheads.decoding.engine import Engine, make_engine
+from specheads.decoding.records import DecodeStats, Draft, Generation, Round, Verdict
+from specheads.decoding.stopping import FixedLength, StoppingRule
+from specheads.decoding.verification import TokenVerification
+from specheads.errors import UserError
+from specheads.pair import Pair
+from specheads.sampling import Warp, sample, uniforms
+
+Prompt = str | Sequence[dict[str, str]] | Sequence[int] | Tensor
+
+
+class Clock:
+    """Seconds on the host, after the device has finished what it was given."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __call__(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+@dataclass
+class Session:
+    """One generation in progress."""
+
+    committed: list[int]  # prompt and response
+    prompt_length: int
+    limit: int  # length at which the response ends
+    generator: torch.Generator
+    clock: Clock
+    prefill_seconds: float = 0.0
+    finish_reason: str | None = None
+
+    @property
+    def response(self) -> list[int]:
+        return self.committed[self.prompt_length :]
+
+
+def start_session(pair: Pair, prompt: Prompt, max_new_tokens: int, seed: int, engines: Sequence[Engine]) -> Session:
+    """Encode a prompt and bring all of it but its last token into the engines' memory."""
+    if max_new_tokens < 1:
+        raise UserError(f"max_new_tokens={max_new_tokens} generates nothing; use at least 1.")
+    committed = pair.encode(prompt).tolist()
+    limit = min(len(committed) + max_new_tokens, min(engine.lm.window for engine in engines))
+    device = engines[0].lm.device
+    session = Session(committed, len(committed), limit, torch.Generator(device).manual_seed(seed), Clock(device))
+    start = session.clock()
+    for engine in engines:
+        engine.rewind(0)
+        if len(committed) > 1:
+            engine.forward(torch.tensor([committed[:-1]], device=engine.lm.device), num_logits=0)
+    session.prefill_seconds = session.clock() - start
+    return session
+
+
+def commit(session: Session, tokens: Sequence[int], stop_tokens: frozenset[int], max_new_tokens: int) -> list[int]:
+    """Append `tokens` up to the first stop token and note whether the response has ended; return what was appended."""
+    end = next((i for i, token in enumerate(tokens) if token in stop_tokens), None)
+    emitted = list(tokens if end is None else tokens[: end + 1])
+    session.committed += emitted
+    if end is not None:
+        session.finish_reason = "stop"
+    elif len(session.committed) >= session.limit:
+        session.finish_reason = "length" if len(session.response) >= max_new_tokens else "context"
+    return emitted
+
+
+class SpeculativeDecoder:
+    """A pair, and one choice on each axis.
+
+    Args:
+        pair: draft and target.
+        drafting: how tokens are proposed; default a chain.
+        stopping: when a draft is long enough; default five tokens.
+        verification: how much of it stands; default token verification.
+        warp: temperature, top-k, top-p of both models.
+        engine: `auto` or `eager`.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        drafting: Autoregressive | None = None,
+        stopping: StoppingRule | None = None,
+        verification: TokenVerification | None = None,
+        warp: Warp | None = None,
+        engine: str = "auto",
+    ) -> None:
+        self.pair = pair
+        self.drafting = drafting or Autoregressive()
+        self.stopping = stopping or FixedLength()
+        self.verification = verification or TokenVerification()
+        self.warp = warp or Warp()
+        self.draft_engine = make_engine(engine, pair.draft_lm, pair.window)
+        self.target_engine = make_engine(engine, pair.target_lm, pair.window)
+        self._check_head()
+
+    def with_stopping(self, stopping: StoppingRule) -> "SpeculativeDecoder":
+        """Return a decoder with another stopping rule that shares this one's memory; use one of them at a time."""
+        other = copy.copy(self)
+        other.stopping = stopping
+        other._check_head()
+        return other
+
+    def generate(
+        self, prompt: Prompt, max_new_tokens: int = 256, seed: int = 0, stop_tokens: Sequence[int] | None = None
+    ) -> Generation:
+        """Return the response to `prompt`: ids (T,), a string, or chat messages.
+
+        Args:
+            max_new_tokens: the response ends there at the latest, or where the models' window does.
+            seed: of everything random in this generation.
+            stop_tokens: ids that end the response; default: the target's generation config.
+        """
+        session = self._start(prompt, max_new_tokens, seed)
+        rounds = list(self._rounds(session, max_new_tokens, stop_tokens))
+        return finish(self.pair, session, rounds)
+
+    def stream(
+        self, prompt: Prompt, max_new_tokens: int = 256, seed: int = 0, stop_tokens: Sequence[int] | None = None
+    ) -> Iterator[str]:
+        """Yield the response's text piece by piece, whole characters only."""
+        session = self._start(prompt, max_new_tokens, seed)
+        shown = read = 0  # tokens before `shown` are out; [shown, read) gave the text that the next piece extends
+        for _ in self._rounds(session, max_new_tokens, stop_tokens):
+            response = session.response
+            before, text = self.pair.decode(response[shown:read]), self.pair.decode(response[shown:])
+            # A replacement character at the end is a character whose remaining bytes are still to come.
+            if len(text) > len(before) and (not text.endswith("\ufffd") or session.finish_reason):
+                yield text[len(before) :]
+                shown, read = read, len(response)
+
+    def _start(self, prompt: Prompt, max_new_tokens: int, seed: int) -> Session:
+        return start_session(self.pair, prompt, max_new_tokens, seed, (self.target_engine, self.draft_engine))
+
+    @torch.no_grad()
+    def _rounds(self, session: Session, max_new_tokens: int, stop_tokens: Sequence[int] | None) -> Iterator[Round]:
+        stops = self.pair.stop_tokens if stop_tokens is None else frozenset(stop_tokens)
+        state = self.stopping.init(1, self.draft_engine.lm.device)
+        while session.finish_reason is None:
+            start = session.clock()
+            # The target adds a token of its own, so one fewer than what is left is worth drafting.
+            draft, state = self._draft(session, state, session.limit - len(session.committed) - 1, stops)
+            drafted = session.clock()
+            verdict, num_accepted, next_token, draft_tokens = self._verify(session, draft)
+            state = self.stopping.observe(state, torch.full_like(verdict.num_accepted, len(draft_tokens)), verdict.num_accepted)
+            base = len(session.committed)
+            self.target_engine.keep(torch.arange(num_accepted + 1, device=draft.tokens.device))
+            self.draft_engine.rewind(min(self.draft_engine.length, base + num_accepted))
+            emitted = commit(session, [*draft_tokens[:num_accepted], next_token], stops, max_new_tokens)
+            yield Round(
+                tokens=emitted,
+                num_drafted=len(draft_tokens),
+                num_accepted=num_accepted,
+                num_discarded=len(draft_tokens) - num_accepted,
+                num_draft_calls=draft.num_draft_calls,
+                draft_seconds=drafted - start,
+                verify_seconds=session.clock() - drafted,
+            )
+
+    def _draft(self, session: Session, state: object, limit: int, stops: frozenset[int]) -> tuple[Draft, object]:
+        engine = self.draft_engine
+        tokens, probs = [], []
+        if limit > 0:
+            pending = torch.tensor([session.committed[engine.length :]], device=engine.lm.device)
+            for step in self.drafting.steps(engine, pending, self.warp, session.generator, self.stopping.needs):
+                tokens.append(step.token)
+                probs.append(step.probs)
+                state, stop = self.stopping.step(state, step.features)
+                if len(tokens) >= limit or bool(stop) or int(step.token) in stops:
+                    break
+        chain = torch.cat(tokens) if tokens else torch.empty(0, dtype=torch.long, device=engine.lm.device)
+        return Draft.chain(chain, torch.cat(probs) if probs else None, num_draft_calls=len(tokens)), state
+
+    def _verify(self, session: Session, draft: Draft) -> tuple[Verdict, int, int, list[int]]:
+        device = self.target_engine.lm.device
+        last = torch.tensor(session.committed[-1:], device=device)
+        tokens = torch.cat([last, draft.tokens.to(device)])[None]
+        output = self.target_engine.forward(tokens, num_logits=tokens.shape[1])
+        target_probs = self.warp(output.logits[0])
+        check_finite(self.pair.target_id, target_probs)
+        if draft.draft_probs is not None:
+            check_finite(self.pair.draft_id, draft.draft_probs)
+        verdict = self.verification(draft.to(device), target_probs, session.generator)
+        return verdict, int(verdict.num_accepted), int(verdict.next_token), draft.tokens.tolist()
+
+    def _check_head(self) -> None:
+        """A head reads one draft's hidden states; with another draft its numbers mean nothing."""
+        head = getattr(self.stopping, "head", None)
+        if head is not None:
+            head.check_fits(self.pair)
+            head.to(self.draft_engine.lm.device)
+
+
+def check_finite(model_id: str, probs: Tensor) -> None:
+    """Raise UserError if a probability is NaN."""
+    if bool(probs.isnan().any()):
+        raise UserError(
+            f"{model_id} produced NaN logits; expected finite numbers. Try dtype=float32 (or bfloat16 in place of float16), "
+            "and check the weights."
+        )
+
+
+def finish(pair: Pair, session: Session, rounds: Sequence[Round]) -> Generation:
+    """Return the record of a session that has ended."""
+    tokens = torch.tensor(session.response)
+    return Generation(
+        prompt_ids=torch.tensor(session.committed[: session.prompt_length]),
+        tokens=tokens,
+        text=pair.decode(tokens),
+        rounds=rounds,
+        stats=DecodeStats.of(rounds, session.prefill_seconds),
+        finish_reason=session.finish_reason,
+    )
+
+
+class Baseline:
+    """The target alone, one token per forward, on the same engine and warping."""
+
+    def __init__(self, pair: Pair, warp: Warp | None = None, engine: str | Engine = "auto") -> None:
+        self.pair, self.warp = pair, warp or Warp()
+        self.engine = make_engine(engine, pair.target_lm, pair.window) if isinstance(engine, str) else engine
+
+    @torch.no_grad()
+    def generate(
+        self, prompt: Prompt, max_new_tokens: int = 256, seed: int = 0, stop_tokens: Sequence[int] | None = None
+    ) -> Generation:
+        """Return the response to `prompt`; see SpeculativeDecoder.generate."""
+        stops = self.pair.stop_tokens if stop_tokens is None else frozenset(stop_tokens)
+        session = start_session(self.pair, prompt, max_new_tokens, seed, (self.engine,))
+        rounds = []
+        while session.finish_reason is None:
+            start = session.clock()
+            output = self.engine.forward(torch.tensor([session.committed[-1:]], device=self.engine.lm.device))
+            probs = self.warp(output.logits[:, -1])
+            check_finite(self.pair.target_id, probs)
+            token = int(sample(probs, uniforms((1,), session.generator)))
+            emitted = commit(session, [token], stops, max_new_tokens)
+            rounds.append(Round(emitted, 0, 0, 0, 0, draft_seconds=0.0, verify_seconds=session.clock() - start))
+        return finish(self.pair, session, rounds)
+
+
+def generate_baseline(
+    pair: Pair,
+    prompt: Prompt,
+    max_new_tokens: int = 256,
+    seed: int = 0,
+    warp: Warp | None = None,
+    engine: str = "auto",
+    stop_tokens: Sequence[int] | None = None,
+) -> Generation:
+    """Return the target's own response to `prompt`, decoded without a draft by the same engine and warping."""
+    return Baseline(pair, warp, engine).generate(prompt, max_new_tokens, seed, stop_tokens)

@@ -1,0 +1,153 @@
+"""One model on static KV memory: forward, rewind, keep.
+
+Memory is allocated once, at the first forward, for `capacity` positions. A forward writes behind the current length and
+attends to a view of what is written; rewinding only moves the length. `EagerEngine` runs PyTorch as it is.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from specheads.errors import UserError
+from specheads.pair import LanguageModel
+
+
+@dataclass(frozen=True)
+class ForwardOutput:
+    """Hidden states (B, T, H) at the tap and logits (B, n, V) of the last n positions."""
+
+    hidden: Tensor
+    logits: Tensor
+
+
+class Engine(Protocol):
+    """What the decoder needs of a model."""
+
+    lm: LanguageModel
+    capacity: int
+    length: int  # positions in memory
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor | None = None, tree_mask: Tensor | None = None, num_logits: int = 1
+    ) -> ForwardOutput:
+        """Append `tokens` (B, T) to the memory and run the model over them."""
+
+    def rewind(self, length: int) -> None:
+        """Forget every position from `length` on."""
+
+    def keep(self, accepted_nodes: Tensor) -> None:
+        """Of the last forward's tokens keep those at the indices `accepted_nodes` (n,), in that order."""
+
+
+class KVLayer(CacheLayerMixin):
+    """One attention layer's static keys and values (B, heads, capacity, head size), with a length that can move back."""
+
+    is_sliding = False
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys = key_states.new_zeros((*key_states.shape[:2], self.capacity, key_states.shape[-1]))
+        self.values = value_states.new_zeros((*value_states.shape[:2], self.capacity, value_states.shape[-1]))
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        """Write behind the current length and return views of everything up to there."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        end = self.length + key_states.shape[2]
+        self.keys[:, :, self.length : end] = key_states
+        self.values[:, :, self.length : end] = value_states
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return self.capacity
+
+
+class EagerEngine:
+    """The reference engine: no compilation, exact lengths. With B > 1 rows are left-padded and share one length."""
+
+    def __init__(self, lm: LanguageModel, capacity: int) -> None:
+        self.lm = lm
+        self.capacity = capacity
+        self._layers = [KVLayer(capacity) for _ in range(lm.config.num_hidden_layers)]
+        self._cache = Cache(layers=self._layers)
+        self._last_start = 0
+
+    @property
+    def length(self) -> int:
+        return self._layers[0].length
+
+    @torch.no_grad()
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        tree_mask: Tensor | None = None,
+        num_logits: int = 1,
+        attention_mask: Tensor | None = None,
+    ) -> ForwardOutput:
+        """Append `tokens` (B, T) to the memory and run the model over them.
+
+        Args:
+            tokens: (B, T) long.
+            positions: (B, T) long; default: behind what is in memory.
+            tree_mask: (T, T) bool, which of these tokens each one sees; every token sees the whole memory. Default: causal.
+            num_logits: compute logits for that many of the last positions.
+            attention_mask: (B, length + T), 0 at padding; for left-padded rows.
+        """
+        start, end = self.length, self.length + tokens.shape[1]
+        if end > self.capacity:
+            raise RuntimeError(f"{end} positions do not fit into KV memory for {self.capacity}")
+        if positions is None:
+            positions = torch.arange(start, end, device=tokens.device)[None].expand_as(tokens)
+        if tree_mask is not None:
+            seen = tree_mask.new_ones((tokens.shape[1], start))
+            attention_mask = torch.cat([seen, tree_mask], dim=1)[None, None]
+        hidden = self.lm.hidden_states(
+            tokens, position_ids=positions, attention_mask=attention_mask, past_key_values=self._cache, use_cache=True
+        )
+        self._last_start = start
+        return ForwardOutput(hidden=hidden, logits=self.lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
+
+    def rewind(self, length: int) -> None:
+        """Forget every position from `length` on."""
+        if not 0 <= length <= self.length:
+            raise RuntimeError(f"cannot rewind from {self.length} to {length} positions")
+        for layer in self._layers:
+            layer.length = length
+
+    def keep(self, accepted_nodes: Tensor) -> None:
+        """Of the last forward's tokens keep those at the indices `accepted_nodes` (n,), in that order."""
+        start, count = self._last_start, len(accepted_nodes)
+        if not torch.equal(accepted_nodes, torch.arange(count, device=accepted_nodes.device)):
+            for layer in self._layers:
+                for memory in (layer.keys, layer.values):
+                    memory[:, :, start : start + count] = memory[:, :, start + accepted_nodes]
+        self.rewind(start + count)
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Keep only the batch rows `rows` (n,), for batched generation whose finished rows leave."""
+        for layer in self._layers:
+            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+
+
+def make_engine(name: str, lm: LanguageModel, capacity: int) -> Engine:
+    """Return the engine called `auto` or `eager` for one model."""
+    if name not in ("auto", "eager"):
+        raise UserError(f"engine={name!r} is not known; use auto or eager.")
+    return EagerEngine(lm, capacity)

@@ -1,0 +1,127 @@
+"""What one stage of decoding hands to the next: frozen records of tensors and counts.
+
+Shapes: B rows, N nodes of a draft, K tokens of a chain, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A proposal as a token tree; a chain is the tree without branches."""
+
+    tokens: Tensor  # (N,) long
+    parents: Tensor  # (N,) long, the index of the node before, -1 = the context
+    depth: Tensor  # (N,) long, 0 for a child of the context
+    draft_probs: Tensor | None  # (N, V), the warped law each token was drawn from; None where tokens were not sampled
+    order: Tensor  # (N,) long, when each node was drawn
+    num_draft_calls: int  # draft forwards spent on it
+
+    @classmethod
+    def chain(cls, tokens: Tensor, draft_probs: Tensor | None, num_draft_calls: int) -> "Draft":
+        """Return a draft whose every token follows the one before."""
+        index = torch.arange(len(tokens), device=tokens.device)
+        return cls(tokens, index - 1, index, draft_probs, index, num_draft_calls)
+
+    def to(self, device: torch.device) -> "Draft":
+        """Return the draft on `device`, for a target that lives on another one."""
+        return replace(self, **{name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verification rule decided for each row."""
+
+    num_accepted: Tensor  # (B,) long
+    next_token: Tensor  # (B,) long, the target's own token after the accepted ones
+    accepted_nodes: Tensor | None = None  # (B, <=K) long, for trees
+
+
+@dataclass(frozen=True)
+class Round:
+    """One cycle of draft, verify and commit, with the host's seconds spent in each."""
+
+    tokens: Sequence[int]  # emitted: the accepted ones, then the target's own unless the end came first
+    num_drafted: int
+    num_accepted: int
+    num_discarded: int
+    num_draft_calls: int
+    draft_seconds: float
+    verify_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.draft_seconds + self.verify_seconds
+
+
+@dataclass(frozen=True)
+class DecodeStats:
+    """Totals of one or more generations; rates follow SpecDec++ (section 2)."""
+
+    num_tokens: int
+    num_drafted: int
+    num_accepted: int
+    num_discarded: int
+    num_target_calls: int
+    num_draft_calls: int
+    seconds: float  # prompt included
+    prefill_seconds: float
+
+    @classmethod
+    def of(cls, rounds: Sequence[Round], prefill_seconds: float = 0.0) -> "DecodeStats":
+        """Add up the rounds of one generation."""
+        return cls(
+            num_tokens=sum(len(r.tokens) for r in rounds),
+            num_drafted=sum(r.num_drafted for r in rounds),
+            num_accepted=sum(r.num_accepted for r in rounds),
+            num_discarded=sum(r.num_discarded for r in rounds),
+            num_target_calls=len(rounds),
+            num_draft_calls=sum(r.num_draft_calls for r in rounds),
+            seconds=prefill_seconds + sum(r.seconds for r in rounds),
+            prefill_seconds=prefill_seconds,
+        )
+
+    @classmethod
+    def total(cls, parts: Sequence["DecodeStats"]) -> "DecodeStats":
+        """Add up several generations."""
+        return cls(**{name: sum(getattr(part, name) for part in parts) for name in cls.__dataclass_fields__})
+
+    @property
+    def discard_rate(self) -> float:
+        """Drafted tokens thrown away per emitted token."""
+        return self.num_discarded / self.num_tokens
+
+    @property
+    def verification_rate(self) -> float:
+        """Target forwards per emitted token."""
+        return self.num_target_calls / self.num_tokens
+
+    @property
+    def block_efficiency(self) -> float:
+        """Emitted tokens per target forward."""
+        return self.num_tokens / self.num_target_calls
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted share of the drafted tokens; None where nothing was drafted."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.seconds
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished response."""
+
+    prompt_ids: Tensor  # (T,) long
+    tokens: Tensor  # (N,) long, without the prompt; a stop token is part of it
+    text: str  # special tokens left out
+    rounds: Sequence[Round]
+    stats: DecodeStats
+    finish_reason: str  # stop | length (max_new_tokens) | context (the models' window is full)

@@ -1,0 +1,106 @@
+"""When to stop drafting: small state machines on batched tensors that see numbers, never models.
+
+A step comes after each drafted token y_j (j = 1, 2, ...). Its features, all (B, ...):
+`token` (B,), `draft_prob` (B,) d(y_j), `max_prob` (B,), `entropy` (B,) nats, `hidden` (B, H) the draft's hidden state that
+y_j was sampled from (at the position that consumed y_{j-1}), `embedding` (B, E) the draft's input embedding of y_j.
+Probabilities are the draft's plain softmax, whatever the decoder's warping, so that they also say something in greedy mode.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from specheads.errors import UserError
+from specheads.heads.head import AcceptanceHead
+
+MAX_TOKENS = 20
+
+
+class StoppingRule(Protocol):
+    """The same class runs inside a draft step (B = 1) and over many recorded responses at once (B = all)."""
+
+    needs: frozenset[str]
+
+    def init(self, batch: int, device: torch.device) -> Any:
+        """Return the state at the start of a prompt."""
+
+    def step(self, state: Any, features: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
+        """Take in one drafted token; return the new state and `stop` (B,) bool."""
+
+    def observe(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
+        """Take in a round's outcome, (B,) long each; return the state for the next round."""
+
+
+class FixedLength:
+    """Draft `num_tokens` tokens in every round."""
+
+    needs = frozenset()
+
+    def __init__(self, num_tokens: int = 5) -> None:
+        if num_tokens < 1:
+            raise UserError(f"num_tokens={num_tokens} drafts nothing; use at least 1.")
+        self.num_tokens = num_tokens
+
+    def init(self, batch: int, device: torch.device) -> Tensor:
+        return torch.zeros(batch, dtype=torch.long, device=device)
+
+    def step(self, state: Tensor, features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return state + 1, state + 1 >= self.num_tokens
+
+    def observe(self, state: Tensor, num_drafted: Tensor, num_accepted: Tensor) -> Tensor:
+        return torch.zeros_like(state)
+
+
+class HeadState(NamedTuple):
+    num_drafted: Tensor  # (B,) long
+    survival: Tensor  # (B,) estimated chance that every judged token is accepted
+
+
+class HeadThreshold:
+    """Stop once the chance that some drafted token is rejected exceeds `threshold` (SpecDec++, section 3.3).
+
+    A head that judges the `input_token` speaks of y_{j-1} at step j, so y_j is submitted unjudged and the first step judges
+    nothing; one that judges the `next_token` speaks of y_j itself.
+
+    Args:
+        head: an AcceptanceHead, for the draft in use.
+        threshold: in [0, 1]; 1 never stops before `max_tokens`.
+        min_tokens: default 2 for `input_token` heads, 1 for `next_token` heads.
+        max_tokens: tokens per round at most.
+    """
+
+    def __init__(
+        self, head: AcceptanceHead, threshold: float = 0.7, min_tokens: int | None = None, max_tokens: int = MAX_TOKENS
+    ) -> None:
+        self.judges_input = head.config.judges == "input_token"
+        min_tokens = (2 if self.judges_input else 1) if min_tokens is None else min_tokens
+        if not 0 <= threshold <= 1:
+            raise UserError(f"threshold={threshold} is outside [0, 1]; it is a probability of rejection, for example 0.7.")
+        if not 1 <= min_tokens <= max_tokens:
+            raise UserError(f"min_tokens={min_tokens} and max_tokens={max_tokens}: expected 1 <= min_tokens <= max_tokens.")
+        self.head, self.threshold, self.min_tokens, self.max_tokens = head, threshold, min_tokens, max_tokens
+        self.needs = frozenset(head.config.inputs)
+
+    def init(self, batch: int, device: torch.device) -> HeadState:
+        zeros = torch.zeros(batch, dtype=torch.long, device=device)
+        return HeadState(zeros, torch.ones(batch, device=device))
+
+    def step(self, state: HeadState, features: Mapping[str, Tensor]) -> tuple[HeadState, Tensor]:
+        accepted = torch.sigmoid(self.head(features))
+        if self.judges_input:
+            accepted = torch.where(state.num_drafted > 0, accepted, 1.0)
+        survival, num_drafted = state.survival * accepted, state.num_drafted + 1
+        stop = (1 - survival > self.threshold) & (num_drafted >= self.min_tokens)
+        return HeadState(num_drafted, survival), stop | (num_drafted >= self.max_tokens)
+
+    def observe(self, state: HeadState, num_drafted: Tensor, num_accepted: Tensor) -> HeadState:
+        return HeadState(torch.zeros_like(state.num_drafted), torch.ones_like(state.survival))
+
+
+def describe(rule: StoppingRule) -> str:
+    """Return a short label of a rule, `HeadThreshold(0.7)`."""
+    first = next((name for name in inspect.signature(type(rule)).parameters if name != "head"), None)
+    return type(rule).__name__ + (f"({getattr(rule, first):g})" if first else "")

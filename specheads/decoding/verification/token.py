@@ -1,0 +1,75 @@
+"""Token verification (Leviathan et al. 2023; Chen et al. 2023): each drafted token is tested on its own, in order.
+
+Emits exactly the target's law whatever the draft proposes. With a point mass as the law (temperature 0) it is the
+comparison of the drafted prefix with the target's argmax.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.records import Draft, Verdict
+from specheads.sampling import accept_prob, sample, uniforms
+
+
+@dataclass(frozen=True)
+class TokenLaw:
+    """The acceptance law of a drafted block: what randomness then decides."""
+
+    pass_probs: Tensor  # (B, K), the chance that token i passes once all before it have; 0 beyond a row's length
+    next_probs: Tensor  # (B, K + 1, V), unnormalised law of the next token after exactly i accepted ones
+
+
+def token_law(draft_tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, lengths: Tensor | None = None) -> TokenLaw:
+    """Return the law of `token_verification`; same arguments, no randomness."""
+    batch, num_drafted = draft_tokens.shape
+    index = draft_tokens.unsqueeze(-1)
+    drafted = accept_prob(target_probs[:, :-1].gather(-1, index), draft_probs.gather(-1, index)).squeeze(-1)
+    if lengths is None:
+        lengths = torch.full((batch,), num_drafted, device=draft_tokens.device)
+    within = torch.arange(num_drafted, device=draft_tokens.device) < lengths[:, None]
+    residual = (target_probs[:, :-1] - draft_probs).clamp_min(0)
+    # Past a row's last drafted token nothing was rejected, so the next token follows the target itself; so it does where
+    # the two laws differ by rounding alone and the residual is empty.
+    corrected = within[..., None] & (residual.sum(dim=-1, keepdim=True) > 0)
+    next_probs = torch.cat([torch.where(corrected, residual, target_probs[:, :-1]), target_probs[:, -1:]], dim=1)
+    return TokenLaw(pass_probs=torch.where(within, drafted, 0.0), next_probs=next_probs)
+
+
+def token_verification(
+    draft_tokens: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    generator: torch.Generator,
+    lengths: Tensor | None = None,
+) -> Verdict:
+    """Accept each drafted token with `min(1, t / d)` up to the first rejection, then draw one token of the target's.
+
+    Args:
+        draft_tokens: (B, K) long.
+        draft_probs: (B, K, V), the warped law each was drawn from.
+        target_probs: (B, K + 1, V), the target's warped law at each drafted position and after the last.
+        generator: the only source of randomness, on the tensors' device.
+        lengths: (B,) long, tokens drafted per row; default K.
+
+    Source: Leviathan et al. 2023, algorithm 1.
+    """
+    batch, num_drafted = draft_tokens.shape
+    law = token_law(draft_tokens, draft_probs, target_probs, lengths)
+    draws = uniforms((batch, num_drafted + 1), generator)
+    passed = draws[:, :-1] < law.pass_probs
+    num_accepted = passed.long().cumprod(dim=1).sum(dim=1)
+    next_probs = law.next_probs[torch.arange(batch, device=draft_tokens.device), num_accepted]
+    return Verdict(num_accepted=num_accepted, next_token=sample(next_probs, draws[:, -1]))
+
+
+class TokenVerification:
+    """`verification=token`: see `token_verification`."""
+
+    lossless = True
+
+    def __call__(self, draft: Draft, target_probs: Tensor, generator: torch.Generator) -> Verdict:
+        """Judge one chain; `target_probs` is (N + 1, V)."""
+        draft_probs = draft.draft_probs if len(draft.tokens) else target_probs[:0]
+        return token_verification(draft.tokens[None], draft_probs[None], target_probs[None], generator)

@@ -1,0 +1,1 @@
+"""Live measurements of decoding: sweeps, intervals, reports."""

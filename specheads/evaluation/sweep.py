@@ -1,0 +1,91 @@
+"""Decode the same prompts with many settings, interleaved, so that a slow minute of the machine falls on all of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specheads.decoding.decoder import Baseline, SpeculativeDecoder
+from specheads.decoding.records import DecodeStats, Generation
+from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
+from specheads.heads.head import AcceptanceHead
+from specheads.pair import Pair
+from specheads.sampling import Warp
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the sweep; `family` is `target`, `fixed` or `head`, `rule` is None for the target alone."""
+
+    name: str
+    family: str
+    value: float
+    rule: StoppingRule | None
+
+
+@dataclass
+class Measured:
+    """What one setting did: per prompt its totals over repeats, and every emitted token's seconds."""
+
+    setting: Setting
+    stats: list[DecodeStats] = field(default_factory=list)
+    token_seconds: list[float] = field(default_factory=list)
+
+
+def sweep_settings(fixed_lengths: Sequence[int], head: AcceptanceHead | None, thresholds: Sequence[float]) -> list[Setting]:
+    """Return the target alone, every fixed length, and every threshold of the head."""
+    settings = [Setting("target alone", "target", 0, None)]
+    settings += [Setting(f"fixed K={k}", "fixed", k, FixedLength(k)) for k in fixed_lengths]
+    if head is not None:
+        settings += [Setting(f"head {t:g}", "head", t, HeadThreshold(head, t)) for t in thresholds]
+    return settings
+
+
+def run_sweep(
+    pair: Pair,
+    settings: Sequence[Setting],
+    prompts: Sequence[Sequence[int]],
+    warp: Warp,
+    max_new_tokens: int,
+    repeats: int,
+    seed: int,
+    engine: str = "auto",
+    on_generation: Callable[[], None] = lambda: None,
+) -> list[Measured]:
+    """Decode every prompt `repeats` times with every setting; return what each setting did.
+
+    Each (prompt, repeat) has a seed of its own, the same for all settings. The order of settings rotates from prompt to
+    prompt. Every setting decodes one prompt first that is not counted.
+    """
+    run = _runner(pair, settings, warp, max_new_tokens, engine)
+    for index in range(len(settings)):
+        run(index, prompts[0], seed)
+    measured = [Measured(setting) for setting in settings]
+    for number, prompt in enumerate(prompts):
+        parts: list[list[DecodeStats]] = [[] for _ in settings]
+        for repeat in range(repeats):
+            own_seed = int(np.random.SeedSequence([seed, number, repeat]).generate_state(1)[0])
+            for turn in range(len(settings)):
+                index = (turn + number) % len(settings)
+                generation = run(index, prompt, own_seed)
+                parts[index].append(generation.stats)
+                measured[index].token_seconds += token_seconds(generation)
+                on_generation()
+        for entry, found in zip(measured, parts, strict=True):
+            entry.stats.append(DecodeStats.total(found))
+    return measured
+
+
+def _runner(
+    pair: Pair, settings: Sequence[Setting], warp: Warp, max_new_tokens: int, engine: str
+) -> Callable[[int, Sequence[int], int], Generation]:
+    """Return a function that decodes one prompt with the setting of an index; all settings share one KV memory."""
+    decoder = SpeculativeDecoder(pair, warp=warp, engine=engine)
+    baseline = Baseline(pair, warp, decoder.target_engine)
+    decoders = [baseline if setting.rule is None else decoder.with_stopping(setting.rule) for setting in settings]
+    return lambda index, prompt, seed: decoders[index].generate(prompt, max_new_tokens, seed)
+
+
+def token_seconds(generation: Generation) -> list[float]:
+    """Return the seconds each emitted token took: its round's, shared among the round's tokens."""
+    return [r.seconds / len(r.tokens) for r in generation.rounds for _ in r.tokens]

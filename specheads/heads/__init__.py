@@ -1,0 +1,1 @@
+"""Acceptance heads: the network, its inputs, its training and its files."""

@@ -1,0 +1,55 @@
+"""Several heads trained side by side on the same hidden states; a single head is a bank of one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.loss import weighted_bce
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """One head of a bank: what it is, and how its loss is weighted."""
+
+    name: str
+    config: HeadConfig
+    accept_weight: float = 1.0
+    reject_weight: float = 1.0
+
+
+class HeadBank(nn.Module):
+    """Heads of one kind (`judges`) that read the same features. Each starts from its own seed, whatever its neighbours."""
+
+    def __init__(self, specs: list[HeadSpec], seed: int) -> None:
+        super().__init__()
+        self.specs = specs
+        heads = {}
+        for spec in specs:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                heads[spec.name] = AcceptanceHead(spec.config)
+        self.heads = nn.ModuleDict(heads)
+
+    @property
+    def judges(self) -> str:
+        return self.specs[0].config.judges
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset(name for spec in self.specs for name in spec.config.inputs)
+
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Return logits (heads, N)."""
+        return torch.stack([head(features) for head in self.heads.values()])
+
+    def losses(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each head's sum of losses and sum of weights, (heads,) both, for logits (heads, N) and labels (N,)."""
+        pairs = [
+            weighted_bce(row, labels, spec.accept_weight, spec.reject_weight)
+            for row, spec in zip(logits, self.specs, strict=True)
+        ]
+        sums, weights = zip(*pairs, strict=True)
+        return torch.stack(sums), torch.stack(weights)

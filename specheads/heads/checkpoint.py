@@ -1,0 +1,147 @@
+"""Heads as files: a folder of `config.json`, `model.safetensors`, `golden.safetensors` and a card.
+
+Loading is strict. The golden vectors are inputs with the outputs that the head gave when it was saved, so that a file that
+was damaged or is read differently shows at once.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from specheads.errors import UserError
+from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.pair import Pair
+
+NUM_GOLDEN = 32
+CONSTANT = 1e-6  # a spread of golden logits below this is a head that says the same of every token
+
+
+def save_head(head: AcceptanceHead, folder: Path, golden_inputs: torch.Tensor) -> Path:
+    """Write a head to `folder` (made, or replaced file by file); `golden_inputs` is (N, input_size), real assembled inputs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    head = head.cpu().eval()
+    inputs = golden_inputs[:NUM_GOLDEN].float().cpu().contiguous()
+    with torch.no_grad():
+        outputs = head.score(inputs)
+    files = {
+        "model.safetensors": lambda path: save_file(_tensors(head), path),
+        "golden.safetensors": lambda path: save_file({"inputs": inputs, "logits": outputs}, path),
+        "README.md": lambda path: path.write_text(card(head.config)),
+        "config.json": lambda path: path.write_text(json.dumps(head.config.to_dict(), indent=2) + "\n"),
+    }
+    for name, write in files.items():  # the config last: a folder with one is complete
+        temporary = folder / f".{name}.tmp"
+        write(temporary)
+        os.replace(temporary, folder / name)
+    return folder
+
+
+def load_head(location: str | Path) -> AcceptanceHead:
+    """Load a head from a folder or hub id, on CPU in float32.
+
+    Raises:
+        UserError: no such folder or hub id; a missing, extra or wrongly shaped tensor; golden vectors that do not come out.
+    """
+    folder = _folder(location)
+    config = HeadConfig.from_dict(_read_json(folder / "config.json"), str(folder / "config.json"))
+    head = AcceptanceHead(config)
+    expected, found = _tensors(head), _read_tensors(folder / "model.safetensors")
+    for name in sorted(expected.keys() | found.keys()):
+        ours, theirs = (tuple(t[name].shape) if name in t else "no such tensor" for t in (expected, found))
+        if ours != theirs:
+            raise UserError(
+                f"{folder}/model.safetensors: tensor {name!r} is {theirs}, expected {ours} from config.json; export it again."
+            )
+    head.load_state_dict(found)
+    head.requires_grad_(False).eval()
+    golden = _read_tensors(folder / "golden.safetensors")
+    difference = (head.score(golden["inputs"]) - golden["logits"]).abs().max().item()
+    if not difference < 1e-3 * (1 + golden["logits"].abs().max().item()):
+        raise UserError(
+            f"{folder}: outputs differ from the golden vectors by {difference:.3g}; the files are damaged, export the head again."
+        )
+    if golden["logits"].std().item() < CONSTANT:
+        raise UserError(
+            f"{folder}: this head predicts a constant, so no threshold tells drafts apart; train it longer or on more prompts."
+        )
+    return head
+
+
+def latest_head(outputs: Path, pair: Pair) -> Path:
+    """Return the newest head folder `**/heads/<name>` under `outputs` that was trained for the pair's draft.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = sorted(outputs.glob("**/heads/*/config.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in found:
+        if _read_json(path).get("draft", {}).get("revision") == pair.draft_revision:
+            return path.parent
+    others = f" ({len(found)} for other drafts)" if found else ""
+    raise UserError(
+        f"there is no head for draft {pair.draft_id} under {outputs}{others}; train one with python train.py model={pair.name}."
+    )
+
+
+def _tensors(head: AcceptanceHead) -> dict[str, torch.Tensor]:
+    return {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
+
+
+def _folder(location: str | Path) -> Path:
+    folder = Path(location)
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or str(location).startswith(".") or str(location).count("/") != 1:
+        raise UserError(f"there is no head folder {str(location)!r}; train one with python train.py, or use head=latest.")
+    try:
+        return Path(snapshot_download(str(location), allow_patterns=["*.json", "*.safetensors"]))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{str(location)!r} is no local folder, and no head of that name could be loaded from the hub: "
+            f"{str(error).splitlines()[0]}. Train one with python train.py, or use head=latest."
+        ) from error
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} has no {path.name}, so it is no head folder; expected one written by train.py.") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not valid JSON ({error}); export the head again.") from None
+
+
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} has no {path.name}; export the head again.") from None
+    except SafetensorError as error:
+        raise UserError(
+            f"{path} cannot be read ({error}); it is cut off or no safetensors file, export the head again."
+        ) from None
+
+
+def card(config: HeadConfig) -> str:
+    """Return the model card of a head."""
+    results = "".join(f"| {name} | {value:.4f} |\n" for name, value in config.train.get("test", {}).items())
+    rows = {
+        "draft": f"{config.draft.get('id')} (revision {config.draft.get('revision')})",
+        "target": f"{config.target.get('id')} (revision {config.target.get('revision')})",
+        "judges": config.judges,
+        "shape": f"{config.input_size} inputs, width {config.width}, {config.depth} residual blocks",
+        "warp": ", ".join(f"{k}={v}" for k, v in config.warp.items()),
+    }
+    facts = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
+    return (
+        "---\nlibrary_name: specheads\ntags: [speculative-decoding]\n---\n"
+        "# Acceptance head\n\nPredicts whether the target will accept a token that the draft proposes.\n\n"
+        f"| | |\n|---|---|\n{facts}\n"
+        + (f"Held-out metrics:\n\n| metric | value |\n|---|---|\n{results}\n" if results else "")
+        + '```python\nhead = specheads.load_head("<this folder>")\n```\n'
+    )

@@ -1,0 +1,112 @@
+"""What heads are trained on: mixed token sequences, and the draft's features at every position that is judged.
+
+Mixing (SpecDec++, section 3.2) replaces a part of the response by drafted tokens, so that hidden states come from text like
+the decoder's. It is redrawn every epoch from a seed per (example, epoch). The features are computed by the decoder's own
+code, so a head meets the same numbers in both places.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+
+from specheads.decoding.drafting import drafting_features
+from specheads.pair import LanguageModel
+
+SLICE_ELEMENTS = 2**24  # logits held at once
+
+
+@dataclass(frozen=True)
+class HeadBatch:
+    """Rows of one step; N judged positions among them.
+
+    `tokens` (B, T) long, prompts and mixed responses, zeros behind their ends. For the n-th judged token: `row` and `index`
+    (N,) say where the mixed sequence has it (or the target's token in its place), `drafted` (N,) is its id, `label` (N,) its
+    acceptance probability.
+    """
+
+    tokens: Tensor
+    row: Tensor
+    index: Tensor
+    drafted: Tensor
+    label: Tensor
+
+    def to(self, device: torch.device) -> "HeadBatch":
+        return HeadBatch(*(value.to(device) for value in vars(self).values()))
+
+
+class MixedResponses(Dataset):
+    """Rows of a data cache, mixed anew for every (epoch, row) that is asked for."""
+
+    def __init__(self, rows: Any, judges: str, response_share: float, seed: int, label: str = "sampled") -> None:
+        """`rows` is a `datasets.Dataset`; `response_share` is the chance that a position keeps the target's token."""
+        self.rows, self.judges, self.response_share, self.seed = rows, judges, response_share, seed
+        self.column = {"sampled": "accept_prob", "overlap": "overlap"}[label]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, np.ndarray]:
+        epoch, index = key
+        row = self.rows[index]
+        response, drafted = np.array(row["response_ids"]), np.array(row["draft_ids"])
+        kept = np.random.default_rng([self.seed, epoch, index]).random(len(response)) < self.response_share
+        # A head that judges its input token needs that token to have been read; one that looks ahead needs only its prefix.
+        judged = ~kept if self.judges == "input_token" else np.ones_like(kept)
+        return {
+            "tokens": np.concatenate([row["prompt_ids"], np.where(kept, response, drafted)]),
+            "index": len(row["prompt_ids"]) + np.flatnonzero(judged),
+            "drafted": drafted[judged],
+            "label": np.array(row[self.column], dtype=np.float32)[judged],
+        }
+
+
+def collate(items: Sequence[Mapping[str, np.ndarray]]) -> HeadBatch:
+    """Return the items of one step as a HeadBatch, right-padded."""
+    tokens = torch.zeros((len(items), max(len(item["tokens"]) for item in items)), dtype=torch.long)
+    for i, item in enumerate(items):
+        tokens[i, : len(item["tokens"])] = torch.from_numpy(item["tokens"])
+    columns = {name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in ("index", "drafted", "label")}
+    row = torch.repeat_interleave(torch.arange(len(items)), torch.tensor([len(item["index"]) for item in items]))
+    return HeadBatch(tokens=tokens, row=row, **columns)
+
+
+class EpochSampler(Sampler):
+    """Yields (epoch, row) so that the data knows the epoch; every process of a distributed run takes its own share."""
+
+    def __init__(self, num_rows: int, seed: int, shuffle: bool, rank: int = 0, world_size: int = 1) -> None:
+        self.num_rows, self.seed, self.shuffle, self.rank, self.world_size = num_rows, seed, shuffle, rank, world_size
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by Lightning before each epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return (self.num_rows - self.rank + self.world_size - 1) // self.world_size
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        epoch = self.epoch if self.shuffle else 0
+        order = np.random.default_rng([self.seed, epoch]).permutation(self.num_rows) if self.shuffle else np.arange(self.num_rows)
+        return iter([(epoch, int(i)) for i in order[self.rank :: self.world_size]])
+
+
+@torch.no_grad()
+def head_features(lm: LanguageModel, batch: HeadBatch, judges: str, needs: frozenset[str]) -> dict[str, Tensor]:
+    """Return the features in `needs` of every judged token (N, ...), as the decoder computes them.
+
+    `input_token`: at the position that consumed the token; `next_token`: at the one before, which it was sampled from.
+    """
+    hidden = lm.hidden_states(batch.tokens, use_cache=False)
+    at = batch.index if judges == "input_token" else batch.index - 1
+    hidden = hidden[batch.row, at]
+    with_logits = needs - {"hidden", "embedding", "token"}
+    parts = []
+    for piece in torch.arange(len(at), device=hidden.device).split(max(1, SLICE_ELEMENTS // lm.vocab_size)):
+        logits = lm.logits(hidden[piece]) if with_logits else hidden[piece]
+        parts.append(drafting_features(lm, needs, logits, batch.drafted[piece], hidden[piece]))
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,152 @@
+"""The acceptance head: a small residual network on the draft's hidden state that says how likely a token is accepted.
+
+Two kinds. `judges=input_token` (SpecDec++): the state that has consumed y_i judges y_i, one draft forward after it was
+sampled. `judges=next_token` (look-ahead): the state that y_i was sampled from, y_i's embedding and the draft's certainty
+judge y_i before that forward is spent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specheads.errors import UserError
+from specheads.pair import Pair
+
+FORMAT_VERSION = 1
+INPUTS = {
+    "input_token": ("hidden",),
+    "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy"),
+}
+NEXT_TOKEN_WIDTH = 256  # wide drafts are projected down to it, so that a head stays small beside a draft forward
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """Everything that decides what a head computes and for whom; the content of `config.json`."""
+
+    hidden_size: int
+    depth: int = 3
+    judges: str = "next_token"
+    inputs: tuple[str, ...] = ()
+    width: int | None = None
+    embedding_size: int | None = None
+    label: str = "sampled"
+    tap: str = "output_embedding_input"
+    warp: Mapping[str, float] = field(default_factory=dict)
+    draft: Mapping[str, str] = field(default_factory=dict)
+    target: Mapping[str, str] = field(default_factory=dict)
+    calibration: Mapping[str, Any] | None = None
+    recommended: Mapping[str, float] | None = None
+    train: Mapping[str, Any] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        if self.judges not in INPUTS:
+            raise UserError(f"head.judges={self.judges!r} is not known; use one of {', '.join(INPUTS)}.")
+        if self.depth < 0:
+            raise UserError(f"head.depth={self.depth} is negative; use 0 (linear) or more residual blocks.")
+        inputs = tuple(self.inputs) or INPUTS[self.judges]
+        if unknown := [name for name in inputs if name not in INPUTS["next_token"]]:
+            raise UserError(f"head.inputs names {unknown[0]!r}; known are {', '.join(INPUTS['next_token'])}.")
+        default_width = self.hidden_size if self.judges == "input_token" else min(self.hidden_size, NEXT_TOKEN_WIDTH)
+        object.__setattr__(self, "inputs", inputs)
+        object.__setattr__(self, "width", self.width or default_width)
+        object.__setattr__(self, "embedding_size", self.embedding_size or self.hidden_size)
+
+    @property
+    def input_size(self) -> int:
+        """Numbers that enter the network."""
+        sizes = {"hidden": self.hidden_size, "embedding": self.embedding_size}
+        return sum(sizes.get(name, 1) for name in self.inputs)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"inputs": list(self.inputs)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str) -> "HeadConfig":
+        """Read `config.json`; raises UserError for a newer format or keys that are unknown or missing."""
+        version = values.get("format_version")
+        if version != FORMAT_VERSION:
+            raise UserError(
+                f"{where} has head format {version!r}; this version reads {FORMAT_VERSION}. Update specheads or re-export it."
+            )
+        known = {f.name for f in fields(cls)}
+        if strange := sorted(values.keys() - known):
+            raise UserError(f"{where} has the unknown key {strange[0]!r}; it was not written by this version of specheads.")
+        if missing := sorted({"hidden_size", "depth", "judges", "inputs", "width"} - values.keys()):
+            raise UserError(f"{where} lacks the key {missing[0]!r}; export the head again.")
+        return cls(**{**values, "inputs": tuple(values["inputs"])})
+
+
+class ResidualBlock(nn.Module):
+    """`x + SiLU(W x + b)`, the identity plus SiLU(0) = 0 at the start of training."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + nn.functional.silu(self.linear(x))
+
+
+class AcceptanceHead(nn.Module):
+    """Features -> logit of the acceptance probability. Computes in float32 (SpecDec++, section 3.2)."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("input_mean", torch.zeros(config.input_size))
+        self.register_buffer("input_scale", torch.ones(config.input_size))
+        projected = config.judges == "next_token" or config.input_size != config.width
+        self.projection = nn.Linear(config.input_size, config.width) if projected else nn.Identity()
+        self.blocks = nn.ModuleList(ResidualBlock(config.width) for _ in range(config.depth))
+        self.readout = nn.Linear(config.width, 1)
+
+    def assemble(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Return the network's input (..., input_size) from named features, each (..., size) or (...)."""
+        columns = []
+        for name in self.config.inputs:
+            value = features[name].to(self.readout.weight.dtype)
+            if name in ("hidden", "embedding"):
+                columns.append(value)
+            else:
+                columns.append((value.clamp_min(1e-12).log() if name == "draft_prob" else value).unsqueeze(-1))
+        return torch.cat(columns, dim=-1)
+
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Return logits (...) for features named in `config.inputs`."""
+        return self.score(self.assemble(features))
+
+    def score(self, inputs: Tensor) -> Tensor:
+        """Return logits (...) of assembled inputs (..., input_size)."""
+        x = self.projection((inputs - self.input_mean) * self.input_scale)
+        for block in self.blocks:
+            x = block(x)
+        return self.readout(x).squeeze(-1)
+
+    @torch.no_grad()
+    def standardise(self, inputs: Tensor) -> None:
+        """Fix the shift and scale of the inputs from a sample (N, input_size), so that all enter with unit variance."""
+        self.input_mean.copy_(inputs.mean(dim=0))
+        self.input_scale.copy_(1 / inputs.std(dim=0).clamp_min(1e-6))
+
+    def check_fits(self, pair: Pair) -> None:
+        """Raise UserError unless this head was trained on the pair's draft as it is now."""
+        size = pair.draft_lm.hidden_size
+        if self.config.hidden_size != size:
+            raise UserError(
+                f"the head reads hidden states of size {self.config.hidden_size}, but the draft {pair.draft_id} has size {size}; "
+                f"it was trained for {self.config.draft.get('id', 'another draft')}. Train one for this pair: python train.py model=..."
+            )
+        trained = dict(self.config.draft)
+        here = {"id": pair.draft_id, "revision": pair.draft_revision}
+        if trained and trained.get("revision") != here["revision"]:
+            raise UserError(
+                f"the head was trained for draft {trained.get('id')} at revision {trained.get('revision')}, but this pair's draft is "
+                f"{here['id']} at revision {here['revision']}; load that draft, or train a head for this one: python train.py model=..."
+            )

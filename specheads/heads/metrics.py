@@ -1,0 +1,86 @@
+"""How good acceptance predictions are, against soft labels (the known acceptance probabilities).
+
+Where a metric speaks of accept/reject draws, its expectation over the draws is computed instead of drawing.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A reliability curve: per bin the share of positions, the mean prediction and the mean label; `ece` sums it up."""
+
+    share: Tensor
+    predicted: Tensor
+    observed: Tensor
+
+    @property
+    def ece(self) -> float:
+        """The expected calibration error: the mean distance between prediction and label over bins."""
+        return (self.share * (self.predicted - self.observed).abs()).sum().item()
+
+
+def binary_kl(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean `a* log(a*/a) + (1-a*) log((1-a*)/(1-a))` in nats over positions (N,), with 0 log 0 = 0."""
+    cross = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+    return cross - (torch.special.entr(labels) + torch.special.entr(1 - labels)).mean()
+
+
+def auroc(scores: Tensor, labels: Tensor) -> float:
+    """Return the chance that an accepted draw has a higher score than a rejected one, ties counting half.
+
+    Each position (N,) is an accepted draw with weight `labels` and a rejected one with the rest. NaN if either has none.
+    """
+    _, group = torch.unique(scores, return_inverse=True)
+    weights = torch.zeros(2, int(group.max()) + 1, dtype=torch.float64, device=scores.device)
+    weights[0].index_add_(0, group, labels.double())
+    weights[1].index_add_(0, group, 1 - labels.double())
+    accepted, rejected = weights
+    below = rejected.cumsum(0) - rejected
+    return (accepted * (below + rejected / 2)).sum().item() / max((accepted.sum() * rejected.sum()).item(), 1e-300)
+
+
+def brier(probs: Tensor, labels: Tensor) -> float:
+    """Return the expected squared error of predictions (N,) against accept/reject draws."""
+    return ((probs - labels) ** 2 + labels * (1 - labels)).mean().item()
+
+
+def calibration(probs: Tensor, labels: Tensor, num_bins: int = 15) -> Calibration:
+    """Return the reliability curve of predictions (N,) over bins of equal width; empty bins are left out."""
+    bins = (probs * num_bins).long().clamp(0, num_bins - 1)
+    count = torch.bincount(bins, minlength=num_bins).double()
+    predicted = torch.bincount(bins, probs.double(), num_bins)
+    observed = torch.bincount(bins, labels.double(), num_bins)
+    filled = count > 0
+    count = count[filled]
+    return Calibration(count / count.sum(), predicted[filled] / count, observed[filled] / count)
+
+
+def prediction_metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return binary KL, AUROC, Brier score and expected calibration error of logits (N,) against labels (N,)."""
+    probs = torch.sigmoid(logits)
+    return {
+        "kl": binary_kl(logits, labels).item(),
+        "auroc": auroc(logits, labels),
+        "brier": brier(probs, labels),
+        "ece": calibration(probs, labels).ece,
+    }
+
+
+def fit_logistic(features: Tensor, labels: Tensor, num_steps: int = 25) -> Tensor:
+    """Return weights (F + 1,), the intercept last, of the logistic regression of soft labels (N,) on features (N, F).
+
+    Newton's method in float64, with a ridge too small to matter that keeps collinear features solvable.
+    """
+    inputs = torch.cat([features.double(), torch.ones(len(features), 1, dtype=torch.float64)], dim=1)
+    weights = torch.zeros(inputs.shape[1], dtype=torch.float64)
+    ridge = 1e-9 * len(inputs) * torch.eye(inputs.shape[1], dtype=torch.float64)
+    for _ in range(num_steps):
+        probs = torch.sigmoid(inputs @ weights)
+        gradient = inputs.T @ (probs - labels)
+        curvature = (inputs * (probs * (1 - probs)).unsqueeze(1)).T @ inputs
+        weights = weights - torch.linalg.solve(curvature + ridge, gradient)
+    return weights

@@ -1,0 +1,169 @@
+"""Training heads with Lightning: a bank on a frozen draft.
+
+The draft is kept out of the module's parameters and checkpoints: only heads are trained and saved.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from specheads.errors import UserError
+from specheads.heads.bank import HeadBank
+from specheads.heads.features import EpochSampler, HeadBatch, MixedResponses, collate, head_features
+from specheads.heads.metrics import auroc, fit_logistic, prediction_metrics
+from specheads.pair import LanguageModel
+
+RIVAL_INPUTS = ("draft_prob", "max_prob", "entropy")
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW with a linear warm-up and a cosine to zero (SpecDec++, appendix)."""
+
+    lr: float = 5e-5
+    weight_decay: float = 0.01
+    warmup_share: float = 0.03
+
+
+class HeadData(L.LightningDataModule):
+    """Batches of mixed responses from the rows of the splits `train`, `dev` and `test`."""
+
+    def __init__(self, splits: Mapping[str, MixedResponses], batch_size: int, num_workers: int, seed: int) -> None:
+        super().__init__()
+        self.splits, self.batch_size, self.num_workers, self.seed = splits, batch_size, num_workers, seed
+
+    def loader(self, split: str, shuffle: bool = False) -> DataLoader:
+        """Return a loader of one split; without shuffling its mixing is that of epoch 0, every time."""
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        data = self.splits[split]
+        sampler = EpochSampler(len(data), self.seed, shuffle, rank, world_size)
+        workers = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0}
+        return DataLoader(data, batch_size=self.batch_size, sampler=sampler, collate_fn=collate, **workers)
+
+    def train_dataloader(self) -> DataLoader:
+        return self.loader("train", shuffle=True)
+
+    def val_dataloader(self) -> DataLoader:
+        return self.loader("dev")
+
+    def test_dataloader(self) -> DataLoader:
+        return self.loader("test")
+
+
+class HeadModule(L.LightningModule):
+    """A bank of heads, their weighted loss, and the metrics that say how good they are."""
+
+    def __init__(self, bank: HeadBank, draft: LanguageModel, optimizer: OptimizerSettings) -> None:
+        super().__init__()
+        self.bank = bank
+        self.optimizer = optimizer
+        self._draft = (draft,)  # in a tuple, so that its weights are not taken for ours
+        self._collected: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.test_results: dict[str, dict[str, float]] = {}
+
+    def features(self, batch: HeadBatch, needs: frozenset[str] | None = None, judges: str | None = None) -> dict[str, Tensor]:
+        """Return the bank's features of a batch, or others."""
+        return head_features(self._draft[0], batch, judges or self.bank.judges, needs or self.bank.needs)
+
+    def on_fit_start(self) -> None:
+        """Move the draft beside the heads; fix the scale of look-ahead inputs from the first batches."""
+        self._draft[0].model.to(self.device)
+        if self.bank.judges == "next_token" and self.trainer.ckpt_path is None:
+            batches = [batch.to(self.device) for batch, _ in zip(self.trainer.datamodule.loader("train"), range(8), strict=False)]
+            parts = [self.features(batch) for batch in batches]
+            features = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            for head in self.bank.heads.values():
+                head.standardise(head.assemble(features))
+
+    def training_step(self, batch: HeadBatch, batch_index: int) -> Tensor:
+        losses, weights = self.bank.losses(self.bank(self.features(batch)), batch.label)
+        # Lightning averages gradients over processes, so the global sum of weights is divided by their number.
+        weights = self.all_gather(weights).reshape(-1, len(losses)).sum(0) / self.trainer.world_size
+        values = losses / weights
+        for spec, value in zip(self.bank.specs, values, strict=True):
+            self.log(f"train/{spec.name}/loss", value, prog_bar=len(values) == 1)
+        return values.sum()
+
+    def validation_step(self, batch: HeadBatch, batch_index: int) -> None:
+        self._collected.append((self.bank(self.features(batch)).cpu(), batch.label.cpu(), torch.empty(0)))
+
+    def on_validation_epoch_end(self) -> None:
+        logits, labels, _ = self._gathered()
+        losses, weights = self.bank.losses(logits, labels)
+        for spec, row, loss in zip(self.bank.specs, logits, losses / weights, strict=True):
+            for name, value in {"loss": loss.item(), **prediction_metrics(row, labels)}.items():
+                self.log(f"dev/{spec.name}/{name}", value, prog_bar=name == "auroc" and len(self.bank.specs) == 1)
+
+    def test_step(self, batch: HeadBatch, batch_index: int) -> None:
+        rivals = self.rival_features(batch)
+        self._collected.append((self.bank(self.features(batch)).cpu(), batch.label.cpu(), rivals.cpu()))
+
+    def on_test_epoch_end(self) -> None:
+        logits, labels, rivals = self._gathered()
+        self.test_results = {
+            spec.name: prediction_metrics(row, labels) for spec, row in zip(self.bank.specs, logits, strict=True)
+        }
+        self.test_results |= self._rivals(rivals, labels)
+        for name, metrics in self.test_results.items():
+            self.log_dict({f"test/{name}/{metric}": value for metric, value in metrics.items()})
+
+    def rival_features(self, batch: HeadBatch) -> Tensor:
+        """Return (N, 3) what training-free rules know of each judged token: log d(y), max d, entropy."""
+        found = self.features(batch, frozenset(RIVAL_INPUTS), "next_token")
+        return torch.stack([found["draft_prob"].clamp_min(1e-12).log(), found["max_prob"], found["entropy"]], dim=1)
+
+    def _rivals(self, features: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
+        """What a head has to beat on the same tokens: the draft's own numbers, and a logistic fitted on training rows."""
+        loader = self.trainer.datamodule.loader("train")
+        batches = [batch.to(self.device) for batch, _ in zip(loader, range(64), strict=False)]
+        train = torch.cat([self.rival_features(batch).cpu() for batch in batches])
+        weights = fit_logistic(train, torch.cat([batch.label.cpu() for batch in batches]))
+        logistic = features.double() @ weights[:-1] + weights[-1]
+        return {
+            "draft probability": {"auroc": auroc(features[:, 0], labels)},
+            "max probability": {"auroc": auroc(features[:, 1], labels)},
+            "entropy": {"auroc": auroc(-features[:, 2], labels)},
+            "logistic of the three": prediction_metrics(logistic.float(), labels),
+        }
+
+    def _gathered(self) -> tuple[Tensor, Tensor, Tensor]:
+        logits, labels, rivals = zip(*self._collected, strict=True)
+        self._collected.clear()
+        return torch.cat(logits, dim=1), torch.cat(labels), torch.cat(rivals)
+
+    def configure_optimizers(self) -> dict:
+        settings = self.optimizer
+        optimizer = torch.optim.AdamW(self.bank.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+        steps = self.trainer.estimated_stepping_batches
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, cosine_after_warmup(steps, settings.warmup_share))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def transfer_batch_to_device(self, batch: HeadBatch, device: torch.device, dataloader_idx: int) -> HeadBatch:
+        return batch.to(device)
+
+    def check_not_constant(self, features: dict[str, Tensor]) -> None:
+        """Raise UserError naming the first head whose predictions do not vary."""
+        with torch.no_grad():
+            for name, head in self.bank.heads.items():
+                if head(features).std().item() < 1e-6:
+                    raise UserError(
+                        f"head {name} predicts a constant after training; train longer (trainer.max_epochs), on more prompts "
+                        "(data.num_train), or with another learning rate (optimizer.lr). Its checkpoint is kept."
+                    )
+
+
+def cosine_after_warmup(num_steps: int, warmup_share: float) -> Callable[[int], float]:
+    """Return the learning rate's share of its peak by step."""
+    warmup = max(1, math.ceil(num_steps * warmup_share))
+
+    def share(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, num_steps - warmup))))
+
+    return share

@@ -1,0 +1,297 @@
+"""A draft and a target that fit together: load them, check that they do, and name the point where heads listen.
+
+The *tap* is the input of a model's output embedding: what `model.base_model` returns. Training and decoding both read it
+through `LanguageModel`, so a head sees the same vector in both.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from specheads.errors import UserError
+from specheads.sampling import at_least_float32
+
+EMBEDDED = "embedded:"  # models that ship inside the package, `embedded:nano/target`
+
+
+class LanguageModel:
+    """A causal language model as two steps: tokens -> hidden states (the tap) -> logits over the shared vocabulary."""
+
+    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None) -> None:
+        self.model = model
+        self.config = model.config.get_text_config()
+        self.output_embedding = model.get_output_embeddings()
+        self.vocab_size = vocab_size or self.output_embedding.weight.shape[0]
+        self.softcap = getattr(self.config, "final_logit_softcapping", None)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def hidden_size(self) -> int:
+        return self.output_embedding.weight.shape[1]
+
+    @property
+    def window(self) -> int:
+        """Positions the model was made for."""
+        return getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "seq_length", None) or 2**31
+
+    def hidden_states(self, tokens: Tensor, **kwargs: Any) -> Tensor:
+        """Return the hidden states (B, T, H) that the output embedding reads, for `tokens` (B, T)."""
+        return self.model.base_model(input_ids=tokens, **kwargs).last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits (..., V) of `hidden` (..., H), float32 or wider; logits of padded vocabulary entries are left out."""
+        logits = at_least_float32(self.output_embedding(hidden)[..., : self.vocab_size])
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the input embeddings (..., E) of `tokens` (...)."""
+        return self.model.get_input_embeddings()(tokens)
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Raise UserError unless `logits(hidden_states(x))` is what the whole model computes (for example a scaled output)."""
+        tokens = torch.arange(2, 6, device=self.device)[None]
+        expected = self.model(input_ids=tokens, use_cache=False).logits[..., : self.vocab_size].float()
+        found = self.logits(self.hidden_states(tokens, use_cache=False)).float().to(expected.device)
+        if not torch.allclose(found, expected, atol=1e-2 * expected.abs().max().item(), rtol=0, equal_nan=True):
+            raise UserError(
+                f"{type(self.model).__name__} changes its logits after the output embedding in a way that is not known here "
+                f"(largest difference {(found - expected).abs().max():.3g}); use a model of a supported family (Llama, Qwen2, "
+                "Qwen3, Gemma 2, OPT, BLOOM, GPT-NeoX)."
+            )
+
+
+@dataclass
+class Pair:
+    """Target, draft and their tokenizer: ordinary transformers objects, plus who they are."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    target_id: str
+    target_revision: str
+    draft_id: str
+    draft_revision: str
+    chat: bool | None = None  # whether instructions go through the chat template; None: if the tokenizer has one
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Tokens that the tokenizer knows; embeddings may be padded beyond it."""
+        return max(self.tokenizer.get_vocab().values()) + 1
+
+    @cached_property
+    def target_lm(self) -> LanguageModel:
+        return LanguageModel(self.target, self.vocab_size)
+
+    @cached_property
+    def draft_lm(self) -> LanguageModel:
+        return LanguageModel(self.draft, self.vocab_size)
+
+    @property
+    def window(self) -> int:
+        """Positions that both models reach."""
+        return min(self.target_lm.window, self.draft_lm.window)
+
+    @cached_property
+    def stop_tokens(self) -> frozenset[int]:
+        """End-of-sequence tokens, as the target's generation config names them (an integer or a list)."""
+        stop = self.target.generation_config.eos_token_id
+        stop = self.target.config.eos_token_id if stop is None else stop
+        stop = self.tokenizer.eos_token_id if stop is None else stop
+        return frozenset([] if stop is None else [stop] if isinstance(stop, int) else stop)
+
+    def encode(self, prompt: str | Sequence[dict[str, str]] | Sequence[int] | Tensor) -> Tensor:
+        """Return prompt ids (T,) long of a string, chat messages or ids; raises UserError for an empty or overlong prompt."""
+        if isinstance(prompt, str):
+            ids = self.tokenizer(prompt)["input_ids"] if prompt else []
+        elif isinstance(prompt, Tensor):
+            ids = prompt.flatten().tolist()
+        elif prompt and isinstance(prompt[0], dict):
+            ids = self.tokenizer(self._render(prompt), add_special_tokens=False)["input_ids"]
+        else:
+            ids = list(prompt)
+        if not ids:
+            raise UserError("the prompt is empty; give at least one token to continue from.")
+        if len(ids) >= self.window:
+            raise UserError(f"the prompt has {len(ids)} tokens, but the pair's context is {self.window}; shorten it.")
+        wrong = next((i for i in ids if not 0 <= i < self.vocab_size), None)
+        if wrong is not None:
+            raise UserError(
+                f"prompt id {wrong} is outside the vocabulary of {self.vocab_size} tokens; encode with pair.tokenizer."
+            )
+        return torch.tensor(ids, dtype=torch.long)
+
+    def encode_instruction(self, text: str) -> list[int]:
+        """Return the ids of one user instruction, as a chat message where this pair chats and as plain text elsewhere."""
+        chat = bool(self.tokenizer.chat_template) if self.chat is None else self.chat
+        if not chat:
+            return self.tokenizer(text)["input_ids"]
+        text = self._render([{"role": "user", "content": text}])
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _render(self, messages: Sequence[dict[str, str]]) -> str:
+        """Return chat messages as text; the template writes the begin token itself, so none is added in front of it."""
+        if not self.tokenizer.chat_template:
+            raise UserError(
+                f"the tokenizer of {self.target_id} has no chat template for chat messages; give a string, or set model.chat=false."
+            )
+        return self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+
+    def decode(self, tokens: Sequence[int] | Tensor) -> str:
+        """Return the text of `tokens`, special tokens left out."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def config_folder() -> Path:
+    """Return the folder of YAML configs: beside the package in a source tree, inside it in an installed wheel."""
+    package = Path(__file__).parent
+    beside = package.parent / "conf"
+    return beside if (beside / "model").is_dir() else package / "conf"
+
+
+def load_pair(name: str | None = None, **keys: Any) -> Pair:
+    """Load a pair by config name (`"nano"`), or by `draft=` and `target=`; other keys as in conf/model/*.yaml.
+
+    Args:
+        name: a file of conf/model; its keys are the defaults of those below.
+        draft, target: a folder or hub id. `draft_revision`, `target_revision`: a hub commit or tag.
+        tokenizer: where it lies, if not with the target.
+        dtype: a torch dtype or its name; "auto" takes the checkpoint's.
+        device: where the draft goes, and the target unless `device_map` says otherwise; None: cuda if there is one.
+        device_map: for a target that is spread over devices ("auto").
+        chat: whether instructions go through the tokenizer's chat template; None: if it has one.
+        trust_remote_code: run code that comes with a model. Off unless said.
+
+    Raises:
+        UserError: an unknown name, a folder or id that cannot be loaded, models that do not fit together.
+    """
+    if name is not None:
+        path = config_folder() / "model" / f"{name}.yaml"
+        if not path.is_file():
+            known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
+            raise UserError(f"there is no model config {name!r}; known: {known}; or give draft= and target=.")
+        config = OmegaConf.load(path)
+        keys = {k: v for k, v in OmegaConf.to_container(config).items() if k != "defaults"} | keys
+    return _load(**keys)
+
+
+def _load(
+    draft: str | Path,
+    target: str | Path,
+    name: str | None = None,
+    tokenizer: str | Path | None = None,
+    draft_revision: str | None = None,
+    target_revision: str | None = None,
+    dtype: str | torch.dtype = "auto",
+    device: str | None = None,
+    device_map: str | None = None,
+    chat: bool | None = None,
+    trust_remote_code: bool = False,
+) -> Pair:
+    if draft is None or target is None:
+        raise UserError(f"draft={draft} and target={target}: a pair needs both; give folders or hub ids.")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    shared = {"dtype": getattr(torch, dtype, "auto") if isinstance(dtype, str) else dtype, "trust_remote_code": trust_remote_code}
+    target_map = {"device_map": device_map} if device_map else {}
+    target_tokenizer = _from_hub(
+        AutoTokenizer, tokenizer or target, None if tokenizer else target_revision, trust_remote_code=trust_remote_code
+    )
+    if tokenizer is None:
+        draft_tokenizer = _from_hub(AutoTokenizer, draft, draft_revision, trust_remote_code=trust_remote_code)
+        check_tokenizers(draft_tokenizer, target_tokenizer, str(draft), str(target))
+    models = {
+        "target": _from_hub(AutoModelForCausalLM, target, target_revision, **shared, **target_map),
+        "draft": _from_hub(AutoModelForCausalLM, draft, draft_revision, **shared),
+    }
+    for role, model in models.items():
+        if not (role == "target" and device_map):
+            model.to(device)
+        model.requires_grad_(False).eval()
+    pair = Pair(
+        target=models["target"],
+        draft=models["draft"],
+        tokenizer=target_tokenizer,
+        name=name or f"{Path(draft).name}-to-{Path(target).name}",
+        target_id=str(target),
+        target_revision=revision_of(models["target"], target),
+        draft_id=str(draft),
+        draft_revision=revision_of(models["draft"], draft),
+        chat=chat,
+    )
+    check_vocabulary(pair)
+    pair.target_lm.check()
+    pair.draft_lm.check()
+    return pair
+
+
+def resolve(location: str | Path) -> str:
+    """Return the folder of an `embedded:` location, or the location itself."""
+    location = str(location)
+    return str(Path(__file__).parent / location.removeprefix(EMBEDDED)) if location.startswith(EMBEDDED) else location
+
+
+def _from_hub(loader: Any, location: str | Path, revision: str | None, **kwargs: Any) -> Any:
+    try:
+        return loader.from_pretrained(resolve(location), **({"revision": revision} if revision else {}), **kwargs)
+    except (OSError, ValueError) as error:  # what transformers raises for a missing or unreadable model
+        what = "tokenizer" if loader is AutoTokenizer else "model"
+        raise UserError(
+            f"the {what} {str(location)!r} could not be loaded; expected a local folder, or a hub id that is reachable or cached. "
+            f"Reason: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        ) from error
+
+
+def check_tokenizers(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, draft_id: str, target_id: str) -> None:
+    """Raise UserError unless both tokenizers give every text the same ids; sizes of embeddings do not matter."""
+    ours, theirs = draft.get_vocab(), target.get_vocab()
+    differing = sorted((token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)), key=str)
+    probe = "def f(x):\n    return x ** 2  # \u00e9, \u4e2d, 1234"
+    if differing or draft(probe, add_special_tokens=False)["input_ids"] != target(probe, add_special_tokens=False)["input_ids"]:
+        example = f"{len(differing)} tokens differ, for example {differing[0]!r}" if differing else "the same text gets other ids"
+        raise UserError(
+            f"draft {draft_id} and target {target_id} have different tokenizers ({example}); "
+            "speculative decoding needs a draft with the target's own tokenizer."
+        )
+
+
+def check_vocabulary(pair: Pair) -> None:
+    """Raise UserError unless both models have a logit for every token of the tokenizer."""
+    for role, model in (("draft", pair.draft), ("target", pair.target)):
+        size = model.get_output_embeddings().weight.shape[0]
+        if size < pair.vocab_size:
+            raise UserError(
+                f"the {role} has {size} logits, but the tokenizer knows {pair.vocab_size} tokens; "
+                "choose models that were made for the same tokenizer."
+            )
+
+
+def revision_of(model: nn.Module, location: str | Path) -> str:
+    """Return what tells two versions of a model apart: the hub commit, or a hash of a local folder's weight files.
+
+    Only names, sizes and the first and last MiB of each file are read: a header names every tensor, and a trained model
+    differs everywhere.
+    """
+    commit = getattr(model.config, "_commit_hash", None)
+    if commit:
+        return commit
+    digest = hashlib.sha256()
+    for file in sorted(Path(resolve(location)).glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size} ".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(2**20))
+            stream.seek(max(0, size - 2**20))
+            digest.update(stream.read())
+    return digest.hexdigest()[:16]

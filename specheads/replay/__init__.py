@@ -1,0 +1,1 @@
+"""What decoding costs, computed from counts instead of clocks."""

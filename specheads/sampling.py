@@ -1,0 +1,101 @@
+"""Logits -> probabilities -> tokens: the only place in the project where either happens.
+
+Draft, target, training labels and decoding all use the same `Warp`, so that the law a head was trained under is the law
+it meets. Sampling inverts the cumulative distribution at a given uniform number, so a draw depends on that number alone,
+not on the neighbours of its row or on the size of the batch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specheads.errors import UserError
+
+
+@dataclass(frozen=True)
+class Warp:
+    """Temperature, then top-k, then top-p, as transformers' logits warpers apply them.
+
+    `temperature=0` is a point mass on the argmax and ignores the rest; `top_k=0` and `top_p=1` are off.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise UserError(
+                f"temperature={self.temperature} is not a number >= 0; use 0 for greedy decoding or 1 for plain sampling."
+            )
+        if self.top_k < 0:
+            raise UserError(f"top_k={self.top_k} is negative; use 0 to switch it off or a positive count such as 50.")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p={self.top_p} is outside (0, 1]; use 1 to switch it off.")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return probabilities (..., V), float32 or wider, of logits (..., V) of any float type; a NaN makes its row NaN."""
+        logits = at_least_float32(logits)
+        if self.greedy:
+            best = logits.max(dim=-1, keepdim=True)
+            return torch.zeros_like(logits).scatter_(-1, best.indices, 1.0).add_(0 * best.values)
+        logits = logits / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            smallest_kept = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
+        probs = logits.softmax(dim=-1)
+        return _nucleus(probs, self.top_p) if self.top_p < 1 else probs
+
+
+def _nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """Keep the smallest set of most likely tokens whose mass reaches `top_p`, renormalised."""
+    ordered, index = probs.sort(dim=-1, descending=True)
+    mass_before = ordered.cumsum(dim=-1) - ordered
+    kept = ordered.masked_fill(mass_before >= top_p, 0)
+    return torch.zeros_like(probs).scatter_(-1, index, kept / kept.sum(dim=-1, keepdim=True))
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return `x` in float32, or as it is where it is wider: half-precision logits must not reach a softmax."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def sample(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Return token ids (...) drawn from `probs` (..., V) at `uniform` (...) in [0, 1); zero-probability tokens never appear.
+
+    `probs` need not sum to one, so a residual can be drawn from without normalising it; its sum must be positive.
+    """
+    cumulative = probs.double().cumsum(dim=-1)
+    total = cumulative[..., -1:]
+    point = torch.minimum(uniform.to(probs.device).double().unsqueeze(-1) * total, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, point, right=True).squeeze(-1).clamp_max(probs.shape[-1] - 1)
+
+
+def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Return float64 uniform numbers in [0, 1) on the generator's device."""
+    return torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
+
+
+def entropy(probs: Tensor) -> Tensor:
+    """Return the entropy in nats (...) of `probs` (..., V), with 0 log 0 = 0."""
+    return torch.special.entr(probs).sum(dim=-1)
+
+
+def overlap(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """Return `sum_x min(t, d) = 1 - TV(t, d)` (...), the expected acceptance of one drafted token."""
+    return torch.minimum(target_probs, draft_probs).sum(dim=-1)
+
+
+def accept_prob(target_prob: Tensor, draft_prob: Tensor) -> Tensor:
+    """Return `min(1, t / d)` (...), the chance that token verification accepts a token with these probabilities.
+
+    `draft_prob` is positive for every token the draft sampled; 0 / 0 counts as rejected.
+    """
+    return torch.where(
+        draft_prob > 0, (target_prob / draft_prob.clamp_min(torch.finfo(draft_prob.dtype).tiny)).clamp_max(1.0), 0.0
+    )

@@ -1,0 +1,116 @@
+"""`python train.py model=llama2-7b`: train an acceptance head, making the data first where it is missing.
+
+`python train.py --help` lists every key; `-m head.depth=0,1,2,3,4 loss.reject_weight=1,3,6,12` sweeps.
+"""
+
+import json
+import logging
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import lightning as L
+import torch
+from hydra.utils import instantiate
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
+from omegaconf import DictConfig, OmegaConf
+
+from data_gen.__main__ import data_cache
+from data_gen.shards import load_split
+from specheads.cli import command
+from specheads.heads.bank import HeadBank, HeadSpec
+from specheads.heads.checkpoint import NUM_GOLDEN, save_head
+from specheads.heads.features import MixedResponses
+from specheads.heads.head import HeadConfig
+from specheads.heads.module import HeadData, HeadModule
+from specheads.pair import Pair, load_pair
+
+logger = logging.getLogger(__name__)
+
+
+def train(cfg: DictConfig) -> Path:
+    """Train what `cfg.task` names; return the exported folder."""
+    L.seed_everything(cfg.seed, workers=True, verbose=False)
+    pair = load_pair(**OmegaConf.to_container(cfg.model, resolve=True))
+    return train_head(cfg, pair)
+
+
+def train_head(cfg: DictConfig, pair: Pair) -> Path:
+    """Train one head on the pair's draft; return its folder."""
+    start = time.perf_counter()
+    spec = head_spec(cfg, pair)
+    folder = data_cache(cfg, pair)
+    splits = {
+        name: MixedResponses(load_split(folder, name), spec.config.judges, cfg.mixing.response_share, cfg.seed, spec.config.label)
+        for name in ("train", "dev", "test")
+    }
+    data = HeadData(splits, **cfg.loader, seed=cfg.seed)
+    module = HeadModule(HeadBank([spec], cfg.seed), pair.draft_lm, instantiate(cfg.optimizer))
+    run = Path(cfg.paths.run)
+    checkpoint = ModelCheckpoint(dirpath=run / "checkpoints", filename="last", enable_version_counter=False)
+    loggers = [instantiate(logger_config) for logger_config in cfg.logger.values()]
+    trainer = instantiate(cfg.trainer, logger=loggers, callbacks=[checkpoint, RichProgressBar()])
+    logger.info(
+        "training %s: %d train, %d dev prompts, %d epochs, into %s",
+        spec.name,
+        *map(len, list(splits.values())[:2]),
+        trainer.max_epochs,
+        run,
+    )
+    trainer.fit(module, data, ckpt_path=cfg.resume)
+    trainer.test(module, data, verbose=False)
+    exported = export(module, data, run, seconds=time.perf_counter() - start)
+    report(module, exported, cfg.model.name)
+    return exported
+
+
+def head_spec(cfg: DictConfig, pair: Pair) -> HeadSpec:
+    """Return the head that the config describes, for this pair."""
+    config = HeadConfig(
+        hidden_size=pair.draft_lm.hidden_size,
+        embedding_size=pair.draft.get_input_embeddings().weight.shape[1],
+        depth=cfg.head.depth,
+        width=cfg.head.width,
+        judges=cfg.head.judges,
+        inputs=tuple(cfg.head.inputs),
+        label=cfg.head.label,
+        warp=OmegaConf.to_container(cfg.warp),
+        draft={"id": pair.draft_id, "revision": pair.draft_revision},
+        target={"id": pair.target_id, "revision": pair.target_revision},
+    )
+    name = f"{config.judges}-d{config.depth}-r{cfg.loss.reject_weight:g}".replace(".", "_")
+    return HeadSpec(name, config, **cfg.loss)
+
+
+def export(module: HeadModule, data: HeadData, run: Path, seconds: float) -> Path:
+    """Write every head of the bank as a folder of its own; return the (last) folder."""
+    with torch.no_grad():
+        features = module.features(next(iter(data.loader("dev"))))
+    module.check_not_constant(features)
+    for spec in module.bank.specs:
+        head = module.bank.heads[spec.name]
+        facts = {"optimizer": asdict(module.optimizer), "accept_weight": spec.accept_weight, "reject_weight": spec.reject_weight}
+        facts |= {"num_prompts": len(data.splits["train"]), "seconds": round(seconds, 1), "test": module.test_results[spec.name]}
+        head.config = replace(head.config, train=facts)
+        inputs = head.assemble({name: value[:NUM_GOLDEN] for name, value in features.items()})
+        folder = save_head(head, run / "heads" / spec.name, inputs)
+    (run / "test.json").write_text(json.dumps(module.test_results, indent=2) + "\n")
+    return folder
+
+
+def report(module: HeadModule, folder: Path, model: str) -> None:
+    """Print how the heads compare with what needs no head, and what to do next."""
+    print(f"\n{'on held-out prompts':<28}{'AUROC':>8}{'KL':>8}{'Brier':>8}{'ECE':>8}")
+    for name, metrics in module.test_results.items():
+        cells = "".join(f"{metrics[key]:8.3f}" if key in metrics else f"{'-':>8}" for key in ("auroc", "kl", "brier", "ece"))
+        print(f"{name:<28}{cells}")
+    print(f"\nhead: {folder}\nnext: python evaluate.py model={model} head={folder}")
+
+
+@command("train")
+def main(cfg: DictConfig) -> None:
+    train(cfg)
+
+
+if __name__ == "__main__":
+    main()
