@@ -6,6 +6,7 @@
 import json
 import logging
 import time
+import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from data_gen.shards import load_split
 from specheads.cli import command
 from specheads.heads.bank import HeadBank, HeadSpec
 from specheads.heads.checkpoint import NUM_GOLDEN, save_head
-from specheads.heads.features import MixedResponses
+from specheads.heads.features import MixedResponses, checked_share
 from specheads.heads.head import HeadConfig
 from specheads.heads.module import HeadData, HeadModule
 from specheads.pair import Pair, load_pair
@@ -30,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 def train(cfg: DictConfig) -> Path:
     """Train what `cfg.task` names; return the exported folder."""
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    for message in (".*does not have many workers.*", ".*LeafSpec.*"):  # what Lightning says about itself
+        warnings.filterwarnings("ignore", message)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     pair = load_pair(**OmegaConf.to_container(cfg.model, resolve=True))
     return train_head(cfg, pair)
@@ -39,9 +43,10 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     """Train one head on the pair's draft; return its folder."""
     start = time.perf_counter()
     spec = head_spec(cfg, pair)
+    share = checked_share(spec.config.judges, cfg.mixing.response_share, spec.config.label)
     folder = data_cache(cfg, pair)
     splits = {
-        name: MixedResponses(load_split(folder, name), spec.config.judges, cfg.mixing.response_share, cfg.seed, spec.config.label)
+        name: MixedResponses(load_split(folder, name), spec.config.judges, share, cfg.seed, spec.config.label)
         for name in ("train", "dev", "test")
     }
     data = HeadData(splits, **cfg.loader, seed=cfg.seed)

@@ -104,7 +104,7 @@ class Pair:
         """Positions that both models reach."""
         return min(self.target_lm.window, self.draft_lm.window)
 
-    @cached_property
+    @property
     def stop_tokens(self) -> frozenset[int]:
         """End-of-sequence tokens, as the target's generation config names them (an integer or a list)."""
         stop = self.target.generation_config.eos_token_id

@@ -86,7 +86,8 @@ class HeadModule(L.LightningModule):
         weights = self.all_gather(weights).reshape(-1, len(losses)).sum(0) / self.trainer.world_size
         values = losses / weights
         for spec, value in zip(self.bank.specs, values, strict=True):
-            self.log(f"train/{spec.name}/loss", value, prog_bar=len(values) == 1)
+            self.log(f"train/{spec.name}/loss", value)
+        self.log("loss", values.mean(), prog_bar=True, logger=False)
         return values.sum()
 
     def validation_step(self, batch: HeadBatch, batch_index: int) -> None:
@@ -97,7 +98,9 @@ class HeadModule(L.LightningModule):
         losses, weights = self.bank.losses(logits, labels)
         for spec, row, loss in zip(self.bank.specs, logits, losses / weights, strict=True):
             for name, value in {"loss": loss.item(), **prediction_metrics(row, labels)}.items():
-                self.log(f"dev/{spec.name}/{name}", value, prog_bar=name == "auroc" and len(self.bank.specs) == 1)
+                self.log(f"dev/{spec.name}/{name}", value)
+        best = max(auroc(row, labels) for row in logits)
+        self.log("best dev AUROC", best, prog_bar=True, logger=False)
 
     def test_step(self, batch: HeadBatch, batch_index: int) -> None:
         rivals = self.rival_features(batch)
@@ -142,9 +145,6 @@ class HeadModule(L.LightningModule):
         steps = self.trainer.estimated_stepping_batches
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, cosine_after_warmup(steps, settings.warmup_share))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-    def transfer_batch_to_device(self, batch: HeadBatch, device: torch.device, dataloader_idx: int) -> HeadBatch:
-        return batch.to(device)
 
     def check_not_constant(self, features: dict[str, Tensor]) -> None:
         """Raise UserError naming the first head whose predictions do not vary."""

@@ -1,0 +1,61 @@
+"""How much faster are batched target responses than one prompt at a time?
+
+    python benchmarks/data_generation.py [--prompts 128] [--repeats 3]
+
+One process; the batch sizes take turns, and a figure is the median over repeats. Batch size 1 decodes a smaller share of the
+prompts, the same ones each time. Prints tokens per second and the ratio to batch size 1.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from data_gen.generate import batch_plan, generate_batch, row_uniforms
+from data_gen.prompts import NanoSource
+from specheads import Warp, load_pair
+
+MAX_NEW_TOKENS = 128
+BATCH_SIZES = (1, 16, 64, 128)
+
+
+def tokens_per_second(pair, prompts, batch_size: int) -> float:
+    """Return the speed of one pass over `prompts` = [(id, token ids)]."""
+    uniform = np.stack([row_uniforms(0, prompt_id, MAX_NEW_TOKENS)[0] for prompt_id, _ in prompts])
+    start, count = time.perf_counter(), 0
+    for batch in batch_plan([len(ids) for _, ids in prompts], batch_size):
+        made = generate_batch(pair, [prompts[i][1] for i in batch], uniform[batch], Warp(1.0, 50), MAX_NEW_TOKENS)
+        count += sum(len(response.ids) for response in made)
+    return count / (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompts", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    pair = load_pair("nano")
+    prompts = [(p.prompt_id, pair.encode_instruction(p.text)) for p in NanoSource(arguments.prompts, 0, 0).load()]
+    speeds = {size: [] for size in BATCH_SIZES}
+    tokens_per_second(pair, prompts[:16], 16)  # warm-up
+    for _ in range(arguments.repeats):
+        for size in BATCH_SIZES:
+            share = prompts[:: max(1, len(prompts) // 16)] if size == 1 else prompts
+            speeds[size].append(tokens_per_second(pair, share, size))
+    medians = {size: statistics.median(values) for size, values in speeds.items()}
+    print(
+        f"nano, {len(prompts)} prompts, at most {MAX_NEW_TOKENS} tokens, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    )
+    print("| batch size | tokens/s | over one at a time |\n|---|---|---|")
+    for size, value in medians.items():
+        print(f"| {size} | {value:,.0f} | {value / medians[1]:.1f}x |")
+
+
+if __name__ == "__main__":
+    main()

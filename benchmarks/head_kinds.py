@@ -1,0 +1,203 @@
+"""Which kind of head decides best? Trains heads on one data cache and compares them on rollouts of the test prompts.
+
+    python benchmarks/head_kinds.py [--rollouts 8] [--epochs 6]
+
+A rollout drafts 20 tokens from a random position of a target response and knows the true acceptance probability of each.
+A rule's throughput then follows without decoding: it stops somewhere, and the expected number of accepted tokens is a sum
+of products of those probabilities, with no coin flips in between. (Rounds here start at random positions, while a decoder's
+start where the last one ended; that shifts all rules alike.) The threshold of each head, and the fixed length, are chosen on
+half of the prompts and judged on the other half.
+"""
+
+import argparse
+import logging
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import torch
+from hydra import compose, initialize_config_dir
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from data_gen.__main__ import data_cache
+from data_gen.generate import left_padded
+from data_gen.shards import load_split
+from specheads import Pair, Warp, load_pair
+from specheads.decoding.drafting import drafting_features
+from specheads.decoding.engine import EagerEngine
+from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
+from specheads.heads.bank import HeadBank, HeadSpec
+from specheads.heads.features import MixedResponses
+from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.metrics import auroc
+from specheads.heads.module import HeadData, HeadModule, OptimizerSettings
+from specheads.pair import config_folder
+from specheads.replay.cost import Costs
+from specheads.sampling import accept_prob, sample, uniforms
+
+LENGTH = 20
+RATIOS = (5, 10, 20)
+THRESHOLDS = np.round(np.arange(0.05, 1.0, 0.05), 2)
+NEEDS = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy"})
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """R drafts of LENGTH tokens: what rules see at each step, true acceptance probabilities (R, LENGTH), prompt numbers (R,)."""
+
+    steps: list[dict[str, Tensor]]
+    accept: Tensor
+    prompt: np.ndarray
+
+
+@torch.no_grad()
+def make_rollouts(pair: Pair, rows, warp: Warp, per_prompt: int, seed: int = 0, batch_size: int = 64) -> Rollouts:
+    """Draft from random positions of the responses in `rows`."""
+    rng = np.random.default_rng(seed)
+    contexts, prompt = [], []
+    for number, row in enumerate(rows):
+        for start in rng.integers(0, len(row["response_ids"]), per_prompt):
+            contexts.append([*row["prompt_ids"], *row["response_ids"][:start]])
+            prompt.append(number)
+    generator = torch.Generator().manual_seed(seed)
+    parts, accept = [], []
+    for begin in range(0, len(contexts), batch_size):
+        steps, accepted = _rollout_batch(pair, contexts[begin : begin + batch_size], warp, generator)
+        parts.append(steps)
+        accept.append(accepted)
+    steps = [{name: torch.cat([part[i][name] for part in parts]) for name in NEEDS} for i in range(LENGTH)]
+    return Rollouts(steps, torch.cat(accept), np.array(prompt))
+
+
+def _rollout_batch(pair: Pair, contexts: list, warp: Warp, generator: torch.Generator) -> tuple[list, Tensor]:
+    tokens, mask = left_padded(contexts, pair.draft_lm.device)
+    width = tokens.shape[1]
+    mask = torch.cat([mask, mask.new_ones((len(contexts), LENGTH))], dim=1)
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    engine = EagerEngine(pair.draft_lm, width + LENGTH)
+    steps, drafted, laws = [], [], []
+    now = tokens
+    for i in range(LENGTH):
+        end = width + i
+        output = engine.forward(now, positions=positions[:, end - now.shape[1] : end], attention_mask=mask[:, :end])
+        law = warp(output.logits[:, -1])
+        token = sample(law, uniforms((len(contexts),), generator))
+        steps.append(drafting_features(pair.draft_lm, NEEDS, output.logits[:, -1], token, output.hidden[:, -1]))
+        drafted.append(token)
+        laws.append(law.gather(1, token[:, None]).squeeze(1))
+        now = token[:, None]
+    drafted = torch.stack(drafted, 1)
+    hidden = pair.target_lm.hidden_states(
+        torch.cat([tokens, drafted], 1), position_ids=positions, attention_mask=mask, use_cache=False
+    )[:, width - 1 : -1]
+    target = warp(pair.target_lm.logits(hidden)).gather(2, drafted[..., None]).squeeze(2)
+    return steps, accept_prob(target, torch.stack(laws, 1))
+
+
+@torch.no_grad()
+def drafted_lengths(rule: StoppingRule, rollouts: Rollouts) -> Tensor:
+    """Return where a rule stops in each rollout (R,)."""
+    batch = len(rollouts.accept)
+    state = rule.init(batch, torch.device("cpu"))
+    length = torch.full((batch,), LENGTH)
+    for i, features in enumerate(rollouts.steps):
+        state, stop = rule.step(state, features)
+        length = torch.where(stop & (length == LENGTH), i + 1, length).clamp_max(LENGTH)
+    return length
+
+
+def tokens_and_lengths(rule: StoppingRule, rollouts: Rollouts) -> np.ndarray:
+    """Return (2, P): expected emitted tokens and drafted tokens of each prompt's rollouts under a rule."""
+    length = drafted_lengths(rule, rollouts)
+    survive = rollouts.accept.double().cumprod(1)
+    within = torch.arange(LENGTH) < length[:, None]
+    tokens = 1 + (survive * within).sum(1)
+    return np.stack([np.bincount(rollouts.prompt, weights=values.double().numpy()) for values in (tokens, length)])
+
+
+def speed(totals: np.ndarray, rounds: np.ndarray, ratio: float) -> np.ndarray:
+    """Return the speed-up over the target alone of totals (..., 2, P) summed over prompts; `rounds` (P,) per prompt."""
+    costs = Costs.at_ratio(ratio)
+    tokens, lengths = totals.sum(-1)[..., 0], totals.sum(-1)[..., 1]
+    return tokens / (lengths * costs.draft_seconds + rounds.sum() * costs.target_seconds)
+
+
+def compare(family: list[StoppingRule], fixed: np.ndarray, rollouts: Rollouts, ratio: float) -> tuple[float, float, float]:
+    """Return the gain of a family's best rule over the best fixed length, and its 95 % interval, chosen and judged on halves."""
+    rounds = np.bincount(rollouts.prompt).astype(float)
+    mine = np.stack([tokens_and_lengths(rule, rollouts) for rule in family])
+    even = np.arange(len(rounds)) % 2 == 0
+    counts = np.random.default_rng(0).multinomial(len(rounds), np.full(len(rounds), 1 / len(rounds)), size=1000)
+    counts = np.concatenate([np.ones((1, len(rounds))), counts])
+    seconds = {}
+    for name, totals in (("mine", mine), ("fixed", fixed)):
+        time, tokens = 0, 0
+        for half in (even, ~even):
+            best = int(np.argmax(speed(totals * half, rounds * half, ratio)))
+            sums = (counts * ~half) @ totals[best].T
+            time = time + sums[:, 1] / ratio + (counts * ~half) @ rounds
+            tokens = tokens + sums[:, 0]
+        seconds[name] = time / tokens
+    gain = seconds["fixed"] / seconds["mine"] - 1
+    return gain[0], *np.quantile(gain[1:], [0.025, 0.975])
+
+
+@torch.no_grad()
+def rollout_auroc(head: AcceptanceHead, rollouts: Rollouts, depth: int = 6) -> float:
+    """Return the AUROC on the first `depth` tokens of each rollout, where rounds are still alive."""
+    shift = 1 if head.config.judges == "input_token" else 0
+    scores = torch.cat([head(rollouts.steps[i + shift]) for i in range(depth)])
+    return auroc(scores, torch.cat([rollouts.accept[:, i] for i in range(depth)]))
+
+
+def train_bank(pair: Pair, folder: Path, specs: list[HeadSpec], share: float, epochs: int) -> HeadBank:
+    """Train heads of one kind and label on one mixing share."""
+    first = specs[0].config
+    splits = {s: MixedResponses(load_split(folder, s), first.judges, share, 0, first.label) for s in ("train", "dev", "test")}
+    module = HeadModule(HeadBank(specs, 0), pair.draft_lm, OptimizerSettings(lr=1e-3))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = L.Trainer(max_epochs=epochs, accelerator="cpu", num_sanity_val_steps=0, limit_val_batches=0, **quiet)
+    trainer.fit(module, HeadData(splits, 32, 0, 0))
+    return module.bank.eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rollouts", type=int, default=8, help="per test prompt")
+    parser.add_argument("--epochs", type=int, default=6)
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        cfg = compose("data_gen", overrides=["model=nano"])
+    pair, warp = load_pair("nano"), Warp(**cfg.warp)
+    folder = data_cache(cfg, pair)
+    rollouts = make_rollouts(pair, load_split(folder, "test"), warp, arguments.rollouts)
+    fixed = np.stack([tokens_and_lengths(FixedLength(k), rollouts) for k in range(1, LENGTH + 1)])
+    rounds = np.bincount(rollouts.prompt).astype(float)
+    for ratio in RATIOS:
+        speeds = speed(fixed, rounds, ratio)
+        print(f"ratio {ratio}: best fixed K = {int(speeds.argmax()) + 1}, {speeds.max():.3f}x")
+    size = pair.draft_lm.hidden_size
+    print(f"{'head':<44}{'AUROC':>7}" + "".join(f"{f'gain at {r}':>26}" for r in RATIOS))
+    kinds = [("input_token", 0.15, "sampled"), ("input_token", 0.5, "sampled"), ("next_token", 0.15, "sampled")]
+    kinds += [("next_token", 0.5, "sampled"), ("next_token", 1.0, "sampled"), ("next_token", 1.0, "overlap")]
+    for judges, share, label in kinds:
+        grid = [(d, w) for d in (0, 1, 3) for w in (1.0, 6.0)]
+        specs = [HeadSpec(f"d{d}-r{w:g}", HeadConfig(size, d, judges, label=label), 1.0, w) for d, w in grid]
+        bank = train_bank(pair, folder, specs, share, arguments.epochs)
+        for name, head in bank.heads.items():
+            row = f"{f'{judges} share={share} {label} {name}':<44}{rollout_auroc(head, rollouts):7.3f}"
+            for ratio in RATIOS:
+                gain, low, high = compare([HeadThreshold(head, t) for t in THRESHOLDS], fixed, rollouts, ratio)
+                row += f"{f'{gain:+.1%} [{low:+.1%}, {high:+.1%}]':>26}"
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+import os
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["WANDB_MODE"] = "offline"
+
+from data_gen.prompts import NanoSource
+from specheads import load_pair
+
+
+@pytest.fixture(scope="session")
+def nano():
+    return load_pair("nano")
+
+
+@pytest.fixture(scope="session")
+def nano64():
+    return load_pair("nano", dtype="float64")
+
+
+@pytest.fixture(scope="session")
+def prompts(nano):
+    """Eight prompts that nano was not trained on, as ids."""
+    return [nano.encode_instruction(prompt.text) for prompt in NanoSource(8, 0, 0).load()]

@@ -1,0 +1,270 @@
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes import constant_head, tiny_pair
+from statistics_helper import chi_square_p_value
+
+from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, stopping
+from specheads.heads.features import HeadBatch, head_features
+
+ALL_FEATURES = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy"})
+GREEDY = Warp(temperature=0)
+NUM_DRAWS = 800
+
+
+class Spy(stopping.FixedLength):
+    """A fixed length that keeps every step's features."""
+
+    needs = ALL_FEATURES
+
+    def __init__(self, num_tokens):
+        super().__init__(num_tokens)
+        self.seen = []
+
+    def step(self, state, features):
+        self.seen.append(features)
+        return super().step(state, features)
+
+
+def decode(pair, prompt, rule=None, warp=GREEDY, **kwargs):
+    return SpeculativeDecoder(pair, stopping=rule, warp=warp).generate(prompt, **kwargs)
+
+
+RULES = [stopping.FixedLength(k) for k in (1, 2, 4, 6, 8, 10, 12, 14)]
+RULES += [
+    stopping.HeadThreshold(constant_head(0.8, judges), t / 10) for judges in ("next_token", "input_token") for t in (1, 5, 9)
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=stopping.describe)
+@pytest.mark.parametrize("same", [False, True])
+def test_greedy_output_is_the_targets_own(rule, same):
+    pair = tiny_pair(vocab_size=7, scale=2.0, same=same)
+    expected = pair.target.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=30, do_sample=False, pad_token_id=0)[0, 3:]
+    out = decode(pair, [1, 2, 3], rule, max_new_tokens=30)
+    assert out.tokens.tolist() == expected.tolist()
+    assert list(itertools.chain.from_iterable(r.tokens for r in out.rounds)) == out.tokens.tolist()
+    if same:
+        assert out.stats.num_discarded == 0
+
+
+def test_the_counts_add_up():
+    pair = tiny_pair(vocab_size=5, scale=2.0)
+    for seed in range(5):
+        stats = decode(pair, [0, 1], stopping.FixedLength(4), Warp(), max_new_tokens=40, seed=seed).stats
+        assert stats.num_tokens == 40
+        assert stats.num_drafted == stats.num_accepted + stats.num_discarded == stats.num_draft_calls
+        # every round emits what was accepted and one token more
+        assert stats.num_tokens == stats.num_accepted + stats.num_target_calls
+        assert stats.num_drafted == stats.num_tokens + stats.num_discarded - stats.num_target_calls
+        assert stats.discard_rate == stats.num_discarded / 40
+        assert stats.verification_rate == stats.num_target_calls / 40 == pytest.approx(1 / stats.block_efficiency)
+
+
+def test_no_token_is_drafted_that_could_not_be_used():
+    pair = tiny_pair(vocab_size=5, same=True)
+    out = decode(pair, [0, 1], stopping.FixedLength(4), max_new_tokens=8)
+    assert [r.num_drafted for r in out.rounds] == [4, 2]
+    assert decode(pair, [0, 1], max_new_tokens=1).stats.num_draft_calls == 0
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_the_targets_generation_config_says_where_a_response_ends(as_list):
+    pair = tiny_pair(vocab_size=7, scale=2.0)
+    free = decode(pair, [1, 2, 3], max_new_tokens=30).tokens.tolist()
+    stop = free[12]
+    pair.target.generation_config.eos_token_id = [stop, 99] if as_list else stop
+    out = decode(pair, [1, 2, 3], stopping.FixedLength(6), max_new_tokens=30)
+    assert out.tokens.tolist() == free[: free.index(stop) + 1]
+    assert out.finish_reason == "stop"
+    assert generate_baseline(pair, [1, 2, 3], 30, warp=GREEDY).tokens.tolist() == out.tokens.tolist()
+    assert decode(pair, [1, 2, 3], max_new_tokens=30, stop_tokens=[]).tokens.tolist() == free
+
+
+def test_an_end_token_ends_the_draft():
+    pair = tiny_pair(vocab_size=7, scale=2.0, same=True)
+    free = decode(pair, [1, 2, 3], max_new_tokens=10).tokens.tolist()
+    stop = free[4]
+    out = decode(pair, [1, 2, 3], stopping.FixedLength(20), max_new_tokens=30, stop_tokens=[stop])
+    end = free.index(stop) + 1
+    assert (out.rounds[-1].num_drafted, out.rounds[-1].num_accepted, out.rounds[-1].num_discarded) == (end, end, 0)
+    assert list(out.rounds[-1].tokens) == free[:end]
+
+
+def test_the_window_of_the_models_ends_a_response():
+    pair = tiny_pair(vocab_size=5, window=16)
+    out = decode(pair, [0] * 10, stopping.FixedLength(8), max_new_tokens=100)
+    assert (len(out.tokens), out.finish_reason) == (6, "context")
+    assert len(generate_baseline(pair, [0] * 10, 100, warp=GREEDY).tokens) == 6
+    assert decode(pair, [0] * 10, max_new_tokens=6).finish_reason == "length"
+
+
+def test_the_same_seed_gives_the_same_response_and_another_seed_another():
+    pair = tiny_pair(vocab_size=11)
+    one, two, other = (decode(pair, [1], warp=Warp(), max_new_tokens=40, seed=s).tokens.tolist() for s in (3, 3, 4))
+    assert one == two != other
+
+
+def test_a_decoder_forgets_the_last_prompt():
+    pair = tiny_pair(vocab_size=7, scale=2.0)
+    decoder = SpeculativeDecoder(pair, warp=GREEDY)
+    first = decoder.generate([1, 2, 3], 20).tokens.tolist()
+    decoder.generate([4, 5, 6, 1], 30)
+    assert decoder.generate([1, 2, 3], 20).tokens.tolist() == first
+
+
+def test_a_stream_adds_up_to_the_text():
+    pair = tiny_pair(vocab_size=7)
+    decoder = SpeculativeDecoder(pair, warp=Warp())
+    assert "".join(decoder.stream("abc", 30, seed=5)) == decoder.generate("abc", 30, seed=5).text
+
+
+def test_a_stream_never_cuts_a_character(nano):
+    """Characters of several bytes are several tokens of a byte-level tokenizer."""
+    decoder = SpeculativeDecoder(nano)
+    text = "naïve 中文 🙂 end"
+    ids = nano.tokenizer(text, add_special_tokens=False)["input_ids"]
+    pieces = iter([ids[i : i + 2] for i in range(0, len(ids), 2)])
+
+    def rounds(session, *_):
+        for piece in pieces:
+            session.committed += piece
+            session.finish_reason = "length" if len(session.response) == len(ids) else None
+            yield None
+
+    decoder._rounds = rounds
+    shown = list(decoder.stream("def f():", 100))
+    assert "".join(shown) == text
+    assert not any("\ufffd" in piece for piece in shown)
+
+
+def test_strings_ids_tensors_and_messages_are_prompts(nano):
+    text = "def f(x):\n"
+    expected = nano.tokenizer(text)["input_ids"]
+    assert (
+        nano.encode(text).tolist() == nano.encode(expected).tolist() == nano.encode(torch.tensor([expected])).tolist() == expected
+    )
+    with pytest.raises(UserError, match="chat template"):
+        nano.encode([{"role": "user", "content": text}])
+    nano.tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    try:
+        assert nano.encode([{"role": "user", "content": text}]).tolist() == expected  # one begin token, not two
+        assert nano.encode_instruction(text) == expected
+    finally:
+        nano.tokenizer.chat_template = None
+
+
+@pytest.mark.parametrize(
+    "prompt, message",
+    [
+        ("", "empty"),
+        ([], "empty"),
+        ([0] * 64, "64 tokens, but the pair's context is 64"),
+        ([0, 9], "9 is outside the vocabulary of 3"),
+    ],
+)
+def test_impossible_prompts_are_refused(prompt, message):
+    with pytest.raises(UserError, match=message):
+        decode(tiny_pair(), prompt)
+
+
+def test_no_room_for_tokens_is_refused():
+    with pytest.raises(UserError, match="max_new_tokens=0"):
+        decode(tiny_pair(), [0], max_new_tokens=0)
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_nan_logits_are_reported_with_the_models_name(role):
+    pair = tiny_pair()
+    getattr(pair, role).get_output_embeddings().weight[1] = torch.nan
+    with pytest.raises(UserError, match=f"tiny-{role} produced NaN"):
+        decode(pair, [0], warp=Warp())
+
+
+def test_a_head_for_another_draft_is_refused():
+    from specheads import AcceptanceHead, HeadConfig
+
+    pair = tiny_pair()
+    with pytest.raises(UserError, match="size 99.*size 16"):
+        decode(pair, [0], stopping.HeadThreshold(AcceptanceHead(HeadConfig(99))))
+    other = HeadConfig(16, draft={"id": "tiny-draft", "revision": "r1"})
+    with pytest.raises(UserError, match="revision r1.*revision r2"):
+        decode(pair, [0], stopping.HeadThreshold(AcceptanceHead(other)))
+    decode(
+        pair, [0], stopping.HeadThreshold(AcceptanceHead(replace(other, draft={"id": "x", "revision": "r2"}))), max_new_tokens=4
+    )
+
+
+def exact_law(pair, prompt, length):
+    """The target's law of the next `length` tokens, by enumeration."""
+    size = pair.vocab_size
+    law = torch.ones(size**length, dtype=torch.float64)
+    for number, tokens in enumerate(itertools.product(range(size), repeat=length)):
+        probs = pair.target(torch.tensor([[*prompt, *tokens]])).logits[0].softmax(-1)
+        for i, token in enumerate(tokens):
+            law[number] *= probs[len(prompt) - 1 + i, token]
+    return law
+
+
+@pytest.mark.parametrize(
+    "rule", [stopping.FixedLength(2), stopping.HeadThreshold(constant_head(0.7), 0.5)], ids=stopping.describe
+)
+def test_sampled_output_follows_the_targets_law(rule):
+    """Every response of three tokens over three letters, against the enumerated law."""
+    pair = tiny_pair(scale=1.5)
+    law = exact_law(pair, [0, 1], 3)
+    decoder = SpeculativeDecoder(pair, stopping=rule)
+    counts = torch.zeros(27)
+    for seed in range(NUM_DRAWS):
+        tokens = decoder.generate([0, 1], 3, seed=seed).tokens
+        counts[(tokens * torch.tensor([9, 3, 1])).sum()] += 1
+    assert 0.2 < decoder.generate([0, 1], 60).stats.acceptance_rate < 0.95  # neither trivial nor hopeless
+    # false alarm with probability 1e-6
+    assert chi_square_p_value(counts, law) > 1e-6
+
+
+def test_a_wrong_law_would_be_noticed():
+    pair = tiny_pair(scale=1.5)
+    draft_law = exact_law(replace(pair, target=pair.draft), [0, 1], 3)
+    counts = torch.multinomial(draft_law, NUM_DRAWS, replacement=True, generator=torch.Generator().manual_seed(0)).bincount(
+        minlength=27
+    )
+    assert chi_square_p_value(counts, exact_law(pair, [0, 1], 3)) < 1e-6
+
+
+def training_features(pair, prefix, drafted, shift=0):
+    """What training computes for tokens drafted after `prefix`; `shift` taps that many positions late."""
+    index = len(prefix) + torch.arange(len(drafted)) + shift
+    tokens = torch.tensor([[*prefix, *drafted, 0]])
+    batch = HeadBatch(tokens, torch.zeros_like(index), index, torch.tensor(drafted), torch.zeros(len(index)))
+    return head_features(pair.draft_lm, batch, "next_token", ALL_FEATURES)
+
+
+@pytest.mark.parametrize("fixture, tolerance", [("nano64", 1e-12), ("nano", 1e-5)])
+def test_a_head_meets_the_training_features_in_the_decoder(fixture, tolerance, prompts, request):
+    pair = request.getfixturevalue(fixture)
+    spy = Spy(5)
+    out = decode(pair, prompts[0], spy, Warp(1.0, 50), max_new_tokens=40, seed=1)
+    assert out.stats.num_discarded > 0 and out.stats.num_accepted > 0  # both kinds of rewinding happen
+    seen, emitted = iter(spy.seen), []
+    for r in out.rounds:
+        steps = list(itertools.islice(seen, r.num_drafted))
+        prefix = [*prompts[0], *emitted]
+        emitted += r.tokens
+        if not steps:
+            continue
+        drafted = [find_token(pair, step["embedding"]) for step in steps]
+        expected, late = training_features(pair, prefix, drafted), training_features(pair, prefix, drafted, shift=1)
+        for name in ALL_FEATURES:
+            found = torch.cat([step[name] for step in steps])
+            scale = expected[name].abs().max()
+            assert (found - expected[name]).abs().max() <= tolerance * scale, name
+            if name != "embedding":
+                assert (found - late[name]).abs().max() > 1e-3 * scale, f"{name}: an off-by-one tap would pass"
+
+
+def find_token(pair, embedding):
+    weight = pair.draft.get_input_embeddings().weight
+    return int((weight - embedding).abs().sum(-1).argmin())

@@ -1,0 +1,102 @@
+import pytest
+import torch
+from fakes import tiny_llama
+
+from specheads.decoding.engine import EagerEngine, make_engine
+from specheads.errors import UserError
+from specheads.pair import LanguageModel
+
+
+@pytest.fixture
+def lm():
+    return LanguageModel(tiny_llama(11, seed=0, layers=3))
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(11, (1, 20), generator=torch.Generator().manual_seed(0))
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+
+
+def test_pieces_give_what_one_forward_gives(lm, tokens):
+    engine = EagerEngine(lm, 32)
+    expected = lm.model(tokens).logits
+    found = torch.cat(
+        [engine.forward(piece, num_logits=piece.shape[1]).logits for piece in tokens.split([7, 1, 1, 5, 6], dim=1)], dim=1
+    )
+    close(found, expected)
+    assert engine.length == 20
+
+
+def test_what_was_rewound_leaves_no_trace(lm, tokens):
+    engine = EagerEngine(lm, 32)
+    engine.forward(tokens[:, :8])
+    engine.forward(torch.full((1, 6), 3))
+    engine.rewind(8)
+    close(engine.forward(tokens[:, 8:], num_logits=12).logits, lm.model(tokens).logits[:, 8:])
+
+
+def test_a_tree_scored_at_once_equals_each_path_alone(lm, tokens):
+    context = tokens[:, :6]
+    nodes, parents = [4, 5, 6, 7, 8], [-1, -1, 0, 0, 2]
+    mask = torch.eye(5, dtype=torch.bool)
+    depth = []
+    for node, parent in enumerate(parents):
+        depth.append(0 if parent < 0 else depth[parent] + 1)
+        if parent >= 0:
+            mask[node] |= mask[parent]
+    engine = EagerEngine(lm, 32)
+    engine.forward(context)
+    found = engine.forward(torch.tensor([nodes]), positions=6 + torch.tensor([depth]), tree_mask=mask, num_logits=5).logits[0]
+    for node in range(5):
+        path = [nodes[i] for i in range(5) if mask[node, i]]
+        close(found[node], lm.model(torch.cat([context, torch.tensor([path])], dim=1)).logits[0, -1])
+
+
+def test_keeping_a_path_of_a_tree_continues_that_path(lm, tokens):
+    context = tokens[:, :6]
+    engine = EagerEngine(lm, 32)
+    engine.forward(context)
+    mask = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 1]], dtype=torch.bool)  # two children of the context, a child of the second
+    engine.forward(torch.tensor([[4, 5, 6]]), positions=torch.tensor([[6, 6, 7]]), tree_mask=mask)
+    engine.keep(torch.tensor([1, 2]))
+    assert engine.length == 8
+    expected = lm.model(torch.cat([context, torch.tensor([[5, 6, 9]])], dim=1)).logits[:, -1:]
+    close(engine.forward(torch.tensor([[9]])).logits, expected)
+
+
+def test_left_padded_rows_equal_each_row_alone(lm, tokens):
+    short = tokens[:, 12:]
+    batch = torch.cat([tokens, torch.cat([torch.zeros(1, 12, dtype=torch.long), short], dim=1)])
+    mask = torch.ones(2, 21, dtype=torch.long)
+    mask[1, :12] = 0
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    engine = EagerEngine(lm, 32)
+    engine.forward(batch, positions=positions[:, :20], attention_mask=mask[:, :20])
+    step = torch.tensor([[1], [2]])
+    found = engine.forward(step, positions=positions[:, 20:], attention_mask=mask).logits
+    close(found[0, 0], lm.model(torch.cat([tokens, step[:1]], dim=1)).logits[0, -1])
+    close(found[1, 0], lm.model(torch.cat([short, step[1:]], dim=1)).logits[0, -1])
+
+
+def test_memory_is_allocated_once(lm, tokens):
+    engine = EagerEngine(lm, 32)
+    engine.forward(tokens[:, :3])
+    places = [layer.keys.data_ptr() for layer in engine._layers]
+    for _ in range(4):
+        engine.forward(tokens[:, :5])
+        engine.rewind(4)
+    assert [layer.keys.data_ptr() for layer in engine._layers] == places
+
+
+def test_misuse_is_refused(lm, tokens):
+    engine = EagerEngine(lm, 10)
+    with pytest.raises(RuntimeError, match="20 positions do not fit"):
+        engine.forward(tokens)
+    with pytest.raises(RuntimeError, match="rewind"):
+        engine.rewind(5)
+    with pytest.raises(UserError, match="warp"):
+        make_engine("warp", lm, 10)

@@ -1,0 +1,52 @@
+"""Greedy speculative output against transformers' plain greedy generation, on nano in float64 so that rounding decides nothing."""
+
+import pytest
+import torch
+
+from data_gen.prompts import NanoSource
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, stopping
+
+NUM_PROMPTS, NUM_TOKENS = 50, 24
+FIXED_LENGTHS = (2, 4, 6, 8, 10, 12, 14)
+THRESHOLDS = [t / 10 for t in range(1, 10)]
+
+
+def sensitive_head(pair, judges):
+    """An untrained head whose predictions spread widely, so that every threshold stops at its own places."""
+    torch.manual_seed(0)
+    head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, depth=1, judges=judges))
+    torch.nn.init.normal_(head.readout.weight, std=0.3)
+    torch.nn.init.constant_(head.readout.bias, 1.0)
+    return head.requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def references(nano64):
+    """(prompt, the target's greedy continuation) for NUM_PROMPTS held-out prompts."""
+    rows = []
+    for prompt in NanoSource(0, 0, NUM_PROMPTS).load():
+        ids = torch.tensor([nano64.encode_instruction(prompt.text)])
+        out = nano64.target.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0
+        )
+        rows.append((ids[0].tolist(), out[0, ids.shape[1] :].tolist()))
+    assert len(rows) == NUM_PROMPTS
+    return rows
+
+
+@pytest.mark.parametrize("rules", ["fixed", "input_token", "next_token"])
+def test_every_setting_gives_the_targets_greedy_tokens(nano64, references, rules):
+    if rules == "fixed":
+        settings = [stopping.FixedLength(k) for k in FIXED_LENGTHS]
+    else:
+        head = sensitive_head(nano64, rules)
+        settings = [stopping.HeadThreshold(head, t) for t in THRESHOLDS]
+    decoder = SpeculativeDecoder(nano64, warp=Warp(temperature=0))
+    decoders = [decoder.with_stopping(rule) for rule in settings]
+    drafted = [0] * len(settings)
+    for prompt, expected in references:
+        for index, own in enumerate(decoders):
+            out = own.generate(prompt, NUM_TOKENS)
+            assert out.tokens.tolist() == expected, f"{stopping.describe(settings[index])} on {prompt}"
+            drafted[index] += out.stats.num_drafted
+    assert drafted == sorted(drafted) and len(set(drafted)) == len(drafted)  # the settings did differ

@@ -1,0 +1,32 @@
+"""The first two sampled tokens on nano against the target's own law."""
+
+import torch
+from statistics_helper import chi_square_p_value
+
+from specheads import SpeculativeDecoder, Warp, stopping
+
+NUM_DRAWS = 1500
+
+
+def test_two_sampled_tokens_follow_the_targets_law(nano, prompts):
+    warp, prompt = Warp(1.0, top_k=20), prompts[1]
+    lm = nano.target_lm
+    first = warp(lm.logits(lm.hidden_states(torch.tensor([prompt]))[0, -1]))
+    tokens = first.nonzero().squeeze(1)
+    texts = torch.cat([torch.tensor([prompt]).expand(len(tokens), -1), tokens[:, None]], dim=1)
+    second = warp(lm.logits(lm.hidden_states(texts)[:, -1]))
+    law = (first[tokens, None] * second).double()
+
+    decoder = SpeculativeDecoder(nano, stopping=stopping.FixedLength(1), warp=warp)
+    counts = torch.zeros_like(law)
+    place = {token: row for row, token in enumerate(tokens.tolist())}
+    accepted = 0
+    for seed in range(NUM_DRAWS):
+        out = decoder.generate(prompt, 2, seed=seed, stop_tokens=[])
+        accepted += out.stats.num_accepted
+        one, two = out.tokens.tolist()
+        counts[place[one], two] += 1
+    assert 0.1 * NUM_DRAWS < accepted < 0.95 * NUM_DRAWS
+    # false alarm with probability 1e-6 (the law is in float32, whose rounding is far below what the draws can tell)
+    assert chi_square_p_value(counts.flatten(), law.flatten() / law.sum()) > 1e-6
+    assert chi_square_p_value(counts.sum(1), law.sum(1) / law.sum()) > 1e-6

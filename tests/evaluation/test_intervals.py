@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+
+from specheads.decoding.records import DecodeStats
+from specheads.evaluation.intervals import gain_over_fixed, interval, resample_counts, sums
+from specheads.evaluation.sweep import Measured, Setting
+from specheads.replay.cost import Costs
+
+
+def measured(family, value, rounds_of):
+    """A setting whose prompt i has `rounds_of(i) = (rounds, drafted, accepted)`."""
+    parts = []
+    for i in range(40):
+        rounds, drafted, accepted = rounds_of(i)
+        parts.append(DecodeStats(rounds + accepted, drafted, accepted, drafted - accepted, rounds, drafted, 1.0, 0.0))
+    return Measured(Setting(f"{family} {value}", family, value, None), parts)
+
+
+def test_resamples_keep_the_number_of_prompts_of_both_halves():
+    counts = resample_counts(11)
+    assert (counts[0] == 1).all()
+    assert (counts[:, ::2].sum(1) == 6).all() and (counts[:, 1::2].sum(1) == 5).all()
+    assert len(np.unique(counts[1:], axis=0)) > 100
+
+
+def test_the_interval_of_a_mean_has_the_textbook_width():
+    values = np.random.default_rng(0).normal(10, 2, size=400)
+    counts = resample_counts(400)
+    found = interval(counts @ values / 400)
+    half = 1.96 * values.std() / 20
+    assert found.value == pytest.approx(values.mean())
+    assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.15 * half)
+
+
+def test_rates_are_ratios_of_sums():
+    found = sums(measured("fixed", 2, lambda i: (10 + i, 20 + i, 10)).stats, resample_counts(40))
+    tokens = sum(20 + i for i in range(40))
+    assert found.verification_rate[0] == pytest.approx(sum(10 + i for i in range(40)) / tokens)
+    assert found.discard_rate[0] == pytest.approx(sum(10 + i for i in range(40)) / tokens)
+
+
+def test_the_gain_of_a_better_rule_is_its_true_ratio():
+    fixed = measured("fixed", 2, lambda i: (10, 20, 10))
+    head = measured("head", 0.5, lambda i: (10, 15, 10))
+    gain = gain_over_fixed([fixed, head], Costs.at_ratio(10))
+    assert gain.value == gain.low == gain.high == pytest.approx((20 / 10 + 10) / (15 / 10 + 10))
+
+
+def test_choosing_among_many_equal_rules_gains_nothing():
+    """Forty thresholds that differ by noise alone: their in-sample best looks 10 % better, the cross-fitted one does not."""
+    rng = np.random.default_rng(0)
+
+    def noisy(family, value):
+        accepted = rng.integers(0, 21, size=40)
+        return measured(family, value, lambda i: (10, 20, int(accepted[i])))
+
+    gains = []
+    for _ in range(10):
+        family = [noisy("head", v) for v in range(40)]
+        gains.append(gain_over_fixed([noisy("fixed", 0), *family], Costs.at_ratio(10)).value - 1)
+    assert abs(np.mean(gains)) < 0.05  # five standard errors
+    best = max(sum(p.num_tokens for p in m.stats) for m in family) / (40 * 20)
+    assert best > 1.05
+
+
+def test_without_a_head_there_is_no_gain_to_report():
+    assert gain_over_fixed([measured("fixed", 2, lambda i: (10, 20, 10))], Costs.at_ratio(10)) is None

@@ -1,0 +1,67 @@
+"""Ten-line models and what goes with them."""
+
+from types import SimpleNamespace
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specheads.pair import Pair
+
+
+class CountingTokenizer:
+    """Token i is the letter chr(97 + i)."""
+
+    chat_template = None
+    eos_token_id = None
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(97 + i): i for i in range(self.size)}
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) - 97 for letter in text]}
+
+    def decode(self, tokens, skip_special_tokens: bool = True) -> str:
+        return "".join(chr(97 + int(token)) for token in tokens)
+
+
+def tiny_llama(vocab_size: int, seed: int, scale: float = 1.0, layers: int = 1, window: int = 64) -> LlamaForCausalLM:
+    """A random Llama in float64 whose logits have a spread of about `scale`."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        max_position_embeddings=window,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = LlamaForCausalLM(config).double().eval().requires_grad_(False)
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2:
+            torch.nn.init.normal_(weight, std=scale / weight.shape[1] ** 0.5 if "embed" not in name else 1.0)
+    return model
+
+
+def tiny_pair(vocab_size: int = 3, scale: float = 1.0, window: int = 64, same: bool = False) -> Pair:
+    """A pair of random models over `vocab_size` letters; `same`: the draft is the target."""
+    target = tiny_llama(vocab_size, seed=1, scale=scale, layers=2, window=window)
+    draft = target if same else tiny_llama(vocab_size, seed=2, scale=scale, window=window)
+    return Pair(target, draft, CountingTokenizer(vocab_size), "tiny", "tiny-target", "r1", "tiny-draft", "r2")
+
+
+def constant_head(prob: float, judges: str = "next_token"):
+    """A stand-in for a head that always gives the same acceptance probability."""
+
+    def head(features):
+        return torch.full((len(next(iter(features.values()))),), prob, dtype=torch.float64).logit()
+
+    head.config = SimpleNamespace(judges=judges, inputs=("hidden",))
+    head.check_fits = lambda pair: None
+    head.to = lambda device: head
+    return head

@@ -1,0 +1,261 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes import tiny_pair
+from torch import nn
+
+from specheads.errors import UserError
+from specheads.heads.head import AcceptanceHead, HeadConfig, ResidualBlock
+
+H, E = 16, 12  # hidden and embedding size
+KINDS = ["input_token", "next_token"]
+
+
+def config(judges="next_token", depth=3, **kwargs):
+    return HeadConfig(hidden_size=H, embedding_size=E, judges=judges, depth=depth, **kwargs)
+
+
+def new_head(*args, seed=0, **kwargs):
+    """A head with random blocks; a fresh one has blocks that do nothing."""
+    torch.manual_seed(seed)
+    head = AcceptanceHead(config(*args, **kwargs))
+    for block in head.blocks:
+        nn.init.normal_(block.linear.weight, std=0.3)
+        nn.init.normal_(block.linear.bias, std=0.3)
+    return head
+
+
+def features(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*size):
+        return torch.randn(*shape, *size, generator=generator, dtype=torch.float64).to(dtype)
+
+    probs = {name: torch.rand(shape, generator=generator, dtype=torch.float64).to(dtype) for name in ("draft_prob", "max_prob")}
+    return {"hidden": normal(H), "embedding": normal(E), **probs, "entropy": normal().abs()}
+
+
+# --- shapes
+
+
+@pytest.mark.parametrize("judges", KINDS)
+@pytest.mark.parametrize("depth", range(5))
+def test_a_head_gives_one_logit_per_token_whatever_the_leading_shape(judges, depth):
+    head = new_head(judges, depth)
+    assert len(head.blocks) == depth
+    inputs = features(2, 3)
+    logits = head(inputs)
+    assert logits.shape == (2, 3) and logits.dtype == torch.float32 and logits.requires_grad
+    for row in range(2):
+        for column in range(3):
+            alone = head({name: value[row, column] for name, value in inputs.items()})
+            torch.testing.assert_close(alone, logits[row, column])
+    assert head({name: value[0, :0] for name, value in inputs.items()}).shape == (0,)
+
+
+@pytest.mark.parametrize("depth", range(5))
+def test_the_papers_head_has_blocks_of_the_hidden_size_and_a_readout_and_nothing_else(depth):
+    head = new_head("input_token", depth)
+    assert sum(p.numel() for p in head.parameters()) == depth * (H * H + H) + H + 1
+    assert head.config.input_size == head.config.width == H
+
+
+def test_a_lookahead_head_projects_all_its_inputs_to_its_width():
+    head = new_head("next_token", 2)
+    assert head.config.input_size == H + E + 3 and head.config.width == H
+    assert sum(p.numel() for p in head.parameters()) == (H + E + 3) * H + H + 2 * (H * H + H) + H + 1
+
+
+def test_a_lookahead_head_on_a_wide_draft_stays_small_and_the_papers_does_not():
+    assert HeadConfig(hidden_size=4096).width == 256
+    assert HeadConfig(hidden_size=100).width == 100
+    assert HeadConfig(hidden_size=4096, judges="input_token").width == 4096
+    assert HeadConfig(hidden_size=4096, width=64).width == HeadConfig(hidden_size=4096, judges="input_token", width=64).width == 64
+
+
+def test_a_width_of_its_own_brings_a_projection():
+    head = new_head("input_token", 1, width=5)
+    assert sum(p.numel() for p in head.parameters()) == H * 5 + 5 + 5 * 5 + 5 + 5 + 1
+    assert head(features(4)).shape == (4,)
+
+
+def test_chosen_inputs_enter_in_their_order_with_the_logarithm_of_the_draft_probability():
+    head = new_head(inputs=("entropy", "hidden", "draft_prob"))
+    inputs = features(4)
+    expected = torch.cat([inputs["entropy"][:, None], inputs["hidden"], inputs["draft_prob"].log()[:, None]], dim=1)
+    assert torch.equal(head.assemble(inputs), expected)
+    assert head.config.input_size == H + 2
+
+
+def test_a_draft_probability_of_zero_stays_finite():
+    inputs = features(4) | {"draft_prob": torch.zeros(4)}
+    assert new_head()(inputs).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("judges", KINDS)
+def test_a_head_computes_in_float32_whatever_the_drafts_type(judges, dtype):
+    head, inputs = new_head(judges), features(4, dtype=dtype)
+    logits = head(inputs)
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, head({name: value.float() for name, value in inputs.items()}))
+
+
+# --- the network
+
+
+def test_a_head_without_blocks_is_linear():
+    head, inputs = new_head("input_token", 0), features(6)
+    expected = inputs["hidden"] @ head.readout.weight[0] + head.readout.bias
+    torch.testing.assert_close(head(inputs), expected)
+
+
+def test_a_head_is_blocks_of_x_plus_silu_between_projection_and_readout():
+    head, inputs = new_head("next_token", 2).double(), features(6, dtype=torch.float64)
+    x = head.assemble(inputs) @ head.projection.weight.T + head.projection.bias
+    for block in head.blocks:
+        z = x @ block.linear.weight.T + block.linear.bias
+        x = x + z / (1 + torch.exp(-z))
+    torch.testing.assert_close(head(inputs), x @ head.readout.weight[0] + head.readout.bias, atol=1e-12, rtol=0)
+
+
+def test_a_fresh_block_is_the_identity_and_can_still_learn():
+    block, x = ResidualBlock(H), features(5)["hidden"]
+    out = block(x)
+    assert torch.equal(out, x)
+    out.pow(2).sum().backward()
+    assert block.linear.weight.grad.abs().min() > 0 and block.linear.bias.grad.abs().min() > 0
+
+
+@pytest.mark.parametrize("judges", KINDS)
+def test_fresh_heads_of_every_depth_start_as_the_linear_one(judges):
+    inputs, outputs = features(5), []
+    for depth in range(5):
+        torch.manual_seed(3)
+        head = AcceptanceHead(config(judges, depth))
+        outputs.append(head.readout(head.projection(head.assemble(inputs))).squeeze(-1))
+        assert torch.equal(head(inputs), outputs[-1])
+
+
+def test_blocks_have_weights_of_their_own():
+    head, inputs = new_head(depth=3), features(5)
+    assert len({p.data_ptr() for p in head.parameters()}) == len(list(head.parameters())) == 2 + 3 * 2 + 2
+    before = [head(inputs)]
+    for block in head.blocks:
+        block.linear.weight.data.add_(0.1)
+        before.append(head(inputs))
+    assert all(not torch.allclose(a, b) for i, a in enumerate(before) for b in before[:i])
+
+
+# --- standardising
+
+
+def test_standardised_inputs_have_mean_zero_and_variance_one():
+    head = new_head().double()
+    sample = torch.randn(500, head.config.input_size, dtype=torch.float64) * torch.linspace(0.01, 30, head.config.input_size) - 7
+    head.standardise(sample)
+    entering = []
+    head.projection.register_forward_pre_hook(lambda module, args: entering.append(args[0]))
+    head.score(sample)
+    torch.testing.assert_close(entering[0].mean(dim=0), torch.zeros(H + E + 3, dtype=torch.float64), atol=1e-9, rtol=0)
+    torch.testing.assert_close(entering[0].std(dim=0), torch.ones(H + E + 3, dtype=torch.float64))
+
+
+def test_an_input_that_never_changes_stays_finite():
+    head = new_head()
+    head.standardise(torch.ones(10, head.config.input_size))
+    assert torch.equal(head.score(torch.ones(10, head.config.input_size)), head.score(torch.ones(1, head.config.input_size)).expand(10))
+    assert head.score(torch.ones(3, head.config.input_size)).isfinite().all()
+
+
+def test_shift_and_scale_are_saved_but_not_trained():
+    head = new_head()
+    assert {"input_mean", "input_scale"} <= head.state_dict().keys()
+    assert not {"input_mean", "input_scale"} & dict(head.named_parameters()).keys()
+
+
+# --- whether it fits
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return tiny_pair(5)  # hidden size 16, draft revision r2
+
+
+def test_a_head_fits_the_draft_it_was_trained_for(pair):
+    AcceptanceHead(config(draft={"id": "tiny-draft", "revision": "r2"})).check_fits(pair)
+    AcceptanceHead(config(draft={"id": "moved/elsewhere", "revision": "r2"})).check_fits(pair)  # the weights are what counts
+    AcceptanceHead(config()).check_fits(pair)  # it does not say for which
+
+
+def test_another_hidden_size_is_an_error_that_names_both(pair):
+    head = AcceptanceHead(HeadConfig(hidden_size=24, draft={"id": "theirs", "revision": "r2"}))
+    with pytest.raises(UserError, match=r"size 24.*tiny-draft has size 16.*trained for theirs"):
+        head.check_fits(pair)
+
+
+def test_another_draft_revision_is_an_error_that_names_both(pair):
+    head = AcceptanceHead(config(draft={"id": "theirs", "revision": "r9"}))
+    with pytest.raises(UserError, match=r"theirs at revision r9.*tiny-draft at revision r2"):
+        head.check_fits(pair)
+    with pytest.raises(UserError, match="revision r2.*revision r3"):
+        AcceptanceHead(config(draft={"id": "d", "revision": "r2"})).check_fits(replace(pair, draft_revision="r3"))
+
+
+# --- the config
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"judges": "last_token"}, r"head\.judges='last_token' is not known; use one of input_token, next_token"),
+        ({"depth": -1}, r"head\.depth=-1 is negative"),
+        ({"inputs": ("hidden", "phase_of_the_moon")}, r"head\.inputs names 'phase_of_the_moon'; known are hidden, embedding"),
+        ({"label": "guessed"}, r"head\.label='guessed'.*sampled.*overlap"),
+    ],
+)
+def test_a_value_that_means_nothing_is_a_user_error_that_names_the_key(values, message):
+    with pytest.raises(UserError, match=message):
+        HeadConfig(hidden_size=H, **values)
+
+
+@pytest.mark.parametrize("name", ["embedding", "draft_prob"])
+def test_a_head_that_judges_its_input_cannot_read_what_belongs_to_the_next_token(name):
+    # When the decoder asks such a head about y_i, the embedding and probability at hand are those of y_{i+1}; in training
+    # they would be y_i's.
+    with pytest.raises(UserError, match=rf"head\.inputs names '{name}'"):
+        HeadConfig(hidden_size=H, judges="input_token", inputs=("hidden", name))
+
+
+@pytest.mark.parametrize("judges", KINDS)
+def test_no_inputs_named_means_all_that_the_kind_can_see(judges):
+    every = {"input_token": ("hidden",), "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy")}[judges]
+    assert HeadConfig(hidden_size=H, judges=judges).inputs == HeadConfig(hidden_size=H, judges=judges, inputs=[]).inputs == every
+
+
+@pytest.mark.parametrize(
+    "original",
+    [
+        HeadConfig(hidden_size=H),
+        HeadConfig(hidden_size=H, judges="input_token", depth=0, width=7),
+        HeadConfig(
+            hidden_size=H,
+            embedding_size=E,
+            depth=4,
+            inputs=("hidden", "max_prob"),
+            label="overlap",
+            warp={"temperature": 0.7, "top_k": 50, "top_p": 1.0},
+            draft={"id": "d", "revision": "r"},
+            target={"id": "t", "revision": "s"},
+            calibration={"scale": 1.5},
+            recommended={"threshold": 0.7},
+            train={"optimizer": {"lr": 1e-3}, "num_prompts": 5},
+        ),
+    ],
+)
+def test_a_config_comes_back_from_json_as_it_was(original):
+    written = json.loads(json.dumps(original.to_dict()))
+    assert HeadConfig.from_dict(written, "config.json") == original
+    assert AcceptanceHead(original).state_dict().keys() == AcceptanceHead(HeadConfig.from_dict(written, "")).state_dict().keys()

@@ -1,0 +1,76 @@
+import ast
+import textwrap
+
+from specheads.nano import corpus
+
+SOURCE = '''
+import os
+
+class Shape:
+    def area(self, scale=1):
+        """Return the area.
+
+        More words that a prompt leaves out.
+        """
+        # in square units
+        return self.width * self.height * scale
+
+    def todo(self):
+        """Not there yet."""
+        raise NotImplementedError
+
+def undocumented(x):
+    return x
+
+def one_line(): """Doc."""; return 1
+
+@property
+def quoted(x):
+    \'\'\'Say "hello" to """x""".\'\'\'
+    if x:
+        return """
+  text"""
+    return None
+'''
+
+
+def test_a_function_becomes_signature_docstring_and_body():
+    first, second = corpus.functions_in(SOURCE, "shape.py")
+    assert first.prompt == 'def area(self, scale=1):\n    """Return the area."""\n'
+    assert first.body == "    # in square units\n    return self.width * self.height * scale\n"
+    assert second.prompt.startswith("def quoted(x):\n")
+    for function in (first, second):
+        ast.parse(function.prompt + function.body)
+        assert function.source == "shape.py"
+
+
+def test_text_that_is_no_python_gives_nothing():
+    assert list(corpus.functions_in("def broken(:\n", "x.py")) == []
+
+
+def test_bodies_that_differ_in_comments_and_layout_are_duplicates():
+    def function(body):
+        return corpus.Function("def f(x):\n", textwrap.indent(body, "    "), "x.py")
+
+    same = [function("return x + 1\n"), function("# a comment\nreturn (x\n        + 1)\n")]
+    kept = list(corpus.deduplicated([*same, function("return x + 2\n")], set()))
+    assert kept == [same[0], function("return x + 2\n")]
+
+
+def test_the_split_goes_by_file_and_is_the_same_everywhere():
+    names = [f"package{i}/module.py" for i in range(4000)]
+    shares = {split: sum(corpus.split_of(name) == split for name in names) / 4000 for split in ("train", "dev", "test")}
+    assert abs(shares["dev"] - 0.5) < 0.04 and abs(shares["test"] - 0.25) < 0.04  # five standard errors
+    assert [corpus.split_of(name) for name in ("json/decoder.py", "heapq.py", "textwrap.py")] == ["dev", "dev", "test"]
+
+
+def test_the_sides_of_the_standard_library_share_no_file():
+    files = {split: {function.source for function in corpus.standard_library(split)} for split in ("train", "dev", "test")}
+    assert all(files.values())
+    assert not files["train"] & files["dev"] and not files["train"] & files["test"] and not files["dev"] & files["test"]
+
+
+def test_dependencies_are_permissive_and_named():
+    found = {distribution.metadata["Name"].lower(): licence for distribution, licence in corpus.dependencies()}
+    assert {"torch", "transformers", "hydra-core"} <= found.keys()
+    assert all(corpus.PERMISSIVE.search(licence) for licence in found.values())

@@ -1,0 +1,64 @@
+"""Every config composes, and so does every command line that the README or a config shows."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from specheads.pair import config_folder
+
+ROOT = Path(__file__).parents[1]
+SHOWN_IN = [ROOT / "README.md", *config_folder().rglob("*.yaml"), *ROOT.glob("*.py"), *(ROOT / "data_gen").glob("*.py")]
+COMMAND = re.compile(r"python (train\.py|evaluate\.py|-m data_gen)((?: +(?:-m|[\w.+]+=[^\s`\"')]+))*)")
+
+
+def shown_commands():
+    found = {match.groups() for path in SHOWN_IN for match in COMMAND.finditer(path.read_text())}
+    return sorted((command.removesuffix(".py").removeprefix("-m "), overrides.strip()) for command, overrides in found)
+
+
+def composed(name, overrides=()):
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        return compose(name, overrides=list(overrides))
+
+
+def test_commands_are_shown():
+    assert len(shown_commands()) >= 6
+
+
+@pytest.mark.parametrize("command, overrides", shown_commands())
+def test_shown_command_lines_compose(command, overrides):
+    words = [word for word in overrides.split() if word != "-m" and "..." not in word and not word.endswith("=")]
+    sweeps = [re.sub(r"=(?!\[)([^,]+),.*", r"=\1", word) for word in words]  # the first value of each swept key
+    composed(command, sweeps)
+
+
+@pytest.mark.parametrize("model", sorted(path.stem for path in (config_folder() / "model").glob("*.yaml")))
+@pytest.mark.parametrize("command", ["train", "evaluate", "data_gen"])
+def test_every_model_composes_with_every_command(command, model):
+    cfg = composed(command, [f"model={model}"])
+    assert cfg.model.name == model
+    source = instantiate(cfg.data.source)
+    assert (type(source).__name__ == "NanoSource") == (model == "nano")
+
+
+@pytest.mark.parametrize("experiment", sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml")))
+def test_every_experiment_composes(experiment):
+    composed("train", [f"experiment={experiment}"])
+
+
+def test_the_papers_recipe_is_the_papers():
+    cfg = composed("train", ["experiment=specdecpp", "model=llama2-7b"])
+    assert (cfg.head.judges, cfg.head.depth, cfg.loss.accept_weight, cfg.loss.reject_weight) == ("input_token", 3, 1, 6)
+    assert (cfg.trainer.max_epochs, cfg.loader.batch_size, cfg.optimizer.lr, cfg.optimizer.warmup_share) == (3, 32, 5e-5, 0.03)
+    assert (cfg.warp.temperature, cfg.warp.top_k, cfg.data.max_new_tokens, cfg.mixing.response_share) == (1, 50, 512, 0.15)
+    assert (cfg.data.num_train, cfg.data.num_dev, cfg.data.num_test) == (40000, 10000, 2000)
+    evaluation = composed("evaluate")
+    assert list(evaluation.fixed_lengths) == [2, 4, 6, 8, 10, 12, 14]
+    assert list(evaluation.thresholds) == [t / 10 for t in range(1, 10)]
+
+
+def test_a_data_set_on_the_command_line_wins_over_the_models_own():
+    assert composed("evaluate", ["data=alpaca"]).data.source._target_.endswith("DatasetSource")

@@ -1,0 +1,82 @@
+import pytest
+import torch
+from statistics_helper import chi_square_p_value
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from specheads import UserError, Warp
+from specheads.sampling import accept_prob, entropy, overlap, sample, uniforms
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+@pytest.mark.parametrize("top_k", [0, 1, 5, 50])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3])
+def test_warp_agrees_with_transformers(temperature, top_k, top_p):
+    logits = torch.randn(7, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    if top_k:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        warpers.append(TopPLogitsWarper(top_p))
+    expected = warpers(None, logits.clone()).softmax(-1)
+    torch.testing.assert_close(Warp(temperature, top_k, top_p)(logits), expected, atol=1e-12, rtol=0)
+
+
+def test_greedy_is_a_point_mass_on_the_argmax():
+    logits = torch.tensor([[0.1, 2.0, -1.0], [3.0, 0.0, 1.0]])
+    assert Warp(temperature=0, top_k=2)(logits).tolist() == [[0, 1, 0], [1, 0, 0]]
+
+
+def test_half_precision_logits_become_float32_before_the_softmax():
+    logits = torch.randn(4, 100, generator=torch.Generator().manual_seed(0)).bfloat16()
+    probs = Warp()(logits)
+    assert probs.dtype == torch.float32
+    torch.testing.assert_close(probs, logits.float().softmax(-1))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_nan_logit_makes_its_row_nan_and_no_other(temperature):
+    logits = torch.zeros(2, 5)
+    logits[1, 3] = torch.nan
+    probs = Warp(temperature, top_k=2)(logits)
+    assert not probs[0].isnan().any()
+    assert probs[1].isnan().any()
+
+
+@pytest.mark.parametrize(
+    "bad", [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": -2}, {"top_p": 0.0}, {"top_p": 1.5}]
+)
+def test_values_outside_their_range_are_refused_by_name(bad):
+    with pytest.raises(UserError, match=next(iter(bad))):
+        Warp(**bad)
+
+
+def test_sample_inverts_the_cumulative_distribution():
+    probs = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
+    points = torch.tensor([0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53], dtype=torch.float64)
+    assert sample(probs.expand(6, 6), points).tolist() == [1, 1, 3, 3, 4, 4]
+
+
+def test_sample_takes_unnormalised_residuals():
+    assert sample(torch.tensor([[0.0, 1e-9, 3e-9]]), torch.tensor([0.3])).tolist() == [2]
+
+
+def test_sample_follows_its_law():
+    probs = torch.rand(30, generator=torch.Generator().manual_seed(0))
+    probs[::5] = 0
+    draws = sample(probs.expand(200_000, 30), uniforms((200_000,), torch.Generator().manual_seed(1)))
+    # false alarm with probability 1e-6
+    assert chi_square_p_value(torch.bincount(draws, minlength=30), probs.double() / probs.double().sum()) > 1e-6
+
+
+def test_entropy_counts_zero_probabilities_as_nothing():
+    assert entropy(torch.tensor([0.5, 0.5, 0.0])).item() == pytest.approx(torch.tensor(2.0).log().item())
+
+
+def test_overlap_is_one_minus_total_variation():
+    t, d = torch.rand(2, 5, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
+    torch.testing.assert_close(overlap(t, d), 1 - (t - d).abs().sum(-1) / 2)
+
+
+def test_accept_prob_has_no_zero_division():
+    t, d = torch.tensor([0.2, 0.5, 0.0, 0.3, 0.0]), torch.tensor([0.4, 0.25, 0.1, 0.0, 0.0])
+    assert accept_prob(t, d).tolist() == [0.5, 1.0, 0.0, 0.0, 0.0]
