@@ -64,7 +64,7 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     )
     trainer.fit(module, data, ckpt_path=cfg.resume)
     trainer.test(module, data, verbose=False)
-    exported = export(module, data, run, seconds=time.perf_counter() - start)
+    exported = export(module, data, pair.draft_lm.device, run, seconds=time.perf_counter() - start)
     report(module, exported, cfg.model.name)
     return exported
 
@@ -87,10 +87,11 @@ def head_spec(cfg: DictConfig, pair: Pair) -> HeadSpec:
     return HeadSpec(name, config, **cfg.loss)
 
 
-def export(module: HeadModule, data: HeadData, run: Path, seconds: float) -> Path:
+def export(module: HeadModule, data: HeadData, draft_device: torch.device, run: Path, seconds: float) -> Path:
     """Write every head of the bank as a folder of its own; return the (last) folder."""
+    module.to(draft_device)  # Lightning leaves the heads on the CPU
     with torch.no_grad():
-        features = module.features(next(iter(data.loader("dev"))))
+        features = module.features(next(iter(data.loader("dev"))).to(draft_device))
     module.check_not_constant(features)
     for spec in module.bank.specs:
         head = module.bank.heads[spec.name]

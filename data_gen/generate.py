@@ -57,7 +57,7 @@ def generate_batch(
     lm = pair.target_lm
     device = lm.device
     longest = max(map(len, prompts))
-    limits = [min(max_new_tokens, lm.window - len(prompt)) for prompt in prompts]
+    limits = [min(max_new_tokens, pair.window - len(prompt)) for prompt in prompts]
     tokens, mask = left_padded(prompts, device)
     draws = torch.from_numpy(np.ascontiguousarray(uniform)).to(device)
     stops = torch.tensor(sorted(pair.stop_tokens), device=device)
@@ -85,7 +85,8 @@ def generate_batch(
         count = int(staying.sum())
         if count == 0:
             break
-        tokens, positions = token[:, None], positions[:, -1:] + 1
+        # A finished row may stay for a while; its positions must not run past the window.
+        tokens, positions = token[:, None], (positions[:, -1:] + 1).clamp_max(pair.window - 1)
         if count <= (1 - LEAVING_SHARE) * len(rows):
             kept = staying.nonzero().squeeze(1)
             engine.select_rows(kept)

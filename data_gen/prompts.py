@@ -73,7 +73,8 @@ class DatasetSource:
                 raise UserError(f"data.template names the field {name!r}, but {self.path} has {', '.join(rows.column_names)}.")
         start = 0
         for split, count in zip(SPLITS, (self.num_train, self.num_dev, self.num_test), strict=True):
-            for row in rows.select(range(min(start, len(rows)), min(start + count, len(rows)))):
+            for index in range(min(start, len(rows)), min(start + count, len(rows))):
+                row = rows[index]
                 text = self.template.format(**{name: row[name] for name in fields}).strip()
                 if text:
                     yield Prompt(_id(text), split, text)
@@ -102,7 +103,10 @@ class DatasetSource:
 
 def unique(prompts: Iterable[Prompt]) -> list[Prompt]:
     """Return the prompts without repeated ids; a text stays in the first split that has it."""
-    return list({prompt.prompt_id: prompt for prompt in reversed(list(prompts))}.values())[::-1]
+    first: dict[str, Prompt] = {}
+    for prompt in prompts:
+        first.setdefault(prompt.prompt_id, prompt)
+    return list(first.values())
 
 
 def _id(text: str) -> str:

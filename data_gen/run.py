@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from data_gen.generate import batch_plan, generate_batch, row_uniforms
 from data_gen.label import label_responses
 from data_gen.prompts import SPLITS, Prompt, unique
-from data_gen.shards import ShardStore, exclusive, fingerprint, read_manifest
+from data_gen.shards import ShardStore, exclusive, fingerprint
 from specheads.errors import UserError
 from specheads.pair import Pair
 from specheads.sampling import Warp
@@ -54,13 +54,15 @@ def generate_data(pair: Pair, source: PromptSource, warp: Warp, settings: Genera
         "target": [pair.target_id, pair.target_revision],
         "draft": [pair.draft_id, pair.draft_revision],
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
+        "encoding": pair.encoding_fingerprint(),
+        "stop_tokens": sorted(pair.stop_tokens),
         "prompts": source.fingerprint(),
         "warp": asdict(warp),
         "settings": asdict(settings),
         "seed": seed,
     }
     folder = root / fingerprint(facts)
-    if read_manifest(folder).get("complete"):
+    if ShardStore(folder, facts).is_complete():
         logger.info("data: complete in %s", folder)
         return folder
     with exclusive(folder):

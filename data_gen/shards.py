@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specheads.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 SCHEMA = pa.schema(
@@ -50,12 +53,21 @@ class ShardStore:
         self.folder = folder
         self.facts = dict(facts)
         folder.mkdir(parents=True, exist_ok=True)
-        self.shards: dict[str, dict[str, Any]] = read_manifest(folder).get("shards", {})
+        manifest = read_manifest(folder)
+        self.shards: dict[str, dict[str, Any]] = manifest.get("shards", {})
+        self._declared_complete = manifest.get("complete", False)
 
     def has(self, name: str) -> bool:
         """Whether a shard is there with the checksum that the manifest gives; a damaged one counts as missing."""
         entry, path = self.shards.get(name), self.folder / name
         return entry is not None and path.is_file() and checksum(path) == entry["sha256"]
+
+    def is_complete(self) -> bool:
+        """Whether an earlier run finished this cache and every shard is still what it was."""
+        damaged = [name for name in self.shards if not self.has(name)]
+        if damaged and self._declared_complete:
+            logger.warning("data: %s in %s is missing or damaged and will be made again", ", ".join(damaged), self.folder)
+        return self._declared_complete and not damaged
 
     def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write a shard and then the manifest that names it."""
@@ -89,7 +101,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text()) if path.is_file() else {}
     except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not valid JSON ({error}); delete it, and the shards are verified and listed anew.") from None
+        raise UserError(f"{path} is not valid JSON ({error}); delete it, and the shards are generated again.") from None
 
 
 def checksum(path: Path) -> str:

@@ -5,6 +5,7 @@ through `LanguageModel`, so a head sees the same vector in both.
 """
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -140,6 +141,13 @@ class Pair:
             return self.tokenizer(text)["input_ids"]
         text = self._render([{"role": "user", "content": text}])
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def encoding_fingerprint(self) -> str:
+        """Return what identifies how text becomes ids: vocabulary, merges, special tokens, and the chat template if it is used."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        rules = backend.to_str() if backend is not None else json.dumps(sorted(self.tokenizer.get_vocab().items()))
+        template = None if self.chat is False else self.tokenizer.chat_template
+        return hashlib.sha256(f"{rules} {template} {self.chat}".encode()).hexdigest()[:16]
 
     def _render(self, messages: Sequence[dict[str, str]]) -> str:
         """Return chat messages as text; the template writes the begin token itself, so none is added in front of it."""

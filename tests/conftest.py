@@ -5,8 +5,13 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 
+import torch
+
 from data_gen.prompts import NanoSource
 from specheads import load_pair
+
+# Models this small gain nothing from a second thread, and lose a lot where another job wants that core.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ SMALL = ["data.num_train=24", "data.num_dev=6", "data.num_test=6", "data.max_new
 
 
 def run(folder, *words):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     script = [str(ROOT / words[0])] if words[0].endswith(".py") else ["-m", words[0]]
     return subprocess.run(
         [sys.executable, *script, *words[1:]], check=False, cwd=folder, env=environment, capture_output=True, text=True

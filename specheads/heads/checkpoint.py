@@ -60,6 +60,10 @@ def load_head(location: str | Path) -> AcceptanceHead:
     head.load_state_dict(found)
     head.requires_grad_(False).eval()
     golden = _read_tensors(folder / "golden.safetensors")
+    if golden.keys() != {"inputs", "logits"}:
+        raise UserError(
+            f"{folder}/golden.safetensors holds {', '.join(sorted(golden))}, expected inputs and logits; export the head again."
+        )
     difference = (head.score(golden["inputs"]) - golden["logits"]).abs().max().item()
     if not difference < 1e-3 * (1 + golden["logits"].abs().max().item()):
         raise UserError(

@@ -108,7 +108,10 @@ def collate(items: Sequence[Mapping[str, np.ndarray]]) -> HeadBatch:
 
 
 class EpochSampler(Sampler):
-    """Yields (epoch, row) so that the data knows the epoch; every process of a distributed run takes its own share."""
+    """Yields (epoch, row) so that the data knows the epoch.
+
+    Every process of a distributed run takes its own share, all of the same size, or one would wait for the others forever.
+    """
 
     def __init__(self, num_rows: int, seed: int, shuffle: bool, rank: int = 0, world_size: int = 1) -> None:
         self.num_rows, self.seed, self.shuffle, self.rank, self.world_size = num_rows, seed, shuffle, rank, world_size
@@ -119,12 +122,12 @@ class EpochSampler(Sampler):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return (self.num_rows - self.rank + self.world_size - 1) // self.world_size
+        return self.num_rows // self.world_size
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         epoch = self.epoch if self.shuffle else 0
         order = np.random.default_rng([self.seed, epoch]).permutation(self.num_rows) if self.shuffle else np.arange(self.num_rows)
-        return iter([(epoch, int(i)) for i in order[self.rank :: self.world_size]])
+        return iter([(epoch, int(i)) for i in order[self.rank :: self.world_size][: len(self)]])
 
 
 @torch.no_grad()

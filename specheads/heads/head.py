@@ -16,10 +16,13 @@ from specheads.errors import UserError
 from specheads.pair import Pair
 
 FORMAT_VERSION = 1
-INPUTS = {
-    "input_token": ("hidden",),
+# What a kind may see. At the position that has read y_i, token features are already those of y_{i+1}, which training does not
+# know: a head that judges its input token has only the state and the shape of the next law.
+KNOWN_INPUTS = {
+    "input_token": ("hidden", "max_prob", "entropy"),
     "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy"),
 }
+DEFAULT_INPUTS = {"input_token": ("hidden",), "next_token": KNOWN_INPUTS["next_token"]}
 NEXT_TOKEN_WIDTH = 256  # wide drafts are projected down to it, so that a head stays small beside a draft forward
 
 
@@ -44,13 +47,14 @@ class HeadConfig:
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
-        if self.judges not in INPUTS:
-            raise UserError(f"head.judges={self.judges!r} is not known; use one of {', '.join(INPUTS)}.")
+        if self.judges not in KNOWN_INPUTS:
+            raise UserError(f"head.judges={self.judges!r} is not known; use one of {', '.join(KNOWN_INPUTS)}.")
         if self.depth < 0:
             raise UserError(f"head.depth={self.depth} is negative; use 0 (linear) or more residual blocks.")
-        inputs = tuple(self.inputs) or INPUTS[self.judges]
-        if unknown := [name for name in inputs if name not in INPUTS["next_token"]]:
-            raise UserError(f"head.inputs names {unknown[0]!r}; known are {', '.join(INPUTS['next_token'])}.")
+        inputs = tuple(self.inputs) or DEFAULT_INPUTS[self.judges]
+        known = KNOWN_INPUTS[self.judges]
+        if unknown := [name for name in inputs if name not in known]:
+            raise UserError(f"head.inputs names {unknown[0]!r}; a head with judges={self.judges} can see {', '.join(known)}.")
         default_width = self.hidden_size if self.judges == "input_token" else min(self.hidden_size, NEXT_TOKEN_WIDTH)
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "width", self.width or default_width)

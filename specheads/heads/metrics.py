@@ -40,7 +40,7 @@ def auroc(scores: Tensor, labels: Tensor) -> float:
     weights[1].index_add_(0, group, 1 - labels.double())
     accepted, rejected = weights
     below = rejected.cumsum(0) - rejected
-    return (accepted * (below + rejected / 2)).sum().item() / max((accepted.sum() * rejected.sum()).item(), 1e-300)
+    return ((accepted * (below + rejected / 2)).sum() / (accepted.sum() * rejected.sum())).item()
 
 
 def brier(probs: Tensor, labels: Tensor) -> float:

@@ -71,9 +71,10 @@ def test_a_batch_of_nano_prompts_equals_each_prompt_alone(nano64, prompts, depar
 
 
 def test_greedy_batches_equal_what_transformers_generates(nano64, prompts):
-    found = generate_batch(nano64, prompts, uniform(len(prompts), 48), Warp(0), 48)
-    for prompt, response in zip(prompts, found, strict=True):
-        expected = nano64.target.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=48, pad_token_id=1)
+    found = generate_batch(nano64, prompts[:4], uniform(4, 32), Warp(0), 32)
+    assert {response.finished for response in found} == {True, False}
+    for prompt, response in zip(prompts, found, strict=False):
+        expected = nano64.target.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=32, pad_token_id=1)
         assert response.ids == expected[0, len(prompt) :].tolist()
 
 

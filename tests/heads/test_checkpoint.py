@@ -1,0 +1,279 @@
+import json
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes import tiny_pair
+from safetensors.torch import load_file, save_file
+
+from specheads.errors import UserError
+from specheads.heads.checkpoint import NUM_GOLDEN, latest_head, load_head, save_head
+from specheads.heads.head import AcceptanceHead, HeadConfig
+
+CONFIG = HeadConfig(
+    hidden_size=8,
+    depth=2,
+    warp={"temperature": 1.0, "top_k": 50, "top_p": 1.0},
+    draft={"id": "tiny-draft", "revision": "r2"},
+    target={"id": "tiny-target", "revision": "r1"},
+    train={"num_prompts": 7, "test": {"auroc": 0.75}},
+)
+
+
+def new_head(config=CONFIG, seed=0):
+    torch.manual_seed(seed)
+    head = AcceptanceHead(config)
+    for tensor in head.state_dict().values():
+        tensor.normal_(std=0.5)
+    return head
+
+
+def inputs(config=CONFIG, count=40):
+    return torch.randn(count, config.input_size, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return save_head(new_head(), tmp_path / "heads" / "mine", inputs())
+
+
+def edit_config(folder, **changes):
+    """Write `changes` into config.json; "gone" takes a key out."""
+    values = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in values.items() if value != "gone"}))
+
+
+def edit_tensors(folder, name, change):
+    tensors = load_file(folder / name)
+    change(tensors)
+    save_file(tensors, folder / name)
+
+
+# --- a round trip
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CONFIG,
+        HeadConfig(hidden_size=8, judges="input_token", depth=3),
+        HeadConfig(hidden_size=8, judges="input_token", depth=0, width=3),
+        HeadConfig(hidden_size=8, embedding_size=4, inputs=("max_prob", "embedding"), depth=1, label="overlap"),
+    ],
+)
+def test_a_head_comes_back_as_it_was_saved(tmp_path, config):
+    head = new_head(config)
+    loaded = load_head(save_head(head, tmp_path / "head", inputs(config)))
+    assert loaded.config == config
+    assert loaded.state_dict().keys() == head.state_dict().keys()
+    assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in head.state_dict().items())
+    assert torch.equal(loaded.score(inputs(config)), head.score(inputs(config)))
+
+
+def test_a_loaded_head_is_ready_to_use_and_not_to_train(folder):
+    loaded = load_head(str(folder))
+    assert not loaded.training and not any(p.requires_grad for p in loaded.parameters())
+    assert {tensor.dtype for tensor in loaded.state_dict().values()} == {torch.float32}
+
+
+def test_a_head_folder_holds_config_weights_golden_vectors_and_a_card(folder):
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md",
+        "config.json",
+        "golden.safetensors",
+        "model.safetensors",
+    ]
+    golden = load_file(folder / "golden.safetensors")
+    assert torch.equal(golden["inputs"], inputs()[:NUM_GOLDEN])
+    torch.testing.assert_close(golden["logits"], new_head().score(inputs()[:NUM_GOLDEN]))
+    card = (folder / "README.md").read_text()
+    for fact in (
+        "tiny-draft (revision r2)",
+        "tiny-target (revision r1)",
+        "next_token",
+        "2 residual blocks",
+        "top_k=50",
+        "| auroc | 0.7500 |",
+    ):
+        assert fact in card
+
+
+def test_saving_again_replaces_the_head(folder):
+    other = new_head(replace(CONFIG, depth=1), seed=5)
+    save_head(other, folder, inputs())
+    assert load_head(folder).config.depth == 1
+    assert torch.equal(load_head(folder).score(inputs()), other.score(inputs()))
+
+
+def test_few_golden_inputs_are_enough(tmp_path):
+    load_head(save_head(new_head(), tmp_path, inputs(count=3)))
+
+
+# --- strict loading
+
+
+def test_a_missing_tensor_is_named(folder):
+    edit_tensors(folder, "model.safetensors", lambda tensors: tensors.pop("blocks.1.linear.bias"))
+    with pytest.raises(UserError, match=r"'blocks\.1\.linear\.bias' is no such tensor, expected \(8,\)"):
+        load_head(folder)
+
+
+def test_an_extra_tensor_is_named(folder):
+    edit_tensors(folder, "model.safetensors", lambda tensors: tensors.update({"blocks.2.linear.bias": torch.zeros(8)}))
+    with pytest.raises(UserError, match=r"'blocks\.2\.linear\.bias' is \(8,\), expected no such tensor"):
+        load_head(folder)
+
+
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(folder):
+    edit_tensors(folder, "model.safetensors", lambda tensors: tensors.update({"readout.weight": torch.zeros(2, 8)}))
+    with pytest.raises(UserError, match=r"'readout\.weight' is \(2, 8\), expected \(1, 8\)"):
+        load_head(folder)
+
+
+def test_a_config_of_another_depth_does_not_fit_the_weights(folder):
+    edit_config(folder, depth=3)
+    with pytest.raises(UserError, match=r"blocks\.2\.linear\.bias"):
+        load_head(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "golden.safetensors"])
+@pytest.mark.parametrize("size", [0, 5, 100, -4])
+def test_a_file_that_is_cut_off_is_named(folder, name, size):
+    path = folder / name
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(UserError, match=rf"{name} cannot be read"):
+        load_head(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "golden.safetensors", "config.json"])
+def test_a_file_that_is_not_there_is_named(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(UserError, match=f"has no {name}"):
+        load_head(folder)
+
+
+def test_weights_that_are_not_those_of_the_golden_vectors_are_refused(folder):
+    edit_tensors(folder, "model.safetensors", lambda tensors: tensors["readout.bias"].add_(0.1))
+    with pytest.raises(UserError, match=r"differ from the golden vectors by 0\.1;"):
+        load_head(folder)
+
+
+@pytest.mark.parametrize("name", ["inputs", "logits"])
+def test_golden_vectors_that_do_not_come_out_are_refused(folder, name):
+    edit_tensors(folder, "golden.safetensors", lambda tensors: tensors[name].add_(0.1))
+    with pytest.raises(UserError, match="differ from the golden vectors"):
+        load_head(folder)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "golden.safetensors"])
+def test_a_number_that_is_none_is_refused(folder, file):
+    def spoil(tensors):
+        next(tensor for name, tensor in tensors.items() if name in ("logits", "readout.bias")).flatten()[0] = torch.nan
+
+    edit_tensors(folder, file, spoil)
+    with pytest.raises(UserError, match="differ from the golden vectors by nan"):
+        load_head(folder)
+
+
+@pytest.mark.parametrize("name", ["inputs", "logits"])
+def test_golden_vectors_under_other_names_are_refused(folder, name):
+    edit_tensors(folder, "golden.safetensors", lambda tensors: tensors.update({"other": tensors.pop(name)}))
+    with pytest.raises(UserError, match=r"golden\.safetensors"):
+        load_head(folder)
+
+
+def test_a_head_that_says_the_same_of_every_token_is_refused(tmp_path):
+    head = new_head()
+    with torch.no_grad():
+        head.readout.weight.zero_()
+    with pytest.raises(UserError, match=r"predicts a constant.*train it longer or on more prompts"):
+        load_head(save_head(head, tmp_path, inputs()))
+
+
+# --- the config
+
+
+@pytest.mark.parametrize("version", [2, "gone", None, "1"])
+def test_another_format_is_refused(folder, version):
+    edit_config(folder, format_version=version)
+    with pytest.raises(UserError, match=r"config\.json has head format .*; this version reads 1"):
+        load_head(folder)
+
+
+def test_an_unknown_key_is_named(folder):
+    edit_config(folder, dropout=0.1)
+    with pytest.raises(UserError, match=r"config\.json has the unknown key 'dropout'"):
+        load_head(folder)
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "depth", "judges", "inputs", "width"])
+def test_a_missing_key_is_named(folder, key):
+    edit_config(folder, **{key: "gone"})
+    with pytest.raises(UserError, match=rf"config\.json lacks the key '{key}'"):
+        load_head(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"hidden_size": 8,'])
+def test_a_config_that_is_no_json_is_a_user_error(folder, text):
+    (folder / "config.json").write_text(text)
+    with pytest.raises(UserError, match=r"config\.json is not valid JSON"):
+        load_head(folder)
+
+
+# --- where heads are
+
+
+@pytest.mark.parametrize("location", ["/nowhere/at/all", "./nowhere", "nowhere", "heads/of/mine"])
+def test_no_such_folder_is_a_user_error_with_a_remedy(location, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=rf"no head folder '{location}'.*train\.py.*head=latest"):
+        load_head(location)
+
+
+def test_a_hub_id_that_cannot_be_loaded_is_a_user_error_with_a_remedy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"'nobody/no-head' is no local folder, and no head.*hub.*head=latest"):
+        load_head("nobody/no-head")
+
+
+def test_a_file_in_place_of_a_folder_is_a_user_error(folder):
+    with pytest.raises(UserError, match="no head folder"):
+        load_head(folder / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return tiny_pair(5)
+
+
+def save_at(folder, age, revision="r2"):
+    save_head(new_head(replace(CONFIG, draft={"id": "d", "revision": revision})), folder, inputs())
+    stamp = 2_000_000_000 - age
+    os.utime(folder / "config.json", (stamp, stamp))
+    return folder
+
+
+def test_latest_is_the_newest_head_for_the_pairs_draft(tmp_path, pair):
+    save_at(tmp_path / "train" / "2031-01-01" / "heads" / "a", age=30)
+    newest = save_at(tmp_path / "train" / "2030-01-01" / "heads" / "b", age=20)
+    save_at(tmp_path / "sweep" / "x" / "3" / "heads" / "c", age=40)
+    save_at(tmp_path / "train" / "2032-01-01" / "heads" / "other", age=10, revision="r9")
+    assert latest_head(tmp_path, pair) == newest
+    deeper = save_at(tmp_path / "sweep" / "x" / "4" / "heads" / "d", age=5)
+    assert latest_head(tmp_path, pair) == deeper
+    assert latest_head(tmp_path, replace(pair, draft_revision="r9")).name == "other"
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_latest_without_any_head_is_a_user_error_that_says_how_to_train_one(tmp_path, pair, exists):
+    outputs = tmp_path if exists else tmp_path / "outputs"
+    with pytest.raises(UserError, match=r"no head for draft tiny-draft under \S+; train one with python train\.py model=tiny"):
+        latest_head(outputs, pair)
+
+
+def test_latest_with_heads_for_other_drafts_only_says_how_many(tmp_path, pair):
+    for i in range(2):
+        save_at(tmp_path / "heads" / str(i), age=i, revision="r9")
+    with pytest.raises(UserError, match=r"no head for draft tiny-draft .*\(2 for other drafts\)"):
+        latest_head(tmp_path, pair)

@@ -1,0 +1,218 @@
+import math
+
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from specheads.heads.metrics import auroc, binary_kl, brier, calibration, fit_logistic, prediction_metrics
+
+
+def soft_labels(count, seed=0, hard=0):
+    """Labels in [0, 1] of which the first `hard` are 0 or 1."""
+    labels = torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    labels[:hard] = labels[:hard].round()
+    return labels
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# --- AUROC
+
+
+def auroc_by_pairs(scores, labels):
+    """Every pair of an accepted and a rejected draw, weighted by how likely it is."""
+    wins = pairs = 0.0
+    for score, accepted in zip(scores.tolist(), labels.tolist(), strict=True):
+        for other, label in zip(scores.tolist(), labels.tolist(), strict=True):
+            weight = accepted * (1 - label)
+            pairs += weight
+            wins += weight * (1.0 if score > other else 0.5 if score == other else 0.0)
+    return wins / pairs
+
+
+@pytest.mark.parametrize("hard", [0, 20, 60])
+@pytest.mark.parametrize("ties", [False, True])
+def test_auroc_counts_pairs_of_soft_labels_and_half_of_ties(hard, ties):
+    scores, labels = normal(60, seed=1), soft_labels(60, hard=hard)
+    scores = (2 * scores).round() if ties else scores
+    assert len(scores.unique()) < 20 if ties else len(scores.unique()) == 60
+    assert auroc(scores, labels) == pytest.approx(auroc_by_pairs(scores, labels), abs=1e-12)
+
+
+def test_auroc_of_float32_input_is_computed_in_float64():
+    scores, labels = normal(3000, seed=1).float(), soft_labels(3000).float()
+    assert auroc(scores, labels) == pytest.approx(auroc(scores.double(), labels.double()), abs=1e-12)
+
+
+def test_auroc_of_perfect_opposite_and_constant_scores():
+    labels = torch.tensor([0.0, 0, 1, 0, 1])
+    assert auroc(labels * 3 - 1, labels) == 1
+    assert auroc(-labels, labels) == 0
+    assert auroc(torch.full((5,), 0.3), labels) == 0.5
+
+
+def test_auroc_changes_sides_with_the_scores_and_ignores_their_scale():
+    scores, labels = normal(200), soft_labels(200)
+    assert auroc(-scores, labels) == pytest.approx(1 - auroc(scores, labels), abs=1e-12)
+    assert auroc(torch.exp(3 * scores), labels) == auroc(scores, labels)
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_auroc_without_accepted_or_without_rejected_draws_is_not_a_number(label):
+    assert math.isnan(auroc(normal(10), torch.full((10,), label)))
+
+
+# --- binary KL
+
+
+def kl(a, p):
+    return sum(x * math.log(x / y) for x, y in ((a, p), (1 - a, 1 - p)) if x > 0)
+
+
+@pytest.mark.parametrize("hard", [0, 25, 50])
+def test_binary_kl_is_its_formula_with_zero_log_zero_as_zero(hard):
+    logits, labels = 2 * normal(50), soft_labels(50, hard=hard)
+    expected = sum(kl(a, p) for a, p in zip(labels.tolist(), torch.sigmoid(logits).tolist(), strict=True)) / 50
+    assert binary_kl(logits, labels).item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_binary_kl_of_hard_labels_is_their_cross_entropy():
+    logits, labels = normal(8), torch.tensor([0.0, 1, 1, 0, 0, 1, 0, 1], dtype=torch.float64)
+    assert binary_kl(logits, labels) == binary_cross_entropy_with_logits(logits, labels)
+
+
+def test_binary_kl_is_zero_for_true_probabilities_and_positive_for_others():
+    labels = soft_labels(100)
+    assert binary_kl(torch.logit(labels), labels).item() == pytest.approx(0, abs=1e-12)
+    assert binary_kl(torch.logit(labels) + 0.1, labels) > 1e-5
+
+
+def test_binary_kl_of_certain_and_right_predictions_is_zero():
+    assert binary_kl(torch.tensor([200.0, -200.0]), torch.tensor([1.0, 0.0])) == 0
+
+
+# --- Brier score
+
+
+def test_brier_is_the_expected_squared_error_against_draws():
+    probs, labels = soft_labels(40, seed=1), soft_labels(40, hard=10)
+    expected = sum(a * (p - 1) ** 2 + (1 - a) * p**2 for p, a in zip(probs.tolist(), labels.tolist(), strict=True)) / 40
+    assert brier(probs, labels) == pytest.approx(expected, abs=1e-12)
+
+
+def test_brier_is_least_at_the_labels():
+    labels = soft_labels(40)
+    assert brier(labels, labels) == pytest.approx((labels * (1 - labels)).mean().item(), abs=1e-12)
+    for shift in (-0.01, 0.01):
+        assert brier(labels + shift, labels) == pytest.approx(brier(labels, labels) + 1e-4, abs=1e-12)
+
+
+# --- calibration
+
+
+def test_calibration_of_an_example_worked_by_hand():
+    probs = torch.tensor([0.05, 0.15, 0.45, 0.35, 1.0, 0.8], dtype=torch.float64)
+    labels = torch.tensor([0.0, 0.5, 1.0, 0.0, 0.75, 1.0], dtype=torch.float64)
+    curve = calibration(probs, labels, num_bins=5)  # [0, 0.2) [0.2, 0.4) [0.4, 0.6) [0.6, 0.8) [0.8, 1]; the fourth is empty
+    torch.testing.assert_close(curve.share, torch.tensor([2, 1, 1, 2], dtype=torch.float64) / 6)
+    torch.testing.assert_close(curve.predicted, torch.tensor([0.1, 0.35, 0.45, 0.9], dtype=torch.float64))
+    torch.testing.assert_close(curve.observed, torch.tensor([0.25, 0.0, 1.0, 0.875], dtype=torch.float64))
+    assert curve.ece == pytest.approx((2 * 0.15 + 0.35 + 0.55 + 2 * 0.025) / 6)
+
+
+def test_calibration_keeps_the_means_and_counts_everything():
+    probs, labels = soft_labels(500, seed=1), soft_labels(500)
+    curve = calibration(probs, labels)
+    assert len(curve.share) == 15
+    assert curve.share.sum().item() == pytest.approx(1)
+    assert (curve.share * curve.predicted).sum().item() == pytest.approx(probs.mean().item())
+    assert (curve.share * curve.observed).sum().item() == pytest.approx(labels.mean().item())
+
+
+def test_predictions_that_are_the_labels_have_no_calibration_error_and_shifted_ones_have_their_shift():
+    labels = 0.9 * soft_labels(500)
+    assert calibration(labels, labels).ece == 0
+    assert calibration(labels + 0.1, labels).ece == pytest.approx(0.1)
+
+
+def test_predictions_of_exactly_zero_and_one_are_in_the_outer_bins():
+    curve = calibration(torch.tensor([0.0, 1.0]), torch.tensor([0.25, 0.5]))
+    assert (curve.share.tolist(), curve.predicted.tolist(), curve.observed.tolist()) == ([0.5, 0.5], [0, 1], [0.25, 0.5])
+
+
+# --- all of them
+
+
+def test_prediction_metrics_are_the_four_of_them():
+    logits, labels = normal(100), soft_labels(100, hard=30)
+    probs = torch.sigmoid(logits)
+    assert prediction_metrics(logits, labels) == {
+        "kl": binary_kl(logits, labels).item(),
+        "auroc": auroc(logits, labels),
+        "brier": brier(probs, labels),
+        "ece": calibration(probs, labels).ece,
+    }
+
+
+# --- the logistic
+
+
+WEIGHTS = torch.tensor([0.7, -2.0, 0.0, 0.4], dtype=torch.float64)
+
+
+def gradient(weights, features, labels):
+    inputs = torch.cat([features, torch.ones(len(features), 1, dtype=torch.float64)], dim=1)
+    return inputs.T @ (torch.sigmoid(inputs @ weights) - labels) / len(labels)
+
+
+def test_a_logistic_recovers_the_weights_that_made_its_soft_labels():
+    features = normal(300, 3)
+    labels = torch.sigmoid(features @ WEIGHTS[:-1] + WEIGHTS[-1])
+    # the ridge moves them by about 1e-9 times the inverse curvature
+    torch.testing.assert_close(fit_logistic(features, labels), WEIGHTS, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("hard", [0, 400])
+def test_a_logistic_ends_where_the_gradient_is_zero(hard):
+    features, labels = normal(400, 3), soft_labels(400, hard=hard)
+    found = fit_logistic(features, labels)
+    assert gradient(found, features, labels).abs().max() < 1e-7
+    assert gradient(torch.zeros(4, dtype=torch.float64), features, labels).abs().max() > 1e-3
+
+
+def test_a_logistic_takes_float32_and_answers_in_float64():
+    features, labels = normal(200, 3).float(), soft_labels(200).float()
+    found = fit_logistic(features, labels)
+    assert found.dtype == torch.float64
+    assert gradient(found, features.double(), labels.double()).abs().max() < 1e-7
+
+
+def test_a_logistic_with_a_repeated_feature_still_predicts_right():
+    features = normal(300, 3)
+    labels = torch.sigmoid(features @ WEIGHTS[:-1] + WEIGHTS[-1])
+    doubled = torch.cat([features, features[:, 1:2]], dim=1)
+    found = fit_logistic(doubled, labels)
+    torch.testing.assert_close(torch.sigmoid(doubled @ found[:-1] + found[-1]), labels, atol=1e-6, rtol=0)
+    assert found[1] + found[3] == pytest.approx(-2.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_logistic_fits_what_training_free_rules_know(seed):
+    # log d(y), max d and entropy: of very different scale, dependent, and with a long tail
+    probs = torch.softmax(4 * normal(2000, 30, seed=seed), dim=1)
+    token = torch.multinomial(probs, 1, generator=torch.Generator().manual_seed(seed))
+    features = torch.cat(
+        [probs.gather(1, token).log(), probs.amax(dim=1, keepdim=True), torch.special.entr(probs).sum(dim=1, keepdim=True)], dim=1
+    )
+    labels = soft_labels(2000, seed=seed, hard=1000) * torch.sigmoid(features[:, 0] + 3)
+    found = fit_logistic(features, labels)
+    assert gradient(found, features, labels).abs().max() < 1e-7
+
+
+def test_a_logistic_whose_labels_can_be_told_apart_stays_finite():
+    features = normal(100, 1)
+    found = fit_logistic(features, (features[:, 0] > 0.1).double())
+    assert found.isfinite().all()
+    assert torch.equal(features[:, 0] * found[0] + found[1] > 0, features[:, 0] > 0.1)
