@@ -9,17 +9,19 @@ from pathlib import Path
 
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from data_gen.prompts import unique
 from data_gen.run import GenerationSettings, encode_prompts
-from specheads.cli import command
+from specheads.cli import command, load_configured_pair
+from specheads.decoding.engine import check_engine
 from specheads.errors import UserError
 from specheads.evaluation.report import Report, make_report, print_report, write_report
 from specheads.evaluation.sweep import run_sweep, sweep_settings
 from specheads.heads.checkpoint import latest_head, load_head
 from specheads.heads.head import AcceptanceHead
-from specheads.pair import Pair, load_pair
+from specheads.pair import Pair
 from specheads.sampling import Warp
 
 logger = logging.getLogger(__name__)
@@ -27,10 +29,11 @@ logger = logging.getLogger(__name__)
 
 def evaluate(cfg: DictConfig) -> Report:
     """Decode the test prompts with every setting; write and return the report."""
-    pair = load_pair(**OmegaConf.to_container(cfg.model, resolve=True))
+    check(cfg)
+    pair = load_configured_pair(cfg)
     head, where = find_head(cfg, pair)
     settings = sweep_settings(cfg.fixed_lengths, head, cfg.thresholds)
-    prompts = test_prompts(cfg, pair)
+    prompts = first_test_prompts(cfg, pair)
     total = len(settings) * len(prompts) * cfg.repeats
     logger.info("head: %s", where or "none")
     logger.info(
@@ -54,11 +57,32 @@ def evaluate(cfg: DictConfig) -> Report:
     context = {"model": pair.name, "head": where, "num_prompts": len(prompts), "repeats": cfg.repeats, "warp": dict(cfg.warp)}
     context |= {"target": pair.target_id, "draft": pair.draft_id, "max_new_tokens": cfg.max_new_tokens, "seed": cfg.seed}
     context |= {"device": device_name(pair), "threads": torch.get_num_threads(), "torch": torch.__version__}
-    report = make_report(measured, context)
+    report = make_report(measured, context, cfg.ratios)
     print_report(report)
     for path in write_report(report, Path(cfg.paths.run)):
         print(path)
     return report
+
+
+def check(cfg: DictConfig) -> None:
+    """Raise UserError for what can be known to be wrong before models are loaded."""
+    for key in ("fixed_lengths", "thresholds", "ratios"):
+        if not isinstance(cfg[key], ListConfig):
+            raise UserError(f"{key}={cfg[key]} is not a list; write for example '{key}=[{cfg[key]}]'.")
+    if wrong := [t for t in cfg.thresholds if not 0 <= t <= 1]:
+        raise UserError(f"threshold={wrong[0]} is outside [0, 1]; it is a probability of rejection, for example 0.7.")
+    if wrong := [r for r in cfg.ratios if not r > 1]:
+        raise UserError(
+            f"ratio {wrong[0]} is not above 1; it says how many draft forwards a target forward costs, for example 10."
+        )
+    if len({*cfg.fixed_lengths} if cfg.head is None else {*cfg.fixed_lengths, *cfg.thresholds}) < 2:
+        raise UserError(
+            "fewer than two draft lengths are to be measured, which cannot tell the costs of draft and target apart; add some."
+        )
+    if cfg.num_prompts < 1 or cfg.repeats < 1:
+        raise UserError(f"num_prompts={cfg.num_prompts} and repeats={cfg.repeats}: both are counts of at least 1.")
+    check_engine(cfg.engine)
+    Warp(**cfg.warp)
 
 
 def find_head(cfg: DictConfig, pair: Pair) -> tuple[AcceptanceHead | None, str | None]:
@@ -68,18 +92,18 @@ def find_head(cfg: DictConfig, pair: Pair) -> tuple[AcceptanceHead | None, str |
     where = latest_head(Path(cfg.paths.outputs), pair) if cfg.head == "latest" else cfg.head
     head = load_head(where)
     head.check_fits(pair)
+    if head.config.warp and dict(head.config.warp) != dict(cfg.warp):
+        logger.warning("the head was trained under %s, but decoding uses %s", dict(head.config.warp), dict(cfg.warp))
     return head, str(where)
 
 
-def test_prompts(cfg: DictConfig, pair: Pair) -> list[list[int]]:
+def first_test_prompts(cfg: DictConfig, pair: Pair) -> list[list[int]]:
     """Return the ids of the first `num_prompts` test prompts."""
-    if cfg.num_prompts < 1 or cfg.repeats < 1:
-        raise UserError(f"num_prompts={cfg.num_prompts} and repeats={cfg.repeats}: both are counts of at least 1.")
     settings = GenerationSettings(cfg.max_new_tokens, cfg.data.max_prompt_tokens, **cfg.generation)
-    test = [ids for prompt, ids in encode_prompts(pair, instantiate(cfg.data.source), settings) if prompt.split == "test"]
+    test = [prompt for prompt in unique(instantiate(cfg.data.source).load()) if prompt.split == "test"]
     if not test:
         raise UserError("the data set has no test prompts; set data.num_test, or use a data set with more rows.")
-    return test[: cfg.num_prompts]
+    return [ids for _, ids in encode_prompts(pair, test, settings)[: cfg.num_prompts]]
 
 
 def device_name(pair: Pair) -> str:

@@ -12,19 +12,22 @@ from pathlib import Path
 
 import lightning as L
 import torch
+import wandb
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.__main__ import data_cache
 from data_gen.shards import load_split
-from specheads.cli import command
+from specheads.cli import command, load_configured_pair
+from specheads.errors import UserError
 from specheads.heads.bank import HeadBank, HeadSpec
 from specheads.heads.checkpoint import NUM_GOLDEN, save_head
 from specheads.heads.features import MixedResponses, checked_share
 from specheads.heads.head import HeadConfig
 from specheads.heads.module import HeadData, HeadModule
-from specheads.pair import Pair, load_pair
+from specheads.pair import Pair
+from specheads.sampling import Warp
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +37,28 @@ def train(cfg: DictConfig) -> Path:
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     for message in (".*does not have many workers.*", ".*LeafSpec.*"):  # what Lightning says about itself
         warnings.filterwarnings("ignore", message)
+    check(cfg)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
-    pair = load_pair(**OmegaConf.to_container(cfg.model, resolve=True))
-    return train_head(cfg, pair)
+    try:
+        return train_head(cfg, load_configured_pair(cfg))
+    finally:
+        wandb.finish()  # or the next job of a sweep would log into this one's run
+
+
+def check(cfg: DictConfig) -> None:
+    """Raise UserError for what can be known to be wrong before models are loaded and data is made."""
+    counts = {f"data.num_{split}": cfg.data[f"num_{split}"] for split in ("train", "dev", "test")}
+    counts |= {"loader.batch_size": cfg.loader.batch_size, "trainer.max_epochs": cfg.trainer.max_epochs}
+    for key, value in counts.items():
+        if not isinstance(value, int) or value < 1:
+            raise UserError(f"{key}={value} is not a count of at least 1, and training a head needs one.")
+    if not 0 <= cfg.seed < 2**32:
+        raise UserError(f"seed={cfg.seed} is outside 0..{2**32 - 1}.")
+    if cfg.resume is not None and not Path(cfg.resume).is_file():
+        raise UserError(
+            f"resume={cfg.resume} is no file; expected a checkpoint such as outputs/head/<date_time>/checkpoints/last.ckpt."
+        )
+    Warp(**cfg.warp)
 
 
 def train_head(cfg: DictConfig, pair: Pair) -> Path:
@@ -44,17 +66,18 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     start = time.perf_counter()
     spec = head_spec(cfg, pair)
     share = checked_share(spec.config.judges, cfg.mixing.response_share, spec.config.label)
+    optimizer = instantiate(cfg.optimizer)
+    checkpoint = ModelCheckpoint(dirpath=Path(cfg.paths.run) / "checkpoints", filename="last", enable_version_counter=False)
+    loggers = [instantiate(logger_config) for logger_config in cfg.logger.values()]
+    trainer = instantiate(cfg.trainer, logger=loggers, callbacks=[checkpoint, RichProgressBar()])
     folder = data_cache(cfg, pair)
     splits = {
         name: MixedResponses(load_split(folder, name), spec.config.judges, share, cfg.seed, spec.config.label)
         for name in ("train", "dev", "test")
     }
     data = HeadData(splits, **cfg.loader, seed=cfg.seed)
-    module = HeadModule(HeadBank([spec], cfg.seed), pair.draft_lm, instantiate(cfg.optimizer))
+    module = HeadModule(HeadBank([spec], cfg.seed), pair.draft_lm, optimizer)
     run = Path(cfg.paths.run)
-    checkpoint = ModelCheckpoint(dirpath=run / "checkpoints", filename="last", enable_version_counter=False)
-    loggers = [instantiate(logger_config) for logger_config in cfg.logger.values()]
-    trainer = instantiate(cfg.trainer, logger=loggers, callbacks=[checkpoint, RichProgressBar()])
     logger.info(
         "training %s: %d train, %d dev prompts, %d epochs, into %s",
         spec.name,
@@ -64,6 +87,8 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     )
     trainer.fit(module, data, ckpt_path=cfg.resume)
     trainer.test(module, data, verbose=False)
+    if not trainer.is_global_zero:
+        return run  # the first process of a distributed run writes for all
     exported = export(module, data, pair.draft_lm.device, run, seconds=time.perf_counter() - start)
     report(module, exported, cfg.model.name)
     return exported

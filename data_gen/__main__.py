@@ -4,11 +4,11 @@ import logging
 from pathlib import Path
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from data_gen.run import GenerationSettings, generate_data
-from specheads.cli import command
-from specheads.pair import Pair, load_pair
+from specheads.cli import command, load_configured_pair
+from specheads.pair import Pair
 from specheads.sampling import Warp
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ def data_cache(cfg: DictConfig, pair: Pair) -> Path:
 @command("data_gen")
 def main(cfg: DictConfig) -> None:
     """Generate the data and say where it is."""
-    pair = load_pair(**OmegaConf.to_container(cfg.model, resolve=True))
+    pair = load_configured_pair(cfg)
     folder = data_cache(cfg, pair)
     print(f"data: {folder}\nnext: python train.py model={cfg.model.name}")
 

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.decoder import check_finite
 from specheads.decoding.engine import EagerEngine
 from specheads.pair import Pair
-from specheads.sampling import Warp, sample
+from specheads.sampling import Warp, check_finite, sample
 
 # Leaving costs a copy of the others' KV memory, so rows leave together, once this share of the batch has finished.
 LEAVING_SHARE = 0.125

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.decoder import check_finite
 from specheads.pair import LanguageModel, Pair
-from specheads.sampling import Warp, accept_prob, overlap, sample
+from specheads.sampling import Warp, accept_prob, check_finite, overlap, sample
 
 SLICE_ELEMENTS = 2**24  # probabilities held at once per model: 64 MiB in float32
 BATCH_TOKENS = 16_384  # tokens per forward

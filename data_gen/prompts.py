@@ -45,10 +45,6 @@ class NanoSource:
             distinct = {prompt.prompt_id: prompt for prompt in found[split]}
             yield from sorted(distinct.values(), key=lambda prompt: prompt.prompt_id)[: wanted[split]]
 
-    def fingerprint(self) -> str:
-        """Return what identifies the prompt set (the standard library differs between Python versions)."""
-        return _id("".join(prompt.prompt_id + prompt.split for prompt in self.load()))
-
 
 @dataclass(frozen=True)
 class DatasetSource:
@@ -79,11 +75,6 @@ class DatasetSource:
                 if text:
                     yield Prompt(_id(text), split, text)
             start += count
-
-    def fingerprint(self) -> str:
-        """Return what identifies the prompt set."""
-        rows = self._rows()
-        return _id(f"{rows._fingerprint} {self.template} {self.num_train} {self.num_dev} {self.num_test}")
 
     def _rows(self):
         import datasets  # slow to import, and nano does without

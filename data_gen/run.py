@@ -1,8 +1,9 @@
 """The whole stage: prompts in, a complete cache out; what is already there is kept."""
 
+import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,9 +25,7 @@ logger = logging.getLogger(__name__)
 class PromptSource(Protocol):
     """Where prompts come from."""
 
-    def load(self) -> Sequence[Prompt]: ...
-
-    def fingerprint(self) -> str: ...
+    def load(self) -> Iterable[Prompt]: ...
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,14 @@ def generate_data(pair: Pair, source: PromptSource, warp: Warp, settings: Genera
     Raises:
         UserError: no usable prompt; another run at work on the same cache.
     """
+    prompts = unique(source.load())
     facts = {
         "target": [pair.target_id, pair.target_revision],
         "draft": [pair.draft_id, pair.draft_revision],
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
         "encoding": pair.encoding_fingerprint(),
         "stop_tokens": sorted(pair.stop_tokens),
-        "prompts": source.fingerprint(),
+        "prompts": prompts_fingerprint(prompts),
         "warp": asdict(warp),
         "settings": asdict(settings),
         "seed": seed,
@@ -67,7 +67,7 @@ def generate_data(pair: Pair, source: PromptSource, warp: Warp, settings: Genera
         return folder
     with exclusive(folder):
         store = ShardStore(folder, facts)
-        shards = plan_shards(encode_prompts(pair, source, settings), settings)
+        shards = plan_shards(encode_prompts(pair, prompts, settings), settings)
         missing = {name: rows for name, rows in shards.items() if not store.has(name)}
         _announce(folder, shards, missing, settings)
         with _progress() as bar:
@@ -84,9 +84,13 @@ def generate_data(pair: Pair, source: PromptSource, warp: Warp, settings: Genera
 EncodedPrompt = tuple[Prompt, list[int]]
 
 
-def encode_prompts(pair: Pair, source: PromptSource, settings: GenerationSettings) -> list[EncodedPrompt]:
+def prompts_fingerprint(prompts: Sequence[Prompt]) -> str:
+    """Return what identifies a prompt set, wherever it came from: its texts, their order and splits."""
+    return hashlib.sha256("".join(f"{prompt.prompt_id} {prompt.split} " for prompt in prompts).encode()).hexdigest()[:16]
+
+
+def encode_prompts(pair: Pair, prompts: Sequence[Prompt], settings: GenerationSettings) -> list[EncodedPrompt]:
     """Return each prompt with its ids; those over the limit are left out and counted in the log."""
-    prompts = unique(source.load())
     encoded = [(prompt, pair.encode_instruction(prompt.text)) for prompt in prompts]
     limit = min(settings.max_prompt_tokens, pair.window - 1)
     kept = [(prompt, ids) for prompt, ids in encoded if 0 < len(ids) <= limit]

@@ -24,7 +24,10 @@ EMBEDDED = "embedded:"  # models that ship inside the package, `embedded:nano/ta
 
 
 class LanguageModel:
-    """A causal language model as two steps: tokens -> hidden states (the tap) -> logits over the shared vocabulary."""
+    """A causal language model as two steps: tokens -> hidden states (the tap) -> logits over the shared vocabulary.
+
+    A model may be spread over devices; what comes in and goes out is on that of its input embedding.
+    """
 
     def __init__(self, model: PreTrainedModel, vocab_size: int | None = None) -> None:
         self.model = model
@@ -48,11 +51,12 @@ class LanguageModel:
 
     def hidden_states(self, tokens: Tensor, **kwargs: Any) -> Tensor:
         """Return the hidden states (B, T, H) that the output embedding reads, for `tokens` (B, T)."""
-        return self.model.base_model(input_ids=tokens, **kwargs).last_hidden_state
+        return self.model.base_model(input_ids=tokens, **kwargs).last_hidden_state.to(self.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) of `hidden` (..., H), float32 or wider; logits of padded vocabulary entries are left out."""
-        logits = at_least_float32(self.output_embedding(hidden)[..., : self.vocab_size])
+        hidden = hidden.to(self.output_embedding.weight.device)
+        logits = at_least_float32(self.output_embedding(hidden)[..., : self.vocab_size]).to(self.device)
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -62,7 +66,7 @@ class LanguageModel:
     @torch.no_grad()
     def check(self) -> None:
         """Raise UserError unless `logits(hidden_states(x))` is what the whole model computes (for example a scaled output)."""
-        tokens = torch.arange(2, 6, device=self.device)[None]
+        tokens = torch.arange(4, device=self.device)[None] % self.vocab_size
         expected = self.model(input_ids=tokens, use_cache=False).logits[..., : self.vocab_size].float()
         found = self.logits(self.hidden_states(tokens, use_cache=False)).float().to(expected.device)
         if not torch.allclose(found, expected, atol=1e-2 * expected.abs().max().item(), rtol=0, equal_nan=True):
@@ -115,14 +119,18 @@ class Pair:
 
     def encode(self, prompt: str | Sequence[dict[str, str]] | Sequence[int] | Tensor) -> Tensor:
         """Return prompt ids (T,) long of a string, chat messages or ids; raises UserError for an empty or overlong prompt."""
+        if isinstance(prompt, Tensor) and (prompt.ndim > 2 or (prompt.ndim == 2 and len(prompt) != 1)):
+            raise UserError(
+                f"the prompt has shape {tuple(prompt.shape)}; one prompt at a time is decoded, so give ids of shape (T,)."
+            )
         if isinstance(prompt, str):
             ids = self.tokenizer(prompt)["input_ids"] if prompt else []
         elif isinstance(prompt, Tensor):
             ids = prompt.flatten().tolist()
-        elif prompt and isinstance(prompt[0], dict):
+        elif len(prompt) and isinstance(prompt[0], dict):
             ids = self.tokenizer(self._render(prompt), add_special_tokens=False)["input_ids"]
         else:
-            ids = list(prompt)
+            ids = [int(token) for token in prompt]
         if not ids:
             raise UserError("the prompt is empty; give at least one token to continue from.")
         if len(ids) >= self.window:
@@ -210,32 +218,32 @@ def _load(
 ) -> Pair:
     if draft is None or target is None:
         raise UserError(f"draft={draft} and target={target}: a pair needs both; give folders or hub ids.")
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    shared = {"dtype": getattr(torch, dtype, "auto") if isinstance(dtype, str) else dtype, "trust_remote_code": trust_remote_code}
+    device = checked_device(device)
+    shared = {"dtype": checked_dtype(dtype), "trust_remote_code": trust_remote_code}
     target_map = {"device_map": device_map} if device_map else {}
     target_tokenizer = _from_hub(
         AutoTokenizer, tokenizer or target, None if tokenizer else target_revision, trust_remote_code=trust_remote_code
     )
-    if tokenizer is None:
-        draft_tokenizer = _from_hub(AutoTokenizer, draft, draft_revision, trust_remote_code=trust_remote_code)
-        check_tokenizers(draft_tokenizer, target_tokenizer, str(draft), str(target))
-    models = {
-        "target": _from_hub(AutoModelForCausalLM, target, target_revision, **shared, **target_map),
-        "draft": _from_hub(AutoModelForCausalLM, draft, draft_revision, **shared),
-    }
-    for role, model in models.items():
-        if not (role == "target" and device_map):
-            model.to(device)
+    for own, revision in ((draft, draft_revision), (target, target_revision)):
+        if tokenizer is None or (Path(resolve(own)) / "tokenizer_config.json").is_file():
+            own_tokenizer = _from_hub(AutoTokenizer, own, revision, trust_remote_code=trust_remote_code)
+            check_tokenizers(own_tokenizer, target_tokenizer, str(own), str(tokenizer or target))
+    # The draft first: a target that may spread takes what is left.
+    draft_model = _from_hub(AutoModelForCausalLM, draft, draft_revision, **shared).to(device)
+    target_model = _from_hub(AutoModelForCausalLM, target, target_revision, **shared, **target_map)
+    if not device_map:
+        target_model.to(device)
+    for model in (draft_model, target_model):
         model.requires_grad_(False).eval()
     pair = Pair(
-        target=models["target"],
-        draft=models["draft"],
+        target=target_model,
+        draft=draft_model,
         tokenizer=target_tokenizer,
         name=name or f"{Path(draft).name}-to-{Path(target).name}",
         target_id=str(target),
-        target_revision=revision_of(models["target"], target),
+        target_revision=revision_of(target_model, target),
         draft_id=str(draft),
-        draft_revision=revision_of(models["draft"], draft),
+        draft_revision=revision_of(draft_model, draft),
         chat=chat,
     )
     check_vocabulary(pair)
@@ -259,6 +267,27 @@ def _from_hub(loader: Any, location: str | Path, revision: str | None, **kwargs:
             f"the {what} {str(location)!r} could not be loaded; expected a local folder, or a hub id that is reachable or cached. "
             f"Reason: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         ) from error
+
+
+def checked_device(device: str | None) -> str:
+    """Return where to put models: `device`, or cuda where there is one. Raises UserError for a device that is not there."""
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # what torch raises for unknown names, and for a build without that device
+        raise UserError(
+            f"device={device!r} cannot be used here ({str(error).splitlines()[0]}); use cpu, or null to choose."
+        ) from None
+    return device
+
+
+def checked_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    """Return "auto" or the torch dtype of a name. Raises UserError for anything else."""
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype == "auto" or (isinstance(found, torch.dtype) and found.is_floating_point):
+        return "auto" if dtype == "auto" else found
+    raise UserError(f"dtype={dtype!r} is no floating-point type; use auto, float32, bfloat16, float16 or float64.")
 
 
 def check_tokenizers(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, draft_id: str, target_id: str) -> None:
@@ -288,18 +317,21 @@ def check_vocabulary(pair: Pair) -> None:
 def revision_of(model: nn.Module, location: str | Path) -> str:
     """Return what tells two versions of a model apart: the hub commit, or a hash of a local folder's weight files.
 
-    Only names, sizes and the first and last MiB of each file are read: a header names every tensor, and a trained model
-    differs everywhere.
+    Of each file 64 pieces of 64 KiB are read, spread evenly, so that a model of 140 GB takes no time.
     """
     commit = getattr(model.config, "_commit_hash", None)
     if commit:
         return commit
+    files = sorted(f for f in Path(resolve(location)).iterdir() if f.suffix in (".safetensors", ".bin"))
+    if not files:
+        raise UserError(f"{location} holds no .safetensors or .bin weights, so its version cannot be told; save the model there.")
     digest = hashlib.sha256()
-    for file in sorted(Path(resolve(location)).glob("*.safetensors")):
+    piece, num_pieces = 2**16, 64
+    for file in files:
         size = file.stat().st_size
         digest.update(f"{file.name} {size} ".encode())
         with file.open("rb") as stream:
-            digest.update(stream.read(2**20))
-            stream.seek(max(0, size - 2**20))
-            digest.update(stream.read())
+            for number in range(num_pieces):
+                stream.seek(max(0, size - piece) * number // (num_pieces - 1))
+                digest.update(stream.read(piece))
     return digest.hexdigest()[:16]

@@ -99,3 +99,12 @@ def accept_prob(target_prob: Tensor, draft_prob: Tensor) -> Tensor:
     return torch.where(
         draft_prob > 0, (target_prob / draft_prob.clamp_min(torch.finfo(draft_prob.dtype).tiny)).clamp_max(1.0), 0.0
     )
+
+
+def check_finite(model_id: str, probs: Tensor) -> None:
+    """Raise UserError if a probability is NaN."""
+    if bool(probs.isnan().any()):
+        raise UserError(
+            f"{model_id} produced NaN logits; expected finite numbers. Try dtype=float32 (or bfloat16 in place of float16), "
+            "and check the weights."
+        )

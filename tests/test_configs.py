@@ -1,6 +1,7 @@
 """Every config composes, and so does every command line that the README or a config shows."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from specheads.pair import config_folder
 
 ROOT = Path(__file__).parents[1]
 SHOWN_IN = [ROOT / "README.md", *config_folder().rglob("*.yaml"), *ROOT.glob("*.py"), *(ROOT / "data_gen").glob("*.py")]
-COMMAND = re.compile(r"python (train\.py|evaluate\.py|-m data_gen)((?: +(?:-m|[\w.+]+=[^\s`\"')]+))*)")
+# keys with quotes around them or within; <...> and ... stand for what the reader fills in
+COMMAND = re.compile(r"python (train\.py|evaluate\.py|-m data_gen)((?: +(?:-m\b|'[^'`]*'|[\w.+]+=[^\s`)]+))*)")
 
 
 def shown_commands():
-    found = {match.groups() for path in SHOWN_IN for match in COMMAND.finditer(path.read_text())}
+    found = {match.groups() for path in SHOWN_IN for match in COMMAND.finditer(path.read_text()) if "={" not in match[0]}
     return sorted((command.removesuffix(".py").removeprefix("-m "), overrides.strip()) for command, overrides in found)
 
 
@@ -30,9 +32,9 @@ def test_commands_are_shown():
 
 @pytest.mark.parametrize("command, overrides", shown_commands())
 def test_shown_command_lines_compose(command, overrides):
-    words = [word for word in overrides.split() if word != "-m" and "..." not in word and not word.endswith("=")]
-    sweeps = [re.sub(r"=(?!\[)([^,]+),.*", r"=\1", word) for word in words]  # the first value of each swept key
-    composed(command, sweeps)
+    words = [re.sub(r"(<.*|\.\.\.)", "folder", word) for word in shlex.split(overrides) if word not in ("-m", "")]
+    words = [re.sub(r"=(?![\[\x22])([^,]+),.*", r"=\1", word) for word in words]  # the first value of each swept key
+    composed(command, words)
 
 
 @pytest.mark.parametrize("model", sorted(path.stem for path in (config_folder() / "model").glob("*.yaml")))

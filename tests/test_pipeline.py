@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 
 
 def heads(folder):
-    return sorted(path.parent for path in folder.glob("outputs/head/*/heads/*/config.json"))
+    return sorted(path.parent for path in folder.glob("outputs/head/**/heads/*/config.json"))
 
 
 def test_train_leaves_a_head_its_logs_and_the_next_command(folder):
@@ -62,11 +62,13 @@ def test_a_second_command_uses_the_same_data(folder):
 def test_a_sweep_trains_every_combination(folder):
     sweep = ["-m", "head.depth=0,1", "head.judges=input_token,next_token", "experiment=specdecpp", "trainer.max_epochs=1"]
     before = len(heads(folder))
-    done = run(folder, "train.py", *SMALL, *sweep)
+    done = run(folder, "train.py", *sweep, *SMALL)
     assert done.returncode == 0, done.stderr
     names = {path.name for path in heads(folder)} - {"next_token-d3-r1"}
     assert names == {f"{judges}-d{depth}-r6" for judges in ("input_token", "next_token") for depth in (0, 1)}
     assert len(heads(folder)) == before + 4
+    (sweep_folder,) = {path.parents[2] for path in heads(folder)} - {folder / "outputs" / "head"} - {heads(folder)[0].parents[2]}
+    assert len(list(sweep_folder.glob("*/wandb/offline-run-*"))) == 4  # a W&B run for each job
 
 
 def test_evaluate_reports_the_latest_head(folder):
@@ -95,7 +97,15 @@ MISTAKES = {
     "negative depth": (["train.py", "head.depth=-1"], "head.depth=-1"),
     "temperature below zero": (["data_gen", "warp.temperature=-1"], "temperature=-1"),
     "no prompts": (["data_gen", "data.num_train=0", "data.num_dev=0", "data.num_test=0"], "none of 0 prompts"),
-    "wrong type": (["train.py", "trainer.max_epochs=many"], "max_epochs|many"),
+    "wrong type": (["train.py", "trainer.max_epochs=many"], "trainer.max_epochs=many"),
+    "no dev prompts": (["train.py", "data.num_dev=0"], "data.num_dev=0"),
+    "checkpoint that is not there": (["train.py", "resume=none.ckpt"], "resume=none.ckpt"),
+    "unknown dtype": (["data_gen", "model.dtype=bfloat61"], "dtype='bfloat61'"),
+    "device that is not there": (["data_gen", "model.device=gpu9"], "device='gpu9'"),
+    "pair without a draft": (["train.py", "model=mine", "model.target=x"], "model.draft"),
+    "one threshold in place of a list": (["evaluate.py", "thresholds=0.5"], "thresholds=0.5 is not a list"),
+    "mixing that leaves nothing": (["train.py", "head.judges=input_token", "mixing.response_share=1"], "response_share=1"),
+    "unknown label": (["train.py", "head.label=soft"], "head.label='soft'"),
     "unknown engine": (["evaluate.py", "head=null", "engine=warp"], "engine='warp'"),
 }
 

@@ -19,9 +19,21 @@ from specheads.decoding.stopping import FixedLength, StoppingRule
 from specheads.decoding.verification import TokenVerification
 from specheads.errors import UserError
 from specheads.pair import Pair
-from specheads.sampling import Warp, sample, uniforms
+from specheads.sampling import Warp, check_finite, sample, uniforms
 
 Prompt = str | Sequence[dict[str, str]] | Sequence[int] | Tensor
+
+
+MAX_WINDOW = 4096  # models that reach 128k positions would otherwise fill a device with empty memory
+
+
+def checked_window(pair: Pair, window: int | None) -> int:
+    """Return the positions to allocate; raises UserError for more than both models reach."""
+    if window is None:
+        return min(pair.window, MAX_WINDOW)
+    if not 2 <= window <= pair.window:
+        raise UserError(f"window={window} is outside 2..{pair.window}, what both models reach.")
+    return window
 
 
 class Clock:
@@ -32,7 +44,8 @@ class Clock:
 
     def __call__(self) -> float:
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            for number in range(torch.cuda.device_count()):  # a target may be spread over all of them
+                torch.cuda.synchronize(number)
         return time.perf_counter()
 
 
@@ -58,7 +71,12 @@ def start_session(pair: Pair, prompt: Prompt, max_new_tokens: int, seed: int, en
     if max_new_tokens < 1:
         raise UserError(f"max_new_tokens={max_new_tokens} generates nothing; use at least 1.")
     committed = pair.encode(prompt).tolist()
-    limit = min(len(committed) + max_new_tokens, min(engine.lm.window for engine in engines))
+    window = min(engine.capacity for engine in engines)
+    if len(committed) >= window:
+        raise UserError(
+            f"the prompt has {len(committed)} tokens, but the decoder has memory for {window}; give it a larger window=."
+        )
+    limit = min(len(committed) + max_new_tokens, window)
     device = engines[0].lm.device
     session = Session(committed, len(committed), limit, torch.Generator(device).manual_seed(seed), Clock(device))
     start = session.clock()
@@ -92,6 +110,7 @@ class SpeculativeDecoder:
         verification: how much of it stands; default token verification.
         warp: temperature, top-k, top-p of both models.
         engine: `auto` or `eager`.
+        window: positions of KV memory, for prompt and response together; default what both models reach, at most MAX_WINDOW.
     """
 
     def __init__(
@@ -102,14 +121,16 @@ class SpeculativeDecoder:
         verification: TokenVerification | None = None,
         warp: Warp | None = None,
         engine: str = "auto",
+        window: int | None = None,
     ) -> None:
         self.pair = pair
         self.drafting = drafting or Autoregressive()
         self.stopping = stopping or FixedLength()
         self.verification = verification or TokenVerification()
         self.warp = warp or Warp()
-        self.draft_engine = make_engine(engine, pair.draft_lm, pair.window)
-        self.target_engine = make_engine(engine, pair.target_lm, pair.window)
+        window = checked_window(pair, window)
+        self.draft_engine = make_engine(engine, pair.draft_lm, window)
+        self.target_engine = make_engine(engine, pair.target_lm, window)
         self._check_head()
 
     def with_stopping(self, stopping: StoppingRule) -> "SpeculativeDecoder":
@@ -209,15 +230,6 @@ class SpeculativeDecoder:
             head.to(self.draft_engine.lm.device)
 
 
-def check_finite(model_id: str, probs: Tensor) -> None:
-    """Raise UserError if a probability is NaN."""
-    if bool(probs.isnan().any()):
-        raise UserError(
-            f"{model_id} produced NaN logits; expected finite numbers. Try dtype=float32 (or bfloat16 in place of float16), "
-            "and check the weights."
-        )
-
-
 def finish(pair: Pair, session: Session, rounds: Sequence[Round]) -> Generation:
     """Return the record of a session that has ended."""
     tokens = torch.tensor(session.response)
@@ -234,9 +246,9 @@ def finish(pair: Pair, session: Session, rounds: Sequence[Round]) -> Generation:
 class Baseline:
     """The target alone, one token per forward, on the same engine and warping."""
 
-    def __init__(self, pair: Pair, warp: Warp | None = None, engine: str | Engine = "auto") -> None:
+    def __init__(self, pair: Pair, warp: Warp | None = None, engine: str | Engine = "auto", window: int | None = None) -> None:
         self.pair, self.warp = pair, warp or Warp()
-        self.engine = make_engine(engine, pair.target_lm, pair.window) if isinstance(engine, str) else engine
+        self.engine = make_engine(engine, pair.target_lm, checked_window(pair, window)) if isinstance(engine, str) else engine
 
     @torch.no_grad()
     def generate(

@@ -137,17 +137,23 @@ class EagerEngine:
         if not torch.equal(accepted_nodes, torch.arange(count, device=accepted_nodes.device)):
             for layer in self._layers:
                 for memory in (layer.keys, layer.values):
-                    memory[:, :, start : start + count] = memory[:, :, start + accepted_nodes]
+                    memory[:, :, start : start + count] = memory[:, :, start + accepted_nodes.to(memory.device)]
         self.rewind(start + count)
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep only the batch rows `rows` (n,), for batched generation whose finished rows leave."""
         for layer in self._layers:
-            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+            own = rows.to(layer.keys.device)
+            layer.keys, layer.values = layer.keys[own], layer.values[own]
+
+
+def check_engine(name: str) -> None:
+    """Raise UserError for the name of an engine that is not there."""
+    if name not in ("auto", "eager"):
+        raise UserError(f"engine={name!r} is not known; use auto or eager.")
 
 
 def make_engine(name: str, lm: LanguageModel, capacity: int) -> Engine:
     """Return the engine called `auto` or `eager` for one model."""
-    if name not in ("auto", "eager"):
-        raise UserError(f"engine={name!r} is not known; use auto or eager.")
+    check_engine(name)
     return EagerEngine(lm, capacity)

@@ -21,7 +21,6 @@ from specheads.replay.cost import Costs, fit_costs
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-RATIOS = (5.0, 10.0, 20.0)
 COLORS = {"target": "0.5", "fixed": "tab:blue", "head": "tab:orange"}
 
 
@@ -39,7 +38,7 @@ class Row:
     block_efficiency: float
     acceptance_rate: float | None
     milliseconds: dict[str, float]  # p50, p90, p99
-    predicted_tokens_per_second: float
+    predicted_tokens_per_second: float | None  # by the fitted costs; None for the target alone
     predicted_speedup: dict[str, Interval]  # by the ratio of a target to a draft forward
 
 
@@ -53,22 +52,24 @@ class Report:
     gains: Mapping[str, Interval | None]
 
 
-def make_report(measured: Sequence[Measured], context: Mapping[str, Any]) -> Report:
-    """Compute every figure of a sweep whose first setting is the target alone."""
-    costs = fit_costs([part for m in measured for part in m.stats])
-    ratios = {"measured": Costs.at_ratio(costs.ratio), **{f"{r:g}": Costs.at_ratio(r) for r in RATIOS}}
+def make_report(measured: Sequence[Measured], context: Mapping[str, Any], ratios: Sequence[float]) -> Report:
+    """Compute every figure of a sweep whose first setting is the target alone.
+
+    `ratios`: how many draft forwards a target forward is taken to cost, for predictions beside the measured ratio.
+    """
+    # A forward of the target alone has no draft to verify, so it says nothing about a round's costs.
+    costs = fit_costs([part for m in measured if m.setting.rule is not None for part in m.stats])
+    at = {"measured": Costs.at_ratio(costs.ratio), **{f"{r:g}": Costs.at_ratio(r) for r in ratios}}
     counts = resample_counts(len(measured[0].stats))
     alone = sums(measured[0].stats, counts).tokens_per_second
-    rows = [_row(m, counts, alone, costs, ratios) for m in measured]
-    return Report(context, costs, rows, {name: gain_over_fixed(measured, at) for name, at in ratios.items()})
+    rows = [_row(m, counts, alone, costs, at) for m in measured]
+    return Report(context, costs, rows, {name: gain_over_fixed(measured, own) for name, own in at.items()})
 
 
 def _row(measured: Measured, counts: np.ndarray, alone: np.ndarray, costs: Costs, ratios: Mapping[str, Costs]) -> Row:
     found, total = sums(measured.stats, counts), DecodeStats.total(measured.stats)
     drafting = measured.setting.rule is not None
     percentiles = np.percentile(measured.token_seconds, [50, 90, 99]) * 1e3
-    # The target alone makes one target forward per token and no draft forward, which the cost model of rounds does not cover.
-    predicted = float(found.predicted(costs)[0]) if drafting else 1 / costs.target_seconds
     return Row(
         name=measured.setting.name,
         family=measured.setting.family,
@@ -80,7 +81,7 @@ def _row(measured: Measured, counts: np.ndarray, alone: np.ndarray, costs: Costs
         block_efficiency=total.block_efficiency,
         acceptance_rate=total.acceptance_rate,
         milliseconds=dict(zip(("p50", "p90", "p99"), percentiles.tolist(), strict=True)),
-        predicted_tokens_per_second=predicted,
+        predicted_tokens_per_second=float(found.predicted(costs)[0]) if drafting else None,
         predicted_speedup={name: interval(found.predicted(at)) for name, at in ratios.items()} if drafting else {},
     )
 
@@ -100,11 +101,12 @@ def print_report(report: Report, console: Console | None = None) -> None:
     console = console or Console(width=None if sys.stdout.isatty() else 160)
     table = Table(title=f"{report.context['model']}: {report.context['num_prompts']} prompts, 95 % intervals over prompts")
     columns = ("setting", "tok/s", "speed-up", "discard rate", "verif. rate", "block eff.", "accept.", "p50/p90/p99 ms")
-    for name in (*columns, *(f"x at {r:g}" for r in RATIOS)):
+    ratios = [name for name in report.gains if name != "measured"]
+    for name in (*columns, *(f"x at {r}" for r in ratios)):
         table.add_column(name, justify="left" if name == "setting" else "right", no_wrap=True)
     for row in report.rows:
         rates = [f"{i.value:.3f} \u00b1{(i.high - i.low) / 2:.3f}" for i in (row.discard_rate, row.verification_rate)]
-        at = [f"{row.predicted_speedup[f'{r:g}'].value:.3f}" if row.predicted_speedup else "1" for r in RATIOS]
+        at = [f"{row.predicted_speedup[r].value:.3f}" if row.predicted_speedup else "1" for r in ratios]
         accepted = "-" if row.acceptance_rate is None else f"{row.acceptance_rate:.2f}"
         latency = "/".join(f"{row.milliseconds[p]:.1f}" for p in ("p50", "p90", "p99"))
         speeds = [f"{row.tokens_per_second.value:.0f}", f"{row.speedup.value:.2f}x"]
@@ -184,7 +186,8 @@ def _plot_speed(report: Report, path: Path) -> None:
         capsize=2,
         error_kw={"lw": 0.8},
     )
-    axes.plot(names, [row.predicted_tokens_per_second for row in report.rows], "k_", ms=12, label="predicted from the counts")
+    predicted = [(row.name, row.predicted_tokens_per_second) for row in report.rows if row.predicted_tokens_per_second]
+    axes.plot(*zip(*predicted, strict=True), "k_", ms=12, label="predicted from the counts")
     axes.axhline(speeds[0].value, color="0.5", lw=0.8, ls="--")
     axes.set_ylabel("tokens per second")
     axes.set_title(f"{report.context['model']}: measured speed")

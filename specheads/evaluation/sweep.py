@@ -55,9 +55,10 @@ def run_sweep(
     """Decode every prompt `repeats` times with every setting; return what each setting did.
 
     Each (prompt, repeat) has a seed of its own, the same for all settings. The order of settings rotates from prompt to
-    prompt. Every setting decodes one prompt first that is not counted.
+    prompt and from repeat to repeat. Every setting decodes one prompt first that is not counted.
     """
-    run = _runner(pair, settings, warp, max_new_tokens, engine)
+    window = min(pair.window, max(map(len, prompts)) + max_new_tokens)
+    run = _runner(SpeculativeDecoder(pair, warp=warp, engine=engine, window=window), settings, max_new_tokens)
     for index in range(len(settings)):
         run(index, prompts[0], seed)
     measured = [Measured(setting) for setting in settings]
@@ -66,7 +67,7 @@ def run_sweep(
         for repeat in range(repeats):
             own_seed = int(np.random.SeedSequence([seed, number, repeat]).generate_state(1)[0])
             for turn in range(len(settings)):
-                index = (turn + number) % len(settings)
+                index = (turn + number + repeat) % len(settings)
                 generation = run(index, prompt, own_seed)
                 parts[index].append(generation.stats)
                 measured[index].token_seconds += token_seconds(generation)
@@ -77,11 +78,10 @@ def run_sweep(
 
 
 def _runner(
-    pair: Pair, settings: Sequence[Setting], warp: Warp, max_new_tokens: int, engine: str
+    decoder: SpeculativeDecoder, settings: Sequence[Setting], max_new_tokens: int
 ) -> Callable[[int, Sequence[int], int], Generation]:
-    """Return a function that decodes one prompt with the setting of an index; all settings share one KV memory."""
-    decoder = SpeculativeDecoder(pair, warp=warp, engine=engine)
-    baseline = Baseline(pair, warp, decoder.target_engine)
+    """Return a function that decodes one prompt with the setting of an index; all settings share the decoder's memory."""
+    baseline = Baseline(decoder.pair, decoder.warp, decoder.target_engine)
     decoders = [baseline if setting.rule is None else decoder.with_stopping(setting.rule) for setting in settings]
     return lambda index, prompt, seed: decoders[index].generate(prompt, max_new_tokens, seed)
 

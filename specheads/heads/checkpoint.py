@@ -77,18 +77,24 @@ def load_head(location: str | Path) -> AcceptanceHead:
 
 
 def latest_head(outputs: Path, pair: Pair) -> Path:
-    """Return the newest head folder `**/heads/<name>` under `outputs` that was trained for the pair's draft.
+    """Return the newest head folder `**/heads/<name>` under `outputs` that was trained for the pair.
 
     Raises:
         UserError: there is none.
     """
     found = sorted(outputs.glob("**/heads/*/config.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    ours = {"draft": pair.draft_revision, "target": pair.target_revision}
     for path in found:
-        if _read_json(path).get("draft", {}).get("revision") == pair.draft_revision:
+        try:
+            config = json.loads(path.read_text())
+        except json.JSONDecodeError:
+            continue  # a folder that was never finished is no candidate
+        if all(config.get(role, {}).get("revision") == revision for role, revision in ours.items()):
             return path.parent
-    others = f" ({len(found)} for other drafts)" if found else ""
+    others = f" ({len(found)} for other pairs)" if found else ""
     raise UserError(
-        f"there is no head for draft {pair.draft_id} under {outputs}{others}; train one with python train.py model={pair.name}."
+        f"there is no head for draft {pair.draft_id} with target {pair.target_id} under {outputs}{others}; "
+        f"train one with python train.py model={pair.name}."
     )
 
 

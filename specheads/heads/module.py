@@ -37,9 +37,13 @@ class HeadData(L.LightningDataModule):
         super().__init__()
         self.splits, self.batch_size, self.num_workers, self.seed = splits, batch_size, num_workers, seed
 
-    def loader(self, split: str, shuffle: bool = False) -> DataLoader:
-        """Return a loader of one split; without shuffling its mixing is that of epoch 0, every time."""
-        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+    def loader(self, split: str, shuffle: bool = False, shared: bool = True) -> DataLoader:
+        """Return a loader of one split; without shuffling its mixing is that of epoch 0, every time.
+
+        `shared`: each process of a distributed run gets its own part; otherwise all get the same rows.
+        """
+        distributed = shared and self.trainer is not None
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if distributed else (0, 1)
         data = self.splits[split]
         sampler = EpochSampler(len(data), self.seed, shuffle, rank, world_size)
         workers = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0}
@@ -74,7 +78,10 @@ class HeadModule(L.LightningModule):
         """Move the draft beside the heads; fix the scale of look-ahead inputs from the first batches."""
         self._draft[0].model.to(self.device)
         if self.bank.judges == "next_token" and self.trainer.ckpt_path is None:
-            batches = [batch.to(self.device) for batch, _ in zip(self.trainer.datamodule.loader("train"), range(8), strict=False)]
+            batches = [
+                batch.to(self.device)
+                for batch, _ in zip(self.trainer.datamodule.loader("train", shared=False), range(8), strict=False)
+            ]
             parts = [self.features(batch) for batch in batches]
             features = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
             for head in self.bank.heads.values():
@@ -122,7 +129,7 @@ class HeadModule(L.LightningModule):
 
     def _rivals(self, features: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
         """What a head has to beat on the same tokens: the draft's own numbers, and a logistic fitted on training rows."""
-        loader = self.trainer.datamodule.loader("train")
+        loader = self.trainer.datamodule.loader("train", shared=False)
         batches = [batch.to(self.device) for batch, _ in zip(loader, range(64), strict=False)]
         train = torch.cat([self.rival_features(batch).cpu() for batch in batches])
         weights = fit_logistic(train, torch.cat([batch.label.cpu() for batch in batches]))
@@ -135,7 +142,12 @@ class HeadModule(L.LightningModule):
         }
 
     def _gathered(self) -> tuple[Tensor, Tensor, Tensor]:
-        logits, labels, rivals = zip(*self._collected, strict=True)
+        collected = self._collected
+        if self.trainer.world_size > 1:
+            parts: list = [None] * self.trainer.world_size
+            torch.distributed.all_gather_object(parts, collected)
+            collected = [batch for part in parts for batch in part]
+        logits, labels, rivals = zip(*collected, strict=True)
         self._collected.clear()
         return torch.cat(logits, dim=1), torch.cat(labels), torch.cat(rivals)
 

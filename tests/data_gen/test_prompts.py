@@ -5,6 +5,7 @@ from collections import defaultdict
 import pytest
 
 from data_gen.prompts import DatasetSource, NanoSource, Prompt, unique
+from data_gen.run import prompts_fingerprint
 from specheads.errors import UserError
 from specheads.nano import corpus
 
@@ -85,14 +86,18 @@ def test_nano_gives_a_prompt_once_per_split(monkeypatch):
     assert sorted(p.text for p in NanoSource(0, 0, ALL).load()) == ["def f():\n", "def g():\n"]
 
 
+def fingerprint_of(source):
+    return prompts_fingerprint(unique(source.load()))
+
+
 def test_nano_fingerprint_follows_the_prompts_and_nothing_else(read_once, monkeypatch):
-    fingerprint = NanoSource(9, 8, 7).fingerprint()
-    assert fingerprint == NanoSource(9, 8, 7).fingerprint()
-    others = [NanoSource(8, 8, 7).fingerprint(), NanoSource(9, 7, 7).fingerprint(), NanoSource(9, 8, 6).fingerprint()]
+    fingerprint = fingerprint_of(NanoSource(9, 8, 7))
+    assert fingerprint == fingerprint_of(NanoSource(9, 8, 7))
+    others = [fingerprint_of(NanoSource(8, 8, 7)), fingerprint_of(NanoSource(9, 7, 7)), fingerprint_of(NanoSource(9, 8, 6))]
     first = next(NanoSource(9, 8, 7).load()).text
     changed = {side: [f for f in functions if f.prompt != first] for side, functions in read_once.items()}
     monkeypatch.setattr(corpus, "standard_library", lambda side: iter(changed[side]))
-    others.append(NanoSource(9, 8, 7).fingerprint())
+    others.append(fingerprint_of(NanoSource(9, 8, 7)))
     assert len({fingerprint, *others}) == 5
 
 
@@ -196,14 +201,14 @@ def test_a_file_that_is_no_json_is_a_user_error(tmp_path):
 
 def test_dataset_fingerprint_follows_rows_template_and_counts(tmp_path):
     path = jsonl(tmp_path, ROWS)
-    fingerprint = source(path).fingerprint()
-    assert source(path).fingerprint() == fingerprint
+    fingerprint = fingerprint_of(source(path))
+    assert fingerprint_of(source(path)) == fingerprint
     others = [
-        source(path, "{input}").fingerprint(),
-        source(path, counts=(2, 2, 1)).fingerprint(),
-        source(path, counts=(3, 1, 1)).fingerprint(),
-        source(path, counts=(3, 2, 0)).fingerprint(),
-        source(jsonl(tmp_path, ROWS[::-1])).fingerprint(),
+        fingerprint_of(source(path, "{input}")),
+        fingerprint_of(source(path, counts=(2, 2, 1))),
+        fingerprint_of(source(path, counts=(3, 1, 1))),
+        fingerprint_of(source(path, counts=(3, 2, 0))),
+        fingerprint_of(source(jsonl(tmp_path, ROWS[::-1]))),
     ]
     assert len({fingerprint, *others}) == 6
 

@@ -170,6 +170,24 @@ def test_impossible_prompts_are_refused(prompt, message):
         decode(tiny_pair(), prompt)
 
 
+def test_a_batch_of_prompts_is_no_prompt():
+    with pytest.raises(UserError, match=r"shape \(2, 3\)"):
+        decode(tiny_pair(), torch.zeros(2, 3, dtype=torch.long))
+    assert len(decode(tiny_pair(), torch.zeros(1, 3, dtype=torch.long), max_new_tokens=2).tokens) == 2
+
+
+def test_a_smaller_window_takes_less_memory_and_ends_responses_sooner():
+    pair = tiny_pair(window=64)
+    decoder = SpeculativeDecoder(pair, window=12)
+    out = decoder.generate([0] * 8, 30)
+    assert (len(out.tokens), out.finish_reason) == (4, "context")
+    assert decoder.target_engine._layers[0].keys.shape[2] == 12
+    with pytest.raises(UserError, match="memory for 12"):
+        decoder.generate([0] * 12)
+    with pytest.raises(UserError, match="window=65"):
+        SpeculativeDecoder(pair, window=65)
+
+
 def test_no_room_for_tokens_is_refused():
     with pytest.raises(UserError, match="max_new_tokens=0"):
         decode(tiny_pair(), [0], max_new_tokens=0)
@@ -234,35 +252,40 @@ def test_a_wrong_law_would_be_noticed():
     assert chi_square_p_value(counts, exact_law(pair, [0, 1], 3)) < 1e-6
 
 
-def training_features(pair, prefix, drafted, shift=0):
+def training_features(pair, prefix, drafted, judges, shift=0):
     """What training computes for tokens drafted after `prefix`; `shift` taps that many positions late."""
     index = len(prefix) + torch.arange(len(drafted)) + shift
     tokens = torch.tensor([[*prefix, *drafted, 0]])
     batch = HeadBatch(tokens, torch.zeros_like(index), index, torch.tensor(drafted), torch.zeros(len(index)))
-    return head_features(pair.draft_lm, batch, "next_token", ALL_FEATURES)
+    needs = ALL_FEATURES if judges == "next_token" else frozenset({"hidden", "max_prob", "entropy"})
+    return head_features(pair.draft_lm, batch, judges, needs)
 
 
 @pytest.mark.parametrize("fixture, tolerance", [("nano64", 1e-12), ("nano", 1e-5)])
-def test_a_head_meets_the_training_features_in_the_decoder(fixture, tolerance, prompts, request):
+@pytest.mark.parametrize("judges", ["next_token", "input_token"])
+def test_a_head_meets_the_training_features_in_the_decoder(fixture, tolerance, judges, prompts, request):
+    """Differences are relative to the largest value of a feature. At step j an `input_token` head judges y_{j-1}."""
     pair = request.getfixturevalue(fixture)
-    spy = Spy(5)
+    spy, lag = Spy(5), 1 if judges == "input_token" else 0
     out = decode(pair, prompts[0], spy, Warp(1.0, 50), max_new_tokens=40, seed=1)
     assert out.stats.num_discarded > 0 and out.stats.num_accepted > 0  # both kinds of rewinding happen
-    seen, emitted = iter(spy.seen), []
+    seen, emitted, compared = iter(spy.seen), [], 0
     for r in out.rounds:
         steps = list(itertools.islice(seen, r.num_drafted))
         prefix = [*prompts[0], *emitted]
         emitted += r.tokens
-        if not steps:
+        drafted = [find_token(pair, step["embedding"]) for step in steps][: len(steps) - lag]
+        if not drafted:
             continue
-        drafted = [find_token(pair, step["embedding"]) for step in steps]
-        expected, late = training_features(pair, prefix, drafted), training_features(pair, prefix, drafted, shift=1)
-        for name in ALL_FEATURES:
-            found = torch.cat([step[name] for step in steps])
+        compared += len(drafted)
+        expected, late = (training_features(pair, prefix, drafted, judges, shift) for shift in (0, 1))
+        for name in expected:
+            found = torch.cat([step[name] for step in steps[lag:]])
             scale = expected[name].abs().max()
             assert (found - expected[name]).abs().max() <= tolerance * scale, name
             if name != "embedding":
                 assert (found - late[name]).abs().max() > 1e-3 * scale, f"{name}: an off-by-one tap would pass"
+    assert compared > 30
 
 
 def find_token(pair, embedding):

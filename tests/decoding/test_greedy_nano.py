@@ -1,4 +1,9 @@
-"""Greedy speculative output against transformers' plain greedy generation, on nano in float64 so that rounding decides nothing."""
+"""Greedy speculative output against transformers' plain greedy generation, on nano in float64 so that rounding decides nothing.
+
+SPECHEADS_GREEDY_PROMPTS=50 pytest tests/decoding/test_greedy_nano.py takes more prompts (some five minutes).
+"""
+
+import os
 
 import pytest
 import torch
@@ -6,7 +11,7 @@ import torch
 from data_gen.prompts import NanoSource
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, stopping
 
-NUM_PROMPTS, NUM_TOKENS = 50, 24
+NUM_PROMPTS, NUM_TOKENS = int(os.environ.get("SPECHEADS_GREEDY_PROMPTS", "8")), 24
 FIXED_LENGTHS = (2, 4, 6, 8, 10, 12, 14)
 THRESHOLDS = [t / 10 for t in range(1, 10)]
 

@@ -9,7 +9,8 @@ NUM_DRAWS = 1500
 
 
 def test_two_sampled_tokens_follow_the_targets_law(nano, prompts):
-    warp, prompt = Warp(1.0, top_k=20), prompts[1]
+    warp = Warp(1.0, top_k=20)
+    prompt = [*prompts[1], *nano.tokenizer("    if value is None:\n        ", add_special_tokens=False)["input_ids"]]
     lm = nano.target_lm
     first = warp(lm.logits(lm.hidden_states(torch.tensor([prompt]))[0, -1]))
     tokens = first.nonzero().squeeze(1)

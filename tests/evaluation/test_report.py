@@ -18,7 +18,7 @@ def measured():
 
 @pytest.fixture(scope="module")
 def report(measured):
-    return make_report(measured, {"model": "tiny", "num_prompts": 4})
+    return make_report(measured, {"model": "tiny", "num_prompts": 4}, [5, 10, 20])
 
 
 def test_every_setting_decoded_every_prompt_as_often_as_asked(measured):

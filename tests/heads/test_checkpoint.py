@@ -268,12 +268,15 @@ def test_latest_is_the_newest_head_for_the_pairs_draft(tmp_path, pair):
 @pytest.mark.parametrize("exists", [True, False])
 def test_latest_without_any_head_is_a_user_error_that_says_how_to_train_one(tmp_path, pair, exists):
     outputs = tmp_path if exists else tmp_path / "outputs"
-    with pytest.raises(UserError, match=r"no head for draft tiny-draft under \S+; train one with python train\.py model=tiny"):
+    with pytest.raises(
+        UserError,
+        match=r"no head for draft tiny-draft with target tiny-target under \S+; train one with python train\.py model=tiny",
+    ):
         latest_head(outputs, pair)
 
 
 def test_latest_with_heads_for_other_drafts_only_says_how_many(tmp_path, pair):
     for i in range(2):
         save_at(tmp_path / "heads" / str(i), age=i, revision="r9")
-    with pytest.raises(UserError, match=r"no head for draft tiny-draft .*\(2 for other drafts\)"):
+    with pytest.raises(UserError, match=r"no head for draft tiny-draft .*\(2 for other pairs\)"):
         latest_head(tmp_path, pair)

@@ -216,7 +216,10 @@ def test_another_draft_revision_is_an_error_that_names_both(pair):
     [
         ({"judges": "last_token"}, r"head\.judges='last_token' is not known; use one of input_token, next_token"),
         ({"depth": -1}, r"head\.depth=-1 is negative"),
-        ({"inputs": ("hidden", "phase_of_the_moon")}, r"head\.inputs names 'phase_of_the_moon'; a head with judges=next_token can see hidden, embedding"),
+        (
+            {"inputs": ("hidden", "phase_of_the_moon")},
+            r"head\.inputs names 'phase_of_the_moon'; a head with judges=next_token can see hidden, embedding",
+        ),
     ],
 )
 def test_a_value_that_means_nothing_is_a_user_error_that_names_the_key(values, message):

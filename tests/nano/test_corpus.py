@@ -29,13 +29,13 @@ def quoted(x):
     \'\'\'Say "hello" to """x""".\'\'\'
     if x:
         return """
-  text"""
+        text"""
     return None
 '''
 
 
 def test_a_function_becomes_signature_docstring_and_body():
-    first, second = corpus.functions_in(SOURCE, "shape.py")
+    second, first = corpus.functions_in(SOURCE, "shape.py")
     assert first.prompt == 'def area(self, scale=1):\n    """Return the area."""\n'
     assert first.body == "    # in square units\n    return self.width * self.height * scale\n"
     assert second.prompt.startswith("def quoted(x):\n")
@@ -61,7 +61,7 @@ def test_the_split_goes_by_file_and_is_the_same_everywhere():
     names = [f"package{i}/module.py" for i in range(4000)]
     shares = {split: sum(corpus.split_of(name) == split for name in names) / 4000 for split in ("train", "dev", "test")}
     assert abs(shares["dev"] - 0.5) < 0.04 and abs(shares["test"] - 0.25) < 0.04  # five standard errors
-    assert [corpus.split_of(name) for name in ("json/decoder.py", "heapq.py", "textwrap.py")] == ["dev", "dev", "test"]
+    assert [corpus.split_of(name) for name in ("json/decoder.py", "heapq.py", "textwrap.py")] == ["dev", "dev", "train"]
 
 
 def test_the_sides_of_the_standard_library_share_no_file():

@@ -52,11 +52,12 @@ def drafting_features(
     features = {}
     if needs & PROBABILITY_FEATURES:
         plain = at_least_float32(logits).softmax(dim=-1)
-        features |= {
-            "draft_prob": plain.gather(-1, token.unsqueeze(-1)).squeeze(-1),
-            "max_prob": plain.amax(dim=-1),
-            "entropy": entropy(plain),
-        }
+        if "draft_prob" in needs:
+            features["draft_prob"] = plain.gather(-1, token.unsqueeze(-1)).squeeze(-1)
+        if "max_prob" in needs:
+            features["max_prob"] = plain.amax(dim=-1)
+        if "entropy" in needs:
+            features["entropy"] = entropy(plain)
     if "embedding" in needs:
         features["embedding"] = lm.embed(token)
     if "hidden" in needs:
