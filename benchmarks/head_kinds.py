@@ -31,6 +31,7 @@ from specheads import Pair, Warp, load_pair
 from specheads.decoding.drafting import drafting_features
 from specheads.decoding.engine import EagerEngine
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
+from specheads.evaluation.intervals import cross_fitted_gain
 from specheads.heads.bank import HeadBank, HeadSpec
 from specheads.heads.features import MixedResponses
 from specheads.heads.head import AcceptanceHead, HeadConfig
@@ -111,40 +112,13 @@ def drafted_lengths(rule: StoppingRule, rollouts: Rollouts) -> Tensor:
     return length
 
 
-def tokens_and_lengths(rule: StoppingRule, rollouts: Rollouts) -> np.ndarray:
-    """Return (2, P): expected emitted tokens and drafted tokens of each prompt's rollouts under a rule."""
+def totals(rule: StoppingRule, rollouts: Rollouts) -> np.ndarray:
+    """Return (P, 3): expected emitted tokens, drafted tokens and rounds of each prompt's rollouts under a rule."""
     length = drafted_lengths(rule, rollouts)
-    survive = rollouts.accept.double().cumprod(1)
     within = torch.arange(LENGTH) < length[:, None]
-    tokens = 1 + (survive * within).sum(1)
-    return np.stack([np.bincount(rollouts.prompt, weights=values.double().numpy()) for values in (tokens, length)])
-
-
-def speed(totals: np.ndarray, rounds: np.ndarray, ratio: float) -> np.ndarray:
-    """Return the speed-up over the target alone of totals (..., 2, P) summed over prompts; `rounds` (P,) per prompt."""
-    costs = Costs.at_ratio(ratio)
-    tokens, lengths = totals.sum(-1)[..., 0], totals.sum(-1)[..., 1]
-    return tokens / (lengths * costs.draft_seconds + rounds.sum() * costs.target_seconds)
-
-
-def compare(family: list[StoppingRule], fixed: np.ndarray, rollouts: Rollouts, ratio: float) -> tuple[float, float, float]:
-    """Return the gain of a family's best rule over the best fixed length, and its 95 % interval, chosen and judged on halves."""
-    rounds = np.bincount(rollouts.prompt).astype(float)
-    mine = np.stack([tokens_and_lengths(rule, rollouts) for rule in family])
-    even = np.arange(len(rounds)) % 2 == 0
-    counts = np.random.default_rng(0).multinomial(len(rounds), np.full(len(rounds), 1 / len(rounds)), size=1000)
-    counts = np.concatenate([np.ones((1, len(rounds))), counts])
-    seconds = {}
-    for name, totals in (("mine", mine), ("fixed", fixed)):
-        time, tokens = 0, 0
-        for half in (even, ~even):
-            best = int(np.argmax(speed(totals * half, rounds * half, ratio)))
-            sums = (counts * ~half) @ totals[best].T
-            time = time + sums[:, 1] / ratio + (counts * ~half) @ rounds
-            tokens = tokens + sums[:, 0]
-        seconds[name] = time / tokens
-    gain = seconds["fixed"] / seconds["mine"] - 1
-    return gain[0], *np.quantile(gain[1:], [0.025, 0.975])
+    tokens = 1 + (rollouts.accept.double().cumprod(1) * within).sum(1)
+    columns = (tokens, length, torch.ones_like(length))
+    return np.stack([np.bincount(rollouts.prompt, weights=column.double().numpy()) for column in columns], axis=1)
 
 
 @torch.no_grad()
@@ -178,10 +152,10 @@ def main() -> None:
     pair, warp = load_pair("nano"), Warp(**cfg.warp)
     folder = data_cache(cfg, pair)
     rollouts = make_rollouts(pair, load_split(folder, "test"), warp, arguments.rollouts)
-    fixed = np.stack([tokens_and_lengths(FixedLength(k), rollouts) for k in range(1, LENGTH + 1)])
-    rounds = np.bincount(rollouts.prompt).astype(float)
+    fixed = np.stack([totals(FixedLength(k), rollouts) for k in range(1, LENGTH + 1)])
     for ratio in RATIOS:
-        speeds = speed(fixed, rounds, ratio)
+        tokens, drafted, rounds = fixed.sum(axis=1).T
+        speeds = tokens / (drafted / ratio + rounds)
         print(f"ratio {ratio}: best fixed K = {int(speeds.argmax()) + 1}, {speeds.max():.3f}x")
     size = pair.draft_lm.hidden_size
     print(f"{'head':<44}{'AUROC':>7}" + "".join(f"{f'gain at {r}':>26}" for r in RATIOS))
@@ -193,9 +167,10 @@ def main() -> None:
         bank = train_bank(pair, folder, specs, share, arguments.epochs)
         for name, head in bank.heads.items():
             row = f"{f'{judges} share={share} {label} {name}':<44}{rollout_auroc(head, rollouts):7.3f}"
+            family = np.stack([totals(HeadThreshold(head, t), rollouts) for t in THRESHOLDS])
             for ratio in RATIOS:
-                gain, low, high = compare([HeadThreshold(head, t) for t in THRESHOLDS], fixed, rollouts, ratio)
-                row += f"{f'{gain:+.1%} [{low:+.1%}, {high:+.1%}]':>26}"
+                gain = cross_fitted_gain(family, fixed, Costs.at_ratio(ratio))
+                row += f"{f'{gain.value - 1:+.1%} [{gain.low - 1:+.1%}, {gain.high - 1:+.1%}]':>26}"
             print(row, flush=True)
 
 

@@ -1,5 +1,6 @@
 """Ten-line models and what goes with them."""
 
+import inspect
 from types import SimpleNamespace
 
 import torch
@@ -65,3 +66,9 @@ def constant_head(prob: float, judges: str = "next_token"):
     head.check_fits = lambda pair: None
     head.to = lambda device: head
     return head
+
+
+def describe(rule) -> str:
+    """A short name of a stopping rule, for test ids: its class and its first parameter."""
+    first = next((name for name in inspect.signature(type(rule)).parameters if name != "head"), None)
+    return type(rule).__name__ + (f"({getattr(rule, first):g})" if first else "")

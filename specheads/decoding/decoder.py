@@ -157,8 +157,10 @@ class SpeculativeDecoder:
     def stream(
         self, prompt: Prompt, max_new_tokens: int = 256, seed: int = 0, stop_tokens: Sequence[int] | None = None
     ) -> Iterator[str]:
-        """Yield the response's text piece by piece, whole characters only."""
-        session = self._start(prompt, max_new_tokens, seed)
+        """Yield the response's text piece by piece, whole characters only; one stream at a time uses a decoder."""
+        return self._pieces(self._start(prompt, max_new_tokens, seed), max_new_tokens, stop_tokens)
+
+    def _pieces(self, session: Session, max_new_tokens: int, stop_tokens: Sequence[int] | None) -> Iterator[str]:
         shown = read = 0  # tokens before `shown` are out; [shown, read) gave the text that the next piece extends
         for _ in self._rounds(session, max_new_tokens, stop_tokens):
             response = session.response

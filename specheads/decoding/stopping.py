@@ -6,7 +6,6 @@ y_j was sampled from (at the position that consumed y_{j-1}), `embedding` (B, E)
 Probabilities are the draft's plain softmax, whatever the decoder's warping, so that they also say something in greedy mode.
 """
 
-import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -98,9 +97,3 @@ class HeadThreshold:
 
     def observe(self, state: HeadState, num_drafted: Tensor, num_accepted: Tensor) -> HeadState:
         return HeadState(torch.zeros_like(state.num_drafted), torch.ones_like(state.survival))
-
-
-def describe(rule: StoppingRule) -> str:
-    """Return a short label of a rule, `HeadThreshold(0.7)`."""
-    first = next((name for name in inspect.signature(type(rule)).parameters if name != "head"), None)
-    return type(rule).__name__ + (f"({getattr(rule, first):g})" if first else "")

@@ -1,6 +1,6 @@
 """Intervals over prompts by the bootstrap: whole prompts are drawn anew, the same draws for every setting."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,28 +77,40 @@ def interval(values: np.ndarray) -> Interval:
 
 
 def gain_over_fixed(measured: Sequence[Measured], costs: Costs) -> Interval | None:
-    """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without both families.
-
-    Threshold and length are both chosen on one half of the prompts and judged on the other, and the halves then swapped, so
-    that the larger family has no advantage from being searched.
-    """
+    """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without both families."""
     families = {name: [m for m in measured if m.setting.family == name] for name in ("fixed", "head")}
-    num_prompts = len(measured[0].stats)
-    if not all(families.values()) or num_prompts < 4:
+    if not all(families.values()) or len(measured[0].stats) < 4:
         return None
+    columns = ("num_tokens", "num_draft_calls", "num_target_calls")
+    fixed, head = (
+        np.array([[[getattr(part, name) for name in columns] for part in m.stats] for m in members], dtype=float)
+        for members in families.values()
+    )
+    return cross_fitted_gain(head, fixed, costs)
+
+
+def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, costs: Costs) -> Interval:
+    """Return how much faster the best setting of one family is than the best of another, as a ratio of throughputs.
+
+    The best is chosen on one half of the prompts and judged on the other, and the halves then swapped, so that the larger
+    family has no advantage from being searched.
+
+    Args:
+        ours, theirs: (settings, P, 3): tokens, draft forwards and target forwards of each prompt.
+    """
+    num_prompts = ours.shape[1]
     counts = resample_counts(num_prompts)
     even = np.arange(num_prompts) % 2 == 0
-    times = {}  # the time per token of each family's choices, over both halves
-    for name, members in families.items():
-        seconds, tokens = np.zeros(len(counts)), np.zeros(len(counts))
+    seconds_per_token = []
+    for family in (ours, theirs):
+        totals = np.zeros((len(counts), 3))
         for half in (even, ~even):
-            best = max(members, key=_predicted_on(half[None].astype(float), costs))
-            there = sums(best.stats, counts * ~half)
-            seconds += there.tokens / there.predicted(costs)
-            tokens += there.tokens
-        times[name] = seconds / tokens
-    return interval(times["fixed"] / times["head"])
+            best = int(np.argmin(_seconds_per_token(family[:, half].sum(axis=1), costs)))
+            totals += (counts * ~half) @ family[best]
+        seconds_per_token.append(_seconds_per_token(totals, costs))
+    return interval(seconds_per_token[1] / seconds_per_token[0])
 
 
-def _predicted_on(counts: np.ndarray, costs: Costs) -> Callable[[Measured], float]:
-    return lambda measured: float(sums(measured.stats, counts).predicted(costs)[0])
+def _seconds_per_token(totals: np.ndarray, costs: Costs) -> np.ndarray:
+    tokens, draft_calls, target_calls = totals.T
+    return (draft_calls * costs.draft_seconds + target_calls * costs.target_seconds) / tokens

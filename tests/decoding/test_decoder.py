@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import constant_head, tiny_pair
+from fakes import constant_head, describe, tiny_pair
 from statistics_helper import chi_square_p_value
 
 from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, stopping
@@ -38,7 +38,7 @@ RULES += [
 ]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=stopping.describe)
+@pytest.mark.parametrize("rule", RULES, ids=describe)
 @pytest.mark.parametrize("same", [False, True])
 def test_greedy_output_is_the_targets_own(rule, same):
     pair = tiny_pair(vocab_size=7, scale=2.0, same=same)
@@ -119,6 +119,11 @@ def test_a_stream_adds_up_to_the_text():
     pair = tiny_pair(vocab_size=7)
     decoder = SpeculativeDecoder(pair, warp=Warp())
     assert "".join(decoder.stream("abc", 30, seed=5)) == decoder.generate("abc", 30, seed=5).text
+
+
+def test_a_stream_refuses_a_bad_prompt_at_once():
+    with pytest.raises(UserError, match="empty"):
+        SpeculativeDecoder(tiny_pair()).stream("")
 
 
 def test_a_stream_never_cuts_a_character(nano):
@@ -226,9 +231,7 @@ def exact_law(pair, prompt, length):
     return law
 
 
-@pytest.mark.parametrize(
-    "rule", [stopping.FixedLength(2), stopping.HeadThreshold(constant_head(0.7), 0.5)], ids=stopping.describe
-)
+@pytest.mark.parametrize("rule", [stopping.FixedLength(2), stopping.HeadThreshold(constant_head(0.7), 0.5)], ids=describe)
 def test_sampled_output_follows_the_targets_law(rule):
     """Every response of three tokens over three letters, against the enumerated law."""
     pair = tiny_pair(scale=1.5)

@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+from fakes import describe
 
 from data_gen.prompts import NanoSource
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, stopping
@@ -52,6 +53,6 @@ def test_every_setting_gives_the_targets_greedy_tokens(nano64, references, rules
     for prompt, expected in references:
         for index, own in enumerate(decoders):
             out = own.generate(prompt, NUM_TOKENS)
-            assert out.tokens.tolist() == expected, f"{stopping.describe(settings[index])} on {prompt}"
+            assert out.tokens.tolist() == expected, f"{describe(settings[index])} on {prompt}"
             drafted[index] += out.stats.num_drafted
     assert drafted == sorted(drafted) and len(set(drafted)) == len(drafted)  # the settings did differ

@@ -3,7 +3,7 @@ import torch
 from fakes import constant_head
 
 from specheads import UserError
-from specheads.decoding.stopping import FixedLength, HeadThreshold, describe
+from specheads.decoding.stopping import FixedLength, HeadThreshold
 
 
 def lengths(rule, num_steps=30, batch=1, rounds=1):
@@ -66,8 +66,3 @@ def test_bounds_out_of_order_are_refused():
         HeadThreshold(constant_head(0.5), 0.5, min_tokens=5, max_tokens=4)
     with pytest.raises(UserError, match="num_tokens=0"):
         FixedLength(0)
-
-
-def test_labels_name_the_rule_and_its_parameter():
-    assert describe(FixedLength(4)) == "FixedLength(4)"
-    assert describe(HeadThreshold(constant_head(0.5), 0.3)) == "HeadThreshold(0.3)"
