@@ -14,8 +14,8 @@ from specheads.decoding.engine import EagerEngine
 from specheads.pair import Pair
 from specheads.sampling import Warp, check_finite, sample
 
-# Leaving costs a copy of the others' KV memory, so rows leave together, once this share of the batch has finished.
-LEAVING_SHARE = 0.125
+# Prompts are read in columns of at most this many tokens over all rows, so that activations stay small (and in a CPU's cache).
+PREFILL_TOKENS = 2048
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,13 @@ def generate_batch(
     responses = torch.zeros((len(prompts), max(limits)), dtype=torch.long, device=device)
     num_tokens = torch.zeros_like(limit)
     finished = torch.zeros_like(active)
+    columns = max(1, PREFILL_TOKENS // len(prompts))
+    for start in range(0, longest - 1, columns):
+        part = slice(start, min(start + columns, longest - 1))
+        engine.forward(tokens[:, part], positions=positions[:, part], attention_mask=mask[:, : part.stop], num_logits=0)
+    tokens, positions = tokens[:, -1:], positions[:, -1:]
     for step in range(max(limits)):
-        output = engine.forward(tokens, positions=positions, attention_mask=mask[:, : engine.length + tokens.shape[1]])
+        output = engine.forward(tokens, positions=positions, attention_mask=mask[:, : engine.length + 1])
         probs = warp(output.logits[:, -1])
         check_finite(pair.target_id, probs)
         token = sample(probs, draws[rows, step])
@@ -84,14 +89,21 @@ def generate_batch(
         count = int(staying.sum())
         if count == 0:
             break
-        # A finished row may stay for a while; its positions must not run past the window.
-        tokens, positions = token[:, None], (positions[:, -1:] + 1).clamp_max(pair.window - 1)
-        if count <= (1 - LEAVING_SHARE) * len(rows):
-            kept = staying.nonzero().squeeze(1)
+        tokens, positions = token[:, None], positions + 1
+        if count < len(rows):
+            kept = places_after_leaving(staying)
             engine.select_rows(kept)
             rows, mask, tokens, positions = rows[kept], mask[kept], tokens[kept], positions[kept]
     counts, ends, ids = num_tokens.tolist(), finished.tolist(), responses.tolist()
     return [Response(ids=row[:count], finished=end) for row, count, end in zip(ids, counts, ends, strict=True)]
+
+
+def places_after_leaving(staying: Tensor) -> Tensor:
+    """Return which row goes on in each place (n,), for `staying` (B,) bool with n rows set: the last ones fill the gaps."""
+    count = int(staying.sum())
+    places = torch.arange(count, device=staying.device)
+    places[~staying[:count]] = staying[count:].nonzero().squeeze(1) + count
+    return places
 
 
 def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -54,8 +54,8 @@ class KVLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys = key_states.new_zeros((*key_states.shape[:2], self.capacity, key_states.shape[-1]))
-        self.values = value_states.new_zeros((*value_states.shape[:2], self.capacity, value_states.shape[-1]))
+        self.keys = key_states.new_empty((*key_states.shape[:2], self.capacity, key_states.shape[-1]))
+        self.values = value_states.new_empty((*value_states.shape[:2], self.capacity, value_states.shape[-1]))
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
@@ -141,10 +141,17 @@ class EagerEngine:
         self.rewind(start + count)
 
     def select_rows(self, rows: Tensor) -> None:
-        """Keep only the batch rows `rows` (n,), for batched generation whose finished rows leave."""
+        """Let batch row i go on as what was row `rows[i]` (n,), for batched generation whose finished rows leave.
+
+        Only rows that change their place are copied, and only as far as they are written.
+        """
+        length, moved = self.length, (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
         for layer in self._layers:
-            own = rows.to(layer.keys.device)
-            layer.keys, layer.values = layer.keys[own], layer.values[own]
+            to = moved.to(layer.keys.device)
+            come_from = rows[moved].to(layer.keys.device)
+            for memory in (layer.keys, layer.values):
+                memory[to, :, :length] = memory[come_from, :, :length]
+            layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]
 
 
 def check_engine(name: str) -> None:
