@@ -220,39 +220,41 @@ def test_a_head_for_another_draft_is_refused():
     )
 
 
-def exact_law(pair, prompt, length):
+def exact_law(pair, prompt, length, warp):
     """The target's law of the next `length` tokens, by enumeration."""
     size = pair.vocab_size
     law = torch.ones(size**length, dtype=torch.float64)
     for number, tokens in enumerate(itertools.product(range(size), repeat=length)):
-        probs = pair.target(torch.tensor([[*prompt, *tokens]])).logits[0].softmax(-1)
+        probs = warp(pair.target(torch.tensor([[*prompt, *tokens]])).logits[0])
         for i, token in enumerate(tokens):
             law[number] *= probs[len(prompt) - 1 + i, token]
     return law
 
 
+@pytest.mark.parametrize("warp", [Warp(), Warp(1.5, top_p=0.9)], ids=["plain", "warped"])
 @pytest.mark.parametrize("rule", [stopping.FixedLength(2), stopping.HeadThreshold(constant_head(0.7), 0.5)], ids=describe)
-def test_sampled_output_follows_the_targets_law(rule):
+def test_sampled_output_follows_the_targets_law(rule, warp):
     """Every response of three tokens over three letters, against the enumerated law."""
     pair = tiny_pair(scale=1.5)
-    law = exact_law(pair, [0, 1], 3)
-    decoder = SpeculativeDecoder(pair, stopping=rule)
-    counts = torch.zeros(27)
+    law = exact_law(pair, [0, 1], 3, warp)
+    decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp)
+    counts, accepted = torch.zeros(27), 0
     for seed in range(NUM_DRAWS):
-        tokens = decoder.generate([0, 1], 3, seed=seed).tokens
-        counts[(tokens * torch.tensor([9, 3, 1])).sum()] += 1
-    assert 0.2 < decoder.generate([0, 1], 60).stats.acceptance_rate < 0.95  # neither trivial nor hopeless
+        out = decoder.generate([0, 1], 3, seed=seed)
+        counts[(out.tokens * torch.tensor([9, 3, 1])).sum()] += 1
+        accepted += out.stats.num_accepted
+    assert 0.2 < accepted / (2 * NUM_DRAWS) < 0.95  # neither trivial nor hopeless
     # false alarm with probability 1e-6
     assert chi_square_p_value(counts, law) > 1e-6
 
 
 def test_a_wrong_law_would_be_noticed():
     pair = tiny_pair(scale=1.5)
-    draft_law = exact_law(replace(pair, target=pair.draft), [0, 1], 3)
+    draft_law = exact_law(replace(pair, target=pair.draft), [0, 1], 3, Warp())
     counts = torch.multinomial(draft_law, NUM_DRAWS, replacement=True, generator=torch.Generator().manual_seed(0)).bincount(
         minlength=27
     )
-    assert chi_square_p_value(counts, exact_law(pair, [0, 1], 3)) < 1e-6
+    assert chi_square_p_value(counts, exact_law(pair, [0, 1], 3, Warp())) < 1e-6
 
 
 def training_features(pair, prefix, drafted, judges, shift=0):
