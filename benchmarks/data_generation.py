@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     pair = load_pair("nano")
-    prompts = [(p.prompt_id, pair.encode_instruction(p.text)) for p in NanoSource(arguments.prompts, 0, 0).load()]
+    prompts = [(p.prompt_id, pair.encode_instruction(p.text)) for p in NanoSource(arguments.prompts, 0, 0).load(pair.chats)]
     speeds = {size: [] for size in BATCH_SIZES}
     tokens_per_second(pair, prompts[:16], 16)  # warm-up
     for _ in range(arguments.repeats):

@@ -21,6 +21,7 @@ from specheads.errors import UserError
 from specheads.sampling import at_least_float32
 
 EMBEDDED = "embedded:"  # models that ship inside the package, `embedded:nano/target`
+INSTRUCTION = "{instruction}"  # where an instruction format takes the text
 
 
 class LanguageModel:
@@ -90,6 +91,7 @@ class Pair:
     draft_id: str
     draft_revision: str
     chat: bool | None = None  # whether instructions go through the chat template; None: if the tokenizer has one
+    instruction_format: str | None = None  # how instructions are wrapped instead, "[INST] {instruction} [/INST]"
 
     @cached_property
     def vocab_size(self) -> int:
@@ -117,6 +119,13 @@ class Pair:
         stop = self.tokenizer.eos_token_id if stop is None else stop
         return frozenset([] if stop is None else [stop] if isinstance(stop, int) else stop)
 
+    @property
+    def chats(self) -> bool:
+        """Whether instructions are wrapped as a user's message; a pair that does not chat goes on with the text."""
+        if self.instruction_format is not None:
+            return True
+        return bool(self.tokenizer.chat_template) if self.chat is None else self.chat
+
     def encode(self, prompt: str | Sequence[dict[str, str]] | Sequence[int] | Tensor) -> Tensor:
         """Return prompt ids (T,) long of a string, chat messages or ids; raises UserError for an empty or overlong prompt."""
         if isinstance(prompt, Tensor) and (prompt.ndim > 2 or (prompt.ndim == 2 and len(prompt) != 1)):
@@ -124,11 +133,11 @@ class Pair:
                 f"the prompt has shape {tuple(prompt.shape)}; one prompt at a time is decoded, so give ids of shape (T,)."
             )
         if isinstance(prompt, str):
-            ids = self.tokenizer(prompt)["input_ids"] if prompt else []
+            ids = self._ids(prompt) if prompt else []
         elif isinstance(prompt, Tensor):
             ids = prompt.flatten().tolist()
         elif len(prompt) and isinstance(prompt[0], dict):
-            ids = self.tokenizer(self._render(prompt), add_special_tokens=False)["input_ids"]
+            ids = self._ids(self._render(prompt), add_special_tokens=False)
         else:
             ids = [int(token) for token in prompt]
         if not ids:
@@ -143,19 +152,25 @@ class Pair:
         return torch.tensor(ids, dtype=torch.long)
 
     def encode_instruction(self, text: str) -> list[int]:
-        """Return the ids of one user instruction, as a chat message where this pair chats and as plain text elsewhere."""
-        chat = bool(self.tokenizer.chat_template) if self.chat is None else self.chat
-        if not chat:
-            return self.tokenizer(text)["input_ids"]
-        text = self._render([{"role": "user", "content": text}])
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        """Return the ids of one user instruction, as a message where this pair chats and as plain text elsewhere."""
+        if self.instruction_format is not None:
+            return self._ids(self.instruction_format.replace(INSTRUCTION, text.strip()))
+        if not self.chats:
+            return self._ids(text)
+        return self._ids(self._render([{"role": "user", "content": text}]), add_special_tokens=False)
 
     def encoding_fingerprint(self) -> str:
-        """Return what identifies how text becomes ids: vocabulary, merges, special tokens, and the chat template if it is used."""
+        """Return what identifies how text becomes ids: vocabulary, merges, special tokens, and how instructions are wrapped."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         rules = backend.to_str() if backend is not None else json.dumps(sorted(self.tokenizer.get_vocab().items()))
-        template = None if self.chat is False else self.tokenizer.chat_template
+        template = self.instruction_format or (None if self.chat is False else self.tokenizer.chat_template)
         return hashlib.sha256(f"{rules} {template} {self.chat}".encode()).hexdigest()[:16]
+
+    def _ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return ids with one begin token where text and tokenizer both write one."""
+        ids = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        begin = self.tokenizer.bos_token_id
+        return ids[1:] if begin is not None and ids[:2] == [begin, begin] else ids
 
     def _render(self, messages: Sequence[dict[str, str]]) -> str:
         """Return chat messages as text; the template writes the begin token itself, so none is added in front of it."""
@@ -188,6 +203,7 @@ def load_pair(name: str | None = None, **keys: Any) -> Pair:
         device: where the draft goes, and the target unless `device_map` says otherwise; None: cuda if there is one.
         device_map: for a target that is spread over devices ("auto").
         chat: whether instructions go through the tokenizer's chat template; None: if it has one.
+        instruction_format: how instructions are wrapped instead of that, such as "[INST] {instruction} [/INST]".
         trust_remote_code: run code that comes with a model. Off unless said.
 
     Raises:
@@ -214,10 +230,12 @@ def _load(
     device: str | None = None,
     device_map: str | None = None,
     chat: bool | None = None,
+    instruction_format: str | None = None,
     trust_remote_code: bool = False,
 ) -> Pair:
     if draft is None or target is None:
         raise UserError(f"draft={draft} and target={target}: a pair needs both; give folders or hub ids.")
+    check_instruction_format(instruction_format)
     device = checked_device(device)
     shared = {"dtype": checked_dtype(dtype), "trust_remote_code": trust_remote_code}
     target_map = {"device_map": device_map} if device_map else {}
@@ -245,6 +263,7 @@ def _load(
         draft_id=str(draft),
         draft_revision=revision_of(draft_model, draft),
         chat=chat,
+        instruction_format=instruction_format,
     )
     check_vocabulary(pair)
     pair.target_lm.check()
@@ -267,6 +286,15 @@ def _from_hub(loader: Any, location: str | Path, revision: str | None, **kwargs:
             f"the {what} {str(location)!r} could not be loaded; expected a local folder, or a hub id that is reachable or cached. "
             f"Reason: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         ) from error
+
+
+def check_instruction_format(instruction_format: str | None) -> None:
+    """Raise UserError for a format without a place for the instruction."""
+    if instruction_format is not None and (not isinstance(instruction_format, str) or INSTRUCTION not in instruction_format):
+        raise UserError(
+            f"model.instruction_format={instruction_format!r} does not say where the instruction goes; "
+            f"write {INSTRUCTION} there, as in '[INST] {INSTRUCTION} [/INST]'."
+        )
 
 
 def checked_device(device: str | None) -> str:

@@ -27,4 +27,4 @@ def nano64():
 @pytest.fixture(scope="session")
 def prompts(nano):
     """Eight prompts that nano was not trained on, as ids."""
-    return [nano.encode_instruction(prompt.text) for prompt in NanoSource(8, 0, 0).load()]
+    return [nano.encode_instruction(prompt.text) for prompt in NanoSource(8, 0, 0).load(nano.chats)]

@@ -13,6 +13,7 @@ class CountingTokenizer:
     """Token i is the letter chr(97 + i)."""
 
     chat_template = None
+    bos_token_id = None
     eos_token_id = None
 
     def __init__(self, size: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 from specheads.pair import config_folder
 
@@ -44,6 +45,63 @@ def test_every_model_composes_with_every_command(command, model):
     assert cfg.model.name == model
     source = instantiate(cfg.data.source)
     assert (type(source).__name__ == "NanoSource") == (model == "nano")
+
+
+TASK = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+DATA = sorted((config_folder() / "data").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", DATA, ids=lambda path: path.stem)
+def test_every_prompt_set_passes_its_own_check(path):
+    instantiate(composed("data_gen", [f"data={path.stem}"]).data.source).check()
+
+
+@pytest.mark.parametrize("path", DATA, ids=lambda path: path.stem)
+def test_every_key_of_a_prompt_set_is_passed_on(path):
+    config = OmegaConf.load(path)
+    limits = {"max_new_tokens", "max_prompt_tokens"}
+    assert set(config.source) - {"_target_"} == set(config) - {"source"} - limits and limits < set(config)
+
+
+def test_a_template_on_the_command_line_replaces_the_list_of_templates():
+    source = instantiate(composed("data_gen", ["data=alpaca", 'data.template="{question}"']).data.source)
+    assert source.template == "{question}"
+    source = instantiate(composed("data_gen", ["data=alpaca", "data.template=['{a} {b}','{a}']"]).data.source)
+    source.check()
+    assert list(source.template) == ["{a} {b}", "{a}"]
+
+
+@pytest.mark.parametrize(
+    "name, where, template, completion_template, counts",
+    [
+        (
+            "alpaca",
+            ("tatsu-lab/alpaca", None, "train", None),
+            ["{instruction}\nInput: {input}", "{instruction}"],
+            None,
+            (40000, 10000, 2000),
+        ),
+        (
+            "gsm8k",
+            ("openai/gsm8k", "main", "train", "test"),
+            f"{TASK}\n\n### Instruction:\n{{question}}\n\n### Response: Let's think step by step.",
+            "Question: {question}\nAnswer:",
+            (6500, 900, 1319),
+        ),
+        (
+            "humaneval",
+            ("openai/openai_humaneval", None, "test", None),
+            f"{TASK}\n\n\n### Instruction:\nCreate a Python script for this problem:\n{{prompt}}\n\n### Response:",
+            "{prompt}",
+            (84, 20, 60),
+        ),
+    ],
+)
+def test_the_papers_prompt_sets_have_its_formats(name, where, template, completion_template, counts):
+    data = composed("data_gen", [f"data={name}"]).data
+    assert (data.path, data.name, data.split, data.test_split) == where
+    assert (data.template, data.completion_template) == (template, completion_template)
+    assert (data.num_train, data.num_dev, data.num_test) == counts
 
 
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml")))

@@ -1,9 +1,12 @@
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from fakes import CountingTokenizer, tiny_llama, tiny_pair
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from specheads import UserError, load_pair
 from specheads.pair import LanguageModel, check_tokenizers, check_vocabulary, config_folder, resolve, revision_of
@@ -129,3 +132,116 @@ def test_another_weight_is_another_revision(nano, copies):
     pair = load_pair(draft=copies["draft"], target=copies["target"], device="cpu")
     assert pair.draft_revision != nano.draft_revision
     assert pair.target_revision == nano.target_revision
+
+
+# --- from text to ids
+
+WORDS = ["<s>", "</s>", "<unk>", "[INST]", "[/INST]", "User:", "say", "{x}", "{instruction}"]
+PLAIN = "{% for m in messages %}User: {{ m.content }}{% endfor %}"  # a chat template that writes no begin token
+BEGINNING = "{{ bos_token }}" + PLAIN
+
+
+def word_pair(begins=True, chat_template=None, has_begin=True, **changes):
+    """A tiny pair whose tokenizer knows WORDS; `begins`: it puts <s> in front. It has no pad token."""
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if begins:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    special = {"bos_token": "<s>"} if has_begin else {}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>", **special)
+    fast.chat_template = chat_template
+    assert fast.pad_token is None
+    return replace(tiny_pair(len(WORDS)), tokenizer=fast, **changes)
+
+
+def words(ids):
+    return " ".join(WORDS[i] for i in ids)
+
+
+@pytest.mark.parametrize(
+    "pair, chats, text",
+    [
+        (word_pair(), False, "<s> say"),
+        (word_pair(begins=False), False, "say"),
+        (word_pair(has_begin=False, begins=False), False, "say"),
+        (word_pair(chat_template=PLAIN), True, "User: say"),
+        (word_pair(chat_template=BEGINNING), True, "<s> User: say"),
+        (word_pair(chat_template=BEGINNING, begins=False), True, "<s> User: say"),
+        (word_pair(chat_template=BEGINNING, chat=False), False, "<s> say"),
+        (word_pair(chat_template=BEGINNING, instruction_format="[INST] {instruction} [/INST]"), True, "<s> [INST] say [/INST]"),
+        (word_pair(instruction_format="[INST] {instruction} [/INST]"), True, "<s> [INST] say [/INST]"),
+        (word_pair(instruction_format="[INST] {instruction} [/INST]", chat=False), True, "<s> [INST] say [/INST]"),
+        (word_pair(begins=False, instruction_format="[INST] {instruction} [/INST]"), True, "[INST] say [/INST]"),
+    ],
+)
+def test_an_instruction_is_wrapped_as_the_pair_says(pair, chats, text):
+    assert pair.chats is chats
+    assert words(pair.encode_instruction("say")) == text
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        word_pair().encode_instruction("<s> say"),
+        word_pair(instruction_format="<s> {instruction}").encode_instruction("say"),
+        word_pair(chat_template="{{ bos_token }}{{ messages[0].content }}").encode_instruction("<s> say"),
+        word_pair().encode("<s> say").tolist(),
+        word_pair(chat_template="{{ bos_token }}{{ messages[0].content }}")
+        .encode([{"role": "user", "content": "<s> say"}])
+        .tolist(),
+    ],
+)
+def test_the_begin_token_is_never_doubled(ids):
+    assert words(ids) == "<s> say"
+
+
+def test_other_repeated_tokens_stay():
+    pair = word_pair(has_begin=False, begins=False)
+    assert words(pair.encode("say say")) == "say say"
+    assert words(pair.encode("<s> <s> say")) == "<s> <s> say"  # no begin token of this tokenizer
+    assert pair.encode([0, 0, 6]).tolist() == [0, 0, 6]  # ids are the caller's
+
+
+def test_an_instruction_is_stripped_only_where_it_is_wrapped_and_its_braces_are_text(monkeypatch):
+    pair = word_pair(instruction_format="[INST] {instruction} [/INST]")
+    seen = []
+    monkeypatch.setattr(type(pair), "_ids", lambda self, text, add_special_tokens=True: seen.append(text))
+    pair.encode_instruction(" say {x} {instruction}\n")
+    replace(pair, instruction_format=None).encode_instruction(" say\n")
+    assert seen == ["[INST] say {x} {instruction} [/INST]", " say\n"]
+
+
+def test_messages_go_through_the_chat_template_whatever_the_instruction_format():
+    pair = word_pair(chat_template=BEGINNING, instruction_format="[INST] {instruction} [/INST]")
+    assert words(pair.encode([{"role": "user", "content": "say"}])) == "<s> User: say"
+    with pytest.raises(UserError, match="has no chat template for chat messages"):
+        replace(pair, tokenizer=word_pair().tokenizer).encode([{"role": "user", "content": "say"}])
+
+
+def test_the_fingerprint_follows_how_instructions_are_wrapped():
+    pairs = [
+        word_pair(),
+        word_pair(begins=False),
+        word_pair(chat_template=PLAIN),
+        word_pair(chat_template=BEGINNING),
+        word_pair(instruction_format="[INST] {instruction} [/INST]"),
+        word_pair(instruction_format="User: {instruction}"),
+    ]
+    assert len({pair.encoding_fingerprint() for pair in pairs}) == len(pairs)
+    one, other = (word_pair(chat_template=text, instruction_format="User: {instruction}") for text in (PLAIN, BEGINNING))
+    assert one.encoding_fingerprint() == other.encoding_fingerprint()  # the template is not used
+
+
+@pytest.mark.parametrize("instruction_format", ["[INST] [/INST]", "{}", "", 5])
+def test_a_format_without_a_place_for_the_instruction_is_refused(instruction_format):
+    with pytest.raises(
+        UserError, match=r"model\.instruction_format=.*does not say where the instruction goes; write \{instruction\}"
+    ):
+        load_pair("nano", instruction_format=instruction_format)
+
+
+def test_a_pair_is_loaded_with_its_instruction_format(nano):
+    pair = load_pair("nano", instruction_format="# {instruction}\n")
+    assert pair.chats and not nano.chats
+    assert pair.encode_instruction(" sum ") == nano.encode_instruction("# sum\n")
+    assert pair.encoding_fingerprint() != nano.encoding_fingerprint()

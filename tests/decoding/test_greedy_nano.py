@@ -30,7 +30,7 @@ def sensitive_head(pair, judges):
 def references(nano64):
     """(prompt, the target's greedy continuation) for NUM_PROMPTS held-out prompts."""
     rows = []
-    for prompt in NanoSource(0, 0, NUM_PROMPTS).load():
+    for prompt in NanoSource(0, 0, NUM_PROMPTS).load(chats=False):
         ids = torch.tensor([nano64.encode_instruction(prompt.text)])
         out = nano64.target.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0
