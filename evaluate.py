@@ -3,22 +3,26 @@
 `python evaluate.py --help` lists every key.
 """
 
+import hashlib
 import logging
 import platform
 from pathlib import Path
 
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from data_gen.__main__ import check_data, generation_settings
 from data_gen.prompts import unique
-from data_gen.run import GenerationSettings, encode_prompts
+from data_gen.run import encode_prompts
 from specheads.cli import command, load_configured_pair
 from specheads.decoding.engine import check_engine
 from specheads.errors import UserError
+from specheads.evaluation.journal import Journal
 from specheads.evaluation.report import Report, make_report, print_report, write_report
 from specheads.evaluation.sweep import run_sweep, sweep_settings
+from specheads.forecast import Forecast
 from specheads.heads.checkpoint import latest_head, load_head
 from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
@@ -40,9 +44,19 @@ def evaluate(cfg: DictConfig) -> Report:
         "%d settings x %d prompts x %d repeats = %d responses of at most %d tokens, into %s",
         *(len(settings), len(prompts), cfg.repeats, total, cfg.max_new_tokens, cfg.paths.run),
     )
+    made_of = {"settings": [setting.name for setting in settings], "prompts": prompts, "seed": cfg.seed}
+    made_of |= {"pair": [pair.target_revision, pair.draft_revision], "head": head and fingerprint(head), "repeats": cfg.repeats}
+    made_of |= {"warp": OmegaConf.to_container(cfg.warp), "max_new_tokens": cfg.max_new_tokens}
+    journal = Journal(Path(cfg.paths.run) / "generations.jsonl", made_of)
     columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns) as bar:
         task = bar.add_task("", total=total)
+        forecast = Forecast("decoding")
+
+        def advance(count: int) -> None:
+            bar.advance(task, count)
+            forecast.update(bar.tasks[0].completed, total)
+
         measured = run_sweep(
             pair,
             settings,
@@ -52,7 +66,8 @@ def evaluate(cfg: DictConfig) -> Report:
             repeats=cfg.repeats,
             seed=cfg.seed,
             engine=cfg.engine,
-            on_generation=lambda: bar.advance(task),
+            on_generation=advance,
+            journal=journal,
         )
     context = {"model": pair.name, "head": where, "num_prompts": len(prompts), "repeats": cfg.repeats, "warp": dict(cfg.warp)}
     context |= {"target": pair.target_id, "draft": pair.draft_id, "max_new_tokens": cfg.max_new_tokens, "seed": cfg.seed}
@@ -82,7 +97,7 @@ def check(cfg: DictConfig) -> None:
     if cfg.num_prompts < 1 or cfg.repeats < 1:
         raise UserError(f"num_prompts={cfg.num_prompts} and repeats={cfg.repeats}: both are counts of at least 1.")
     check_engine(cfg.engine)
-    Warp(**cfg.warp)
+    check_data(cfg)
 
 
 def find_head(cfg: DictConfig, pair: Pair) -> tuple[AcceptanceHead | None, str | None]:
@@ -99,11 +114,15 @@ def find_head(cfg: DictConfig, pair: Pair) -> tuple[AcceptanceHead | None, str |
 
 def first_test_prompts(cfg: DictConfig, pair: Pair) -> list[list[int]]:
     """Return the ids of the first `num_prompts` test prompts."""
-    settings = GenerationSettings(cfg.max_new_tokens, cfg.data.max_prompt_tokens, **cfg.generation)
-    test = [prompt for prompt in unique(instantiate(cfg.data.source).load()) if prompt.split == "test"]
+    test = [prompt for prompt in unique(instantiate(cfg.data.source).load(pair.chats)) if prompt.split == "test"]
     if not test:
         raise UserError("the data set has no test prompts; set data.num_test, or use a data set with more rows.")
-    return [ids for _, ids in encode_prompts(pair, test, settings)[: cfg.num_prompts]]
+    return [ids for _, ids in encode_prompts(pair, test, generation_settings(cfg))[: cfg.num_prompts]]
+
+
+def fingerprint(head: AcceptanceHead) -> str:
+    """Return what tells two heads apart."""
+    return hashlib.sha256(b"".join(value.numpy().tobytes() for value in head.state_dict().values())).hexdigest()[:16]
 
 
 def device_name(pair: Pair) -> str:

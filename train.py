@@ -3,6 +3,7 @@
 `python train.py --help` lists every key; `-m head.depth=0,1,2,3,4 loss.reject_weight=1,3,6,12` sweeps.
 """
 
+import hashlib
 import json
 import logging
 import time
@@ -14,20 +15,23 @@ import lightning as L
 import torch
 import wandb
 from hydra.utils import instantiate
-from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from data_gen.__main__ import data_cache
+from data_gen.__main__ import check_data, data_cache
 from data_gen.shards import load_split
-from specheads.cli import command, load_configured_pair
-from specheads.errors import UserError
+from specheads.checkpoints import Checkpoints, TimeToGo, differences
+from specheads.cli import command, load_configured_pair, next_command
+from specheads.errors import UserError, is_count
 from specheads.heads.bank import HeadBank, HeadSpec
 from specheads.heads.checkpoint import NUM_GOLDEN, save_head
 from specheads.heads.features import MixedResponses, checked_share
 from specheads.heads.head import HeadConfig
 from specheads.heads.module import HeadData, HeadModule
+from specheads.interrupts import deferred
 from specheads.pair import Pair
-from specheads.sampling import Warp
+from specheads.runs import is_resumed
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +39,11 @@ logger = logging.getLogger(__name__)
 def train(cfg: DictConfig) -> Path:
     """Train what `cfg.task` names; return the exported folder."""
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
-    for message in (".*does not have many workers.*", ".*LeafSpec.*"):  # what Lightning says about itself
+    for message in (
+        ".*does not have many workers.*",
+        ".*LeafSpec.*",
+        ".*logs directory .* exists and is not empty.*",
+    ):  # what Lightning says about itself
         warnings.filterwarnings("ignore", message)
     check(cfg)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
@@ -49,27 +57,30 @@ def check(cfg: DictConfig) -> None:
     """Raise UserError for what can be known to be wrong before models are loaded and data is made."""
     counts = {f"data.num_{split}": cfg.data[f"num_{split}"] for split in ("train", "dev", "test")}
     counts |= {"loader.batch_size": cfg.loader.batch_size, "trainer.max_epochs": cfg.trainer.max_epochs}
+    counts |= {"checkpoint.every_steps": cfg.checkpoint.every_steps}
     for key, value in counts.items():
-        if not isinstance(value, int) or value < 1:
+        if not is_count(value, least=1):
             raise UserError(f"{key}={value} is not a count of at least 1, and training a head needs one.")
-    if not 0 <= cfg.seed < 2**32:
-        raise UserError(f"seed={cfg.seed} is outside 0..{2**32 - 1}.")
-    if cfg.resume is not None and not Path(cfg.resume).is_file():
+    instantiate(cfg.optimizer)
+    if isinstance(cfg.resume, str) and not Path(cfg.resume).is_file():
         raise UserError(
-            f"resume={cfg.resume} is no file; expected a checkpoint such as outputs/head/<date_time>/checkpoints/last.ckpt."
+            f"resume={cfg.resume} is no file; expected true, false, or a checkpoint such as "
+            "outputs/head/<date_time>/checkpoints/last.ckpt."
         )
-    Warp(**cfg.warp)
+    check_data(cfg)
 
 
 def train_head(cfg: DictConfig, pair: Pair) -> Path:
     """Train one head on the pair's draft; return its folder."""
     start = time.perf_counter()
+    run = Path(cfg.paths.run)
     spec = head_spec(cfg, pair)
     share = checked_share(spec.config.judges, cfg.mixing.response_share, spec.config.label)
     optimizer = instantiate(cfg.optimizer)
-    checkpoint = ModelCheckpoint(dirpath=Path(cfg.paths.run) / "checkpoints", filename="last", enable_version_counter=False)
-    loggers = [instantiate(logger_config) for logger_config in cfg.logger.values()]
-    trainer = instantiate(cfg.trainer, logger=loggers, callbacks=[checkpoint, RichProgressBar()])
+    loggers = [new_logger(logger_config, run) for logger_config in cfg.logger.values()]
+    checkpoints = Checkpoints(run / "checkpoints" / "last.ckpt", cfg.checkpoint.every_steps)
+    callbacks = [checkpoints, TimeToGo(), RichProgressBar()]
+    trainer = instantiate(cfg.trainer, logger=loggers, callbacks=callbacks, enable_checkpointing=False)
     folder = data_cache(cfg, pair)
     splits = {
         name: MixedResponses(load_split(folder, name), spec.config.judges, share, cfg.seed, spec.config.label)
@@ -77,21 +88,52 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     }
     data = HeadData(splits, **cfg.loader, seed=cfg.seed)
     module = HeadModule(HeadBank([spec], cfg.seed), pair.draft_lm, optimizer)
-    run = Path(cfg.paths.run)
-    logger.info(
-        "training %s: %d train, %d dev prompts, %d epochs, into %s",
-        spec.name,
-        *map(len, list(splits.values())[:2]),
-        trainer.max_epochs,
-        run,
-    )
-    trainer.fit(module, data, ckpt_path=cfg.resume)
-    trainer.test(module, data, verbose=False)
+    made_of = {"data": folder.name, "heads": [json.dumps(asdict(spec), sort_keys=True)], "seed": cfg.seed}
+    made_of |= {"mixing.response_share": share, "loader.batch_size": cfg.loader.batch_size, "devices": trainer.world_size}
+    checkpoints.made_of = made_of
+    earlier = checkpoint_to_resume(cfg.resume, checkpoints)
+    with deferred() as checkpoints.request:
+        logger.info(
+            "training %s: %d train, %d dev prompts, %d epochs, into %s%s",
+            spec.name,
+            *map(len, list(splits.values())[:2]),
+            trainer.max_epochs,
+            run,
+            f", going on from {earlier}" if earlier else "",
+        )
+        trainer.fit(module, data, ckpt_path=earlier)
+        trainer.test(module, data, verbose=False)
     if not trainer.is_global_zero:
         return run  # the first process of a distributed run writes for all
     exported = export(module, data, pair.draft_lm.device, run, seconds=time.perf_counter() - start)
-    report(module, exported, cfg.model.name)
+    report(module, exported)
     return exported
+
+
+def new_logger(cfg: DictConfig, run: Path) -> Logger:
+    """Return a logger; a W&B run without an id gets one from its folder, so that it goes on after an interruption."""
+    if cfg._target_.endswith("WandbLogger") and cfg.get("id") is None:
+        name = run.name if run.name[:4].isdigit() else f"{run.parent.name}-{run.name}"  # a job of a sweep has a number
+        return instantiate(cfg, id=f"{name}-{hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:6]}")
+    return instantiate(cfg)
+
+
+def checkpoint_to_resume(resume: bool | str | None, checkpoints: Checkpoints) -> Path | None:
+    """Return the checkpoint to go on from: the one that `resume` names, or that of this folder's interrupted run."""
+    if isinstance(resume, str):
+        if changed := differences(Path(resume), checkpoints.made_of):
+            raise UserError(
+                f"resume={resume} is of a run with other {', '.join(changed)}; give the same settings as that run had, "
+                "or resume=false to start anew."
+            )
+        return Path(resume)
+    path = checkpoints.path
+    if not path.is_file() or not is_resumed(path.parents[1]):
+        return None
+    if changed := differences(path, checkpoints.made_of):
+        logger.warning("starts anew: since %s was written, there are other %s", path, ", ".join(changed))
+        return None
+    return path
 
 
 def head_spec(cfg: DictConfig, pair: Pair) -> HeadSpec:
@@ -129,13 +171,13 @@ def export(module: HeadModule, data: HeadData, draft_device: torch.device, run: 
     return folder
 
 
-def report(module: HeadModule, folder: Path, model: str) -> None:
+def report(module: HeadModule, folder: Path) -> None:
     """Print how the heads compare with what needs no head, and what to do next."""
     print(f"\n{'on held-out prompts':<28}{'AUROC':>8}{'KL':>8}{'Brier':>8}{'ECE':>8}")
     for name, metrics in module.test_results.items():
         cells = "".join(f"{metrics[key]:8.3f}" if key in metrics else f"{'-':>8}" for key in ("auroc", "kl", "brier", "ece"))
         print(f"{name:<28}{cells}")
-    print(f"\nhead: {folder}\nnext: python evaluate.py model={model} head={folder}")
+    print(f"\nhead: {folder}\nnext: {next_command('evaluate.py', f'head={folder}')}")
 
 
 @command("train")

@@ -7,7 +7,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from data_gen.run import GenerationSettings, generate_data
-from specheads.cli import command, load_configured_pair
+from specheads.cli import command, load_configured_pair, next_command
+from specheads.errors import UserError, is_count
 from specheads.pair import Pair
 from specheads.sampling import Warp
 
@@ -16,18 +17,30 @@ logger = logging.getLogger(__name__)
 
 def data_cache(cfg: DictConfig, pair: Pair) -> Path:
     """Return the complete cache for a composed config, making what is missing."""
-    settings = GenerationSettings(
-        max_new_tokens=cfg.data.max_new_tokens, max_prompt_tokens=cfg.data.max_prompt_tokens, **cfg.generation
-    )
-    return generate_data(pair, instantiate(cfg.data.source), Warp(**cfg.warp), settings, cfg.seed, Path(cfg.paths.data))
+    source, settings = instantiate(cfg.data.source), generation_settings(cfg)
+    return generate_data(pair, source, Warp(**cfg.warp), settings, cfg.seed, Path(cfg.paths.data))
+
+
+def generation_settings(cfg: DictConfig) -> GenerationSettings:
+    """Return the limits and sizes that a composed config asks for."""
+    return GenerationSettings(cfg.data.max_new_tokens, cfg.data.max_prompt_tokens, **cfg.generation)
+
+
+def check_data(cfg: DictConfig) -> None:
+    """Raise UserError for settings of prompts and generation that can be known to be wrong before models are loaded."""
+    instantiate(cfg.data.source).check()
+    generation_settings(cfg)
+    Warp(**cfg.warp)
+    if not is_count(cfg.seed) or cfg.seed >= 2**32:
+        raise UserError(f"seed={cfg.seed} is outside 0..{2**32 - 1}.")
 
 
 @command("data_gen")
 def main(cfg: DictConfig) -> None:
     """Generate the data and say where it is."""
-    pair = load_configured_pair(cfg)
-    folder = data_cache(cfg, pair)
-    print(f"data: {folder}\nnext: python train.py model={cfg.model.name}")
+    check_data(cfg)
+    folder = data_cache(cfg, load_configured_pair(cfg))
+    print(f"data: {folder}\nnext: {next_command('train.py')}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from data_gen.generate import batch_plan, generate_batch, row_uniforms
 from data_gen.label import label_responses
 from data_gen.prompts import SPLITS, Prompt, unique
 from data_gen.shards import ShardStore, exclusive, fingerprint
-from specheads.errors import UserError
+from specheads.errors import UserError, is_count
+from specheads.forecast import Forecast
 from specheads.pair import Pair
 from specheads.sampling import Warp
 
@@ -25,7 +26,11 @@ logger = logging.getLogger(__name__)
 class PromptSource(Protocol):
     """Where prompts come from."""
 
-    def load(self) -> Iterable[Prompt]: ...
+    def check(self) -> None:
+        """Raise UserError for what can be known to be wrong before data is read."""
+
+    def load(self, chats: bool) -> Iterable[Prompt]:
+        """Return the prompts, for a pair that takes instructions (`chats`) or for one that goes on with a text."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,8 @@ class GenerationSettings:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value < 1:
-                raise UserError(f"{name}={value} is not positive; it is a count of at least 1.")
+            if not is_count(value, least=1):
+                raise UserError(f"{name}={value} is no positive whole number; it is a count of at least 1.")
 
 
 def generate_data(pair: Pair, source: PromptSource, warp: Warp, settings: GenerationSettings, seed: int, root: Path) -> Path:
@@ -49,7 +54,7 @@ def generate_data(pair: Pair, source: PromptSource, warp: Warp, settings: Genera
     Raises:
         UserError: no usable prompt; another run at work on the same cache.
     """
-    prompts = unique(source.load())
+    prompts = unique(source.load(pair.chats))
     facts = {
         "target": [pair.target_id, pair.target_revision],
         "draft": [pair.draft_id, pair.draft_revision],
@@ -157,6 +162,7 @@ class _Meter:
     def __init__(self, bar: Progress, task) -> None:
         self.bar, self.task = bar, task
         self.start = time.perf_counter()
+        self.forecast = Forecast("data", wait=30)
         self.tokens = self.shown = self.finished = 0
 
     def add(self, count: int) -> None:
@@ -164,6 +170,7 @@ class _Meter:
         self.shown += count
         speed = self.tokens / (time.perf_counter() - self.start)
         self.bar.update(self.task, completed=self.shown, speed=f"{speed:,.0f} tokens/s")
+        self.forecast.update(self.shown, self.bar.tasks[0].total)
 
     def shard_done(self, size: int) -> None:
         self.finished += size

@@ -5,11 +5,9 @@ works on a cache at a time: a second one is refused.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specheads.errors import UserError
+from specheads.files import lock, write_json, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -51,31 +50,32 @@ class ShardStore:
 
     def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
         self.folder = folder
-        self.facts = dict(facts)
+        self.facts = json.loads(json.dumps(dict(facts)))
         folder.mkdir(parents=True, exist_ok=True)
         manifest = read_manifest(folder)
+        if manifest and manifest.get("made_of") != self.facts:
+            logger.warning("data: %s is of another cache; its shards will be made again", folder / "manifest.json")
+            manifest = {}
         self.shards: dict[str, dict[str, Any]] = manifest.get("shards", {})
         self._declared_complete = manifest.get("complete", False)
 
     def has(self, name: str) -> bool:
-        """Whether a shard is there with the checksum that the manifest gives; a damaged one counts as missing."""
+        """Whether a shard is there with the checksum that the manifest gives; a damaged or foreign one counts as missing."""
         entry, path = self.shards.get(name), self.folder / name
         return entry is not None and path.is_file() and checksum(path) == entry["sha256"]
 
     def is_complete(self) -> bool:
-        """Whether an earlier run finished this cache and every shard is still what it was."""
+        """Whether an earlier run finished this cache and every shard is still what it was; what is not is named in the log."""
         damaged = [name for name in self.shards if not self.has(name)]
-        if damaged and self._declared_complete:
+        if damaged:
             logger.warning("data: %s in %s is missing or damaged and will be made again", ", ".join(damaged), self.folder)
         return self._declared_complete and not damaged
 
     def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write a shard and then the manifest that names it."""
-        temporary = self.folder / f".{name}.tmp"
-        pq.write_table(pa.Table.from_pylist(list(rows), schema=SCHEMA), temporary, compression="zstd")
-        entry = {"rows": len(rows), "sha256": checksum(temporary)}
-        os.replace(temporary, self.folder / name)
-        self.shards[name] = entry
+        table = pa.Table.from_pylist(list(rows), schema=SCHEMA)
+        write_whole(self.folder / name, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+        self.shards[name] = {"rows": len(rows), "sha256": checksum(self.folder / name)}
         self._write_manifest(complete=False)
 
     def complete(self, names: Sequence[str]) -> None:
@@ -90,17 +90,16 @@ class ShardStore:
             "made_of": self.facts,
             "shards": dict(sorted(self.shards.items())),
         }
-        temporary = self.folder / ".manifest.json.tmp"
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
-        os.replace(temporary, self.folder / "manifest.json")
+        write_json(self.folder / "manifest.json", content)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a cache folder, empty if there is none yet."""
     path = folder / "manifest.json"
     try:
-        return json.loads(path.read_text()) if path.is_file() else {}
-    except json.JSONDecodeError as error:
+        manifest = json.loads(path.read_text()) if path.is_file() else {}
+        return manifest if isinstance(manifest, dict) else {}
+    except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}); delete it, and the shards are generated again.") from None
 
 
@@ -114,19 +113,14 @@ def checksum(path: Path) -> str:
 def exclusive(folder: Path) -> Iterator[None]:
     """Hold the cache's lock, which the system releases whatever happens to this process; a second run is refused."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            owner = lock.read().strip() or "unknown"
-            raise UserError(
-                f"another run (process {owner}) is writing the cache {folder}; wait until it is done and start again, "
-                "or give this run other data settings."
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+    stream = lock(folder / ".lock")
+    if stream is None:
+        owner = (folder / ".lock").read_text().strip() or "unknown"
+        raise UserError(
+            f"another run (process {owner}) is writing the cache {folder}; wait until it is done and start again, "
+            "or give this run other data settings."
+        )
+    with stream:
         yield
 
 
@@ -134,7 +128,8 @@ def load_split(folder: Path, split: str):
     """Return one split of a complete cache as a `datasets.Dataset`, mapped from disk."""
     import datasets  # slow to import, and only readers need it
 
-    files = sorted(str(path) for path in folder.glob(f"{split}-*.parquet"))
+    names = sorted(name for name in read_manifest(folder).get("shards", {}) if name.startswith(f"{split}-"))
+    files = [str(folder / name) for name in names]
     if not files:
         raise UserError(f"{folder} has no rows of split {split!r}; ask for some with data.num_{split}=...")
     datasets.disable_progress_bars()

@@ -1,54 +1,107 @@
-"""Entry points: compose a Hydra config, run, and turn a user's mistakes into one message and exit code 2."""
+"""Entry points: compose a Hydra config, run, and turn a user's mistakes into one message and exit code 2.
+
+Whatever the machine refuses (no space, no memory, a folder that cannot be written) is such a message too; Ctrl-C and
+SIGTERM end a run in order, and the same command goes on with it.
+"""
 
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specheads.errors import UserError
+from specheads import interrupts, runs
+from specheads.errors import user_error
+from specheads.help import help_text
 from specheads.pair import Pair, config_folder, load_pair
 
 EXIT_USER_ERROR = 2
+SHARED_KEYS = ("model", "data", "warp", "generation", "paths", "seed")  # what a head and its evaluation must have in common
 
 
 def command(config_name: str) -> Callable[[Callable[[DictConfig], object]], Callable[[], None]]:
     """Return a decorator that makes `run(cfg)` a command line whose config is conf/<config_name>.yaml."""
 
     def decorate(run: Callable[[DictConfig], object]) -> Callable[[], None]:
-        failed = []
+        failed, begun = [], []
 
-        @functools.wraps(run)
         def job(cfg: DictConfig) -> None:
             try:
+                hydra_cfg = HydraConfig.get()
+                sweeping = hydra_cfg.mode == RunMode.MULTIRUN
+                folder = Path(hydra_cfg.runtime.output_dir)
+                top = Path(hydra_cfg.sweep.dir) if sweeping else folder
+                if is_first_process():
+                    if not begun:
+                        begun.append((top, runs.begin(top)))
+                    if sweeping and not runs.begin_job(top, folder):
+                        return
                 run(cfg)
+                if is_first_process():
+                    runs.finish(folder)
             except Exception as error:
-                user_error = _user_error(error)
-                if user_error is None:
+                message = user_error(error)
+                if message is None:
                     raise
-                tell(user_error)
+                tell(message)
                 failed.append(cfg)  # the other jobs of a sweep go on
 
-        hydra_main = hydra.main(version_base="1.3", config_path=str(config_folder().resolve()), config_name=config_name)(job)
+        entry = hydra.main(version_base="1.3", config_path=str(config_folder().resolve()), config_name=config_name)(
+            functools.wraps(run)(job)
+        )
 
         @functools.wraps(run)
-        def entry() -> None:
+        def main() -> None:
+            failed.clear()
+            begun.clear()
             os.environ["HYDRA_FULL_ERROR"] = "1"  # lets composition errors through to here
+            runs.register_resolver()
+            interrupts.listen()
             try:
-                hydra_main()
+                if {"--help", "-h"} & set(sys.argv):
+                    print(help_text(config_name, [word for word in sys.argv[1:] if not word.startswith("-")]))
+                    return
+                entry()
+            except interrupts.Interrupted as interruption:
+                print(f"{interruption}; the same command goes on from here", file=sys.stderr)
+                raise SystemExit(interruption.exit_code) from None
             except (HydraException, OmegaConfBaseException) as error:
-                tell(error)
+                tell(user_error(error) or error)
+                failed.append(None)
+            except OSError as error:  # Hydra cannot make the run's folder
+                message = user_error(error)
+                if message is None:
+                    raise
+                tell(message)
                 failed.append(None)
             if failed:
                 raise SystemExit(EXIT_USER_ERROR)
+            for top, _ in begun:
+                runs.finish(top)
 
-        return entry
+        return main
 
     return decorate
+
+
+def is_first_process() -> bool:
+    """Whether this is the process of a distributed run that writes for all."""
+    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "RANK", "SLURM_PROCID"))
+
+
+def next_command(script: str, *words: str) -> str:
+    """Return the command line that goes on from this one: with its overrides of what both commands share."""
+    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    kept = [each for each in overrides if each.lstrip("+").split("=")[0].split(".")[0] in SHARED_KEYS]
+    return shlex.join(["python", *script.split(), *kept, *words])
 
 
 def load_configured_pair(cfg: DictConfig) -> Pair:
@@ -56,13 +109,7 @@ def load_configured_pair(cfg: DictConfig) -> Pair:
     return load_pair(**OmegaConf.to_container(cfg.model, resolve=True, throw_on_missing=True))
 
 
-def _user_error(error: BaseException | None) -> UserError | None:
-    """Return the UserError behind an exception: hydra.utils.instantiate wraps what a constructor raises."""
-    while error is not None and not isinstance(error, UserError):
-        error = error.__cause__
-    return error
-
-
 def tell(error: Exception) -> None:
-    """Print an error for the user."""
-    print(f"error: {error}", file=sys.stderr)
+    """Print an error for the user, Hydra's with its reason."""
+    reason = f"\n{error.__cause__}" if isinstance(error, HydraException) and error.__cause__ else ""
+    print(f"error: {error}{reason}", file=sys.stderr)

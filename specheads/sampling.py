@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specheads.errors import UserError
+from specheads.errors import UserError, is_count, is_number
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Warp:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
+        if not is_number(self.temperature) or self.temperature < 0:
             raise UserError(
                 f"temperature={self.temperature} is not a number >= 0; use 0 for greedy decoding or 1 for plain sampling."
             )
-        if self.top_k < 0:
-            raise UserError(f"top_k={self.top_k} is negative; use 0 to switch it off or a positive count such as 50.")
-        if not 0 < self.top_p <= 1:
+        if not is_count(self.top_k):
+            raise UserError(f"top_k={self.top_k} is no count; use 0 to switch it off or a positive count such as 50.")
+        if not is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise UserError(f"top_p={self.top_p} is outside (0, 1]; use 1 to switch it off.")
 
     @property

@@ -1,13 +1,14 @@
 """Decode the same prompts with many settings, interleaved, so that a slow minute of the machine falls on all of them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
+from specheads.evaluation.journal import Journal
 from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
 from specheads.sampling import Warp
@@ -50,30 +51,42 @@ def run_sweep(
     repeats: int,
     seed: int,
     engine: str = "auto",
-    on_generation: Callable[[], None] = lambda: None,
+    on_generation: Callable[[int], None] = lambda count: None,
+    journal: Journal | None = None,
 ) -> list[Measured]:
     """Decode every prompt `repeats` times with every setting; return what each setting did.
 
     Each (prompt, repeat) has a seed of its own, the same for all settings. The order of settings rotates from prompt to
-    prompt and from repeat to repeat. Every setting decodes one prompt first that is not counted.
+    prompt and from repeat to repeat. Every setting decodes one prompt first that is not counted. `on_generation` is called
+    with the number of responses that are done. Prompts that are in the `journal` are not decoded again.
     """
     window = min(pair.window, max(map(len, prompts)) + max_new_tokens)
     run = _runner(SpeculativeDecoder(pair, warp=warp, engine=engine, window=window), settings, max_new_tokens)
     for index in range(len(settings)):
         run(index, prompts[0], seed)
     measured = [Measured(setting) for setting in settings]
+    done = {} if journal is None else journal.entries
+    on_generation(len(done) * repeats * len(settings))
     for number, prompt in enumerate(prompts):
-        parts: list[list[DecodeStats]] = [[] for _ in settings]
-        for repeat in range(repeats):
-            own_seed = int(np.random.SeedSequence([seed, number, repeat]).generate_state(1)[0])
-            for turn in range(len(settings)):
-                index = (turn + number + repeat) % len(settings)
-                generation = run(index, prompt, own_seed)
-                parts[index].append(generation.stats)
-                measured[index].token_seconds += token_seconds(generation)
-                on_generation()
-        for entry, found in zip(measured, parts, strict=True):
+        if number in done:
+            parts = [[DecodeStats(**one) for one in part] for part in done[number]["stats"]]
+            seconds = done[number]["token_seconds"]
+        else:
+            parts, seconds = [[] for _ in settings], [[] for _ in settings]
+            for repeat in range(repeats):
+                own_seed = int(np.random.SeedSequence([seed, number, repeat]).generate_state(1)[0])
+                for turn in range(len(settings)):
+                    index = (turn + number + repeat) % len(settings)
+                    generation = run(index, prompt, own_seed)
+                    parts[index].append(generation.stats)
+                    seconds[index] += token_seconds(generation)
+                    on_generation(1)
+            if journal is not None:
+                stats = [[asdict(one) for one in part] for part in parts]
+                journal.add(number, {"stats": stats, "token_seconds": seconds})
+        for entry, found, times in zip(measured, parts, seconds, strict=True):
             entry.stats.append(DecodeStats.total(found))
+            entry.token_seconds += times
     return measured
 
 

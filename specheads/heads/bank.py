@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from specheads.errors import UserError, is_number
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.loss import weighted_bce
 
@@ -18,6 +19,12 @@ class HeadSpec:
     config: HeadConfig
     accept_weight: float = 1.0
     reject_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        weights = {"loss.accept_weight": self.accept_weight, "loss.reject_weight": self.reject_weight}
+        for key, weight in weights.items():
+            if not is_number(weight) or weight <= 0:
+                raise UserError(f"{key}={weight} is not above 0; 1 weighs as much as any, 6 is the paper's for rejections.")
 
 
 class HeadBank(nn.Module):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from specheads.decoding.drafting import drafting_features
 from specheads.errors import UserError
@@ -116,6 +116,7 @@ class EpochSampler(Sampler):
     def __init__(self, num_rows: int, seed: int, shuffle: bool, rank: int = 0, world_size: int = 1) -> None:
         self.num_rows, self.seed, self.shuffle, self.rank, self.world_size = num_rows, seed, shuffle, rank, world_size
         self.epoch = 0
+        self.start = 0  # rows of this process to leave out, because an interrupted run has had them
 
     def set_epoch(self, epoch: int) -> None:
         """Called by Lightning before each epoch."""
@@ -127,7 +128,31 @@ class EpochSampler(Sampler):
     def __iter__(self) -> Iterator[tuple[int, int]]:
         epoch = self.epoch if self.shuffle else 0
         order = np.random.default_rng([self.seed, epoch]).permutation(self.num_rows) if self.shuffle else np.arange(self.num_rows)
-        return iter([(epoch, int(i)) for i in order[self.rank :: self.world_size][: len(self)]])
+        return iter([(epoch, int(i)) for i in order[self.rank :: self.world_size][self.start : len(self)]])
+
+
+class ResumableLoader(DataLoader):
+    """A loader over an EpochSampler that goes on within an epoch: Lightning keeps its state in checkpoints."""
+
+    position = 0  # batches of this epoch that were handed out
+    skip = 0
+
+    def __iter__(self) -> Iterator[HeadBatch]:
+        self.position, self.skip = self.skip, 0
+        self.sampler.start = self.position * self.batch_size
+        for batch in super().__iter__():
+            self.position += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the next batch to hand out."""
+        if self.position == len(self):
+            return {"epoch": self.sampler.epoch + 1, "position": 0}
+        return {"epoch": self.sampler.epoch, "position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.sampler.set_epoch(state["epoch"])
+        self.skip = state["position"]
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specheads.errors import UserError
+from specheads.errors import UserError, is_count
 from specheads.pair import Pair
 
 FORMAT_VERSION = 1
@@ -49,8 +49,10 @@ class HeadConfig:
     def __post_init__(self) -> None:
         if self.judges not in KNOWN_INPUTS:
             raise UserError(f"head.judges={self.judges!r} is not known; use one of {', '.join(KNOWN_INPUTS)}.")
-        if self.depth < 0:
-            raise UserError(f"head.depth={self.depth} is negative; use 0 (linear) or more residual blocks.")
+        if not is_count(self.depth):
+            raise UserError(f"head.depth={self.depth} is no count; use 0 (linear) or more residual blocks.")
+        if self.width is not None and not is_count(self.width, least=1):
+            raise UserError(f"head.width={self.width} is no count of at least 1; use null for the usual width.")
         inputs = tuple(self.inputs) or DEFAULT_INPUTS[self.judges]
         known = KNOWN_INPUTS[self.judges]
         if unknown := [name for name in inputs if name not in known]:

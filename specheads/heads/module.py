@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import lightning as L
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from specheads.errors import UserError
+from specheads.errors import UserError, is_number
 from specheads.heads.bank import HeadBank
-from specheads.heads.features import EpochSampler, HeadBatch, MixedResponses, collate, head_features
+from specheads.heads.features import EpochSampler, HeadBatch, MixedResponses, ResumableLoader, collate, head_features
 from specheads.heads.metrics import auroc, fit_logistic, prediction_metrics
 from specheads.pair import LanguageModel
 
@@ -29,6 +29,14 @@ class OptimizerSettings:
     weight_decay: float = 0.01
     warmup_share: float = 0.03
 
+    def __post_init__(self) -> None:
+        if not is_number(self.lr) or self.lr <= 0:
+            raise UserError(f"optimizer.lr={self.lr} is not above 0; use for example 1e-3.")
+        if not is_number(self.weight_decay) or self.weight_decay < 0:
+            raise UserError(f"optimizer.weight_decay={self.weight_decay} is no number of at least 0.")
+        if not is_number(self.warmup_share) or not 0 <= self.warmup_share <= 1:
+            raise UserError(f"optimizer.warmup_share={self.warmup_share} is outside [0, 1]; it is a share of the steps.")
+
 
 class HeadData(L.LightningDataModule):
     """Batches of mixed responses from the rows of the splits `train`, `dev` and `test`."""
@@ -36,8 +44,10 @@ class HeadData(L.LightningDataModule):
     def __init__(self, splits: Mapping[str, MixedResponses], batch_size: int, num_workers: int, seed: int) -> None:
         super().__init__()
         self.splits, self.batch_size, self.num_workers, self.seed = splits, batch_size, num_workers, seed
+        self._train: ResumableLoader | None = None
+        self._place: dict[str, int] = {}
 
-    def loader(self, split: str, shuffle: bool = False, shared: bool = True) -> DataLoader:
+    def loader(self, split: str, shuffle: bool = False, shared: bool = True) -> ResumableLoader:
         """Return a loader of one split; without shuffling its mixing is that of epoch 0, every time.
 
         `shared`: each process of a distributed run gets its own part; otherwise all get the same rows.
@@ -47,15 +57,25 @@ class HeadData(L.LightningDataModule):
         data = self.splits[split]
         sampler = EpochSampler(len(data), self.seed, shuffle, rank, world_size)
         workers = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0}
-        return DataLoader(data, batch_size=self.batch_size, sampler=sampler, collate_fn=collate, **workers)
+        return ResumableLoader(data, batch_size=self.batch_size, sampler=sampler, collate_fn=collate, **workers)
 
-    def train_dataloader(self) -> DataLoader:
-        return self.loader("train", shuffle=True)
+    def train_dataloader(self) -> ResumableLoader:
+        self._train = self.loader("train", shuffle=True)
+        if self._place:
+            self._train.load_state_dict(self._place)
+        return self._train
 
-    def val_dataloader(self) -> DataLoader:
+    # Lightning restores loaders too, but only those that are made after the optimiser, whose schedule asks for their length.
+    def state_dict(self) -> dict[str, int]:
+        return self._train.state_dict() if self._train else {}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self._place = state_dict
+
+    def val_dataloader(self) -> ResumableLoader:
         return self.loader("dev")
 
-    def test_dataloader(self) -> DataLoader:
+    def test_dataloader(self) -> ResumableLoader:
         return self.loader("test")
 
 
@@ -69,6 +89,8 @@ class HeadModule(L.LightningModule):
         self._draft = (draft,)  # in a tuple, so that its weights are not taken for ours
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []
         self.test_results: dict[str, dict[str, float]] = {}
+        # The curves so far, kept in checkpoints: a log file may lag behind a checkpoint or be ahead of it.
+        self.history: list[tuple[int, dict[str, float]]] = []
 
     def features(self, batch: HeadBatch, needs: frozenset[str] | None = None, judges: str | None = None) -> dict[str, Tensor]:
         """Return the bank's features of a batch, or others."""
@@ -87,13 +109,32 @@ class HeadModule(L.LightningModule):
             for head in self.bank.heads.values():
                 head.standardise(head.assemble(features))
 
+        for step, metrics in self.history:  # of the run that this one goes on with
+            for logger in self.loggers:
+                if isinstance(logger, CSVLogger):  # it starts its file anew; W&B has them
+                    logger.log_metrics(metrics, step)
+
+    def record(self, metrics: dict[str, float]) -> None:
+        """Add a point to the curves, at the number of optimiser steps done; callbacks see it too."""
+        self.history.append((self.global_step, {"epoch": self.current_epoch, **metrics}))
+        for logger in self.loggers:
+            logger.log_metrics(self.history[-1][1], self.global_step)
+        self.log_dict(metrics, logger=False)
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        checkpoint["history"] = self.history
+
+    def on_load_checkpoint(self, checkpoint: dict) -> None:
+        self.history = checkpoint["history"]
+
     def training_step(self, batch: HeadBatch, batch_index: int) -> Tensor:
         losses, weights = self.bank.losses(self.bank(self.features(batch)), batch.label)
         # Lightning averages gradients over processes, so the global sum of weights is divided by their number.
         weights = self.all_gather(weights).reshape(-1, len(losses)).sum(0) / self.trainer.world_size
         values = losses / weights
-        for spec, value in zip(self.bank.specs, values, strict=True):
-            self.log(f"train/{spec.name}/loss", value)
+        if self.global_step % self.trainer.log_every_n_steps == 0:
+            names = [f"train/{spec.name}/loss" for spec in self.bank.specs]
+            self.record(dict(zip(names, values.tolist(), strict=True)))
         self.log("loss", values.mean(), prog_bar=True, logger=False)
         return values.sum()
 
@@ -103,9 +144,11 @@ class HeadModule(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         logits, labels, _ = self._gathered()
         losses, weights = self.bank.losses(logits, labels)
+        metrics = {}
         for spec, row, loss in zip(self.bank.specs, logits, losses / weights, strict=True):
-            for name, value in {"loss": loss.item(), **prediction_metrics(row, labels)}.items():
-                self.log(f"dev/{spec.name}/{name}", value)
+            values = {"loss": loss.item(), **prediction_metrics(row, labels)}
+            metrics |= {f"dev/{spec.name}/{name}": value for name, value in values.items()}
+        self.record(metrics)
         best = max(auroc(row, labels) for row in logits)
         self.log("best dev AUROC", best, prog_bar=True, logger=False)
 

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -28,7 +29,7 @@ class Letters:
     def __init__(self, seed=0):
         self.seed, self.loads = seed, 0
 
-    def load(self):
+    def load(self, chats):
         self.loads += 1
         generator = np.random.default_rng(self.seed)
         for split, count in NUM_ROWS.items():
@@ -124,7 +125,7 @@ def test_the_manifest_says_what_the_cache_is_made_of(complete):
 
 
 def test_rows_keep_their_prompt_and_every_list_speaks_of_the_response(complete, pair):
-    expected = {p.prompt_id: p for p in Letters().load()}
+    expected = {p.prompt_id: p for p in Letters().load(chats=False)}
     rows = [row for name in NAMES for row in pq.read_table(complete / name).to_pylist()]
     assert {row["prompt_id"] for row in rows} == set(expected) and len(rows) == 12
     for row in rows:
@@ -190,15 +191,45 @@ def test_a_restart_makes_only_what_is_missing_and_ends_like_an_uninterrupted_run
 
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "deleted"])
-def test_a_damaged_shard_counts_as_missing_and_is_made_again_to_the_byte(make, complete, interrupted, made_again, damage):
+def test_a_damaged_shard_counts_as_missing_and_is_made_again_to_the_byte(make, complete, interrupted, made_again, damage, caplog):
     name = sorted(read_manifest(interrupted)["shards"])[1]
-    store = ShardStore(interrupted, {})
+    store = ShardStore(interrupted, read_manifest(interrupted)["made_of"])
     assert store.has(name)
     spoil(interrupted / name, damage)
     assert not store.has(name)
-    make(interrupted.parent)
+    with caplog.at_level("WARNING"):
+        make(interrupted.parent)
+    assert f"{name} in {interrupted} is missing or damaged and will be made again" in caplog.text
     assert len(made_again) == 3
     assert content(interrupted) == content(complete)
+
+
+def test_a_foreign_shard_is_named_and_made_again(make, complete, interrupted, caplog):
+    name, other = sorted(read_manifest(interrupted)["shards"])[:2]
+    (interrupted / name).write_bytes((interrupted / other).read_bytes())  # whole, but not the one
+    with caplog.at_level("WARNING"):
+        make(interrupted.parent)
+    assert f"{name} in {interrupted}" in caplog.text and other not in caplog.text
+    assert content(interrupted) == content(complete)
+
+
+def test_a_cache_that_was_copied_under_another_name_is_not_believed(make, complete, tmp_path, caplog):
+    shutil.copytree(complete, tmp_path / complete.name)
+    path = tmp_path / complete.name / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["made_of"]["seed"] += 1
+    path.write_text(json.dumps(manifest))
+    with caplog.at_level("WARNING"):
+        make(tmp_path)
+    assert "manifest.json is of another cache" in caplog.text
+    assert content(tmp_path / complete.name) == content(complete)
+
+
+def test_a_file_that_the_manifest_does_not_list_is_not_read(complete, tmp_path):
+    shutil.copytree(complete, tmp_path / "cache")
+    rows = len(load_split(complete, "train"))
+    (tmp_path / "cache" / "train-00099.parquet").write_bytes((complete / NAMES[2]).read_bytes())
+    assert len(load_split(tmp_path / "cache", "train")) == rows
 
 
 def test_a_shard_appears_under_its_name_only_when_it_is_whole(make, complete, tmp_path, monkeypatch):
@@ -247,12 +278,13 @@ def test_an_unreadable_manifest_is_named_and_deleting_it_helps(make, complete, i
 
 
 HOLDER = """
-import sys
-from pathlib import Path
-from data_gen.shards import exclusive
-with exclusive(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
+import fcntl, os, sys
+os.makedirs(sys.argv[1])
+stream = open(sys.argv[1] + "/.lock", "a")
+fcntl.flock(stream, fcntl.LOCK_EX)
+print(os.getpid(), file=stream, flush=True)
+print("held", flush=True)
+sys.stdin.read()
 """
 
 
@@ -379,10 +411,10 @@ def test_prompts_that_are_repeated_or_too_long_are_left_out(pair):
     texts = [("abc", "train"), ("abcabcabc", "train"), ("abc", "test"), ("abcabcab", "dev"), ("h", "test")]
 
     class Source:
-        def load(self):
+        def load(self, chats):
             return [Prompt(text, split, text) for text, split in texts]
 
-    kept = encode_prompts(pair, unique(Source().load()), SETTINGS)
+    kept = encode_prompts(pair, unique(Source().load(chats=False)), SETTINGS)
     assert {(prompt.text, prompt.split) for prompt, _ in kept} == {("abc", "train"), ("abcabcab", "dev"), ("h", "test")}
     assert all(ids == [ord(letter) - 97 for letter in prompt.text] for prompt, ids in kept)
 
@@ -390,15 +422,15 @@ def test_prompts_that_are_repeated_or_too_long_are_left_out(pair):
 def test_a_prompt_leaves_room_for_a_response_in_the_window():
     narrow = tiny_pair(8, window=6)
     source = Letters()
-    source.load = lambda: [Prompt(text, "train", text) for text in ("abcde", "abcdef")]
-    assert [prompt.text for prompt, _ in encode_prompts(narrow, source.load(), SETTINGS)] == ["abcde"]
+    source.load = lambda chats: [Prompt(text, "train", text) for text in ("abcde", "abcdef")]
+    assert [prompt.text for prompt, _ in encode_prompts(narrow, source.load(chats=False), SETTINGS)] == ["abcde"]
 
 
 def test_no_usable_prompt_is_a_user_error(pair):
     source = Letters()
-    source.load = lambda: [Prompt("1", "train", "abcdefghh")]
+    source.load = lambda chats: [Prompt("1", "train", "abcdefghh")]
     with pytest.raises(UserError, match="none of 1 prompts has between 1 and 8 tokens"):
-        encode_prompts(pair, source.load(), SETTINGS)
+        encode_prompts(pair, source.load(chats=False), SETTINGS)
 
 
 def test_shards_hold_the_rows_of_one_split_in_order():

@@ -1,0 +1,34 @@
+"""How long something will take, said once in the log: a progress bar does not reach a file."""
+
+import logging
+import time
+
+logger = logging.getLogger(__name__)
+
+
+class Forecast:
+    """Logs the time to go as soon as `wait` seconds of the work are done; the first update only starts the clock."""
+
+    def __init__(self, what: str, wait: float = 10.0) -> None:
+        self.what, self.wait = what, wait
+        self.start: tuple[float, float] | None = None
+        self.told = False
+
+    def update(self, done: float, total: float) -> None:
+        """Say that `done` of `total` is done."""
+        now = time.perf_counter()
+        if self.start is None:
+            self.start = (now, done)
+            return
+        elapsed, progress = now - self.start[0], done - self.start[1]
+        if not self.told and elapsed >= self.wait and progress > 0:
+            self.told = True
+            logger.info("%s: about %s to go", self.what, duration(elapsed / progress * (total - done)))
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that suits it."""
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,223 @@
+"""A training run that is killed anywhere and started again gives the numbers of one that was not."""
+
+import itertools
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+
+from specheads.checkpoints import Checkpoints, differences
+from specheads.errors import UserError
+from specheads.heads.bank import HeadBank, HeadSpec
+from specheads.heads.features import EpochSampler, MixedResponses, ResumableLoader
+from specheads.heads.head import HeadConfig
+from specheads.heads.module import HeadData, HeadModule, OptimizerSettings
+from specheads.interrupts import Interrupted, Request
+
+pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")
+
+EPOCHS, BATCHES, EVERY = 3, 4, 2  # 14 rows in batches of 4; a checkpoint every 2 steps
+
+
+@pytest.fixture(scope="module")
+def rows(nano, prompts):
+    generator = np.random.default_rng(0)
+    made = []
+    for i in range(14):
+        length = int(generator.integers(4, 9))
+        drafted = generator.integers(2, 12, size=length)
+        columns = {"response_ids": generator.integers(2, 12, size=length).tolist(), "draft_ids": drafted.tolist()}
+        made.append({"prompt_ids": prompts[i % 8][:4], **columns, "accept_prob": np.where(drafted % 2, 0.1, 1.0).tolist()})
+    return made
+
+
+class Killed(BaseException):
+    """What kill -9 is in these tests: nothing that the run could catch comes after it."""
+
+
+class KillAt(L.Callback):
+    """Ends the run at the n-th moment of its life."""
+
+    def __init__(self, moment):
+        self.moment, self.count = moment, 0
+
+    def tick(self, *args, **kwargs):
+        self.count += 1
+        if self.count == self.moment:
+            raise Killed
+
+    on_train_batch_start = on_before_optimizer_step = on_train_batch_end = tick
+    on_validation_batch_end = on_validation_end = on_train_epoch_end = on_train_end = on_test_batch_end = tick
+
+
+def attempt(nano, rows, folder, judges, moment=None, request=None, num_workers=0):
+    """One start of the same command; returns its curves, weights and counters, or None if it was killed."""
+    splits = {"train": rows, "dev": rows[:6], "test": rows[6:11]}
+    data = HeadData({n: MixedResponses(r, judges, 0.15, 0) for n, r in splits.items()}, 4, num_workers, seed=0)
+    spec = HeadSpec("head", HeadConfig(hidden_size=nano.draft_lm.hidden_size, judges=judges, depth=1))
+    module = HeadModule(HeadBank([spec], seed=0), nano.draft_lm, OptimizerSettings(lr=1e-2))
+    checkpoints = Checkpoints(folder / "last.ckpt", EVERY)
+    checkpoints.made_of = {"data": "rows"}
+    checkpoints.request = request or Request()
+    killer = KillAt(moment)
+    trainer = L.Trainer(
+        default_root_dir=folder,
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        devices=1,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+        use_distributed_sampler=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        logger=CSVLogger(folder, name="csv", version=""),
+        callbacks=[checkpoints, killer],
+    )
+    earlier = folder / "last.ckpt"
+    try:
+        trainer.fit(module, data, ckpt_path=earlier if earlier.exists() else None)
+        trainer.test(module, data, verbose=False)
+    except (Killed, Interrupted):
+        return None
+    saved = torch.load(earlier, weights_only=True)
+    return {
+        "history": module.history,
+        "weights": [p.detach().clone() for p in module.bank.parameters()],
+        "buffers": [b.clone() for b in module.bank.buffers()],
+        "test": module.test_results,
+        "steps": saved["global_step"],
+        "epochs": saved["epoch"],
+        "optimizer": saved["optimizer_states"][0]["state"],
+        "schedule": saved["lr_schedulers"],
+        "csv": (folder / "csv" / "metrics.csv").read_text(),
+        "moments": killer.count,
+    }
+
+
+def assert_same(one, other):
+    for key in ("history", "test", "steps", "epochs", "schedule", "csv"):
+        assert one[key] == other[key], key
+    for key in ("weights", "buffers"):
+        assert all(map(torch.equal, one[key], other[key])), key
+    ours, theirs = one["optimizer"], other["optimizer"]
+    assert ours.keys() == theirs.keys() and len(ours)
+    assert all(torch.equal(ours[i][name], theirs[i][name]) for i in ours for name in ours[i])
+
+
+@pytest.fixture(scope="module", params=["next_token", "input_token"])
+def judges(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(nano, rows, judges, tmp_path_factory):
+    return attempt(nano, rows, tmp_path_factory.mktemp("whole"), judges)
+
+
+def test_the_uninterrupted_run_is_what_this_file_says(uninterrupted):
+    assert uninterrupted["steps"] == EPOCHS * BATCHES
+    train, dev = ([s for s, point in uninterrupted["history"] if f"{part}/head/loss" in point] for part in ("train", "dev"))
+    assert train == list(range(EPOCHS * BATCHES)) and dev == [BATCHES * (e + 1) for e in range(EPOCHS)]
+    assert uninterrupted["moments"] == MOMENTS
+
+
+MOMENTS = EPOCHS * (3 * BATCHES + 4) + 3
+
+
+@pytest.mark.parametrize(
+    ("judges", "moment"), [("next_token", m + 1) for m in range(MOMENTS)] + [("input_token", 24)], indirect=["judges"]
+)
+def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(nano, rows, judges, uninterrupted, tmp_path, moment):
+    assert attempt(nano, rows, tmp_path, judges, moment=moment) is None
+    assert_same(attempt(nano, rows, tmp_path, judges), uninterrupted)
+
+
+def test_killed_again_and_again_it_still_ends_at_the_same_numbers(nano, rows, judges, uninterrupted, tmp_path):
+    for attempts in itertools.count(1):
+        done = attempt(nano, rows, tmp_path, judges, moment=17)
+        if done is not None:
+            break
+    assert attempts > 2
+    assert_same(done, uninterrupted)
+
+
+@pytest.mark.parametrize("moment", [1, 8, 12, 13, 15, 16, 40])
+def test_asked_to_stop_it_saves_the_step_it_is_at(nano, rows, judges, uninterrupted, tmp_path, moment, monkeypatch):
+    request = Request()
+    monkeypatch.setattr(KillAt, "tick", lambda self, *args: ask(self, request))
+    assert attempt(nano, rows, tmp_path, judges, moment=moment, request=request) is None
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] if (tmp_path / "last.ckpt").exists() else 0
+    monkeypatch.undo()
+    assert saved >= (moment - 1) // (3 * BATCHES + 4) * BATCHES
+    assert_same(attempt(nano, rows, tmp_path, judges), uninterrupted)
+
+
+def ask(killer, request):
+    killer.count += 1
+    if killer.count == killer.moment:
+        request.number = 2
+
+
+def test_worker_processes_change_nothing(nano, rows, judges, uninterrupted, tmp_path):
+    assert attempt(nano, rows, tmp_path, judges, moment=21, num_workers=1) is None
+    assert_same(attempt(nano, rows, tmp_path, judges, num_workers=1), uninterrupted)
+
+
+# --- the loader
+
+
+def loader(num_rows=10, batch_size=3, seed=5):
+    return ResumableLoader(range(num_rows), batch_size=batch_size, sampler=Keys(num_rows, seed, True), collate_fn=list)
+
+
+class Keys(EpochSampler):
+    """Rows of a `range`: the keys themselves."""
+
+    def __iter__(self):
+        return iter([row for _, row in super().__iter__()])
+
+
+@pytest.mark.parametrize("position", range(4))
+def test_a_loader_goes_on_where_its_state_says(position):
+    first = loader()
+    first.sampler.set_epoch(2)
+    batches = list(first)
+    stopped = loader()
+    stopped.sampler.set_epoch(2)
+    for _ in zip(range(position), stopped, strict=False):
+        pass
+    resumed = loader()
+    resumed.load_state_dict(stopped.state_dict())
+    assert list(resumed) == batches[position:]
+    resumed.sampler.set_epoch(3)
+    whole = loader()
+    whole.sampler.set_epoch(3)
+    assert list(resumed) == list(whole)  # the next epoch leaves nothing out
+
+
+def test_at_the_end_of_an_epoch_the_next_one_is_next():
+    done = loader()
+    list(done)
+    assert done.state_dict() == {"epoch": 1, "position": 0}
+
+
+# --- what a checkpoint is of
+
+
+def test_a_checkpoint_tells_what_it_was_made_of(tmp_path):
+    torch.save({"made_of": {"data": "a", "seed": 1}}, tmp_path / "last.ckpt")
+    assert differences(tmp_path / "last.ckpt", {"data": "a", "seed": 1}) == []
+    assert differences(tmp_path / "last.ckpt", {"data": "b", "heads": []}) == ["data", "heads", "seed"]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", "cut off", "foreign"])
+def test_a_file_that_is_no_checkpoint_is_named(tmp_path, content):
+    path = tmp_path / "last.ckpt"
+    torch.save({"state_dict": {}, "weights": torch.zeros(100)}, path)
+    if content != "foreign":
+        path.write_bytes(path.read_bytes()[:300] if content == "cut off" else content)
+    with pytest.raises(UserError, match=r"last\.ckpt is no checkpoint that train\.py can go on from"):
+        differences(path, {})

@@ -1,0 +1,76 @@
+"""The first Ctrl-C or SIGTERM ends a run in order, the second at once."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from specheads import interrupts
+
+# Each program prints what it reached; the test sends it signals while it waits for input.
+PROGRAMS = {
+    "where it is": """
+        listen()
+        try:
+            print("ready", flush=True)
+            time.sleep(60)
+        except Interrupted as interruption:
+            print("ended", interruption, flush=True)
+            raise SystemExit(interruption.exit_code)
+    """,
+    "deferred": """
+        listen()
+        try:
+            with deferred() as request:
+                print("ready", flush=True)
+                while request.number is None:
+                    time.sleep(0.01)
+                print("saved", flush=True)
+            print("never reached", flush=True)
+        except Interrupted as interruption:
+            print("ended", interruption, flush=True)
+            raise SystemExit(interruption.exit_code)
+    """,
+    "that does not end": """
+        listen()
+        with deferred() as request:
+            print("ready", flush=True)
+            while request.number is None:
+                time.sleep(0.01)
+            print("saving", flush=True)
+            time.sleep(60)
+    """,
+}
+
+
+def started(program):
+    code = "import time\nfrom interrupts import Interrupted, deferred, listen\n" + textwrap.dedent(PROGRAMS[program])
+    folder = Path(interrupts.__file__).parent  # the module alone starts in no time, the package does not
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=folder, **pipes)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+@pytest.mark.parametrize("program", ["where it is", "deferred"])
+def test_the_first_signal_ends_in_order(program, number, name):
+    process = started(program)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert output == ("saved\n" if program == "deferred" else "") + f"ended stopped by {name}\n"
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_signal_ends_at_once(first, second):
+    process = started("that does not end")
+    process.send_signal(first)
+    assert process.stdout.readline() == "saving\n"
+    process.send_signal(second)
+    process.communicate(timeout=20)
+    assert process.returncode == -second

@@ -1,0 +1,141 @@
+"""Where a run goes, and how the same command finds it again."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from omegaconf import OmegaConf
+
+from specheads import runs
+from specheads.errors import UserError
+from specheads.runs import Identify
+
+
+def config(task=(), **changes):
+    settings = {
+        "seed": 0,
+        "resume": True,
+        "command": "head",
+        "paths": {"outputs": "outputs", "run": "${hydra:runtime.output_dir}"},
+    }
+    return OmegaConf.create({**settings, **changes, "hydra": {"overrides": {"task": list(task)}, "run": {"dir": "anything"}}})
+
+
+@pytest.fixture(autouse=True)
+def identified(monkeypatch):
+    monkeypatch.setattr(Identify, "identity", "this")
+
+
+def unfinished(parent, name, identity="this", finished=False):
+    folder = parent / name
+    folder.mkdir(parents=True)
+    (folder / runs.STATE).write_text(json.dumps({"identity": identity, "finished": finished}))
+    return folder
+
+
+def test_what_is_run_has_an_identity_and_where_it_goes_has_none():
+    same = [config(), config(resume=False), config(resume="x.ckpt"), config(task=["resume=false"])]
+    moved = config()
+    moved.hydra.run.dir = "elsewhere"
+    assert len({runs.identity(each) for each in [*same, moved]}) == 1
+    others = [config(seed=1), config(command="evaluate"), config(task=["head.depth=1,2"]), config(task=["head.depth=1,3"])]
+    assert len({runs.identity(each) for each in [config(), *others]}) == 5
+
+
+def test_the_order_of_overrides_does_not_matter():
+    assert runs.identity(config(task=["a=1", "b=2"])) == runs.identity(config(task=["b=2", "a=1"]))
+
+
+def test_an_interrupted_run_is_found_again_the_newest_first(tmp_path):
+    unfinished(tmp_path, "2026-01-01_00-00-00")
+    newest = unfinished(tmp_path, "2026-01-02_00-00-00")
+    unfinished(tmp_path, "2026-01-03_00-00-00", finished=True)
+    unfinished(tmp_path, "2026-01-04_00-00-00", identity="another")
+    assert runs.run_folder(tmp_path, "this", resume=True) == newest
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
+def test_a_state_that_cannot_be_read_is_no_interrupted_run(tmp_path, content):
+    folder = unfinished(tmp_path, "2026-01-01_00-00-00")
+    (folder / runs.STATE).write_text(content)
+    assert runs.run_folder(tmp_path, "this", resume=True) != folder
+
+
+def test_without_resuming_or_without_an_interrupted_run_the_folder_is_new(tmp_path):
+    old = unfinished(tmp_path, "2026-01-01_00-00-00")
+    for folder in (runs.run_folder(tmp_path, "this", resume=False), runs.run_folder(tmp_path / "none", "this", resume=True)):
+        assert folder != old and not folder.exists()
+        time.strptime(folder.name, "%Y-%m-%d_%H-%M-%S")
+
+
+def test_two_runs_within_a_second_get_two_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "strftime", lambda form: "2026-01-01_00-00-00")
+    names = []
+    for _ in range(3):
+        folder = runs.run_folder(tmp_path, "this", resume=False)
+        folder.mkdir()
+        names.append(folder.name)
+    assert names == ["2026-01-01_00-00-00", "2026-01-01_00-00-00-2", "2026-01-01_00-00-00-3"]
+
+
+def test_a_run_knows_whether_it_was_begun_before(tmp_path):
+    with runs.begin(tmp_path):
+        assert not runs.is_resumed(tmp_path)
+    with runs.begin(tmp_path):
+        assert runs.is_resumed(tmp_path)
+    runs.finish(tmp_path)
+    with runs.begin(tmp_path):  # a folder that the user named, and whose run was finished
+        assert not runs.is_resumed(tmp_path)
+
+
+def test_a_folder_of_another_configuration_is_not_resumed(tmp_path, monkeypatch):
+    runs.begin(tmp_path).close()
+    monkeypatch.setattr(Identify, "identity", "another")
+    with runs.begin(tmp_path):
+        assert not runs.is_resumed(tmp_path)
+
+
+def test_a_sweep_leaves_out_the_jobs_that_it_has_finished(tmp_path):
+    first, second = tmp_path / "0", tmp_path / "1"
+    first.mkdir(), second.mkdir()
+    with runs.begin(tmp_path):
+        assert runs.begin_job(tmp_path, first)
+        runs.finish(first)
+        assert runs.begin_job(tmp_path, second) and not runs.is_resumed(second)
+    with runs.begin(tmp_path):
+        assert not runs.begin_job(tmp_path, first)
+        assert runs.begin_job(tmp_path, second) and runs.is_resumed(second)
+
+
+HOLDER = """
+import fcntl, sys
+stream = open(sys.argv[1], "a")
+fcntl.flock(stream, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that works in an unfinished run's folder."""
+    folder = unfinished(tmp_path, "2026-01-01_00-00-00")
+    words = [sys.executable, "-c", HOLDER, str(folder / runs.LOCK)]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process, folder
+    process.kill()
+    process.communicate()
+
+
+def test_a_run_that_is_alive_is_not_resumed_and_its_folder_is_refused(tmp_path, holder):
+    process, folder = holder
+    assert runs.run_folder(tmp_path, "this", resume=True) != folder
+    with pytest.raises(UserError, match=f"another run is working in .*{folder.name}"):
+        runs.begin(folder)
+    process.kill()
+    process.wait()
+    assert runs.run_folder(tmp_path, "this", resume=True) == folder
+    runs.begin(folder).close()
