@@ -1,0 +1,329 @@
+"""What the three commands say to a user's mistakes: one message with the value, what was expected and the remedy; exit code 2."""
+
+import errno
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import sys
+
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+import data_gen.__main__
+import evaluate
+import train
+from data_gen import generate
+from data_gen.shards import ShardStore
+from specheads import runs
+from specheads.heads.checkpoint import save_head
+from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.nano import corpus
+
+COMMANDS = {"train.py": train.main, "evaluate.py": evaluate.main, "data_gen": data_gen.__main__.main}
+SMALL = ["data.num_train=4", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=4"]
+FILES = {
+    "good.jsonl": '{"instruction": "a", "input": ""}\n{"instruction": "b", "input": "c"}\n{"instruction": "d", "input": ""}\n',
+    "broken.jsonl": '{"instruction": "a"}\n{"instruction": "b"}\n{"instruction": \n',
+    "scalar.jsonl": '{"instruction": "a"}\n5\n',
+    "list.jsonl": '{"instruction": ["a", "b"]}\n',
+    "changing.jsonl": '{"instruction": "a"}\n{"instruction": 7}\n',
+    "blank.jsonl": '{"instruction": null}\n{"instruction": " "}\n',
+    "empty.jsonl": "",
+    "broken.json": '[{"instruction": "a"},\n {"instruction": }]\n',
+    "object.json": '{\n "instruction": "a"\n}\n',
+    "cells.csv": "instruction,input\na,b,c\n",
+    "prompts.doc": "a\n",
+    "latin.txt": b"caf\xe9\n",
+    "cut.parquet": b"PAR1 and no more",
+    "no.ckpt": b"not a checkpoint",
+    "a_file": "",
+}
+
+
+@pytest.fixture(scope="module")
+def library():
+    return {side: list(corpus.standard_library(side))[::8] for side in ("dev", "test")}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, library):
+    """The working folder of a command, with files to be wrong about; reading the standard library takes seconds."""
+    monkeypatch.setattr(corpus, "standard_library", lambda side: iter(library[side]))
+    for name, content in FILES.items():
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (tmp_path / "folder.jsonl").mkdir()
+    (tmp_path / "a_folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capfd):
+    """A function that gives a command line in this process and returns its exit code and what it printed."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def give(*words):
+        monkeypatch.setattr(sys, "argv", list(words))
+        runs.Identify.identity = ""
+        capfd.readouterr()
+        code = 0
+        try:
+            COMMANDS[words[0]]()
+        except SystemExit as end:
+            code = end.code
+        finally:
+            GlobalHydra.instance().clear()
+            HydraConfig.instance().cfg = None
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        printed = capfd.readouterr()
+        return code, printed.err + printed.out
+
+    return give
+
+
+def assert_told(result, message):
+    code, printed = result
+    assert code == 2, printed
+    assert "Traceback" not in printed
+    assert printed.count("error: ") == 1
+    assert re.search(message, printed[printed.index("error: ") :], re.DOTALL), printed
+
+
+def from_file(path, *words):
+    return ["data_gen", "data=alpaca", f"data.path={path}", *words]
+
+
+MISTAKES = {
+    # configs
+    "unknown model": (["train.py", "model=nanoo"], "nanoo.*nano"),
+    "unknown data": (["data_gen", "data=nothing"], "nothing.*alpaca"),
+    "unknown key": (["train.py", "head.dept=2"], "Could not override 'head.dept'.*Key 'dept' is not in struct"),
+    "override without a value": (["train.py", "head.depth"], "head.depth"),
+    "value of another type": (["train.py", "trainer.max_epochs=many"], "trainer.max_epochs=many"),
+    "missing value": (["train.py", "model=mine", "model.target=x"], "model.draft"),
+    # prompts
+    "data that is not there": (from_file("none.jsonl"), r"data.path='none.jsonl': there is no /.*none.jsonl; give a JSON"),
+    "line that is broken": (from_file("broken.jsonl"), r"broken.jsonl', line 3: no JSON \(Expecting value at column 16\)"),
+    "line that is no object": (from_file("scalar.jsonl"), "line 2: a number instead of an object; expected one per line"),
+    "field that is a list": (from_file("list.jsonl"), "line 1: the field 'instruction' is a list; .*convert it"),
+    "field that changes its type": (
+        from_file("changing.jsonl"),
+        "line 2: the field 'instruction' is a number, but a text in line 1",
+    ),
+    "no text in any row": (from_file("blank.jsonl"), "gives no prompt: none of 2 rows has text in instruction"),
+    "empty file": (from_file("empty.jsonl"), "'empty.jsonl' has no rows; give a data set with some"),
+    "array that is broken": (from_file("broken.json"), "line 2: no JSON .*expected an array of objects"),
+    "object over several lines": (from_file("object.json"), "one JSON value over several lines; expected an array"),
+    "cells without a header": (from_file("cells.csv"), "line 2: 3 cells under a header of 2; put quotes"),
+    "suffix that is not read": (from_file("./prompts.doc"), r"ends in \.doc, but only .*\.jsonl.*are read; convert it"),
+    "text that is not UTF-8": (from_file("latin.txt", "data.template='{text}'"), "line 1: not UTF-8 .*save the file as UTF-8"),
+    "parquet that was cut off": (from_file("cut.parquet"), r"cut.parquet' cannot be read .*write it again"),
+    "folder that is no data set": (from_file("./a_folder"), "is a folder, but no data set that save_to_disk wrote"),
+    "folder named like a file": (from_file("folder.jsonl"), "is a folder, but no data set"),
+    "field that is not there": (
+        from_file("good.jsonl", "data.template='{question}'"),
+        "names the field 'question', but .* has instruction, input",
+    ),
+    "template with an open brace": (from_file("good.jsonl", "data.template='{instruction'"), "expected '}' before end of string"),
+    "template without a name": (from_file("good.jsonl", "data.template='{}'"), "a field has no name; write plain names"),
+    "template without a field": (from_file("good.jsonl", "data.template=hello"), "it names no field"),
+    "slice that is none": (
+        from_file("good.jsonl", "data.split='train[:'"),
+        "data.split='train\\[:' is no split; give its name or a slice",
+    ),
+    "slice beyond the end": (from_file("good.jsonl", "data.split='train[9:]'"), "holds no rows of good.jsonl; widen it"),
+    "negative number of prompts": (
+        from_file("good.jsonl", "data.num_dev=-1"),
+        "data.num_dev=-1 is no count; give a whole number",
+    ),
+    "no prompts": (["data_gen", "data.num_train=0", "data.num_dev=0", "data.num_test=0"], "all 0, so there would be no prompts"),
+    "all prompts too long": (["data_gen", "data.max_prompt_tokens=1"], "none of [0-9]+ prompts has between 1 and 1 tokens"),
+    "no hub and no cache": (
+        from_file("someone/something"),
+        "'someone/something' is no local file or folder.*data.path=<file>.*data=nano",
+    ),
+    # generation
+    "no tokens": (["data_gen", "data.max_new_tokens=0"], "max_new_tokens=0 is no positive whole number"),
+    "half a batch": (["data_gen", "generation.batch_size=0.5"], "batch_size=0.5 is no positive whole number"),
+    "temperature below zero": (["data_gen", "warp.temperature=-1"], "temperature=-1"),
+    "temperature in words": (["data_gen", "warp.temperature=hot"], "temperature=hot"),
+    "top-p above one": (["data_gen", "warp.top_p=1.5"], "top_p=1.5"),
+    "seed below zero": (["data_gen", "seed=-1"], "seed=-1 is outside"),
+    "seed in words": (["train.py", "seed=lucky"], "seed=lucky"),
+    # models
+    "models that are not there": (["train.py", "model.target=/none", "model.tokenizer=null"], "'/none' could not be loaded"),
+    "models on a hub out of reach": (
+        ["train.py", "model=mine", "model.draft=a/b", "model.target=a/c"],
+        "'a/.' could not be loaded.*reachable or cached",
+    ),
+    "unknown dtype": (["data_gen", "model.dtype=bfloat61"], "dtype='bfloat61'.*use auto, float32"),
+    "device that is not there": (["data_gen", "model.device=gpu9"], "device='gpu9'.*use cpu"),
+    "format without an instruction": (
+        ["data_gen", "model.instruction_format='[INST]'"],
+        "instruction_format='\\[INST\\]' does not say where",
+    ),
+    # heads and training
+    "unknown kind of head": (["train.py", "head.judges=both"], "'both'.*input_token, next_token"),
+    "unknown label": (["train.py", "head.label=soft"], "head.label='soft'.*sampled, overlap"),
+    "unknown input": (["train.py", "head.inputs=[colour]"], "colour"),
+    "negative depth": (["train.py", "head.depth=-1"], "head.depth=-1"),
+    "width of nothing": (["train.py", "head.width=0"], "head.width=0"),
+    "negative weight": (["train.py", "loss.reject_weight=-1"], "reject_weight=-1"),
+    "mixing that leaves nothing": (["train.py", "head.judges=input_token", "mixing.response_share=1"], "response_share=1"),
+    "no dev prompts": (["train.py", "data.num_dev=0"], "data.num_dev=0"),
+    "rate of zero": (["train.py", "optimizer.lr=0"], "optimizer.lr=0"),
+    "checkpoints that never come": (["train.py", "checkpoint.every_steps=0"], "checkpoint.every_steps=0"),
+    "checkpoint that is not there": (
+        ["train.py", "resume=none.ckpt"],
+        "resume=none.ckpt is no file; expected true, false, or a checkpoint",
+    ),
+    "checkpoint that is none": (["train.py", "resume=no.ckpt"], "no.ckpt is no checkpoint that train.py can go on from"),
+    # evaluation
+    "head folder that is not there": (
+        ["evaluate.py", "head=outputs/none"],
+        "no head folder 'outputs/none'|'outputs/none' is no local folder",
+    ),
+    "no head trained yet": (["evaluate.py"], "train one with python train.py"),
+    "threshold above one": (["evaluate.py", "thresholds=[1.2]"], r"threshold=1.2 is outside \[0, 1\]"),
+    "one threshold in place of a list": (["evaluate.py", "thresholds=0.5"], "thresholds=0.5 is not a list"),
+    "length of zero": (["evaluate.py", "head=null", "fixed_lengths=[0,2]"], "0"),
+    "ratio of one": (["evaluate.py", "head=null", "ratios=[1]"], "ratio 1 is not above 1"),
+    "no prompts to decode": (["evaluate.py", "head=null", "num_prompts=0"], "num_prompts=0"),
+    "unknown engine": (["evaluate.py", "head=null", "engine=warp"], "engine='warp'"),
+    # places
+    "outputs in a file": (["data_gen", "paths.outputs=a_file"], "a_file.*(part of the path is a file|a file is where)"),
+    "data in a file": (
+        ["data_gen", "paths.data=a_file"],
+        "a_file.*(part of the path is a file|a file is where).*paths.data=",
+    ),
+    "folder that nobody may write": (
+        ["data_gen", "paths.data=/sys/data"],
+        "/sys/data.*(permission|cannot be written).*paths.data=",
+    ),
+}
+
+
+def test_there_are_many():
+    assert len(MISTAKES) >= 40
+
+
+@pytest.mark.parametrize("words, message", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_gets_one_message_and_exit_code_two(words, message, run, folder):
+    before = set(folder.iterdir())
+    small = [] if words[0] == "evaluate.py" else SMALL  # a mistake that is not noticed shall not take long
+    assert_told(run(words[0], *small, *words[1:]), message)
+    assert {path.name for path in set(folder.iterdir()) - before} <= {"data", "outputs"}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
+def test_a_disk_that_refuses_is_named_and_what_was_finished_stays(number, run, folder, monkeypatch):
+    write, calls = ShardStore.write, []
+
+    def refuse_the_second(self, name, rows):
+        calls.append(name)
+        if len(calls) == 2:
+            raise OSError(number, os.strerror(number), str(self.folder / name))
+        write(self, name, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardStore, "write", refuse_the_second)
+        assert_told(
+            run("data_gen", *SMALL), rf"{calls[1] if len(calls) > 1 else 'dev-00000.parquet'}.*{os.strerror(number)}.*paths.data="
+        )
+    (first,) = folder.glob("data/*/*.parquet")
+    written = first.stat().st_mtime_ns
+    assert run("data_gen", *SMALL)[0] == 0
+    assert first.stat().st_mtime_ns == written and len(list(folder.glob("data/*/*.parquet"))) == 3
+
+
+def test_a_file_that_may_not_grow_is_told_and_nothing_half_written_is_left(run, folder):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
+    try:
+        result = run("data_gen", *SMALL)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert_told(result, "File too large")
+    assert not list(folder.glob("data/*/*.parquet"))
+    assert run("data_gen", *SMALL)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ],
+)
+def test_running_out_of_memory_says_what_to_make_smaller(error, run, monkeypatch):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(generate, "left_padded", fail)
+    assert_told(run("data_gen", *SMALL), r"out of memory.*generation\.batch_size=.*data\.max_new_tokens=")
+
+
+def test_an_error_of_our_own_keeps_its_traceback(run, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(generate, "left_padded", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        run("data_gen", *SMALL)
+
+
+@pytest.mark.parametrize("damage", ["cut off", "foreign"])
+def test_a_shard_that_is_damaged_is_named_and_made_again(damage, run, folder):
+    assert run("data_gen", *SMALL)[0] == 0
+    shards = sorted(folder.glob("data/*/*.parquet"))
+    content = {path: path.read_bytes() for path in shards}
+    shards[1].write_bytes(content[shards[0]] if damage == "foreign" else content[shards[1]][:100])
+    code, printed = run("data_gen", *SMALL)
+    assert code == 0
+    assert f"{shards[1].name} in" in printed and "damaged and will be made again" in printed
+    assert {path: path.read_bytes() for path in shards} == content
+
+
+@pytest.fixture
+def head(nano, folder):
+    """A head for nano that was never trained, but is none that says the same of every token."""
+    identity = {
+        role: {"id": getattr(nano, f"{role}_id"), "revision": getattr(nano, f"{role}_revision")} for role in ("draft", "target")
+    }
+    head = AcceptanceHead(HeadConfig(hidden_size=nano.draft_lm.hidden_size, judges="input_token", depth=0, **identity))
+    torch.nn.init.normal_(head.output.weight, std=1.0) if hasattr(head, "output") else None
+    return save_head(
+        head, folder / "head", torch.randn(32, nano.draft_lm.hidden_size, generator=torch.Generator().manual_seed(0))
+    )
+
+
+HEAD_MISTAKES = {
+    "weights that were cut off": lambda folder: (folder / "model.safetensors").write_bytes(
+        (folder / "model.safetensors").read_bytes()[:60]
+    ),
+    "weights that are missing": lambda folder: (folder / "model.safetensors").unlink(),
+    "config that is no JSON": lambda folder: (folder / "config.json").write_text("{"),
+    "config that is missing": lambda folder: (folder / "config.json").unlink(),
+    "another draft's": lambda folder: edit(folder, "draft"),
+    "no folder": shutil.rmtree,
+}
+
+
+def edit(folder, role):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config[role]["revision"] = "another"
+    path.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("damage", HEAD_MISTAKES.values(), ids=HEAD_MISTAKES)
+def test_a_head_that_does_not_load_is_named(damage, head, run):
+    damage(head)
+    assert_told(run("evaluate.py", "head=head"), "head")
