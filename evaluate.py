@@ -26,6 +26,7 @@ from specheads.forecast import Forecast
 from specheads.heads.checkpoint import latest_head, load_head
 from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
+from specheads.runs import is_resumed
 from specheads.sampling import Warp
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,12 @@ def evaluate(cfg: DictConfig) -> Report:
     made_of = {"settings": [setting.name for setting in settings], "prompts": prompts, "seed": cfg.seed}
     made_of |= {"pair": [pair.target_revision, pair.draft_revision], "head": head and fingerprint(head), "repeats": cfg.repeats}
     made_of |= {"warp": OmegaConf.to_container(cfg.warp), "max_new_tokens": cfg.max_new_tokens}
-    journal = Journal(Path(cfg.paths.run) / "generations.jsonl", made_of)
+    made_of |= {"device": device_name(pair), "threads": torch.get_num_threads(), "torch": torch.__version__, "engine": cfg.engine}
+    made_of |= {"dtype": [str(pair.target.dtype), str(pair.draft.dtype)]}
+    path = Path(cfg.paths.run) / "generations.jsonl"
+    if not is_resumed(path.parent):
+        path.unlink(missing_ok=True)
+    journal = Journal(path, made_of)
     columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns) as bar:
         task = bar.add_task("", total=total)

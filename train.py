@@ -6,7 +6,6 @@
 import hashlib
 import json
 import logging
-import time
 import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from data_gen.shards import load_split
 from specheads.checkpoints import Checkpoints, TimeToGo, differences
 from specheads.cli import command, load_configured_pair, next_command
 from specheads.errors import UserError, is_count
+from specheads.files import write_json
 from specheads.heads.bank import HeadBank, HeadSpec
 from specheads.heads.checkpoint import NUM_GOLDEN, save_head
 from specheads.heads.features import MixedResponses, checked_share
@@ -34,6 +34,8 @@ from specheads.pair import Pair
 from specheads.runs import is_resumed
 
 logger = logging.getLogger(__name__)
+
+WHERE_TO_TRAIN = ("_target_", "accelerator", "devices", "num_nodes", "default_root_dir")  # trainer keys that change no number
 
 
 def train(cfg: DictConfig) -> Path:
@@ -57,22 +59,18 @@ def check(cfg: DictConfig) -> None:
     """Raise UserError for what can be known to be wrong before models are loaded and data is made."""
     counts = {f"data.num_{split}": cfg.data[f"num_{split}"] for split in ("train", "dev", "test")}
     counts |= {"loader.batch_size": cfg.loader.batch_size, "trainer.max_epochs": cfg.trainer.max_epochs}
-    counts |= {"checkpoint.every_steps": cfg.checkpoint.every_steps}
+    counts |= {"checkpoint.every_steps": cfg.checkpoint.every_steps, "trainer.log_every_n_steps": cfg.trainer.log_every_n_steps}
     for key, value in counts.items():
         if not is_count(value, least=1):
             raise UserError(f"{key}={value} is not a count of at least 1, and training a head needs one.")
     instantiate(cfg.optimizer)
-    if isinstance(cfg.resume, str) and not Path(cfg.resume).is_file():
-        raise UserError(
-            f"resume={cfg.resume} is no file; expected true, false, or a checkpoint such as "
-            "outputs/head/<date_time>/checkpoints/last.ckpt."
-        )
+    if not is_count(cfg.loader.num_workers):
+        raise UserError(f"loader.num_workers={cfg.loader.num_workers} is no count; 0 reads the data in the training process.")
     check_data(cfg)
 
 
 def train_head(cfg: DictConfig, pair: Pair) -> Path:
     """Train one head on the pair's draft; return its folder."""
-    start = time.perf_counter()
     run = Path(cfg.paths.run)
     spec = head_spec(cfg, pair)
     share = checked_share(spec.config.judges, cfg.mixing.response_share, spec.config.label)
@@ -88,9 +86,17 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     }
     data = HeadData(splits, **cfg.loader, seed=cfg.seed)
     module = HeadModule(HeadBank([spec], cfg.seed), pair.draft_lm, optimizer)
-    made_of = {"data": folder.name, "heads": [json.dumps(asdict(spec), sort_keys=True)], "seed": cfg.seed}
-    made_of |= {"mixing.response_share": share, "loader.batch_size": cfg.loader.batch_size, "devices": trainer.world_size}
-    checkpoints.made_of = made_of
+    settings = {key: str(value) for key, value in OmegaConf.to_container(cfg.trainer).items() if key not in WHERE_TO_TRAIN}
+    checkpoints.made_of = {
+        "data": folder.name,
+        "head": json.dumps(asdict(spec), sort_keys=True),
+        "seed": cfg.seed,
+        "mixing.response_share": share,
+        "loader.batch_size": cfg.loader.batch_size,
+        "devices": trainer.world_size,
+        **{f"optimizer.{key}": value for key, value in asdict(optimizer).items()},
+        **{f"trainer.{key}": value for key, value in settings.items()},
+    }
     earlier = checkpoint_to_resume(cfg.resume, checkpoints)
     with deferred() as checkpoints.request:
         logger.info(
@@ -105,35 +111,52 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
         trainer.test(module, data, verbose=False)
     if not trainer.is_global_zero:
         return run  # the first process of a distributed run writes for all
-    exported = export(module, data, pair.draft_lm.device, run, seconds=time.perf_counter() - start)
+    exported = export(module, data, pair.draft_lm.device, run, seconds=checkpoints.seconds)
     report(module, exported)
     return exported
 
 
 def new_logger(cfg: DictConfig, run: Path) -> Logger:
-    """Return a logger; a W&B run without an id gets one from its folder, so that it goes on after an interruption."""
-    if cfg._target_.endswith("WandbLogger") and cfg.get("id") is None:
-        name = run.name if run.name[:4].isdigit() else f"{run.parent.name}-{run.name}"  # a job of a sweep has a number
-        return instantiate(cfg, id=f"{name}-{hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:6]}")
-    return instantiate(cfg)
+    """Return a logger; a W&B run without an id gets one from its folder, so that it goes on after an interruption.
+
+    Raises:
+        UserError: W&B cannot be reached or does not know the user.
+    """
+    if not cfg._target_.endswith("WandbLogger"):
+        return instantiate(cfg)
+    name = run.name if run.name[:4].isdigit() else f"{run.parent.name}-{run.name}"  # a job of a sweep has a number
+    number = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:6]
+    logger = instantiate(cfg, id=cfg.get("id") or f"{name}-{number}")
+    try:
+        _ = logger.experiment  # starts the run now, before an hour of generating data
+    except wandb.errors.Error as error:
+        raise UserError(
+            f"logger.wandb.offline={cfg.get('offline')}: {error} Log in with `wandb login`, or keep the logs here with "
+            "logger.wandb.offline=true."
+        ) from error
+    return logger
 
 
-def checkpoint_to_resume(resume: bool | str | None, checkpoints: Checkpoints) -> Path | None:
-    """Return the checkpoint to go on from: the one that `resume` names, or that of this folder's interrupted run."""
-    if isinstance(resume, str):
-        if changed := differences(Path(resume), checkpoints.made_of):
-            raise UserError(
-                f"resume={resume} is of a run with other {', '.join(changed)}; give the same settings as that run had, "
-                "or resume=false to start anew."
-            )
-        return Path(resume)
+def checkpoint_to_resume(resume: bool | str, checkpoints: Checkpoints) -> Path | None:
+    """Return the checkpoint to go on from: that of this folder's interrupted run, or the one that `resume` names."""
     path = checkpoints.path
-    if not path.is_file() or not is_resumed(path.parents[1]):
-        return None
-    if changed := differences(path, checkpoints.made_of):
+    if path.is_file() and is_resumed(path.parents[1]):
+        try:
+            changed = differences(path, checkpoints.made_of)
+        except UserError as error:
+            logger.warning("starts anew: %s", error)
+            return None
+        if not changed:
+            return path
         logger.warning("starts anew: since %s was written, there are other %s", path, ", ".join(changed))
+    if not isinstance(resume, str):
         return None
-    return path
+    if changed := differences(Path(resume), checkpoints.made_of):
+        raise UserError(
+            f"resume={resume} is of a run with other {', '.join(changed)}; give the same settings as that run had, "
+            "or resume=false to start anew."
+        )
+    return Path(resume)
 
 
 def head_spec(cfg: DictConfig, pair: Pair) -> HeadSpec:
@@ -167,7 +190,7 @@ def export(module: HeadModule, data: HeadData, draft_device: torch.device, run: 
         head.config = replace(head.config, train=facts)
         inputs = head.assemble({name: value[:NUM_GOLDEN] for name, value in features.items()})
         folder = save_head(head, run / "heads" / spec.name, inputs)
-    (run / "test.json").write_text(json.dumps(module.test_results, indent=2) + "\n")
+    write_json(run / "test.json", module.test_results)
     return folder
 
 

@@ -57,8 +57,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{command:<10}{'whole':>6}{seconds:>12.1f} s{'0':>11}  {progress(command, whole):<44}", flush=True)
         for trial in range(1, arguments.kills + 1):
             place = folder / str(trial)
-            moment = draw.uniform(0, seconds)
-            code = killed(command, place, data, moment, getattr(signal, f"SIG{arguments.signal}"))
+            code = 0
+            while code == 0:  # it ended before the signal: no trial, draw again
+                shutil.rmtree(place, ignore_errors=True)
+                moment = draw.uniform(0, seconds)
+                code = killed(command, place, data, moment, getattr(signal, f"SIG{arguments.signal}"))
             state = progress(command, place)
             uninterrupted(command, place, data)
             count = len(compare(command, whole, place))
@@ -111,7 +114,8 @@ def killed(command: str, folder: Path, data: Path, moment: float, number: int) -
     process = start(command, folder, data)
     wait_for_work(process, command)
     time.sleep(moment)
-    os.killpg(process.pid, number)
+    if process.poll() is None:
+        os.killpg(process.pid, number)
     process.communicate()
     return process.returncode
 

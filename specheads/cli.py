@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specheads import interrupts, runs
-from specheads.errors import user_error
+from specheads.errors import UserError, user_error
 from specheads.help import help_text
 from specheads.pair import Pair, config_folder, load_pair
 
@@ -35,13 +35,15 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], object]], Call
 
         def job(cfg: DictConfig) -> None:
             try:
+                check_resume(cfg)
                 hydra_cfg = HydraConfig.get()
                 sweeping = hydra_cfg.mode == RunMode.MULTIRUN
                 folder = Path(hydra_cfg.runtime.output_dir)
                 top = Path(hydra_cfg.sweep.dir) if sweeping else folder
                 if is_first_process():
-                    if not begun:
-                        begun.append((top, runs.begin(top)))
+                    if top not in begun:
+                        runs.begin(top)
+                        begun.append(top)
                     if sweeping and not runs.begin_job(top, folder):
                         return
                 run(cfg)
@@ -67,11 +69,14 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], object]], Call
             interrupts.listen()
             try:
                 if {"--help", "-h"} & set(sys.argv):
-                    print(help_text(config_name, [word for word in sys.argv[1:] if not word.startswith("-")]))
+                    print(help_text(config_name, [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]))
                     return
                 entry()
             except interrupts.Interrupted as interruption:
-                print(f"{interruption}; the same command goes on from here", file=sys.stderr)
+                if not is_first_process():
+                    raise SystemExit(0) from None  # the first one speaks for all
+                again = "the same command" if runs.Identify.resume is not False else "the same command without resume=false"
+                print(f"{interruption}; {again} goes on from what was finished" if begun else str(interruption), file=sys.stderr)
                 raise SystemExit(interruption.exit_code) from None
             except (HydraException, OmegaConfBaseException) as error:
                 tell(user_error(error) or error)
@@ -84,7 +89,7 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], object]], Call
                 failed.append(None)
             if failed:
                 raise SystemExit(EXIT_USER_ERROR)
-            for top, _ in begun:
+            for top in begun:
                 runs.finish(top)
 
         return main
@@ -92,9 +97,18 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], object]], Call
     return decorate
 
 
+def check_resume(cfg: DictConfig) -> None:
+    """Raise UserError for a `resume` that this command does not know."""
+    takes_checkpoint = "checkpoint" in cfg
+    if not isinstance(cfg.resume, bool) and not (takes_checkpoint and isinstance(cfg.resume, str) and Path(cfg.resume).is_file()):
+        checkpoint = " or a checkpoint such as outputs/head/<date_time>/checkpoints/last.ckpt" if takes_checkpoint else ""
+        missing = " is no file;" if takes_checkpoint and isinstance(cfg.resume, str) else ":"
+        raise UserError(f"resume={cfg.resume}{missing} expected true, false{checkpoint}.")
+
+
 def is_first_process() -> bool:
     """Whether this is the process of a distributed run that writes for all."""
-    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "RANK", "SLURM_PROCID"))
+    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID"))
 
 
 def next_command(script: str, *words: str) -> str:

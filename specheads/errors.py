@@ -8,6 +8,7 @@ import torch
 # What a user can do about a system call that failed.
 REMEDIES = {
     errno.ENOSPC: "the disk is full; free some space, or write elsewhere with paths.data= and paths.outputs=",
+    errno.ENOMEM: "the system has no memory left; close something, or use smaller batches",
     errno.EDQUOT: "the quota is used up; free some space, or write elsewhere with paths.data= and paths.outputs=",
     errno.EFBIG: "the file is larger than this process may write; raise the limit (ulimit -f), or write elsewhere",
     errno.EROFS: "it cannot be written to; give folders that can with paths.data= and paths.outputs=",
@@ -37,7 +38,7 @@ def user_error(error: BaseException | None) -> UserError | None:
             return UserError(
                 f"out of memory ({(str(error).splitlines() or ['no details'])[0]}). Use smaller batches "
                 "(generation.batch_size=, loader.batch_size=), shorter responses (data.max_new_tokens=) or a smaller dtype "
-                "(model.dtype=bfloat16); what was finished is kept, and the same command goes on from there."
+                "(model.dtype=bfloat16). What was finished stays; other sizes make a cache or a run of their own."
             )
         if isinstance(error, OSError) and error.errno in REMEDIES:
             where = f"{error.filename}: " if error.filename else ""

@@ -9,10 +9,19 @@ from typing import Any, TextIO
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it; a crash leaves the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    write(temporary)
+    """Let `write` fill a temporary file beside `path`, then rename it; a kill leaves the old file or the new one."""
+    temporary = temporary_of(path)
+    try:
+        write(temporary)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # a full disk needs the space
+        raise
     os.replace(temporary, path)
+
+
+def temporary_of(path: Path) -> Path:
+    """Return where a file is written before it gets its name."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -36,9 +36,16 @@ _deferred: Request | None = None
 
 
 def listen() -> None:
-    """Install the handlers; call it once, from the main thread."""
+    """Install the handlers, from the main thread; a signal that this process was started to ignore stays ignored."""
     for number in SIGNALS:
-        signal.signal(number, _handle)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _handle)
+
+
+def listen_again(request: Request) -> None:
+    """Take the signals back from a library that put its own handlers, unless one has come already."""
+    if _deferred is request and request.number is None:
+        listen()
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
@@ -56,6 +63,9 @@ def deferred() -> Iterator[Request]:
     request = _deferred = Request()
     try:
         yield request
+    except SystemExit:  # a library's way to end, which says less than ours
+        request.obey()
+        raise
     finally:
         _deferred = None
     request.obey()

@@ -6,7 +6,7 @@ through `LanguageModel`, so a head sees the same vector in both.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -251,6 +251,8 @@ def _load(
     target_model = _from_hub(AutoModelForCausalLM, target, target_revision, **shared, **target_map)
     if not device_map:
         target_model.to(device)
+    elif device.startswith("cuda"):
+        check_placement(getattr(target_model, "hf_device_map", {}), str(target))
     for model in (draft_model, target_model):
         model.requires_grad_(False).eval()
     pair = Pair(
@@ -294,6 +296,17 @@ def check_instruction_format(instruction_format: str | None) -> None:
         raise UserError(
             f"model.instruction_format={instruction_format!r} does not say where the instruction goes; "
             f"write {INSTRUCTION} there, as in '[INST] {INSTRUCTION} [/INST]'."
+        )
+
+
+def check_placement(device_map: Mapping[str, Any], target_id: str) -> None:
+    """Raise UserError for a target of which `device_map` (module -> device) left parts off the GPUs."""
+    outside = [name for name, place in device_map.items() if str(place) in ("cpu", "disk")]
+    if outside:
+        raise UserError(
+            f"the target {target_id} does not fit: {len(outside)} of {len(device_map)} parts, {outside[0]!r} first, would lie outside "
+            "the GPUs, where every token waits for them. Use more or larger GPUs, model.dtype=bfloat16, or move the draft with "
+            "model.device=cuda:1."
         )
 
 

@@ -1,8 +1,8 @@
 """Run folders: `outputs/<command>/<date_time>/`, where the same command finds an interrupted run again.
 
 `run.json` in a folder says which configuration it is of and whether it was finished. Hydra asks `run_folder` (through the
-resolver of that name in conf/base.yaml) where a run goes: into the newest unfinished folder of the same configuration that
-no process is working in, else into a new one.
+resolver of that name in conf/base.yaml) where a run goes: into the newest folder of the same configuration if that run was
+interrupted, else into a new one.
 """
 
 import hashlib
@@ -27,12 +27,13 @@ class Identify(Callback):
     """Hydra callback that notes what configuration this process runs, sweeps included, before anything else happens."""
 
     identity = ""
+    resume: bool | str = True
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        Identify.identity = identity(config)
+        Identify.identity, Identify.resume = identity(config), config.resume
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        Identify.identity = identity(config)
+        Identify.identity, Identify.resume = identity(config), config.resume
 
 
 def register_resolver() -> None:
@@ -40,34 +41,72 @@ def register_resolver() -> None:
     chosen: list[Path] = []
 
     def resolve(*, _root_: DictConfig) -> str:
-        if not chosen:
-            chosen.append(run_folder(Path(_root_.paths.outputs) / _root_.command, Identify.identity, _root_.resume is True))
+        parent = Path(_root_.paths.outputs) / _root_.command
+        try:
+            if not chosen:
+                chosen.append(run_folder(parent))
+        except OSError:
+            return str(parent / "run")  # Hydra will meet the same refusal, but not hide it inside an error of its own
         return str(chosen[0])
 
     OmegaConf.register_new_resolver("run_folder", resolve, replace=True)
 
 
-def run_folder(parent: Path, wanted: str, resume: bool) -> Path:
-    """Return the newest unfinished folder of the configuration `wanted` under `parent`, or the name of a new one."""
-    if resume:
-        for state in sorted(parent.glob(f"*/{STATE}"), reverse=True):
-            if is_unfinished(state.parent, wanted) and not is_locked(state.parent):
-                return state.parent
+# Locks of run folders that this process has taken; they last as long as it does.
+_locks: dict[Path, TextIO] = {}
+
+
+def run_folder(parent: Path) -> Path:
+    """Return the folder of this process's run under `parent`, and take it.
+
+    It is the newest one of the same configuration if that was not finished and nobody works in it; else a new one.
+    """
+    if Identify.resume is not False:
+        same = [
+            state.parent
+            for state in sorted(parent.glob(f"*/{STATE}"))
+            if read_state(state.parent).get("identity") == Identify.identity
+        ]
+        if same and is_unfinished(same[-1]) and _take(same[-1]):
+            return same[-1]
     stamp = folder = parent / time.strftime("%Y-%m-%d_%H-%M-%S")
     number = 1
-    while folder.exists():  # a second run within the second
+    while not _make(folder):  # another run of the same second
         number += 1
         folder = stamp.with_name(f"{stamp.name}-{number}")
     return folder
 
 
+def _make(folder: Path) -> bool:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        return False
+    return _take(folder)
+
+
+def _take(folder: Path) -> bool:
+    """Whether the folder is this process's from now on."""
+    key = folder.absolute()
+    if key not in _locks:
+        stream = lock(folder / LOCK)
+        if stream is None:
+            return False
+        _locks[key] = stream
+    return True
+
+
 def identity(config: DictConfig) -> str:
-    """Return what tells one composed configuration from another; where Hydra puts things and `resume` do not matter."""
+    """Return what tells one composed configuration from another; where Hydra puts things and whether to resume do not matter."""
     settings = OmegaConf.to_container(config, resolve=False)
     overrides = settings.pop("hydra")["overrides"]["task"]
-    settings.pop("resume", None)
-    overrides = sorted(override for override in overrides if not override.startswith("resume="))
-    return hashlib.sha256(json.dumps([settings, overrides], sort_keys=True, default=str).encode()).hexdigest()[:16]
+    if isinstance(settings.get("resume"), bool):
+        settings.pop("resume")
+        overrides = [override for override in overrides if not override.startswith("resume=")]
+    return hashlib.sha256(json.dumps([settings, sorted(overrides)], sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -79,35 +118,25 @@ def read_state(folder: Path) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def is_unfinished(folder: Path, wanted: str) -> bool:
+def is_unfinished(folder: Path) -> bool:
+    """Whether a run of this configuration began in `folder` and did not end."""
     state = read_state(folder)
-    return state.get("identity") == wanted and not state.get("finished")
+    return state.get("identity") == Identify.identity and not state.get("finished")
 
 
-def is_locked(folder: Path) -> bool:
-    """Whether a process is working in a run folder."""
-    stream = lock(folder / LOCK)
-    if stream is None:
-        return True
-    stream.close()
-    return False
-
-
-def begin(folder: Path) -> TextIO:
-    """Take a run folder for this process; keep what is returned for as long as the run lasts.
+def begin(folder: Path) -> None:
+    """Take a run folder for this process.
 
     Raises:
         UserError: another process is working in it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    stream = lock(folder / LOCK)
-    if stream is None:
-        raise UserError(f"another run is working in {folder}; wait until it is done, or start again for a folder of its own.")
-    resumed = is_unfinished(folder, Identify.identity)
+    if not _take(folder):
+        raise UserError(f"another run is working in {folder}; wait until it is done, or give this one another folder.")
+    resumed = Identify.resume is not False and is_unfinished(folder)
     if resumed:
         logger.info("goes on with the unfinished run in %s (resume=false starts anew)", folder)
     write_json(folder / STATE, {"identity": Identify.identity, "finished": False, "resumed": resumed})
-    return stream
 
 
 def begin_job(sweep: Path, folder: Path) -> bool:

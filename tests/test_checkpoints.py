@@ -38,21 +38,23 @@ class Killed(BaseException):
 
 
 class KillAt(L.Callback):
-    """Ends the run at the n-th moment of its life."""
+    """Ends the run at the n-th moment of its life, or asks it to end."""
 
-    def __init__(self, moment):
-        self.moment, self.count = moment, 0
+    def __init__(self, moment, request=None):
+        self.moment, self.request, self.count = moment, request, 0
 
     def tick(self, *args, **kwargs):
         self.count += 1
-        if self.count == self.moment:
+        if self.count == self.moment and self.request is None:
             raise Killed
+        if self.count == self.moment:
+            self.request.number = 2
 
     on_train_batch_start = on_before_optimizer_step = on_train_batch_end = tick
     on_validation_batch_end = on_validation_end = on_train_epoch_end = on_train_end = on_test_batch_end = tick
 
 
-def attempt(nano, rows, folder, judges, moment=None, request=None, num_workers=0):
+def attempt(nano, rows, folder, judges, moment=None, request=None, num_workers=0, **changes):
     """One start of the same command; returns its curves, weights and counters, or None if it was killed."""
     splits = {"train": rows, "dev": rows[:6], "test": rows[6:11]}
     data = HeadData({n: MixedResponses(r, judges, 0.15, 0) for n, r in splits.items()}, 4, num_workers, seed=0)
@@ -61,7 +63,7 @@ def attempt(nano, rows, folder, judges, moment=None, request=None, num_workers=0
     checkpoints = Checkpoints(folder / "last.ckpt", EVERY)
     checkpoints.made_of = {"data": "rows"}
     checkpoints.request = request or Request()
-    killer = KillAt(moment)
+    killer = KillAt(moment, request)
     trainer = L.Trainer(
         default_root_dir=folder,
         max_epochs=EPOCHS,
@@ -75,6 +77,7 @@ def attempt(nano, rows, folder, judges, moment=None, request=None, num_workers=0
         enable_checkpointing=False,
         logger=CSVLogger(folder, name="csv", version=""),
         callbacks=[checkpoints, killer],
+        **changes,
     )
     earlier = folder / "last.ckpt"
     try:
@@ -144,21 +147,41 @@ def test_killed_again_and_again_it_still_ends_at_the_same_numbers(nano, rows, ju
     assert_same(done, uninterrupted)
 
 
-@pytest.mark.parametrize("moment", [1, 8, 12, 13, 15, 16, 40])
-def test_asked_to_stop_it_saves_the_step_it_is_at(nano, rows, judges, uninterrupted, tmp_path, moment, monkeypatch):
-    request = Request()
-    monkeypatch.setattr(KillAt, "tick", lambda self, *args: ask(self, request))
-    assert attempt(nano, rows, tmp_path, judges, moment=moment, request=request) is None
-    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] if (tmp_path / "last.ckpt").exists() else 0
-    monkeypatch.undo()
-    assert saved >= (moment - 1) // (3 * BATCHES + 4) * BATCHES
+PER_EPOCH = 3 * BATCHES + 4
+
+
+@pytest.mark.parametrize(
+    ("moment", "step"),
+    [
+        (1, 1),
+        (6, 3),
+        (8, 3),
+        (9, 4),
+        (11, 4),
+        (12, 4),
+        (13, 4),
+        (15, 4),
+        (16, 5),
+        (17, 5),
+        (PER_EPOCH + 16, 9),
+        (3 * PER_EPOCH + 2, 12),
+    ],
+)
+def test_asked_to_stop_it_saves_the_step_it_is_at(nano, rows, judges, uninterrupted, tmp_path, moment, step):
+    """In an epoch's last step and in validation, that is the epoch's end; after a step was looked at, the next one."""
+    assert attempt(nano, rows, tmp_path, judges, moment=moment, request=Request()) is None
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == step
     assert_same(attempt(nano, rows, tmp_path, judges), uninterrupted)
 
 
-def ask(killer, request):
-    killer.count += 1
-    if killer.count == killer.moment:
-        request.number = 2
+@pytest.mark.parametrize(
+    "changes", [{"accumulate_grad_batches": 2}, {"val_check_interval": 2}, {"limit_train_batches": 3}], ids=str
+)
+@pytest.mark.parametrize("moment", [5, 9, 14, 17, 20, 23])
+def test_other_arguments_of_the_trainer_change_nothing(nano, rows, tmp_path, changes, moment):
+    whole = attempt(nano, rows, tmp_path / "whole", "next_token", **changes)
+    assert attempt(nano, rows, tmp_path / "killed", "next_token", moment=moment, **changes) is None
+    assert_same(attempt(nano, rows, tmp_path / "killed", "next_token", **changes), whole)
 
 
 def test_worker_processes_change_nothing(nano, rows, judges, uninterrupted, tmp_path):
@@ -196,12 +219,6 @@ def test_a_loader_goes_on_where_its_state_says(position):
     whole = loader()
     whole.sampler.set_epoch(3)
     assert list(resumed) == list(whole)  # the next epoch leaves nothing out
-
-
-def test_at_the_end_of_an_epoch_the_next_one_is_next():
-    done = loader()
-    list(done)
-    assert done.state_dict() == {"epoch": 1, "position": 0}
 
 
 # --- what a checkpoint is of

@@ -181,8 +181,13 @@ MISTAKES = {
     "checkpoints that never come": (["train.py", "checkpoint.every_steps=0"], "checkpoint.every_steps=0"),
     "checkpoint that is not there": (
         ["train.py", "resume=none.ckpt"],
-        "resume=none.ckpt is no file; expected true, false, or a checkpoint",
+        "resume=none.ckpt is no file; expected true, false or a checkpoint",
     ),
+    "resume that is a number": (["train.py", "resume=5"], "resume=5: expected true, false or a checkpoint"),
+    "resume that is nothing": (["train.py", "resume=null"], "resume=None: expected true, false or a checkpoint"),
+    "resume of what has no checkpoints": (["data_gen", "resume=no.ckpt"], r"resume=no.ckpt: expected true, false\."),
+    "workers below zero": (["train.py", "loader.num_workers=-1"], "loader.num_workers=-1 is no count"),
+    "log that never comes": (["train.py", "trainer.log_every_n_steps=0"], "trainer.log_every_n_steps=0"),
     "checkpoint that is none": (["train.py", "resume=no.ckpt"], "no.ckpt is no checkpoint that train.py can go on from"),
     # evaluation
     "head folder that is not there": (

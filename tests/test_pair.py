@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from specheads import UserError, load_pair
-from specheads.pair import LanguageModel, check_tokenizers, check_vocabulary, config_folder, resolve, revision_of
+from specheads.pair import LanguageModel, check_placement, check_tokenizers, check_vocabulary, config_folder, resolve, revision_of
 
 
 @pytest.fixture
@@ -245,3 +245,9 @@ def test_a_pair_is_loaded_with_its_instruction_format(nano):
     assert pair.chats and not nano.chats
     assert pair.encode_instruction(" sum ") == nano.encode_instruction("# sum\n")
     assert pair.encoding_fingerprint() != nano.encoding_fingerprint()
+
+
+def test_a_target_that_lies_partly_outside_the_gpus_is_refused():
+    check_placement({"model.embed_tokens": 0, "model.layers.0": 1, "lm_head": "cuda:1"}, "t")
+    with pytest.raises(UserError, match=r"target t does not fit: 2 of 3 parts, 'model.layers.1' first.*model\.device=cuda:1"):
+        check_placement({"model.layers.0": 0, "model.layers.1": "cpu", "lm_head": "disk"}, "t")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,17 @@ ROOT = Path(__file__).parents[1]
 SMALL = ["data.num_train=24", "data.num_dev=6", "data.num_test=6", "data.max_new_tokens=24"]
 
 
-def run(folder, *words):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+def run(folder, *words, **variables):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **variables}
     script = [str(ROOT / words[0])] if words[0].endswith(".py") else ["-m", words[0]]
     return subprocess.run(
-        [sys.executable, *script, *words[1:]], check=False, cwd=folder, env=environment, capture_output=True, text=True
+        [sys.executable, *script, *words[1:]],
+        check=False,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -86,3 +93,27 @@ def test_a_mistake_ends_with_one_message_and_exit_code_two(tmp_path):
     done = run(tmp_path, "train.py", "model=nanoo")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr and re.search("nanoo.*nano", done.stderr, re.DOTALL)
+
+
+def test_wandb_online_without_a_login_is_a_mistake_too(tmp_path):
+    nobody = {"WANDB_MODE": "online", "WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
+    done = run(tmp_path, "train.py", *SMALL, "logger.wandb.offline=false", **nobody)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert re.search("logger.wandb.offline=False: .*wandb login.*logger.wandb.offline=true", done.stderr, re.DOTALL)
+    assert not list(tmp_path.glob("data/*"))  # said before an hour of generating data
+
+
+def test_a_pair_without_a_config_goes_through_every_stage(tmp_path):
+    nano = ROOT / "specheads" / "nano"
+    pair = ["model=mine", f"model.draft={nano}/draft", f"model.target={nano}/target", f"model.tokenizer={nano}"]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"def f{i}(x):\n"}) + "\n" for i in range(40)))
+    prompts = ["data=alpaca", "data.path=rows.jsonl", "data.template='{question}'", "data.max_new_tokens=8"]
+    done = run(tmp_path, "train.py", *pair, *prompts, "trainer.max_epochs=1")
+    assert done.returncode == 0, done.stderr
+    assert "in proportion: 31 train, 8 dev, 1 test" in done.stdout + done.stderr
+    (command,) = [line for line in done.stdout.splitlines() if line.startswith("next: ")]
+    words = shlex.split(command.removeprefix("next: python "))
+    done = run(tmp_path, *words, "num_prompts=1", "fixed_lengths=[1,2]", "thresholds=[0.5]")
+    assert done.returncode == 0, done.stderr

@@ -26,6 +26,21 @@ def config(task=(), **changes):
 @pytest.fixture(autouse=True)
 def identified(monkeypatch):
     monkeypatch.setattr(Identify, "identity", "this")
+    monkeypatch.setattr(Identify, "resume", True)
+    monkeypatch.setattr(runs, "_locks", {})
+
+
+@pytest.fixture
+def again(monkeypatch):
+    """A function that makes this process forget what it took, as a new one would."""
+
+    def forget(resume=True):
+        for stream in runs._locks.values():
+            stream.close()
+        runs._locks.clear()
+        monkeypatch.setattr(Identify, "resume", resume)
+
+    return forget
 
 
 def unfinished(parent, name, identity="this", finished=False):
@@ -36,77 +51,92 @@ def unfinished(parent, name, identity="this", finished=False):
 
 
 def test_what_is_run_has_an_identity_and_where_it_goes_has_none():
-    same = [config(), config(resume=False), config(resume="x.ckpt"), config(task=["resume=false"])]
+    same = [config(), config(resume=False), config(resume=False, task=["resume=false"])]
     moved = config()
     moved.hydra.run.dir = "elsewhere"
     assert len({runs.identity(each) for each in [*same, moved]}) == 1
     others = [config(seed=1), config(command="evaluate"), config(task=["head.depth=1,2"]), config(task=["head.depth=1,3"])]
-    assert len({runs.identity(each) for each in [config(), *others]}) == 5
+    others += [config(resume="a.ckpt"), config(resume="b.ckpt")]
+    assert len({runs.identity(each) for each in [config(), *others]}) == 7
 
 
 def test_the_order_of_overrides_does_not_matter():
     assert runs.identity(config(task=["a=1", "b=2"])) == runs.identity(config(task=["b=2", "a=1"]))
 
 
-def test_an_interrupted_run_is_found_again_the_newest_first(tmp_path):
+def test_an_interrupted_run_is_found_again(tmp_path):
     unfinished(tmp_path, "2026-01-01_00-00-00")
     newest = unfinished(tmp_path, "2026-01-02_00-00-00")
-    unfinished(tmp_path, "2026-01-03_00-00-00", finished=True)
     unfinished(tmp_path, "2026-01-04_00-00-00", identity="another")
-    assert runs.run_folder(tmp_path, "this", resume=True) == newest
+    assert runs.run_folder(tmp_path) == newest
+
+
+def test_an_interrupted_run_that_was_begun_anew_and_finished_is_left_alone(tmp_path):
+    folders = [unfinished(tmp_path, "2026-01-01_00-00-00"), unfinished(tmp_path, "2026-01-02_00-00-00", finished=True)]
+    assert runs.run_folder(tmp_path) not in folders
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
 def test_a_state_that_cannot_be_read_is_no_interrupted_run(tmp_path, content):
     folder = unfinished(tmp_path, "2026-01-01_00-00-00")
     (folder / runs.STATE).write_text(content)
-    assert runs.run_folder(tmp_path, "this", resume=True) != folder
+    assert runs.run_folder(tmp_path) != folder
 
 
-def test_without_resuming_or_without_an_interrupted_run_the_folder_is_new(tmp_path):
+def test_without_resuming_or_without_an_interrupted_run_the_folder_is_new(tmp_path, again):
     old = unfinished(tmp_path, "2026-01-01_00-00-00")
-    for folder in (runs.run_folder(tmp_path, "this", resume=False), runs.run_folder(tmp_path / "none", "this", resume=True)):
-        assert folder != old and not folder.exists()
+    again(resume=False)
+    for folder in (runs.run_folder(tmp_path), runs.run_folder(tmp_path / "none")):
+        assert folder != old and not list(folder.glob(runs.STATE))
         time.strptime(folder.name, "%Y-%m-%d_%H-%M-%S")
 
 
-def test_two_runs_within_a_second_get_two_folders(tmp_path, monkeypatch):
+def test_runs_within_a_second_get_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "strftime", lambda form: "2026-01-01_00-00-00")
-    names = []
-    for _ in range(3):
-        folder = runs.run_folder(tmp_path, "this", resume=False)
-        folder.mkdir()
-        names.append(folder.name)
+    names = [runs.run_folder(tmp_path).name for _ in range(3)]
     assert names == ["2026-01-01_00-00-00", "2026-01-01_00-00-00-2", "2026-01-01_00-00-00-3"]
 
 
-def test_a_run_knows_whether_it_was_begun_before(tmp_path):
-    with runs.begin(tmp_path):
-        assert not runs.is_resumed(tmp_path)
-    with runs.begin(tmp_path):
-        assert runs.is_resumed(tmp_path)
+def test_a_file_where_the_folders_should_be_is_an_error(tmp_path):
+    (tmp_path / "outputs").write_text("")
+    with pytest.raises(OSError, match="outputs"):
+        runs.run_folder(tmp_path / "outputs")
+
+
+def test_a_run_knows_whether_it_was_begun_before(tmp_path, again):
+    runs.begin(tmp_path)
+    assert not runs.is_resumed(tmp_path)
+    again()
+    runs.begin(tmp_path)
+    assert runs.is_resumed(tmp_path)
+    again(resume=False)
+    runs.begin(tmp_path)
+    assert not runs.is_resumed(tmp_path)
     runs.finish(tmp_path)
-    with runs.begin(tmp_path):  # a folder that the user named, and whose run was finished
-        assert not runs.is_resumed(tmp_path)
+    again()
+    runs.begin(tmp_path)  # a folder that the user named, and whose run was finished
+    assert not runs.is_resumed(tmp_path)
 
 
-def test_a_folder_of_another_configuration_is_not_resumed(tmp_path, monkeypatch):
-    runs.begin(tmp_path).close()
+def test_a_folder_of_another_configuration_is_not_resumed(tmp_path, monkeypatch, again):
+    runs.begin(tmp_path)
+    again()
     monkeypatch.setattr(Identify, "identity", "another")
-    with runs.begin(tmp_path):
-        assert not runs.is_resumed(tmp_path)
+    runs.begin(tmp_path)
+    assert not runs.is_resumed(tmp_path)
 
 
-def test_a_sweep_leaves_out_the_jobs_that_it_has_finished(tmp_path):
+def test_a_sweep_leaves_out_the_jobs_that_it_has_finished(tmp_path, again):
     first, second = tmp_path / "0", tmp_path / "1"
     first.mkdir(), second.mkdir()
-    with runs.begin(tmp_path):
-        assert runs.begin_job(tmp_path, first)
-        runs.finish(first)
-        assert runs.begin_job(tmp_path, second) and not runs.is_resumed(second)
-    with runs.begin(tmp_path):
-        assert not runs.begin_job(tmp_path, first)
-        assert runs.begin_job(tmp_path, second) and runs.is_resumed(second)
+    runs.begin(tmp_path)
+    assert runs.begin_job(tmp_path, first)
+    runs.finish(first)
+    assert runs.begin_job(tmp_path, second) and not runs.is_resumed(second)
+    again()
+    runs.begin(tmp_path)
+    assert not runs.begin_job(tmp_path, first)
+    assert runs.begin_job(tmp_path, second) and runs.is_resumed(second)
 
 
 HOLDER = """
@@ -132,10 +162,10 @@ def holder(tmp_path):
 
 def test_a_run_that_is_alive_is_not_resumed_and_its_folder_is_refused(tmp_path, holder):
     process, folder = holder
-    assert runs.run_folder(tmp_path, "this", resume=True) != folder
+    assert runs.run_folder(tmp_path) != folder
     with pytest.raises(UserError, match=f"another run is working in .*{folder.name}"):
         runs.begin(folder)
     process.kill()
     process.wait()
-    assert runs.run_folder(tmp_path, "this", resume=True) == folder
-    runs.begin(folder).close()
+    runs.begin(folder)
+    assert runs.is_resumed(folder)

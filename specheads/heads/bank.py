@@ -23,8 +23,8 @@ class HeadSpec:
     def __post_init__(self) -> None:
         weights = {"loss.accept_weight": self.accept_weight, "loss.reject_weight": self.reject_weight}
         for key, weight in weights.items():
-            if not is_number(weight) or weight <= 0:
-                raise UserError(f"{key}={weight} is not above 0; 1 weighs as much as any, 6 is the paper's for rejections.")
+            if not is_number(weight) or weight < 0:
+                raise UserError(f"{key}={weight} is no number of at least 0; 1 is plain, 6 is the paper's for rejections.")
 
 
 class HeadBank(nn.Module):

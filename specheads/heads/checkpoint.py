@@ -5,7 +5,6 @@ was damaged or is read differently shows at once.
 """
 
 import json
-import os
 from pathlib import Path
 
 import torch
@@ -14,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from specheads.errors import UserError
+from specheads.files import write_whole
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.pair import Pair
 
@@ -35,9 +35,7 @@ def save_head(head: AcceptanceHead, folder: Path, golden_inputs: torch.Tensor) -
         "config.json": lambda path: path.write_text(json.dumps(head.config.to_dict(), indent=2) + "\n"),
     }
     for name, write in files.items():  # the config last: a folder with one is complete
-        temporary = folder / f".{name}.tmp"
-        write(temporary)
-        os.replace(temporary, folder / name)
+        write_whole(folder / name, write)
     return folder
 
 

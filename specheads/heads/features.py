@@ -146,8 +146,6 @@ class ResumableLoader(DataLoader):
 
     def state_dict(self) -> dict[str, int]:
         """Return the next batch to hand out."""
-        if self.position == len(self):
-            return {"epoch": self.sampler.epoch + 1, "position": 0}
         return {"epoch": self.sampler.epoch, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

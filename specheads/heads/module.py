@@ -4,6 +4,7 @@ The draft is kept out of the module's parameters and checkpoints: only heads are
 """
 
 import math
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
+from specheads import interrupts
 from specheads.errors import UserError, is_number
 from specheads.heads.bank import HeadBank
 from specheads.heads.features import EpochSampler, HeadBatch, MixedResponses, ResumableLoader, collate, head_features
@@ -38,6 +40,12 @@ class OptimizerSettings:
             raise UserError(f"optimizer.warmup_share={self.warmup_share} is outside [0, 1]; it is a share of the steps.")
 
 
+def leave_signals(worker: int) -> None:
+    """Let a loader's process live through Ctrl-C and SIGTERM: it ends with the main process, which has something to save."""
+    for number in interrupts.SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 class HeadData(L.LightningDataModule):
     """Batches of mixed responses from the rows of the splits `train`, `dev` and `test`."""
 
@@ -56,7 +64,7 @@ class HeadData(L.LightningDataModule):
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if distributed else (0, 1)
         data = self.splits[split]
         sampler = EpochSampler(len(data), self.seed, shuffle, rank, world_size)
-        workers = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0}
+        workers = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0, "worker_init_fn": leave_signals}
         return ResumableLoader(data, batch_size=self.batch_size, sampler=sampler, collate_fn=collate, **workers)
 
     def train_dataloader(self) -> ResumableLoader:
@@ -67,7 +75,13 @@ class HeadData(L.LightningDataModule):
 
     # Lightning restores loaders too, but only those that are made after the optimiser, whose schedule asks for their length.
     def state_dict(self) -> dict[str, int]:
-        return self._train.state_dict() if self._train else {}
+        if self._train is None:
+            return {}
+        state = self._train.state_dict()
+        loop = self.trainer.fit_loop
+        if loop.epoch_progress.current.processed > loop.epoch_progress.current.completed:  # at the end of an epoch
+            return {"epoch": state["epoch"] + 1, "position": 0}
+        return state
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         self._place = state_dict
@@ -111,7 +125,7 @@ class HeadModule(L.LightningModule):
 
         for step, metrics in self.history:  # of the run that this one goes on with
             for logger in self.loggers:
-                if isinstance(logger, CSVLogger):  # it starts its file anew; W&B has them
+                if isinstance(logger, CSVLogger):  # it starts its file anew; W&B keeps what it was given before the interruption
                     logger.log_metrics(metrics, step)
 
     def record(self, metrics: dict[str, float]) -> None:
@@ -132,7 +146,7 @@ class HeadModule(L.LightningModule):
         # Lightning averages gradients over processes, so the global sum of weights is divided by their number.
         weights = self.all_gather(weights).reshape(-1, len(losses)).sum(0) / self.trainer.world_size
         values = losses / weights
-        if self.global_step % self.trainer.log_every_n_steps == 0:
+        if batch_index % self.trainer.accumulate_grad_batches == 0 and self.global_step % self.trainer.log_every_n_steps == 0:
             names = [f"train/{spec.name}/loss" for spec in self.bank.specs]
             self.record(dict(zip(names, values.tolist(), strict=True)))
         self.log("loss", values.mean(), prog_bar=True, logger=False)

@@ -215,7 +215,7 @@ def test_another_draft_revision_is_an_error_that_names_both(pair):
     ("values", "message"),
     [
         ({"judges": "last_token"}, r"head\.judges='last_token' is not known; use one of input_token, next_token"),
-        ({"depth": -1}, r"head\.depth=-1 is negative"),
+        ({"depth": -1}, r"head\.depth=-1 is no count"),
         (
             {"inputs": ("hidden", "phase_of_the_moon")},
             r"head\.inputs names 'phase_of_the_moon'; a head with judges=next_token can see hidden, embedding",
