@@ -44,6 +44,7 @@ def train(cfg: DictConfig) -> Path:
     for message in (
         ".*does not have many workers.*",
         ".*LeafSpec.*",
+        ".*sync_dist=True.*",  # what we log was gathered from all processes
         ".*logs directory .* exists and is not empty.*",
     ):  # what Lightning says about itself
         warnings.filterwarnings("ignore", message)

@@ -40,9 +40,9 @@ class Checkpoints(L.Callback):
     def seconds(self) -> float:
         return self.earlier_seconds + time.perf_counter() - self.start
 
-    def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.start = time.perf_counter()
-        interrupts.listen_again(self.request)  # Lightning puts a SIGTERM handler of its own before ours
+        interrupts.listen_again(self.request)  # Lightning has put a SIGTERM handler of its own before ours
 
     def on_test_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         interrupts.listen_again(self.request)
@@ -87,7 +87,7 @@ class Checkpoints(L.Callback):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for each in trainer.loggers:
             each.save()
-        trainer.save_checkpoint(temporary_of(self.path))
+        trainer.save_checkpoint(temporary_of(self.path), weights_only=False)
         if trainer.is_global_zero:
             os.replace(temporary_of(self.path), self.path)
         trainer.strategy.barrier()

@@ -4,8 +4,10 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -117,3 +119,36 @@ def test_a_pair_without_a_config_goes_through_every_stage(tmp_path):
     words = shlex.split(command.removeprefix("next: python "))
     done = run(tmp_path, *words, "num_prompts=1", "fixed_lengths=[1,2]", "thresholds=[0.5]")
     assert done.returncode == 0, done.stderr
+
+
+def test_two_processes_train_one_head_and_stop_together(tmp_path):
+    words = [
+        "train.py",
+        *SMALL,
+        "trainer.devices=2",
+        "trainer.accelerator=cpu",
+        "loader.batch_size=3",
+        "checkpoint.every_steps=2",
+    ]
+    done = run(tmp_path, *words, "trainer.max_epochs=2")
+    assert done.returncode == 0, done.stderr
+    (head,) = heads(tmp_path)
+    assert load_head(head).config.train["num_prompts"] == 24
+    # SIGTERM to all of them, as a scheduler sends it, some steps into a long training; then the same command again.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / words[0]), *words[1:], "trainer.max_epochs=40", "seed=1"]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **pipes)
+    wait_for(lambda: len(list(tmp_path.glob("outputs/head/*/checkpoints/last.ckpt"))) == 2 or process.poll() is not None)
+    os.killpg(process.pid, signal.SIGTERM)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 143, output
+    assert "stopped by SIGTERM; the same command goes on from what was finished" in output and "Traceback" not in output
+    assert len(heads(tmp_path)) == 1
+
+
+def wait_for(condition, seconds=180):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.2)
