@@ -276,11 +276,12 @@ def test_features_carry_no_gradient(nano64, rows):
 
 @pytest.mark.parametrize("judges", KINDS)
 def test_a_batch_in_which_nothing_is_judged_has_features_of_no_tokens(nano64, rows, judges):
+    size = nano64.draft_lm.hidden_size
     batch = collate([item(rows[0]["prompt_ids"], [], [], [])])
     found = head_features(nano64.draft_lm, batch, judges, ALL)
     assert {name: tuple(value.shape) for name, value in found.items()} == {
-        "hidden": (0, 192),
-        "embedding": (0, 192),
+        "hidden": (0, size),
+        "embedding": (0, size),
         "draft_prob": (0,),
         "max_prob": (0,),
         "entropy": (0,),
