@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -150,6 +151,9 @@ def _announce(folder: Path, shards: dict, missing: dict, settings: GenerationSet
     # Nine numbers of four bytes per token, before compression.
     size = 36 * left * settings.max_new_tokens / 2**20
     logger.info("data: at most %d tokens to generate, at most %.0f MiB on disk", left * settings.max_new_tokens, size)
+    free = shutil.disk_usage(folder).free / 2**20
+    if size > free:
+        logger.warning("data: only %.0f MiB are free there; paths.data= puts it elsewhere", free)
 
 
 def _progress() -> Progress:

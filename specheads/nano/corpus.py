@@ -12,7 +12,7 @@ import re
 import sysconfig
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +24,10 @@ MAX_PROMPT_CHARS, MAX_BODY_CHARS = 1_000, 4_000
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "__pycache__", "lib2to3", "_vendor", "vendored"}
 # Share of standard-library files per split; what is left trains the pair.
 DEV_SHARE, TEST_SHARE = 0.50, 0.25
-PERMISSIVE = re.compile(r"MIT|BSD|Apache|PSF|Python Software Foundation|HPND|ISC|0BSD|Zlib|Unlicense", re.IGNORECASE)
+PERMISSIVE = re.compile(
+    r"\b(MIT|MIT-CMU|BSD|0BSD|Apache|PSF|Python Software Foundation|CNRI-Python|HPND|ISC|Zlib|BSL-1\.0|CC0-1\.0|Unlicense)\b",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -101,14 +104,14 @@ def _parses(function: Function) -> bool:
     return True
 
 
-def deduplicated(functions: Iterable[Function], seen: set[str]) -> Iterator[Function]:
-    """Yield the functions whose body is not in `seen`, adding each to it."""
+def deduplicated(functions: Iterable[Function], seen: set[str], prompts: Container[str] = ()) -> Iterator[Function]:
+    """Yield the functions whose body is not in `seen`, adding each to it, and whose prompt is not one of `prompts`."""
     for function in functions:
         try:
             key = function.key
         except SyntaxError:
             continue
-        if key not in seen:
+        if key not in seen and function.prompt not in prompts:
             seen.add(key)
             yield function
 
@@ -155,7 +158,12 @@ def dependencies(project: str = "specheads") -> list[tuple[metadata.Distribution
                 continue
             queue.append(name)
     pairs = [(found[name], licence_of(found[name])) for name in sorted(found)]
-    return [(distribution, licence) for distribution, licence in pairs if PERMISSIVE.search(licence)]
+    return [(distribution, licence) for distribution, licence in pairs if is_permissive(licence)]
+
+
+def is_permissive(licence: str) -> bool:
+    """Whether every part that a licence statement joins by `AND` or `;` offers a permissive licence."""
+    return all(PERMISSIVE.search(part) for part in re.split(r"\bAND\b|;", licence))
 
 
 def licence_of(distribution: metadata.Distribution) -> str:

@@ -327,6 +327,17 @@ def test_the_lock_is_free_again_after_an_error_inside(tmp_path):
             pass
 
 
+def test_little_space_is_told_beforehand(make, complete, tmp_path, monkeypatch, caplog):
+    free = [2**40]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": free[0]}))
+    with caplog.at_level("WARNING"):
+        make(tmp_path / "roomy")
+        assert not caplog.records
+        free[0] = 100
+        make(tmp_path / "narrow")
+    assert "only 0 MiB are free there; paths.data= puts it elsewhere" in caplog.text
+
+
 # --- the fingerprint
 
 
@@ -446,7 +457,7 @@ def test_shards_hold_the_rows_of_one_split_in_order():
 
 @pytest.mark.parametrize("name", list(asdict(SETTINGS)))
 def test_counts_must_be_positive(name):
-    with pytest.raises(UserError, match=f"{name}=0 is not positive"):
+    with pytest.raises(UserError, match=f"{name}=0 is no positive whole number"):
         GenerationSettings(**{name: 0})
 
 

@@ -21,7 +21,7 @@ def sensitive_head(pair, judges):
     """An untrained head whose predictions spread widely, so that every threshold stops at its own places."""
     torch.manual_seed(0)
     head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, depth=1, judges=judges))
-    torch.nn.init.normal_(head.readout.weight, std=0.3)
+    torch.nn.init.normal_(head.readout.weight, std=0.2)
     torch.nn.init.constant_(head.readout.bias, 1.0)
     return head.requires_grad_(False)
 

@@ -1,6 +1,8 @@
 import ast
 import textwrap
 
+import pytest
+
 from specheads.nano import corpus
 
 SOURCE = '''
@@ -74,3 +76,31 @@ def test_dependencies_are_permissive_and_named():
     found = {distribution.metadata["Name"].lower(): licence for distribution, licence in corpus.dependencies()}
     assert {"torch", "transformers", "hydra-core"} <= found.keys()
     assert all(corpus.PERMISSIVE.search(licence) for licence in found.values())
+
+
+def test_functions_with_a_held_out_prompt_are_left_out():
+    held_out = corpus.Function("def f(x):\n", "    return 1\n", "x.py")
+    others = [corpus.Function("def f(x):\n", "    return 2\n", "y.py"), corpus.Function("def g(x):\n", "    return 3\n", "y.py")]
+    assert list(corpus.deduplicated(others, {held_out.key}, {held_out.prompt})) == others[1:]
+
+
+@pytest.mark.parametrize(
+    ("licence", "permissive"),
+    [
+        ("MIT", True),
+        ("Apache Software License", True),
+        ("3-Clause BSD License", True),
+        ("Apache-2.0 OR BSD-2-Clause", True),
+        ("BSD-3-Clause AND 0BSD AND MIT AND Zlib AND CC0-1.0", True),
+        ("Apache-2.0 AND Apache-2.0 WITH LLVM-exception AND BSL-1.0 AND MIT", True),
+        ("MIT License; Apache Software License", True),
+        ("MIT-CMU", True),
+        ("MPL-2.0 AND MIT", False),
+        ("GNU Lesser General Public License v3 (LGPLv3); MIT License", False),
+        ("GPL-3.0-only", False),
+        ("Smithsonian", False),
+        ("", False),
+    ],
+)
+def test_every_part_of_a_licence_has_to_be_permissive(licence, permissive):
+    assert corpus.is_permissive(licence) == permissive
