@@ -18,7 +18,7 @@ from data_gen.prompts import unique
 from data_gen.run import encode_prompts
 from specheads.cli import command, load_configured_pair
 from specheads.decoding.engine import check_engine
-from specheads.errors import UserError
+from specheads.errors import UserError, is_count, is_number
 from specheads.evaluation.journal import Journal
 from specheads.evaluation.report import Report, make_report, print_report, write_report
 from specheads.evaluation.sweep import run_sweep, sweep_settings
@@ -90,9 +90,11 @@ def check(cfg: DictConfig) -> None:
     for key in ("fixed_lengths", "thresholds", "ratios"):
         if not isinstance(cfg[key], ListConfig):
             raise UserError(f"{key}={cfg[key]} is not a list; write for example '{key}=[{cfg[key]}]'.")
-    if wrong := [t for t in cfg.thresholds if not 0 <= t <= 1]:
+    if wrong := [t for t in cfg.thresholds if not is_number(t) or not 0 <= t <= 1]:
         raise UserError(f"threshold={wrong[0]} is outside [0, 1]; it is a probability of rejection, for example 0.7.")
-    if wrong := [r for r in cfg.ratios if not r > 1]:
+    if wrong := [k for k in cfg.fixed_lengths if not is_count(k, least=1)]:
+        raise UserError(f"fixed length {wrong[0]} is no count of at least 1; it says how many tokens are drafted, for example 4.")
+    if wrong := [r for r in cfg.ratios if not is_number(r) or not r > 1]:
         raise UserError(
             f"ratio {wrong[0]} is not above 1; it says how many draft forwards a target forward costs, for example 10."
         )
@@ -100,8 +102,11 @@ def check(cfg: DictConfig) -> None:
         raise UserError(
             "fewer than two draft lengths are to be measured, which cannot tell the costs of draft and target apart; add some."
         )
-    if cfg.num_prompts < 1 or cfg.repeats < 1:
-        raise UserError(f"num_prompts={cfg.num_prompts} and repeats={cfg.repeats}: both are counts of at least 1.")
+    for key in ("num_prompts", "repeats", "max_new_tokens"):
+        if not is_count(cfg[key], least=1):
+            raise UserError(f"{key}={cfg[key]} is no count of at least 1.")
+    if cfg.head is not None and not isinstance(cfg.head, str):
+        raise UserError(f"head={cfg.head} is no name; give a folder, a hub id, latest, or null for fixed lengths only.")
     check_engine(cfg.engine)
     check_data(cfg)
 

@@ -7,8 +7,10 @@ import hashlib
 import json
 import logging
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
@@ -16,13 +18,14 @@ import wandb
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.__main__ import check_data, data_cache
 from data_gen.shards import load_split
 from specheads.checkpoints import Checkpoints, TimeToGo, differences
 from specheads.cli import command, load_configured_pair, next_command
-from specheads.errors import UserError, is_count
+from specheads.errors import UserError, is_count, is_number
 from specheads.files import write_json
 from specheads.heads.bank import HeadBank, HeadSpec
 from specheads.heads.checkpoint import NUM_GOLDEN, save_head
@@ -35,6 +38,16 @@ from specheads.runs import is_resumed
 
 logger = logging.getLogger(__name__)
 
+# What the trainer may be told and would not be resumed exactly, or not at all; a missing key has the value that fits.
+UNFIT = {
+    "num_nodes": ("heads are trained on one machine", lambda value: value == 1),
+    "val_check_interval": (
+        "a number of steps or a share of an epoch can be resumed",
+        lambda value: value is None or is_number(value),
+    ),
+    "check_val_every_n_epoch": ("a count of epochs can be resumed", lambda value: is_count(value, least=1)),
+    "reload_dataloaders_every_n_epochs": ("the data stays the same from epoch to epoch", lambda value: value == 0),
+}
 WHERE_TO_TRAIN = ("_target_", "accelerator", "devices", "num_nodes", "default_root_dir")  # trainer keys that change no number
 
 
@@ -64,6 +77,9 @@ def check(cfg: DictConfig) -> None:
     for key, value in counts.items():
         if not is_count(value, least=1):
             raise UserError(f"{key}={value} is not a count of at least 1, and training a head needs one.")
+    for key, (reason, fits) in UNFIT.items():
+        if key in cfg.trainer and not fits(cfg.trainer[key]):
+            raise UserError(f"trainer.{key}={cfg.trainer[key]} is not supported: {reason}; leave it out.")
     instantiate(cfg.optimizer)
     if not is_count(cfg.loader.num_workers):
         raise UserError(f"loader.num_workers={cfg.loader.num_workers} is no count; 0 reads the data in the training process.")
@@ -79,17 +95,15 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     loggers = [new_logger(logger_config, run) for logger_config in cfg.logger.values()]
     checkpoints = Checkpoints(run / "checkpoints" / "last.ckpt", cfg.checkpoint.every_steps)
     callbacks = [checkpoints, TimeToGo(), RichProgressBar()]
-    trainer = instantiate(cfg.trainer, logger=loggers, callbacks=callbacks, enable_checkpointing=False)
-    folder = data_cache(cfg, pair)
-    splits = {
-        name: MixedResponses(load_split(folder, name), spec.config.judges, share, cfg.seed, spec.config.label)
-        for name in ("train", "dev", "test")
-    }
-    data = HeadData(splits, **cfg.loader, seed=cfg.seed)
-    module = HeadModule(HeadBank([spec], cfg.seed), pair.draft_lm, optimizer)
+    trainer = instantiate(
+        cfg.trainer,
+        logger=loggers,
+        callbacks=callbacks,
+        enable_checkpointing=False,
+        plugins=[LightningEnvironment()],  # within a scheduler's job too, this process starts the others itself
+    )
     settings = {key: str(value) for key, value in OmegaConf.to_container(cfg.trainer).items() if key not in WHERE_TO_TRAIN}
     checkpoints.made_of = {
-        "data": folder.name,
         "head": json.dumps(asdict(spec), sort_keys=True),
         "seed": cfg.seed,
         "mixing.response_share": share,
@@ -98,6 +112,15 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
         **{f"optimizer.{key}": value for key, value in asdict(optimizer).items()},
         **{f"trainer.{key}": value for key, value in settings.items()},
     }
+    check_named_checkpoint(cfg.resume, checkpoints.made_of, but="data")  # known once it is there, which may take hours
+    folder = data_cache(cfg, pair)
+    checkpoints.made_of["data"] = folder.name
+    splits = {
+        name: MixedResponses(load_split(folder, name), spec.config.judges, share, cfg.seed, spec.config.label)
+        for name in ("train", "dev", "test")
+    }
+    data = HeadData(splits, **cfg.loader, seed=cfg.seed)
+    module = HeadModule(HeadBank([spec], cfg.seed), pair.draft_lm, optimizer)
     earlier = checkpoint_to_resume(cfg.resume, checkpoints)
     with deferred() as checkpoints.request:
         logger.info(
@@ -125,7 +148,7 @@ def new_logger(cfg: DictConfig, run: Path) -> Logger:
     """
     if not cfg._target_.endswith("WandbLogger"):
         return instantiate(cfg)
-    name = run.name if run.name[:4].isdigit() else f"{run.parent.name}-{run.name}"  # a job of a sweep has a number
+    name = f"{run.parent.name}-{run.name}" if run.name.isdigit() else run.name  # a job of a sweep has a number
     number = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:6]
     logger = instantiate(cfg, id=cfg.get("id") or f"{name}-{number}")
     try:
@@ -144,20 +167,23 @@ def checkpoint_to_resume(resume: bool | str, checkpoints: Checkpoints) -> Path |
     if path.is_file() and is_resumed(path.parents[1]):
         try:
             changed = differences(path, checkpoints.made_of)
+            if not changed:
+                return path
+            logger.warning("starts anew: since %s was written, there are other %s", path, ", ".join(changed))
         except UserError as error:
             logger.warning("starts anew: %s", error)
-            return None
-        if not changed:
-            return path
-        logger.warning("starts anew: since %s was written, there are other %s", path, ", ".join(changed))
-    if not isinstance(resume, str):
-        return None
-    if changed := differences(Path(resume), checkpoints.made_of):
+    check_named_checkpoint(resume, checkpoints.made_of)
+    return Path(resume) if isinstance(resume, str) else None
+
+
+def check_named_checkpoint(resume: bool | str, made_of: Mapping[str, Any], but: str = "") -> None:
+    """Raise UserError unless the checkpoint that `resume` names, if it names one, is of the same settings, leaving out `but`."""
+    changed = [name for name in differences(Path(resume), made_of) if name != but] if isinstance(resume, str) else []
+    if changed:
         raise UserError(
             f"resume={resume} is of a run with other {', '.join(changed)}; give the same settings as that run had, "
             "or resume=false to start anew."
         )
-    return Path(resume)
 
 
 def head_spec(cfg: DictConfig, pair: Pair) -> HeadSpec:

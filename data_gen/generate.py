@@ -44,14 +44,15 @@ def generate_batch(
     uniform: np.ndarray,
     warp: Warp,
     max_new_tokens: int,
-    on_tokens: Callable[[int], None] = lambda count: None,
+    on_step: Callable[[int, int], None] = lambda made, done: None,
 ) -> list[Response]:
     """Return the target's response to each prompt of one batch.
 
     Args:
         prompts: token ids per row.
         uniform: (B, max_new_tokens) in [0, 1), one number per sampled token.
-        on_tokens: called with the number of tokens each step produced.
+        on_step: called after each step with the tokens it produced, and with these plus all that rows which ended in it leave
+            out of `max_new_tokens`; the latter add up to B * max_new_tokens.
     """
     lm = pair.target_lm
     device = lm.device
@@ -81,12 +82,12 @@ def generate_batch(
         check_finite(pair.target_id, probs)
         token = sample(probs, draws[rows, step])
         responses[rows, step] = token
-        num_tokens[rows] += active[rows]
-        finished[rows] |= active[rows] & torch.isin(token, stops)
-        on_tokens(int(active[rows].sum()))
+        num_tokens[rows] += 1
+        finished[rows] = torch.isin(token, stops)
         active &= ~finished & (num_tokens < limit)
         staying = active[rows]
         count = int(staying.sum())
+        on_step(len(rows), len(rows) + int((max_new_tokens - num_tokens[rows[~staying]]).sum()))
         if count == 0:
             break
         tokens, positions = token[:, None], positions + 1

@@ -82,7 +82,6 @@ def generate_data(pair: Pair, source: PromptSource, warp: Warp, settings: Genera
             meter = _Meter(bar, task)
             for name, rows in missing.items():
                 store.write(name, make_rows(pair, rows, warp, settings, seed, meter.add))
-                meter.shard_done(len(rows) * settings.max_new_tokens)
         store.complete(list(shards))
     return folder
 
@@ -120,14 +119,14 @@ def plan_shards(prompts: Sequence[EncodedPrompt], settings: GenerationSettings) 
 
 
 def make_rows(
-    pair: Pair, prompts: Sequence[EncodedPrompt], warp: Warp, settings: GenerationSettings, seed: int, on_tokens
+    pair: Pair, prompts: Sequence[EncodedPrompt], warp: Warp, settings: GenerationSettings, seed: int, on_step
 ) -> list[dict]:
     """Return the finished rows of one shard, in the order of `prompts`."""
     ids = [ids for _, ids in prompts]
     uniform = np.stack([row_uniforms(seed, prompt.prompt_id, settings.max_new_tokens) for prompt, _ in prompts])
     responses = [None] * len(prompts)
     for batch in batch_plan([len(row) for row in ids], settings.batch_size):
-        made = generate_batch(pair, [ids[row] for row in batch], uniform[batch, 0], warp, settings.max_new_tokens, on_tokens)
+        made = generate_batch(pair, [ids[row] for row in batch], uniform[batch, 0], warp, settings.max_new_tokens, on_step)
         for row, response in zip(batch, made, strict=True):
             responses[row] = response
     labels = label_responses(pair, ids, [response.ids for response in responses], uniform[:, 1], warp)
@@ -161,22 +160,17 @@ def _progress() -> Progress:
 
 
 class _Meter:
-    """Turns tokens as they come into a bar. A row that ends early counts as its whole limit once its shard is done."""
+    """Turns tokens as they come into a bar, on which a row that has ended early counts as its whole limit."""
 
     def __init__(self, bar: Progress, task) -> None:
         self.bar, self.task = bar, task
         self.start = time.perf_counter()
         self.forecast = Forecast("data", wait=30)
-        self.tokens = self.shown = self.finished = 0
+        self.tokens = self.done = 0
 
-    def add(self, count: int) -> None:
-        self.tokens += count
-        self.shown += count
+    def add(self, made: int, done: int) -> None:
+        self.tokens += made
+        self.done += done
         speed = self.tokens / (time.perf_counter() - self.start)
-        self.bar.update(self.task, completed=self.shown, speed=f"{speed:,.0f} tokens/s")
-        self.forecast.update(self.shown, self.bar.tasks[0].total)
-
-    def shard_done(self, size: int) -> None:
-        self.finished += size
-        self.shown = self.finished
-        self.bar.update(self.task, completed=self.shown)
+        self.bar.update(self.task, completed=self.done, speed=f"{speed:,.0f} tokens/s")
+        self.forecast.update(self.done, self.bar.tasks[0].total)

@@ -8,7 +8,7 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import hydra
@@ -24,6 +24,8 @@ from specheads.help import help_text
 from specheads.pair import Pair, config_folder, load_pair
 
 EXIT_USER_ERROR = 2
+# How a launcher is known, and where it says how many processes it has started.
+LAUNCHERS = {"torchrun": ("TORCHELASTIC_RUN_ID", "WORLD_SIZE"), "srun": ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")}
 SHARED_KEYS = ("model", "data", "warp", "generation", "paths", "seed")  # what a head and its evaluation must have in common
 
 
@@ -35,6 +37,7 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], object]], Call
 
         def job(cfg: DictConfig) -> None:
             try:
+                check_launcher(os.environ)
                 check_resume(cfg)
                 hydra_cfg = HydraConfig.get()
                 sweeping = hydra_cfg.mode == RunMode.MULTIRUN
@@ -97,6 +100,16 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], object]], Call
     return decorate
 
 
+def check_launcher(environment: Mapping[str, str]) -> None:
+    """Raise UserError if a launcher has started this command several times: each would take a run folder of its own."""
+    for launcher, (sign, count) in LAUNCHERS.items():
+        if sign in environment and environment.get(count, "1") != "1":
+            raise UserError(
+                f"{launcher} has started {environment[count]} processes of this command; start it once, with plain python: "
+                "trainer.devices= says how many GPUs train a head, and it starts a process for each itself."
+            )
+
+
 def check_resume(cfg: DictConfig) -> None:
     """Raise UserError for a `resume` that this command does not know."""
     takes_checkpoint = "checkpoint" in cfg
@@ -108,7 +121,7 @@ def check_resume(cfg: DictConfig) -> None:
 
 def is_first_process() -> bool:
     """Whether this is the process of a distributed run that writes for all."""
-    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID"))
+    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK"))
 
 
 def next_command(script: str, *words: str) -> str:

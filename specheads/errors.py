@@ -19,6 +19,7 @@ REMEDIES = {
     errno.EISDIR: "a folder is where a file should be; move it away",
     errno.ENAMETOOLONG: "the name is too long; give shorter ones with paths.data= and paths.outputs=",
 }
+GOES_ON = "With the same folders, the same command then goes on from what was finished."
 NO_SPACE = ("No space left on device", "Disk quota exceeded")
 
 
@@ -36,18 +37,16 @@ def user_error(error: BaseException | None) -> UserError | None:
             return error
         if is_out_of_memory(error):
             return UserError(
-                f"out of memory ({(str(error).splitlines() or ['no details'])[0]}). Use smaller batches "
-                "(generation.batch_size=, loader.batch_size=), shorter responses (data.max_new_tokens=) or a smaller dtype "
-                "(model.dtype=bfloat16). What was finished stays; other sizes make a cache or a run of their own."
+                f"out of memory ({(str(error).splitlines() or ['no details'])[0]}). Use smaller batches (generation.batch_size= where "
+                "data is made, loader.batch_size= where heads are trained), shorter responses (data.max_new_tokens=) or a smaller "
+                "dtype (model.dtype=bfloat16). What was finished stays; other sizes make a cache or a run of their own."
             )
         if isinstance(error, OSError) and error.errno in REMEDIES:
             where = f"{error.filename}: " if error.filename else ""
             reason = os.strerror(error.errno)
-            return UserError(f"{where}{reason}: {REMEDIES[error.errno]}. The same command goes on from what was finished.")
+            return UserError(f"{where}{reason}: {REMEDIES[error.errno]}. {GOES_ON}")
         if any(reason in str(error) for reason in NO_SPACE):  # libraries that lose the number on the way
-            return UserError(
-                f"{str(error).splitlines()[0]}: {REMEDIES[errno.ENOSPC]}. The same command goes on from what was finished."
-            )
+            return UserError(f"{str(error).splitlines()[0]}: {REMEDIES[errno.ENOSPC]}. {GOES_ON}")
         error = error.__cause__
     return None
 

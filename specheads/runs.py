@@ -67,8 +67,10 @@ def run_folder(parent: Path) -> Path:
             for state in sorted(parent.glob(f"*/{STATE}"))
             if read_state(state.parent).get("identity") == Identify.identity
         ]
-        if same and is_unfinished(same[-1]) and _take(same[-1]):
-            return same[-1]
+        if same and is_unfinished(same[-1]):
+            if _take(same[-1]):
+                return same[-1]
+            logger.warning("a process is still at work in %s, the unfinished run of this command; a new one begins", same[-1])
     stamp = folder = parent / time.strftime("%Y-%m-%d_%H-%M-%S")
     number = 1
     while not _make(folder):  # another run of the same second
@@ -97,6 +99,13 @@ def _take(folder: Path) -> bool:
             return False
         _locks[key] = stream
     return True
+
+
+def release() -> None:
+    """Let go of the folders; for a forked process, which would otherwise hold them after this one has ended."""
+    for stream in _locks.values():
+        stream.close()
+    _locks.clear()
 
 
 def identity(config: DictConfig) -> str:

@@ -1,6 +1,7 @@
 """A training run that is killed anywhere and started again gives the numbers of one that was not."""
 
 import itertools
+from pathlib import Path
 
 import lightning as L
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
+import train
 from specheads.checkpoints import Checkpoints, differences
 from specheads.errors import UserError
+from specheads.files import write_json
 from specheads.heads.bank import HeadBank, HeadSpec
 from specheads.heads.features import EpochSampler, MixedResponses, ResumableLoader
 from specheads.heads.head import HeadConfig
@@ -238,3 +241,59 @@ def test_a_file_that_is_no_checkpoint_is_named(tmp_path, content):
         path.write_bytes(path.read_bytes()[:300] if content == "cut off" else content)
     with pytest.raises(UserError, match=r"last\.ckpt is no checkpoint that train\.py can go on from"):
         differences(path, {})
+
+
+# --- which one a run goes on from
+
+HERE = {"data": "a", "seed": 1}
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """The checkpoints of an interrupted run, and another run's."""
+    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    path.parent.mkdir(parents=True)
+    torch.save({"made_of": HERE}, path)
+    write_json(tmp_path / "run" / "run.json", {"resumed": True})
+    torch.save({"made_of": HERE}, tmp_path / "named.ckpt")
+    checkpoints = Checkpoints(path, every_steps=1)
+    checkpoints.made_of = dict(HERE)
+    return checkpoints, str(tmp_path / "named.ckpt")
+
+
+def test_an_interrupted_run_goes_on_from_its_own_checkpoint_rather_than_a_named_one(stopped):
+    checkpoints, named = stopped
+    assert train.checkpoint_to_resume(True, checkpoints) == checkpoints.path
+    assert train.checkpoint_to_resume(named, checkpoints) == checkpoints.path
+
+
+def test_a_run_that_is_not_resumed_leaves_a_checkpoint_alone(stopped):
+    checkpoints, named = stopped
+    write_json(checkpoints.path.parents[1] / "run.json", {"resumed": False})
+    assert train.checkpoint_to_resume(False, checkpoints) is None
+    assert train.checkpoint_to_resume(named, checkpoints) == Path(named)
+
+
+def test_a_checkpoint_of_other_settings_is_left_with_a_warning_that_names_them(stopped, caplog):
+    checkpoints, _ = stopped
+    checkpoints.made_of["seed"] = 2
+    assert train.checkpoint_to_resume(True, checkpoints) is None
+    assert "there are other seed" in caplog.text
+
+
+def test_a_named_checkpoint_is_taken_where_the_runs_own_cannot_be_read(stopped, caplog):
+    checkpoints, named = stopped
+    checkpoints.path.write_bytes(b"cut off")
+    assert train.checkpoint_to_resume(named, checkpoints) == Path(named)
+    assert "starts anew" in caplog.text
+
+
+def test_a_named_checkpoint_of_other_settings_is_refused(stopped):
+    checkpoints, named = stopped
+    checkpoints.made_of |= {"seed": 2, "data": "b"}
+    checkpoints.path.unlink()
+    with pytest.raises(UserError, match=r"named\.ckpt is of a run with other data, seed"):
+        train.checkpoint_to_resume(named, checkpoints)
+    with pytest.raises(UserError, match=r"named\.ckpt is of a run with other seed;"):
+        train.check_named_checkpoint(named, {"seed": 2}, but="data")
+    train.check_named_checkpoint(named, {"seed": 1}, but="data")

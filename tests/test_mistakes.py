@@ -20,7 +20,7 @@ import train
 from data_gen import generate
 from data_gen.shards import ShardStore
 from specheads import runs
-from specheads.heads.checkpoint import save_head
+from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.nano import corpus
 
@@ -188,6 +188,17 @@ MISTAKES = {
     "resume of what has no checkpoints": (["data_gen", "resume=no.ckpt"], r"resume=no.ckpt: expected true, false\."),
     "workers below zero": (["train.py", "loader.num_workers=-1"], "loader.num_workers=-1 is no count"),
     "log that never comes": (["train.py", "trainer.log_every_n_steps=0"], "trainer.log_every_n_steps=0"),
+    "several machines": (["train.py", "+trainer.num_nodes=2"], "trainer.num_nodes=2 is not supported: .* one machine"),
+    "validation by the clock": (
+        ["train.py", "+trainer.val_check_interval='00:00:01:00'"],
+        "trainer.val_check_interval=00:00:01:00",
+    ),
+    "validation across epochs": (["train.py", "+trainer.check_val_every_n_epoch=null"], "trainer.check_val_every_n_epoch=None"),
+    "data that is read anew": (
+        ["train.py", "+trainer.reload_dataloaders_every_n_epochs=1"],
+        "reload_dataloaders_every_n_epochs=1",
+    ),
+    "no loss": (["train.py", "loss.accept_weight=0", "loss.reject_weight=0"], "both 0, so that nothing is learnt"),
     "checkpoint that is none": (["train.py", "resume=no.ckpt"], "no.ckpt is no checkpoint that train.py can go on from"),
     # evaluation
     "head folder that is not there": (
@@ -197,7 +208,15 @@ MISTAKES = {
     "no head trained yet": (["evaluate.py"], "train one with python train.py"),
     "threshold above one": (["evaluate.py", "thresholds=[1.2]"], r"threshold=1.2 is outside \[0, 1\]"),
     "one threshold in place of a list": (["evaluate.py", "thresholds=0.5"], "thresholds=0.5 is not a list"),
-    "length of zero": (["evaluate.py", "head=null", "fixed_lengths=[0,2]"], "0"),
+    "length of zero": (["evaluate.py", "head=null", "fixed_lengths=[0,2]"], "fixed length 0 is no count of at least 1"),
+    "length that is a fraction": (["evaluate.py", "head=null", "fixed_lengths=[1.5,2]"], "fixed length 1.5 is no count"),
+    "length that is a word": (["evaluate.py", "head=null", "fixed_lengths=[2,a]"], "fixed length a is no count"),
+    "threshold that is a word": (["evaluate.py", "thresholds=[a]"], "threshold=a is outside"),
+    "ratio that is a word": (["evaluate.py", "head=null", "ratios=[x]"], "ratio x is not above 1"),
+    "all prompts": (["evaluate.py", "head=null", "num_prompts=all"], "num_prompts=all is no count of at least 1"),
+    "half a repeat": (["evaluate.py", "head=null", "repeats=1.5"], "repeats=1.5 is no count"),
+    "responses without tokens": (["evaluate.py", "head=null", "max_new_tokens=0"], "max_new_tokens=0 is no count"),
+    "head that is a number": (["evaluate.py", "head=5"], "head=5 is no name"),
     "ratio of one": (["evaluate.py", "head=null", "ratios=[1]"], "ratio 1 is not above 1"),
     "no prompts to decode": (["evaluate.py", "head=null", "num_prompts=0"], "num_prompts=0"),
     "unknown engine": (["evaluate.py", "head=null", "engine=warp"], "engine='warp'"),
@@ -212,10 +231,6 @@ MISTAKES = {
         "/sys/data.*(permission|cannot be written).*paths.data=",
     ),
 }
-
-
-def test_there_are_many():
-    assert len(MISTAKES) >= 40
 
 
 @pytest.mark.parametrize("words, message", MISTAKES.values(), ids=MISTAKES)
@@ -303,21 +318,21 @@ def head(nano, folder):
         role: {"id": getattr(nano, f"{role}_id"), "revision": getattr(nano, f"{role}_revision")} for role in ("draft", "target")
     }
     head = AcceptanceHead(HeadConfig(hidden_size=nano.draft_lm.hidden_size, judges="input_token", depth=0, **identity))
-    torch.nn.init.normal_(head.output.weight, std=1.0) if hasattr(head, "output") else None
     return save_head(
         head, folder / "head", torch.randn(32, nano.draft_lm.hidden_size, generator=torch.Generator().manual_seed(0))
     )
 
 
 HEAD_MISTAKES = {
-    "weights that were cut off": lambda folder: (folder / "model.safetensors").write_bytes(
-        (folder / "model.safetensors").read_bytes()[:60]
+    "weights that were cut off": (
+        lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:60]),
+        "model.safetensors cannot be read",
     ),
-    "weights that are missing": lambda folder: (folder / "model.safetensors").unlink(),
-    "config that is no JSON": lambda folder: (folder / "config.json").write_text("{"),
-    "config that is missing": lambda folder: (folder / "config.json").unlink(),
-    "another draft's": lambda folder: edit(folder, "draft"),
-    "no folder": shutil.rmtree,
+    "weights that are missing": (lambda folder: (folder / "model.safetensors").unlink(), "head has no model.safetensors"),
+    "config that is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not valid JSON"),
+    "config that is missing": (lambda folder: (folder / "config.json").unlink(), "has no config.json, so it is no head folder"),
+    "another draft's": (lambda folder: edit(folder, "draft"), "the head was trained for draft .* at revision another"),
+    "no folder": (shutil.rmtree, "no local folder, and no head of that name|no head folder"),
 }
 
 
@@ -328,7 +343,21 @@ def edit(folder, role):
     path.write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize("damage", HEAD_MISTAKES.values(), ids=HEAD_MISTAKES)
-def test_a_head_that_does_not_load_is_named(damage, head, run):
+@pytest.mark.parametrize(("damage", "message"), HEAD_MISTAKES.values(), ids=HEAD_MISTAKES)
+def test_a_head_that_does_not_load_is_named(damage, message, head, run):
+    load_head(head)
     damage(head)
-    assert_told(run("evaluate.py", "head=head"), "head")
+    assert_told(run("evaluate.py", "head=head"), message)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "environment"),
+    [
+        ("torchrun", {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "4", "RANK": "1"}),
+        ("srun", {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}),
+    ],
+)
+def test_a_launcher_of_several_processes_is_refused(launcher, environment, run, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert_told(run("train.py"), f"{launcher} has started 4 processes of this command; start it once, with plain python")

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from specheads import load_head
 
@@ -134,9 +136,10 @@ def test_two_processes_train_one_head_and_stop_together(tmp_path):
     assert done.returncode == 0, done.stderr
     (head,) = heads(tmp_path)
     assert load_head(head).config.train["num_prompts"] == 24
-    # SIGTERM to all of them, as a scheduler sends it, some steps into a long training; then the same command again.
+    # SIGTERM to all of them, as a scheduler sends it, some steps into a longer training; then the same command again.
+    longer = [*words, "trainer.max_epochs=8", "seed=1", "trainer.log_every_n_steps=1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / words[0]), *words[1:], "trainer.max_epochs=40", "seed=1"]
+    command = [sys.executable, str(ROOT / longer[0]), *longer[1:]]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **pipes)
     wait_for(lambda: len(list(tmp_path.glob("outputs/head/*/checkpoints/last.ckpt"))) == 2 or process.poll() is not None)
@@ -145,6 +148,16 @@ def test_two_processes_train_one_head_and_stop_together(tmp_path):
     assert process.returncode == 143, output
     assert "stopped by SIGTERM; the same command goes on from what was finished" in output and "Traceback" not in output
     assert len(heads(tmp_path)) == 1
+    done = run(tmp_path, *longer)
+    assert done.returncode == 0, done.stderr
+    assert "going on from" in done.stdout + done.stderr
+    undisturbed = run(tmp_path, *longer, "resume=false")
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    _, resumed, whole = sorted(heads(tmp_path))
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (resumed, whole))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    curves = [next(folder.parents[1].glob("**/metrics.csv")).read_text() for folder in (resumed, whole)]
+    assert curves[0] == curves[1]
 
 
 def wait_for(condition, seconds=180):

@@ -25,6 +25,8 @@ class HeadSpec:
         for key, weight in weights.items():
             if not is_number(weight) or weight < 0:
                 raise UserError(f"{key}={weight} is no number of at least 0; 1 is plain, 6 is the paper's for rejections.")
+        if not any(weights.values()):
+            raise UserError(f"{' and '.join(weights)} are both 0, so that nothing is learnt; 1 is plain.")
 
 
 class HeadBank(nn.Module):

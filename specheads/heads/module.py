@@ -13,9 +13,10 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
-from specheads import interrupts
+from specheads import interrupts, runs
 from specheads.errors import UserError, is_number
 from specheads.heads.bank import HeadBank
+from specheads.heads.checkpoint import CONSTANT
 from specheads.heads.features import EpochSampler, HeadBatch, MixedResponses, ResumableLoader, collate, head_features
 from specheads.heads.metrics import auroc, fit_logistic, prediction_metrics
 from specheads.pair import LanguageModel
@@ -40,8 +41,9 @@ class OptimizerSettings:
             raise UserError(f"optimizer.warmup_share={self.warmup_share} is outside [0, 1]; it is a share of the steps.")
 
 
-def leave_signals(worker: int) -> None:
-    """Let a loader's process live through Ctrl-C and SIGTERM: it ends with the main process, which has something to save."""
+def begin_worker(worker: int) -> None:
+    """Let a loader's process leave signals and run folders to the main process, with which it ends."""
+    runs.release()
     for number in interrupts.SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -64,7 +66,7 @@ class HeadData(L.LightningDataModule):
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if distributed else (0, 1)
         data = self.splits[split]
         sampler = EpochSampler(len(data), self.seed, shuffle, rank, world_size)
-        workers = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0, "worker_init_fn": leave_signals}
+        workers = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0, "worker_init_fn": begin_worker}
         return ResumableLoader(data, batch_size=self.batch_size, sampler=sampler, collate_fn=collate, **workers)
 
     def train_dataloader(self) -> ResumableLoader:
@@ -219,9 +221,9 @@ class HeadModule(L.LightningModule):
         """Raise UserError naming the first head whose predictions do not vary."""
         with torch.no_grad():
             for name, head in self.bank.heads.items():
-                if head(features).std().item() < 1e-6:
+                if not head(features).std().item() >= CONSTANT:  # a NaN is none either
                     raise UserError(
-                        f"head {name} predicts a constant after training; train longer (trainer.max_epochs), on more prompts "
+                        f"head {name} predicts a constant, or no number, after training; train longer (trainer.max_epochs), on more prompts "
                         "(data.num_train), or with another learning rate (optimizer.lr). Its checkpoint is kept."
                     )
 

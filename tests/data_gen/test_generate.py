@@ -83,7 +83,7 @@ def test_rows_do_not_depend_on_batch_size_order_or_other_prompts():
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(random_prompts(10))]
 
     def rows(chosen, batch_size):
-        return make_rows(pair, chosen, warp, GenerationSettings(16, batch_size=batch_size), 7, lambda count: None)
+        return make_rows(pair, chosen, warp, GenerationSettings(16, batch_size=batch_size), 7, lambda made, done: None)
 
     alone = {row["prompt_id"]: row for prompt in prompts for row in rows([prompt], 1)}
     for chosen, batch_size in [(prompts, 10), (prompts, 3), (prompts[::-1], 4), (prompts[2:9:3], 2)]:
@@ -169,10 +169,16 @@ def test_rows_that_wait_for_others_to_leave_stay_inside_learned_positions():
 
 
 def test_steps_report_exactly_the_tokens_of_the_responses():
-    counts = []
-    found = generate_batch(stopping_pair([3, 7]), random_prompts(12), uniform(12, 20), Warp(), 20, counts.append)
+    counts, shares = [], []
+
+    def on_step(made, done):
+        counts.append(made)
+        shares.append(done)
+
+    found = generate_batch(stopping_pair([3, 7]), random_prompts(12), uniform(12, 20), Warp(), 20, on_step)
     assert sum(counts) == sum(len(response.ids) for response in found)
     assert counts == sorted(counts, reverse=True) and counts[0] == 12
+    assert sum(shares) == 12 * 20 and all(done >= made for made, done in zip(counts, shares, strict=True))
 
 
 def test_a_target_that_gives_nan_is_named():

@@ -31,15 +31,20 @@ def test_a_line_that_was_cut_off_is_dropped_and_the_journal_goes_on(path, cut):
     assert sorted(Journal(path, MADE_OF).entries) == [*range(whole), 7]
 
 
-@pytest.mark.parametrize("damage", [b"", b"nonsense\n", b"[1]\n", None])
-def test_a_journal_of_something_else_starts_anew(path, damage):
-    made_of = MADE_OF
-    if damage is None:
-        made_of = {**MADE_OF, "seed": 1}
-    else:
-        path.write_bytes(damage)
+@pytest.mark.parametrize("damage", [b"", b"nonsense\n", b"[1]\n"])
+def test_a_journal_of_nothing_starts_anew(path, damage):
+    path.write_bytes(damage)
+    assert Journal(path, MADE_OF).entries == {}
+    assert json.loads(path.read_text()) == {"made_of": MADE_OF}
+
+
+def test_a_journal_of_another_sweep_is_kept_under_another_name(path, caplog):
+    content = path.read_text()
+    made_of = {**MADE_OF, "seed": 1}
     assert Journal(path, made_of).entries == {}
     assert json.loads(path.read_text()) == {"made_of": made_of}
+    assert path.with_name("generations-1.jsonl").read_text() == content
+    assert "another seed; it is kept as generations-1.jsonl" in caplog.text
 
 
 def test_a_sweep_that_is_interrupted_goes_on_to_the_same_counts(nano, prompts, tmp_path):
