@@ -30,7 +30,8 @@ VOCAB_SIZE = 2048
 MAX_POSITIONS = 2048
 BOS, EOS = "<s>", "</s>"
 # Few heads and shared keys and values keep long batches fast on a CPU. Two layers, because one cannot look up what followed the
-# same token earlier: a draft of one layer and equal size overlapped 0.57 with this target.
+# same token earlier: a draft of one layer and equal size overlapped 0.57 with this target after 1,400 steps, one of two layers
+# 0.59 after 2,000, 0.63 after 3,000 and 0.68 after 5,000, whose held-out loss was only 0.38 nats above the target's.
 SHAPES = {
     "target": {
         "num_hidden_layers": 6,
@@ -92,7 +93,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m specheads.nano.build", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("outputs/nano"), help="folder for tokenizer, target, draft and card")
     parser.add_argument("--target-steps", type=int, default=1400, help="optimiser steps of the target (8,192 tokens each)")
-    parser.add_argument("--draft-steps", type=int, default=2000, help="optimiser steps of the draft (8,192 tokens each)")
+    parser.add_argument("--draft-steps", type=int, default=3000, help="optimiser steps of the draft (8,192 tokens each)")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
