@@ -47,7 +47,9 @@ PROGRAMS = {
 
 
 def started(program):
-    code = "import time\nfrom interrupts import Interrupted, deferred, listen\n" + textwrap.dedent(PROGRAMS[program])
+    # Where the tests run in the background, the shell may have them ignore Ctrl-C, and children inherit that.
+    code = "import signal, time\nfrom interrupts import SIGNALS, Interrupted, deferred, listen\n"
+    code += "for number in SIGNALS:\n    signal.signal(number, signal.SIG_DFL)\n" + textwrap.dedent(PROGRAMS[program])
     folder = Path(interrupts.__file__).parent  # the module alone starts in no time, the package does not
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", code], cwd=folder, **pipes)
