@@ -48,7 +48,7 @@ UNFIT = {
     "check_val_every_n_epoch": ("a count of epochs can be resumed", lambda value: is_count(value, least=1)),
     "reload_dataloaders_every_n_epochs": ("the data stays the same from epoch to epoch", lambda value: value == 0),
 }
-WHERE_TO_TRAIN = ("_target_", "accelerator", "devices", "num_nodes", "default_root_dir")  # trainer keys that change no number
+WHERE_TO_TRAIN = ("_target_", "accelerator", "devices", "default_root_dir")  # trainer keys that change no number
 
 
 def train(cfg: DictConfig) -> Path:
@@ -102,16 +102,7 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
         enable_checkpointing=False,
         plugins=[LightningEnvironment()],  # within a scheduler's job too, this process starts the others itself
     )
-    settings = {key: str(value) for key, value in OmegaConf.to_container(cfg.trainer).items() if key not in WHERE_TO_TRAIN}
-    checkpoints.made_of = {
-        "head": json.dumps(asdict(spec), sort_keys=True),
-        "seed": cfg.seed,
-        "mixing.response_share": share,
-        "loader.batch_size": cfg.loader.batch_size,
-        "devices": trainer.world_size,
-        **{f"optimizer.{key}": value for key, value in asdict(optimizer).items()},
-        **{f"trainer.{key}": value for key, value in settings.items()},
-    }
+    checkpoints.made_of = decisive_settings(cfg, spec, share, trainer.world_size)
     check_named_checkpoint(cfg.resume, checkpoints.made_of, but="data")  # known once it is there, which may take hours
     folder = data_cache(cfg, pair)
     checkpoints.made_of["data"] = folder.name
@@ -138,6 +129,20 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     exported = export(module, data, pair.draft_lm.device, run, seconds=checkpoints.seconds)
     report(module, exported)
     return exported
+
+
+def decisive_settings(cfg: DictConfig, spec: HeadSpec, response_share: float, num_processes: int) -> dict[str, Any]:
+    """Return what decides the numbers of a training, beside its data: a run goes on only where none of it has changed."""
+    trainer = {key: str(value) for key, value in OmegaConf.to_container(cfg.trainer).items() if key not in WHERE_TO_TRAIN}
+    return {
+        "head": json.dumps(asdict(spec), sort_keys=True),
+        "seed": cfg.seed,
+        "mixing.response_share": response_share,
+        "loader.batch_size": cfg.loader.batch_size,
+        "devices": num_processes,
+        **{f"optimizer.{key}": value for key, value in asdict(instantiate(cfg.optimizer)).items()},
+        **{f"trainer.{key}": value for key, value in trainer.items()},
+    }
 
 
 def new_logger(cfg: DictConfig, run: Path) -> Logger:

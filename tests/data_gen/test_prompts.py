@@ -1,7 +1,6 @@
 import itertools
 import json
 import logging
-import os
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +9,11 @@ import datasets
 import pytest
 from datasets import Dataset, DatasetDict
 from fakes import tiny_pair
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
 from data_gen.prompts import DatasetSource, NanoSource, Prompt, scaled_down, unique
 from data_gen.run import GenerationSettings, generate_data, prompts_fingerprint
 from specheads.errors import UserError
 from specheads.nano import corpus
-from specheads.pair import config_folder
 from specheads.sampling import Warp
 
 ALL = 10**6
@@ -441,70 +437,6 @@ def test_data_generation_asks_for_the_prompts_that_suit_the_pair(tmp_path):
         with pytest.raises(UserError, match="none of 0 prompts"):
             generate_data(pair, Source(), Warp(), GenerationSettings(), 0, tmp_path)
     assert asked == [False, True]
-
-
-# --- the configured prompt sets on real rows
-
-
-@pytest.fixture
-def real():
-    """A function from a prompt set's name to its source on a folder of real rows, where there is one."""
-    folder = Path(os.environ.get("SPECHEADS_DATA", "no folder"))
-    if not folder.is_dir():
-        pytest.skip("name a folder with alpaca.jsonl, gsm8k.jsonl and humaneval.jsonl in SPECHEADS_DATA")
-
-    def configured(name):
-        with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-            return instantiate(compose("data_gen", [f"data={name}", f"data.path={folder / name}.jsonl"]).data.source)
-
-    return configured
-
-
-@pytest.mark.parametrize("name", ["alpaca", "gsm8k", "humaneval"])
-@pytest.mark.parametrize("chats", [True, False])
-def test_real_prompts_fill_every_split_and_nano_reads_them(real, nano, name, chats):
-    source = real(name)
-    prompts = source.load(chats)
-    sizes = {split: [p.split for p in prompts].count(split) for split in ("train", "dev", "test")}
-    # Prompts are as many as there are rows or as were asked for, and splits in proportion to what was asked for.
-    asked = {"train": source.num_train, "dev": source.num_dev, "test": source.num_test}
-    assert sum(sizes.values()) == min(len(rows_of(source)), sum(asked.values()))
-    for split, size in sizes.items():
-        assert size == pytest.approx(asked[split] * sum(sizes.values()) / sum(asked.values()), abs=1)
-    for prompt in prompts[:: len(prompts) // 20]:
-        assert nano.decode(nano.encode_instruction(prompt.text)) == prompt.text
-
-
-def rows_of(one):
-    return [json.loads(line) for line in Path(one.path).read_text().splitlines()]
-
-
-def test_real_alpaca_instructions_are_followed_by_their_input_where_there_is_one(real):
-    one = real("alpaca")
-    rows = rows_of(one)
-    assert {bool(row["input"]) for row in rows} == {True, False}
-    for prompt, row in zip(one.load(chats=True), rows, strict=True):
-        assert prompt.text == (f"{row['instruction']}\nInput: {row['input']}" if row["input"] else row["instruction"])
-
-
-def test_real_gsm8k_questions_are_framed_for_chat_and_for_completion(real):
-    one = real("gsm8k")
-    for chatting, completing, row in zip(one.load(chats=True), one.load(chats=False), rows_of(one), strict=True):
-        assert chatting.text == (
-            "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
-            f"### Instruction:\n{row['question']}\n\n### Response: Let's think step by step."
-        )
-        assert completing.text == f"Question: {row['question']}\nAnswer:"
-
-
-def test_real_humaneval_functions_are_framed_for_chat_and_left_as_they_are_for_completion(real):
-    one = real("humaneval")
-    for chatting, completing, row in zip(one.load(chats=True), one.load(chats=False), rows_of(one), strict=True):
-        assert chatting.text == (
-            "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n\n"
-            f"### Instruction:\nCreate a Python script for this problem:\n{row['prompt']}\n\n### Response:"
-        )
-        assert completing.text == row["prompt"]
 
 
 # --- unique
