@@ -1,0 +1,56 @@
+"""Every supported model family: the greedy output is what transformers' plain greedy generation gives, token for token."""
+
+import pytest
+import torch
+from families import CONFIGS, VOCAB_SIZE, family_pair
+
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, stopping
+
+NUM_TOKENS = 40  # beyond Gemma 2's sliding window
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def pair(request):
+    return family_pair(request.param)
+
+
+@pytest.fixture(scope="module")
+def references(pair):
+    rows = []
+    for seed in range(3):
+        prompt = torch.randint(VOCAB_SIZE, (1, 3 + 6 * seed), generator=torch.Generator().manual_seed(seed))
+        out = pair.target.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0
+        )
+        rows.append((prompt[0].tolist(), out[0, prompt.shape[1] :].tolist()))
+    assert len({token for _, response in rows for token in response}) > 5
+    return rows
+
+
+def head_for(pair, judges):
+    torch.manual_seed(0)
+    size = pair.draft.get_input_embeddings().weight.shape[1]
+    head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, embedding_size=size, depth=1, judges=judges))
+    torch.nn.init.normal_(head.readout.weight, std=0.3)
+    return head.requires_grad_(False)
+
+
+def test_logits_are_the_whole_models(pair):
+    pair.target_lm.check()
+
+
+@pytest.mark.parametrize("rule", ["fixed", "input_token", "next_token"])
+def test_greedy_output_is_that_of_plain_generation(pair, references, rule):
+    stop = stopping.FixedLength(4) if rule == "fixed" else stopping.HeadThreshold(head_for(pair, rule), 0.7)
+    decoder = SpeculativeDecoder(pair, stopping=stop, warp=Warp(temperature=0))
+    accepted = drafted = 0
+    for prompt, expected in references:
+        out = decoder.generate(prompt, NUM_TOKENS)
+        assert out.tokens.tolist() == expected
+        accepted, drafted = accepted + out.stats.num_accepted, drafted + out.stats.num_drafted
+    assert 0 < accepted < drafted
+
+
+def test_the_target_alone_gives_the_same(pair, references):
+    for prompt, expected in references:
+        assert generate_baseline(pair, prompt, NUM_TOKENS, warp=Warp(temperature=0)).tokens.tolist() == expected

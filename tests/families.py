@@ -1,0 +1,59 @@
+"""A tiny random model of every supported family, in float64, and pairs of them."""
+
+import torch
+from fakes import CountingTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    Gemma2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    OPTConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from specheads.pair import Pair
+
+VOCAB_SIZE, WINDOW = 29, 160
+_SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCAB_SIZE}
+_SHAPE |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "max_position_embeddings": WINDOW}
+_GROUPED = {**_SHAPE, "num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 8}
+_OPT = {**_SHAPE, "ffn_dim": 48, "dropout": 0.0}
+CONFIGS = {
+    "llama": LlamaConfig(**_GROUPED, tie_word_embeddings=False),
+    "llama, tied": LlamaConfig(**_GROUPED, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**_GROUPED, tie_word_embeddings=False),
+    "qwen3": Qwen3Config(**_GROUPED, tie_word_embeddings=True),
+    # The window slides over every other layer, and is left behind within a few tokens.
+    "gemma2": Gemma2Config(
+        **_GROUPED, sliding_window=12, query_pre_attn_scalar=8, final_logit_softcapping=5.0, attn_logit_softcapping=3.0
+    ),
+    "opt": OPTConfig(**_OPT, word_embed_proj_dim=32),
+    "opt-350m": OPTConfig(**_OPT, word_embed_proj_dim=16, do_layer_norm_before=False),
+    "bloom": BloomConfig(**{k: v for k, v in _SHAPE.items() if k != "max_position_embeddings"}, seq_length=WINDOW),
+    "gpt-neox": GPTNeoXConfig(**_SHAPE, intermediate_size=48, tie_word_embeddings=False),
+}
+
+
+def tiny_model(config: PretrainedConfig, seed: int):
+    """Return a random model whose greedy text does not repeat itself at once."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval().requires_grad_(False)
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2:
+            torch.nn.init.normal_(weight, std=0.3 if "embed" in name else 2 / weight.shape[1] ** 0.5)
+        elif name.endswith("weight"):  # norms of both signs, or a tied embedding would predict its own token
+            torch.nn.init.normal_(weight)
+    return model
+
+
+def family_pair(name: str) -> Pair:
+    """Return a pair of one family; the draft is the target with noise, so that it is often right and often wrong."""
+    config = CONFIGS[name]
+    target, draft = tiny_model(config, seed=4), tiny_model(config, seed=4)
+    torch.manual_seed(2)
+    for weight in draft.parameters():
+        weight += 0.05 * weight.abs().mean() * torch.randn_like(weight)
+    return Pair(target, draft, CountingTokenizer(VOCAB_SIZE), name, f"{name}-target", "r1", f"{name}-draft", "r2")
