@@ -7,6 +7,7 @@ not on the neighbours of its row or on the size of the batch.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,6 +82,25 @@ def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
 
 
+class Uniforms:
+    """A stream of uniform numbers that depends on its seed alone, drawn on the host and brought to `device` in blocks."""
+
+    BLOCK = 1024
+
+    def __init__(self, device: torch.device, *seed: int) -> None:
+        self.device = device
+        self._random = np.random.default_rng(seed)
+        self._block = torch.empty(0)
+
+    def take(self, count: int) -> Tensor:
+        """Return the next numbers (count,), float64 in [0, 1)."""
+        if count > len(self._block):
+            drawn = torch.from_numpy(self._random.random(max(self.BLOCK, count)))
+            self._block = drawn.to(self.device, non_blocking=True)
+        taken, self._block = self._block[:count], self._block[count:]
+        return taken
+
+
 def entropy(probs: Tensor) -> Tensor:
     """Return the entropy in nats (...) of `probs` (..., V), with 0 log 0 = 0."""
     return torch.special.entr(probs).sum(dim=-1)
@@ -103,7 +123,12 @@ def accept_prob(target_prob: Tensor, draft_prob: Tensor) -> Tensor:
 
 def check_finite(model_id: str, probs: Tensor) -> None:
     """Raise UserError if a probability is NaN."""
-    if bool(probs.isnan().any()):
+    check_no_nan(model_id, bool(probs.isnan().any()))
+
+
+def check_no_nan(model_id: str, found: int) -> None:
+    """Raise UserError if a NaN was `found`."""
+    if found:
         raise UserError(
             f"{model_id} produced NaN logits; expected finite numbers. Try dtype=float32 (or bfloat16 in place of float16), "
             "and check the weights."

@@ -8,18 +8,20 @@ import copy
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specheads.decoding.drafting import Autoregressive
-from specheads.decoding.engine import Engine, make_engine
-from specheads.decoding.records import DecodeStats, Draft, Generation, Round, Verdict
+from specheads.decoding.engine import Engine, ForwardOutput, make_engine
+from specheads.decoding.records import DecodeStats, Draft, Generation, Round
 from specheads.decoding.stopping import FixedLength, StoppingRule
-from specheads.decoding.verification import TokenVerification
+from specheads.decoding.verification import NUM_FACTS, TokenVerification, VerifyStep
 from specheads.errors import UserError
 from specheads.pair import Pair
-from specheads.sampling import Warp, check_finite, sample, uniforms
+from specheads.sampling import Uniforms, Warp, check_no_nan, sample
 
 Prompt = str | Sequence[dict[str, str]] | Sequence[int] | Tensor
 
@@ -56,7 +58,8 @@ class Session:
     committed: list[int]  # prompt and response
     prompt_length: int
     limit: int  # length at which the response ends
-    generator: torch.Generator
+    draft_draws: Uniforms
+    verify_draws: Uniforms
     clock: Clock
     prefill_seconds: float = 0.0
     finish_reason: str | None = None
@@ -77,8 +80,9 @@ def start_session(pair: Pair, prompt: Prompt, max_new_tokens: int, seed: int, en
             f"the prompt has {len(committed)} tokens, but the decoder has memory for {window}; give it a larger window=."
         )
     limit = min(len(committed) + max_new_tokens, window)
-    device = engines[0].lm.device
-    session = Session(committed, len(committed), limit, torch.Generator(device).manual_seed(seed), Clock(device))
+    # Streams of their own, so that a draft's length does not move the numbers that verification sees.
+    draws = (Uniforms(engine.lm.device, seed, number) for number, engine in enumerate((engines[-1], engines[0])))
+    session = Session(committed, len(committed), limit, *draws, Clock(engines[0].lm.device))
     start = session.clock()
     for engine in engines:
         engine.rewind(0)
@@ -131,13 +135,14 @@ class SpeculativeDecoder:
         window = checked_window(pair, window)
         self.draft_engine = make_engine(engine, pair.draft_lm, window)
         self.target_engine = make_engine(engine, pair.target_lm, window)
-        self._check_head()
+        self._verify_unit = self.target_engine.unit(VerifyStep(self.warp, self.verification), all_logits=True)
+        self._bind()
 
     def with_stopping(self, stopping: StoppingRule) -> "SpeculativeDecoder":
         """Return a decoder with another stopping rule that shares this one's memory; use one of them at a time."""
         other = copy.copy(self)
         other.stopping = stopping
-        other._check_head()
+        other._bind()
         return other
 
     def generate(
@@ -176,16 +181,21 @@ class SpeculativeDecoder:
     @torch.no_grad()
     def _rounds(self, session: Session, max_new_tokens: int, stop_tokens: Sequence[int] | None) -> Iterator[Round]:
         stops = self.pair.stop_tokens if stop_tokens is None else frozenset(stop_tokens)
+        ends = torch.zeros(self.pair.vocab_size, dtype=torch.bool)
+        ends[[token for token in stops if 0 <= token < len(ends)]] = True
+        ends = ends.to(self.draft_engine.lm.device)
         state = self.stopping.init(1, self.draft_engine.lm.device)
         while session.finish_reason is None:
             start = session.clock()
             # The target adds a token of its own, so one fewer than what is left is worth drafting.
-            draft, state = self._draft(session, state, session.limit - len(session.committed) - 1, stops)
+            draft, state = self._draft(session, state, session.limit - len(session.committed) - 1, ends)
             drafted = session.clock()
-            verdict, num_accepted, next_token, draft_tokens = self._verify(session, draft)
-            state = self.stopping.observe(state, torch.full_like(verdict.num_accepted, len(draft_tokens)), verdict.num_accepted)
+            num_accepted, next_token, draft_tokens = self._verify(session, draft)
+            state = self.stopping.observe(
+                state, *(torch.full_like(ends[:1], n, dtype=torch.long) for n in (len(draft_tokens), num_accepted))
+            )
             base = len(session.committed)
-            self.target_engine.keep(torch.arange(num_accepted + 1, device=draft.tokens.device))
+            self.target_engine.keep(torch.arange(num_accepted + 1, device=self.target_engine.lm.device))
             self.draft_engine.rewind(min(self.draft_engine.length, base + num_accepted))
             emitted = commit(session, [*draft_tokens[:num_accepted], next_token], stops, max_new_tokens)
             yield Round(
@@ -198,38 +208,36 @@ class SpeculativeDecoder:
                 verify_seconds=session.clock() - drafted,
             )
 
-    def _draft(self, session: Session, state: object, limit: int, stops: frozenset[int]) -> tuple[Draft, object]:
+    def _draft(self, session: Session, state: Any, limit: int, ends: Tensor) -> tuple[Draft, Any]:
         engine = self.draft_engine
-        tokens, probs = [], []
-        if limit > 0:
-            pending = torch.tensor([session.committed[engine.length :]], device=engine.lm.device)
-            for step in self.drafting.steps(engine, pending, self.warp, session.generator, self.stopping.needs):
-                tokens.append(step.token)
-                probs.append(step.probs)
-                state, stop = self.stopping.step(state, step.features)
-                if len(tokens) >= limit or bool(stop) or int(step.token) in stops:
-                    break
-        chain = torch.cat(tokens) if tokens else torch.empty(0, dtype=torch.long, device=engine.lm.device)
-        return Draft.chain(chain, torch.cat(probs) if probs else None, num_draft_calls=len(tokens)), state
+        pending = torch.tensor([session.committed[engine.length :]], device=engine.lm.device)
+        return self._drafter.draft(pending, state, limit, session.draft_draws, ends)
 
-    def _verify(self, session: Session, draft: Draft) -> tuple[Verdict, int, int, list[int]]:
+    def _verify(self, session: Session, draft: Draft) -> tuple[int, int, list[int]]:
+        """Return how many tokens were accepted, the target's own token, and the drafted ones."""
         device = self.target_engine.lm.device
-        last = torch.tensor(session.committed[-1:], device=device)
-        tokens = torch.cat([last, draft.tokens.to(device)])[None]
-        output = self.target_engine.forward(tokens, num_logits=tokens.shape[1])
-        target_probs = self.warp(output.logits[0])
-        check_finite(self.pair.target_id, target_probs)
-        if draft.draft_probs is not None:
-            check_finite(self.pair.draft_id, draft.draft_probs)
-        verdict = self.verification(draft.to(device), target_probs, session.generator)
-        return verdict, int(verdict.num_accepted), int(verdict.next_token), draft.tokens.tolist()
+        draft, num_drafted = draft.to(device), len(draft.tokens)
+        padding = self.target_engine.padded(num_drafted + 1) - 1 - num_drafted
+        tokens = torch.cat([torch.tensor(session.committed[-1:], device=device), draft.tokens])
+        draws = session.verify_draws.take(num_drafted + 1)
+        draft_probs = draft.draft_probs
+        if padding:
+            tokens, draft_probs = pad(tokens, (0, padding)), pad(draft_probs, (0, 0, 0, padding))
+            draws = torch.cat([draws[:-1], draws.new_zeros(padding), draws[-1:]])
+        lengths = torch.tensor([num_drafted], device=device)
+        facts = self._verify_unit(tokens[None], tokens[None, 1:], draft_probs[None], draws, lengths).tolist()
+        num_accepted, next_token, draft_nan, target_nan = facts[:NUM_FACTS]
+        check_no_nan(self.pair.draft_id, draft_nan)
+        check_no_nan(self.pair.target_id, target_nan)
+        return num_accepted, next_token, facts[NUM_FACTS : NUM_FACTS + num_drafted]
 
-    def _check_head(self) -> None:
-        """A head reads one draft's hidden states; with another draft its numbers mean nothing."""
+    def _bind(self) -> None:
+        """Prepare drafting with the stopping rule; a head reads one draft's hidden states, with another's it means nothing."""
         head = getattr(self.stopping, "head", None)
         if head is not None:
             head.check_fits(self.pair)
             head.to(self.draft_engine.lm.device)
+        self._drafter = self.drafting.drafter(self.draft_engine, self.warp, self.stopping)
 
 
 def finish(pair: Pair, session: Session, rounds: Sequence[Round]) -> Generation:
@@ -251,6 +259,12 @@ class Baseline:
     def __init__(self, pair: Pair, warp: Warp | None = None, engine: str | Engine = "auto", window: int | None = None) -> None:
         self.pair, self.warp = pair, warp or Warp()
         self.engine = make_engine(engine, pair.target_lm, checked_window(pair, window)) if isinstance(engine, str) else engine
+        self._unit = self.engine.unit(self._step)
+
+    def _step(self, output: ForwardOutput, uniform: Tensor) -> Tensor:
+        """Return the next token and whether there was a NaN, (2,) long."""
+        probs = self.warp(output.logits[:, -1])
+        return torch.cat([sample(probs, uniform), probs.isnan().any(dim=-1).long()])
 
     @torch.no_grad()
     def generate(
@@ -262,10 +276,9 @@ class Baseline:
         rounds = []
         while session.finish_reason is None:
             start = session.clock()
-            output = self.engine.forward(torch.tensor([session.committed[-1:]], device=self.engine.lm.device))
-            probs = self.warp(output.logits[:, -1])
-            check_finite(self.pair.target_id, probs)
-            token = int(sample(probs, uniforms((1,), session.generator)))
+            last = torch.tensor([session.committed[-1:]], device=self.engine.lm.device)
+            token, nan = self._unit(last, session.verify_draws.take(1)).tolist()
+            check_no_nan(self.pair.target_id, nan)
             emitted = commit(session, [token], stops, max_new_tokens)
             rounds.append(Round(emitted, 0, 0, 0, 0, draft_seconds=0.0, verify_seconds=session.clock() - start))
         return finish(self.pair, session, rounds)

@@ -4,8 +4,9 @@ Memory is allocated once, at the first forward, for `capacity` positions. A forw
 attends to a view of what is written; rewinding only moves the length. `EagerEngine` runs PyTorch as it is.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +24,10 @@ class ForwardOutput:
     logits: Tensor
 
 
+Work = Callable[..., Any]
+Unit = Callable[..., Any]
+
+
 class Engine(Protocol):
     """What the decoder needs of a model."""
 
@@ -34,6 +39,16 @@ class Engine(Protocol):
         self, tokens: Tensor, positions: Tensor | None = None, tree_mask: Tensor | None = None, num_logits: int = 1
     ) -> ForwardOutput:
         """Append `tokens` (B, T) to the memory and run the model over them."""
+
+    def unit(self, work: Work, all_logits: bool = False) -> Unit:
+        """Return a function of `(tokens, *inputs)` that runs a forward over `tokens` (1, T) and `work(output, *inputs)` in one.
+
+        `work` takes and returns tensors (and tuples of them), and may hold modules. What a unit returns is valid until it
+        runs again. `all_logits`: of every token, in place of the last.
+        """
+
+    def padded(self, count: int) -> int:
+        """Return the number of tokens, at least `count`, that a forward over `count` tokens is best padded to."""
 
     def rewind(self, length: int) -> None:
         """Forget every position from `length` on."""
@@ -123,6 +138,13 @@ class EagerEngine:
         )
         self._last_start = start
         return ForwardOutput(hidden=hidden, logits=self.lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
+
+    def unit(self, work: Work, all_logits: bool = False) -> Unit:
+        """Return a function of `(tokens, *inputs)` that runs a forward and then `work(output, *inputs)`; see Engine."""
+        return lambda tokens, *inputs: work(self.forward(tokens, num_logits=tokens.shape[1] if all_logits else 1), *inputs)
+
+    def padded(self, count: int) -> int:
+        return count
 
     def rewind(self, length: int) -> None:
         """Forget every position from `length` on."""

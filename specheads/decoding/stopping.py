@@ -4,6 +4,8 @@ A step comes after each drafted token y_j (j = 1, 2, ...). Its features, all (B,
 `token` (B,), `draft_prob` (B,) d(y_j), `max_prob` (B,), `entropy` (B,) nats, `hidden` (B, H) the draft's hidden state that
 y_j was sampled from (at the position that consumed y_{j-1}), `embedding` (B, E) the draft's input embedding of y_j.
 Probabilities are the draft's plain softmax, whatever the decoder's warping, so that they also say something in greedy mode.
+
+A rule's numbers (a length, a threshold) are part of its state: a step that an engine compiled for one serves them all.
 """
 
 from collections.abc import Mapping
@@ -43,19 +45,29 @@ class FixedLength:
             raise UserError(f"num_tokens={num_tokens} drafts nothing; use at least 1.")
         self.num_tokens = num_tokens
 
-    def init(self, batch: int, device: torch.device) -> Tensor:
-        return torch.zeros(batch, dtype=torch.long, device=device)
+    def init(self, batch: int, device: torch.device) -> "LengthState":
+        zeros = torch.zeros(batch, dtype=torch.long, device=device)
+        return LengthState(zeros, zeros + self.num_tokens)
 
-    def step(self, state: Tensor, features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return state + 1, state + 1 >= self.num_tokens
+    def step(self, state: "LengthState", features: Mapping[str, Tensor]) -> tuple["LengthState", Tensor]:
+        num_drafted = state.num_drafted + 1
+        return state._replace(num_drafted=num_drafted), num_drafted >= state.num_tokens
 
-    def observe(self, state: Tensor, num_drafted: Tensor, num_accepted: Tensor) -> Tensor:
-        return torch.zeros_like(state)
+    def observe(self, state: "LengthState", num_drafted: Tensor, num_accepted: Tensor) -> "LengthState":
+        return state._replace(num_drafted=torch.zeros_like(state.num_drafted))
+
+
+class LengthState(NamedTuple):
+    num_drafted: Tensor  # (B,) long
+    num_tokens: Tensor  # (B,) long, to draft
 
 
 class HeadState(NamedTuple):
     num_drafted: Tensor  # (B,) long
     survival: Tensor  # (B,) estimated chance that every judged token is accepted
+    threshold: Tensor  # (B,)
+    min_tokens: Tensor  # (B,) long
+    max_tokens: Tensor  # (B,) long
 
 
 class HeadThreshold:
@@ -85,15 +97,16 @@ class HeadThreshold:
 
     def init(self, batch: int, device: torch.device) -> HeadState:
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
-        return HeadState(zeros, torch.ones(batch, device=device))
+        threshold = torch.full((batch,), self.threshold, dtype=torch.float64, device=device)
+        return HeadState(zeros, torch.ones(batch, device=device), threshold, zeros + self.min_tokens, zeros + self.max_tokens)
 
     def step(self, state: HeadState, features: Mapping[str, Tensor]) -> tuple[HeadState, Tensor]:
         accepted = torch.sigmoid(self.head(features))
         if self.judges_input:
             accepted = torch.where(state.num_drafted > 0, accepted, 1.0)
         survival, num_drafted = state.survival * accepted, state.num_drafted + 1
-        stop = (1 - survival > self.threshold) & (num_drafted >= self.min_tokens)
-        return HeadState(num_drafted, survival), stop | (num_drafted >= self.max_tokens)
+        stop = (1 - survival > state.threshold) & (num_drafted >= state.min_tokens)
+        return state._replace(num_drafted=num_drafted, survival=survival), stop | (num_drafted >= state.max_tokens)
 
     def observe(self, state: HeadState, num_drafted: Tensor, num_accepted: Tensor) -> HeadState:
-        return HeadState(torch.zeros_like(state.num_drafted), torch.ones_like(state.survival))
+        return state._replace(num_drafted=torch.zeros_like(state.num_drafted), survival=torch.ones_like(state.survival))

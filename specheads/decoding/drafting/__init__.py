@@ -1,5 +1,5 @@
-"""Ways to propose tokens; each yields steps until the stopping rule has had enough."""
+"""How drafts are proposed."""
 
-from specheads.decoding.drafting.autoregressive import Autoregressive, Step, drafting_features
+from specheads.decoding.drafting.autoregressive import Autoregressive, ChainDrafter, ChainStep, drafting_features
 
-__all__ = ["Autoregressive", "Step", "drafting_features"]
+__all__ = ["Autoregressive", "ChainDrafter", "ChainStep", "drafting_features"]

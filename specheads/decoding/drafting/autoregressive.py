@@ -1,48 +1,81 @@
 """One token after the other, each sampled from the draft's own warped law."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specheads.decoding.engine import Engine
+from specheads.decoding.engine import Engine, ForwardOutput
+from specheads.decoding.records import Draft
+from specheads.decoding.stopping import StoppingRule
 from specheads.pair import LanguageModel
-from specheads.sampling import Warp, at_least_float32, entropy, sample, uniforms
+from specheads.sampling import Uniforms, Warp, at_least_float32, entropy, sample
 
 PROBABILITY_FEATURES = frozenset({"draft_prob", "max_prob", "entropy"})
-
-
-@dataclass(frozen=True)
-class Step:
-    """One drafted token: `token` (B,), the law it was drawn from `probs` (B, V), and what stopping rules asked to see."""
-
-    token: Tensor
-    probs: Tensor
-    features: dict[str, Tensor] = field(repr=False)
 
 
 class Autoregressive:
     """`drafting=autoregressive`: a chain, as long as the stopping rule lets it grow."""
 
-    def steps(
-        self, engine: Engine, pending: Tensor, warp: Warp, generator: torch.Generator, needs: frozenset[str]
-    ) -> Iterator[Step]:
-        """Yield drafted tokens, each after one draft forward.
+    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule) -> "ChainDrafter":
+        """Return what drafts with these choices."""
+        return ChainDrafter(engine, ChainStep(engine.lm, warp, rule))
+
+
+class ChainStep:
+    """What follows a draft forward: warp, sample, features, stop rule. Tensors in, tensors out: an engine may compile it."""
+
+    def __init__(self, lm: LanguageModel, warp: Warp, rule: StoppingRule) -> None:
+        self.lm, self.warp, self.rule = lm, warp, rule
+
+    def __call__(self, output: ForwardOutput, uniform: Tensor, ends: Tensor, state: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
+        """Return the drafted token (B,), its law (B, V), whether to stop (B,) and the rule's new state.
 
         Args:
-            engine: the draft model, which has everything before `pending` in memory.
-            pending: (B, p) long, p >= 1, committed tokens that the draft has not consumed yet.
-            needs: the features to compute (see specheads.decoding.stopping).
+            uniform: (B,) that decides the token.
+            ends: (V,) bool, the tokens that end a response and therefore a draft.
         """
-        tokens = pending
-        while True:
-            output = engine.forward(tokens)
-            logits = output.logits[:, -1]
-            probs = warp(logits)
-            token = sample(probs, uniforms((len(tokens),), generator))
-            yield Step(token, probs, drafting_features(engine.lm, needs, logits, token, output.hidden[:, -1]))
+        logits = output.logits[:, -1]
+        probs = self.warp(logits)
+        token = sample(probs, uniform)
+        features = drafting_features(self.lm, self.rule.needs, logits, token, output.hidden[:, -1])
+        state, stop = self.rule.step(state, features)
+        return token, probs, stop | ends[token], state
+
+
+class ChainDrafter:
+    """Drafts chains into memory that is kept from round to round: a draft is valid until the next one."""
+
+    def __init__(self, engine: Engine, step: ChainStep) -> None:
+        self._step = engine.unit(step)
+        self._device, self._vocab_size = engine.lm.device, engine.lm.vocab_size
+        self._tokens = torch.zeros(0, dtype=torch.long, device=self._device)
+        self._probs = torch.zeros(0, self._vocab_size, device=self._device)
+
+    def draft(self, pending: Tensor, state: Any, limit: int, draws: Uniforms, ends: Tensor) -> tuple[Draft, Any]:
+        """Return a draft of at most `limit` tokens, and the rule's state.
+
+        Args:
+            pending: (1, p) long, p >= 1, committed tokens that the draft has not consumed yet.
+        """
+        tokens, count = pending, 0
+        while count < limit:
+            token, probs, stop, state = self._step(tokens, draws.take(1), ends, state)
+            self._keep(count, token, probs)
+            count += 1
+            if bool(stop):
+                break
             tokens = token[:, None]
+        return Draft.chain(self._tokens[:count], self._probs[:count], num_draft_calls=count), state
+
+    def _keep(self, index: int, token: Tensor, probs: Tensor) -> None:
+        """Copy a step's outcome: an engine may overwrite it in the next step."""
+        if index == len(self._tokens):
+            more = max(16, index)
+            self._tokens = torch.cat([self._tokens, self._tokens.new_zeros(more)])
+            self._probs = torch.cat([self._probs.to(probs), probs.new_zeros(more, self._vocab_size)])
+        self._tokens[index] = token[0]
+        self._probs[index] = probs[0]
 
 
 def drafting_features(

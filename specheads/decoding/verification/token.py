@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specheads.decoding.records import Draft, Verdict
+from specheads.decoding.records import Verdict
 from specheads.sampling import accept_prob, sample, uniforms
 
 
@@ -56,12 +56,23 @@ def token_verification(
     Source: Leviathan et al. 2023, algorithm 1.
     """
     batch, num_drafted = draft_tokens.shape
-    law = token_law(draft_tokens, draft_probs, target_probs, lengths)
     draws = uniforms((batch, num_drafted + 1), generator)
-    passed = draws[:, :-1] < law.pass_probs
-    num_accepted = passed.long().cumprod(dim=1).sum(dim=1)
-    next_probs = law.next_probs[torch.arange(batch, device=draft_tokens.device), num_accepted]
-    return Verdict(num_accepted=num_accepted, next_token=sample(next_probs, draws[:, -1]))
+    return token_verdict(draft_tokens, draft_probs, target_probs, draws[:, :-1], draws[:, -1], lengths)
+
+
+def token_verdict(
+    draft_tokens: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    draws: Tensor,
+    next_draw: Tensor,
+    lengths: Tensor | None = None,
+) -> Verdict:
+    """Return what `token_verification` decides at given uniform numbers: `draws` (B, K) for the tests, `next_draw` (B,)."""
+    law = token_law(draft_tokens, draft_probs, target_probs, lengths)
+    num_accepted = (draws < law.pass_probs).long().cumprod(dim=1).sum(dim=1)
+    next_probs = law.next_probs[torch.arange(len(draws), device=draft_tokens.device), num_accepted]
+    return Verdict(num_accepted=num_accepted, next_token=sample(next_probs, next_draw))
 
 
 class TokenVerification:
@@ -69,7 +80,14 @@ class TokenVerification:
 
     lossless = True
 
-    def __call__(self, draft: Draft, target_probs: Tensor, generator: torch.Generator) -> Verdict:
-        """Judge one chain; `target_probs` is (N + 1, V)."""
-        draft_probs = draft.draft_probs if len(draft.tokens) else target_probs[:0]
-        return token_verification(draft.tokens[None], draft_probs[None], target_probs[None], generator)
+    def __call__(
+        self,
+        draft_tokens: Tensor,
+        draft_probs: Tensor,
+        target_probs: Tensor,
+        draws: Tensor,
+        next_draw: Tensor,
+        lengths: Tensor | None = None,
+    ) -> Verdict:
+        """Judge chains; see `token_verdict`."""
+        return token_verdict(draft_tokens, draft_probs, target_probs, draws, next_draw, lengths)
