@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from specheads.errors import UserError
 from specheads.sampling import at_least_float32
+from specheads.synthetic import is_synthetic, synthetic_model, synthetic_tokenizer
 
 EMBEDDED = "embedded:"  # models that ship inside the package, `embedded:nano/target`
 INSTRUCTION = "{instruction}"  # where an instruction format takes the text
@@ -49,6 +50,11 @@ class LanguageModel:
     def window(self) -> int:
         """Positions the model was made for."""
         return getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "seq_length", None) or 2**31
+
+    @property
+    def probs_dtype(self) -> torch.dtype:
+        """What probabilities are computed in, float32 or wider."""
+        return torch.promote_types(self.output_embedding.weight.dtype, torch.float32)
 
     def hidden_states(self, tokens: Tensor, **kwargs: Any) -> Tensor:
         """Return the hidden states (B, T, H) that the output embedding reads, for `tokens` (B, T)."""
@@ -237,21 +243,16 @@ def _load(
         raise UserError(f"draft={draft} and target={target}: a pair needs both; give folders or hub ids.")
     check_instruction_format(instruction_format)
     device = checked_device(device)
-    shared = {"dtype": checked_dtype(dtype), "trust_remote_code": trust_remote_code}
-    target_map = {"device_map": device_map} if device_map else {}
-    target_tokenizer = _from_hub(
-        AutoTokenizer, tokenizer or target, None if tokenizer else target_revision, trust_remote_code=trust_remote_code
-    )
+    shared = {"dtype": checked_dtype(dtype), "device": device, "trust_remote_code": trust_remote_code}
+    target_tokenizer = _load_tokenizer(tokenizer or target, None if tokenizer else target_revision, trust_remote_code)
     for own, revision in ((draft, draft_revision), (target, target_revision)):
         if tokenizer is None or (Path(resolve(own)) / "tokenizer_config.json").is_file():
-            own_tokenizer = _from_hub(AutoTokenizer, own, revision, trust_remote_code=trust_remote_code)
+            own_tokenizer = _load_tokenizer(own, revision, trust_remote_code)
             check_tokenizers(own_tokenizer, target_tokenizer, str(own), str(tokenizer or target))
     # The draft first: a target that may spread takes what is left.
-    draft_model = _from_hub(AutoModelForCausalLM, draft, draft_revision, **shared).to(device)
-    target_model = _from_hub(AutoModelForCausalLM, target, target_revision, **shared, **target_map)
-    if not device_map:
-        target_model.to(device)
-    elif device.startswith("cuda"):
+    draft_model = _load_model(draft, draft_revision, **shared)
+    target_model = _load_model(target, target_revision, **shared, device_map=device_map)
+    if device_map and device.startswith("cuda"):
         check_placement(getattr(target_model, "hf_device_map", {}), str(target))
     for model in (draft_model, target_model):
         model.requires_grad_(False).eval()
@@ -277,6 +278,27 @@ def resolve(location: str | Path) -> str:
     """Return the folder of an `embedded:` location, or the location itself."""
     location = str(location)
     return str(Path(__file__).parent / location.removeprefix(EMBEDDED)) if location.startswith(EMBEDDED) else location
+
+
+def _load_tokenizer(location: str | Path, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    if is_synthetic(location):
+        return synthetic_tokenizer(str(location))
+    return _from_hub(AutoTokenizer, location, revision, trust_remote_code=trust_remote_code)
+
+
+def _load_model(
+    location: str | Path,
+    revision: str | None,
+    dtype: str | torch.dtype,
+    device: str,
+    device_map: str | None = None,
+    **kwargs: Any,
+) -> PreTrainedModel:
+    if is_synthetic(location):
+        return synthetic_model(str(location), dtype, device)
+    if device_map:
+        return _from_hub(AutoModelForCausalLM, location, revision, dtype=dtype, device_map=device_map, **kwargs)
+    return _from_hub(AutoModelForCausalLM, location, revision, dtype=dtype, **kwargs).to(device)
 
 
 def _from_hub(loader: Any, location: str | Path, revision: str | None, **kwargs: Any) -> Any:

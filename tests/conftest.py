@@ -1,9 +1,12 @@
 import os
+import tempfile
 
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
+os.environ["SPECHEADS_ENGINE"] = "eager"  # what `auto` means: compiling takes longer than most tests
+os.environ.setdefault("SPECHEADS_CACHE", tempfile.mkdtemp(prefix="specheads-tests-"))  # nothing from earlier runs
 
 import torch
 

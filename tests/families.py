@@ -41,6 +41,9 @@ def tiny_model(config: PretrainedConfig, seed: int):
     """Return a random model whose greedy text does not repeat itself at once."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval().requires_grad_(False)
+    scale = getattr(model.get_input_embeddings(), "embed_scale", None)
+    if scale is not None:  # float32 as in a model that is loaded; the compiler has no place for a single float64 number
+        model.get_input_embeddings().embed_scale = scale.float()
     for name, weight in model.named_parameters():
         if weight.ndim == 2:
             torch.nn.init.normal_(weight, std=0.3 if "embed" in name else 2 / weight.shape[1] ** 0.5)

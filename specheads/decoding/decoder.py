@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.engine import Engine, ForwardOutput, make_engine
 from specheads.decoding.records import DecodeStats, Draft, Generation, Round
-from specheads.decoding.stopping import FixedLength, StoppingRule
-from specheads.decoding.verification import NUM_FACTS, TokenVerification, VerifyStep
+from specheads.decoding.stopping import MAX_TOKENS, FixedLength, StoppingRule
+from specheads.decoding.verification import TokenVerification, VerificationRule, VerifyStep
 from specheads.errors import UserError
 from specheads.pair import Pair
 from specheads.sampling import Uniforms, Warp, check_no_nan, sample
@@ -113,7 +112,7 @@ class SpeculativeDecoder:
         stopping: when a draft is long enough; default five tokens.
         verification: how much of it stands; default token verification.
         warp: temperature, top-k, top-p of both models.
-        engine: `auto` or `eager`.
+        engine: `auto`, `eager`, `compiled` or `cuda_graph`.
         window: positions of KV memory, for prompt and response together; default what both models reach, at most MAX_WINDOW.
     """
 
@@ -122,7 +121,7 @@ class SpeculativeDecoder:
         pair: Pair,
         drafting: Autoregressive | None = None,
         stopping: StoppingRule | None = None,
-        verification: TokenVerification | None = None,
+        verification: VerificationRule | None = None,
         warp: Warp | None = None,
         engine: str = "auto",
         window: int | None = None,
@@ -135,7 +134,7 @@ class SpeculativeDecoder:
         window = checked_window(pair, window)
         self.draft_engine = make_engine(engine, pair.draft_lm, window)
         self.target_engine = make_engine(engine, pair.target_lm, window)
-        self._verify_unit = self.target_engine.unit(VerifyStep(self.warp, self.verification), all_logits=True)
+        self.startup_seconds = 0.0  # spent on warming up, which no generation's seconds contain
         self._bind()
 
     def with_stopping(self, stopping: StoppingRule) -> "SpeculativeDecoder":
@@ -144,6 +143,21 @@ class SpeculativeDecoder:
         other.stopping = stopping
         other._bind()
         return other
+
+    def warm_up(self) -> float:
+        """Compile, load or capture all that generation will run; return the seconds it took. The first generation does it too."""
+        start = time.perf_counter()
+        with torch.no_grad():
+            ends = torch.zeros(self.pair.vocab_size, dtype=torch.bool, device=self.draft_engine.lm.device)
+            self._drafter.rehearse(ends)
+            longest = self.target_engine.padded(self.stopping.max_tokens + 1)
+            counts = sorted({self.target_engine.padded(count) for count in range(1, longest + 1)})
+            self.target_engine.rehearse(
+                self._verify_unit, counts, self._draft_probs, self._draws, self._draws[:1], self._num_drafted
+            )
+        self.is_warm = True
+        self.startup_seconds += time.perf_counter() - start
+        return time.perf_counter() - start
 
     def generate(
         self, prompt: Prompt, max_new_tokens: int = 256, seed: int = 0, stop_tokens: Sequence[int] | None = None
@@ -176,6 +190,8 @@ class SpeculativeDecoder:
                 shown, read = read, len(response)
 
     def _start(self, prompt: Prompt, max_new_tokens: int, seed: int) -> Session:
+        if not self.is_warm:
+            self.warm_up()
         return start_session(self.pair, prompt, max_new_tokens, seed, (self.target_engine, self.draft_engine))
 
     @torch.no_grad()
@@ -191,6 +207,7 @@ class SpeculativeDecoder:
             draft, state = self._draft(session, state, session.limit - len(session.committed) - 1, ends)
             drafted = session.clock()
             num_accepted, next_token, draft_tokens = self._verify(session, draft)
+            verified = session.clock()
             state = self.stopping.observe(
                 state, *(torch.full_like(ends[:1], n, dtype=torch.long) for n in (len(draft_tokens), num_accepted))
             )
@@ -205,7 +222,8 @@ class SpeculativeDecoder:
                 num_discarded=len(draft_tokens) - num_accepted,
                 num_draft_calls=draft.num_draft_calls,
                 draft_seconds=drafted - start,
-                verify_seconds=session.clock() - drafted,
+                verify_seconds=verified - drafted,
+                commit_seconds=session.clock() - verified,
             )
 
     def _draft(self, session: Session, state: Any, limit: int, ends: Tensor) -> tuple[Draft, Any]:
@@ -215,21 +233,19 @@ class SpeculativeDecoder:
 
     def _verify(self, session: Session, draft: Draft) -> tuple[int, int, list[int]]:
         """Return how many tokens were accepted, the target's own token, and the drafted ones."""
-        device = self.target_engine.lm.device
-        draft, num_drafted = draft.to(device), len(draft.tokens)
-        padding = self.target_engine.padded(num_drafted + 1) - 1 - num_drafted
-        tokens = torch.cat([torch.tensor(session.committed[-1:], device=device), draft.tokens])
+        num_drafted = len(draft.tokens)
+        count = self.target_engine.padded(num_drafted + 1)
         draws = session.verify_draws.take(num_drafted + 1)
-        draft_probs = draft.draft_probs
-        if padding:
-            tokens, draft_probs = pad(tokens, (0, padding)), pad(draft_probs, (0, 0, 0, padding))
-            draws = torch.cat([draws[:-1], draws.new_zeros(padding), draws[-1:]])
-        lengths = torch.tensor([num_drafted], device=device)
-        facts = self._verify_unit(tokens[None], tokens[None, 1:], draft_probs[None], draws, lengths).tolist()
-        num_accepted, next_token, draft_nan, target_nan = facts[:NUM_FACTS]
+        self._tokens[0, 0] = session.committed[-1]
+        self._tokens[0, 1 : num_drafted + 1] = draft.tokens
+        self._draft_probs[:num_drafted] = draft.draft_probs
+        self._draws[:num_drafted] = draws[:-1]
+        self._num_drafted.fill_(num_drafted)
+        facts = self._verify_unit(self._tokens[:, :count], self._draft_probs, self._draws, draws[-1:], self._num_drafted)
+        num_accepted, next_token, draft_nan, target_nan, *drafted = facts.tolist()
         check_no_nan(self.pair.draft_id, draft_nan)
         check_no_nan(self.pair.target_id, target_nan)
-        return num_accepted, next_token, facts[NUM_FACTS : NUM_FACTS + num_drafted]
+        return num_accepted, next_token, drafted[:num_drafted]
 
     def _bind(self) -> None:
         """Prepare drafting with the stopping rule; a head reads one draft's hidden states, with another's it means nothing."""
@@ -238,6 +254,14 @@ class SpeculativeDecoder:
             head.check_fits(self.pair)
             head.to(self.draft_engine.lm.device)
         self._drafter = self.drafting.drafter(self.draft_engine, self.warp, self.stopping)
+        # Memory for the longest draft, and no less than what most rules need: few sizes, few units.
+        device, most = self.target_engine.lm.device, self.target_engine.padded(max(self.stopping.max_tokens, MAX_TOKENS) + 1) - 1
+        self._tokens = torch.zeros(1, most + 1, dtype=torch.long, device=device)
+        self._draft_probs = torch.zeros(most, self.pair.vocab_size, dtype=self.pair.draft_lm.probs_dtype, device=device)
+        self._draws = torch.zeros(most, dtype=torch.float64, device=device)
+        self._num_drafted = torch.zeros(1, dtype=torch.long, device=device)
+        self._verify_unit = self.target_engine.unit(VerifyStep(self.warp, self.verification, most), all_logits=True)
+        self.is_warm = False
 
 
 def finish(pair: Pair, session: Session, rounds: Sequence[Round]) -> Generation:
@@ -253,24 +277,43 @@ def finish(pair: Pair, session: Session, rounds: Sequence[Round]) -> Generation:
     )
 
 
+class TargetStep:
+    """What follows a forward of the target alone."""
+
+    def __init__(self, warp: Warp) -> None:
+        self.warp = warp
+        self.program = (TargetStep, warp)
+
+    def __call__(self, output: ForwardOutput, uniform: Tensor) -> Tensor:
+        """Return the next token and whether there was a NaN, (2,) long."""
+        probs = self.warp(output.logits[:, -1])
+        return torch.cat([sample(probs, uniform), probs.isnan().any(dim=-1).long()])
+
+
 class Baseline:
     """The target alone, one token per forward, on the same engine and warping."""
 
     def __init__(self, pair: Pair, warp: Warp | None = None, engine: str | Engine = "auto", window: int | None = None) -> None:
         self.pair, self.warp = pair, warp or Warp()
         self.engine = make_engine(engine, pair.target_lm, checked_window(pair, window)) if isinstance(engine, str) else engine
-        self._unit = self.engine.unit(self._step)
+        self._unit = self.engine.unit(TargetStep(self.warp))
+        self.startup_seconds, self.is_warm = 0.0, False
 
-    def _step(self, output: ForwardOutput, uniform: Tensor) -> Tensor:
-        """Return the next token and whether there was a NaN, (2,) long."""
-        probs = self.warp(output.logits[:, -1])
-        return torch.cat([sample(probs, uniform), probs.isnan().any(dim=-1).long()])
+    @torch.no_grad()
+    def warm_up(self) -> float:
+        """Compile, load or capture what generation will run; return the seconds it took. The first generation does it too."""
+        start = time.perf_counter()
+        self.engine.rehearse(self._unit, (1,), torch.zeros(1, dtype=torch.float64, device=self.engine.lm.device))
+        self.startup_seconds, self.is_warm = time.perf_counter() - start, True
+        return self.startup_seconds
 
     @torch.no_grad()
     def generate(
         self, prompt: Prompt, max_new_tokens: int = 256, seed: int = 0, stop_tokens: Sequence[int] | None = None
     ) -> Generation:
         """Return the response to `prompt`; see SpeculativeDecoder.generate."""
+        if not self.is_warm:
+            self.warm_up()
         stops = self.pair.stop_tokens if stop_tokens is None else frozenset(stop_tokens)
         session = start_session(self.pair, prompt, max_new_tokens, seed, (self.engine,))
         rounds = []
@@ -278,9 +321,10 @@ class Baseline:
             start = session.clock()
             last = torch.tensor([session.committed[-1:]], device=self.engine.lm.device)
             token, nan = self._unit(last, session.verify_draws.take(1)).tolist()
+            verified = session.clock()
             check_no_nan(self.pair.target_id, nan)
             emitted = commit(session, [token], stops, max_new_tokens)
-            rounds.append(Round(emitted, 0, 0, 0, 0, draft_seconds=0.0, verify_seconds=session.clock() - start))
+            rounds.append(Round(emitted, 0, 0, 0, 0, 0.0, verified - start, session.clock() - verified))
         return finish(self.pair, session, rounds)
 
 

@@ -52,10 +52,11 @@ class Round:
     num_draft_calls: int
     draft_seconds: float
     verify_seconds: float
+    commit_seconds: float  # memory kept and rewound, tokens taken over
 
     @property
     def seconds(self) -> float:
-        return self.draft_seconds + self.verify_seconds
+        return self.draft_seconds + self.verify_seconds + self.commit_seconds
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Probabilities are the draft's plain softmax, whatever the decoder's warping, so 
 A rule's numbers (a length, a threshold) are part of its state: a step that an engine compiled for one serves them all.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -24,6 +24,8 @@ class StoppingRule(Protocol):
     """The same class runs inside a draft step (B = 1) and over many recorded responses at once (B = all)."""
 
     needs: frozenset[str]
+    max_tokens: int  # the longest draft it lets grow
+    program: Hashable  # rules of equal programs take the same step from the same state
 
     def init(self, batch: int, device: torch.device) -> Any:
         """Return the state at the start of a prompt."""
@@ -39,11 +41,12 @@ class FixedLength:
     """Draft `num_tokens` tokens in every round."""
 
     needs = frozenset()
+    program = "fixed_length"
 
     def __init__(self, num_tokens: int = 5) -> None:
         if num_tokens < 1:
             raise UserError(f"num_tokens={num_tokens} drafts nothing; use at least 1.")
-        self.num_tokens = num_tokens
+        self.num_tokens = self.max_tokens = num_tokens
 
     def init(self, batch: int, device: torch.device) -> "LengthState":
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
@@ -94,6 +97,7 @@ class HeadThreshold:
             raise UserError(f"min_tokens={min_tokens} and max_tokens={max_tokens}: expected 1 <= min_tokens <= max_tokens.")
         self.head, self.threshold, self.min_tokens, self.max_tokens = head, threshold, min_tokens, max_tokens
         self.needs = frozenset(head.config.inputs)
+        self.program = ("head_threshold", head)
 
     def init(self, batch: int, device: torch.device) -> HeadState:
         zeros = torch.zeros(batch, dtype=torch.long, device=device)

@@ -1,5 +1,7 @@
 """Every supported model family: the greedy output is what transformers' plain greedy generation gives, token for token."""
 
+import os
+
 import pytest
 import torch
 from families import CONFIGS, VOCAB_SIZE, family_pair
@@ -35,22 +37,37 @@ def head_for(pair, judges):
     return head.requires_grad_(False)
 
 
+def num_prepared(decoder):
+    return decoder.draft_engine.num_prepared + decoder.target_engine.num_prepared
+
+
 def test_logits_are_the_whole_models(pair):
     pair.target_lm.check()
 
 
-@pytest.mark.parametrize("rule", ["fixed", "input_token", "next_token"])
-def test_greedy_output_is_that_of_plain_generation(pair, references, rule):
-    stop = stopping.FixedLength(4) if rule == "fixed" else stopping.HeadThreshold(head_for(pair, rule), 0.7)
-    decoder = SpeculativeDecoder(pair, stopping=stop, warp=Warp(temperature=0))
+CASES = [(engine, rule) for engine in ("eager", "cuda_graph") for rule in ("fixed", "input_token", "next_token")]
+CASES += [("compiled", "next_token")]
+# Compiling takes half a minute each. With this variable set all families are compiled.
+COMPILED = CONFIGS if os.environ.get("SPECHEADS_COMPILE_ALL") else ("llama", "gemma2")
+
+
+@pytest.mark.parametrize(("engine", "rule"), CASES)
+def test_greedy_output_is_that_of_plain_generation(pair, references, engine, rule):
+    if engine == "compiled" and pair.name not in COMPILED:
+        pytest.skip("set SPECHEADS_COMPILE_ALL=1 to compile this family too")
+    stop = stopping.FixedLength(4) if rule == "fixed" else stopping.HeadThreshold(head_for(pair, rule), 0.7, max_tokens=7)
+    decoder = SpeculativeDecoder(pair, stopping=stop, warp=Warp(temperature=0), engine=engine)
+    prepared = decoder.warm_up() and num_prepared(decoder)
     accepted = drafted = 0
     for prompt, expected in references:
         out = decoder.generate(prompt, NUM_TOKENS)
         assert out.tokens.tolist() == expected
         accepted, drafted = accepted + out.stats.num_accepted, drafted + out.stats.num_drafted
     assert 0 < accepted < drafted
+    assert num_prepared(decoder) == prepared  # nothing is compiled or captured in mid-generation
 
 
-def test_the_target_alone_gives_the_same(pair, references):
+@pytest.mark.parametrize("engine", ["eager", "cuda_graph"])
+def test_the_target_alone_gives_the_same(pair, references, engine):
     for prompt, expected in references:
-        assert generate_baseline(pair, prompt, NUM_TOKENS, warp=Warp(temperature=0)).tokens.tolist() == expected
+        assert generate_baseline(pair, prompt, NUM_TOKENS, warp=Warp(temperature=0), engine=engine).tokens.tolist() == expected

@@ -27,6 +27,7 @@ class ChainStep:
 
     def __init__(self, lm: LanguageModel, warp: Warp, rule: StoppingRule) -> None:
         self.lm, self.warp, self.rule = lm, warp, rule
+        self.program = (ChainStep, warp, rule.program)
 
     def __call__(self, output: ForwardOutput, uniform: Tensor, ends: Tensor, state: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
         """Return the drafted token (B,), its law (B, V), whether to stop (B,) and the rule's new state.
@@ -47,10 +48,16 @@ class ChainDrafter:
     """Drafts chains into memory that is kept from round to round: a draft is valid until the next one."""
 
     def __init__(self, engine: Engine, step: ChainStep) -> None:
-        self._step = engine.unit(step)
-        self._device, self._vocab_size = engine.lm.device, engine.lm.vocab_size
-        self._tokens = torch.zeros(0, dtype=torch.long, device=self._device)
-        self._probs = torch.zeros(0, self._vocab_size, device=self._device)
+        lm, most = engine.lm, step.rule.max_tokens
+        self._engine, self._rule, self._step = engine, step.rule, engine.unit(step)
+        self._tokens = torch.zeros(most, dtype=torch.long, device=lm.device)
+        self._probs = torch.zeros(most, lm.vocab_size, dtype=lm.probs_dtype, device=lm.device)
+
+    def rehearse(self, ends: Tensor) -> None:
+        """Prepare the engine for what drafting runs: forwards over one pending token, or two after a draft that was accepted."""
+        device = self._engine.lm.device
+        uniform, state = torch.zeros(1, dtype=torch.float64, device=device), self._rule.init(1, device)
+        self._engine.rehearse(self._step, (1, 2), uniform, ends, state)
 
     def draft(self, pending: Tensor, state: Any, limit: int, draws: Uniforms, ends: Tensor) -> tuple[Draft, Any]:
         """Return a draft of at most `limit` tokens, and the rule's state.
@@ -58,24 +65,16 @@ class ChainDrafter:
         Args:
             pending: (1, p) long, p >= 1, committed tokens that the draft has not consumed yet.
         """
-        tokens, count = pending, 0
+        tokens, count, limit = pending, 0, min(limit, len(self._tokens))
         while count < limit:
             token, probs, stop, state = self._step(tokens, draws.take(1), ends, state)
-            self._keep(count, token, probs)
+            # Copied, because an engine may overwrite a step's outcome in the next one.
+            self._tokens[count], self._probs[count] = token[0], probs[0]
             count += 1
             if bool(stop):
                 break
             tokens = token[:, None]
         return Draft.chain(self._tokens[:count], self._probs[:count], num_draft_calls=count), state
-
-    def _keep(self, index: int, token: Tensor, probs: Tensor) -> None:
-        """Copy a step's outcome: an engine may overwrite it in the next step."""
-        if index == len(self._tokens):
-            more = max(16, index)
-            self._tokens = torch.cat([self._tokens, self._tokens.new_zeros(more)])
-            self._probs = torch.cat([self._probs.to(probs), probs.new_zeros(more, self._vocab_size)])
-        self._tokens[index] = token[0]
-        self._probs[index] = probs[0]
 
 
 def drafting_features(

@@ -79,6 +79,8 @@ class TokenVerification:
     """`verification=token`: see `token_verification`."""
 
     lossless = True
+    program = "token"
+    label = "token verification"
 
     def __call__(
         self,

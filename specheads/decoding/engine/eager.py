@@ -1,10 +1,10 @@
 """One model on static KV memory: forward, rewind, keep.
 
 Memory is allocated once, at the first forward, for `capacity` positions. A forward writes behind the current length and
-attends to a view of what is written; rewinding only moves the length. `EagerEngine` runs PyTorch as it is.
+attends to a view of what is written; rewinding only moves the length. `EagerEngine` runs PyTorch as it is: the reference.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,19 +12,26 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from specheads.errors import UserError
 from specheads.pair import LanguageModel
 
 
 @dataclass(frozen=True)
 class ForwardOutput:
-    """Hidden states (B, T, H) at the tap and logits (B, n, V) of the last n positions."""
+    """Of the `tokens` (B, T) that were read: hidden states (B, T, H) at the tap and logits (B, n, V) of the last n positions."""
 
+    tokens: Tensor
     hidden: Tensor
     logits: Tensor
 
 
-Work = Callable[..., Any]
+class Work(Protocol):
+    """What follows a forward: tensors in, tensors (and tuples of them) out; may hold modules."""
+
+    program: Hashable  # work of equal programs does the same with the same inputs, so an engine compiles it once
+
+    def __call__(self, output: ForwardOutput, *inputs: Any) -> Any: ...
+
+
 Unit = Callable[..., Any]
 
 
@@ -34,6 +41,7 @@ class Engine(Protocol):
     lm: LanguageModel
     capacity: int
     length: int  # positions in memory
+    num_prepared: int  # units compiled or captured so far; a decoder that has warmed up causes no more
 
     def forward(
         self, tokens: Tensor, positions: Tensor | None = None, tree_mask: Tensor | None = None, num_logits: int = 1
@@ -44,8 +52,11 @@ class Engine(Protocol):
         """Return a function of `(tokens, *inputs)` that runs a forward over `tokens` (1, T) and `work(output, *inputs)` in one.
 
         `work` takes and returns tensors (and tuples of them), and may hold modules. What a unit returns is valid until it
-        runs again. `all_logits`: of every token, in place of the last.
+        runs again, and every call gives inputs of the same shapes. `all_logits`: of every token, in place of the last.
         """
+
+    def rehearse(self, unit: Unit, counts: Sequence[int], *inputs: Any) -> None:
+        """Prepare `unit` for forwards over so many tokens at any length, with inputs like these; the memory is empty after it."""
 
     def padded(self, count: int) -> int:
         """Return the number of tokens, at least `count`, that a forward over `count` tokens is best padded to."""
@@ -96,6 +107,8 @@ class KVLayer(CacheLayerMixin):
 class EagerEngine:
     """The reference engine: no compilation, exact lengths. With B > 1 rows are left-padded and share one length."""
 
+    num_prepared = 0
+
     def __init__(self, lm: LanguageModel, capacity: int) -> None:
         self.lm = lm
         self.capacity = capacity
@@ -126,8 +139,7 @@ class EagerEngine:
             attention_mask: (B, length + T), 0 at padding; for left-padded rows.
         """
         start, end = self.length, self.length + tokens.shape[1]
-        if end > self.capacity:
-            raise RuntimeError(f"{end} positions do not fit into KV memory for {self.capacity}")
+        self._check_fits(end)
         if positions is None:
             positions = torch.arange(start, end, device=tokens.device)[None].expand_as(tokens)
         if tree_mask is not None:
@@ -137,14 +149,21 @@ class EagerEngine:
             tokens, position_ids=positions, attention_mask=attention_mask, past_key_values=self._cache, use_cache=True
         )
         self._last_start = start
-        return ForwardOutput(hidden=hidden, logits=self.lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
+        return ForwardOutput(tokens, hidden, logits=self.lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
 
     def unit(self, work: Work, all_logits: bool = False) -> Unit:
         """Return a function of `(tokens, *inputs)` that runs a forward and then `work(output, *inputs)`; see Engine."""
         return lambda tokens, *inputs: work(self.forward(tokens, num_logits=tokens.shape[1] if all_logits else 1), *inputs)
 
+    def rehearse(self, unit: Unit, counts: Sequence[int], *inputs: Any) -> None:
+        self.rewind(0)  # there is nothing to prepare
+
     def padded(self, count: int) -> int:
         return count
+
+    def _check_fits(self, end: int) -> None:
+        if end > self.capacity:
+            raise RuntimeError(f"{end} positions do not fit into KV memory for {self.capacity}")
 
     def rewind(self, length: int) -> None:
         """Forget every position from `length` on."""
@@ -174,15 +193,3 @@ class EagerEngine:
             for memory in (layer.keys, layer.values):
                 memory[to, :, :length] = memory[come_from, :, :length]
             layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]
-
-
-def check_engine(name: str) -> None:
-    """Raise UserError for the name of an engine that is not there."""
-    if name not in ("auto", "eager"):
-        raise UserError(f"engine={name!r} is not known; use auto or eager.")
-
-
-def make_engine(name: str, lm: LanguageModel, capacity: int) -> Engine:
-    """Return the engine called `auto` or `eager` for one model."""
-    check_engine(name)
-    return EagerEngine(lm, capacity)

@@ -1,0 +1,71 @@
+"""How a model is run: one interface, and engines from plain PyTorch to captured graphs.
+
+`auto` is what the environment variable SPECHEADS_ENGINE names, or else the fastest that this machine and model allow; the log says
+where that is plain PyTorch.
+"""
+
+import logging
+import os
+
+from specheads.decoding.engine.compiled import CompiledEngine
+from specheads.decoding.engine.eager import EagerEngine, Engine, ForwardOutput, Unit, Work
+from specheads.decoding.engine.graph import GraphEngine
+from specheads.errors import UserError
+from specheads.pair import LanguageModel
+
+__all__ = ["EagerEngine", "Engine", "ForwardOutput", "Unit", "Work", "check_engine", "make_engine"]
+
+logger = logging.getLogger(__name__)
+
+ENGINES = {"eager": EagerEngine, "compiled": CompiledEngine, "cuda_graph": GraphEngine}
+
+
+def check_engine(name: str) -> None:
+    """Raise UserError for the name of an engine that is not there."""
+    if name not in ("auto", *ENGINES):
+        raise UserError(f"engine={name!r} is not known; use auto, {', '.join(ENGINES)}.")
+
+
+def make_engine(name: str, lm: LanguageModel, capacity: int) -> Engine:
+    """Return the engine called `name` for one model, with memory for `capacity` positions.
+
+    Raises:
+        UserError: an unknown name, or an engine that cannot run this model here.
+    """
+    check_engine(name)
+    name = os.environ.get("SPECHEADS_ENGINE", "auto") if name == "auto" else name
+    check_engine(name)
+    if name == "eager":
+        return EagerEngine(lm, capacity)
+    if name == "cuda_graph" and lm.device.type == "cpu":
+        logger.warning("engine=cuda_graph without CUDA only goes through the motions; use engine=compiled for speed.")
+        return GraphEngine(lm, capacity)
+    obstacle = obstacle_to_units(lm)
+    if name == "auto" and obstacle:
+        logger.warning("%s runs eagerly: %s", type(lm.model).__name__, obstacle)
+        return EagerEngine(lm, capacity)
+    if name == "auto":
+        chosen = GraphEngine if lm.device.type == "cuda" else CompiledEngine
+        return chosen(lm, capacity, strict=False)
+    if obstacle:
+        raise UserError(f"engine={name} cannot run {type(lm.model).__name__}: {obstacle}. Use engine=eager.")
+    return ENGINES[name](lm, capacity)
+
+
+def obstacle_to_units(lm: LanguageModel) -> str | None:
+    """Return why this model's forwards can be neither compiled nor captured here, or None."""
+    devices = {str(weight.device) for weight in lm.model.parameters()}
+    if len(devices) > 1:
+        return f"it is spread over {', '.join(sorted(devices))}"
+    if lm.device.type == "cuda":
+        return None
+    if lm.device.type != "cpu":
+        return f"nothing faster is known for {lm.device.type}"
+    from torch._inductor.cpp_builder import get_cpp_compiler  # takes seconds to import, and not all need it
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "no C++ compiler was found; install g++ or name one in the environment variable CXX"
+    return None

@@ -1,0 +1,87 @@
+"""Units that go through torch.compile, once for one token, once for a few and once for many."""
+
+import logging
+import time
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from specheads.decoding.engine.artefacts import load_or_compile, name_of
+from specheads.decoding.engine.eager import Work
+from specheads.decoding.engine.narrow import MOST_ROWS, NarrowProducts
+from specheads.decoding.engine.static import StaticEngine, run_unit
+from specheads.errors import UserError
+from specheads.pair import LanguageModel
+
+logger = logging.getLogger(__name__)
+
+WIDTHS = ("one token", "a few tokens", "many tokens")
+FEW = 5  # tokens that stand for all of "a few": sizes of 1, and those beside them, would be compiled for themselves
+
+
+def width_of(count: int) -> int:
+    """Return which of WIDTHS a forward over `count` tokens is compiled for."""
+    return 0 if count == 1 else 1 if count <= MOST_ROWS else 2
+
+
+def run_narrow_unit(*args: Any) -> Any:
+    """`run_unit` for few tokens on a CPU."""
+    with NarrowProducts():
+        return run_unit(*args)
+
+
+class CompiledEngine(StaticEngine):
+    """`engine=compiled`. `strict`: raise UserError where a unit cannot be compiled, in place of running it as it is."""
+
+    def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True) -> None:
+        super().__init__(lm, capacity)
+        self.strict = strict
+        self._compiled: dict[Hashable, Callable[..., Any]] = {}
+
+    def padded(self, count: int) -> int:
+        """Return at least 2, so that verification needs no unit of its own for a single token."""
+        return max(2, count)
+
+    def _shape(self, count: int, size: int) -> tuple[int, ...]:
+        return (width_of(count),)
+
+    def _prepare(self, work: Work, all_logits: bool, args: tuple[Any, ...]) -> Callable[..., Any]:
+        """Return the compiled unit, from disk if it is there."""
+        key = (work.program, width_of(args[0].shape[1]))
+        if key not in self._compiled:
+            try:
+                self._compiled[key] = self._compile(work, all_logits, args)
+            except Exception as error:  # a compiler has many ways to fail, and each means the same here
+                reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+                if self.strict:
+                    raise UserError(f"{type(self.lm.model).__name__} cannot be compiled ({reason}); use engine=eager.") from error
+                logger.warning("%s runs uncompiled: %s", type(self.lm.model).__name__, reason)
+                self._compiled[key] = run_unit
+        return self._compiled[key]
+
+    def _compile(self, work: Work, all_logits: bool, args: tuple[Any, ...]) -> Callable[..., Any]:
+        start = time.perf_counter()
+        tokens, first, _, inputs = args
+        width = width_of(tokens.shape[1])
+        tokens, places = tokens.new_zeros(1, FEW) if width == 1 else tokens, self._places[: self.bucket]
+        if width:
+            torch._dynamo.mark_dynamic(tokens, 1)
+        torch._dynamo.mark_dynamic(places, 0)
+        function = run_narrow_unit if width < 2 and self.lm.device.type == "cpu" else run_unit
+        # A unit is only called with what it was compiled for: its key says so, and checking would cost as much as a layer.
+        options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, "size_asserts": False, "alignment_asserts": False}
+        options |= {"cpp.enable_floating_point_contract_flag": "fast"}
+
+        def compile_unit() -> Any:
+            logger.info("compiling %s; later runs find it on disk", what)
+            compiled = torch.compile(function, fullgraph=True, options=options)
+            with torch._dynamo.config.patch(specialize_float=True):  # a model's numbers, such as a soft cap, stay what they are
+                return compiled.aot_compile(((self.lm, self._memory, work, all_logits, tokens, first, places, inputs), {}))
+
+        what = f"{type(work).__name__} of {type(self.lm.model).__name__} for {WIDTHS[width]}"
+        name = name_of(self.lm, work.program, all_logits, width, sorted(options), self._memory, inputs)
+        compiled, was_there = load_or_compile(name, compile_unit)
+        compiled.disable_guard_check()
+        logger.info("%s %s in %.1f s", "loaded" if was_there else "compiled", what, time.perf_counter() - start)
+        return compiled

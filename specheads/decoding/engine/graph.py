@@ -1,0 +1,87 @@
+"""Units captured as CUDA graphs, for padded numbers of tokens and doubling sizes of memory.
+
+A replay is one launch where the unit itself is hundreds. It reads and writes the tensors of its capture, so what a call brings is
+copied in first. Without CUDA a stand-in runs the captured unit again on the same tensors, which is slow but the same code.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._triton import has_triton
+
+from specheads.decoding.engine.compiled import CompiledEngine
+from specheads.decoding.engine.eager import Work
+from specheads.decoding.engine.static import run_unit
+from specheads.pair import LanguageModel
+
+WARM_UPS = 3  # runs before a capture, in which libraries allocate what they need
+
+
+class GraphEngine(CompiledEngine):
+    """`engine=cuda_graph`: captures compiled units where Triton is there to compile them, and plain ones elsewhere."""
+
+    bucket = 128
+
+    def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True) -> None:
+        super().__init__(lm, capacity, strict)
+        self._compiles = lm.device.type == "cuda" and has_triton()
+        self._pool = torch.cuda.graph_pool_handle() if lm.device.type == "cuda" else None
+
+    def padded(self, count: int) -> int:
+        """Return the next of 1, 2, 4, 6, 8, 12, 16, 24, 32, 40, ..."""
+        step = 1 if count <= 2 else 2 if count <= 8 else 4 if count <= 16 else 8
+        return -(-count // step) * step
+
+    def _size(self, end: int) -> int:
+        return min(self._room, self.bucket << (-(-end // self.bucket) - 1).bit_length())
+
+    def _sizes(self) -> list[int]:
+        return sorted({self._size(end) for end in range(self.bucket, self._room + 1, self.bucket)})
+
+    def _shape(self, count: int, size: int) -> tuple[int, ...]:
+        return (count, size)
+
+    def _prepare(self, work: Work, all_logits: bool, args: tuple[Any, ...]) -> Callable[..., Any]:
+        unit = super()._prepare(work, all_logits, args) if self._compiles else run_unit
+        tokens, start, places, inputs = args
+        static = tree_map_only(Tensor, torch.clone, (tokens, inputs))
+        graph, out = self._capture(lambda: unit(self.lm, self._memory, work, all_logits, static[0], start, places, static[1]))
+        held = tree_leaves(static)
+
+        def run(*call: Any) -> Any:
+            *_, tokens, _, _, inputs = call
+            torch._foreach_copy_(held, tree_leaves((tokens, inputs)), non_blocking=True)
+            graph.replay()
+            return out
+
+        return run
+
+    def _capture(self, unit: Callable[[], Any]) -> tuple[Any, Any]:
+        """Return a graph of `unit` and the tensors that its replays write to."""
+        if self._pool is None:
+            graph = FakeGraph(unit)
+            return graph, graph.out
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UPS):
+                unit()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            out = unit()
+        return graph, out
+
+
+class FakeGraph:
+    """A CUDA graph's replay without CUDA: runs the captured unit again and writes into the captured outputs."""
+
+    def __init__(self, unit: Callable[[], Any]) -> None:
+        self.out, self._unit = tree_map_only(Tensor, torch.clone, unit()), unit
+
+    def replay(self) -> None:
+        for held, new in zip(tree_leaves(self.out), tree_leaves(self._unit()), strict=True):
+            held.copy_(new)

@@ -1,0 +1,143 @@
+"""Units on static memory: what compiling and capturing start from.
+
+Everything that changes from call to call is a tensor: where to write, how much memory to read, a stopping rule's state. Prompts
+and trees are read as the eager engine does it, into the same memory.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from specheads.decoding.engine.eager import EagerEngine, ForwardOutput, Unit, Work
+from specheads.pair import LanguageModel
+
+
+class StaticLayer(CacheLayerMixin):
+    """One attention layer's memory inside a unit: written at `start` (0-d long), read as far as `bucket`."""
+
+    is_sliding = False
+    is_compileable = True
+
+    def __init__(self, keys: Tensor, values: Tensor, start: Tensor, bucket: int) -> None:
+        super().__init__()
+        self.keys, self.values, self.start, self.bucket = keys, values, start, bucket
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """The memory is there from the start."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        """Write at `start` and return views of the bucket; what is beyond the text is masked by position."""
+        places = self.start + torch.arange(key_states.shape[2], device=key_states.device)
+        self.keys.index_copy_(2, places, key_states)
+        self.values.index_copy_(2, places, value_states)
+        return self.keys[:, :, : self.bucket], self.values[:, :, : self.bucket]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.bucket, 0
+
+    def get_seq_length(self) -> Tensor:
+        return self.start
+
+    def get_max_length(self) -> int:
+        return self.keys.shape[2]
+
+
+def run_unit(
+    lm: LanguageModel,
+    memory: list[tuple[Tensor, Tensor]],
+    work: Work,
+    all_logits: bool,
+    tokens: Tensor,
+    start: Tensor,
+    places: Tensor,
+    inputs: tuple[Any, ...],
+) -> Any:
+    """A forward over `tokens` (1, T) at position `start`, which reads as much memory as `places` is long, and then `work`."""
+    cache = Cache(layers=[StaticLayer(keys, values, start, places.shape[0]) for keys, values in memory])
+    # What pads a forward at the end of the window has no position of its own.
+    positions = (start + torch.arange(tokens.shape[1], device=tokens.device)).clamp_max(lm.window - 1)[None]
+    hidden = lm.hidden_states(tokens, position_ids=positions, past_key_values=cache, use_cache=True)
+    return work(ForwardOutput(tokens, hidden, lm.logits(hidden if all_logits else hidden[:, -1:])), *inputs)
+
+
+def room_for(capacity: int, bucket: int) -> int:
+    """Return the positions to allocate: more than `capacity` by a bucket, which pads the last forwards.
+
+    The size of memory is part of what is compiled, so there are few sizes: four between a power of two and the next.
+    """
+    least = capacity + bucket
+    step = max(bucket, 1 << (least.bit_length() - 3))
+    return -(-least // step) * step
+
+
+class StaticEngine(EagerEngine):
+    """Units on static memory, run as they are."""
+
+    bucket = 64  # forwards read memory in multiples of this, so that cost follows the context and loops have no odd ends
+
+    def __init__(self, lm: LanguageModel, capacity: int) -> None:
+        self._room = room_for(capacity, self.bucket)
+        super().__init__(lm, self._room)
+        self.capacity = capacity
+        super().forward(torch.zeros((1, 1), dtype=torch.long, device=lm.device), num_logits=0)  # allocates the memory
+        self.rewind(0)
+        for layer in self._layers:  # what is masked must be a number all the same
+            layer.keys.zero_()
+            layer.values.zero_()
+        self._memory = [(layer.keys, layer.values) for layer in self._layers]
+        self._start = torch.zeros((), dtype=torch.long, device=lm.device)
+        self._places = torch.zeros(self._room, device=lm.device)
+        self._runners: dict[Hashable, Callable[..., Any]] = {}
+        self.num_prepared = 0  # compilations and captures so far; none is due once a decoder has warmed up
+
+    def unit(self, work: Work, all_logits: bool = False) -> Unit:
+        runners, layers = self._runners, self._layers
+
+        def run(tokens: Tensor, *inputs: Any) -> Any:
+            length, count = self.length, tokens.shape[1]
+            end = length + count
+            if end > self._room:
+                raise RuntimeError(f"{end} positions do not fit into KV memory for {self._room}")
+            self._start.fill_(length)
+            size = self._size(end)
+            args = (tokens, self._start, self._places[:size], inputs)
+            key = (work.program, *self._shape(count, size))
+            runner = runners.get(key)
+            if runner is None:
+                runner = runners[key] = self._prepare(work, all_logits, args)
+                self.num_prepared += 1
+                self._start.fill_(length)
+            out = runner(self.lm, self._memory, work, all_logits, *args)
+            self._last_start = length
+            for layer in layers:
+                layer.length = end
+            return out
+
+        return run
+
+    def rehearse(self, unit: Unit, counts: Sequence[int], *inputs: Any) -> None:
+        for count in counts:
+            for size in self._sizes():
+                for layer in self._layers:
+                    layer.length = size - count
+                unit(torch.zeros((1, count), dtype=torch.long, device=self.lm.device), *inputs)
+        self.rewind(0)
+
+    def _sizes(self) -> list[int]:
+        """Return the sizes of memory that units are prepared for one by one."""
+        return [self._room]
+
+    def _size(self, end: int) -> int:
+        """Return how much memory a forward reads that writes as far as `end`."""
+        return -(-end // self.bucket) * self.bucket
+
+    def _shape(self, count: int, size: int) -> tuple[int, ...]:
+        """Return what a unit is prepared for, of forwards over `count` tokens that read `size` positions of memory."""
+        return ()
+
+    def _prepare(self, work: Work, all_logits: bool, args: tuple[Any, ...]) -> Callable[..., Any]:
+        return run_unit

@@ -1,0 +1,142 @@
+"""Engines agree with the eager one, are chosen as documented, and keep what they compile."""
+
+import logging
+
+import pytest
+import torch
+import torch._inductor.config
+from fakes import tiny_pair
+from families import VOCAB_SIZE, WINDOW, family_pair
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from specheads import SpeculativeDecoder, Warp, generate_baseline, stopping
+from specheads.decoding.engine import EagerEngine, compiled, make_engine
+from specheads.decoding.engine.artefacts import folder
+from specheads.decoding.engine.graph import GraphEngine
+from specheads.decoding.engine.narrow import NarrowProducts
+from specheads.decoding.engine.static import room_for
+from specheads.errors import UserError
+
+
+def fail(*args, **kwargs):
+    raise RuntimeError("no such instruction\nand more")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (3,)])
+def test_narrow_products_are_linear_maps(bias, shape):
+    x, weight = torch.randn(*shape, 5, dtype=torch.float64), torch.randn(11, 5, dtype=torch.float64)
+    b = torch.randn(11, dtype=torch.float64) if bias else None
+    with NarrowProducts():
+        found = linear(x, weight, b)
+    assert torch.allclose(found, linear(x, weight, b), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("masked", ["not", "by bools", "by numbers"])
+def test_narrow_products_are_attention(masked, scale):
+    query, key, value = (torch.randn(1, 4, n, 8, dtype=torch.float64) for n in (3, 9, 9))
+    kept = torch.ones(3, 9, dtype=torch.bool).tril(6)[None, None]
+    numbers = torch.zeros(1, 1, 3, 9, dtype=torch.float64).masked_fill(~kept, -torch.inf)
+    mask = {"not": None, "by bools": kept, "by numbers": numbers}[masked]
+    with NarrowProducts():
+        found = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    expected = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    assert torch.allclose(found, expected, atol=1e-12, rtol=0)
+
+
+def test_attention_that_the_loops_do_not_know_stays_as_it_is():
+    query = torch.randn(1, 2, 5, 8, dtype=torch.float64)
+    with NarrowProducts():
+        found = scaled_dot_product_attention(query, query, query, is_causal=True)
+    assert torch.equal(found, scaled_dot_product_attention(query, query, query, is_causal=True))
+
+
+@pytest.mark.parametrize("warp", [Warp(temperature=0), Warp(temperature=1.0, top_k=2)], ids=["greedy", "sampled"])
+def test_a_seed_gives_the_same_tokens_in_every_engine(warp):
+    outputs = []
+    for engine in ("eager", "cuda_graph"):
+        decoder = SpeculativeDecoder(tiny_pair(), stopping=stopping.FixedLength(3), warp=warp, engine=engine)
+        outputs.append([decoder.generate([0, 1, 2], 30, seed=seed).tokens.tolist() for seed in range(5)])
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("name", ["llama", "opt"])
+def test_padding_reaches_beyond_the_window_without_harm(name):
+    """OPT has an embedding per position, so a padded token has none there."""
+    pair = family_pair(name)
+    prompt = torch.arange(WINDOW - 20) % VOCAB_SIZE
+    outputs = []
+    for engine in ("eager", "cuda_graph"):
+        decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(6), warp=Warp(temperature=0), engine=engine)
+        outputs.append(decoder.generate(prompt, 100))
+    assert outputs[0].finish_reason == outputs[1].finish_reason == "context"
+    assert outputs[0].tokens.tolist() == outputs[1].tokens.tolist()
+
+
+def test_graphs_are_padded_to_few_sizes():
+    engine = GraphEngine(tiny_pair(window=1000).target_lm, 1000)
+    sizes = [engine.padded(count) for count in range(1, 41)]
+    assert all(size >= count for count, size in enumerate(sizes, start=1))
+    assert sorted(set(sizes)) == [1, 2, 4, 6, 8, 12, 16, 24, 32, 40]
+    assert {engine._size(end) for end in range(1, 1001)} <= set(engine._sizes())
+
+
+def test_memory_comes_in_few_sizes():
+    rooms = [room_for(capacity, 64) for capacity in range(1, 4097)]
+    assert all(capacity + 64 <= room for capacity, room in enumerate(rooms, start=1))
+    assert all(room <= 1.25 * (capacity + 128) for capacity, room in enumerate(rooms, start=1))
+    assert len(set(rooms)) < 30
+
+
+def test_auto_takes_the_compiler(monkeypatch):
+    monkeypatch.delenv("SPECHEADS_ENGINE")
+    assert isinstance(make_engine("auto", tiny_pair().target_lm, 64), compiled.CompiledEngine)
+
+
+def test_auto_does_without_a_compiler_and_says_so(monkeypatch, caplog):
+    monkeypatch.delenv("SPECHEADS_ENGINE")
+    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        engine = make_engine("auto", tiny_pair().target_lm, 64)
+        with pytest.raises(UserError, match="Use engine=eager"):
+            make_engine("compiled", tiny_pair().target_lm, 64)
+    assert type(engine) is EagerEngine
+    assert "no C++ compiler" in caplog.text
+
+
+def test_a_model_that_cannot_be_compiled(monkeypatch, caplog):
+    monkeypatch.delenv("SPECHEADS_ENGINE")
+    monkeypatch.setattr(compiled, "load_or_compile", fail)
+    pair, warp = tiny_pair(), Warp(temperature=0)
+    with pytest.raises(UserError, match="no such instruction.*engine=eager"):
+        generate_baseline(pair, [0, 1], 8, warp=warp, engine="compiled")
+    found = generate_baseline(pair, [0, 1], 8, warp=warp, engine="auto")
+    assert found.tokens.tolist() == generate_baseline(pair, [0, 1], 8, warp=warp, engine="eager").tokens.tolist()
+    assert "runs uncompiled" in caplog.text
+
+
+def test_what_was_compiled_is_kept_and_loaded(monkeypatch, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path))
+
+    def tokens():
+        caplog.clear()
+        return generate_baseline(tiny_pair(), [0, 1], 8, warp=Warp(temperature=0), engine="compiled").tokens.tolist()
+
+    expected = generate_baseline(tiny_pair(), [0, 1], 8, warp=Warp(temperature=0), engine="eager").tokens.tolist()
+    assert tokens() == expected
+    assert "compiled TargetStep" in caplog.text
+    assert tokens() == expected
+    assert "loaded TargetStep" in caplog.text
+    (path,) = [path for path in folder().iterdir() if path.is_file()]
+    path.write_bytes(path.read_bytes()[:100])
+    assert tokens() == expected
+    assert "made anew" in caplog.text
+
+
+def test_the_environment_says_what_auto_is(monkeypatch):
+    monkeypatch.setenv("SPECHEADS_ENGINE", "cuda_graph")
+    assert isinstance(make_engine("auto", tiny_pair().target_lm, 64), GraphEngine)
+    monkeypatch.setenv("SPECHEADS_ENGINE", "warp")
+    with pytest.raises(UserError, match="engine='warp' is not known"):
+        make_engine("auto", tiny_pair().target_lm, 64)
