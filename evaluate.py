@@ -37,6 +37,7 @@ def evaluate(cfg: DictConfig) -> Report:
     check(cfg)
     pair = load_configured_pair(cfg)
     head, where = find_head(cfg, pair)
+    verification = instantiate(cfg.verification)
     settings = sweep_settings(cfg.fixed_lengths, head, cfg.thresholds)
     prompts = first_test_prompts(cfg, pair)
     total = len(settings) * len(prompts) * cfg.repeats
@@ -49,6 +50,7 @@ def evaluate(cfg: DictConfig) -> Report:
     made_of |= {"pair": [pair.target_revision, pair.draft_revision], "head": head and fingerprint(head), "repeats": cfg.repeats}
     made_of |= {"warp": OmegaConf.to_container(cfg.warp), "max_new_tokens": cfg.max_new_tokens}
     made_of |= {"device": device_name(pair), "threads": torch.get_num_threads(), "torch": torch.__version__, "engine": cfg.engine}
+    made_of |= {"verification": verification.label}
     made_of |= {"dtype": [str(pair.target.dtype), str(pair.draft.dtype)]}
     path = Path(cfg.paths.run) / "generations.jsonl"
     if not is_resumed(path.parent):
@@ -72,12 +74,14 @@ def evaluate(cfg: DictConfig) -> Report:
             repeats=cfg.repeats,
             seed=cfg.seed,
             engine=cfg.engine,
+            verification=verification,
             on_generation=advance,
             journal=journal,
         )
     context = {"model": pair.name, "head": where, "num_prompts": len(prompts), "repeats": cfg.repeats, "warp": dict(cfg.warp)}
     context |= {"target": pair.target_id, "draft": pair.draft_id, "max_new_tokens": cfg.max_new_tokens, "seed": cfg.seed}
     context |= {"device": device_name(pair), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    context |= {"verification": verification.label, "lossless": verification.lossless}
     report = make_report(measured, context, cfg.ratios)
     print_report(report)
     for path in write_report(report, Path(cfg.paths.run)):

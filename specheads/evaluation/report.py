@@ -96,10 +96,15 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     return [folder / name for name in ("report.json", "report.csv", "pareto.png", "speed.png")]
 
 
+def _name(report: Report) -> str:
+    """Return the pair's name, and what its text is worth where verification is not lossless."""
+    return report.context["model"] + ("" if report.context.get("lossless", True) else f", {report.context['verification']}")
+
+
 def print_report(report: Report, console: Console | None = None) -> None:
     """Print the table, the fitted costs, and what the head gains."""
     console = console or Console(width=None if sys.stdout.isatty() else 160)
-    table = Table(title=f"{report.context['model']}: {report.context['num_prompts']} prompts, 95 % intervals over prompts")
+    table = Table(title=f"{_name(report)}: {report.context['num_prompts']} prompts, 95 % intervals over prompts")
     columns = ("setting", "tok/s", "speed-up", "discard rate", "verif. rate", "block eff.", "accept.", "p50/p90/p99 ms")
     ratios = [name for name in report.gains if name != "measured"]
     for name in (*columns, *(f"x at {r}" for r in ratios)):
@@ -166,7 +171,7 @@ def _plot_pareto(report: Report, path: Path) -> None:
         for row, *point in zip(rows, x, y, strict=True):
             axes.annotate(f"{row.value:g}", point, textcoords="offset points", xytext=(5, 4), fontsize=8, color=COLORS[family])
     axes.set(xlabel="discard rate (drafted tokens thrown away per token)", ylabel="verification rate (target forwards per token)")
-    axes.set_title(f"{report.context['model']}: lower left is better")
+    axes.set_title(f"{_name(report)}: lower left is better")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=150)
@@ -190,7 +195,7 @@ def _plot_speed(report: Report, path: Path) -> None:
     axes.plot(*zip(*predicted, strict=True), "k_", ms=12, label="predicted from the counts")
     axes.axhline(speeds[0].value, color="0.5", lw=0.8, ls="--")
     axes.set_ylabel("tokens per second")
-    axes.set_title(f"{report.context['model']}: measured speed")
+    axes.set_title(f"{_name(report)}: measured speed")
     axes.tick_params(axis="x", labelrotation=60)
     axes.legend()
     figure.savefig(path, dpi=150)

@@ -1,5 +1,6 @@
 """Decode the same prompts with many settings, interleaved, so that a slow minute of the machine falls on all of them."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -8,10 +9,13 @@ import numpy as np
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
+from specheads.decoding.verification import VerificationRule
 from specheads.evaluation.journal import Journal
 from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
 from specheads.sampling import Warp
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ def run_sweep(
     repeats: int,
     seed: int,
     engine: str = "auto",
+    verification: VerificationRule | None = None,
     on_generation: Callable[[int], None] = lambda count: None,
     journal: Journal | None = None,
 ) -> list[Measured]:
@@ -61,7 +66,13 @@ def run_sweep(
     with the number of responses that are done. Prompts that are in the `journal` are not decoded again.
     """
     window = min(pair.window, max(map(len, prompts)) + max_new_tokens)
-    run = _runner(SpeculativeDecoder(pair, warp=warp, engine=engine, window=window), settings, max_new_tokens)
+    decoder = SpeculativeDecoder(pair, verification=verification, warp=warp, engine=engine, window=window)
+    decoders = _decoders(decoder, settings)
+    logger.info("the engine was ready after %.1f s, which no figure contains", sum(one.warm_up() for one in decoders))
+
+    def run(index: int, prompt: Sequence[int], seed: int) -> Generation:
+        return decoders[index].generate(prompt, max_new_tokens, seed)
+
     for index in range(len(settings)):
         run(index, prompts[0], seed)
     measured = [Measured(setting) for setting in settings]
@@ -90,13 +101,10 @@ def run_sweep(
     return measured
 
 
-def _runner(
-    decoder: SpeculativeDecoder, settings: Sequence[Setting], max_new_tokens: int
-) -> Callable[[int, Sequence[int], int], Generation]:
-    """Return a function that decodes one prompt with the setting of an index; all settings share the decoder's memory."""
+def _decoders(decoder: SpeculativeDecoder, settings: Sequence[Setting]) -> list[SpeculativeDecoder | Baseline]:
+    """Return one decoder per setting; all share the memory of `decoder`."""
     baseline = Baseline(decoder.pair, decoder.warp, decoder.target_engine)
-    decoders = [baseline if setting.rule is None else decoder.with_stopping(setting.rule) for setting in settings]
-    return lambda index, prompt, seed: decoders[index].generate(prompt, max_new_tokens, seed)
+    return [baseline if setting.rule is None else decoder.with_stopping(setting.rule) for setting in settings]
 
 
 def token_seconds(generation: Generation) -> list[float]:

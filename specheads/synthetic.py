@@ -1,0 +1,89 @@
+"""Models of real shapes with random weights, made on the spot: for timing engines where no weights can be had.
+
+What they write is noise, and a draft's tokens are hardly ever accepted, so time them with `verification=synthetic`, which accepts
+at a given rate.
+"""
+
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from specheads.errors import UserError
+
+SYNTHETIC = "synthetic:"  # how a config names them, `synthetic:llama2-7b`
+SEED = 0
+
+_LLAMA2 = {"vocab_size": 32_000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+_LLAMA3 = {"vocab_size": 128_256, "max_position_embeddings": 131_072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
+_ROPE3 = {"rope_type": "llama3", "rope_theta": 5e5, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_ROPE3 |= {"original_max_position_embeddings": 8192}
+SHAPES = {
+    "tiny": {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "llama2-7b": {
+        **_LLAMA2,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+    "llama2-13b": {
+        **_LLAMA2,
+        "hidden_size": 5120,
+        "intermediate_size": 13_824,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+    },
+    "llama3.2-1b": {
+        **_LLAMA3,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+        "rope_parameters": {**_ROPE3, "factor": 32.0},
+    },
+    "llama3.1-8b": {
+        **_LLAMA3,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "rope_parameters": {**_ROPE3, "factor": 8.0},
+    },
+}
+
+
+def is_synthetic(location: object) -> bool:
+    """Say whether a config's location names a synthetic model."""
+    return str(location).startswith(SYNTHETIC)
+
+
+def shape_of(location: str) -> dict[str, Any]:
+    """Return the shape that `synthetic:<name>` names; raises UserError for an unknown one."""
+    name = location.removeprefix(SYNTHETIC)
+    if name not in SHAPES:
+        raise UserError(f"there is no synthetic model {location!r}; known: {', '.join(SYNTHETIC + known for known in SHAPES)}.")
+    return SHAPES[name]
+
+
+def synthetic_model(location: str, dtype: torch.dtype | str, device: str) -> LlamaForCausalLM:
+    """Return a Llama of the named shape whose weights are drawn from a fixed seed, made where it is to be."""
+    config = LlamaConfig(**shape_of(location), bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    with torch.random.fork_rng(), torch.device(device):
+        torch.manual_seed(SEED)
+        model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16 if dtype == "auto" else dtype)
+    model.config._commit_hash = f"random weights, seed {SEED}"
+    return model
+
+
+def synthetic_tokenizer(location: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer whose words are the numbers below the vocabulary's size, each its own id; other words are 0."""
+    words = {str(number): number for number in range(shape_of(location)["vocab_size"])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
