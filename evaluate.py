@@ -17,7 +17,7 @@ from data_gen.__main__ import check_data, generation_settings
 from data_gen.prompts import unique
 from data_gen.run import encode_prompts
 from specheads.cli import command, load_configured_pair
-from specheads.decoding.engine import check_engine
+from specheads.decoding.engine import resolve_engine
 from specheads.errors import UserError, is_count, is_number
 from specheads.evaluation.journal import Journal
 from specheads.evaluation.report import Report, make_report, print_report, write_report
@@ -49,7 +49,12 @@ def evaluate(cfg: DictConfig) -> Report:
     made_of = {"settings": [setting.name for setting in settings], "prompts": prompts, "seed": cfg.seed}
     made_of |= {"pair": [pair.target_revision, pair.draft_revision], "head": head and fingerprint(head), "repeats": cfg.repeats}
     made_of |= {"warp": OmegaConf.to_container(cfg.warp), "max_new_tokens": cfg.max_new_tokens}
-    made_of |= {"device": device_name(pair), "threads": torch.get_num_threads(), "torch": torch.__version__, "engine": cfg.engine}
+    made_of |= {
+        "device": device_name(pair),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "engine": resolve_engine(cfg.engine),
+    }
     made_of |= {"verification": verification.label}
     made_of |= {"dtype": [str(pair.target.dtype), str(pair.draft.dtype)]}
     path = Path(cfg.paths.run) / "generations.jsonl"
@@ -111,7 +116,7 @@ def check(cfg: DictConfig) -> None:
             raise UserError(f"{key}={cfg[key]} is no count of at least 1.")
     if cfg.head is not None and not isinstance(cfg.head, str):
         raise UserError(f"head={cfg.head} is no name; give a folder, a hub id, latest, or null for fixed lengths only.")
-    check_engine(cfg.engine)
+    resolve_engine(cfg.engine)
     check_data(cfg)
 
 

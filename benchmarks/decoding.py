@@ -38,15 +38,19 @@ Run = Callable[[list[int], int], tuple[int, float, list[Round]]]  # prompt, seed
 def transformers_runs(pair: Pair, warp: Warp, length: int) -> dict[str, Run]:
     """Return transformers' own ways to generate from the pair."""
     chosen = {"do_sample": False} if warp.greedy else {"do_sample": True, "temperature": warp.temperature, "top_k": warp.top_k}
+    chosen |= {} if warp.greedy else {"top_p": warp.top_p, "repetition_penalty": 1.0}
     chosen |= {"max_new_tokens": length, "pad_token_id": 0}
 
     def run(assistant: dict | None) -> Run:
+        config = copy.deepcopy(pair.draft.generation_config)  # kept from call to call: the heuristic goes on from where it was
+        for name, value in (assistant or {}).items():
+            setattr(config, name, value)
+
         def generate(prompt: list[int], seed: int) -> tuple[int, float, list[Round]]:
             ids = torch.tensor([prompt], device=pair.target_lm.device)
             torch.manual_seed(seed)
             draft = None if assistant is None else pair.draft
-            for name, value in (assistant or {}).items():
-                setattr(pair.draft.generation_config, name, value)
+            pair.draft.generation_config = config
             start = time.perf_counter()
             out = pair.target.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=draft, **chosen)
             return out.shape[1] - len(prompt), time.perf_counter() - start, []
@@ -173,8 +177,8 @@ def print_forwards(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str) ->
         return lambda: (place(decoder.target_engine, context), decoder._verify_unit(tokens, *inputs))
 
     limit = bandwidth(device)
-    print(f"memory bandwidth, measured by a copy: {limit / 1e9:,.1f} GB/s; context {context}\n")
-    print("| unit | ms | MB that must be read | of the bandwidth limit |\n|---|---|---|---|")
+    print(f"memory bandwidth, measured by a large copy: {limit / 1e9:,.1f} GB/s; context {context}; sampled\n")
+    print("| unit | ms | MB that must be read | read at, of the copy's bandwidth |\n|---|---|---|---|")
     alone = lambda: (place(decoder.target_engine, context), target._unit(token, uniform))
     lines = [("target alone", alone, pair.target_lm, decoder.target_engine)]
     lines += [("draft step, fixed length", step(plain), pair.draft_lm, decoder.draft_engine)]
@@ -205,7 +209,7 @@ def print_contexts(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str, te
             for name, way in ways.items():
                 out = way.generate(prompt, length, seed=repeat, stop_tokens=()).stats
                 taken[name].append(1e3 * (out.seconds - out.prefill_seconds) / out.num_tokens)
-        print(f"| {context} | " + " | ".join(f"{statistics.median(values[1:]):.2f}" for values in taken.values()) + " |")
+        print(f"| {size} | " + " | ".join(f"{statistics.median(values[1:]):.2f}" for values in taken.values()) + " |")
     print()
 
 
@@ -234,7 +238,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     pair, head = load_pair(arguments.model), load_head(arguments.head)
-    pair.target.generation_config = copy.deepcopy(pair.target.generation_config)
     prompts = [pair.encode_instruction(p.text) for p in NanoSource(arguments.prompts, 0, 0).load(pair.chats)]
     where = torch.cuda.get_device_name() if pair.target_lm.device.type == "cuda" else f"{platform.machine()} CPU"
     print(f"{pair.name}, {len(prompts)} prompts, at most {arguments.new_tokens} tokens, {arguments.repeats} repeats,", end=" ")

@@ -140,7 +140,7 @@ class SpeculativeDecoder:
     def with_stopping(self, stopping: StoppingRule) -> "SpeculativeDecoder":
         """Return a decoder with another stopping rule that shares this one's memory; use one of them at a time."""
         other = copy.copy(self)
-        other.stopping = stopping
+        other.stopping, other.startup_seconds = stopping, 0.0
         other._bind()
         return other
 
@@ -212,7 +212,7 @@ class SpeculativeDecoder:
                 state, *(torch.full_like(ends[:1], n, dtype=torch.long) for n in (len(draft_tokens), num_accepted))
             )
             base = len(session.committed)
-            self.target_engine.keep(torch.arange(num_accepted + 1, device=self.target_engine.lm.device))
+            self.target_engine.rewind(base + num_accepted)
             self.draft_engine.rewind(min(self.draft_engine.length, base + num_accepted))
             emitted = commit(session, [*draft_tokens[:num_accepted], next_token], stops, max_new_tokens)
             yield Round(
@@ -243,6 +243,9 @@ class SpeculativeDecoder:
         self._num_drafted.fill_(num_drafted)
         facts = self._verify_unit(self._tokens[:, :count], self._draft_probs, self._draws, draws[-1:], self._num_drafted)
         num_accepted, next_token, draft_nan, target_nan, *drafted = facts.tolist()
+        if draft_nan or target_nan:
+            self.draft_engine.clear()
+            self.target_engine.clear()
         check_no_nan(self.pair.draft_id, draft_nan)
         check_no_nan(self.pair.target_id, target_nan)
         return num_accepted, next_token, drafted[:num_drafted]
@@ -322,6 +325,8 @@ class Baseline:
             last = torch.tensor([session.committed[-1:]], device=self.engine.lm.device)
             token, nan = self._unit(last, session.verify_draws.take(1)).tolist()
             verified = session.clock()
+            if nan:
+                self.engine.clear()
             check_no_nan(self.pair.target_id, nan)
             emitted = commit(session, [token], stops, max_new_tokens)
             rounds.append(Round(emitted, 0, 0, 0, 0, 0.0, verified - start, session.clock() - verified))

@@ -4,6 +4,7 @@ Loading is strict. The golden vectors are inputs with the outputs that the head 
 was damaged or is read differently shows at once.
 """
 
+import copy
 import json
 from pathlib import Path
 
@@ -24,7 +25,7 @@ CONSTANT = 1e-6  # a spread of golden logits below this is a head that says the 
 def save_head(head: AcceptanceHead, folder: Path, golden_inputs: torch.Tensor) -> Path:
     """Write a head to `folder` (made, or replaced file by file); `golden_inputs` is (N, input_size), real assembled inputs."""
     folder.mkdir(parents=True, exist_ok=True)
-    head = head.cpu().eval()
+    head = copy.deepcopy(head).cpu().eval()  # the one that is given may be decoding
     inputs = golden_inputs[:NUM_GOLDEN].float().cpu().contiguous()
     with torch.no_grad():
         outputs = head.score(inputs)

@@ -113,6 +113,13 @@ class AcceptanceHead(nn.Module):
         self.blocks = nn.ModuleList(ResidualBlock(config.width) for _ in range(config.depth))
         self.readout = nn.Linear(config.width, 1)
 
+    def extra_repr(self) -> str:
+        """Return what the layers do not show; names of compiled code depend on it."""
+        weight = self.readout.weight
+        return (
+            f"judges={self.config.judges}, inputs={self.config.inputs}, {weight.dtype}, {weight.device}, training={self.training}"
+        )
+
     def assemble(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return the network's input (..., input_size) from named features, each (..., size) or (...)."""
         columns = []

@@ -9,9 +9,10 @@ from fakes import tiny_pair
 from families import VOCAB_SIZE, WINDOW, family_pair
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from specheads import SpeculativeDecoder, Warp, generate_baseline, stopping
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, stopping
+from specheads.decoding.drafting.autoregressive import ChainStep
 from specheads.decoding.engine import EagerEngine, compiled, make_engine
-from specheads.decoding.engine.artefacts import folder
+from specheads.decoding.engine.artefacts import folder, name_of
 from specheads.decoding.engine.graph import GraphEngine
 from specheads.decoding.engine.narrow import NarrowProducts
 from specheads.decoding.engine.static import room_for
@@ -78,7 +79,7 @@ def test_graphs_are_padded_to_few_sizes():
     engine = GraphEngine(tiny_pair(window=1000).target_lm, 1000)
     sizes = [engine.padded(count) for count in range(1, 41)]
     assert all(size >= count for count, size in enumerate(sizes, start=1))
-    assert sorted(set(sizes)) == [1, 2, 4, 6, 8, 12, 16, 24, 32, 40]
+    assert sorted(set(sizes)) == [2, 4, 6, 8, 12, 16, 24, 32, 40]
     assert {engine._size(end) for end in range(1, 1001)} <= set(engine._sizes())
 
 
@@ -140,3 +141,76 @@ def test_the_environment_says_what_auto_is(monkeypatch):
     monkeypatch.setenv("SPECHEADS_ENGINE", "warp")
     with pytest.raises(UserError, match="engine='warp' is not known"):
         make_engine("auto", tiny_pair().target_lm, 64)
+
+
+def test_a_nan_leaves_nothing_behind():
+    pair = tiny_pair()
+    decoder = SpeculativeDecoder(pair, warp=Warp(temperature=0), engine="cuda_graph")
+    expected = decoder.generate([0, 1], 20).tokens.tolist()
+    weight = pair.target.model.layers[0].self_attn.v_proj.weight
+    kept = weight[0, 0].item()
+    weight[0, 0] = float("nan")
+    with pytest.raises(UserError, match="NaN"):
+        decoder.generate([0, 1, 2, 1, 0, 2], 20)
+    weight[0, 0] = kept
+    assert decoder.generate([0, 1], 20).tokens.tolist() == expected
+
+
+def test_drafts_as_long_as_the_window():
+    pair = family_pair("llama")
+    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(150), warp=Warp(temperature=0), engine="cuda_graph")
+    expected = generate_baseline(pair, [1, 2], 12, warp=Warp(temperature=0), engine="eager").tokens.tolist()
+    assert decoder.generate([1, 2], 12).tokens.tolist() == expected
+
+
+def test_a_model_that_is_cast_is_prepared_anew():
+    pair = tiny_pair()
+    warp = Warp(temperature=0)
+    decoder = SpeculativeDecoder(pair, warp=warp, engine="cuda_graph")
+    decoder.generate([0, 1], 5)
+    prepared = decoder.target_engine.num_prepared
+    pair.target.load_state_dict({k: v + 0.5 * torch.randn_like(v) for k, v in pair.target.state_dict().items()}, assign=True)
+    found = decoder.generate([0, 1], 20).tokens.tolist()
+    assert decoder.target_engine.num_prepared > prepared
+    assert found == generate_baseline(pair, [0, 1], 20, warp=warp, engine="eager").tokens.tolist()
+
+
+def test_names_of_compiled_units_tell_heads_and_models_apart():
+    pair, names = tiny_pair(), []
+
+    def name(head=None, rule=None):
+        rule = rule or stopping.HeadThreshold(head.requires_grad_(False))
+        return name_of(pair.draft_lm, ChainStep(pair.draft_lm, Warp(), rule))
+
+    for judges, inputs in (
+        ("input_token", ("hidden", "max_prob")),
+        ("input_token", ("hidden", "entropy")),
+        ("next_token", ("hidden", "entropy")),
+        ("next_token", ("entropy", "hidden")),
+    ):
+        names.append(name(AcceptanceHead(HeadConfig(16, judges=judges, inputs=inputs))))
+    names.append(name(AcceptanceHead(HeadConfig(16, judges="next_token", inputs=("hidden", "entropy"))).double()))
+    names.append(name(rule=stopping.FixedLength(3)))
+    assert names[-1] == name(rule=stopping.FixedLength(4))
+    pair.draft.train()
+    names.append(name(rule=stopping.FixedLength(3)))
+    assert len(set(names)) == len(names)
+
+
+def test_work_that_does_not_say_what_it_is_is_not_kept():
+    class Mine(stopping.FixedLength):
+        def __init__(self):
+            super().__init__(2)
+            self.program = object()
+
+    lm = tiny_pair().draft_lm
+    assert name_of(lm, ChainStep(lm, Warp(), Mine())) is None
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
+def test_attention_without_masks_runs_eagerly(monkeypatch, caplog, attention):
+    monkeypatch.delenv("SPECHEADS_ENGINE")
+    lm = tiny_pair().target_lm
+    lm.config._attn_implementation_internal = attention
+    assert type(make_engine("auto", lm, 64)) is EagerEngine
+    assert attention in caplog.text

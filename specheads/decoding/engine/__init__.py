@@ -13,7 +13,7 @@ from specheads.decoding.engine.graph import GraphEngine
 from specheads.errors import UserError
 from specheads.pair import LanguageModel
 
-__all__ = ["EagerEngine", "Engine", "ForwardOutput", "Unit", "Work", "check_engine", "make_engine"]
+__all__ = ["EagerEngine", "Engine", "ForwardOutput", "Unit", "Work", "check_engine", "make_engine", "resolve_engine"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,15 +26,20 @@ def check_engine(name: str) -> None:
         raise UserError(f"engine={name!r} is not known; use auto, {', '.join(ENGINES)}.")
 
 
+def resolve_engine(name: str) -> str:
+    """Return `name`, or what the environment has in place of `auto`; raises UserError for an engine that is not there."""
+    name = os.environ.get("SPECHEADS_ENGINE") or name if name == "auto" else name
+    check_engine(name)
+    return name
+
+
 def make_engine(name: str, lm: LanguageModel, capacity: int) -> Engine:
     """Return the engine called `name` for one model, with memory for `capacity` positions.
 
     Raises:
         UserError: an unknown name, or an engine that cannot run this model here.
     """
-    check_engine(name)
-    name = os.environ.get("SPECHEADS_ENGINE", "auto") if name == "auto" else name
-    check_engine(name)
+    name = resolve_engine(name)
     if name == "eager":
         return EagerEngine(lm, capacity)
     if name == "cuda_graph" and lm.device.type == "cpu":
@@ -57,6 +62,11 @@ def obstacle_to_units(lm: LanguageModel) -> str | None:
     devices = {str(weight.device) for weight in lm.model.parameters()}
     if len(devices) > 1:
         return f"it is spread over {', '.join(sorted(devices))}"
+    attention = lm.config._attn_implementation
+    if attention not in ("sdpa", "eager"):
+        return f"its attention is {attention}, which takes no mask for static memory; load it with sdpa"
+    if any(type(module).__module__.startswith("peft.") for module in lm.model.modules()):
+        return "it has adapters, which may be switched at any time; merge them first"
     if lm.device.type == "cuda":
         return None
     if lm.device.type != "cpu":

@@ -5,6 +5,7 @@ on. The folder may be removed at any time. The files are code: load none that so
 """
 
 import hashlib
+import inspect
 import logging
 import os
 import pickle
@@ -19,6 +20,7 @@ import transformers
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from specheads.decoding.engine.eager import Work
 from specheads.pair import LanguageModel
 
 logger = logging.getLogger(__name__)
@@ -34,17 +36,32 @@ def folder() -> Path:
     return Path(os.environ.get("SPECHEADS_CACHE") or Path.home() / ".cache" / "specheads") / "compiled"
 
 
-def name_of(lm: LanguageModel, *facts: Any) -> str:
-    """Return what tells apart the compiled code of `facts` (names, numbers and example tensors) for this model and machine."""
+def name_of(lm: LanguageModel, work: Work, *facts: Any) -> str | None:
+    """Return what tells apart the compiled code of a model, the work after it and `facts` (numbers and example tensors).
+
+    None: the work does not say what it is (its description holds an address), so that its code must not be kept.
+    """
+    if " at 0x" in repr(work.program):
+        return None
     weights = [*lm.model.parameters(), *lm.model.buffers()]
     weights, facts = tree_map_only(Tensor, lambda x: (tuple(x.shape), x.stride(), x.dtype, x.device), (weights, facts))
     model = (type(lm.model).__name__, lm.config.to_json_string(), lm.config._attn_implementation, lm.vocab_size, weights)
-    return hashlib.sha256(repr((_machine(), _sources(), torch.get_num_threads(), model, facts)).encode()).hexdigest()[:24]
+    modules = [(name, type(module), module.training) for name, module in lm.model.named_modules()]
+    code = _sources(Path(__file__).parents[2]), *(_source(type(one)) for one in (lm.model, work, *vars(work).values()))
+    facts = (_machine(), torch.get_num_threads(), code, model, modules, work.program, facts)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
 
 
-def load_or_compile(name: str, compile_unit: Callable[[], Any]) -> tuple[Any, bool]:
+def load_or_compile(name: str | None, compile_unit: Callable[[], Any]) -> tuple[Any, bool]:
     """Return the compiled unit called `name` and whether it was on disk; one that was not is put there."""
+    if name is None:
+        return compile_unit(), False
     path = folder() / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # what lies there is run
+    except OSError as error:
+        logger.warning("compiled units are not kept for later runs: %s", error)
+        return compile_unit(), False
     # The compiler's own files must not outlive, nor be outlived by, what refers to them.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder() / "kernels"))
     if path.is_file():
@@ -55,24 +72,39 @@ def load_or_compile(name: str, compile_unit: Callable[[], Any]) -> tuple[Any, bo
             logger.warning("the compiled unit %s cannot be used and is made anew: %s", path, error)
     compiled = compile_unit()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         compiled.save_compiled_function(str(path))  # appears by rename
-    except OSError as error:
+    except UNREADABLE as error:
         logger.warning("the compiled unit is not kept for later runs: %s", error)
     return compiled, False
 
 
 @cache
 def _machine() -> tuple[str, ...]:
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    cpu = (platform.machine(), torch.backends.cpu.get_cpu_capability(), platform.python_version())
-    return (torch.__version__, transformers.__version__, *cpu, gpu)
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    cpu = (platform.machine(), torch.backends.cpu.get_cpu_capability(), *_cpu_flags())
+    return (torch.__version__, transformers.__version__, platform.python_version(), *cpu, *gpus)
+
+
+def _cpu_flags() -> list[str]:
+    """Return what this processor can do: code for one may not run on another that shares the folder."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.is_file() else [platform.processor()]
+    return sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))} or lines[:1])
 
 
 @cache
-def _sources() -> str:
-    """Return a hash of this package's code, which is part of what was compiled."""
+def _sources(package: Path) -> str:
+    """Return a hash of a package's code, which is part of what was compiled."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+    for path in sorted(package.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+@cache
+def _source(kind: type) -> str:
+    """Return a hash of the file that defines a class, a user's own rule or a model's code; empty for what is built in."""
+    try:
+        return hashlib.sha256(Path(inspect.getfile(kind)).read_bytes()).hexdigest()
+    except (TypeError, OSError):
+        return ""

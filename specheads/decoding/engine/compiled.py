@@ -39,6 +39,10 @@ class CompiledEngine(StaticEngine):
         self.strict = strict
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
 
+    def _forget(self) -> None:
+        super()._forget()
+        self._compiled.clear()
+
     def padded(self, count: int) -> int:
         """Return at least 2, so that verification needs no unit of its own for a single token."""
         return max(2, count)
@@ -48,7 +52,7 @@ class CompiledEngine(StaticEngine):
 
     def _prepare(self, work: Work, all_logits: bool, args: tuple[Any, ...]) -> Callable[..., Any]:
         """Return the compiled unit, from disk if it is there."""
-        key = (work.program, width_of(args[0].shape[1]))
+        key = (work.program, all_logits, width_of(args[0].shape[1]))
         if key not in self._compiled:
             try:
                 self._compiled[key] = self._compile(work, all_logits, args)
@@ -80,7 +84,7 @@ class CompiledEngine(StaticEngine):
                 return compiled.aot_compile(((self.lm, self._memory, work, all_logits, tokens, first, places, inputs), {}))
 
         what = f"{type(work).__name__} of {type(self.lm.model).__name__} for {WIDTHS[width]}"
-        name = name_of(self.lm, work.program, all_logits, width, sorted(options), self._memory, inputs)
+        name = name_of(self.lm, work, all_logits, width, sorted(options), self._memory, inputs)
         compiled, was_there = load_or_compile(name, compile_unit)
         compiled.disable_guard_check()
         logger.info("%s %s in %.1f s", "loaded" if was_there else "compiled", what, time.perf_counter() - start)

@@ -64,6 +64,9 @@ class Engine(Protocol):
     def rewind(self, length: int) -> None:
         """Forget every position from `length` on."""
 
+    def clear(self) -> None:
+        """Forget everything, and what it was made of."""
+
     def keep(self, accepted_nodes: Tensor) -> None:
         """Of the last forward's tokens keep those at the indices `accepted_nodes` (n,), in that order."""
 
@@ -180,6 +183,14 @@ class EagerEngine:
                 for memory in (layer.keys, layer.values):
                     memory[:, :, start : start + count] = memory[:, :, start + accepted_nodes.to(memory.device)]
         self.rewind(start + count)
+
+    def clear(self) -> None:
+        """Forget everything, so that no NaN stays behind: what is masked must be a number all the same."""
+        self.rewind(0)
+        for layer in self._layers:
+            if layer.is_initialized:
+                layer.keys.zero_()
+                layer.values.zero_()
 
     def select_rows(self, rows: Tensor) -> None:
         """Let batch row i go on as what was row `rows[i]` (n,), for batched generation whose finished rows leave.

@@ -4,6 +4,7 @@ A replay is one launch where the unit itself is hundreds. It reads and writes th
 copied in first. Without CUDA a stand-in runs the captured unit again on the same tensors, which is slow but the same code.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,10 @@ from torch.utils._triton import has_triton
 from specheads.decoding.engine.compiled import CompiledEngine
 from specheads.decoding.engine.eager import Work
 from specheads.decoding.engine.static import run_unit
+from specheads.errors import UserError
 from specheads.pair import LanguageModel
+
+logger = logging.getLogger(__name__)
 
 WARM_UPS = 3  # runs before a capture, in which libraries allocate what they need
 
@@ -31,8 +35,8 @@ class GraphEngine(CompiledEngine):
         self._pool = torch.cuda.graph_pool_handle() if lm.device.type == "cuda" else None
 
     def padded(self, count: int) -> int:
-        """Return the next of 1, 2, 4, 6, 8, 12, 16, 24, 32, 40, ..."""
-        step = 1 if count <= 2 else 2 if count <= 8 else 4 if count <= 16 else 8
+        """Return the next of 2, 4, 6, 8, 12, 16, 24, 32, 40, ..."""
+        step = 2 if count <= 8 else 4 if count <= 16 else 8
         return -(-count // step) * step
 
     def _size(self, end: int) -> int:
@@ -48,13 +52,25 @@ class GraphEngine(CompiledEngine):
         unit = super()._prepare(work, all_logits, args) if self._compiles else run_unit
         tokens, start, places, inputs = args
         static = tree_map_only(Tensor, torch.clone, (tokens, inputs))
-        graph, out = self._capture(lambda: unit(self.lm, self._memory, work, all_logits, static[0], start, places, static[1]))
+        device = self.lm.device.index if self._pool else -1  # graphs are of the current device; -1 leaves it alone
+        try:
+            with torch.cuda.device(device):
+                graph, out = self._capture(
+                    lambda: unit(self.lm, self._memory, work, all_logits, static[0], start, places, static[1])
+                )
+        except RuntimeError as error:  # a forward that waits for the device cannot be captured
+            reason = next(iter(str(error).strip().splitlines()), "")
+            if self.strict:
+                raise UserError(f"{type(self.lm.model).__name__} cannot be captured ({reason}); use engine=compiled.") from error
+            logger.warning("%s runs uncaptured: %s", type(self.lm.model).__name__, reason)
+            return unit
         held = tree_leaves(static)
 
         def run(*call: Any) -> Any:
             *_, tokens, _, _, inputs = call
             torch._foreach_copy_(held, tree_leaves((tokens, inputs)), non_blocking=True)
-            graph.replay()
+            with torch.cuda.device(device):
+                graph.replay()
             return out
 
         return run

@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
+from specheads.sampling import at_least_float32
+
 MOST_ROWS = 32  # with more, BLAS is faster; a draft of 20 tokens, the usual longest, is among the few
 
 
 class NarrowProducts(TorchFunctionMode):
-    """While it is active, linear maps and attention of batch 1 are written as loops; for code that is being compiled."""
+    """While it is active, linear maps and attention are written as loops; for code that is being compiled."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -38,14 +40,17 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 def narrow_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     """Return the attention (B, heads, T, D) of `query` (B, heads, T, D) over `key`, `value` (B, heads, S, D).
 
-    Keys that several heads share may come expanded: the compiler reads them where they are.
+    Computed in float32 or wider. Keys that several heads share may come expanded: the compiler reads them where they are. A row whose
+    every key is masked gives NaN; causal masks have none.
     """
+    dtype = query.dtype
+    query, key, value = (at_least_float32(x) for x in (query, key, value))
     query = _stored(query * (query.shape[-1] ** -0.5 if scale is None else scale))
     scores = (key[:, :, :, None, :] * query[:, :, None, :, :]).sum(dim=-1).transpose(2, 3)
     if mask is not None:
         scores = scores.masked_fill(mask.logical_not(), -torch.inf) if mask.dtype == torch.bool else scores + mask
     probs = _stored(scores.softmax(dim=-1))
-    return _stored((probs[..., None] * value[:, :, None]).sum(dim=3))
+    return _stored((probs[..., None] * value[:, :, None]).sum(dim=3).to(dtype))
 
 
 def _is_plain(args: tuple, kwargs: dict) -> bool:

@@ -83,15 +83,14 @@ class StaticEngine(EagerEngine):
         self._room = room_for(capacity, self.bucket)
         super().__init__(lm, self._room)
         self.capacity = capacity
+        self._runners: dict[Hashable, Callable[..., Any]] = {}
+        self._weights = self._places_of_weights()
         super().forward(torch.zeros((1, 1), dtype=torch.long, device=lm.device), num_logits=0)  # allocates the memory
         self.rewind(0)
-        for layer in self._layers:  # what is masked must be a number all the same
-            layer.keys.zero_()
-            layer.values.zero_()
+        self.clear()
         self._memory = [(layer.keys, layer.values) for layer in self._layers]
         self._start = torch.zeros((), dtype=torch.long, device=lm.device)
         self._places = torch.zeros(self._room, device=lm.device)
-        self._runners: dict[Hashable, Callable[..., Any]] = {}
         self.num_prepared = 0  # compilations and captures so far; none is due once a decoder has warmed up
 
     def unit(self, work: Work, all_logits: bool = False) -> Unit:
@@ -105,7 +104,7 @@ class StaticEngine(EagerEngine):
             self._start.fill_(length)
             size = self._size(end)
             args = (tokens, self._start, self._places[:size], inputs)
-            key = (work.program, *self._shape(count, size))
+            key = (work.program, all_logits, *self._shape(count, size))
             runner = runners.get(key)
             if runner is None:
                 runner = runners[key] = self._prepare(work, all_logits, args)
@@ -120,12 +119,29 @@ class StaticEngine(EagerEngine):
         return run
 
     def rehearse(self, unit: Unit, counts: Sequence[int], *inputs: Any) -> None:
+        rehearsed = set()
         for count in counts:
             for size in self._sizes():
+                if self._shape(count, size) in rehearsed or size < count:
+                    continue
+                rehearsed.add(self._shape(count, size))
                 for layer in self._layers:
                     layer.length = size - count
                 unit(torch.zeros((1, count), dtype=torch.long, device=self.lm.device), *inputs)
         self.rewind(0)
+
+    def rewind(self, length: int) -> None:
+        super().rewind(length)
+        if length == 0 and self._weights != self._places_of_weights():  # a new text, and somebody has moved or cast the model
+            self._weights = self._places_of_weights()
+            self._forget()
+
+    def _places_of_weights(self) -> list[tuple[int, torch.dtype]]:
+        return [(weight.data_ptr(), weight.dtype) for weight in self.lm.model.parameters()]
+
+    def _forget(self) -> None:
+        """Let go of all prepared units."""
+        self._runners.clear()
 
     def _sizes(self) -> list[int]:
         """Return the sizes of memory that units are prepared for one by one."""

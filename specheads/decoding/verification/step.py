@@ -53,5 +53,6 @@ class VerifyStep:
         num_drafted = draft_tokens.shape[1]
         draft_probs, draws = draft_probs[None, :num_drafted], draws[None, :num_drafted]
         verdict = self.rule(draft_tokens, draft_probs, target_probs, draws, next_draw, lengths)
-        nans = [probs.isnan().any().reshape(1).long() for probs in (draft_probs, target_probs)]
+        drafted = torch.arange(num_drafted, device=lengths.device) < lengths[:, None]
+        nans = [(draft_probs.isnan().any(dim=-1) & drafted).any(dim=1).long(), target_probs.isnan().any().reshape(1).long()]
         return torch.cat([verdict.num_accepted, verdict.next_token, *nans, draft_tokens[0]])
