@@ -1,12 +1,21 @@
 """Ten-line models and what goes with them."""
 
 import inspect
+import shutil
+import sysconfig
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specheads.pair import Pair
+
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("g++") and Path(sysconfig.get_path("include"), "Python.h").is_file()),
+    reason="compiling needs g++ and Python's headers",
+)
 
 
 class CountingTokenizer:

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 import torch._inductor.config
-from fakes import tiny_pair
+from fakes import needs_compiler, tiny_pair
 from families import VOCAB_SIZE, WINDOW, family_pair
 from torch.nn.functional import linear, scaled_dot_product_attention
 
@@ -90,6 +90,7 @@ def test_memory_comes_in_few_sizes():
     assert len(set(rooms)) < 30
 
 
+@needs_compiler
 def test_auto_takes_the_compiler(monkeypatch):
     monkeypatch.delenv("SPECHEADS_ENGINE")
     assert isinstance(make_engine("auto", tiny_pair().target_lm, 64), compiled.CompiledEngine)
@@ -105,6 +106,7 @@ def test_auto_does_without_a_compiler_and_says_so(monkeypatch, caplog):
     assert "no C++ compiler" in caplog.text
 
 
+@needs_compiler
 def test_a_model_that_cannot_be_compiled(monkeypatch, caplog):
     monkeypatch.delenv("SPECHEADS_ENGINE")
     monkeypatch.setattr(compiled, "load_or_compile", fail)
@@ -116,6 +118,7 @@ def test_a_model_that_cannot_be_compiled(monkeypatch, caplog):
     assert "runs uncompiled" in caplog.text
 
 
+@needs_compiler
 def test_what_was_compiled_is_kept_and_loaded(monkeypatch, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path))

@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from fakes import needs_compiler
 from families import CONFIGS, VOCAB_SIZE, family_pair
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, stopping
@@ -46,7 +47,7 @@ def test_logits_are_the_whole_models(pair):
 
 
 CASES = [(engine, rule) for engine in ("eager", "cuda_graph") for rule in ("fixed", "input_token", "next_token")]
-CASES += [("compiled", "next_token")]
+CASES += [pytest.param("compiled", "next_token", marks=needs_compiler)]
 # Compiling takes half a minute each. With this variable set all families are compiled.
 COMPILED = CONFIGS if os.environ.get("SPECHEADS_COMPILE_ALL") else ("llama", "gemma2")
 
