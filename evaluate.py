@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 def evaluate(cfg: DictConfig) -> Report:
     """Decode the test prompts with every setting; write and return the report."""
     check(cfg)
+    verification = instantiate(cfg.verification)  # before the models: a wrong rate should not wait for 70 B
     pair = load_configured_pair(cfg)
     head, where = find_head(cfg, pair)
-    verification = instantiate(cfg.verification)
     settings = sweep_settings(cfg.fixed_lengths, head, cfg.thresholds)
     prompts = first_test_prompts(cfg, pair)
     total = len(settings) * len(prompts) * cfg.repeats

@@ -220,6 +220,10 @@ MISTAKES = {
     "ratio of one": (["evaluate.py", "head=null", "ratios=[1]"], "ratio 1 is not above 1"),
     "no prompts to decode": (["evaluate.py", "head=null", "num_prompts=0"], "num_prompts=0"),
     "unknown engine": (["evaluate.py", "head=null", "engine=warp"], "engine='warp'"),
+    "acceptance rate above 1": (
+        ["evaluate.py", "head=null", "verification=synthetic", "verification.rate=2"],
+        "verification.rate=2",
+    ),
     # places
     "outputs in a file": (["data_gen", "paths.outputs=a_file"], "a_file.*(part of the path is a file|a file is where)"),
     "data in a file": (

@@ -4,7 +4,7 @@ Shapes: B rows, N nodes of a draft, K tokens of a chain, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,10 +26,6 @@ class Draft:
         """Return a draft whose every token follows the one before."""
         index = torch.arange(len(tokens), device=tokens.device)
         return cls(tokens, index - 1, index, draft_probs, index, num_draft_calls)
-
-    def to(self, device: torch.device) -> "Draft":
-        """Return the draft on `device`, for a target that lives on another one."""
-        return replace(self, **{name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)})
 
 
 @dataclass(frozen=True)
