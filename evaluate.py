@@ -36,6 +36,7 @@ def evaluate(cfg: DictConfig) -> Report:
     """Decode the test prompts with every setting; write and return the report."""
     check(cfg)
     verification = instantiate(cfg.verification)  # before the models: a wrong rate should not wait for 70 B
+    drafting = instantiate(cfg.drafting)
     pair = load_configured_pair(cfg)
     head, where = find_head(cfg, pair)
     settings = sweep_settings(cfg.fixed_lengths, head, cfg.thresholds)
@@ -55,7 +56,7 @@ def evaluate(cfg: DictConfig) -> Report:
         "torch": torch.__version__,
         "engine": resolve_engine(cfg.engine),
     }
-    made_of |= {"verification": verification.label}
+    made_of |= {"drafting": OmegaConf.to_container(cfg.drafting), "verification": verification.label}
     made_of |= {"dtype": [str(pair.target.dtype), str(pair.draft.dtype)]}
     path = Path(cfg.paths.run) / "generations.jsonl"
     if not is_resumed(path.parent):
@@ -79,6 +80,7 @@ def evaluate(cfg: DictConfig) -> Report:
             repeats=cfg.repeats,
             seed=cfg.seed,
             engine=cfg.engine,
+            drafting=drafting,
             verification=verification,
             on_generation=advance,
             journal=journal,

@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -25,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from data_gen.prompts import NanoSource
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_head, load_pair
 from specheads.decoding.decoder import Baseline
+from specheads.decoding.drafting import Autoregressive
+from specheads.decoding.drafting.autoregressive import ChainState
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import DecodeStats, Round
 from specheads.decoding.stopping import FixedLength, HeadThreshold
@@ -32,7 +35,50 @@ from specheads.pair import LanguageModel, Pair
 
 FIXED, THRESHOLDS, CONTEXTS = (2, 4, 6, 8), (0.3, 0.5, 0.7), (128, 512, 2048)
 NEVER = 4  # tokens of the head rule that never stops before, beside the fixed length of as many
-Run = Callable[[list[int], int], tuple[int, float, list[Round]]]  # prompt, seed -> tokens, seconds, rounds
+NEVER_STOPS = f"head that never stops, K={NEVER}"
+STAGES = ("draft", "stop", "verify", "commit", "host gaps")
+
+
+@dataclass
+class Made:
+    """What decoding some prompts made and took."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    rounds: list[Round] = field(default_factory=list)
+    draft_seconds: float = 0.0  # in which draft steps ran, stopping rule and all
+    verify_seconds: float = 0.0  # in which verifications ran
+
+    def __add__(self, other: "Made") -> "Made":
+        return Made(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+
+Run = Callable[[list[int], int], Made]  # prompt, seed
+
+
+class Stopwatch:
+    """Runs a unit and adds up the seconds in which the device was at it."""
+
+    def __init__(self, unit: Callable, device: torch.device) -> None:
+        self.unit, self.on_gpu, self.spans = unit, device.type == "cuda", []
+
+    def __call__(self, *args: object) -> object:
+        start = self._now()
+        out = self.unit(*args)
+        self.spans.append((start, self._now()))
+        return out
+
+    def take(self) -> float:
+        """Return the seconds since the last call of this."""
+        spans, self.spans = self.spans, []
+        return sum(start.elapsed_time(end) / 1e3 if self.on_gpu else end - start for start, end in spans)
+
+    def _now(self) -> "float | torch.cuda.Event":
+        if not self.on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
 
 def transformers_runs(pair: Pair, warp: Warp, length: int) -> dict[str, Run]:
@@ -46,14 +92,14 @@ def transformers_runs(pair: Pair, warp: Warp, length: int) -> dict[str, Run]:
         for name, value in (assistant or {}).items():
             setattr(config, name, value)
 
-        def generate(prompt: list[int], seed: int) -> tuple[int, float, list[Round]]:
+        def generate(prompt: list[int], seed: int) -> Made:
             ids = torch.tensor([prompt], device=pair.target_lm.device)
             torch.manual_seed(seed)
             draft = None if assistant is None else pair.draft
             pair.draft.generation_config = config
             start = time.perf_counter()
             out = pair.target.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=draft, **chosen)
-            return out.shape[1] - len(prompt), time.perf_counter() - start, []
+            return Made(out.shape[1] - len(prompt), time.perf_counter() - start)
 
         return generate
 
@@ -71,57 +117,80 @@ def transformers_runs(pair: Pair, warp: Warp, length: int) -> dict[str, Run]:
 def own_runs(pair: Pair, head: AcceptanceHead, warp: Warp, length: int, engine: str) -> tuple[dict[str, Run], float]:
     """Return this project's decoders and the seconds that getting them ready took."""
     decoder = SpeculativeDecoder(pair, warp=warp, engine=engine)
+    ahead = SpeculativeDecoder(pair, Autoregressive(ahead=True), HeadThreshold(head, 0.5), warp=warp, engine=engine)
     decoders = {"target alone": Baseline(pair, warp, decoder.target_engine)}
     decoders |= {f"fixed K={k}": decoder.with_stopping(FixedLength(k)) for k in FIXED}
     decoders |= {f"head {t}": decoder.with_stopping(HeadThreshold(head, t)) for t in THRESHOLDS}
-    decoders[f"head that never stops, K={NEVER}"] = decoder.with_stopping(HeadThreshold(head, 1.0, 1, NEVER))
+    decoders["head 0.5, a step ahead of its flag"] = ahead
+    decoders[NEVER_STOPS] = decoder.with_stopping(HeadThreshold(head, 1.0, 1, NEVER))
     startup = sum(one.warm_up() for one in decoders.values())
 
     def run(one: SpeculativeDecoder | Baseline) -> Run:
-        def generate(prompt: list[int], seed: int) -> tuple[int, float, list[Round]]:
+        device, speculative = pair.target_lm.device, isinstance(one, SpeculativeDecoder)
+        if speculative:
+            one._drafter._step = draft = Stopwatch(one._drafter._step, pair.draft_lm.device)
+            one._verify_unit = verify = Stopwatch(one._verify_unit, device)
+        else:
+            one._unit = verify = Stopwatch(one._unit, device)
+
+        def generate(prompt: list[int], seed: int) -> Made:
             start = time.perf_counter()
             out = one.generate(prompt, length, seed=seed)
-            return len(out.tokens), time.perf_counter() - start, list(out.rounds)
+            seconds = time.perf_counter() - start
+            return Made(len(out.tokens), seconds, list(out.rounds), draft.take() if speculative else 0.0, verify.take())
 
         return generate
 
     return {name: run(one) for name, one in decoders.items()}, startup
 
 
-def compare(runs: dict[str, Run], prompts: list[list[int]], repeats: int) -> tuple[dict[str, float], dict[str, list[Round]]]:
-    """Return tokens per second of every run, and the rounds of those that have rounds."""
+def compare(runs: dict[str, Run], prompts: list[list[int]], repeats: int) -> dict[str, list[Made]]:
+    """Return what every run made in each repeat."""
     for run in runs.values():
         run(prompts[0], 0)
-    speeds, rounds = {name: [] for name in runs}, {name: [] for name in runs}
+    made = {name: [] for name in runs}
     for repeat in range(repeats):
         names = list(runs)
         for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
-            tokens = seconds = 0
+            total = Made()
             for number, prompt in enumerate(prompts):
-                made, took, parts = runs[name](prompt, 1000 * repeat + number)
-                tokens, seconds, rounds[name] = tokens + made, seconds + took, rounds[name] + parts
-            speeds[name].append(tokens / seconds)
-    return {name: statistics.median(values) for name, values in speeds.items()}, rounds
+                total = total + runs[name](prompt, 1000 * repeat + number)
+            made[name].append(total)
+    return made
 
 
-def print_speeds(speeds: dict[str, float], rounds: dict[str, list[Round]]) -> None:
+def print_speeds(made: dict[str, list[Made]]) -> None:
+    speeds = {name: statistics.median(one.tokens / one.seconds for one in all_) for name, all_ in made.items()}
     plain = speeds["transformers, plain"]
     best = max((name for name in speeds if "assisted" in name), key=speeds.get)
     print(f"transformers' best assisted setting: {best}\n")
-    print("| setting | tokens/s | over plain | over best assisted | tokens per round | draft ms | verify ms | commit ms |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(f"| setting | tokens/s | over plain | over best assisted | tokens per round | {' ms | '.join(STAGES)} ms |")
+    print("|" + "---|" * (5 + len(STAGES)))
+    fixed = made[f"fixed K={NEVER}"]
+    step = statistics.median(one.draft_seconds / DecodeStats.of(one.rounds).num_draft_calls for one in fixed)
     for name, speed in speeds.items():
-        parts = rounds[name]
-        shown = ["", "", "", ""]
-        if parts:
-            columns = [statistics.median(1e3 * getattr(part, f"{stage}_seconds") for part in parts) for stage in STAGES]
-            shown = [f"{DecodeStats.of(parts).block_efficiency:.2f}", *(f"{value:.2f}" for value in columns)]
+        shown = [""] * (1 + len(STAGES))
+        if made[name][0].rounds:
+            efficiency = DecodeStats.of([part for one in made[name] for part in one.rounds]).block_efficiency
+            stages = zip(*(round_stages(one, step) for one in made[name]), strict=True)
+            shown = [f"{efficiency:.2f}", *(f"{1e3 * max(0, statistics.median(values)):.2f}" for values in stages)]
         print(f"| {name} | {speed:,.0f} | {speed / plain:.2f}x | {speed / speeds[best]:.2f}x | {' | '.join(shown)} |")
-    never, fixed = speeds[f"head that never stops, K={NEVER}"], speeds[f"fixed K={NEVER}"]
-    print(f"\nA head that never stops, beside the fixed length: {100 * (fixed / never - 1):+.1f} % time per token.\n")
+    pairs = zip(made[NEVER_STOPS], fixed, strict=True)
+    cost = statistics.median((a.seconds / a.tokens) / (b.seconds / b.tokens) - 1 for a, b in pairs)
+    print(f"\nA head that never stops, beside the fixed length: {100 * cost:+.1f} % time per token.\n")
 
 
-STAGES = ("draft", "verify", "commit")
+def round_stages(made: Made, step: float) -> tuple[float, ...]:
+    """Return the mean seconds of STAGES in a round, of which a draft `step` without a head takes so many.
+
+    A rule's part of a step that is one unit is what it takes beyond a step with a fixed length. Host gaps are what is left: the
+    device waits for the host.
+    """
+    calls, count = DecodeStats.of(made.rounds).num_draft_calls, len(made.rounds)
+    draft = min(made.draft_seconds, calls * step)
+    stages = (draft, made.draft_seconds - draft, made.verify_seconds, sum(part.commit_seconds for part in made.rounds))
+    total = sum(part.seconds for part in made.rounds)
+    return tuple(value / count for value in (*stages, total - sum(stages)))
 
 
 def median_seconds(work: Callable[[], object], device: torch.device, times: int = 50) -> float:
@@ -168,7 +237,7 @@ def print_forwards(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str) ->
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
 
     def step(one: SpeculativeDecoder) -> Callable[[], object]:
-        state = one.stopping.init(1, device)
+        state = ChainState(torch.zeros(1, dtype=torch.bool, device=device), one.stopping.init(1, device))
         return lambda: (place(one.draft_engine, context), one._drafter._step(token, uniform, ends, state))
 
     def verify(count: int) -> Callable[[], object]:
@@ -247,7 +316,7 @@ def main() -> None:
         own, startup = own_runs(pair, head, warp, arguments.new_tokens, arguments.engine)
         print(f"## {mode}; start-up of all settings {startup:.1f} s\n")
         runs = {**transformers_runs(pair, warp, arguments.new_tokens), **own}
-        print_speeds(*compare(runs, prompts, arguments.repeats))
+        print_speeds(compare(runs, prompts, arguments.repeats))
     print_forwards(pair, head, warp, arguments.engine)
     text = [token for prompt in prompts for token in prompt]
     print_contexts(pair, head, warp, arguments.engine, text, 64, arguments.repeats)

@@ -52,6 +52,10 @@ class Warp:
         probs = logits.softmax(dim=-1)
         return _nucleus(probs, self.top_p) if self.top_p < 1 else probs
 
+    def draw(self, probs: Tensor, uniform: Tensor) -> Tensor:
+        """Return token ids (...) drawn at `uniform` (...) from laws (..., V) that this warp made."""
+        return probs.argmax(dim=-1) if self.greedy else sample(probs, uniform)
+
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     """Keep the smallest set of most likely tokens whose mass reaches `top_p`, renormalised."""
@@ -90,20 +94,34 @@ class Uniforms:
     def __init__(self, device: torch.device, *seed: int) -> None:
         self.device = device
         self._random = np.random.default_rng(seed)
-        self._block = torch.empty(0)
+        self._block, self._next = torch.empty(0), 0
 
     def take(self, count: int) -> Tensor:
         """Return the next numbers (count,), float64 in [0, 1)."""
-        if count > len(self._block):
+        if self._next + count > len(self._block):
             drawn = torch.from_numpy(self._random.random(max(self.BLOCK, count)))
-            self._block = drawn.to(self.device, non_blocking=True)
-        taken, self._block = self._block[:count], self._block[count:]
-        return taken
+            self._block, self._next = drawn.to(self.device, non_blocking=True), 0
+        self._next += count
+        return self._block[self._next - count : self._next]
+
+    def give_back(self, count: int) -> None:
+        """Let the last `count` numbers of the last `take` come again."""
+        self._next -= count
 
 
-def entropy(probs: Tensor) -> Tensor:
-    """Return the entropy in nats (...) of `probs` (..., V), with 0 log 0 = 0."""
-    return torch.special.entr(probs).sum(dim=-1)
+def certainty(logits: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the probability of `token` (...), the largest one, and the entropy in nats, (...) each, of plain softmax laws.
+
+    Of logits (..., V), in two passes over them and without the laws themselves: rules that look at them do so at every drafted token.
+    """
+    logits = at_least_float32(logits)
+    largest = logits.amax(dim=-1, keepdim=True)
+    # A logit of minus infinity counts for nothing: 0 log 0 = 0.
+    below = (logits - largest).clamp_min(torch.finfo(logits.dtype).min)
+    weights = below.exp()
+    total, moment = weights.sum(dim=-1), (weights * below).sum(dim=-1)
+    chosen = (logits.gather(-1, token.unsqueeze(-1)) - largest).squeeze(-1).exp()
+    return chosen / total, 1 / total, total.log() - moment / total
 
 
 def overlap(target_probs: Tensor, draft_probs: Tensor) -> Tensor:

@@ -224,6 +224,7 @@ MISTAKES = {
         ["evaluate.py", "head=null", "verification=synthetic", "verification.rate=2"],
         "verification.rate=2",
     ),
+    "ahead by a number": (["evaluate.py", "head=null", "drafting.ahead=3"], "drafting.ahead=3"),
     # places
     "outputs in a file": (["data_gen", "paths.outputs=a_file"], "a_file.*(part of the path is a file|a file is where)"),
     "data in a file": (

@@ -4,7 +4,7 @@ from statistics_helper import chi_square_p_value
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specheads import UserError, Warp
-from specheads.sampling import accept_prob, entropy, overlap, sample, uniforms
+from specheads.sampling import Uniforms, accept_prob, certainty, overlap, sample, uniforms
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
@@ -68,8 +68,21 @@ def test_sample_follows_its_law():
     assert chi_square_p_value(torch.bincount(draws, minlength=30), probs.double() / probs.double().sum()) > 1e-6
 
 
-def test_entropy_counts_zero_probabilities_as_nothing():
-    assert entropy(torch.tensor([0.5, 0.5, 0.0])).item() == pytest.approx(torch.tensor(2.0).log().item())
+def test_certainty_is_that_of_the_softmax():
+    logits = torch.randn(4, 3, 50, dtype=torch.float64) * 20
+    logits[..., 7] = -torch.inf
+    token = torch.randint(50, (4, 3))
+    probs = logits.softmax(dim=-1)
+    expected = (probs.gather(-1, token[..., None]).squeeze(-1), probs.amax(dim=-1), torch.special.entr(probs).sum(dim=-1))
+    for found, wanted in zip(certainty(logits, token), expected, strict=True):
+        assert torch.allclose(found, wanted, atol=1e-12, rtol=1e-12)
+
+
+def test_certainty_of_half_precision_is_computed_in_float32():
+    logits = (torch.randn(2, 1000) * 5).bfloat16()
+    found = certainty(logits, torch.tensor([3, 999]))
+    assert [value.dtype for value in found] == [torch.float32] * 3
+    assert torch.allclose(found[2], torch.special.entr(logits.float().softmax(dim=-1)).sum(dim=-1), atol=1e-5)
 
 
 def test_overlap_is_one_minus_total_variation():
@@ -80,3 +93,23 @@ def test_overlap_is_one_minus_total_variation():
 def test_accept_prob_has_no_zero_division():
     t, d = torch.tensor([0.2, 0.5, 0.0, 0.3, 0.0]), torch.tensor([0.4, 0.25, 0.1, 0.0, 0.0])
     assert accept_prob(t, d).tolist() == [0.5, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_uniforms_that_are_given_back_come_again():
+    draws = Uniforms(torch.device("cpu"), 3)
+    expected = Uniforms(torch.device("cpu"), 3).take(Uniforms.BLOCK).tolist()
+    found = []
+    for number in range(Uniforms.BLOCK - 1):
+        found += draws.take(1).tolist()
+        if number % 3 == 0:
+            draws.give_back(1)
+            assert draws.take(1).tolist() == found[-1:]
+    assert found == expected[:-1]
+
+
+def test_draws_are_those_of_the_law():
+    logits = torch.randn(6, 20)
+    uniform = torch.rand(6, dtype=torch.float64)
+    greedy, warm = Warp(temperature=0), Warp(top_k=3)
+    assert greedy.draw(greedy(logits), uniform).tolist() == logits.argmax(dim=-1).tolist()
+    assert warm.draw(warm(logits), uniform).tolist() == sample(warm(logits), uniform).tolist()

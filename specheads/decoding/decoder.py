@@ -20,7 +20,7 @@ from specheads.decoding.stopping import MAX_TOKENS, FixedLength, StoppingRule
 from specheads.decoding.verification import TokenVerification, VerificationRule, VerifyStep
 from specheads.errors import UserError
 from specheads.pair import Pair
-from specheads.sampling import Uniforms, Warp, check_no_nan, sample
+from specheads.sampling import Uniforms, Warp, check_no_nan
 
 Prompt = str | Sequence[dict[str, str]] | Sequence[int] | Tensor
 
@@ -290,7 +290,7 @@ class TargetStep:
     def __call__(self, output: ForwardOutput, uniform: Tensor) -> Tensor:
         """Return the next token and whether there was a NaN, (2,) long."""
         probs = self.warp(output.logits[:, -1])
-        return torch.cat([sample(probs, uniform), probs.isnan().any(dim=-1).long()])
+        return torch.cat([self.warp.draw(probs, uniform), probs.isnan().any(dim=-1).long()])
 
 
 class Baseline:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
+from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import VerificationRule
@@ -55,6 +56,7 @@ def run_sweep(
     repeats: int,
     seed: int,
     engine: str = "auto",
+    drafting: Autoregressive | None = None,
     verification: VerificationRule | None = None,
     on_generation: Callable[[int], None] = lambda count: None,
     journal: Journal | None = None,
@@ -66,7 +68,7 @@ def run_sweep(
     with the number of responses that are done. Prompts that are in the `journal` are not decoded again.
     """
     window = min(pair.window, max(map(len, prompts)) + max_new_tokens)
-    decoder = SpeculativeDecoder(pair, verification=verification, warp=warp, engine=engine, window=window)
+    decoder = SpeculativeDecoder(pair, drafting, verification=verification, warp=warp, engine=engine, window=window)
     decoders = _decoders(decoder, settings)
     logger.info("the engine was ready after %.1f s, which no figure contains", sum(one.warm_up() for one in decoders))
 

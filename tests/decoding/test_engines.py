@@ -178,6 +178,30 @@ def test_a_model_that_is_cast_is_prepared_anew():
     assert found == generate_baseline(pair, [0, 1], 20, warp=warp, engine="eager").tokens.tolist()
 
 
+def test_a_head_whose_weights_move_is_captured_anew():
+    head = AcceptanceHead(HeadConfig(16)).double().requires_grad_(False)
+
+    def longest(bias):
+        head.load_state_dict({name: 0 * value + bias for name, value in head.state_dict().items()}, assign=True)
+        return max(r.num_drafted for r in decoder.generate([0, 1], 30).rounds)
+
+    decoder = SpeculativeDecoder(
+        tiny_pair(), stopping=stopping.HeadThreshold(head, 0.5), warp=Warp(temperature=0), engine="cuda_graph"
+    )
+    longest(9.0)
+    prepared = decoder.draft_engine.num_prepared
+    assert longest(-9.0) == 1 < longest(9.0)
+    assert decoder.draft_engine.num_prepared > prepared
+
+
+def test_graphs_of_one_unit_share_their_inputs():
+    decoder = SpeculativeDecoder(tiny_pair(window=1000), warp=Warp(temperature=0), engine="cuda_graph")
+    decoder.warm_up()
+    engine = decoder.target_engine
+    assert engine.num_prepared > 3
+    assert len(engine._inputs) == 1
+
+
 def test_names_of_compiled_units_tell_heads_and_models_apart():
     pair, names = tiny_pair(), []
 

@@ -1,25 +1,43 @@
 """One token after the other, each sampled from the draft's own warped law."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from specheads.decoding.engine import Engine, ForwardOutput
 from specheads.decoding.records import Draft
 from specheads.decoding.stopping import StoppingRule
+from specheads.errors import UserError
 from specheads.pair import LanguageModel
-from specheads.sampling import Uniforms, Warp, at_least_float32, entropy, sample
+from specheads.sampling import Uniforms, Warp, certainty
 
 PROBABILITY_FEATURES = frozenset({"draft_prob", "max_prob", "entropy"})
 
 
 class Autoregressive:
-    """`drafting=autoregressive`: a chain, as long as the stopping rule lets it grow."""
+    """`drafting=autoregressive`: a chain, as long as the stopping rule lets it grow.
+
+    `ahead`: issue each step before the last one's stop flag has arrived, and drop what it drafted if the flag says stop. The same
+    tokens for a forward more per round, which pays where waiting for a flag costs more than a forward.
+    """
+
+    def __init__(self, ahead: bool = False) -> None:
+        if not isinstance(ahead, bool):
+            raise UserError(f"drafting.ahead={ahead} is neither true nor false.")
+        self.ahead = ahead
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule) -> "ChainDrafter":
         """Return what drafts with these choices."""
-        return ChainDrafter(engine, ChainStep(engine.lm, warp, rule))
+        return ChainDrafter(engine, ChainStep(engine.lm, warp, rule), self.ahead)
+
+
+class ChainState(NamedTuple):
+    """What a step takes over from the one before."""
+
+    stopped: Tensor  # (B,) bool, whether the draft ended before this step, which then only passes the state on
+    rule: Any  # of the stopping rule, tensors (B, ...)
 
 
 class ChainStep:
@@ -29,8 +47,10 @@ class ChainStep:
         self.lm, self.warp, self.rule = lm, warp, rule
         self.program = (ChainStep, warp, rule.program)
 
-    def __call__(self, output: ForwardOutput, uniform: Tensor, ends: Tensor, state: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
-        """Return the drafted token (B,), its law (B, V), whether to stop (B,) and the rule's new state.
+    def __call__(
+        self, output: ForwardOutput, uniform: Tensor, ends: Tensor, state: ChainState
+    ) -> tuple[Tensor, Tensor, ChainState]:
+        """Return the drafted token (B,), its law (B, V) and the new state, whose `stopped` says whether the draft ends with it.
 
         Args:
             uniform: (B,) that decides the token.
@@ -38,26 +58,35 @@ class ChainStep:
         """
         logits = output.logits[:, -1]
         probs = self.warp(logits)
-        token = sample(probs, uniform)
+        token = self.warp.draw(probs, uniform)
         features = drafting_features(self.lm, self.rule.needs, logits, token, output.hidden[:, -1])
-        state, stop = self.rule.step(state, features)
-        return token, probs, stop | ends[token], state
+        new, stop = self.rule.step(state.rule, features)
+        kept = tree_map(
+            lambda old, new: old if new is old else torch.where(_over_rows(state.stopped, new), old, new), state.rule, new
+        )
+        return token, probs, ChainState(state.stopped | stop | ends[token], kept)
+
+
+def _over_rows(flags: Tensor, x: Tensor) -> Tensor:
+    """Return `flags` (B,) with as many dimensions as `x` (B, ...)."""
+    return flags.reshape(-1, *[1] * (x.dim() - 1))
 
 
 class ChainDrafter:
     """Drafts chains into memory that is kept from round to round: a draft is valid until the next one."""
 
-    def __init__(self, engine: Engine, step: ChainStep) -> None:
+    def __init__(self, engine: Engine, step: ChainStep, ahead: bool = False) -> None:
         lm, most = engine.lm, step.rule.max_tokens
-        self._engine, self._rule, self._step = engine, step.rule, engine.unit(step)
+        self._engine, self._rule, self._step, self._ahead = engine, step.rule, engine.unit(step), ahead
         self._tokens = torch.zeros(most, dtype=torch.long, device=lm.device)
         self._probs = torch.zeros(most, lm.vocab_size, dtype=lm.probs_dtype, device=lm.device)
+        self._going = torch.zeros(1, dtype=torch.bool, device=lm.device)
+        self._flag = Flag(lm.device)
 
     def rehearse(self, ends: Tensor) -> None:
         """Prepare the engine for what drafting runs: forwards over one pending token, or two after a draft that was accepted."""
-        device = self._engine.lm.device
-        uniform, state = torch.zeros(1, dtype=torch.float64, device=device), self._rule.init(1, device)
-        self._engine.rehearse(self._step, (1, 2), uniform, ends, state)
+        uniform = torch.zeros(1, dtype=torch.float64, device=ends.device)
+        self._engine.rehearse(self._step, (1, 2), uniform, ends, ChainState(self._going, self._rule.init(1, ends.device)))
 
     def draft(self, pending: Tensor, state: Any, limit: int, draws: Uniforms, ends: Tensor) -> tuple[Draft, Any]:
         """Return a draft of at most `limit` tokens, and the rule's state.
@@ -65,16 +94,41 @@ class ChainDrafter:
         Args:
             pending: (1, p) long, p >= 1, committed tokens that the draft has not consumed yet.
         """
-        tokens, count, limit = pending, 0, min(limit, len(self._tokens))
+        tokens, calls, limit = pending, 0, min(limit, len(self._tokens))
+        count, state = 0, ChainState(self._going, state)
         while count < limit:
-            token, probs, stop, state = self._step(tokens, draws.take(1), ends, state)
+            token, probs, state = self._step(tokens, draws.take(1), ends, state)
+            calls += 1
+            if self._ahead and count and self._flag.read():
+                draws.give_back(1)
+                break
             # Copied, because an engine may overwrite a step's outcome in the next one.
             self._tokens[count], self._probs[count] = token[0], probs[0]
             count += 1
-            if bool(stop):
+            self._flag.send(state.stopped)
+            if not self._ahead and self._flag.read():
                 break
             tokens = token[:, None]
-        return Draft.chain(self._tokens[:count], self._probs[:count], num_draft_calls=count), state
+        return Draft.chain(self._tokens[:count], self._probs[:count], num_draft_calls=calls), state.rule
+
+
+class Flag:
+    """A bool on its way from a device to the host, on which the host waits only when it reads."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._arrived = torch.cuda.Event() if device.type == "cuda" else None
+        self._flag = torch.zeros(1, dtype=torch.bool, pin_memory=device.type == "cuda")
+
+    def send(self, flag: Tensor) -> None:
+        """Take `flag` (1,); what it holds later does not matter."""
+        self._flag.copy_(flag, non_blocking=True)
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def read(self) -> bool:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return bool(self._flag)
 
 
 def drafting_features(
@@ -83,13 +137,8 @@ def drafting_features(
     """Return the features in `needs` of tokens (...) drawn from draft `logits` (..., V) at `hidden` (..., H)."""
     features = {}
     if needs & PROBABILITY_FEATURES:
-        plain = at_least_float32(logits).softmax(dim=-1)
-        if "draft_prob" in needs:
-            features["draft_prob"] = plain.gather(-1, token.unsqueeze(-1)).squeeze(-1)
-        if "max_prob" in needs:
-            features["max_prob"] = plain.amax(dim=-1)
-        if "entropy" in needs:
-            features["entropy"] = entropy(plain)
+        found = dict(zip(("draft_prob", "max_prob", "entropy"), certainty(logits, token), strict=True))
+        features |= {name: value for name, value in found.items() if name in needs}
     if "embedding" in needs:
         features["embedding"] = lm.embed(token)
     if "hidden" in needs:

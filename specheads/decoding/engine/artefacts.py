@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from specheads.decoding.engine.eager import Work
+from specheads.decoding.engine.program import Program
 from specheads.pair import LanguageModel
 
 logger = logging.getLogger(__name__)
@@ -52,30 +53,32 @@ def name_of(lm: LanguageModel, work: Work, *facts: Any) -> str | None:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
 
 
-def load_or_compile(name: str | None, compile_unit: Callable[[], Any]) -> tuple[Any, bool]:
-    """Return the compiled unit called `name` and whether it was on disk; one that was not is put there."""
+def load_or_compile(name: str | None, compile_program: Callable[[], Program]) -> tuple[Program, bool]:
+    """Return the program called `name` and whether it was on disk; one that was not is put there."""
     if name is None:
-        return compile_unit(), False
+        return compile_program(), False
     path = folder() / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # what lies there is run
     except OSError as error:
         logger.warning("compiled units are not kept for later runs: %s", error)
-        return compile_unit(), False
+        return compile_program(), False
     # The compiler's own files must not outlive, nor be outlived by, what refers to them.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder() / "kernels"))
     if path.is_file():
         try:
-            with path.open("rb") as file:
-                return torch.compiler.load_compiled_function(file, f_globals={"torch": torch}), True
+            return Program.from_bytes(path.read_bytes()), True
         except UNREADABLE as error:
             logger.warning("the compiled unit %s cannot be used and is made anew: %s", path, error)
-    compiled = compile_unit()
+    program = compile_program()
     try:
-        compiled.save_compiled_function(str(path))  # appears by rename
+        if program.is_general:
+            temporary = path.with_name(f".{name}.{os.getpid()}")  # others may be compiling the same
+            temporary.write_bytes(program.to_bytes())
+            os.replace(temporary, path)
     except UNREADABLE as error:
         logger.warning("the compiled unit is not kept for later runs: %s", error)
-    return compiled, False
+    return program, False
 
 
 @cache

@@ -2,15 +2,18 @@
 
 import logging
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
-import torch
+from torch import Tensor, nn
 
 from specheads.decoding.engine.artefacts import load_or_compile, name_of
 from specheads.decoding.engine.eager import Work
 from specheads.decoding.engine.narrow import MOST_ROWS, NarrowProducts
-from specheads.decoding.engine.static import StaticEngine, run_unit
+from specheads.decoding.engine.program import Program
+from specheads.decoding.engine.static import Memory, Runner, StaticEngine, modules_in, run_unit
 from specheads.errors import UserError
 from specheads.pair import LanguageModel
 
@@ -19,16 +22,27 @@ logger = logging.getLogger(__name__)
 WIDTHS = ("one token", "a few tokens", "many tokens")
 FEW = 5  # tokens that stand for all of "a few": sizes of 1, and those beside them, would be compiled for themselves
 
+# A unit is only called with what it was compiled for, and checking would cost as much as a layer.
+OPTIONS = {"size_asserts": False, "alignment_asserts": False, "cpp.enable_floating_point_contract_flag": "fast"}
+
 
 def width_of(count: int) -> int:
     """Return which of WIDTHS a forward over `count` tokens is compiled for."""
     return 0 if count == 1 else 1 if count <= MOST_ROWS else 2
 
 
-def run_narrow_unit(*args: Any) -> Any:
-    """`run_unit` for few tokens on a CPU."""
-    with NarrowProducts():
-        return run_unit(*args)
+class UnitModule(nn.Module):
+    """`run_unit` as a module that owns the weights it reads."""
+
+    def __init__(self, lm: LanguageModel, work: Work, all_logits: bool, narrow: bool) -> None:
+        super().__init__()
+        self.model, self.others = lm.model, nn.ModuleList(modules_in(work.program))
+        self.unit = partial(run_unit, lm, work, all_logits)
+        self.products = NarrowProducts() if narrow else nullcontext()
+
+    def forward(self, tokens: Tensor, start: Tensor, places: Tensor, memory: Memory, inputs: tuple[Any, ...]) -> Any:
+        with self.products:
+            return self.unit(memory, tokens, start, places, inputs)
 
 
 class CompiledEngine(StaticEngine):
@@ -37,7 +51,7 @@ class CompiledEngine(StaticEngine):
     def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True) -> None:
         super().__init__(lm, capacity)
         self.strict = strict
-        self._compiled: dict[Hashable, Callable[..., Any]] = {}
+        self._compiled: dict[Hashable, Runner] = {}
 
     def _forget(self) -> None:
         super()._forget()
@@ -50,7 +64,7 @@ class CompiledEngine(StaticEngine):
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
         return (width_of(count),)
 
-    def _prepare(self, work: Work, all_logits: bool, args: tuple[Any, ...]) -> Callable[..., Any]:
+    def _prepare(self, work: Work, all_logits: bool, args: tuple[Any, ...]) -> Runner:
         """Return the compiled unit, from disk if it is there."""
         key = (work.program, all_logits, width_of(args[0].shape[1]))
         if key not in self._compiled:
@@ -61,31 +75,24 @@ class CompiledEngine(StaticEngine):
                 if self.strict:
                     raise UserError(f"{type(self.lm.model).__name__} cannot be compiled ({reason}); use engine=eager.") from error
                 logger.warning("%s runs uncompiled: %s", type(self.lm.model).__name__, reason)
-                self._compiled[key] = run_unit
+                self._compiled[key] = super()._prepare(work, all_logits, args)
         return self._compiled[key]
 
-    def _compile(self, work: Work, all_logits: bool, args: tuple[Any, ...]) -> Callable[..., Any]:
+    def _compile(self, work: Work, all_logits: bool, args: tuple[Any, ...]) -> Runner:
         start = time.perf_counter()
         tokens, first, _, inputs = args
         width = width_of(tokens.shape[1])
         tokens, places = tokens.new_zeros(1, FEW) if width == 1 else tokens, self._places[: self.bucket]
-        if width:
-            torch._dynamo.mark_dynamic(tokens, 1)
-        torch._dynamo.mark_dynamic(places, 0)
-        function = run_narrow_unit if width < 2 and self.lm.device.type == "cpu" else run_unit
-        # A unit is only called with what it was compiled for: its key says so, and checking would cost as much as a layer.
-        options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, "size_asserts": False, "alignment_asserts": False}
-        options |= {"cpp.enable_floating_point_contract_flag": "fast"}
+        module = UnitModule(self.lm, work, all_logits, narrow=width < 2 and self.lm.device.type == "cpu")
 
-        def compile_unit() -> Any:
+        def compile_program() -> Program:
             logger.info("compiling %s; later runs find it on disk", what)
-            compiled = torch.compile(function, fullgraph=True, options=options)
-            with torch._dynamo.config.patch(specialize_float=True):  # a model's numbers, such as a soft cap, stay what they are
-                return compiled.aot_compile(((self.lm, self._memory, work, all_logits, tokens, first, places, inputs), {}))
+            return Program.compile(
+                module, (tokens, first, places, self._memory, inputs), {0: 1, 2: 0} if width else {2: 0}, OPTIONS
+            )
 
         what = f"{type(work).__name__} of {type(self.lm.model).__name__} for {WIDTHS[width]}"
-        name = name_of(self.lm, work, all_logits, width, sorted(options), self._memory, inputs)
-        compiled, was_there = load_or_compile(name, compile_unit)
-        compiled.disable_guard_check()
+        name = name_of(self.lm, work, all_logits, width, OPTIONS, self._memory, inputs)
+        program, was_there = load_or_compile(name, compile_program)
         logger.info("%s %s in %.1f s", "loaded" if was_there else "compiled", what, time.perf_counter() - start)
-        return compiled
+        return program.bind(module, self._memory)

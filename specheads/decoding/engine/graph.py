@@ -5,7 +5,8 @@ copied in first. Without CUDA a stand-in runs the captured unit again on the sam
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils._triton import has_triton
 
 from specheads.decoding.engine.compiled import CompiledEngine
 from specheads.decoding.engine.eager import Work
-from specheads.decoding.engine.static import run_unit
+from specheads.decoding.engine.static import Runner, run_unit
 from specheads.errors import UserError
 from specheads.pair import LanguageModel
 
@@ -32,6 +33,7 @@ class GraphEngine(CompiledEngine):
     def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True) -> None:
         super().__init__(lm, capacity, strict)
         self._compiles = lm.device.type == "cuda" and has_triton()
+        self._inputs: dict[Hashable, tuple[Any, ...]] = {}
         self._pool = torch.cuda.graph_pool_handle() if lm.device.type == "cuda" else None
 
     def padded(self, count: int) -> int:
@@ -48,16 +50,19 @@ class GraphEngine(CompiledEngine):
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
         return (count, size)
 
-    def _prepare(self, work: Work, all_logits: bool, args: tuple[Any, ...]) -> Callable[..., Any]:
-        unit = super()._prepare(work, all_logits, args) if self._compiles else run_unit
+    def _prepare(self, work: Work, all_logits: bool, args: tuple[Any, ...]) -> Runner:
+        if self._compiles:
+            unit = super()._prepare(work, all_logits, args)
+        else:
+            unit = partial(run_unit, self.lm, work, all_logits, self._memory)
         tokens, start, places, inputs = args
-        static = tree_map_only(Tensor, torch.clone, (tokens, inputs))
+        # Graphs of one unit share what they read, whatever their size: a draft's laws are large.
+        inputs = self._inputs.setdefault((work.program, all_logits), tree_map_only(Tensor, torch.clone, inputs))
+        static = (tokens.clone(), inputs)
         device = self.lm.device.index if self._pool else -1  # graphs are of the current device; -1 leaves it alone
         try:
             with torch.cuda.device(device):
-                graph, out = self._capture(
-                    lambda: unit(self.lm, self._memory, work, all_logits, static[0], start, places, static[1])
-                )
+                graph, out = self._capture(lambda: unit(static[0], start, places, static[1]))
         except RuntimeError as error:  # a forward that waits for the device cannot be captured
             reason = next(iter(str(error).strip().splitlines()), "")
             if self.strict:
@@ -66,14 +71,17 @@ class GraphEngine(CompiledEngine):
             return unit
         held = tree_leaves(static)
 
-        def run(*call: Any) -> Any:
-            *_, tokens, _, _, inputs = call
+        def run(tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]) -> Any:
             torch._foreach_copy_(held, tree_leaves((tokens, inputs)), non_blocking=True)
             with torch.cuda.device(device):
                 graph.replay()
             return out
 
         return run
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._inputs.clear()
 
     def _capture(self, unit: Callable[[], Any]) -> tuple[Any, Any]:
         """Return a graph of `unit` and the tensors that its replays write to."""

@@ -5,14 +5,19 @@ and trees are read as the eager engine does it, into the same memory.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specheads.decoding.engine.eager import EagerEngine, ForwardOutput, Unit, Work
 from specheads.pair import LanguageModel
+
+Memory = list[tuple[Tensor, Tensor]]  # keys and values of each layer
+Runner = Callable[[Tensor, Tensor, Tensor, tuple[Any, ...]], Any]  # tokens, start, places, inputs: `run_unit` for one unit
 
 
 class StaticLayer(CacheLayerMixin):
@@ -48,9 +53,9 @@ class StaticLayer(CacheLayerMixin):
 
 def run_unit(
     lm: LanguageModel,
-    memory: list[tuple[Tensor, Tensor]],
     work: Work,
     all_logits: bool,
+    memory: Memory,
     tokens: Tensor,
     start: Tensor,
     places: Tensor,
@@ -62,6 +67,11 @@ def run_unit(
     positions = (start + torch.arange(tokens.shape[1], device=tokens.device)).clamp_max(lm.window - 1)[None]
     hidden = lm.hidden_states(tokens, position_ids=positions, past_key_values=cache, use_cache=True)
     return work(ForwardOutput(tokens, hidden, lm.logits(hidden if all_logits else hidden[:, -1:])), *inputs)
+
+
+def modules_in(program: Hashable) -> list[nn.Module]:
+    """Return the modules that a program names."""
+    return [leaf for leaf in tree_leaves(program) if isinstance(leaf, nn.Module)]
 
 
 def room_for(capacity: int, bucket: int) -> int:
@@ -83,7 +93,7 @@ class StaticEngine(EagerEngine):
         self._room = room_for(capacity, self.bucket)
         super().__init__(lm, self._room)
         self.capacity = capacity
-        self._runners: dict[Hashable, Callable[..., Any]] = {}
+        self._runners: dict[Hashable, Runner] = {}
         self._weights = self._places_of_weights()
         super().forward(torch.zeros((1, 1), dtype=torch.long, device=lm.device), num_logits=0)  # allocates the memory
         self.rewind(0)
@@ -109,8 +119,9 @@ class StaticEngine(EagerEngine):
             if runner is None:
                 runner = runners[key] = self._prepare(work, all_logits, args)
                 self.num_prepared += 1
+                self._weights = self._places_of_weights()
                 self._start.fill_(length)
-            out = runner(self.lm, self._memory, work, all_logits, *args)
+            out = runner(*args)
             self._last_start = length
             for layer in layers:
                 layer.length = end
@@ -137,7 +148,8 @@ class StaticEngine(EagerEngine):
             self._forget()
 
     def _places_of_weights(self) -> list[tuple[int, torch.dtype]]:
-        return [(weight.data_ptr(), weight.dtype) for weight in self.lm.model.parameters()]
+        modules = [self.lm.model, *(module for program, *_ in self._runners for module in modules_in(program))]
+        return [(weight.data_ptr(), weight.dtype) for module in modules for weight in module.parameters()]
 
     def _forget(self) -> None:
         """Let go of all prepared units."""
@@ -155,5 +167,5 @@ class StaticEngine(EagerEngine):
         """Return what a unit is prepared for, of forwards over `count` tokens that read `size` positions of memory."""
         return ()
 
-    def _prepare(self, work: Work, all_logits: bool, args: tuple[Any, ...]) -> Callable[..., Any]:
-        return run_unit
+    def _prepare(self, work: Work, all_logits: bool, args: tuple[Any, ...]) -> Runner:
+        return partial(run_unit, self.lm, work, all_logits, self._memory)

@@ -1,0 +1,64 @@
+"""Chains: drafting a step ahead of the stop flag changes nothing but the number of forwards."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from fakes import constant_head, tiny_pair
+from torch import Tensor
+
+from specheads import SpeculativeDecoder, UserError, Warp, stopping
+from specheads.decoding.drafting import Autoregressive
+
+
+class Count(NamedTuple):
+    steps: Tensor  # (B,) long, in all rounds
+    law: Tensor  # (B, 2), a state with a dimension more
+
+
+class EveryThird:
+    """Stop after every third step since the prompt: a rule whose state would show a step that should not have been."""
+
+    needs = frozenset({"max_prob"})
+    max_tokens = 5
+    program = "every third"
+
+    def init(self, batch, device):
+        return Count(torch.zeros(batch, dtype=torch.long, device=device), torch.zeros(batch, 2, device=device))
+
+    def step(self, state, features):
+        steps = state.steps + 1
+        return Count(steps, state.law + features["max_prob"][:, None].float()), steps % 3 == 0
+
+    def observe(self, state, num_drafted, num_accepted):
+        return state
+
+
+RULES = {
+    "fixed": stopping.FixedLength(3),
+    "head": stopping.HeadThreshold(constant_head(0.8), 0.5),
+    "across rounds": EveryThird(),
+}
+
+
+@pytest.mark.parametrize("engine", ["eager", "cuda_graph"])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("warp", [Warp(temperature=0), Warp()], ids=["greedy", "sampled"])
+def test_a_step_ahead_of_the_flag_gives_the_same_tokens(warp, rule, engine):
+    outputs = []
+    for ahead in (False, True):
+        decoder = SpeculativeDecoder(tiny_pair(), Autoregressive(ahead), rule, warp=warp, engine=engine)
+        outputs.append([decoder.generate([0, 1, 2], 40, seed=seed, stop_tokens=[4]) for seed in range(4)])
+    for waited, hurried in zip(*outputs, strict=True):
+        assert hurried.tokens.tolist() == waited.tokens.tolist()
+        for a, b in zip(waited.rounds, hurried.rounds, strict=True):
+            assert (b.num_drafted, b.num_accepted) == (a.num_drafted, a.num_accepted)
+            assert a.num_draft_calls == a.num_drafted
+            assert b.num_draft_calls - b.num_drafted in (0, 1)
+    extra = sum(r.num_draft_calls - r.num_drafted for hurried in outputs[1] for r in hurried.rounds)
+    assert extra > 0 or rule.max_tokens == 3  # what a fixed length's last flag says is known without it
+
+
+def test_ahead_is_true_or_false():
+    with pytest.raises(UserError, match=r"drafting\.ahead=3"):
+        Autoregressive(ahead=3)
