@@ -182,7 +182,8 @@ def test_a_head_whose_weights_move_is_captured_anew():
     head = AcceptanceHead(HeadConfig(16)).double().requires_grad_(False)
 
     def longest(bias):
-        head.load_state_dict({name: 0 * value + bias for name, value in head.state_dict().items()}, assign=True)
+        state = {name: torch.zeros_like(value) for name, value in head.state_dict().items()}
+        head.load_state_dict(state | {"readout.bias": torch.full_like(head.readout.bias, bias)}, assign=True)
         return max(r.num_drafted for r in decoder.generate([0, 1], 30).rounds)
 
     decoder = SpeculativeDecoder(
