@@ -17,7 +17,7 @@ from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.engine import Engine, ForwardOutput, make_engine
 from specheads.decoding.records import DecodeStats, Draft, Generation, Round
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, StoppingRule
-from specheads.decoding.verification import TokenVerification, VerificationRule, VerifyStep
+from specheads.decoding.verification import NUM_FACTS, TokenVerification, VerificationRule, VerifyStep
 from specheads.errors import UserError
 from specheads.pair import Pair
 from specheads.sampling import Uniforms, Warp, check_no_nan
@@ -109,7 +109,7 @@ class SpeculativeDecoder:
     Args:
         pair: draft and target.
         drafting: how tokens are proposed; default a chain.
-        stopping: when a draft is long enough; default five tokens.
+        stopping: when a draft is long enough; default what the verification rule says, or five tokens.
         verification: how much of it stands; default token verification.
         warp: temperature, top-k, top-p of both models.
         engine: `auto`, `eager`, `compiled` or `cuda_graph`.
@@ -128,8 +128,8 @@ class SpeculativeDecoder:
     ) -> None:
         self.pair = pair
         self.drafting = drafting or Autoregressive()
-        self.stopping = stopping or FixedLength()
         self.verification = verification or TokenVerification()
+        self.stopping = stopping or self.verification.stopping or FixedLength()
         self.warp = warp or Warp()
         window = checked_window(pair, window)
         self.draft_engine = make_engine(engine, pair.draft_lm, window)
@@ -152,9 +152,8 @@ class SpeculativeDecoder:
             self._drafter.rehearse(ends)
             longest = self.target_engine.padded(self.stopping.max_tokens + 1)
             counts = sorted({self.target_engine.padded(count) for count in range(1, longest + 1)})
-            self.target_engine.rehearse(
-                self._verify_unit, counts, self._draft_probs, self._draws, self._draws[:1], self._num_drafted
-            )
+            state = self.verification.init(1, self.target_engine.lm.device)
+            self.target_engine.rehearse(self._verify_unit, counts, self._draft_probs, self._draws, self._lengths, state)
         self.is_warm = True
         self.startup_seconds += time.perf_counter() - start
         return time.perf_counter() - start
@@ -201,12 +200,16 @@ class SpeculativeDecoder:
         ends[[token for token in stops if 0 <= token < len(ends)]] = True
         ends = ends.to(self.draft_engine.lm.device)
         state = self.stopping.init(1, self.draft_engine.lm.device)
+        judging, owed = self.verification.init(1, self.target_engine.lm.device), 0
         while session.finish_reason is None:
             start = session.clock()
             # The target adds a token of its own, so one fewer than what is left is worth drafting.
-            draft, state = self._draft(session, state, session.limit - len(session.committed) - 1, ends)
+            limit = session.limit - len(session.committed) - 1
+            planned = self.stopping.planned_length(state)
+            draft, state = self._draft(session, state, limit, ends, owed)
             drafted = session.clock()
-            num_accepted, next_token, draft_tokens = self._verify(session, draft)
+            planned = 0 if planned is None else planned.clamp_max(limit)
+            (num_accepted, next_token, owed, *draft_tokens), judging = self._verify(session, draft, planned, judging)
             verified = session.clock()
             state = self.stopping.observe(
                 state, *(torch.full_like(ends[:1], n, dtype=torch.long) for n in (len(draft_tokens), num_accepted))
@@ -226,29 +229,32 @@ class SpeculativeDecoder:
                 commit_seconds=session.clock() - verified,
             )
 
-    def _draft(self, session: Session, state: Any, limit: int, ends: Tensor) -> tuple[Draft, Any]:
+    def _draft(self, session: Session, state: Any, limit: int, ends: Tensor, owed: int) -> tuple[Draft, Any]:
         engine = self.draft_engine
         pending = torch.tensor([session.committed[engine.length :]], device=engine.lm.device)
-        return self._drafter.draft(pending, state, limit, session.draft_draws, ends)
+        return self._drafter.draft(pending, state, limit, session.draft_draws, ends, owed)
 
-    def _verify(self, session: Session, draft: Draft) -> tuple[int, int, list[int]]:
-        """Return how many tokens were accepted, the target's own token, and the drafted ones."""
+    def _verify(self, session: Session, draft: Draft, planned: Tensor | int, state: Any) -> tuple[list[int], Any]:
+        """Return how many tokens were accepted, the target's own token, how many to come owe the draft's law, and the drafted
+        ones; and the verification rule's state.
+        """
         num_drafted = len(draft.tokens)
         count = self.target_engine.padded(num_drafted + 1)
-        draws = session.verify_draws.take(num_drafted + 1)
         self._tokens[0, 0] = session.committed[-1]
         self._tokens[0, 1 : num_drafted + 1] = draft.tokens
         self._draft_probs[:num_drafted] = draft.draft_probs
-        self._draws[:num_drafted] = draws[:-1]
-        self._num_drafted.fill_(num_drafted)
-        facts = self._verify_unit(self._tokens[:, :count], self._draft_probs, self._draws, draws[-1:], self._num_drafted)
-        num_accepted, next_token, draft_nan, target_nan, *drafted = facts.tolist()
+        if draft.next_probs is not None:
+            self._draft_probs[num_drafted] = draft.next_probs
+        self._draws.copy_(session.verify_draws.take(2))
+        self._lengths[0], self._lengths[1] = num_drafted, planned
+        facts, state = self._verify_unit(self._tokens[:, :count], self._draft_probs, self._draws, self._lengths, state)
+        *verdict, draft_nan, target_nan = (facts := facts.tolist())[:NUM_FACTS]
         if draft_nan or target_nan:
             self.draft_engine.clear()
             self.target_engine.clear()
         check_no_nan(self.pair.draft_id, draft_nan)
         check_no_nan(self.pair.target_id, target_nan)
-        return num_accepted, next_token, drafted[:num_drafted]
+        return verdict + facts[NUM_FACTS : NUM_FACTS + num_drafted], state
 
     def _bind(self) -> None:
         """Prepare drafting with the stopping rule; a head reads one draft's hidden states, with another's it means nothing."""
@@ -258,11 +264,11 @@ class SpeculativeDecoder:
             head.to(self.draft_engine.lm.device)
         self._drafter = self.drafting.drafter(self.draft_engine, self.warp, self.stopping)
         # Memory for the longest draft, and no less than what most rules need: few sizes, few units.
-        device, most = self.target_engine.lm.device, self.target_engine.padded(max(self.stopping.max_tokens, MAX_TOKENS) + 1) - 1
-        self._tokens = torch.zeros(1, most + 1, dtype=torch.long, device=device)
+        device, most = self.target_engine.lm.device, self.target_engine.padded(max(self.stopping.max_tokens, MAX_TOKENS) + 1)
+        self._tokens = torch.zeros(1, most, dtype=torch.long, device=device)
         self._draft_probs = torch.zeros(most, self.pair.vocab_size, dtype=self.pair.draft_lm.probs_dtype, device=device)
-        self._draws = torch.zeros(most, dtype=torch.float64, device=device)
-        self._num_drafted = torch.zeros(1, dtype=torch.long, device=device)
+        self._draws = torch.zeros(2, dtype=torch.float64, device=device)
+        self._lengths = torch.zeros(2, dtype=torch.long, device=device)  # tokens drafted, and planned
         self._verify_unit = self.target_engine.unit(VerifyStep(self.warp, self.verification, most), all_logits=True)
         self.is_warm = False
 

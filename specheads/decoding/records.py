@@ -20,12 +20,13 @@ class Draft:
     draft_probs: Tensor | None  # (N, V), the warped law each token was drawn from; None where tokens were not sampled
     order: Tensor  # (N,) long, when each node was drawn
     num_draft_calls: int  # draft forwards spent on it
+    next_probs: Tensor | None = None  # (V,), of a chain: the law after its last token, where verification is owed it
 
     @classmethod
-    def chain(cls, tokens: Tensor, draft_probs: Tensor | None, num_draft_calls: int) -> "Draft":
+    def chain(cls, tokens: Tensor, draft_probs: Tensor | None, num_draft_calls: int, next_probs: Tensor | None = None) -> "Draft":
         """Return a draft whose every token follows the one before."""
         index = torch.arange(len(tokens), device=tokens.device)
-        return cls(tokens, index - 1, index, draft_probs, index, num_draft_calls)
+        return cls(tokens, index - 1, index, draft_probs, index, num_draft_calls, next_probs)
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Verdict:
     num_accepted: Tensor  # (B,) long
     next_token: Tensor  # (B,) long, the target's own token after the accepted ones
     accepted_nodes: Tensor | None = None  # (B, <=K) long, for trees
+    owed: Tensor | None = None  # (B,) long, how many tokens to come need the draft's law to be verified; None: none
 
 
 @dataclass(frozen=True)

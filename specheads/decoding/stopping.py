@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specheads.errors import UserError
+from specheads.errors import UserError, is_count, is_number
 from specheads.heads.head import AcceptanceHead
 
 MAX_TOKENS = 20
@@ -29,6 +29,9 @@ class StoppingRule(Protocol):
 
     def init(self, batch: int, device: torch.device) -> Any:
         """Return the state at the start of a prompt."""
+
+    def planned_length(self, state: Any) -> Tensor | None:
+        """Return how many tokens the round will draft, (B,) long, if that does not depend on what is drafted, or else None."""
 
     def step(self, state: Any, features: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
         """Take in one drafted token; return the new state and `stop` (B,) bool."""
@@ -51,6 +54,9 @@ class FixedLength:
     def init(self, batch: int, device: torch.device) -> "LengthState":
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
         return LengthState(zeros, zeros + self.num_tokens)
+
+    def planned_length(self, state: "LengthState") -> Tensor:
+        return state.num_tokens
 
     def step(self, state: "LengthState", features: Mapping[str, Tensor]) -> tuple["LengthState", Tensor]:
         num_drafted = state.num_drafted + 1
@@ -104,6 +110,9 @@ class HeadThreshold:
         threshold = torch.full((batch,), self.threshold, dtype=torch.float64, device=device)
         return HeadState(zeros, torch.ones(batch, device=device), threshold, zeros + self.min_tokens, zeros + self.max_tokens)
 
+    def planned_length(self, state: HeadState) -> None:
+        return None
+
     def step(self, state: HeadState, features: Mapping[str, Tensor]) -> tuple[HeadState, Tensor]:
         accepted = torch.sigmoid(self.head(features))
         if self.judges_input:
@@ -114,3 +123,39 @@ class HeadThreshold:
 
     def observe(self, state: HeadState, num_drafted: Tensor, num_accepted: Tensor) -> HeadState:
         return state._replace(num_drafted=torch.zeros_like(state.num_drafted), survival=torch.ones_like(state.survival))
+
+
+class MaxProbabilityState(NamedTuple):
+    num_drafted: Tensor  # (B,) long
+    threshold: Tensor  # (B,)
+    max_tokens: Tensor  # (B,) long
+
+
+class MaxProbability:
+    """Stop at the first token of whose law no probability reaches `threshold` (BiLD's fallback, Kim et al. 2023, section 3.2)."""
+
+    needs = frozenset({"max_prob"})
+    program = "max_probability"
+
+    def __init__(self, threshold: float = 0.9, max_tokens: int = 10) -> None:
+        if not is_number(threshold) or not 0 <= threshold <= 1:
+            raise UserError(f"threshold={threshold} is outside [0, 1]; it is a probability of the draft's, for example 0.9.")
+        if not is_count(max_tokens, least=1):
+            raise UserError(f"max_tokens={max_tokens} is no count of at least 1.")
+        self.threshold, self.max_tokens = threshold, max_tokens
+
+    def init(self, batch: int, device: torch.device) -> MaxProbabilityState:
+        zeros = torch.zeros(batch, dtype=torch.long, device=device)
+        threshold = torch.full((batch,), self.threshold, dtype=torch.float64, device=device)
+        return MaxProbabilityState(zeros, threshold, zeros + self.max_tokens)
+
+    def planned_length(self, state: MaxProbabilityState) -> None:
+        return None
+
+    def step(self, state: MaxProbabilityState, features: Mapping[str, Tensor]) -> tuple[MaxProbabilityState, Tensor]:
+        num_drafted = state.num_drafted + 1
+        stop = (features["max_prob"] < state.threshold) | (num_drafted >= state.max_tokens)
+        return state._replace(num_drafted=num_drafted), stop
+
+    def observe(self, state: MaxProbabilityState, num_drafted: Tensor, num_accepted: Tensor) -> MaxProbabilityState:
+        return state._replace(num_drafted=torch.zeros_like(state.num_drafted))

@@ -80,7 +80,7 @@ class ChainDrafter:
         self._engine, self._rule, self._step, self._ahead = engine, step.rule, engine.unit(step), ahead
         self._tokens = torch.zeros(most, dtype=torch.long, device=lm.device)
         self._probs = torch.zeros(most, lm.vocab_size, dtype=lm.probs_dtype, device=lm.device)
-        self._going = torch.zeros(1, dtype=torch.bool, device=lm.device)
+        self._going, self._stopped = torch.tensor([[False], [True]], device=lm.device)
         self._flag = Flag(lm.device)
 
     def rehearse(self, ends: Tensor) -> None:
@@ -88,28 +88,34 @@ class ChainDrafter:
         uniform = torch.zeros(1, dtype=torch.float64, device=ends.device)
         self._engine.rehearse(self._step, (1, 2), uniform, ends, ChainState(self._going, self._rule.init(1, ends.device)))
 
-    def draft(self, pending: Tensor, state: Any, limit: int, draws: Uniforms, ends: Tensor) -> tuple[Draft, Any]:
+    def draft(self, pending: Tensor, state: Any, limit: int, draws: Uniforms, ends: Tensor, owed: int = 0) -> tuple[Draft, Any]:
         """Return a draft of at most `limit` tokens, and the rule's state.
 
         Args:
             pending: (1, p) long, p >= 1, committed tokens that the draft has not consumed yet.
+            owed: tokens to come whose verification needs the draft's law; a shorter draft carries the law after its last token.
         """
         tokens, calls, limit = pending, 0, min(limit, len(self._tokens))
-        count, state = 0, ChainState(self._going, state)
+        count, state, next_probs = 0, ChainState(self._going, state), None
         while count < limit:
             token, probs, state = self._step(tokens, draws.take(1), ends, state)
             calls += 1
             if self._ahead and count and self._flag.read():
                 draws.give_back(1)
+                next_probs = probs[0]
                 break
             # Copied, because an engine may overwrite a step's outcome in the next one.
             self._tokens[count], self._probs[count] = token[0], probs[0]
             count += 1
             self._flag.send(state.stopped)
+            tokens = token[:, None]
             if not self._ahead and self._flag.read():
                 break
-            tokens = token[:, None]
-        return Draft.chain(self._tokens[:count], self._probs[:count], num_draft_calls=calls), state.rule
+        if owed > count and next_probs is None:
+            _, probs, state = self._step(tokens, draws.take(1), ends, ChainState(self._stopped, state.rule))
+            draws.give_back(1)
+            next_probs, calls = probs[0], calls + 1
+        return Draft.chain(self._tokens[:count], self._probs[:count], calls, next_probs), state.rule
 
 
 class Flag:

@@ -1,16 +1,32 @@
 """Rules that decide how much of a draft stands: pure batched functions, and thin strategies for the decoder."""
 
-from specheads.decoding.verification.step import VerificationRule, VerifyStep
+from specheads.decoding.verification.biased import BiasedVerification
+from specheads.decoding.verification.big_little import BigLittle
+from specheads.decoding.verification.block import BlockVerification, block_law, block_verification, greedy_block_law
+from specheads.decoding.verification.greedy_block import GreedyBlockVerification, Levels, greedy_block_verification
+from specheads.decoding.verification.law import AcceptanceLaw, Block
+from specheads.decoding.verification.step import NUM_FACTS, ChainVerification, VerificationRule, VerifyStep
 from specheads.decoding.verification.synthetic import SyntheticVerification
-from specheads.decoding.verification.token import TokenLaw, TokenVerification, token_law, token_verdict, token_verification
+from specheads.decoding.verification.token import TokenVerification, token_law, token_verification
 
 __all__ = [
+    "NUM_FACTS",
+    "AcceptanceLaw",
+    "BiasedVerification",
+    "BigLittle",
+    "Block",
+    "BlockVerification",
+    "ChainVerification",
+    "GreedyBlockVerification",
+    "Levels",
     "SyntheticVerification",
-    "TokenLaw",
     "TokenVerification",
     "VerificationRule",
     "VerifyStep",
+    "block_law",
+    "block_verification",
+    "greedy_block_law",
+    "greedy_block_verification",
     "token_law",
-    "token_verdict",
     "token_verification",
 ]

@@ -1,36 +1,52 @@
 """What follows the target's forward over a draft: warp, verification rule, and all that the host has to know in one tensor."""
 
 from collections.abc import Hashable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from specheads.decoding.engine import ForwardOutput
 from specheads.decoding.records import Verdict
+from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.verification.law import AcceptanceLaw, Block
 from specheads.sampling import Warp
 
 
 class VerificationRule(Protocol):
-    """What decides how much of a chain stands."""
+    """What decides how much of a chain stands: a state machine on batched tensors, one step per round."""
 
     lossless: bool  # whether what comes out follows the target's law
     label: str  # what reports call it
     program: Hashable  # rules of equal programs decide alike
+    stopping: StoppingRule | None  # when to stop drafting unless another rule is chosen
+    reads_next_law: bool  # whether a block has the draft's law after its last token, where it owes that
 
-    def __call__(
-        self,
-        draft_tokens: Tensor,
-        draft_probs: Tensor,
-        target_probs: Tensor,
-        draws: Tensor,
-        next_draw: Tensor,
-        lengths: Tensor | None = None,
-    ) -> Verdict:
-        """Judge chains; arguments as in `token_verdict`."""
+    def init(self, batch: int, device: torch.device) -> Any:
+        """Return the state at the start of a prompt."""
+
+    def __call__(self, state: Any, block: Block, draw: Tensor, next_draw: Tensor) -> tuple[Verdict, Any]:
+        """Judge a block at given uniform numbers, (B,) each; return the verdict and the state for the next round."""
 
 
-NUM_FACTS = 4  # number accepted, next token, NaN in the draft's law, NaN in the target's
+class ChainVerification:
+    """A rule that judges every block by a law of its own, whatever happened before."""
+
+    lossless = True
+    stopping = None
+    reads_next_law = False
+
+    def init(self, batch: int, device: torch.device) -> tuple[()]:
+        return ()
+
+    def law(self, block: Block) -> AcceptanceLaw:
+        raise NotImplementedError
+
+    def __call__(self, state: Any, block: Block, draw: Tensor, next_draw: Tensor) -> tuple[Verdict, Any]:
+        return self.law(block).decide(draw, next_draw), state
+
+
+NUM_FACTS = 5  # number accepted, next token, tokens owed, NaN in the draft's law, NaN in the target's
 
 
 class VerifyStep:
@@ -41,18 +57,23 @@ class VerifyStep:
         self.warp, self.rule = warp, rule
         self.program = (VerifyStep, warp, rule.program, most)
 
-    def __call__(self, output: ForwardOutput, draft_probs: Tensor, draws: Tensor, next_draw: Tensor, lengths: Tensor) -> Tensor:
-        """Return NUM_FACTS numbers and the drafted tokens (NUM_FACTS + K,) long, of a forward over the last token and K drafted.
+    def __call__(
+        self, output: ForwardOutput, draft_probs: Tensor, draws: Tensor, lengths: Tensor, state: Any
+    ) -> tuple[Tensor, Any]:
+        """Return NUM_FACTS numbers and the drafted tokens (NUM_FACTS + K,) long, of a forward over the last token and K drafted,
+        and the rule's new state.
 
         Args:
-            draft_probs, draws: memory for `most` >= K rows, (most, V) and (most,); what is beyond the length of a draft does not matter.
-            next_draw: (1,), for the target's own token.
-            lengths: (1,) long, the tokens that were drafted.
+            draft_probs: memory for `most` > K rows (most, V); what is beyond the length of a draft does not matter.
+            draws: (2,), for the number of accepted tokens and for the target's own token.
+            lengths: (2,) long, the tokens that were drafted, and those planned (see Block).
         """
         draft_tokens, target_probs = output.tokens[:, 1:], self.warp(output.logits)
         num_drafted = draft_tokens.shape[1]
-        draft_probs, draws = draft_probs[None, :num_drafted], draws[None, :num_drafted]
-        verdict = self.rule(draft_tokens, draft_probs, target_probs, draws, next_draw, lengths)
-        drafted = torch.arange(num_drafted, device=lengths.device) < lengths[:, None]
-        nans = [(draft_probs.isnan().any(dim=-1) & drafted).any(dim=1).long(), target_probs.isnan().any().reshape(1).long()]
-        return torch.cat([verdict.num_accepted, verdict.next_token, *nans, draft_tokens[0]])
+        draft_probs = draft_probs[None, : num_drafted + self.rule.reads_next_law]
+        block = Block.of(draft_tokens, draft_probs, target_probs, lengths[:1], lengths[1:])
+        verdict, state = self.rule(state, block, draws[:1], draws[1:])
+        owed = torch.zeros_like(verdict.num_accepted) if verdict.owed is None else verdict.owed
+        draft_nan = (draft_probs[:, :num_drafted].isnan().any(dim=-1) & block.within).any(dim=1).long()
+        nans = [draft_nan, target_probs.isnan().any().reshape(1).long()]
+        return torch.cat([verdict.num_accepted, verdict.next_token, owed, *nans, draft_tokens[0]]), state

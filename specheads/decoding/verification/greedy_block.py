@@ -1,0 +1,171 @@
+"""Greedy block verification (Sun et al. 2024, appendix): as many accepted tokens per block as any lossless rule can reach.
+
+It accepts more than the target's law would allow, and pays for it afterwards: up to the index at which a rejected block would have
+ended, tokens follow a *modified target* `norm((r t - d)+)`, r the ratio T/D of the joint laws of what was emitted since the block
+began. Blocks of later rounds are verified against that law, and a rejection among them modifies it once more: modifications nest.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.records import Verdict
+from specheads.decoding.verification.block import prefix_law, reflected
+from specheads.decoding.verification.law import LARGEST_LOG_WEIGHT, Block
+from specheads.errors import UserError, is_count
+from specheads.sampling import uniforms
+
+
+class Levels(NamedTuple):
+    """The modifications in force, oldest first: each is made of the law that the older ones leave."""
+
+    log_ratio: Tensor  # (B, L) float64, log r
+    left: Tensor  # (B, L) long, tokens to come that it applies to; 0: the level is free
+
+    @classmethod
+    def none(cls, batch: int, num_levels: int, device: torch.device) -> "Levels":
+        """Return free levels: the target as it is."""
+        zeros = torch.zeros(batch, num_levels, dtype=torch.long, device=device)
+        return cls(zeros.double(), zeros)
+
+    @property
+    def owed(self) -> Tensor:
+        """(B,) long, how many tokens to come need the draft's law to be verified."""
+        return self.left.amax(dim=1) if self.left.shape[1] else self.left.sum(dim=1)
+
+
+def modified_targets(levels: Levels, block: Block) -> tuple[Tensor, Levels]:
+    """Return the law that a block is verified against (B, K + 1, V), and the levels as they are before each position (B, L, K + 1).
+
+    `block.draft_probs` are (B, K + 1, V).
+    """
+    count = block.num_drafted + 1
+    left = (levels.left[:, :, None] - torch.arange(count, device=levels.left.device)).clamp_min(0)
+    target, log_ratios = block.target_probs, []
+    for number in range(levels.left.shape[1]):
+        steps = replace(block, target_probs=target).log_ratios()
+        walk = torch.nn.functional.pad(steps.cumsum(dim=1), (1, 0))
+        log_ratios.append(levels.log_ratio[:, number, None] + walk)
+        target = _modified(target, block.draft_probs, log_ratios[-1], left[:, number])
+    log_ratio = torch.stack(log_ratios, dim=1) if log_ratios else left.double()
+    return target, Levels(log_ratio, left)
+
+
+def _modified(target: Tensor, draft: Tensor, log_ratio: Tensor, left: Tensor) -> Tensor:
+    """Return `norm((r t - d)+)` (..., V) where tokens are `left` (...), and elsewhere, or where nothing is left of t, t itself."""
+    weight = log_ratio.clamp_max(LARGEST_LOG_WEIGHT).exp().to(target.dtype)
+    residual = (weight.unsqueeze(-1) * target - draft).clamp_min(0)
+    total = residual.sum(dim=-1, keepdim=True)
+    holds = (left > 0).unsqueeze(-1) & (total > 0)
+    return torch.where(holds, residual / torch.where(total > 0, total, 1.0), target)
+
+
+def _after_token(levels: Levels, target: Tensor, draft: Tensor, token: Tensor) -> tuple[Levels, Tensor]:
+    """Return the levels after one more emitted `token` (B,), and that token's log ratio (B,) under the law they leave.
+
+    Args:
+        levels: as they are before it.
+        target, draft: (B, V), the plain laws there.
+    """
+
+    def log_prob(probs: Tensor) -> Tensor:
+        return probs.double().gather(1, token[:, None]).log().squeeze(1)
+
+    # A token that the draft never proposes makes the ratio infinite: nothing of the modification is left.
+    drafted, log_ratios = log_prob(draft), []
+    for number in range(levels.left.shape[1]):
+        log_ratios.append(levels.log_ratio[:, number] + log_prob(target) - drafted)
+        target = _modified(target, draft, levels.log_ratio[:, number], levels.left[:, number])
+    log_ratio = torch.stack(log_ratios, dim=1) if log_ratios else levels.log_ratio
+    return _tidied(Levels(log_ratio, (levels.left - 1).clamp_min(0))), log_prob(target) - drafted
+
+
+def _tidied(levels: Levels) -> Levels:
+    """Free the levels that modify nothing any more, and bring the others to the front in their order."""
+    left = torch.where(levels.log_ratio.isfinite(), levels.left, 0)
+    order = (left == 0).long().argsort(dim=1, stable=True)
+    log_ratio = torch.where(left > 0, levels.log_ratio, 0.0)
+    return Levels(log_ratio.gather(1, order), left.gather(1, order))
+
+
+def judge(levels: Levels, block: Block, draw: Tensor, next_draw: Tensor) -> tuple[Verdict, Levels]:
+    """Judge a block at given uniform numbers (B,) each; return the verdict and the levels for the next round.
+
+    A row whose levels are all in use is judged by block verification, which modifies nothing, and so is one whose length was not
+    known beforehand: how far its modification reaches would depend on drafts that were not made.
+    """
+    target, before = modified_targets(levels, block)
+    plain = replace(block, target_probs=target)
+    steps = plain.log_ratios()
+    free = (levels.left == 0).any(dim=1) & (block.planned > 0)
+    law = prefix_law(plain, torch.where(free[:, None], steps.cumsum(dim=1), reflected(steps)))
+    verdict = law.decide(draw, next_draw)
+    accepted, rows = verdict.num_accepted, torch.arange(len(draw), device=draw.device)
+    here = Levels(before.log_ratio[rows, :, accepted], before.left[rows, :, accepted])
+    token, target_here, draft_here = verdict.next_token, block.target_probs[rows, accepted], block.draft_probs[rows, accepted]
+    after, step = _after_token(here, target_here, draft_here, token)
+    walk = torch.nn.functional.pad(steps.cumsum(dim=1), (1, 0))[rows, accepted]
+    left = torch.where(free & (accepted < block.lengths), block.planned - accepted - 1, 0)
+    grown = Levels(torch.cat([after.log_ratio, (walk + step)[:, None]], dim=1), torch.cat([after.left, left[:, None]], dim=1))
+    # Levels in use come first, so that the one dropped is free.
+    kept = Levels(*(part[:, : levels.left.shape[1]] for part in _tidied(grown)))
+    return Verdict(verdict.num_accepted, token, owed=kept.owed), kept
+
+
+def greedy_block_verification(
+    draft_tokens: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    generator: torch.Generator,
+    lengths: Tensor | None = None,
+    levels: Levels | None = None,
+) -> tuple[Verdict, Levels]:
+    """Accept the longest prefix of each block that passes; return the verdict and the levels that the next blocks need.
+
+    Args:
+        draft_tokens, target_probs, generator, lengths: as in `token_verification`.
+        draft_probs: (B, K, V), or (B, K + 1, V) with the draft's law after the last token; a row that owes more tokens than it
+            has drafted needs that one.
+        levels: of the round before; default none, K of them.
+
+    Raises:
+        ValueError: shapes that do not fit together, or a law of the draft that is owed and missing.
+
+    Source: Sun et al. 2024, appendix on greedy block verification.
+    """
+    batch, num_drafted = draft_tokens.shape
+    levels = Levels.none(batch, num_drafted, draft_tokens.device) if levels is None else levels
+    block = Block.of(draft_tokens, draft_probs, target_probs, lengths)
+    if block.draft_probs.shape[1] == num_drafted:
+        if bool((levels.owed > block.lengths).any()):
+            raise ValueError("a modified target reaches beyond the drafted tokens: give the draft's law after the last one too")
+        after = torch.zeros_like(block.target_probs[:, :1])
+        block = replace(block, draft_probs=torch.cat([block.draft_probs, after], dim=1))
+    return judge(levels, block, *uniforms((2, batch), generator))
+
+
+class GreedyBlockVerification:
+    """`verification=greedy_block`: see `greedy_block_verification`.
+
+    Blocks whose length is not known before they are drafted are judged by block verification, and so are those that would need more
+    than `num_levels` nested modifications: every step costs as much for a level in use as for a free one.
+    """
+
+    lossless = True
+    stopping = None
+    reads_next_law = True
+    label = "greedy block verification"
+
+    def __init__(self, num_levels: int = 4) -> None:
+        if not is_count(num_levels, least=1):
+            raise UserError(f"verification.num_levels={num_levels} is no count of at least 1.")
+        self.num_levels = num_levels
+        self.program = ("greedy block", num_levels)
+
+    def init(self, batch: int, device: torch.device) -> Levels:
+        return Levels.none(batch, self.num_levels, device)
+
+    def __call__(self, state: Levels, block: Block, draw: Tensor, next_draw: Tensor) -> tuple[Verdict, Levels]:
+        return judge(state, block, draw, next_draw)
