@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
 LARGEST_CONSTANT = 64  # numbers; a larger tensor that no module owns may be a weight, which must not be kept on disk
@@ -47,6 +48,7 @@ class Program:
         shapes = tuple({open_sizes[i]: Dim.DYNAMIC} if i in open_sizes else shape for i, shape in enumerate(shapes))
         with torch.no_grad():
             exported = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
+            _drop_checks(exported.graph_module)
             placeholders = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"]
             artifact = torch._inductor.standalone_compile(
                 exported.graph_module,
@@ -84,6 +86,15 @@ class Program:
 
         artifact, *rest = pickle.loads(content)
         return cls(AOTCompiledArtifact.deserialize(artifact), *rest)
+
+
+def _drop_checks(traced: GraphModule) -> None:
+    """Remove assertions from a trace, and what only they need: some wait for the device."""
+    for node in traced.graph.nodes:
+        if node.op == "call_function" and node.target.__name__.startswith(("_assert", "sym_constrain")):
+            traced.graph.erase_node(node)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
