@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specheads.decoding.drafting import Autoregressive
+from specheads.decoding.drafting import Autoregressive, DraftMemory
 from specheads.decoding.engine import Engine, ForwardOutput, make_engine
 from specheads.decoding.records import DecodeStats, Draft, Generation, Round
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, StoppingRule
@@ -152,8 +152,9 @@ class SpeculativeDecoder:
             self._drafter.rehearse(ends)
             longest = self.target_engine.padded(self.stopping.max_tokens + 1)
             counts = sorted({self.target_engine.padded(count) for count in range(1, longest + 1)})
-            state = self.verification.init(1, self.target_engine.lm.device)
-            self.target_engine.rehearse(self._verify_unit, counts, self._draft_probs, self._draws, self._lengths, state)
+            device = self.target_engine.lm.device
+            state, draws = self.verification.init(1, device), torch.zeros(2, dtype=torch.float64, device=device)
+            self.target_engine.rehearse(self._verify_unit, counts, self._target_memory.probs, draws, self._lengths, state)
         self.is_warm = True
         self.startup_seconds += time.perf_counter() - start
         return time.perf_counter() - start
@@ -208,8 +209,8 @@ class SpeculativeDecoder:
             planned = self.stopping.planned_length(state)
             draft, state = self._draft(session, state, limit, ends, owed)
             drafted = session.clock()
-            planned = 0 if planned is None else planned.clamp_max(limit)
-            (num_accepted, next_token, owed, *draft_tokens), judging = self._verify(session, draft, planned, judging)
+            self._planned.copy_(torch.zeros_like(self._planned) if planned is None else planned.clamp_max(limit))
+            (num_accepted, next_token, owed, *draft_tokens), judging = self._verify(session, draft, judging)
             verified = session.clock()
             state = self.stopping.observe(
                 state, *(torch.full_like(ends[:1], n, dtype=torch.long) for n in (len(draft_tokens), num_accepted))
@@ -234,21 +235,21 @@ class SpeculativeDecoder:
         pending = torch.tensor([session.committed[engine.length :]], device=engine.lm.device)
         return self._drafter.draft(pending, state, limit, session.draft_draws, ends, owed)
 
-    def _verify(self, session: Session, draft: Draft, planned: Tensor | int, state: Any) -> tuple[list[int], Any]:
+    def _verify(self, session: Session, draft: Draft, state: Any) -> tuple[list[int], Any]:
         """Return how many tokens were accepted, the target's own token, how many to come owe the draft's law, and the drafted
         ones; and the verification rule's state.
         """
         num_drafted = len(draft.tokens)
         count = self.target_engine.padded(num_drafted + 1)
-        self._tokens[0, 0] = session.committed[-1]
-        self._tokens[0, 1 : num_drafted + 1] = draft.tokens
-        self._draft_probs[:num_drafted] = draft.draft_probs
-        if draft.next_probs is not None:
-            self._draft_probs[num_drafted] = draft.next_probs
-        self._draws.copy_(session.verify_draws.take(2))
-        self._lengths[0], self._lengths[1] = num_drafted, planned
-        facts, state = self._verify_unit(self._tokens[:, :count], self._draft_probs, self._draws, self._lengths, state)
-        *verdict, draft_nan, target_nan = (facts := facts.tolist())[:NUM_FACTS]
+        memory = self._target_memory
+        if memory is not self._draft_memory:
+            memory.copy_(self._draft_memory, num_drafted)
+        memory.sequence[:, :1] = session.committed[-1]
+        self._num_drafted.fill_(num_drafted)
+        draws = session.verify_draws.take(2)
+        facts, state = self._verify_unit(memory.sequence[:, :count], memory.probs, draws, self._lengths, state)
+        facts = facts.tolist()
+        *verdict, draft_nan, target_nan = facts[:NUM_FACTS]
         if draft_nan or target_nan:
             self.draft_engine.clear()
             self.target_engine.clear()
@@ -262,14 +263,16 @@ class SpeculativeDecoder:
         if head is not None:
             head.check_fits(self.pair)
             head.to(self.draft_engine.lm.device)
-        self._drafter = self.drafting.drafter(self.draft_engine, self.warp, self.stopping)
-        # Memory for the longest draft, and no less than what most rules need: few sizes, few units.
-        device, most = self.target_engine.lm.device, self.target_engine.padded(max(self.stopping.max_tokens, MAX_TOKENS) + 1)
-        self._tokens = torch.zeros(1, most, dtype=torch.long, device=device)
-        self._draft_probs = torch.zeros(most, self.pair.vocab_size, dtype=self.pair.draft_lm.probs_dtype, device=device)
-        self._draws = torch.zeros(2, dtype=torch.float64, device=device)
-        self._lengths = torch.zeros(2, dtype=torch.long, device=device)  # tokens drafted, and planned
-        self._verify_unit = self.target_engine.unit(VerifyStep(self.warp, self.verification, most), all_logits=True)
+        # Room for the longest draft, and no less than what most rules need: few sizes, few units.
+        most = self.target_engine.padded(max(self.stopping.max_tokens, MAX_TOKENS) + 1) - 1
+        devices = [engine.lm.device for engine in (self.draft_engine, self.target_engine)]
+        self._draft_memory = self._target_memory = DraftMemory(most, self.pair.draft_lm, devices[0])
+        if devices[1] != devices[0]:
+            self._target_memory = DraftMemory(most, self.pair.draft_lm, devices[1])
+        self._drafter = self.drafting.drafter(self.draft_engine, self.warp, self.stopping, self._draft_memory)
+        self._lengths = torch.zeros(2, dtype=torch.long, device=devices[1])
+        self._num_drafted, self._planned = self._lengths.split(1)
+        self._verify_unit = self.target_engine.unit(VerifyStep(self.warp, self.verification, most + 1), all_logits=True)
         self.is_warm = False
 
 

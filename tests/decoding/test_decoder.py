@@ -6,7 +6,7 @@ import torch
 from fakes import constant_head, describe, tiny_pair
 from statistics_helper import chi_square_p_value
 
-from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, stopping
+from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, stopping, verification
 from specheads.heads.features import HeadBatch, head_features
 
 ALL_FEATURES = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy"})
@@ -246,6 +246,32 @@ def test_sampled_output_follows_the_targets_law(rule, warp):
     assert 0.2 < accepted / (2 * NUM_DRAWS) < 0.95  # neither trivial nor hopeless
     # false alarm with probability 1e-6
     assert chi_square_p_value(counts, law) > 1e-6
+
+
+@pytest.mark.parametrize("engine", ["eager", "cuda_graph"])
+@pytest.mark.parametrize(
+    "rule", [verification.BlockVerification(), verification.GreedyBlockVerification(2)], ids=lambda r: r.label
+)
+def test_blocks_follow_the_targets_law(rule, engine):
+    """Every response of four tokens over two letters, drafted three at a time."""
+    pair = tiny_pair(vocab_size=2, scale=1.5)
+    law, counts = exact_law(pair, [0, 1], 4, Warp()), torch.zeros(16)
+    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), verification=rule, warp=Warp(), engine=engine)
+    for seed in range(NUM_DRAWS):
+        counts[(decoder.generate([0, 1], 4, seed=seed).tokens * torch.tensor([8, 4, 2, 1])).sum()] += 1
+    # false alarm with probability 1e-6
+    assert chi_square_p_value(counts, law) > 1e-6
+
+
+@pytest.mark.parametrize(
+    "rule", [verification.BlockVerification(), verification.GreedyBlockVerification()], ids=lambda r: r.label
+)
+@pytest.mark.parametrize("stop", RULES[2:5] + RULES[8:], ids=describe)
+def test_greedy_output_is_the_targets_own_whatever_the_verification(rule, stop):
+    pair = tiny_pair(vocab_size=7, scale=2.0)
+    expected = pair.target.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=30, do_sample=False, pad_token_id=0)[0, 3:]
+    decoder = SpeculativeDecoder(pair, stopping=stop, verification=rule, warp=GREEDY)
+    assert decoder.generate([1, 2, 3], 30).tokens.tolist() == expected.tolist()
 
 
 def test_a_wrong_law_would_be_noticed():

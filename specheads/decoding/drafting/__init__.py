@@ -1,5 +1,5 @@
 """How drafts are proposed."""
 
-from specheads.decoding.drafting.autoregressive import Autoregressive, ChainDrafter, ChainStep, drafting_features
+from specheads.decoding.drafting.autoregressive import Autoregressive, ChainDrafter, ChainStep, DraftMemory, drafting_features
 
-__all__ = ["Autoregressive", "ChainDrafter", "ChainStep", "drafting_features"]
+__all__ = ["Autoregressive", "ChainDrafter", "ChainStep", "DraftMemory", "drafting_features"]

@@ -28,9 +28,32 @@ class Autoregressive:
             raise UserError(f"drafting.ahead={ahead} is neither true nor false.")
         self.ahead = ahead
 
-    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule) -> "ChainDrafter":
-        """Return what drafts with these choices."""
-        return ChainDrafter(engine, ChainStep(engine.lm, warp, rule), self.ahead)
+    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: "DraftMemory") -> "ChainDrafter":
+        """Return what drafts with these choices into `memory`."""
+        return ChainDrafter(engine, ChainStep(engine.lm, warp, rule), memory, self.ahead)
+
+
+class DraftMemory:
+    """Where drafted tokens and their laws are written, from round to round the same place: a draft is valid until the next one."""
+
+    def __init__(self, most: int, lm: LanguageModel, device: torch.device) -> None:
+        """Room for `most` tokens, one law more, and the committed token that verification reads first."""
+        self.sequence = torch.zeros(1, most + 1, dtype=torch.long, device=device)
+        self.tokens = self.sequence[0, 1:]
+        self.probs = torch.zeros(most + 1, lm.vocab_size, dtype=lm.probs_dtype, device=device)
+        # Views made once: making one costs as much as a copy.
+        self._rows = list(zip(self.tokens.split(1), self.probs.split(1), strict=False))
+
+    def write(self, index: int, token: Tensor, probs: Tensor) -> None:
+        """Take the token (1,) at `index` and the law (1, V) it was drawn from."""
+        token_row, probs_row = self._rows[index]
+        token_row.copy_(token)
+        probs_row.copy_(probs)
+
+    def copy_(self, other: "DraftMemory", count: int) -> None:
+        """Take over the first `count` tokens of another memory, and one law more."""
+        self.tokens[:count] = other.tokens[:count]
+        self.probs[: count + 1] = other.probs[: count + 1]
 
 
 class ChainState(NamedTuple):
@@ -73,15 +96,13 @@ def _over_rows(flags: Tensor, x: Tensor) -> Tensor:
 
 
 class ChainDrafter:
-    """Drafts chains into memory that is kept from round to round: a draft is valid until the next one."""
+    """Drafts chains into a memory."""
 
-    def __init__(self, engine: Engine, step: ChainStep, ahead: bool = False) -> None:
-        lm, most = engine.lm, step.rule.max_tokens
+    def __init__(self, engine: Engine, step: ChainStep, memory: DraftMemory, ahead: bool = False) -> None:
         self._engine, self._rule, self._step, self._ahead = engine, step.rule, engine.unit(step), ahead
-        self._tokens = torch.zeros(most, dtype=torch.long, device=lm.device)
-        self._probs = torch.zeros(most, lm.vocab_size, dtype=lm.probs_dtype, device=lm.device)
-        self._going, self._stopped = torch.tensor([[False], [True]], device=lm.device)
-        self._flag = Flag(lm.device)
+        self._memory = memory
+        self._going, self._stopped = torch.tensor([[False], [True]], device=engine.lm.device)
+        self._flag = Flag(engine.lm.device)
 
     def rehearse(self, ends: Tensor) -> None:
         """Prepare the engine for what drafting runs: forwards over one pending token, or two after a draft that was accepted."""
@@ -95,27 +116,30 @@ class ChainDrafter:
             pending: (1, p) long, p >= 1, committed tokens that the draft has not consumed yet.
             owed: tokens to come whose verification needs the draft's law; a shorter draft carries the law after its last token.
         """
-        tokens, calls, limit = pending, 0, min(limit, len(self._tokens))
+        memory, tokens, calls, limit = self._memory, pending, 0, min(limit, self._rule.max_tokens)
         count, state, next_probs = 0, ChainState(self._going, state), None
         while count < limit:
             token, probs, state = self._step(tokens, draws.take(1), ends, state)
             calls += 1
             if self._ahead and count and self._flag.read():
                 draws.give_back(1)
-                next_probs = probs[0]
+                next_probs = probs
                 break
             # Copied, because an engine may overwrite a step's outcome in the next one.
-            self._tokens[count], self._probs[count] = token[0], probs[0]
+            memory.write(count, token, probs)
             count += 1
             self._flag.send(state.stopped)
             tokens = token[:, None]
             if not self._ahead and self._flag.read():
                 break
-        if owed > count and next_probs is None:
-            _, probs, state = self._step(tokens, draws.take(1), ends, ChainState(self._stopped, state.rule))
-            draws.give_back(1)
-            next_probs, calls = probs[0], calls + 1
-        return Draft.chain(self._tokens[:count], self._probs[:count], calls, next_probs), state.rule
+        if owed > count:
+            if next_probs is None:
+                _, next_probs, state = self._step(tokens, draws.take(1), ends, ChainState(self._stopped, state.rule))
+                draws.give_back(1)
+                calls += 1
+            memory.probs[count] = next_probs[0]
+        next_probs = memory.probs[count] if owed > count else None
+        return Draft.chain(memory.tokens[:count], memory.probs[:count], calls, next_probs), state.rule
 
 
 class Flag:

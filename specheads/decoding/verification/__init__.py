@@ -3,7 +3,7 @@
 from specheads.decoding.verification.biased import BiasedVerification
 from specheads.decoding.verification.big_little import BigLittle
 from specheads.decoding.verification.block import BlockVerification, block_law, block_verification, greedy_block_law
-from specheads.decoding.verification.greedy_block import GreedyBlockVerification, Levels, greedy_block_verification
+from specheads.decoding.verification.greedy_block import GreedyBlockVerification, Levels, NestedLaw, greedy_block_verification
 from specheads.decoding.verification.law import AcceptanceLaw, Block
 from specheads.decoding.verification.step import NUM_FACTS, ChainVerification, VerificationRule, VerifyStep
 from specheads.decoding.verification.synthetic import SyntheticVerification
@@ -19,6 +19,7 @@ __all__ = [
     "ChainVerification",
     "GreedyBlockVerification",
     "Levels",
+    "NestedLaw",
     "SyntheticVerification",
     "TokenVerification",
     "VerificationRule",

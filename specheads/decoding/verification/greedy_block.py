@@ -5,7 +5,7 @@ ended, tokens follow a *modified target* `norm((r t - d)+)`, r the ratio T/D of 
 began. Blocks of later rounds are verified against that law, and a rejection among them modifies it once more: modifications nest.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specheads.decoding.records import Verdict
 from specheads.decoding.verification.block import prefix_law, reflected
-from specheads.decoding.verification.law import LARGEST_LOG_WEIGHT, Block
+from specheads.decoding.verification.law import LARGEST_LOG_WEIGHT, AcceptanceLaw, Block
 from specheads.errors import UserError, is_count
 from specheads.sampling import uniforms
 
@@ -90,28 +90,49 @@ def _tidied(levels: Levels) -> Levels:
     return Levels(log_ratio.gather(1, order), left.gather(1, order))
 
 
-def judge(levels: Levels, block: Block, draw: Tensor, next_draw: Tensor) -> tuple[Verdict, Levels]:
-    """Judge a block at given uniform numbers (B,) each; return the verdict and the levels for the next round.
+@dataclass(frozen=True)
+class NestedLaw:
+    """The law by which a block is judged under the modifications in force."""
 
-    A row whose levels are all in use is judged by block verification, which modifies nothing, and so is one whose length was not
-    known beforehand: how far its modification reaches would depend on drafts that were not made.
-    """
-    target, before = modified_targets(levels, block)
-    plain = replace(block, target_probs=target)
-    steps = plain.log_ratios()
-    free = (levels.left == 0).any(dim=1) & (block.planned > 0)
-    law = prefix_law(plain, torch.where(free[:, None], steps.cumsum(dim=1), reflected(steps)))
-    verdict = law.decide(draw, next_draw)
-    accepted, rows = verdict.num_accepted, torch.arange(len(draw), device=draw.device)
-    here = Levels(before.log_ratio[rows, :, accepted], before.left[rows, :, accepted])
-    token, target_here, draft_here = verdict.next_token, block.target_probs[rows, accepted], block.draft_probs[rows, accepted]
-    after, step = _after_token(here, target_here, draft_here, token)
-    walk = torch.nn.functional.pad(steps.cumsum(dim=1), (1, 0))[rows, accepted]
-    left = torch.where(free & (accepted < block.lengths), block.planned - accepted - 1, 0)
-    grown = Levels(torch.cat([after.log_ratio, (walk + step)[:, None]], dim=1), torch.cat([after.left, left[:, None]], dim=1))
-    # Levels in use come first, so that the one dropped is free.
-    kept = Levels(*(part[:, : levels.left.shape[1]] for part in _tidied(grown)))
-    return Verdict(verdict.num_accepted, token, owed=kept.owed), kept
+    law: AcceptanceLaw  # of the block against the modified target
+    plain: Block  # with the target as it is
+    before: Levels  # as they are before each position, (B, L, K + 1)
+    modifies: Tensor  # (B,) bool, whether a rejection adds a level
+
+    @classmethod
+    def of(cls, levels: Levels, block: Block) -> "NestedLaw":
+        """Return the law of a block whose `draft_probs` are (B, K + 1, V).
+
+        A row whose levels are all in use is judged by block verification, which modifies nothing, and so is one whose length was
+        not known beforehand: how far its modification reaches would depend on drafts that were not made.
+        """
+        target, before = modified_targets(levels, block)
+        modified = replace(block, target_probs=target)
+        modifies = (levels.left == 0).any(dim=1) & (block.planned > 0)
+        steps = modified.log_ratios()
+        law = prefix_law(modified, torch.where(modifies[:, None], steps.cumsum(dim=1), reflected(steps)))
+        return cls(law, block, before, modifies)
+
+    def after(self, num_accepted: Tensor, next_token: Tensor) -> Levels:
+        """Return the levels once `num_accepted` (B,) drafted tokens and `next_token` (B,) are emitted."""
+        rows, plain = torch.arange(len(num_accepted), device=num_accepted.device), self.plain
+        here = Levels(self.before.log_ratio[rows, :, num_accepted], self.before.left[rows, :, num_accepted])
+        laws = plain.target_probs[rows, num_accepted], plain.draft_probs[rows, num_accepted]
+        old, step = _after_token(here, *laws, next_token)
+        walk = torch.nn.functional.pad(self.law.block.log_ratios().cumsum(dim=1), (1, 0))[rows, num_accepted]
+        adds = self.modifies & (num_accepted < plain.lengths)
+        left = torch.where(adds, plain.planned - num_accepted - 1, 0)
+        grown = Levels(torch.cat([old.log_ratio, (walk + step)[:, None]], dim=1), torch.cat([old.left, left[:, None]], dim=1))
+        # Levels in use come first, so that the one dropped is free.
+        return Levels(*(part[:, :-1] for part in _tidied(grown)))
+
+
+def judge(levels: Levels, block: Block, draw: Tensor, next_draw: Tensor) -> tuple[Verdict, Levels]:
+    """Judge a block at given uniform numbers (B,) each; return the verdict and the levels for the next round."""
+    nested = NestedLaw.of(levels, block)
+    verdict = nested.law.decide(draw, next_draw)
+    levels = nested.after(verdict.num_accepted, verdict.next_token)
+    return replace(verdict, owed=levels.owed), levels
 
 
 def greedy_block_verification(

@@ -26,6 +26,9 @@ class EveryThird:
     def init(self, batch, device):
         return Count(torch.zeros(batch, dtype=torch.long, device=device), torch.zeros(batch, 2, device=device))
 
+    def planned_length(self, state):
+        return None
+
     def step(self, state, features):
         steps = state.steps + 1
         return Count(steps, state.law + features["max_prob"][:, None].float()), steps % 3 == 0

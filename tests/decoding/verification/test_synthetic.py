@@ -5,7 +5,7 @@ from statistics_helper import chi_square_p_value
 
 from specheads import SpeculativeDecoder
 from specheads.decoding.stopping import FixedLength
-from specheads.decoding.verification import SyntheticVerification
+from specheads.decoding.verification import Block, SyntheticVerification
 from specheads.errors import UserError
 
 
@@ -15,10 +15,10 @@ def test_tokens_are_accepted_at_the_rate(rate):
     rule = SyntheticVerification(rate)
     random = torch.Generator().manual_seed(0)
     laws = torch.full((4000, 6, 3), 1 / 3)
-    draws = torch.rand(4000, 5, generator=random, dtype=torch.float64)
     lengths = torch.randint(1, 6, (4000,), generator=random)
     tokens = torch.zeros(4000, 5, dtype=torch.long)
-    verdict = rule(tokens, laws[:, :-1], laws, draws, torch.rand(4000, generator=random, dtype=torch.float64), lengths)
+    draws = torch.rand(2, 4000, generator=random, dtype=torch.float64)
+    verdict, _ = rule((), Block.of(tokens, laws[:, :-1], laws, lengths), *draws)
     assert (verdict.num_accepted <= lengths).all()
     accepted = int(verdict.num_accepted.sum())
     rejected = int((verdict.num_accepted < lengths).sum())

@@ -1,0 +1,113 @@
+"""Random models on tiny vocabularies, and the exact law of what decoding emits with them."""
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.verification import Block, ChainVerification, Levels, NestedLaw
+
+
+class Model:
+    """A random conditional law of the next token for every prefix; `adversarial`: nearly all mass on few tokens, exact zeros."""
+
+    def __init__(self, vocab_size: int, seed: int, adversarial: bool = False) -> None:
+        self.vocab_size, self.seed, self.adversarial = vocab_size, seed, adversarial
+        self._laws = {}
+
+    def __call__(self, prefix: tuple[int, ...]) -> Tensor:
+        """Return the law (V,) in float64 after `prefix`."""
+        if prefix not in self._laws:
+            number = hash((self.seed, len(prefix), sum(token * 7**i for i, token in enumerate(prefix)))) % 2**31
+            generator = torch.Generator().manual_seed(number)
+            probs = torch.rand(self.vocab_size, generator=generator, dtype=torch.float64) ** (6 if self.adversarial else 1)
+            if self.adversarial and number % 3:
+                probs[number % self.vocab_size] = 0
+            self._laws[prefix] = probs / probs.sum()
+        return self._laws[prefix]
+
+    def joint(self, tokens: tuple[int, ...], prefix: tuple[int, ...] = ()) -> float:
+        return math.prod(self((*prefix, *tokens[:i]))[token].item() for i, token in enumerate(tokens))
+
+
+def block_after(target: Model, draft: Model, prefix: tuple[int, ...], num_drafted: int) -> tuple[Block, Tensor]:
+    """Return every drafted block after `prefix` as one batch, with the draft's law after it, and the chance of each (B,)."""
+    blocks = list(itertools.product(range(target.vocab_size), repeat=num_drafted))
+    laws = [
+        torch.stack([torch.stack([model((*prefix, *block[:i])) for i in range(num_drafted + 1)]) for block in blocks])
+        for model in (draft, target)
+    ]
+    weights = torch.tensor([draft.joint(block, prefix) for block in blocks], dtype=torch.float64)
+    return Block.of(torch.tensor(blocks, dtype=torch.long).reshape(len(blocks), num_drafted), *laws), weights
+
+
+def emitted_law(
+    rule: ChainVerification | int,
+    target: Model,
+    draft: Model,
+    num_drafted: int,
+    num_tokens: int,
+    lengths: Callable[[tuple[int, ...], tuple[int, ...]], int] | None = None,
+    planned: bool = True,
+) -> Tensor:
+    """Return the exact law of the first `num_tokens` emitted tokens, (V, ..., V).
+
+    Args:
+        rule: a rule that judges blocks by `rule.law`; or for greedy block verification the number of levels it may keep.
+        lengths: (prefix, drafted tokens) -> how many of them a stopping rule lets be drafted; default all.
+        planned: whether verification is told that lengths do not depend on the drafted tokens.
+    """
+    total = torch.zeros((target.vocab_size,) * num_tokens, dtype=torch.float64)
+    num_levels = rule if isinstance(rule, int) else 0
+    fresh = ((0.0,) * num_levels, (0,) * num_levels)
+    states = [defaultdict(float) for _ in range(num_tokens)]  # by number of tokens: (prefix, levels) -> probability
+    states[0][(), fresh] = 1.0
+    for made in range(num_tokens):
+        for (prefix, (log_ratio, left)), prob in states[made].items():
+            block, weights = block_after(target, draft, prefix, num_drafted)
+            count = len(weights)
+            if lengths is not None:
+                found = torch.tensor([lengths(prefix, tuple(row)) for row in block.tokens.tolist()])
+                block = replace(block, lengths=found, planned=found if planned else torch.zeros_like(found))
+            if isinstance(rule, int):
+                levels = Levels(torch.tensor([log_ratio] * count, dtype=torch.float64), torch.tensor([left] * count))
+                nested = NestedLaw.of(levels, block)
+                law = nested.law
+            else:
+                law = rule.law(replace(block, draft_probs=block.draft_probs[:, :num_drafted]))
+            ends = law.length_probs
+            for accepted in range(num_drafted + 1):
+                n = torch.full((count,), accepted)
+                following = law.next_probs(n)
+                following = following / following.sum(dim=-1, keepdim=True)
+                chances = prob * weights[:, None] * ends[:, accepted, None] * following
+                for token in range(target.vocab_size):
+                    if isinstance(rule, int):
+                        after = nested.after(n, torch.full((count,), token))
+                    for row in (chances[:, token] > 0).nonzero().flatten().tolist():
+                        emitted = (*prefix, *block.tokens[row, :accepted].tolist(), token)[:num_tokens]
+                        chance = chances[row, token].item()
+                        if len(emitted) == num_tokens:
+                            total[emitted] += chance
+                        elif isinstance(rule, int):
+                            key = (tuple(round(x, 10) for x in after.log_ratio[row].tolist()), tuple(after.left[row].tolist()))
+                            states[len(emitted)][emitted, key] += chance
+                        else:
+                            states[len(emitted)][emitted, fresh] += chance
+    return total
+
+
+def difference(found: Tensor, target: Model) -> float:
+    """Return the largest difference between a law of emitted tokens (V, ..., V) and the target's own."""
+    sequences = itertools.product(range(target.vocab_size), repeat=found.dim())
+    return max(abs(found[tokens].item() - target.joint(tokens)) for tokens in sequences)
+
+
+def expected_accepted(law_of: Callable, target: Model, draft: Model, num_drafted: int) -> float:
+    """Return the mean number of accepted tokens of a block drafted from the start."""
+    block, weights = block_after(target, draft, (), num_drafted)
+    return (weights * law_of(replace(block, draft_probs=block.draft_probs[:, :num_drafted])).survival.sum(dim=1)).sum().item()

@@ -1,0 +1,48 @@
+"""BiLD on hand-worked cases."""
+
+import pytest
+import torch
+from fakes import tiny_pair
+
+from specheads import SpeculativeDecoder, UserError, stopping
+from specheads.decoding.verification import BigLittle, Block
+
+
+def test_drafts_are_rolled_back_to_the_first_unlikely_token():
+    target = torch.tensor([[[0.5, 0.5], [0.95, 0.05], [0.2, 0.8], [0.5, 0.5]]])
+    block = Block.of(torch.tensor([[0, 1, 1]]), target[:, :3], target)
+    assert BigLittle(rollback=2.0).law(block).survival.tolist() == [[1, 0, 0]]  # -log 0.05 = 3.0
+    assert BigLittle(rollback=2.0).law(block).next_probs(torch.tensor([1])).tolist() == target[:, 1].tolist()
+    assert BigLittle(rollback=3.0).law(block).survival.tolist() == [[1, 1, 1]]
+
+
+def test_its_fallback_is_the_stopping_rule_unless_another_is_chosen():
+    pair = tiny_pair()
+    rule = SpeculativeDecoder(pair, verification=BigLittle(fallback=0.7, max_tokens=6)).stopping
+    assert isinstance(rule, stopping.MaxProbability)
+    assert (rule.threshold, rule.max_tokens) == (0.7, 6)
+    assert SpeculativeDecoder(pair, stopping=stopping.FixedLength(2), verification=BigLittle()).stopping.max_tokens == 2
+
+
+def test_drafts_end_where_the_draft_is_unsure():
+    rule = stopping.MaxProbability(0.6, 3)
+    state, stops = rule.init(1, torch.device("cpu")), []
+    for probability in (0.9, 0.7, 0.65, 0.9, 0.5):
+        state, stop = rule.step(state, {"max_prob": torch.tensor([probability])})
+        stops.append(stop.item())
+        if stop:
+            state = rule.observe(state, torch.tensor([3]), torch.tensor([1]))
+    assert stops == [False, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: BigLittle(rollback=-1), "verification.rollback=-1"),
+        (lambda: BigLittle(fallback=1.5), "threshold=1.5"),
+        (lambda: stopping.MaxProbability(0.5, 0), "max_tokens=0"),
+    ],
+)
+def test_settings_that_are_none(make, message):
+    with pytest.raises(UserError, match=message):
+        make()

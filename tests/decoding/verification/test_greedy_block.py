@@ -1,0 +1,76 @@
+"""Greedy block verification in the decoder: modifications go from round to round, with the laws they need."""
+
+import copy
+
+import pytest
+import torch
+from fakes import constant_head, tiny_pair
+
+from specheads import SpeculativeDecoder, UserError, Warp, stopping
+from specheads.decoding.verification import GreedyBlockVerification
+
+
+class Spy(GreedyBlockVerification):
+    """Keeps what every round was given and what it gave."""
+
+    def __init__(self, num_levels=4):
+        super().__init__(num_levels)
+        self.rounds = []
+
+    def __call__(self, state, block, draw, next_draw):
+        verdict, after = super().__call__(state, block, draw, next_draw)
+        self.rounds.append(copy.deepcopy((state, block, verdict, after)))  # the decoder writes over them
+        return verdict, after
+
+
+class Alternating(stopping.FixedLength):
+    """Lengths that are known beforehand and change from round to round, so that modifications reach beyond the next draft."""
+
+    program = "alternating"
+
+    def __init__(self):
+        super().__init__(5)
+
+    def observe(self, state, num_drafted, num_accepted):
+        return super().observe(state, num_drafted, num_accepted)._replace(num_tokens=6 - state.num_tokens)
+
+
+@pytest.mark.parametrize("num_levels", [1, 4])
+def test_levels_go_from_round_to_round_with_the_laws_they_need(num_levels):
+    pair, prompt = tiny_pair(vocab_size=4, scale=1.5), [0, 1]
+    rule = Spy(num_levels)
+    decoder = SpeculativeDecoder(pair, stopping=Alternating(), verification=rule, warp=Warp(), engine="eager")
+    short = 0
+    for seed in range(20):
+        rule.rounds.clear()
+        out = decoder.generate(prompt, 25, seed=seed)
+        before, text = rule.init(1, torch.device("cpu")), list(prompt)
+        for number, ((state, block, verdict, after), made) in enumerate(zip(rule.rounds, out.rounds, strict=True)):
+            assert all(torch.equal(a, b) for a, b in zip(state, before, strict=True))
+            length, accepted = block.lengths.item(), verdict.num_accepted.item()
+            assert block.planned.item() == min((5, 1)[number % 2], 25 - (len(text) - len(prompt)) - 1)
+            if before.owed > length:  # the law after the draft is there, at the price of a forward
+                short += 1
+                full = torch.tensor([[*text, *block.tokens[0, :length].tolist()]])
+                law = pair.draft(full).logits[0, -1].softmax(dim=-1)
+                torch.testing.assert_close(block.draft_probs[0, length], law, atol=1e-10, rtol=0)
+                assert made.num_draft_calls == length + 1
+            else:
+                assert made.num_draft_calls == length
+            # What a rejection leaves behind reaches as far as the block would have, unless it changes nothing or finds no room.
+            assert after.owed.item() <= max(before.owed.item(), length) - accepted - 1 or after.owed.item() == 0
+            before, text = after, text + list(made.tokens)
+    assert short > 0
+
+
+def test_drafts_of_unknown_length_modify_nothing():
+    rule = Spy()
+    head = stopping.HeadThreshold(constant_head(0.7), 0.5)
+    SpeculativeDecoder(tiny_pair(), stopping=head, verification=rule, engine="eager").generate([0, 1], 30)
+    assert all(block.planned.item() == 0 and after.owed.item() == 0 for _, block, _, after in rule.rounds)
+
+
+@pytest.mark.parametrize("levels", [0, 1.5, True])
+def test_a_number_of_levels_that_is_none(levels):
+    with pytest.raises(UserError, match="verification.num_levels"):
+        GreedyBlockVerification(levels)

@@ -1,0 +1,189 @@
+"""What all rules for chains share: shapes, numerics, and samples that follow the law."""
+
+import pytest
+import torch
+from statistics_helper import chi_square_p_value
+
+from specheads import Warp
+from specheads.decoding.verification import (
+    BiasedVerification,
+    BigLittle,
+    Block,
+    BlockVerification,
+    GreedyBlockVerification,
+    Levels,
+    SyntheticVerification,
+    TokenVerification,
+    block_law,
+    block_verification,
+    greedy_block_law,
+    greedy_block_verification,
+    token_law,
+    token_verification,
+)
+from specheads.decoding.verification.block import reflected
+
+CHAIN_RULES = [TokenVerification(), BlockVerification(), BiasedVerification(0.2), BiasedVerification(0.2, "uno"), BigLittle()]
+RULES = [*CHAIN_RULES, GreedyBlockVerification()]
+LAWS = {"token": token_law, "block": block_law, "greedy block": greedy_block_law}
+named = {"ids": lambda rule: rule.label}
+
+
+def random_block(batch, num_drafted, vocab_size, warp=None, seed=0, dtype=torch.float32, spread=2.0):
+    """A drafted block of related models; the draft's law after it comes with it."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = spread * torch.randn(batch, num_drafted + 1, vocab_size, generator=generator, dtype=dtype)
+    other = logits + torch.randn(logits.shape, generator=generator, dtype=dtype)
+    draft, target = ((warp or Warp())(x) for x in (logits, other))
+    tokens = torch.multinomial(draft[:, :-1].flatten(0, 1), 1, generator=generator).reshape(batch, num_drafted)
+    return Block.of(tokens, draft, target)
+
+
+def judged(rule, block, seed=1):
+    draws = torch.rand(2, len(block.tokens), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return rule(rule.init(len(block.tokens), torch.device("cpu")), block, *draws)[0]
+
+
+@pytest.mark.parametrize("rule", RULES, **named)
+def test_an_empty_draft_gives_the_targets_token(rule):
+    block = Block.of(torch.empty(1, 0, dtype=torch.long), torch.empty(1, 1, 4), torch.eye(4)[torch.tensor([[2]])])
+    verdict = judged(rule, block)
+    assert (verdict.num_accepted.item(), verdict.next_token.item()) == (0, 2)
+
+
+@pytest.mark.parametrize("rule", [r for r in RULES if r.lossless], **named)
+def test_equal_laws_accept_everything(rule):
+    block = random_block(64, 4, 11)
+    equal = Block.of(block.tokens, block.draft_probs, block.draft_probs)
+    assert judged(rule, equal).num_accepted.tolist() == [4] * 64
+
+
+@pytest.mark.parametrize("rule", [*RULES[:2], BiasedVerification(0.0), *RULES[4:]], **named)
+def test_point_masses_compare_prefixes(rule):
+    """Temperature 0: the drafted tokens up to the first that is not the target's, whatever the uniform numbers."""
+    generator = torch.Generator().manual_seed(3)
+    wanted = torch.randint(3, (400, 5), generator=generator)
+    drafted = torch.where(torch.rand(400, 5, generator=generator) < 0.7, wanted, torch.randint(3, (400, 5), generator=generator))
+    verdict = judged(rule, Block.of(drafted[:, :4], torch.eye(3)[drafted], torch.eye(3)[wanted]))
+    same = (drafted == wanted)[:, :4].long().cumprod(dim=1).sum(dim=1)
+    assert verdict.num_accepted.tolist() == same.tolist()
+    assert verdict.next_token.tolist() == wanted[torch.arange(400), same].tolist()
+
+
+@pytest.mark.parametrize("rule", RULES, **named)
+@pytest.mark.parametrize("warp", [Warp(top_k=50), Warp(temperature=0), Warp(top_p=0.5)], ids=["top-k", "greedy", "top-p"])
+def test_large_vocabularies_with_exact_zeros(rule, warp):
+    block = random_block(3, 6, 150_000, warp, spread=5.0)
+    for dtype in (torch.float32, torch.bfloat16):
+        laws = (x.to(dtype) for x in (block.draft_probs, block.target_probs))
+        verdict = judged(rule, Block.of(block.tokens, *laws))
+        assert ((verdict.num_accepted >= 0) & (verdict.num_accepted <= 6)).all()
+        assert (block.target_probs[torch.arange(3), verdict.num_accepted, verdict.next_token] > 0).all()
+
+
+@pytest.mark.parametrize("law_of", [*LAWS.values(), *(rule.law for rule in CHAIN_RULES[2:])])
+def test_a_law_is_a_law(law_of):
+    block = random_block(500, 5, 4, spread=6.0)
+    law = law_of(block)
+    assert (law.length_probs > -1e-6).all()
+    assert torch.allclose(law.length_probs.double().sum(dim=1), torch.ones(500, dtype=torch.float64), atol=1e-6)
+    for accepted in range(6):
+        following = law.next_probs(torch.full((500,), accepted))
+        assert (following >= 0).all() and (following.sum(dim=-1) > 0).all()
+
+
+@pytest.mark.parametrize("law_of", [*LAWS.values(), *(rule.law for rule in CHAIN_RULES[2:])])
+def test_ragged_lengths_act_as_shorter_blocks(law_of):
+    block = random_block(40, 4, 7, dtype=torch.float64)
+    lengths = torch.arange(40) % 5
+    law = law_of(Block.of(block.tokens, block.draft_probs, block.target_probs, lengths))
+    for row, length in enumerate(lengths.tolist()):
+        one = slice(row, row + 1)
+        shorter = Block.of(block.tokens[one, :length], block.draft_probs[one, :length], block.target_probs[one, : length + 1])
+        alone = law_of(shorter)
+        assert law.survival[row, length:].sum() == 0
+        torch.testing.assert_close(law.survival[row, :length], alone.survival[0])
+        for accepted in range(length + 1):
+            n = torch.full((40,), accepted)
+            torch.testing.assert_close(law.next_probs(n)[row], alone.next_probs(n[:1])[0])
+
+
+def test_half_precision_laws_are_judged_in_float32():
+    block = random_block(8, 4, 20)
+    half = Block.of(block.tokens, block.draft_probs.bfloat16(), block.target_probs.bfloat16())
+    for law_of in LAWS.values():
+        law = law_of(half)
+        assert law.next_probs(torch.zeros(8, dtype=torch.long)).dtype == torch.float32
+        assert torch.allclose(law.survival.float(), law_of(block).survival.float(), atol=0.1)
+
+
+def test_a_reflected_walk_is_the_running_minimum_with_one():
+    steps = torch.randn(200, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    steps[::7, 4] = -torch.inf
+    found, p = reflected(steps), torch.zeros(200, dtype=torch.float64)
+    for i in range(9):
+        p = (p + steps[:, i]).clamp_max(0)
+        assert torch.allclose(found[:, i].exp(), p.exp(), atol=1e-12)
+
+
+def test_ratios_beyond_float32_stay_finite():
+    draft = torch.tensor([1e-30, 1 - 1e-30]).expand(1, 5, 2)
+    target = torch.tensor([1.0, 0.0]).expand(1, 5, 2)
+    block = Block.of(torch.zeros(1, 4, dtype=torch.long), draft, target)
+    for law_of in LAWS.values():
+        assert law_of(block).survival.tolist() == [[1.0] * 4]
+    verdict, levels = greedy_block_verification(*(block.tokens, draft, target), torch.Generator().manual_seed(0))
+    assert verdict.num_accepted.item() == 4 and levels.owed.item() == 0
+
+
+MILLION = 1_000_000
+
+
+def sampled(law_of, block, generator, function):
+    """Return counts of (accepted, next token) in a million batched draws on one block, and their law."""
+    vocab_size, count = block.target_probs.shape[-1], block.num_drafted + 1
+    law = law_of(block)
+    following = torch.stack([law.next_probs(torch.tensor([n]))[0] for n in range(count)])
+    expected = law.length_probs[0, :, None] * following / following.sum(dim=-1, keepdim=True)
+    rows = [x.expand(MILLION, *x.shape[1:]) for x in (block.tokens, block.draft_probs[:, : count - 1], block.target_probs)]
+    verdict = function(*rows, generator)
+    verdict = verdict[0] if isinstance(verdict, tuple) else verdict
+    return torch.bincount(
+        verdict.num_accepted * vocab_size + verdict.next_token, minlength=count * vocab_size
+    ), expected.flatten()
+
+
+FUNCTIONS = [(token_law, token_verification), (block_law, block_verification), (greedy_block_law, greedy_block_verification)]
+
+
+@pytest.mark.parametrize(("law_of", "function"), FUNCTIONS, ids=LAWS)
+def test_a_million_draws_follow_the_law(law_of, function):
+    """False alarm with probability 1e-6 each; the wrong rule's law is told apart."""
+    block = random_block(1, 3, 4, seed=32, dtype=torch.float64, spread=1.0)
+    counts, expected = sampled(law_of, block, torch.Generator().manual_seed(5), function)
+    assert chi_square_p_value(counts, expected) > 1e-6
+    for other, _ in FUNCTIONS:
+        if other is not law_of:
+            assert chi_square_p_value(counts, sampled(other, block, torch.Generator(), token_verification)[1] + 1e-12) < 1e-6
+
+
+@pytest.mark.parametrize("rule", [*CHAIN_RULES[2:], SyntheticVerification(0.6)], **named)
+def test_a_million_draws_of_lossy_rules_follow_their_laws(rule):
+    block = random_block(1, 3, 4, seed=11, dtype=torch.float64, spread=1.0)
+
+    def function(tokens, draft_probs, target_probs, generator):
+        draws = torch.rand(2, len(tokens), generator=generator, dtype=torch.float64)
+        return rule((), Block.of(tokens, draft_probs, target_probs), *draws)[0]
+
+    counts, expected = sampled(rule.law, block, torch.Generator().manual_seed(6), function)
+    assert chi_square_p_value(counts, expected) > 1e-6
+
+
+def test_a_law_that_is_owed_and_missing_is_asked_for():
+    block = random_block(2, 2, 5)
+    levels = Levels(torch.zeros(2, 2, dtype=torch.float64), torch.tensor([[3, 0], [0, 0]]))
+    arguments = (block.tokens, block.draft_probs[:, :2], block.target_probs, torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="the draft's law after the last one"):
+        greedy_block_verification(*arguments, levels=levels)
+    verdict, _ = greedy_block_verification(block.tokens, block.draft_probs, *arguments[2:], levels=levels)
+    assert verdict.num_accepted.shape == (2,)
