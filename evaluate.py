@@ -18,6 +18,7 @@ from data_gen.prompts import unique
 from data_gen.run import encode_prompts
 from specheads.cli import command, load_configured_pair
 from specheads.decoding.engine import resolve_engine
+from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError, is_count, is_number
 from specheads.evaluation.journal import Journal
 from specheads.evaluation.report import Report, make_report, print_report, write_report
@@ -25,7 +26,7 @@ from specheads.evaluation.sweep import run_sweep, sweep_settings
 from specheads.forecast import Forecast
 from specheads.heads.checkpoint import latest_head, load_head
 from specheads.heads.head import AcceptanceHead
-from specheads.pair import Pair
+from specheads.pair import Pair, config_folder
 from specheads.runs import is_resumed
 from specheads.sampling import Warp
 
@@ -36,10 +37,10 @@ def evaluate(cfg: DictConfig) -> Report:
     """Decode the test prompts with every setting; write and return the report."""
     check(cfg)
     verification = instantiate(cfg.verification)  # before the models: a wrong rate should not wait for 70 B
-    drafting = instantiate(cfg.drafting)
+    drafting, others = instantiate(cfg.drafting), {name: named_verification(name) for name in cfg.compare_verification}
     pair = load_configured_pair(cfg)
     head, where = find_head(cfg, pair)
-    settings = sweep_settings(cfg.fixed_lengths, head, cfg.thresholds)
+    settings = sweep_settings(cfg.fixed_lengths, head, cfg.thresholds, verification.stopping, others)
     prompts = first_test_prompts(cfg, pair)
     total = len(settings) * len(prompts) * cfg.repeats
     logger.info("head: %s", where or "none")
@@ -47,7 +48,11 @@ def evaluate(cfg: DictConfig) -> Report:
         "%d settings x %d prompts x %d repeats = %d responses of at most %d tokens, into %s",
         *(len(settings), len(prompts), cfg.repeats, total, cfg.max_new_tokens, cfg.paths.run),
     )
-    made_of = {"settings": [setting.name for setting in settings], "prompts": prompts, "seed": cfg.seed}
+    made_of = {
+        "settings": [(one.name, repr(one.verification and one.verification.program)) for one in settings],
+        "prompts": prompts,
+        "seed": cfg.seed,
+    }
     made_of |= {"pair": [pair.target_revision, pair.draft_revision], "head": head and fingerprint(head), "repeats": cfg.repeats}
     made_of |= {"warp": OmegaConf.to_container(cfg.warp), "max_new_tokens": cfg.max_new_tokens}
     made_of |= {
@@ -98,7 +103,7 @@ def evaluate(cfg: DictConfig) -> Report:
 
 def check(cfg: DictConfig) -> None:
     """Raise UserError for what can be known to be wrong before models are loaded."""
-    for key in ("fixed_lengths", "thresholds", "ratios"):
+    for key in ("fixed_lengths", "thresholds", "ratios", "compare_verification"):
         if not isinstance(cfg[key], ListConfig):
             raise UserError(f"{key}={cfg[key]} is not a list; write for example '{key}=[{cfg[key]}]'.")
     if wrong := [t for t in cfg.thresholds if not is_number(t) or not 0 <= t <= 1]:
@@ -120,6 +125,14 @@ def check(cfg: DictConfig) -> None:
         raise UserError(f"head={cfg.head} is no name; give a folder, a hub id, latest, or null for fixed lengths only.")
     resolve_engine(cfg.engine)
     check_data(cfg)
+
+
+def named_verification(name: str) -> VerificationRule:
+    """Return the rule of conf/verification/<name>.yaml with that file's values; raises UserError if there is none."""
+    known = {path.stem: path for path in sorted((config_folder() / "verification").glob("*.yaml"))}
+    if name not in known:
+        raise UserError(f"compare_verification={name} is not known; use some of {', '.join(known)}.")
+    return instantiate(OmegaConf.load(known[name]))
 
 
 def find_head(cfg: DictConfig, pair: Pair) -> tuple[AcceptanceHead | None, str | None]:

@@ -225,6 +225,12 @@ MISTAKES = {
         "verification.rate=2",
     ),
     "ahead by a number": (["evaluate.py", "head=null", "drafting.ahead=3"], "drafting.ahead=3"),
+    "other rule that is none": (["evaluate.py", "head=null", "compare_verification=[blok]"], "compare_verification=blok.*block"),
+    "other rules that are no list": (
+        ["evaluate.py", "head=null", "compare_verification=block"],
+        "compare_verification=block is not a list",
+    ),
+    "negative margin": (["evaluate.py", "head=null", "verification=biased", "verification.eps=-1"], "verification.eps=-1"),
     # places
     "outputs in a file": (["data_gen", "paths.outputs=a_file"], "a_file.*(part of the path is a file|a file is where)"),
     "data in a file": (

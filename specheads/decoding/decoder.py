@@ -137,10 +137,10 @@ class SpeculativeDecoder:
         self.startup_seconds = 0.0  # spent on warming up, which no generation's seconds contain
         self._bind()
 
-    def with_stopping(self, stopping: StoppingRule) -> "SpeculativeDecoder":
-        """Return a decoder with another stopping rule that shares this one's memory; use one of them at a time."""
+    def with_stopping(self, stopping: StoppingRule, verification: VerificationRule | None = None) -> "SpeculativeDecoder":
+        """Return a decoder with other rules that shares this one's memory; use one of them at a time."""
         other = copy.copy(self)
-        other.stopping, other.startup_seconds = stopping, 0.0
+        other.stopping, other.verification, other.startup_seconds = stopping, verification or self.verification, 0.0
         other._bind()
         return other
 

@@ -14,14 +14,16 @@ from rich.console import Console
 from rich.table import Table
 
 from specheads.decoding.records import DecodeStats
-from specheads.evaluation.intervals import Interval, gain_over_fixed, interval, resample_counts, sums
+from specheads.evaluation.intervals import Interval, Sums, gain_over_fixed, interval, resample_counts, sums
 from specheads.evaluation.sweep import Measured
 from specheads.replay.cost import Costs, fit_costs
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-COLORS = {"target": "0.5", "fixed": "tab:blue", "head": "tab:orange"}
+COLORS = {"target": "0.5", "fixed": "tab:blue", "head": "tab:orange", "own": "tab:purple"}
+LABELS = {"fixed": "fixed K", "head": "head, threshold", "own": "own stopping rule"}
+OTHERS = ("tab:green", "tab:red", "tab:brown", "tab:pink")  # fixed lengths under other verification rules
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Row:
     milliseconds: dict[str, float]  # p50, p90, p99
     predicted_tokens_per_second: float | None  # by the fitted costs; None for the target alone
     predicted_speedup: dict[str, Interval]  # by the ratio of a target to a draft forward
+    lossless: bool  # whether what comes out follows the target's law
+    efficiency_gain: Interval | None  # block efficiency over the same length's under the sweep's own verification rule, a ratio
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,21 @@ def make_report(measured: Sequence[Measured], context: Mapping[str, Any], ratios
     at = {"measured": Costs.at_ratio(costs.ratio), **{f"{r:g}": Costs.at_ratio(r) for r in ratios}}
     counts = resample_counts(len(measured[0].stats))
     alone = sums(measured[0].stats, counts).tokens_per_second
-    rows = [_row(m, counts, alone, costs, at) for m in measured]
+    fixed = {m.setting.value: sums(m.stats, counts) for m in measured if m.setting.family == "fixed"}
+    rows = [_row(m, counts, alone, costs, at, fixed, context.get("lossless", True)) for m in measured]
     return Report(context, costs, rows, {name: gain_over_fixed(measured, own) for name, own in at.items()})
 
 
-def _row(measured: Measured, counts: np.ndarray, alone: np.ndarray, costs: Costs, ratios: Mapping[str, Costs]) -> Row:
+def _row(
+    measured: Measured,
+    counts: np.ndarray,
+    alone: np.ndarray,
+    costs: Costs,
+    ratios: Mapping[str, Costs],
+    fixed: Mapping[float, Sums],
+    lossless: bool,
+) -> Row:
+    other = measured.setting.verification
     found, total = sums(measured.stats, counts), DecodeStats.total(measured.stats)
     drafting = measured.setting.rule is not None
     percentiles = np.percentile(measured.token_seconds, [50, 90, 99]) * 1e3
@@ -83,6 +97,8 @@ def _row(measured: Measured, counts: np.ndarray, alone: np.ndarray, costs: Costs
         milliseconds=dict(zip(("p50", "p90", "p99"), percentiles.tolist(), strict=True)),
         predicted_tokens_per_second=float(found.predicted(costs)[0]) if drafting else None,
         predicted_speedup={name: interval(found.predicted(at)) for name, at in ratios.items()} if drafting else {},
+        lossless=not drafting or (lossless if other is None else other.lossless),
+        efficiency_gain=interval(fixed[measured.setting.value].verification_rate / found.verification_rate) if other else None,
     )
 
 
@@ -126,6 +142,10 @@ def print_report(report: Report, console: Console | None = None) -> None:
         if gain is not None:
             ratio = f"the measured ratio {costs.ratio:.1f}" if name == "measured" else f"ratio {name}"
             console.print(f"head over best fixed K at {ratio}: {gain.value - 1:+.1%} [{gain.low - 1:+.1%}, {gain.high - 1:+.1%}]")
+    for row in report.rows:
+        if gain := row.efficiency_gain:
+            means = ", ".join(f"{value - 1:+.1%}" for value in (gain.low, gain.high))
+            console.print(f"{row.name}: block efficiency {gain.value - 1:+.1%} [{means}] over {report.context['verification']}")
     _warn_if_slower(report, console)
 
 
@@ -154,22 +174,29 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def _colors(report: Report) -> dict[str, str]:
+    """Return a color for each family of rows, in their order."""
+    families = list(dict.fromkeys(row.family for row in report.rows))
+    others = [family for family in families if family not in COLORS]
+    known = COLORS | {family: OTHERS[number % len(OTHERS)] for number, family in enumerate(others)}
+    return {family: known[family] for family in families}
+
+
 def _plot_pareto(report: Report, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(6.4, 4.8), layout="constrained")
-    for family, label in (("fixed", "fixed K"), ("head", "head, threshold")):
-        rows = [row for row in report.rows if row.family == family]
-        if not rows:
-            continue
+    colors = _colors(report)
+    for family in [family for family in colors if family != "target"]:
+        rows, label = [row for row in report.rows if row.family == family], LABELS.get(family, f"{family}, fixed K")
         x, y = [np.array([getattr(row, name).value for row in rows]) for name in ("discard_rate", "verification_rate")]
         errors = [
             np.array([[abs(i.value - i.low), abs(i.high - i.value)] for i in (getattr(row, name) for row in rows)]).T
             for name in ("discard_rate", "verification_rate")
         ]
         axes.errorbar(
-            x, y, xerr=errors[0], yerr=errors[1], marker="o", ms=4, lw=1.2, elinewidth=0.6, color=COLORS[family], label=label
+            x, y, xerr=errors[0], yerr=errors[1], marker="o", ms=4, lw=1.2, elinewidth=0.6, color=colors[family], label=label
         )
         for row, *point in zip(rows, x, y, strict=True):
-            axes.annotate(f"{row.value:g}", point, textcoords="offset points", xytext=(5, 4), fontsize=8, color=COLORS[family])
+            axes.annotate(f"{row.value:g}", point, textcoords="offset points", xytext=(5, 4), fontsize=8, color=colors[family])
     axes.set(xlabel="discard rate (drafted tokens thrown away per token)", ylabel="verification rate (target forwards per token)")
     axes.set_title(f"{_name(report)}: lower left is better")
     axes.grid(alpha=0.3)
@@ -187,7 +214,7 @@ def _plot_speed(report: Report, path: Path) -> None:
         names,
         [i.value for i in speeds],
         yerr=errors,
-        color=[COLORS[row.family] for row in report.rows],
+        color=[_colors(report)[row.family] for row in report.rows],
         capsize=2,
         error_kw={"lw": 0.8},
     )

@@ -1,7 +1,7 @@
 """Decode the same prompts with many settings, interleaved, so that a slow minute of the machine falls on all of them."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -21,12 +21,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the sweep; `family` is `target`, `fixed` or `head`, `rule` is None for the target alone."""
+    """One row of the sweep; `rule` is None for the target alone.
+
+    `family` is `target`, `fixed`, `head`, `own` (the stopping rule that belongs to the verification rule), or the name of another
+    verification rule, by which fixed lengths are judged.
+    """
 
     name: str
     family: str
     value: float
     rule: StoppingRule | None
+    verification: VerificationRule | None = None  # None: the sweep's own
 
 
 @dataclass
@@ -38,12 +43,25 @@ class Measured:
     token_seconds: list[float] = field(default_factory=list)
 
 
-def sweep_settings(fixed_lengths: Sequence[int], head: AcceptanceHead | None, thresholds: Sequence[float]) -> list[Setting]:
-    """Return the target alone, every fixed length, and every threshold of the head."""
+def sweep_settings(
+    fixed_lengths: Sequence[int],
+    head: AcceptanceHead | None,
+    thresholds: Sequence[float],
+    own: StoppingRule | None = None,
+    others: Mapping[str, VerificationRule] | None = None,
+) -> list[Setting]:
+    """Return the target alone, every fixed length, every threshold of the head, the verification rule's `own` stopping rule, and
+    every fixed length under `others`.
+    """
     settings = [Setting("target alone", "target", 0, None)]
     settings += [Setting(f"fixed K={k}", "fixed", k, FixedLength(k)) for k in fixed_lengths]
     if head is not None:
         settings += [Setting(f"head {t:g}", "head", t, HeadThreshold(head, t)) for t in thresholds]
+    if own is not None:
+        settings.append(Setting(own.program.replace("_", " "), "own", 0, own))
+    for name, rule in (others or {}).items():
+        lossy = "" if rule.lossless else ", lossy"
+        settings += [Setting(f"{name} K={k}{lossy}", name, k, FixedLength(k), rule) for k in fixed_lengths]
     return settings
 
 
@@ -106,7 +124,7 @@ def run_sweep(
 def _decoders(decoder: SpeculativeDecoder, settings: Sequence[Setting]) -> list[SpeculativeDecoder | Baseline]:
     """Return one decoder per setting; all share the memory of `decoder`."""
     baseline = Baseline(decoder.pair, decoder.warp, decoder.target_engine)
-    return [baseline if setting.rule is None else decoder.with_stopping(setting.rule) for setting in settings]
+    return [baseline if one.rule is None else decoder.with_stopping(one.rule, one.verification) for one in settings]
 
 
 def token_seconds(generation: Generation) -> list[float]:

@@ -5,7 +5,7 @@ import pytest
 from fakes import constant_head, tiny_pair
 from rich.console import Console
 
-from specheads import Warp
+from specheads import Warp, stopping, verification
 from specheads.evaluation.report import make_report, print_report, write_report
 from specheads.evaluation.sweep import run_sweep, sweep_settings
 
@@ -65,3 +65,24 @@ def test_the_table_shows_every_setting_and_the_fit(report):
     text = console.export_text()
     for word in ("target alone", "fixed K=3", "head 0.6", "R²", "head over best fixed K at ratio 10"):
         assert word in text
+
+
+def test_other_verification_rules_are_compared_at_equal_lengths():
+    others = {"block": verification.BlockVerification(), "biased": verification.BiasedVerification(0.5)}
+    settings = sweep_settings([2, 4], None, [], stopping.MaxProbability(0.5, 3), others)
+    names = ["target alone", "fixed K=2", "fixed K=4", "max probability", "block K=2", "block K=4", "biased K=2, lossy"]
+    assert [one.name for one in settings][:-1] == names
+    prompts = [[0], [1, 2], [3], [4, 4], [2, 2], [1, 1]]
+    measured = run_sweep(tiny_pair(5), settings, prompts, Warp(), max_new_tokens=40, repeats=2, seed=0)
+    context = {"model": "tiny", "num_prompts": 6, "verification": "token verification", "lossless": True}
+    report = make_report(measured, context, [10])
+    rows = {row.name: row for row in report.rows}
+    assert [row.lossless for row in report.rows] == [True] * 6 + [False] * 2
+    gain = rows["block K=4"].efficiency_gain
+    assert gain.value == pytest.approx(rows["block K=4"].block_efficiency / rows["fixed K=4"].block_efficiency)
+    assert gain.low <= gain.value <= gain.high
+    assert rows["biased K=4, lossy"].efficiency_gain.value > 1.05
+    assert rows["fixed K=4"].efficiency_gain is None and rows["max probability"].efficiency_gain is None
+    console = Console(record=True, width=200)
+    print_report(report, console)
+    assert "block K=4: block efficiency" in console.export_text()
