@@ -34,8 +34,6 @@ from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.pair import LanguageModel, Pair
 
 FIXED, THRESHOLDS, CONTEXTS = (2, 4, 6, 8), (0.3, 0.5, 0.7), (128, 512, 2048)
-NEVER = 4  # tokens of the head rule that never stops before, beside the fixed length of as many
-NEVER_STOPS = f"head that never stops, K={NEVER}"
 STAGES = ("draft", "stop", "verify", "commit", "host gaps")
 
 
@@ -122,7 +120,6 @@ def own_runs(pair: Pair, head: AcceptanceHead, warp: Warp, length: int, engine: 
     decoders |= {f"fixed K={k}": decoder.with_stopping(FixedLength(k)) for k in FIXED}
     decoders |= {f"head {t}": decoder.with_stopping(HeadThreshold(head, t)) for t in THRESHOLDS}
     decoders["head 0.5, a step ahead of its flag"] = ahead
-    decoders[NEVER_STOPS] = decoder.with_stopping(HeadThreshold(head, 1.0, 1, NEVER))
     startup = sum(one.warm_up() for one in decoders.values())
 
     def run(one: SpeculativeDecoder | Baseline) -> Run:
@@ -166,7 +163,7 @@ def print_speeds(made: dict[str, list[Made]]) -> None:
     print(f"transformers' best assisted setting: {best}\n")
     print(f"| setting | tokens/s | over plain | over best assisted | tokens per round | {' ms | '.join(STAGES)} ms |")
     print("|" + "---|" * (5 + len(STAGES)))
-    fixed = made[f"fixed K={NEVER}"]
+    fixed = made[f"fixed K={FIXED[1]}"]
     step = statistics.median(one.draft_seconds / DecodeStats.of(one.rounds).num_draft_calls for one in fixed)
     for name, speed in speeds.items():
         shown = [""] * (1 + len(STAGES))
@@ -175,9 +172,7 @@ def print_speeds(made: dict[str, list[Made]]) -> None:
             stages = zip(*(round_stages(one, step) for one in made[name]), strict=True)
             shown = [f"{efficiency:.2f}", *(f"{1e3 * max(0, statistics.median(values)):.2f}" for values in stages)]
         print(f"| {name} | {speed:,.0f} | {speed / plain:.2f}x | {speed / speeds[best]:.2f}x | {' | '.join(shown)} |")
-    pairs = zip(made[NEVER_STOPS], fixed, strict=True)
-    cost = statistics.median((a.seconds / a.tokens) / (b.seconds / b.tokens) - 1 for a, b in pairs)
-    print(f"\nA head that never stops, beside the fixed length: {100 * cost:+.1f} % time per token.\n")
+    print()
 
 
 def round_stages(made: Made, step: float) -> tuple[float, ...]:
@@ -191,6 +186,32 @@ def round_stages(made: Made, step: float) -> tuple[float, ...]:
     stages = (draft, made.draft_seconds - draft, made.verify_seconds, sum(part.commit_seconds for part in made.rounds))
     total = sum(part.seconds for part in made.rounds)
     return tuple(value / count for value in (*stages, total - sum(stages)))
+
+
+def print_never(
+    pair: Pair, head: AcceptanceHead, warp: Warp, engine: str, prompts: list[list[int]], length: int, repeats: int
+) -> None:
+    """Time a head that never stops beside fixed lengths, round by round: both draft the same tokens.
+
+    A round's time is its median over repeats, so that a disturbance of the machine falls out of it.
+    """
+    decoder = SpeculativeDecoder(pair, warp=warp, engine=engine)
+    for most in (FIXED[1], FIXED[3]):
+        both = [decoder.with_stopping(rule) for rule in (FixedLength(most), HeadThreshold(head, 1.0, 1, most))]
+        seconds = [0.0, 0.0]
+        for one in both:
+            one.generate(prompts[0], length)
+        for number, prompt in enumerate(prompts):
+            taken = [[], []]
+            for repeat in range(repeats):
+                for which in (0, 1) if repeat % 2 else (1, 0):
+                    taken[which].append([part.seconds for part in both[which].generate(prompt, length, seed=number).rounds])
+            for which in (0, 1):
+                seconds[which] += sum(statistics.median(parts) for parts in zip(*taken[which], strict=True))
+        print(
+            f"A head that never stops before {most} tokens costs {100 * (seconds[1] / seconds[0] - 1):+.1f} % over the fixed length K={most}."
+        )
+    print()
 
 
 def median_seconds(work: Callable[[], object], device: torch.device, times: int = 50) -> float:
@@ -241,8 +262,9 @@ def print_forwards(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str) ->
         return lambda: (place(one.draft_engine, context), one._drafter._step(token, uniform, ends, state))
 
     def verify(count: int) -> Callable[[], object]:
-        inputs = (decoder._draft_probs, decoder._draws, uniform, decoder._num_drafted)
-        tokens = decoder._tokens[:, : decoder.target_engine.padded(count)]
+        memory, state = decoder._target_memory, decoder.verification.init(1, device)
+        inputs = (memory.probs, torch.zeros(2, dtype=torch.float64, device=device), decoder._lengths, state)
+        tokens = memory.sequence[:, : decoder.target_engine.padded(count)]
         return lambda: (place(decoder.target_engine, context), decoder._verify_unit(tokens, *inputs))
 
     limit = bandwidth(device)
@@ -317,6 +339,7 @@ def main() -> None:
         print(f"## {mode}; start-up of all settings {startup:.1f} s\n")
         runs = {**transformers_runs(pair, warp, arguments.new_tokens), **own}
         print_speeds(compare(runs, prompts, arguments.repeats))
+        print_never(pair, head, warp, arguments.engine, prompts, arguments.new_tokens, 3 * arguments.repeats)
     print_forwards(pair, head, warp, arguments.engine)
     text = [token for prompt in prompts for token in prompt]
     print_contexts(pair, head, warp, arguments.engine, text, 64, arguments.repeats)

@@ -31,6 +31,7 @@ from specheads import Pair, Warp, load_pair
 from specheads.decoding.drafting import drafting_features
 from specheads.decoding.engine import EagerEngine
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
+from specheads.decoding.verification.block import reflected
 from specheads.evaluation.intervals import cross_fitted_gain
 from specheads.heads.bank import HeadBank, HeadSpec
 from specheads.heads.features import MixedResponses
@@ -39,7 +40,7 @@ from specheads.heads.metrics import auroc
 from specheads.heads.module import HeadData, HeadModule, OptimizerSettings
 from specheads.pair import config_folder
 from specheads.replay.cost import Costs
-from specheads.sampling import accept_prob, sample, uniforms
+from specheads.sampling import sample, uniforms
 
 LENGTH = 20
 RATIOS = (5, 10, 20)
@@ -49,11 +50,26 @@ NEEDS = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy"})
 
 @dataclass(frozen=True)
 class Rollouts:
-    """R drafts of LENGTH tokens: what rules see at each step, true acceptance probabilities (R, LENGTH), prompt numbers (R,)."""
+    """R drafts of LENGTH tokens: what rules see at each step, log t / d of each token (R, LENGTH), prompt numbers (R,)."""
 
     steps: list[dict[str, Tensor]]
-    accept: Tensor
+    log_ratio: Tensor
     prompt: np.ndarray
+
+    @property
+    def accept(self) -> Tensor:
+        """The chance that token verification accepts each token once all before it are (R, LENGTH)."""
+        return self.log_ratio.clamp_max(0).exp()
+
+    @property
+    def survival(self) -> Tensor:
+        """The chance that at least so many tokens are accepted by token verification (R, LENGTH)."""
+        return self.accept.cumprod(1)
+
+    @property
+    def block_survival(self) -> Tensor:
+        """The same for block verification, however long the draft becomes (R, LENGTH)."""
+        return reflected(self.log_ratio).exp()
 
 
 @torch.no_grad()
@@ -66,13 +82,13 @@ def make_rollouts(pair: Pair, rows, warp: Warp, per_prompt: int, seed: int = 0, 
             contexts.append([*row["prompt_ids"], *row["response_ids"][:start]])
             prompt.append(number)
     generator = torch.Generator().manual_seed(seed)
-    parts, accept = [], []
+    parts, ratios = [], []
     for begin in range(0, len(contexts), batch_size):
-        steps, accepted = _rollout_batch(pair, contexts[begin : begin + batch_size], warp, generator)
+        steps, log_ratio = _rollout_batch(pair, contexts[begin : begin + batch_size], warp, generator)
         parts.append(steps)
-        accept.append(accepted)
+        ratios.append(log_ratio)
     steps = [{name: torch.cat([part[i][name] for part in parts]) for name in NEEDS} for i in range(LENGTH)]
-    return Rollouts(steps, torch.cat(accept), np.array(prompt))
+    return Rollouts(steps, torch.cat(ratios), np.array(prompt))
 
 
 def _rollout_batch(pair: Pair, contexts: list, warp: Warp, generator: torch.Generator) -> tuple[list, Tensor]:
@@ -97,13 +113,13 @@ def _rollout_batch(pair: Pair, contexts: list, warp: Warp, generator: torch.Gene
         torch.cat([tokens, drafted], 1), position_ids=positions, attention_mask=mask, use_cache=False
     )[:, width - 1 : -1]
     target = warp(pair.target_lm.logits(hidden)).gather(2, drafted[..., None]).squeeze(2)
-    return steps, accept_prob(target, torch.stack(laws, 1))
+    return steps, target.double().log() - torch.stack(laws, 1).double().log()
 
 
 @torch.no_grad()
 def drafted_lengths(rule: StoppingRule, rollouts: Rollouts) -> Tensor:
     """Return where a rule stops in each rollout (R,)."""
-    batch = len(rollouts.accept)
+    batch = len(rollouts.prompt)
     state = rule.init(batch, torch.device("cpu"))
     length = torch.full((batch,), LENGTH)
     for i, features in enumerate(rollouts.steps):
@@ -112,11 +128,11 @@ def drafted_lengths(rule: StoppingRule, rollouts: Rollouts) -> Tensor:
     return length
 
 
-def totals(rule: StoppingRule, rollouts: Rollouts) -> np.ndarray:
+def totals(rule: StoppingRule, rollouts: Rollouts, survival: Tensor) -> np.ndarray:
     """Return (P, 3): expected emitted tokens, drafted tokens and rounds of each prompt's rollouts under a rule."""
     length = drafted_lengths(rule, rollouts)
     within = torch.arange(LENGTH) < length[:, None]
-    tokens = 1 + (rollouts.accept.double().cumprod(1) * within).sum(1)
+    tokens = 1 + (survival * within).sum(1)
     columns = (tokens, length, torch.ones_like(length))
     return np.stack([np.bincount(rollouts.prompt, weights=column.double().numpy()) for column in columns], axis=1)
 
@@ -152,7 +168,7 @@ def main() -> None:
     pair, warp = load_pair("nano"), Warp(**cfg.warp)
     folder = data_cache(cfg, pair)
     rollouts = make_rollouts(pair, load_split(folder, "test"), warp, arguments.rollouts)
-    fixed = np.stack([totals(FixedLength(k), rollouts) for k in range(1, LENGTH + 1)])
+    fixed = np.stack([totals(FixedLength(k), rollouts, rollouts.survival) for k in range(1, LENGTH + 1)])
     for ratio in RATIOS:
         tokens, drafted, rounds = fixed.sum(axis=1).T
         speeds = tokens / (drafted / ratio + rounds)
@@ -167,7 +183,7 @@ def main() -> None:
         bank = train_bank(pair, folder, specs, share, arguments.epochs)
         for name, head in bank.heads.items():
             row = f"{f'{judges} share={share} {label} {name}':<44}{rollout_auroc(head, rollouts):7.3f}"
-            family = np.stack([totals(HeadThreshold(head, t), rollouts) for t in THRESHOLDS])
+            family = np.stack([totals(HeadThreshold(head, t), rollouts, rollouts.survival) for t in THRESHOLDS])
             for ratio in RATIOS:
                 gain = cross_fitted_gain(family, fixed, Costs.at_ratio(ratio))
                 row += f"{f'{gain.value - 1:+.1%} [{gain.low - 1:+.1%}, {gain.high - 1:+.1%}]':>26}"

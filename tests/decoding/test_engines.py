@@ -9,7 +9,7 @@ from fakes import needs_compiler, tiny_pair
 from families import VOCAB_SIZE, WINDOW, family_pair
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, stopping
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, stopping, verification
 from specheads.decoding.drafting.autoregressive import ChainStep
 from specheads.decoding.engine import EagerEngine, compiled, make_engine
 from specheads.decoding.engine.artefacts import folder, name_of
@@ -17,6 +17,9 @@ from specheads.decoding.engine.graph import GraphEngine
 from specheads.decoding.engine.narrow import NarrowProducts
 from specheads.decoding.engine.static import room_for
 from specheads.errors import UserError
+
+RULES = [verification.TokenVerification(), verification.BlockVerification(), verification.GreedyBlockVerification(2)]
+RULES += [verification.BiasedVerification(), verification.BigLittle(), verification.SyntheticVerification()]
 
 
 def fail(*args, **kwargs):
@@ -60,6 +63,22 @@ def test_a_seed_gives_the_same_tokens_in_every_engine(warp):
         decoder = SpeculativeDecoder(tiny_pair(), stopping=stopping.FixedLength(3), warp=warp, engine=engine)
         outputs.append([decoder.generate([0, 1, 2], 30, seed=seed).tokens.tolist() for seed in range(5)])
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
+@pytest.mark.parametrize("engine", ["cuda_graph", pytest.param("compiled", marks=needs_compiler)])
+def test_every_verification_rule_decides_alike_in_every_engine(rule, engine):
+    if engine == "compiled" and not isinstance(rule, verification.GreedyBlockVerification):
+        pytest.skip("compiled where there is most to get wrong")
+    outputs = []
+    for name in ("eager", engine):
+        decoder = SpeculativeDecoder(
+            tiny_pair(scale=1.5), stopping=stopping.FixedLength(4), verification=rule, warp=Warp(top_k=3), engine=name
+        )
+        outputs.append([decoder.generate([0, 1, 2], 40, seed=seed) for seed in range(6)])
+    for eager, other in zip(*outputs, strict=True):
+        assert other.tokens.tolist() == eager.tokens.tolist()
+        assert [r.num_accepted for r in other.rounds] == [r.num_accepted for r in eager.rounds]
 
 
 @pytest.mark.parametrize("name", ["llama", "opt"])

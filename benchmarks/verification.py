@@ -1,0 +1,102 @@
+"""What does each verification rule cost beside the target's forward?
+
+    python benchmarks/verification.py [--tokens 8] [--vocab 128256] [--repeats 30]
+
+Times every rule for chains on one drafted block (sampled at temperature 1, top-k 50), as PyTorch runs it and compiled, and a forward
+of the target over the block at the shape of Llama 3.1 8B: one layer and the output matrix are timed, and the layer counts 32 times.
+"""
+
+import argparse
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from specheads import Warp
+from specheads.decoding.verification import (
+    BiasedVerification,
+    BigLittle,
+    Block,
+    BlockVerification,
+    GreedyBlockVerification,
+    TokenVerification,
+)
+
+LAYERS, HIDDEN = 32, 4096
+
+
+def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Return the median time of `work` after a warm-up."""
+    taken = []
+    for turn in range(repeats + 3):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        if turn >= 3:
+            taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def forward_seconds(count: int, vocab: int, repeats: int, device: torch.device) -> float:
+    """Return the time of a forward over `count` tokens in bfloat16, without context."""
+    config = LlamaConfig(
+        hidden_size=HIDDEN, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8, vocab_size=vocab
+    )
+    config._attn_implementation = "sdpa"
+    with torch.device(device):
+        layer = LlamaDecoderLayer(config, 0).bfloat16().eval()
+        output = torch.nn.Linear(HIDDEN, vocab, bias=False, dtype=torch.bfloat16)
+        hidden = torch.randn(1, count, HIDDEN, dtype=torch.bfloat16)
+        positions = LlamaRotaryEmbedding(config)(hidden, torch.arange(count)[None])
+    one = seconds(lambda: layer(hidden, position_embeddings=positions), repeats, device)
+    return LAYERS * one + seconds(lambda: output(hidden), repeats, device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=8)
+    parser.add_argument("--vocab", type=int, default=128256)
+    parser.add_argument("--repeats", type=int, default=30)
+    arguments = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    where = (
+        torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    )
+    torch.manual_seed(0)
+    count, warp = arguments.tokens, Warp(temperature=1.0, top_k=50)
+    logits = 4 * torch.randn(1, count + 1, arguments.vocab, device=device)
+    draft, target = warp(logits), warp(logits + torch.randn_like(logits))
+    tokens = torch.multinomial(draft[0, :-1], 1).T
+    block = Block.of(tokens, draft, target)
+    draws = torch.rand(2, 1, dtype=torch.float64, device=device)
+    forward = forward_seconds(count + 1, arguments.vocab, arguments.repeats, device)
+    print(f"{count} drafted tokens, vocabulary {arguments.vocab:,}; {where}, torch {torch.__version__}")
+    print(f"a forward over {count + 1} tokens at the shape of Llama 3.1 8B: {1e3 * forward:.2f} ms\n")
+    print("| step | eager ms | of a forward | compiled ms | of a forward |\n|---|---|---|---|---|")
+    rules = [TokenVerification(), BlockVerification(), GreedyBlockVerification(1), GreedyBlockVerification(4)]
+    rules += [BiasedVerification(0.1), BigLittle()]
+    work = {f"softmax and top-k of {count + 1} laws": lambda: warp(logits)}
+    for rule in rules:
+        label = f"{rule.label}, {rule.num_levels} levels" if isinstance(rule, GreedyBlockVerification) else rule.label
+        state = rule.init(1, device)
+        work[label] = lambda rule=rule, state=state: rule(state, block, *draws)
+    for label, step in work.items():
+        torch._dynamo.reset()
+        times = [seconds(one, arguments.repeats, device) for one in (step, torch.compile(step))]
+        print(f"| {label} | " + " | ".join(f"{1e3 * t:.2f} | {100 * t / forward:.2f} %" for t in times) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main()
