@@ -209,7 +209,9 @@ class SpeculativeDecoder:
             planned = self.stopping.planned_length(state)
             draft, state = self._draft(session, state, limit, ends, owed)
             drafted = session.clock()
-            self._planned.copy_(torch.zeros_like(self._planned) if planned is None else planned.clamp_max(limit))
+            self._planned.copy_(
+                torch.zeros_like(self._planned) if planned is None else planned.clamp_max(min(limit, self.stopping.max_tokens))
+            )
             (num_accepted, next_token, owed, *draft_tokens), judging = self._verify(session, draft, judging)
             verified = session.clock()
             state = self.stopping.observe(
@@ -246,6 +248,7 @@ class SpeculativeDecoder:
             memory.copy_(self._draft_memory, num_drafted)
         memory.sequence[:, :1] = session.committed[-1]
         self._num_drafted.fill_(num_drafted)
+        self._num_laws.fill_(num_drafted + (draft.next_probs is not None))
         draws = session.verify_draws.take(2)
         facts, state = self._verify_unit(memory.sequence[:, :count], memory.probs, draws, self._lengths, state)
         facts = facts.tolist()
@@ -270,8 +273,8 @@ class SpeculativeDecoder:
         if devices[1] != devices[0]:
             self._target_memory = DraftMemory(most, self.pair.draft_lm, devices[1])
         self._drafter = self.drafting.drafter(self.draft_engine, self.warp, self.stopping, self._draft_memory)
-        self._lengths = torch.zeros(2, dtype=torch.long, device=devices[1])
-        self._num_drafted, self._planned = self._lengths.split(1)
+        self._lengths = torch.zeros(3, dtype=torch.long, device=devices[1])
+        self._num_drafted, self._planned, self._num_laws = self._lengths.split(1)
         self._verify_unit = self.target_engine.unit(VerifyStep(self.warp, self.verification, most + 1), all_logits=True)
         self.is_warm = False
 

@@ -108,7 +108,7 @@ class HeadThreshold:
     def init(self, batch: int, device: torch.device) -> HeadState:
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
         threshold = torch.full((batch,), self.threshold, dtype=torch.float64, device=device)
-        return HeadState(zeros, torch.ones(batch, device=device), threshold, zeros + self.min_tokens, zeros + self.max_tokens)
+        return HeadState(zeros, torch.ones_like(threshold), threshold, zeros + self.min_tokens, zeros + self.max_tokens)
 
     def planned_length(self, state: HeadState) -> None:
         return None

@@ -30,6 +30,7 @@ class Sums:
     drafted: np.ndarray
     accepted: np.ndarray
     discarded: np.ndarray
+    draft_calls: np.ndarray
     target_calls: np.ndarray
     seconds: np.ndarray
 
@@ -46,7 +47,7 @@ class Sums:
         return self.tokens / self.seconds
 
     def predicted(self, costs: Costs) -> np.ndarray:
-        return throughput(self.discard_rate, self.verification_rate, costs)
+        return throughput(self.draft_calls / self.tokens, self.verification_rate, costs)
 
 
 def resample_counts(num_prompts: int, seed: int = 0) -> np.ndarray:
@@ -65,7 +66,7 @@ def resample_counts(num_prompts: int, seed: int = 0) -> np.ndarray:
 
 def sums(stats: Sequence[DecodeStats], counts: np.ndarray) -> Sums:
     """Return one setting's sums under each row of `counts`."""
-    columns = ("num_tokens", "num_drafted", "num_accepted", "num_discarded", "num_target_calls", "seconds")
+    columns = ("num_tokens", "num_drafted", "num_accepted", "num_discarded", "num_draft_calls", "num_target_calls", "seconds")
     table = np.array([[getattr(part, name) for name in columns] for part in stats], dtype=float)
     return Sums(*(counts @ table).T)
 

@@ -45,7 +45,10 @@ def fit_costs(parts: Sequence[DecodeStats]) -> Costs:
     return Costs(*solution.tolist(), r_squared=float(1 - residual @ residual / (spread @ spread)))
 
 
-def throughput(discard_rate, verification_rate, costs: Costs):
-    """Return the predicted tokens per second of a rule with these rates (numbers or arrays); see Costs for the units."""
-    draft, extra = costs.draft_seconds, costs.target_seconds - costs.draft_seconds
-    return 1 / (draft * (1 + discard_rate) + extra * verification_rate)
+def throughput(draft_rate, verification_rate, costs: Costs):
+    """Return the predicted tokens per second of a rule, numbers or arrays; see Costs for the units.
+
+    Args:
+        draft_rate, verification_rate: draft and target forwards per emitted token.
+    """
+    return 1 / (costs.draft_seconds * draft_rate + costs.target_seconds * verification_rate)

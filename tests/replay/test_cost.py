@@ -31,9 +31,9 @@ def test_counts_in_fixed_proportion_are_refused():
 def test_throughput_is_tokens_over_the_models_time():
     # 100 tokens in 20 rounds of 6 drafted tokens: 80 accepted, 40 discarded
     seconds = 120 * 0.002 + 20 * 0.01
-    assert throughput(40 / 100, 20 / 100, Costs(0.002, 0.01)) == pytest.approx(100 / seconds)
+    assert throughput(120 / 100, 20 / 100, Costs(0.002, 0.01)) == pytest.approx(100 / seconds)
 
 
 def test_at_a_ratio_throughput_is_a_speedup_over_the_target_alone():
     # one draft token per round, always accepted: two tokens for 1 + 1/10 target forwards
-    assert throughput(0, 1 / 2, Costs.at_ratio(10)) == pytest.approx(2 / 1.1)
+    assert throughput(1 / 2, 1 / 2, Costs.at_ratio(10)) == pytest.approx(2 / 1.1)

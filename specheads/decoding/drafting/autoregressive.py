@@ -1,5 +1,6 @@
 """One token after the other, each sampled from the draft's own warped law."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -84,15 +85,13 @@ class ChainStep:
         token = self.warp.draw(probs, uniform)
         features = drafting_features(self.lm, self.rule.needs, logits, token, output.hidden[:, -1])
         new, stop = self.rule.step(state.rule, features)
-        kept = tree_map(
-            lambda old, new: old if new is old else torch.where(_over_rows(state.stopped, new), old, new), state.rule, new
-        )
+        kept = tree_map(partial(_unless, state.stopped), state.rule, new)
         return token, probs, ChainState(state.stopped | stop | ends[token], kept)
 
 
-def _over_rows(flags: Tensor, x: Tensor) -> Tensor:
-    """Return `flags` (B,) with as many dimensions as `x` (B, ...)."""
-    return flags.reshape(-1, *[1] * (x.dim() - 1))
+def _unless(stopped: Tensor, old: Tensor, new: Tensor) -> Tensor:
+    """Return `new` (B, ...) in the type of `old`, which every step must get, or `old` in rows that are `stopped` (B,)."""
+    return old if new is old else torch.where(stopped.reshape(-1, *[1] * (new.dim() - 1)), old, new.to(old.dtype))
 
 
 class ChainDrafter:
@@ -153,7 +152,7 @@ class Flag:
         """Take `flag` (1,); what it holds later does not matter."""
         self._flag.copy_(flag, non_blocking=True)
         if self._arrived is not None:
-            self._arrived.record()
+            self._arrived.record(torch.cuda.current_stream(flag.device))
 
     def read(self) -> bool:
         if self._arrived is not None:

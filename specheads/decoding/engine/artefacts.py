@@ -21,14 +21,24 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from specheads.decoding.engine.eager import Work
-from specheads.decoding.engine.program import Program
+from specheads.decoding.engine.program import Program, modules_in
 from specheads.pair import LanguageModel
 
 logger = logging.getLogger(__name__)
 
 
 # What a damaged or outdated file raises; compiling anew puts it right.
-UNREADABLE = (pickle.UnpicklingError, EOFError, OSError, ImportError, AttributeError, LookupError, ValueError, TypeError)
+UNREADABLE = (
+    pickle.PickleError,
+    OverflowError,
+    EOFError,
+    OSError,
+    ImportError,
+    AttributeError,
+    LookupError,
+    ValueError,
+    TypeError,
+)
 UNREADABLE += (RuntimeError, AssertionError)
 
 
@@ -40,16 +50,21 @@ def folder() -> Path:
 def name_of(lm: LanguageModel, work: Work, *facts: Any) -> str | None:
     """Return what tells apart the compiled code of a model, the work after it and `facts` (numbers and example tensors).
 
-    None: the work does not say what it is (its description holds an address), so that its code must not be kept.
+    None: it cannot be said what they are (a description that is an address, a class whose source cannot be read, a hook), so that
+    the code must not be kept.
     """
-    if " at 0x" in repr(work.program):
+    whole = [lm.model, *modules_in(work.program)]
+    parts = [(name, part) for module in whole for name, part in module.named_modules()]
+    sources = [_source(type(one)) for one in (work, *vars(work).values(), *(part for _, part in parts))]
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for _, part in parts)
+    if " at 0x" in repr(work.program) or None in sources or hooked:
         return None
-    weights = [*lm.model.parameters(), *lm.model.buffers()]
+    weights = [tensor for module in whole for tensor in (*module.parameters(), *module.buffers())]
     weights, facts = tree_map_only(Tensor, lambda x: (tuple(x.shape), x.stride(), x.dtype, x.device), (weights, facts))
     model = (type(lm.model).__name__, lm.config.to_json_string(), lm.config._attn_implementation, lm.vocab_size, weights)
-    modules = [(name, type(module), module.training) for name, module in lm.model.named_modules()]
-    code = _sources(Path(__file__).parents[2]), *(_source(type(one)) for one in (lm.model, work, *vars(work).values()))
-    facts = (_machine(), torch.get_num_threads(), code, model, modules, work.program, facts)
+    modules = [(name, type(part), part.training) for name, part in parts]
+    code = _sources(Path(__file__).parents[2])
+    facts = (_machine(), torch.get_num_threads(), code, sources, model, modules, work.program, facts)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
 
 
@@ -105,9 +120,11 @@ def _sources(package: Path) -> str:
 
 
 @cache
-def _source(kind: type) -> str:
-    """Return a hash of the file that defines a class, a user's own rule or a model's code; empty for what is built in."""
+def _source(kind: type) -> str | None:
+    """Return a hash of the file that defines a class, a user's own rule or a model's code; None if there is no such file."""
+    if kind.__module__ == "builtins":
+        return ""
     try:
         return hashlib.sha256(Path(inspect.getfile(kind)).read_bytes()).hexdigest()
     except (TypeError, OSError):
-        return ""
+        return None

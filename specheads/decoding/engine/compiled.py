@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from specheads.decoding.engine.artefacts import load_or_compile, name_of
 from specheads.decoding.engine.eager import Work
 from specheads.decoding.engine.narrow import MOST_ROWS, NarrowProducts
-from specheads.decoding.engine.program import Program
-from specheads.decoding.engine.static import Memory, Runner, StaticEngine, modules_in, run_unit
+from specheads.decoding.engine.program import Program, modules_in
+from specheads.decoding.engine.static import Memory, Runner, StaticEngine, run_unit
 from specheads.errors import UserError
 from specheads.pair import LanguageModel
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 WIDTHS = ("one token", "a few tokens", "many tokens")
 FEW = 5  # tokens that stand for all of "a few": sizes of 1, and those beside them, would be compiled for themselves
 
-# A unit is only called with what it was compiled for, and checking would cost as much as a layer.
+# A unit is only called with what it was compiled for (tests/decoding/test_engines.py), and checking would cost as much as a layer.
 OPTIONS = {"size_asserts": False, "alignment_asserts": False, "cpp.enable_floating_point_contract_flag": "fast"}
 
 
@@ -58,8 +58,10 @@ class CompiledEngine(StaticEngine):
         self._compiled.clear()
 
     def padded(self, count: int) -> int:
-        """Return at least 2, so that verification needs no unit of its own for a single token."""
-        return max(2, count)
+        """Return at least 3, so that verification needs no units of its own for one or two tokens: of either nothing is left but
+        a size of 1, which a compiler takes for a constant.
+        """
+        return max(3, count)
 
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
         return (width_of(count),)

@@ -37,9 +37,9 @@ class GraphEngine(CompiledEngine):
         self._pool = torch.cuda.graph_pool_handle() if lm.device.type == "cuda" else None
 
     def padded(self, count: int) -> int:
-        """Return the next of 2, 4, 6, 8, 12, 16, 24, 32, 40, ..."""
+        """Return the next of 4, 6, 8, 12, 16, 24, 32, 40, ..."""
         step = 2 if count <= 8 else 4 if count <= 16 else 8
-        return -(-count // step) * step
+        return max(4, -(-count // step) * step)
 
     def _size(self, end: int) -> int:
         return min(self._room, self.bucket << (-(-end // self.bucket) - 1).bit_length())

@@ -5,7 +5,7 @@ memory are bound beforehand, and what the call brings is put behind them. A prog
 """
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,6 +86,11 @@ class Program:
 
         artifact, *rest = pickle.loads(content)
         return cls(AOTCompiledArtifact.deserialize(artifact), *rest)
+
+
+def modules_in(program: Hashable) -> list[nn.Module]:
+    """Return the modules that a program names."""
+    return [leaf for leaf in tree_leaves(program) if isinstance(leaf, nn.Module)]
 
 
 def _drop_checks(traced: GraphModule) -> None:

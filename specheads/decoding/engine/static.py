@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specheads.decoding.engine.eager import EagerEngine, ForwardOutput, Unit, Work
+from specheads.decoding.engine.program import modules_in
 from specheads.pair import LanguageModel
 
 Memory = list[tuple[Tensor, Tensor]]  # keys and values of each layer
@@ -69,17 +69,18 @@ def run_unit(
     return work(ForwardOutput(tokens, hidden, lm.logits(hidden if all_logits else hidden[:, -1:])), *inputs)
 
 
-def modules_in(program: Hashable) -> list[nn.Module]:
-    """Return the modules that a program names."""
-    return [leaf for leaf in tree_leaves(program) if isinstance(leaf, nn.Module)]
+def _places(module: nn.Module) -> list[tuple[int, torch.dtype]]:
+    """Return where a module's tensors are."""
+    return [(tensor.data_ptr(), tensor.dtype) for tensor in (*module.parameters(), *module.buffers())]
 
 
 def room_for(capacity: int, bucket: int) -> int:
-    """Return the positions to allocate: more than `capacity` by a bucket, which pads the last forwards.
+    """Return the positions to allocate: more than `capacity` by a bucket, which pads the last forwards, and another, so that none
+    of them reads all of it: code compiled for a part may not fit the whole.
 
     The size of memory is part of what is compiled, so there are few sizes: four between a power of two and the next.
     """
-    least = capacity + bucket
+    least = capacity + 2 * bucket
     step = max(bucket, 1 << (least.bit_length() - 3))
     return -(-least // step) * step
 
@@ -94,7 +95,8 @@ class StaticEngine(EagerEngine):
         super().__init__(lm, self._room)
         self.capacity = capacity
         self._runners: dict[Hashable, Runner] = {}
-        self._weights = self._places_of_weights()
+        self._watched: list[tuple[nn.Module, list]] = []
+        self._watch(lm.model)
         super().forward(torch.zeros((1, 1), dtype=torch.long, device=lm.device), num_logits=0)  # allocates the memory
         self.rewind(0)
         self.clear()
@@ -117,9 +119,10 @@ class StaticEngine(EagerEngine):
             key = (work.program, all_logits, *self._shape(count, size))
             runner = runners.get(key)
             if runner is None:
+                for module in modules_in(work.program):
+                    self._watch(module)
                 runner = runners[key] = self._prepare(work, all_logits, args)
                 self.num_prepared += 1
-                self._weights = self._places_of_weights()
                 self._start.fill_(length)
             out = runner(*args)
             self._last_start = length
@@ -143,13 +146,15 @@ class StaticEngine(EagerEngine):
 
     def rewind(self, length: int) -> None:
         super().rewind(length)
-        if length == 0 and self._weights != self._places_of_weights():  # a new text, and somebody has moved or cast the model
-            self._weights = self._places_of_weights()
+        # A new text, and somebody has moved or cast a model or a head.
+        if length == 0 and any(_places(module) != places for module, places in self._watched):
+            self._watched = [(module, _places(module)) for module, _ in self._watched]
             self._forget()
 
-    def _places_of_weights(self) -> list[tuple[int, torch.dtype]]:
-        modules = [self.lm.model, *(module for program, *_ in self._runners for module in modules_in(program))]
-        return [(weight.data_ptr(), weight.dtype) for module in modules for weight in module.parameters()]
+    def _watch(self, module: nn.Module) -> None:
+        """Remember where a module's tensors are: what is prepared may read them there."""
+        if all(module is not known for known, _ in self._watched):
+            self._watched.append((module, _places(module)))
 
     def _forget(self) -> None:
         """Let go of all prepared units."""

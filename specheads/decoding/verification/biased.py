@@ -11,7 +11,7 @@ MODES = ("opt", "uno")
 
 
 class BiasedVerification(ChainVerification):
-    """`verification=biased`: each drafted token passes with `b = min(1, (t + eps) / d)`. Lossy unless `eps` is 0.
+    """`verification=biased`: each drafted token passes with `b = min(1, (t + eps) / d)`. Lossy unless `eps` is 0 and `mode` opt.
 
     A rejection is followed by a token of `norm((t - b d)+)`, which is `norm((t - d)+)` whatever eps (`mode="opt"`, the least bias
     there is for these chances), or of the target itself (`mode="uno"`).

@@ -45,10 +45,10 @@ def prefix_law(block: Block, log_weights: Tensor) -> AcceptanceLaw:
     """
     weights = log_weights.clamp_max(LARGEST_LOG_WEIGHT).exp()
     before = torch.nn.functional.pad(weights, (1, 0), value=1.0)[:, : block.num_drafted]  # p_0 .. p_{K-1}
-    inner = before[:, 1:, None].to(block.target_probs.dtype)
     count = block.num_drafted
-    excess = (inner * block.target_probs[:, 1:count] - block.draft_probs[:, 1:count]).clamp_min(0).sum(dim=-1).double()
-    excess = torch.nn.functional.pad(excess, (0, 1))[:, :count]
+    reach = before[:, :, None].to(block.target_probs.dtype) * block.target_probs[:, :count] - block.draft_probs[:, :count]
+    # Row i is about the token after i accepted ones, and prefix i + 1 comes next to prefix i; the last has a test of its own.
+    excess = reach.clamp_min(0).sum(dim=-1).double().roll(-1, dims=1)
     last = torch.arange(1, count + 1, device=weights.device) == block.lengths[:, None]
     missing = (1 - weights).clamp_min(0)
     # With p_i >= 1 nothing is missing and the prefix passes, also where the excess is 0.

@@ -142,6 +142,7 @@ def greedy_block_verification(
     generator: torch.Generator,
     lengths: Tensor | None = None,
     levels: Levels | None = None,
+    planned: Tensor | None = None,
 ) -> tuple[Verdict, Levels]:
     """Accept the longest prefix of each block that passes; return the verdict and the levels that the next blocks need.
 
@@ -150,6 +151,8 @@ def greedy_block_verification(
         draft_probs: (B, K, V), or (B, K + 1, V) with the draft's law after the last token; a row that owes more tokens than it
             has drafted needs that one.
         levels: of the round before; default none, K of them.
+        planned: (B,) long, tokens that would have been drafted whatever they were; 0 where their number depended on them, as with a
+            head. Default `lengths`: then these must not depend on the drafted tokens, or the target's law is lost.
 
     Raises:
         ValueError: shapes that do not fit together, or a law of the draft that is owed and missing.
@@ -158,7 +161,7 @@ def greedy_block_verification(
     """
     batch, num_drafted = draft_tokens.shape
     levels = Levels.none(batch, num_drafted, draft_tokens.device) if levels is None else levels
-    block = Block.of(draft_tokens, draft_probs, target_probs, lengths)
+    block = Block.of(draft_tokens, draft_probs, target_probs, lengths, planned)
     if block.draft_probs.shape[1] == num_drafted:
         if bool((levels.owed > block.lengths).any()):
             raise ValueError("a modified target reaches beyond the drafted tokens: give the draft's law after the last one too")

@@ -42,11 +42,14 @@ class Block:
             ValueError: shapes that do not fit together.
         """
         batch, num_drafted = tokens.shape
-        if target_probs.shape[:2] != (batch, num_drafted + 1) or draft_probs.shape[1] not in (num_drafted, num_drafted + 1):
+        if draft_probs.shape[1] not in (num_drafted, num_drafted + 1) or target_probs.shape[1] != num_drafted + 1:
             raise ValueError(
                 f"{num_drafted} drafted tokens need {num_drafted} laws of the draft and {num_drafted + 1} of the target, "
                 f"but there are {draft_probs.shape[1]} and {target_probs.shape[1]}"
             )
+        if not batch == draft_probs.shape[0] == target_probs.shape[0] or draft_probs.shape[2] != target_probs.shape[2]:
+            shapes = [tuple(x.shape) for x in (tokens, draft_probs, target_probs)]
+            raise ValueError(f"shapes {shapes} of tokens and laws do not agree; expected (B, K), (B, K, V) and (B, K + 1, V)")
         if lengths is None:
             lengths = torch.full((batch,), num_drafted, device=tokens.device)
         planned = lengths if planned is None else planned

@@ -66,14 +66,15 @@ class VerifyStep:
         Args:
             draft_probs: memory for `most` > K rows (most, V); what is beyond the length of a draft does not matter.
             draws: (2,), for the number of accepted tokens and for the target's own token.
-            lengths: (2,) long, the tokens that were drafted, and those planned (see Block).
+            lengths: (3,) long, the tokens that were drafted, those planned (see Block), and the draft's laws.
         """
         draft_tokens, target_probs = output.tokens[:, 1:], self.warp(output.logits)
         num_drafted = draft_tokens.shape[1]
         draft_probs = draft_probs[None, : num_drafted + self.rule.reads_next_law]
-        block = Block.of(draft_tokens, draft_probs, target_probs, lengths[:1], lengths[1:])
+        block = Block.of(draft_tokens, draft_probs, target_probs, lengths[:1], lengths[1:2])
         verdict, state = self.rule(state, block, draws[:1], draws[1:])
         owed = torch.zeros_like(verdict.num_accepted) if verdict.owed is None else verdict.owed
-        draft_nan = (draft_probs[:, :num_drafted].isnan().any(dim=-1) & block.within).any(dim=1).long()
+        written = torch.arange(draft_probs.shape[1], device=lengths.device) < lengths[2:]
+        draft_nan = (draft_probs.isnan().any(dim=-1) & written).any(dim=1).long()
         nans = [draft_nan, target_probs.isnan().any().reshape(1).long()]
         return torch.cat([verdict.num_accepted, verdict.next_token, owed, *nans, draft_tokens[0]]), state

@@ -11,9 +11,17 @@ from specheads.decoding.verification import BigLittle, Block
 def test_drafts_are_rolled_back_to_the_first_unlikely_token():
     target = torch.tensor([[[0.5, 0.5], [0.95, 0.05], [0.2, 0.8], [0.5, 0.5]]])
     block = Block.of(torch.tensor([[0, 1, 1]]), target[:, :3], target)
-    assert BigLittle(rollback=2.0).law(block).survival.tolist() == [[1, 0, 0]]  # -log 0.05 = 3.0
-    assert BigLittle(rollback=2.0).law(block).next_probs(torch.tensor([1])).tolist() == target[:, 1].tolist()
-    assert BigLittle(rollback=3.0).law(block).survival.tolist() == [[1, 1, 1]]
+    law = BigLittle(0.5, rollback=2.0).law(block)
+    assert law.survival.tolist() == [[1, 0, 0]]  # -log 0.05 = 3.0
+    assert law.next_probs(torch.tensor([1])).tolist() == target[:, 1].tolist()
+    assert BigLittle(0.5, rollback=3.0).law(block).survival.tolist() == [[1, 1, 1]]
+
+
+def test_the_target_takes_over_where_the_draft_is_unsure():
+    draft = torch.tensor([[[0.9, 0.1], [0.6, 0.4], [0.1, 0.9]]])
+    block = Block.of(torch.tensor([[0, 0, 1]]), draft, torch.full((1, 4, 2), 0.5))
+    assert BigLittle(0.7).law(block).survival.tolist() == [[1, 0, 0]]
+    assert BigLittle(0.5).law(block).survival.tolist() == [[1, 1, 1]]
 
 
 def test_its_fallback_is_the_stopping_rule_unless_another_is_chosen():
@@ -39,7 +47,9 @@ def test_drafts_end_where_the_draft_is_unsure():
     ("make", "message"),
     [
         (lambda: BigLittle(rollback=-1), "verification.rollback=-1"),
-        (lambda: BigLittle(fallback=1.5), "threshold=1.5"),
+        (lambda: BigLittle(fallback=1.5), "verification.fallback=1.5"),
+        (lambda: BigLittle(max_tokens=0), "verification.max_tokens=0"),
+        (lambda: stopping.MaxProbability(1.5), "threshold=1.5"),
         (lambda: stopping.MaxProbability(0.5, 0), "max_tokens=0"),
     ],
 )

@@ -36,3 +36,9 @@ def test_shapes_that_do_not_fit_are_refused():
     laws = torch.full((1, 3, 4), 0.25)
     with pytest.raises(ValueError, match="3 drafted tokens need 3 laws of the draft and 4 of the target"):
         token_verification(torch.zeros(1, 3, dtype=torch.long), laws, laws, torch.Generator())
+
+
+def test_batches_that_differ_are_refused():
+    laws = torch.full((2, 3, 4), 0.25)
+    with pytest.raises(ValueError, match="do not agree"):
+        token_verification(torch.zeros(1, 2, dtype=torch.long), laws, laws, torch.Generator())
