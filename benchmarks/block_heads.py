@@ -2,9 +2,9 @@
 
     python benchmarks/block_heads.py --head outputs/head/<date_time>/heads/<name> [--rollouts 8] [--train-rollouts 4]
 
-Judged on rollouts of the test prompts as in head_kinds.py. A block's label is the chance that its first i tokens survive over the
-chance that the first i - 1 do, at most 1. Under block verification the first i tokens of a draft survive with `p_i = min(1, p_{i-1}
-t / d)` however long the draft becomes, so a rule's throughput follows without decoding here too.
+Judged on rollouts of the test prompts as in head_kinds.py. Under block verification the first i tokens of a draft survive with
+`p_i = min(1, p_{i-1} t / d)` however long the draft becomes, so a rule's throughput follows without decoding here too. A block's label
+is `p_i / p_{i-1}`, at most 1; weighted by survival, a position counts with the chance that the tokens before it survive.
 """
 
 import argparse
@@ -14,25 +14,25 @@ import torch
 from head_kinds import LENGTH, NEEDS, RATIOS, THRESHOLDS, Rollouts, make_rollouts, rollout_auroc, totals
 from hydra import compose, initialize_config_dir
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from data_gen.__main__ import data_cache
 from data_gen.shards import load_split
 from specheads import AcceptanceHead, HeadConfig, Warp, load_head, load_pair
 from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.evaluation.intervals import cross_fitted_gain
-from specheads.heads.loss import weighted_bce
 from specheads.pair import config_folder
 from specheads.replay.cost import Costs
 
 EPOCHS, BATCH_SIZE = 6, 512
 
 
-def train(size: int, rollouts: Rollouts, labels: Tensor, seed: int) -> AcceptanceHead:
-    """Train a look-ahead head on rollouts, every position alike, with soft labels (R, LENGTH)."""
+def train(size: int, rollouts: Rollouts, labels: Tensor, weights: Tensor, seed: int) -> AcceptanceHead:
+    """Train a look-ahead head on rollouts with soft labels and weights of positions, (R, LENGTH) each."""
     torch.manual_seed(seed)
     head = AcceptanceHead(HeadConfig(size))
     features = {name: torch.stack([step[name] for step in rollouts.steps], dim=1).flatten(0, 1) for name in NEEDS}
-    inputs, labels = head.assemble(features), labels.flatten().float()
+    inputs, labels, weights = head.assemble(features), labels.flatten().float(), weights.flatten().float()
     head.standardise(inputs)
     steps = EPOCHS * (len(inputs) // BATCH_SIZE)
     optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3, weight_decay=0.01)
@@ -41,8 +41,8 @@ def train(size: int, rollouts: Rollouts, labels: Tensor, seed: int) -> Acceptanc
         for rows in torch.randperm(len(inputs)).split(BATCH_SIZE):
             if len(rows) == BATCH_SIZE:
                 optimizer.zero_grad()
-                loss, weight = weighted_bce(head.score(inputs[rows]), labels[rows], 1.0, 1.0)
-                (loss / weight).backward()
+                losses = binary_cross_entropy_with_logits(head.score(inputs[rows]), labels[rows], weights[rows], reduction="sum")
+                (losses / weights[rows].sum()).backward()
                 optimizer.step()
                 schedule.step()
     return head.eval().requires_grad_(False)
@@ -60,13 +60,17 @@ def main() -> None:
     folder = data_cache(cfg, pair)
     training = make_rollouts(pair, load_split(folder, "train"), warp, arguments.train_rollouts, seed=1)
     rollouts = make_rollouts(pair, load_split(folder, "test"), warp, arguments.rollouts)
-    before = torch.nn.functional.pad(training.block_survival, (1, 0), value=1.0)[:, :LENGTH]
-    of_block = (training.block_survival / before.clamp_min(1e-12)).clamp_max(1.0)
+    alive = {
+        name: torch.nn.functional.pad(survival, (1, 0), value=1.0)[:, :LENGTH]
+        for name, survival in (("token", training.survival), ("block", training.block_survival))
+    }
+    labels = {"token": training.accept, "block": (training.block_survival / alive["block"].clamp_min(1e-12)).clamp_max(1.0)}
     size = pair.draft_lm.hidden_size
     heads = {"exported, on target text": load_head(arguments.head)}
-    for seed in range(2):
-        heads |= {f"rollouts, token labels, seed {seed}": train(size, training, training.accept, seed)}
-        heads |= {f"rollouts, block labels, seed {seed}": train(size, training, of_block, seed)}
+    for rule, label in labels.items():
+        for seed in range(2):
+            heads |= {f"{rule} labels, seed {seed}": train(size, training, label, torch.ones_like(label), seed)}
+            heads |= {f"{rule} labels, weighted by survival, seed {seed}": train(size, training, label, alive[rule], seed)}
     print("| head | AUROC | verification | " + " | ".join(f"gain at {r}, best threshold" for r in RATIOS) + " |")
     print("|" + "---|" * (3 + len(RATIOS)))
     for rule, survival in (("token", rollouts.survival), ("block", rollouts.block_survival)):
