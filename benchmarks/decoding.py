@@ -1,6 +1,10 @@
 """How fast is decoding, beside what a user would pick instead?
 
     python benchmarks/decoding.py --head outputs/head/<date_time>/heads/<name> [--model nano] [--prompts 8] [--repeats 5]
+    python benchmarks/decoding.py --model synthetic-llama3 --rate 0.8
+
+Without `--head` a head is made that has not been trained; with `--rate` drafted tokens are accepted at that rate whatever the models say,
+and transformers' assisted generation, which accepts by what they say, is left out.
 
 One process, greedy and sampled. In each repeat all settings decode the same prompts in turn; a figure is the median over repeats.
 Prints tokens per second of transformers' plain and assisted generation and of this project's decoder; where a round's time goes;
@@ -31,6 +35,7 @@ from specheads.decoding.drafting.autoregressive import ChainState
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import DecodeStats, Round
 from specheads.decoding.stopping import FixedLength, HeadThreshold
+from specheads.decoding.verification import SyntheticVerification, TokenVerification, VerificationRule
 from specheads.pair import LanguageModel, Pair
 
 FIXED, THRESHOLDS, CONTEXTS = (2, 4, 6, 8), (0.3, 0.5, 0.7), (128, 512, 2048)
@@ -79,8 +84,8 @@ class Stopwatch:
         return event
 
 
-def transformers_runs(pair: Pair, warp: Warp, length: int) -> dict[str, Run]:
-    """Return transformers' own ways to generate from the pair."""
+def transformers_runs(pair: Pair, warp: Warp, length: int, assisted: bool) -> dict[str, Run]:
+    """Return transformers' own ways to generate from the pair, `assisted` ones if that is asked for."""
     chosen = {"do_sample": False} if warp.greedy else {"do_sample": True, "temperature": warp.temperature, "top_k": warp.top_k}
     chosen |= {} if warp.greedy else {"top_p": warp.top_p, "repetition_penalty": 1.0}
     chosen |= {"max_new_tokens": length, "pad_token_id": 0}
@@ -106,16 +111,20 @@ def transformers_runs(pair: Pair, warp: Warp, length: int) -> dict[str, Run]:
         return dict(zip(names, (tokens, schedule, confidence), strict=True))
 
     runs = {"transformers, plain": run(None)}
+    if not assisted:
+        return runs
     runs |= {f"transformers, assisted, K={k}": run(assistant(k)) for k in FIXED}
     runs["transformers, assisted, heuristic"] = run(assistant(5, "heuristic"))
     runs["transformers, assisted, confidence 0.4"] = run(assistant(20, confidence=0.4))
     return runs
 
 
-def own_runs(pair: Pair, head: AcceptanceHead, warp: Warp, length: int, engine: str) -> tuple[dict[str, Run], float]:
+def own_runs(
+    pair: Pair, head: AcceptanceHead, warp: Warp, length: int, engine: str, verification: VerificationRule
+) -> tuple[dict[str, Run], float]:
     """Return this project's decoders and the seconds that getting them ready took."""
-    decoder = SpeculativeDecoder(pair, warp=warp, engine=engine)
-    ahead = SpeculativeDecoder(pair, Autoregressive(ahead=True), HeadThreshold(head, 0.5), warp=warp, engine=engine)
+    decoder = SpeculativeDecoder(pair, verification=verification, warp=warp, engine=engine)
+    ahead = SpeculativeDecoder(pair, Autoregressive(ahead=True), HeadThreshold(head, 0.5), verification, warp, engine)
     decoders = {"target alone": Baseline(pair, warp, decoder.target_engine)}
     decoders |= {f"fixed K={k}": decoder.with_stopping(FixedLength(k)) for k in FIXED}
     decoders |= {f"head {t}": decoder.with_stopping(HeadThreshold(head, t)) for t in THRESHOLDS}
@@ -159,8 +168,8 @@ def compare(runs: dict[str, Run], prompts: list[list[int]], repeats: int) -> dic
 def print_speeds(made: dict[str, list[Made]]) -> None:
     speeds = {name: statistics.median(one.tokens / one.seconds for one in all_) for name, all_ in made.items()}
     plain = speeds["transformers, plain"]
-    best = max((name for name in speeds if "assisted" in name), key=speeds.get)
-    print(f"transformers' best assisted setting: {best}\n")
+    best = max((name for name in speeds if "assisted" in name), key=speeds.get, default="transformers, plain")
+    print(f"transformers' best assisted setting: {best if 'assisted' in best else 'not run'}\n")
     print(f"| setting | tokens/s | over plain | over best assisted | tokens per round | {' ms | '.join(STAGES)} ms |")
     print("|" + "---|" * (5 + len(STAGES)))
     fixed = made[f"fixed K={FIXED[1]}"]
@@ -172,6 +181,9 @@ def print_speeds(made: dict[str, list[Made]]) -> None:
             stages = zip(*(round_stages(one, step) for one in made[name]), strict=True)
             shown = [f"{efficiency:.2f}", *(f"{1e3 * max(0, statistics.median(values)):.2f}" for values in stages)]
         print(f"| {name} | {speed:,.0f} | {speed / plain:.2f}x | {speed / speeds[best]:.2f}x | {' | '.join(shown)} |")
+    longest = made[f"fixed K={FIXED[-1]}"]
+    over = [sum(r.seconds for r in one.rounds) / (one.draft_seconds + one.verify_seconds) for one in longest]
+    print(f"\nA whole round with K={FIXED[-1]} takes {statistics.median(over):.2f}x of its forwards alone.")
     print()
 
 
@@ -321,23 +333,27 @@ def print_head_share() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--head", required=True, help="a folder that train.py exported")
+    parser.add_argument("--head", help="a folder that train.py exported")
+    parser.add_argument("--rate", type=float, help="accept drafted tokens at this rate: timing without text")
     parser.add_argument("--model", default="nano", help="a file of conf/model")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    pair, head = load_pair(arguments.model), load_head(arguments.head)
+    pair = load_pair(arguments.model)
+    head = load_head(arguments.head) if arguments.head else AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size))
+    head.requires_grad_(False)
+    verification = TokenVerification() if arguments.rate is None else SyntheticVerification(arguments.rate)
     prompts = [pair.encode_instruction(p.text) for p in NanoSource(arguments.prompts, 0, 0).load(pair.chats)]
     where = torch.cuda.get_device_name() if pair.target_lm.device.type == "cuda" else f"{platform.machine()} CPU"
     print(f"{pair.name}, {len(prompts)} prompts, at most {arguments.new_tokens} tokens, {arguments.repeats} repeats,", end=" ")
-    print(f"{where}, {torch.get_num_threads()} threads, torch {torch.__version__}\n")
+    print(f"{where}, {torch.get_num_threads()} threads, torch {torch.__version__}; {verification.label}\n")
     for warp in (Warp(temperature=0), Warp(temperature=1.0, top_k=50)):
         mode = "greedy" if warp.greedy else "sampled at temperature 1, top-k 50"
-        own, startup = own_runs(pair, head, warp, arguments.new_tokens, arguments.engine)
+        own, startup = own_runs(pair, head, warp, arguments.new_tokens, arguments.engine, verification)
         print(f"## {mode}; start-up of all settings {startup:.1f} s\n")
-        runs = {**transformers_runs(pair, warp, arguments.new_tokens), **own}
+        runs = {**transformers_runs(pair, warp, arguments.new_tokens, arguments.rate is None), **own}
         print_speeds(compare(runs, prompts, arguments.repeats))
         print_never(pair, head, warp, arguments.engine, prompts, arguments.new_tokens, 3 * arguments.repeats)
     print_forwards(pair, head, warp, arguments.engine)
