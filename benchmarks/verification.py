@@ -8,13 +8,11 @@ of the target over the block at the shape of Llama 3.1 8B: one layer and the out
 
 import argparse
 import platform
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from decoding import median_seconds
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
@@ -33,21 +31,6 @@ from specheads.decoding.verification import (
 LAYERS, HIDDEN = 32, 4096
 
 
-def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Return the median time of `work` after a warm-up."""
-    taken = []
-    for turn in range(repeats + 3):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        if turn >= 3:
-            taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
-
-
 def forward_seconds(count: int, vocab: int, repeats: int, device: torch.device) -> float:
     """Return the time of a forward over `count` tokens in bfloat16, without context."""
     config = LlamaConfig(
@@ -59,8 +42,8 @@ def forward_seconds(count: int, vocab: int, repeats: int, device: torch.device) 
         output = torch.nn.Linear(HIDDEN, vocab, bias=False, dtype=torch.bfloat16)
         hidden = torch.randn(1, count, HIDDEN, dtype=torch.bfloat16)
         positions = LlamaRotaryEmbedding(config)(hidden, torch.arange(count)[None])
-    one = seconds(lambda: layer(hidden, position_embeddings=positions), repeats, device)
-    return LAYERS * one + seconds(lambda: output(hidden), repeats, device)
+    one = median_seconds(lambda: layer(hidden, position_embeddings=positions), device, repeats)
+    return LAYERS * one + median_seconds(lambda: output(hidden), device, repeats)
 
 
 def main() -> None:
@@ -93,7 +76,7 @@ def main() -> None:
         work[label] = lambda rule=rule, state=state: rule(state, block, *draws)
     for label, step in work.items():
         torch._dynamo.reset()
-        times = [seconds(one, arguments.repeats, device) for one in (step, torch.compile(step))]
+        times = [median_seconds(one, device, arguments.repeats) for one in (step, torch.compile(step))]
         print(f"| {label} | " + " | ".join(f"{1e3 * t:.2f} | {100 * t / forward:.2f} %" for t in times) + " |", flush=True)
 
 
