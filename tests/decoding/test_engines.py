@@ -104,9 +104,13 @@ def test_graphs_are_padded_to_few_sizes():
 
 def test_no_verification_is_for_one_or_two_tokens_or_reads_all_memory():
     """What is compiled for a few tokens leaves out sizes that a compiler takes for constants."""
-    for engine in (compiled.CompiledEngine(tiny_pair().target_lm, 64), GraphEngine(tiny_pair().target_lm, 64)):
-        assert min(engine.padded(count) for count in range(1, 40)) >= 3
-        assert engine._size(64 + 32) < engine._room
+    lm = tiny_pair(window=2000).target_lm
+    for kind in (compiled.CompiledEngine, GraphEngine):
+        for capacity in (64, 500, 1000, 1900):
+            engine = kind(lm, capacity)
+            assert min(engine.padded(count) for count in range(1, 40)) >= 3
+            assert max(engine._size(end) for end in range(1, capacity + 33)) < engine._room
+            assert max(engine._sizes()) < engine._room
 
 
 def test_memory_comes_in_few_sizes():

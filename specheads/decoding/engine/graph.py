@@ -42,10 +42,10 @@ class GraphEngine(CompiledEngine):
         return max(4, -(-count // step) * step)
 
     def _size(self, end: int) -> int:
-        return min(self._room, self.bucket << (-(-end // self.bucket) - 1).bit_length())
+        return min(self._reach, self.bucket << (-(-end // self.bucket) - 1).bit_length())
 
     def _sizes(self) -> list[int]:
-        return sorted({self._size(end) for end in range(self.bucket, self._room + 1, self.bucket)})
+        return sorted({self._size(end) for end in range(self.bucket, self._reach + 1, self.bucket)})
 
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
         return (count, size)

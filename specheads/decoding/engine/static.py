@@ -75,8 +75,8 @@ def _places(module: nn.Module) -> list[tuple[int, torch.dtype]]:
 
 
 def room_for(capacity: int, bucket: int) -> int:
-    """Return the positions to allocate: more than `capacity` by a bucket, which pads the last forwards, and another, so that none
-    of them reads all of it: code compiled for a part may not fit the whole.
+    """Return the positions to allocate: more than `capacity` by a bucket, which pads the last forwards, and another, which no unit
+    reads.
 
     The size of memory is part of what is compiled, so there are few sizes: four between a power of two and the next.
     """
@@ -92,6 +92,7 @@ class StaticEngine(EagerEngine):
 
     def __init__(self, lm: LanguageModel, capacity: int) -> None:
         self._room = room_for(capacity, self.bucket)
+        self._reach = self._room - self.bucket  # the most that a unit reads: code compiled for a part may not fit the whole
         super().__init__(lm, self._room)
         self.capacity = capacity
         self._runners: dict[Hashable, Runner] = {}
@@ -111,8 +112,8 @@ class StaticEngine(EagerEngine):
         def run(tokens: Tensor, *inputs: Any) -> Any:
             length, count = self.length, tokens.shape[1]
             end = length + count
-            if end > self._room:
-                raise RuntimeError(f"{end} positions do not fit into KV memory for {self._room}")
+            if end > self._reach:
+                raise RuntimeError(f"{end} positions do not fit into KV memory for {self._reach}")
             self._start.fill_(length)
             size = self._size(end)
             args = (tokens, self._start, self._places[:size], inputs)
@@ -162,7 +163,7 @@ class StaticEngine(EagerEngine):
 
     def _sizes(self) -> list[int]:
         """Return the sizes of memory that units are prepared for one by one."""
-        return [self._room]
+        return [self._reach]
 
     def _size(self, end: int) -> int:
         """Return how much memory a forward reads that writes as far as `end`."""

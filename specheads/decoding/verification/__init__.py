@@ -1,4 +1,9 @@
-"""Rules that decide how much of a draft stands: pure batched functions, and thin strategies for the decoder."""
+"""Rules that decide how much of a draft stands: pure batched functions, and thin strategies for the decoder.
+
+A new rule for chains is a module with a function `Block -> AcceptanceLaw` (law.py) and a ChainVerification (step.py) that calls it; one
+that remembers earlier rounds is a VerificationRule of its own (greedy_block.py). Its config goes to conf/verification/, and
+tests/decoding/verification/ holds it to its law.
+"""
 
 from specheads.decoding.verification.biased import BiasedVerification
 from specheads.decoding.verification.big_little import BigLittle
