@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from data_gen.generate import batch_plan, generate_batch, row_uniforms
+from data_gen.generate import Response, batch_plan, generate_batch, row_uniforms
 from data_gen.label import label_responses
 from data_gen.prompts import SPLITS, Prompt, unique
 from data_gen.shards import ShardStore, exclusive, fingerprint
@@ -124,11 +124,7 @@ def make_rows(
     """Return the finished rows of one shard, in the order of `prompts`."""
     ids = [ids for _, ids in prompts]
     uniform = np.stack([row_uniforms(seed, prompt.prompt_id, settings.max_new_tokens) for prompt, _ in prompts])
-    responses = [None] * len(prompts)
-    for batch in batch_plan([len(row) for row in ids], settings.batch_size):
-        made = generate_batch(pair, [ids[row] for row in batch], uniform[batch, 0], warp, settings.max_new_tokens, on_step)
-        for row, response in zip(batch, made, strict=True):
-            responses[row] = response
+    responses = make_responses(pair, ids, uniform[:, 0], warp, settings, on_step)
     labels = label_responses(pair, ids, [response.ids for response in responses], uniform[:, 1], warp)
     return [
         {
@@ -142,6 +138,18 @@ def make_rows(
         }
         for (prompt, prompt_ids), response, label in zip(prompts, responses, labels, strict=True)
     ]
+
+
+def make_responses(
+    pair: Pair, prompts: Sequence[Sequence[int]], uniform: np.ndarray, warp: Warp, settings: GenerationSettings, on_step
+) -> list[Response]:
+    """Return the target's responses in the order of `prompts`, batch by batch; see `generate_batch`."""
+    responses: list[Response | None] = [None] * len(prompts)
+    for batch in batch_plan([len(prompt) for prompt in prompts], settings.batch_size):
+        made = generate_batch(pair, [prompts[row] for row in batch], uniform[batch], warp, settings.max_new_tokens, on_step)
+        for row, response in zip(batch, made, strict=True):
+            responses[row] = response
+    return responses
 
 
 def _announce(folder: Path, shards: dict, missing: dict, settings: GenerationSettings) -> None:

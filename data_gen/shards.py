@@ -48,8 +48,8 @@ def fingerprint(facts: Mapping[str, Any]) -> str:
 class ShardStore:
     """One cache folder, opened for writing."""
 
-    def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, facts: Mapping[str, Any], schema: pa.Schema = SCHEMA) -> None:
+        self.folder, self.schema = folder, schema
         self.facts = json.loads(json.dumps(dict(facts)))
         folder.mkdir(parents=True, exist_ok=True)
         manifest = read_manifest(folder)
@@ -73,7 +73,7 @@ class ShardStore:
 
     def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write a shard and then the manifest that names it."""
-        table = pa.Table.from_pylist(list(rows), schema=SCHEMA)
+        table = pa.Table.from_pylist(list(rows), schema=self.schema)
         write_whole(self.folder / name, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
         self.shards[name] = {"rows": len(rows), "sha256": checksum(self.folder / name)}
         self._write_manifest(complete=False)

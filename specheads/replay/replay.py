@@ -1,0 +1,233 @@
+"""Walk stopping rules through a recording: the rounds that decoding would have had with them, without a model.
+
+From a round's start a draft goes along the response while tokens are accepted and enters the branch at the first that is not; it stops
+where the rule says. The token after the last accepted one is the target's. Exact for token verification, whose output does not depend
+on how long drafts are. All prompts, draws and rules of equal programs are walked at once, one drafted token per step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from specheads.decoding.stopping import HeadThreshold, StoppingRule
+from specheads.errors import UserError
+from specheads.heads.head import AcceptanceHead
+from specheads.replay.recording import TRUTH, Recording, head_fingerprint
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Every round that a rule had: arrays (rounds,), in no order; `prompt`, `draw` and `start` (response position) say where."""
+
+    prompt: np.ndarray
+    draw: np.ndarray
+    start: np.ndarray
+    drafted: np.ndarray
+    accepted: np.ndarray
+    tokens: np.ndarray  # emitted
+
+    def per_prompt(self, num_prompts: int) -> "Counts":
+        """Return the sums over each prompt's draws."""
+        columns = (self.tokens, self.drafted, self.accepted, np.ones_like(self.tokens))
+        return Counts(*(np.bincount(self.prompt, weights=column, minlength=num_prompts) for column in columns))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a rule spent on each prompt: arrays (P,) of floats, sums over draws."""
+
+    tokens: np.ndarray
+    drafted: np.ndarray  # also the draft's forwards
+    accepted: np.ndarray
+    target_calls: np.ndarray
+
+    @property
+    def discarded(self) -> np.ndarray:
+        return self.drafted - self.accepted
+
+
+class RecordedHead:
+    """A head's logits as a recording has them, in the place of the head itself."""
+
+    def __init__(self, name: str, judges: str) -> None:
+        self.name = name
+        self.config = SimpleNamespace(judges=judges, inputs=(name,), recommended=None)
+
+    def __call__(self, features: dict[str, Tensor]) -> Tensor:
+        return features[self.name]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RecordedHead) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+def recorded_head(head: AcceptanceHead) -> RecordedHead:
+    """Return what stands for `head` in rules that are replayed; `judge` must have added it to the recording."""
+    return RecordedHead(head_fingerprint(head), head.config.judges)
+
+
+class Ceiling(HeadThreshold):
+    """The informed ceiling: a head that knows the true acceptance probability of every drafted token. For replay only."""
+
+    def __init__(self, threshold: float = 0.7, max_tokens: int = 20) -> None:
+        super().__init__(RecordedTruth(), threshold, min_tokens=1, max_tokens=max_tokens)
+
+
+class RecordedTruth(RecordedHead):
+    """The true acceptance probabilities of a recording as logits."""
+
+    def __init__(self) -> None:
+        super().__init__(TRUTH, "next_token")
+
+    def __call__(self, features: dict[str, Tensor]) -> Tensor:
+        return features[TRUTH].double().logit()
+
+
+def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed]:
+    """Return the rounds of every rule, in the order of `rules`.
+
+    Raises:
+        UserError: a rule that drafts more than was recorded, or that looks at what was not.
+    """
+    for rule in rules:
+        _check(recording, rule)
+    found: list[Replayed | None] = [None] * len(rules)
+    for program in dict.fromkeys(rule.program for rule in rules):
+        own = [number for number, rule in enumerate(rules) if rule.program == program]
+        for number, rounds in zip(own, _Walk(recording, [rules[number] for number in own]).run(), strict=True):
+            found[number] = rounds
+    return found
+
+
+def _check(recording: Recording, rule: StoppingRule) -> None:
+    if rule.max_tokens > recording.max_tokens:
+        raise UserError(
+            f"{type(rule).__name__} drafts up to {rule.max_tokens} tokens, but the recording has branches of {recording.max_tokens}; "
+            f"record with record.max_tokens={rule.max_tokens}, or give the rule a smaller max_tokens."
+        )
+    missing = sorted(rule.needs - recording.features.keys() - {"token"})
+    if missing:
+        raise UserError(
+            f"{type(rule).__name__} looks at {missing[0]!r}, which the recording does not have; it has token, "
+            f"{', '.join(sorted(recording.features))}. Evaluate this rule live, or add the head with replay.judge."
+        )
+
+
+class _Walk:
+    """Rules of one program over all responses and draws: rows are (rule, draw, prompt), and leave when their response is done."""
+
+    def __init__(self, recording: Recording, rules: Sequence[StoppingRule]) -> None:
+        self.recording, self.rule, self.num_rules = recording, rules[0], len(rules)
+        rows_per_rule = recording.num_draws * recording.num_prompts
+        row = torch.arange(self.num_rules * rows_per_rule)
+        self.which, self.draw = row // rows_per_rule, row // recording.num_prompts % recording.num_draws
+        self.prompt = row % recording.num_prompts
+        self.cap = torch.tensor([rule.max_tokens for rule in rules])[self.which]
+        states = [rule.init(rows_per_rule, torch.device("cpu")) for rule in rules]
+        self.state = tree_map(lambda *parts: torch.cat(parts), *states)
+        self.start = torch.zeros_like(row)  # of the round, as a response position
+        self.drafted = torch.zeros_like(row)
+        self.depth = torch.full_like(row, -1)  # in the branch; -1: still along the response
+        self.rounds: list[tuple[Tensor, ...]] = []
+
+    @torch.no_grad()
+    def run(self) -> list[Replayed]:
+        """Return the rounds of each rule."""
+        self._skip_last_tokens()
+        while len(self.start):
+            self._step()
+        columns = [torch.cat(parts).numpy() for parts in zip(*self.rounds, strict=True)]
+        order = np.argsort(columns[0], kind="stable")
+        cuts = np.searchsorted(columns[0][order], np.arange(1, self.num_rules))
+        split = [np.split(column[order], cuts) for column in columns[1:]]
+        return [Replayed(*parts) for parts in zip(*split, strict=True)]
+
+    def _step(self) -> None:
+        """Draft one token in every row, and end the rounds that stop there."""
+        recording, prompt = self.recording, self.prompt
+        first = recording.first[prompt]
+        on_response = self.depth < 0
+        position = first + self.start + torch.where(on_response, self.drafted, self.drafted - 1 - self.depth)
+        accepted = on_response & recording.accepted[self.draw, position]
+        self.depth = torch.where(accepted, -1, self.depth + 1)
+        node = torch.where(accepted, position, recording.branch_first[self.draw, position] + self.depth)
+        features = {name: recording.features[name][node] for name in self.rule.needs if name != "token"}
+        if "token" in self.rule.needs:
+            features["token"] = recording.tokens[node]
+        state, stop = self.rule.step(self.state, features)
+        self.state = tree_map(lambda old, new: new.to(old.dtype), self.state, state)
+        self.drafted += 1
+        room = recording.limits[prompt] - self.start - 1
+        last = recording.finished[prompt] & (self.start + self.drafted == recording.lengths[prompt])
+        branch_ended = self.depth + 1 == recording.branch_length[self.draw, position]
+        ended = stop | (self.drafted >= torch.minimum(room, self.cap)) | torch.where(accepted, last, branch_ended)
+        if ended.any():
+            self._end_rounds(ended.nonzero().squeeze(1))
+
+    def _end_rounds(self, rows: Tensor) -> None:
+        """Let the target have its say in `rows`, and begin their next rounds."""
+        drafted = self.drafted[rows]
+        accepted = drafted - 1 - self.depth[rows]
+        left = self.recording.lengths[self.prompt[rows]] - self.start[rows]
+        tokens = torch.minimum(accepted + 1, left)
+        self._note(rows, drafted, accepted, tokens)
+        before = tree_map(lambda value: value[rows], self.state)
+        after = self.rule.observe(before, drafted, accepted)
+        self.state = tree_map(lambda value, new: value.index_copy(0, rows, new.to(value.dtype)), self.state, after)
+        self.start[rows] += tokens
+        self.drafted[rows], self.depth[rows] = 0, -1
+        self._skip_last_tokens()
+
+    def _skip_last_tokens(self) -> None:
+        """Let rows go that are done; where one token is left to the limit, the target emits it without a draft."""
+        lengths, limits = self.recording.lengths[self.prompt], self.recording.limits[self.prompt]
+        one_left = (self.start == limits - 1) & (self.start < lengths)
+        if one_left.any():
+            rows = one_left.nonzero().squeeze(1)
+            zeros = torch.zeros_like(rows)
+            self._note(rows, zeros, zeros, zeros + 1)
+            self.start[rows] += 1
+        going = self.start < lengths
+        if not going.all():
+            rows = going.nonzero().squeeze(1)
+            for name in ("which", "draw", "prompt", "cap", "start", "drafted", "depth"):
+                setattr(self, name, getattr(self, name)[rows])
+            self.state = tree_map(lambda value: value[rows], self.state)
+
+    def _note(self, rows: Tensor, drafted: Tensor, accepted: Tensor, tokens: Tensor) -> None:
+        where: list[Any] = [self.which[rows], self.prompt[rows], self.draw[rows], self.start[rows]]
+        self.rounds.append((*where, drafted, accepted, tokens))
+
+
+def oracle(recording: Recording) -> Replayed:
+    """Return the rounds of the rule that stops exactly before the first rejection, without a longest draft.
+
+    In greedy mode the oracle of SpecDec++ (Lemma 2.1): nothing is discarded, and the target is called once for every difference and
+    once for the end.
+    """
+    parts = []
+    for number in range(recording.num_prompts):
+        first, length = int(recording.first[number]), int(recording.lengths[number])
+        for draw in range(recording.num_draws):
+            accepted = recording.accepted[draw, first : first + length].numpy()
+            own = ~accepted  # positions that the target emits itself
+            if not recording.finished[number]:
+                own[-1] = True
+            ends = np.flatnonzero(own)
+            starts = np.concatenate([[0], ends + 1])
+            ends = np.concatenate([ends, [length]])  # a last round may end without a token of the target's
+            drafted = ends - starts
+            keep = starts < length
+            starts, drafted, ends = starts[keep], drafted[keep], ends[keep]
+            tokens = np.minimum(drafted + 1, length - starts)
+            where = np.full(len(starts), number), np.full(len(starts), draw)
+            parts.append((*where, starts, drafted, drafted, tokens))
+    return Replayed(*(np.concatenate(column) for column in zip(*parts, strict=True)))

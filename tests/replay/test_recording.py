@@ -1,0 +1,150 @@
+import numpy as np
+import pytest
+import torch
+from families import family_pair
+
+from data_gen.prompts import Prompt
+from data_gen.run import GenerationSettings
+from specheads import AcceptanceHead, HeadConfig, UserError, Warp
+from specheads.decoding.drafting import drafting_features
+from specheads.replay import recording as module
+from specheads.replay.record import RecordSettings
+from specheads.replay.recording import TRUTH, head_fingerprint, judge, load_recording, make_recording
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return family_pair("llama")
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(module, "ROWS_PER_SHARD", 2)
+
+
+def make(pair, folder, count=5, warp=Warp(1.0), num_draws=2, seed=0, advance=lambda count: None):
+    generator = np.random.default_rng(7)
+    prompts = [(Prompt(f"{i:04x}", "test", ""), generator.integers(29, size=3 + i).tolist()) for i in range(count)]
+    return make_recording(pair, prompts, warp, GenerationSettings(12), RecordSettings(num_draws, 4, 8), seed, folder, advance)
+
+
+def head(seed, judges="next_token"):
+    torch.manual_seed(seed)
+    head = AcceptanceHead(HeadConfig(32, 1, judges, width=8)).eval().requires_grad_(False)
+    torch.nn.init.normal_(head.readout.weight)
+    return head
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*.parquet"))}
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_recording_goes_on_where_it_was_stopped_to_the_same_bytes(pair, tmp_path):
+    whole = make(pair, tmp_path / "whole")
+    done = []
+
+    def stop_at_the_fourth(count):
+        done.append(count)
+        if len(done) == 4:
+            raise Stop
+
+    with pytest.raises(Stop):
+        make(pair, tmp_path / "cut", advance=stop_at_the_fourth)
+    (half,) = (tmp_path / "cut" / "recordings").iterdir()
+    assert len(contents(half)) == 1
+    first = next(half.glob("*.parquet")).stat().st_mtime_ns
+    cut = make(pair, tmp_path / "cut")
+    assert contents(cut) == contents(whole) and len(contents(whole)) == 3
+    assert min(path.stat().st_mtime_ns for path in cut.glob("*.parquet")) == first
+
+
+def test_a_damaged_shard_is_made_again_and_a_complete_recording_is_not(pair, tmp_path):
+    folder = make(pair, tmp_path)
+    before = contents(folder)
+    path = folder / "000002.parquet"
+    path.write_bytes(path.read_bytes()[:-3])
+    assert make(pair, tmp_path) == folder and contents(folder) == before
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    counts = []
+    make(pair, tmp_path, advance=counts.append)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times and counts == [5]
+
+
+def test_a_row_does_not_depend_on_its_neighbours(pair, tmp_path):
+    few, many = (load_recording(make(pair, tmp_path, count)) for count in (3, 5))
+    tokens = int(few.lengths.sum())
+    assert few.tokens[:tokens].tolist() == many.tokens[:tokens].tolist()
+    assert torch.equal(few.accepted, many.accepted[:, :tokens])
+    assert torch.equal(few.branch_length, many.branch_length[:, :tokens])
+
+
+def test_other_settings_are_another_recording(pair, tmp_path):
+    folders = [
+        make(pair, tmp_path),
+        make(pair, tmp_path, seed=1),
+        make(pair, tmp_path, num_draws=3),
+        make(pair, tmp_path, warp=Warp(0.5)),
+    ]
+    assert len(set(folders)) == 4
+    # Greedy decoding has but one course, however many draws are asked for.
+    assert make(pair, tmp_path, warp=Warp(0), num_draws=2) == make(pair, tmp_path, warp=Warp(0), num_draws=3)
+
+
+def test_judges_say_what_the_decoder_would_hear_and_are_asked_once(pair, tmp_path):
+    folder = make(pair, tmp_path)
+    heads = {head_fingerprint(one): one for one in (head(0), head(1), head(2, "input_token"))}
+    first, *others = heads
+    judge(folder, pair, {first: heads[first]}, truth=False)
+    (before,) = [path.stat().st_mtime_ns for path in (folder / "judges" / first).glob("manifest.json")]
+    passes = []
+    judge(folder, pair, heads, truth=True, advance=passes.append)
+    assert sum(passes) == 2 * 5  # one pass for both new heads, one of the target
+    assert (folder / "judges" / first / "manifest.json").stat().st_mtime_ns == before
+    judge(folder, pair, heads, truth=True, advance=passes.append)
+    assert sum(passes) == 2 * 5
+    recording = load_recording(folder, [*heads, TRUTH])
+    nodes = {}
+    for number in range(5):
+        start, response = int(recording.first[number]), recording.response(number)
+        nodes |= {start + i: (recording.prompts[number] + response[:i], token) for i, token in enumerate(response)}
+        for draw in range(2):
+            for i in range(len(response)):
+                branch, length = int(recording.branch_first[draw, start + i]), int(recording.branch_length[draw, start + i])
+                own = recording.tokens[branch : branch + length].tolist()
+                text = recording.prompts[number] + response[:i]
+                nodes |= {branch + k: (text + own[:k], own[k]) for k in range(length)}
+    assert sorted(nodes) == list(range(len(recording.tokens)))
+    for node, (text, token) in nodes.items():
+        assert recording.tokens[node] == token
+        hidden = pair.draft_lm.hidden_states(torch.tensor([text]), use_cache=False)[:, -1]
+        features = drafting_features(
+            pair.draft_lm, frozenset(heads[first].config.inputs), pair.draft_lm.logits(hidden), torch.tensor([token]), hidden
+        )
+        for name, one in heads.items():
+            assert recording.features[name][node] == pytest.approx(one(features).item(), abs=1e-4)
+
+
+def test_labels_pair_every_proposed_token_with_its_fate_and_with_what_follows(pair, tmp_path):
+    recording = load_recording(make(pair, tmp_path))
+    node, after, accepted = (value.tolist() for value in recording.labels())
+    expected = []
+    for draw in range(2):
+        for number in range(5):
+            start, length = int(recording.first[number]), int(recording.lengths[number])
+            for i in range(start, start + length):
+                branch, size = int(recording.branch_first[draw, i]), int(recording.branch_length[draw, i])
+                if recording.accepted[draw, i]:
+                    expected.append((i, i + 1 if i + 1 < start + length else -1, True))
+                elif size:
+                    expected.append((branch, branch + 1 if size > 1 else -1, False))
+    assert list(zip(node, after, accepted, strict=True)) == expected
+
+
+def test_two_at_work_on_one_recording_are_told_apart(pair, tmp_path):
+    folder = make(pair, tmp_path)
+    with module.exclusive(folder), pytest.raises(UserError, match="another run"):
+        judge(folder, pair, {}, truth=True)

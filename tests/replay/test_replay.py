@@ -1,0 +1,182 @@
+"""Replay against decoding itself: the same rounds in greedy mode, the same law of rounds in sampling."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from families import family_pair
+
+from data_gen.prompts import Prompt
+from data_gen.run import GenerationSettings
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp
+from specheads.decoding import stopping
+from specheads.replay.record import RecordSettings
+from specheads.replay.recording import TRUTH, head_fingerprint, judge, load_recording, make_recording
+from specheads.replay.replay import Ceiling, Replayed, oracle, recorded_head, replay
+
+NUM_TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def pair():
+    pair = family_pair("llama")
+    pair.target.generation_config.eos_token_id = 5
+    return pair
+
+
+@pytest.fixture(scope="module")
+def heads(pair):
+    torch.manual_seed(0)
+    heads = [AcceptanceHead(HeadConfig(32, 1, judges, width=8)) for judges in ("next_token", "input_token")]
+    for head in heads:
+        head.eval().requires_grad_(False)
+        torch.nn.init.normal_(head.readout.weight, std=2.0)
+    return heads
+
+
+def prompts(count):
+    generator = np.random.default_rng(7)
+    return [(Prompt(f"{i:04x}", "test", ""), generator.integers(29, size=3 + i % 5).tolist()) for i in range(count)]
+
+
+def recorded(pair, heads, folder, warp, count, num_draws=1, max_new_tokens=NUM_TOKENS):
+    settings = GenerationSettings(max_new_tokens, batch_size=16)
+    folder = make_recording(pair, prompts(count), warp, settings, RecordSettings(num_draws, 20, 32), 0, folder)
+    named = {head_fingerprint(head): head for head in heads}
+    judge(folder, pair, named, truth=True)
+    return load_recording(folder, [*named, TRUTH])
+
+
+def every_rule(heads):
+    """Pairs of each rule as it decodes and as it is replayed."""
+    simple = [stopping.FixedLength(1), stopping.FixedLength(4), stopping.FixedLength(20), stopping.MaxProbability(0.3, 12)]
+    rules = [(rule, rule) for rule in simple]
+    for head in heads:
+        for threshold in (0.2, 0.6, 0.95):
+            rules.append(tuple(stopping.HeadThreshold(one, threshold) for one in (head, recorded_head(head))))
+    return rules
+
+
+def live_rounds(pair, rule, warp, prompt, seed=0, max_new_tokens=NUM_TOKENS):
+    decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp, engine="eager")
+    return decoder.generate(prompt, max_new_tokens, seed).rounds
+
+
+def test_in_greedy_mode_every_rule_has_the_very_rounds_of_decoding(pair, heads, tmp_path):
+    recording = recorded(pair, heads, tmp_path, Warp(0), 6)
+    assert recording.num_draws == 1 and 0.3 < recording.accepted.float().mean() < 0.95
+    assert recording.finished.any() and not recording.finished.all()
+    rules = every_rule(heads)
+    replayed = replay(recording, [rule for _, rule in rules])
+    for (rule, _), rounds in zip(rules, replayed, strict=True):
+        for number, (_, ids) in enumerate(prompts(6)):
+            live = [(r.num_drafted, r.num_accepted, len(r.tokens)) for r in live_rounds(pair, rule, Warp(0), ids)]
+            assert rounds_of(rounds, number) == live, type(rule).__name__
+
+
+def rounds_of(rounds: Replayed, prompt: int, draw: int = 0):
+    """A response's rounds in their order."""
+    rows = np.flatnonzero((rounds.prompt == prompt) & (rounds.draw == draw))
+    rows = rows[np.argsort(rounds.start[rows])]
+    return list(zip(*(column[rows].tolist() for column in (rounds.drafted, rounds.accepted, rounds.tokens)), strict=True))
+
+
+def test_in_sampling_counts_agree_with_decoding_in_the_mean(pair, heads, tmp_path):
+    """Target calls and discards per prompt, 30 prompts x 2 responses each way; false alarm 1e-5 per comparison (4.4 errors)."""
+    warp, count, repeats, length = Warp(0.8, top_k=6), 30, 2, 24
+    parts = []
+    for repeat in range(repeats):
+        rows = [(replace(p, prompt_id=f"{p.prompt_id}{repeat}"), ids) for p, ids in prompts(count)]
+        folder = make_recording(pair, rows, warp, GenerationSettings(length), RecordSettings(4, 20, 64), 0, tmp_path)
+        named = {head_fingerprint(head): head for head in heads}
+        judge(folder, pair, named, truth=False)
+        parts.append(load_recording(folder, list(named)))
+    for rule, recorded_rule in every_rule(heads)[1::2]:
+        offline = [replay(part, [recorded_rule])[0].per_prompt(count) for part in parts]
+        live = [[live_rounds(pair, rule, warp, ids, seed, length) for _, ids in prompts(count)] for seed in range(repeats)]
+        for name in ("calls", "discards", "tokens"):
+            difference = np.zeros(count)
+            for counts, generations in zip(offline, live, strict=True):
+                ours = {"calls": counts.target_calls, "discards": counts.discarded, "tokens": counts.tokens}[name] / 4
+                theirs = {
+                    "calls": [len(rounds) for rounds in generations],
+                    "discards": [sum(r.num_discarded for r in rounds) for rounds in generations],
+                    "tokens": [sum(len(r.tokens) for r in rounds) for rounds in generations],
+                }[name]
+                difference += (ours - np.array(theirs)) / repeats
+            assert abs(difference.mean()) < 4.4 * difference.std(ddof=1) / count**0.5 + 1e-9, (type(rule).__name__, name)
+
+
+def test_rules_are_walked_together_as_they_are_alone(pair, heads, tmp_path):
+    recording = recorded(pair, heads, tmp_path, Warp(1.0), 5, num_draws=3)
+    rules = [rule for _, rule in every_rule(heads)]
+    for rule, together in zip(rules, replay(recording, rules), strict=True):
+        (alone,) = replay(recording, [rule])
+        for prompt in range(5):
+            for draw in range(3):
+                assert rounds_of(alone, prompt, draw) == rounds_of(together, prompt, draw)
+        assert together.per_prompt(5).tokens.tolist() == (3 * recording.lengths).tolist()
+
+
+def test_rounds_tile_every_response(pair, heads, tmp_path):
+    recording = recorded(pair, heads, tmp_path, Warp(1.0), 5, num_draws=3)
+    for rounds in [*replay(recording, [rule for _, rule in every_rule(heads)]), oracle(recording)]:
+        for prompt in range(5):
+            for draw in range(3):
+                own = rounds_of(rounds, prompt, draw)
+                assert sum(tokens for _, _, tokens in own) == recording.lengths[prompt]
+                assert all(accepted <= drafted and tokens in (accepted, accepted + 1) for drafted, accepted, tokens in own)
+                assert all(tokens == accepted + 1 for _, accepted, tokens in own[:-1])
+
+
+def test_the_greedy_oracle_discards_nothing_and_calls_once_per_difference(pair, heads, tmp_path):
+    """SpecDec++, lemma 2.1: |S| + 1 calls where the response ends by itself and the models agree on its end."""
+    recording = recorded(pair, heads, tmp_path, Warp(0), 8)
+    counts = oracle(recording).per_prompt(8)
+    assert counts.discarded.sum() == 0
+    for number in range(8):
+        first, length = recording.first[number], recording.lengths[number]
+        differ = ~recording.accepted[0, first : first + length]
+        if recording.finished[number]:
+            expected = int(differ.sum()) + int(not differ[-1])
+        else:  # the limit leaves the last token to the target whatever the draft thinks
+            expected = int(differ[:-1].sum()) + 1
+        assert counts.target_calls[number] == expected
+    rules = [stopping.FixedLength(k) for k in range(1, 21)]
+    for ratio in (1.5, 5, 20):
+        cost = counts.drafted.sum() / ratio + counts.target_calls.sum()
+        for rounds in replay(recording, [*rules, *(Ceiling(t) for t in (0.1, 0.5, 0.9))]):
+            other = rounds.per_prompt(8)
+            assert cost < other.drafted.sum() / ratio + other.target_calls.sum()
+
+
+def test_true_probabilities_are_those_of_both_laws_and_the_ceiling_uses_them(pair, heads, tmp_path):
+    warp = Warp(0.8, top_k=6)
+    recording = recorded(pair, heads, tmp_path, warp, 4, num_draws=2)
+    truth = recording.features[TRUTH]
+    for number in range(4):
+        response, first = recording.response(number), int(recording.first[number])
+        for i in range(0, len(response), 5):
+            text = torch.tensor([recording.prompts[number] + response[:i]])
+            t, d = (warp(model(text, use_cache=False).logits[0, -1]) for model in (pair.target, pair.draft))
+            assert truth[first + i] == pytest.approx(
+                min(1.0, (t[response[i]] / d[response[i]]).item()) if d[response[i]] else 0.0, abs=1e-5
+            )
+    node, _, accepted = recording.labels()
+    assert (truth[node[~accepted]] < 1).all()  # only a token that the target likes less than the draft does is rejected
+    (rounds,) = replay(recording, [Ceiling(0.0)])
+    counts = rounds.per_prompt(4)
+    assert counts.drafted.sum() < replay(recording, [Ceiling(1.0)])[0].per_prompt(4).drafted.sum()
+    before_doubt = [drafted for p in range(4) for drafted, accepted, _ in rounds_of(rounds, p) if accepted < drafted]
+    assert before_doubt and sum(before_doubt) > 0
+
+
+def test_a_rule_that_was_not_recorded_for_is_refused(pair, heads, tmp_path):
+    recording = recorded(pair, heads[:1], tmp_path, Warp(0), 2)
+    with pytest.raises(UserError, match="21.*20"):
+        replay(recording, [stopping.FixedLength(21)])
+    with pytest.raises(UserError, match="embedding"):
+        replay(recording, [stopping.HeadThreshold(heads[0])])
+    with pytest.raises(UserError, match=head_fingerprint(heads[1])):
+        replay(recording, [stopping.HeadThreshold(recorded_head(heads[1]))])
