@@ -1,128 +1,76 @@
-"""`python evaluate.py model=llama2-7b head=latest`: sweep fixed lengths and head thresholds live, and report.
+"""`python evaluate.py model=llama2-7b head=latest`: record once, replay every stopping rule, decode the best, and report.
 
 `python evaluate.py --help` lists every key.
 """
 
-import hashlib
 import logging
-import platform
 from pathlib import Path
 
-import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from data_gen.__main__ import check_data, generation_settings
-from data_gen.prompts import unique
-from data_gen.run import encode_prompts
+from data_gen.__main__ import check_data
 from specheads.cli import command, load_configured_pair
 from specheads.decoding.engine import resolve_engine
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError, is_count, is_number
-from specheads.evaluation.journal import Journal
-from specheads.evaluation.report import Report, make_report, print_report, write_report
-from specheads.evaluation.sweep import run_sweep, sweep_settings
-from specheads.forecast import Forecast
-from specheads.heads.checkpoint import latest_head, load_head
-from specheads.heads.head import AcceptanceHead
-from specheads.pair import Pair, config_folder
-from specheads.runs import is_resumed
-from specheads.sampling import Warp
+from specheads.evaluation.candidates import check_rules
+from specheads.evaluation.find import find_heads, known_data_sets
+from specheads.evaluation.report import print_report, write_report
+from specheads.evaluation.results import Report
+from specheads.evaluation.run import Evaluation
+from specheads.evaluation.wandb_log import log_report
+from specheads.pair import config_folder
 
 logger = logging.getLogger(__name__)
 
 
 def evaluate(cfg: DictConfig) -> Report:
-    """Decode the test prompts with every setting; write and return the report."""
+    """Do what the config asks for; write and return the report."""
     check(cfg)
     verification = instantiate(cfg.verification)  # before the models: a wrong rate should not wait for 70 B
     drafting, others = instantiate(cfg.drafting), {name: named_verification(name) for name in cfg.compare_verification}
     pair = load_configured_pair(cfg)
-    head, where = find_head(cfg, pair)
-    settings = sweep_settings(cfg.fixed_lengths, head, cfg.thresholds, verification.stopping, others)
-    prompts = first_test_prompts(cfg, pair)
-    total = len(settings) * len(prompts) * cfg.repeats
-    logger.info("head: %s", where or "none")
-    logger.info(
-        "%d settings x %d prompts x %d repeats = %d responses of at most %d tokens, into %s",
-        *(len(settings), len(prompts), cfg.repeats, total, cfg.max_new_tokens, cfg.paths.run),
-    )
-    made_of = {
-        "settings": [(one.name, repr(one.verification and one.verification.program)) for one in settings],
-        "prompts": prompts,
-        "seed": cfg.seed,
-    }
-    made_of |= {"pair": [pair.target_revision, pair.draft_revision], "head": head and fingerprint(head), "repeats": cfg.repeats}
-    made_of |= {"warp": OmegaConf.to_container(cfg.warp), "max_new_tokens": cfg.max_new_tokens}
-    made_of |= {
-        "device": device_name(pair),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "engine": resolve_engine(cfg.engine),
-    }
-    made_of |= {"drafting": OmegaConf.to_container(cfg.drafting), "verification": verification.label}
-    made_of |= {"dtype": [str(pair.target.dtype), str(pair.draft.dtype)]}
-    path = Path(cfg.paths.run) / "generations.jsonl"
-    if not is_resumed(path.parent):
-        path.unlink(missing_ok=True)
-    journal = Journal(path, made_of)
-    columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns) as bar:
-        task = bar.add_task("", total=total)
-        forecast = Forecast("decoding")
-
-        def advance(count: int) -> None:
-            bar.advance(task, count)
-            forecast.update(bar.tasks[0].completed, total)
-
-        measured = run_sweep(
-            pair,
-            settings,
-            prompts,
-            Warp(**cfg.warp),
-            max_new_tokens=cfg.max_new_tokens,
-            repeats=cfg.repeats,
-            seed=cfg.seed,
-            engine=cfg.engine,
-            drafting=drafting,
-            verification=verification,
-            on_generation=advance,
-            journal=journal,
-        )
-    context = {"model": pair.name, "head": where, "num_prompts": len(prompts), "repeats": cfg.repeats, "warp": dict(cfg.warp)}
-    context |= {"target": pair.target_id, "draft": pair.draft_id, "max_new_tokens": cfg.max_new_tokens, "seed": cfg.seed}
-    context |= {"device": device_name(pair), "threads": torch.get_num_threads(), "torch": torch.__version__}
-    context |= {"verification": verification.label, "lossless": verification.lossless}
-    report = make_report(measured, context, cfg.ratios)
+    heads = find_heads(cfg, pair)
+    logger.info("heads: %s", ", ".join(one.where for one in heads.values()) or "none")
+    report = Evaluation(cfg, pair, heads, drafting, verification, others).run()
     print_report(report)
     for path in write_report(report, Path(cfg.paths.run)):
         print(path)
+    log_report(report, cfg.get("logger"))
     return report
 
 
 def check(cfg: DictConfig) -> None:
     """Raise UserError for what can be known to be wrong before models are loaded."""
-    for key in ("fixed_lengths", "thresholds", "ratios", "compare_verification"):
+    for key in ("fixed_lengths", "thresholds", "ratios", "compare_verification", "live_rules"):
         if not isinstance(cfg[key], ListConfig):
             raise UserError(f"{key}={cfg[key]} is not a list; write for example '{key}=[{cfg[key]}]'.")
-    if wrong := [t for t in cfg.thresholds if not is_number(t) or not 0 <= t <= 1]:
-        raise UserError(f"threshold={wrong[0]} is outside [0, 1]; it is a probability of rejection, for example 0.7.")
+    if wrong := [t for t in cfg.thresholds if t != "auto" and not (is_number(t) and 0 <= t <= 1)]:
+        raise UserError(f"threshold={wrong[0]} is outside [0, 1]; it is a probability of rejection, for example 0.7, or auto.")
     if wrong := [k for k in cfg.fixed_lengths if not is_count(k, least=1)]:
         raise UserError(f"fixed length {wrong[0]} is no count of at least 1; it says how many tokens are drafted, for example 4.")
     if wrong := [r for r in cfg.ratios if not is_number(r) or not r > 1]:
         raise UserError(
             f"ratio {wrong[0]} is not above 1; it says how many draft forwards a target forward costs, for example 10."
         )
-    if len({*cfg.fixed_lengths} if cfg.head is None else {*cfg.fixed_lengths, *cfg.thresholds}) < 2:
+    if cfg.live not in ("winners", "all", "none"):
+        raise UserError(f"live={cfg.live} is not known; use winners, all or none.")
+    if cfg.live == "none" and not cfg.ratios:
+        raise UserError("live=none with ratios=[] leaves nothing to reckon with; give some, for example ratios=[5,10,20].")
+    if not cfg.get("stopping"):
         raise UserError(
-            "fewer than two draft lengths are to be measured, which cannot tell the costs of draft and target apart; add some."
+            "no stopping rule is chosen; use stopping=all, or some, for example 'stopping=[fixed_length,head_threshold]'."
         )
-    for key in ("num_prompts", "repeats", "max_new_tokens"):
-        if not is_count(cfg[key], least=1):
-            raise UserError(f"{key}={cfg[key]} is no count of at least 1.")
+    check_rules(OmegaConf.to_container(cfg.stopping, resolve=True))
+    counts = {key: cfg[key] for key in ("num_prompts", "num_dev_prompts", "num_live_prompts", "repeats", "max_new_tokens")}
+    counts["record.num_draws"] = cfg.record.num_draws
+    for key, value in counts.items():
+        if not is_count(value, least=1):
+            raise UserError(f"{key}={value} is no count of at least 1.")
     if cfg.head is not None and not isinstance(cfg.head, str):
-        raise UserError(f"head={cfg.head} is no name; give a folder, a hub id, latest, or null for fixed lengths only.")
+        raise UserError(f"head={cfg.head} is no name; give a folder, a hub id, latest, or null for rules without a head.")
+    known_data_sets(cfg.test_sets or {})
     resolve_engine(cfg.engine)
     check_data(cfg)
 
@@ -133,36 +81,6 @@ def named_verification(name: str) -> VerificationRule:
     if name not in known:
         raise UserError(f"compare_verification={name} is not known; use some of {', '.join(known)}.")
     return instantiate(OmegaConf.load(known[name]))
-
-
-def find_head(cfg: DictConfig, pair: Pair) -> tuple[AcceptanceHead | None, str | None]:
-    """Return the head that `head=` names and where it is."""
-    if cfg.head is None:
-        return None, None
-    where = latest_head(Path(cfg.paths.outputs), pair) if cfg.head == "latest" else cfg.head
-    head = load_head(where)
-    head.check_fits(pair)
-    if head.config.warp and dict(head.config.warp) != dict(cfg.warp):
-        logger.warning("the head was trained under %s, but decoding uses %s", dict(head.config.warp), dict(cfg.warp))
-    return head, str(where)
-
-
-def first_test_prompts(cfg: DictConfig, pair: Pair) -> list[list[int]]:
-    """Return the ids of the first `num_prompts` test prompts."""
-    test = [prompt for prompt in unique(instantiate(cfg.data.source).load(pair.chats)) if prompt.split == "test"]
-    if not test:
-        raise UserError("the data set has no test prompts; set data.num_test, or use a data set with more rows.")
-    return [ids for _, ids in encode_prompts(pair, test, generation_settings(cfg))[: cfg.num_prompts]]
-
-
-def fingerprint(head: AcceptanceHead) -> str:
-    """Return what tells two heads apart."""
-    return hashlib.sha256(b"".join(value.numpy().tobytes() for value in head.state_dict().values())).hexdigest()[:16]
-
-
-def device_name(pair: Pair) -> str:
-    device = pair.target_lm.device
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
 
 
 @command("evaluate")

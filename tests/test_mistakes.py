@@ -219,6 +219,17 @@ MISTAKES = {
     "head that is a number": (["evaluate.py", "head=5"], "head=5 is no name"),
     "ratio of one": (["evaluate.py", "head=null", "ratios=[1]"], "ratio 1 is not above 1"),
     "no prompts to decode": (["evaluate.py", "head=null", "num_prompts=0"], "num_prompts=0"),
+    "no dev prompts to tune on": (["evaluate.py", "head=null", "data.num_dev=0"], "no dev prompts.*data.num_dev"),
+    "live that is unknown": (["evaluate.py", "head=null", "live=some"], "live=some is not known; use winners, all or none"),
+    "nothing to reckon with": (["evaluate.py", "head=null", "live=none", "ratios=[]"], "ratios=.*nothing to reckon with"),
+    "test set that is unknown": (["evaluate.py", "head=null", "test_sets={gsm9k: x.jsonl}"], "'gsm9k'; known prompt sets are"),
+    "test sets that name none": (["evaluate.py", "head=null", "test_sets=gsm8k"], "test_sets=gsm8k names no files"),
+    "test set without a file": (["evaluate.py", "head=null", "test_sets={gsm8k: none.jsonl}"], "none.jsonl"),
+    "value that a rule refuses": (
+        ["evaluate.py", "head=null", "stopping.max_probability.threshold=[0.5,2]"],
+        r"threshold=2 is outside \[0, 1\]",
+    ),
+    "a course of no draws": (["evaluate.py", "head=null", "record.num_draws=0"], "record.num_draws=0 is no count"),
     "unknown engine": (["evaluate.py", "head=null", "engine=warp"], "engine='warp'"),
     "acceptance rate above 1": (
         ["evaluate.py", "head=null", "verification=synthetic", "verification.rate=2"],

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from specheads import load_head
+from specheads.decoding.stopping import HeadThreshold
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["data.num_train=24", "data.num_dev=6", "data.num_test=6", "data.max_new_tokens=24"]
@@ -70,6 +71,52 @@ def test_a_second_command_uses_the_same_data(folder):
     assert {path: path.stat().st_mtime_ns for path in folder.glob("data/*/*")} == before
 
 
+def test_evaluate_replays_every_rule_and_decodes_the_best(folder):
+    words = ["num_prompts=5", "num_dev_prompts=5", "num_live_prompts=3", "logger=default", "test_sets={humaneval: more.jsonl}"]
+    (folder / "more.jsonl").write_text("".join(json.dumps({"prompt": f"def add_{i}(a, b):\n"}) + "\n" for i in range(4)))
+    done = run(folder, "evaluate.py", *SMALL, *words)
+    assert done.returncode == 0, done.stderr
+    (report,) = folder.glob("outputs/evaluate/*/report.json")
+    content = json.loads(report.read_text())
+    assert [(data["name"], data["role"]) for data in content["data_sets"]] == [
+        ("nano, dev", "dev"),
+        ("nano", "test"),
+        ("humaneval", "test"),
+    ]
+    families = {row["family"] for row in content["data_sets"][1]["rules"]}
+    assert {"fixed_length", "head_threshold", "head_threshold auto", "expected_throughput", "ceiling", "oracle"} <= families
+    assert [row["family"].split()[0] for row in content["live"]][:2] == ["target", "fixed_length"] and len(content["live"]) == 4
+    assert all(row["replayed_tokens_per_second"] for row in content["live"][1:])
+    assert "at 10" in done.stdout and str(report.parent.name) in done.stdout
+    names = {path.name for path in report.parent.iterdir()}
+    assert {"report.html", "report.csv", "pareto.png", "speed.png", "generations.jsonl", "costs.jsonl", "wandb"} <= names
+    (exported,) = heads(folder)
+    assert 0 <= json.loads((exported / "config.json").read_text())["recommended"]["threshold"] <= 1
+    assert HeadThreshold(load_head(exported), "auto").threshold == load_head(exported).config.recommended["threshold"]
+
+
+def test_the_same_evaluation_gives_the_same_numbers_and_records_nothing_twice(folder):
+    words = [*SMALL, "num_prompts=5", "num_dev_prompts=5", "live=none", "stopping=[fixed_length,draft_product]", "head=null"]
+    before = {path: path.stat().st_mtime_ns for path in (folder / "data").rglob("*.parquet")}
+    done = [run(folder, "evaluate.py", *words) for _ in range(2)]
+    assert [one.returncode for one in done] == [0, 0], done[0].stderr
+    reports = sorted(folder.glob("outputs/evaluate/*/report.json"))[-2:]
+    first, second = (json.loads(path.read_text()) for path in reports)
+    assert first["data_sets"] == second["data_sets"] and first["live"] == [] and first["costs"] is None
+    assert {row["family"] for row in first["data_sets"][0]["rules"]} == {"fixed_length", "draft_product", "ceiling", "oracle"}
+    assert before and {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_rules_of_other_verification_are_decoded(folder):
+    words = ["verification=block", "fixed_lengths=[2,4]", "thresholds=[auto,0.5]", "num_live_prompts=2", "max_new_tokens=12"]
+    done = run(folder, "evaluate.py", *SMALL, *words)
+    assert done.returncode == 0, done.stderr
+    assert "token verification only" in done.stdout + done.stderr
+    content = json.loads(max(folder.glob("outputs/evaluate/*/report.json"), key=lambda path: path.stat().st_mtime).read_text())
+    assert [row["name"] for row in content["live"]] == ["target alone", "fixed K=2", "fixed K=4", "head 0.5"]
+    assert content["data_sets"] == []
+
+
 def test_a_sweep_trains_every_combination(folder):
     sweep = ["-m", "head.depth=0,1", "head.judges=input_token,next_token", "experiment=specdecpp", "trainer.max_epochs=1"]
     before = len(heads(folder))
@@ -80,16 +127,6 @@ def test_a_sweep_trains_every_combination(folder):
     assert len(heads(folder)) == before + 4
     (sweep_folder,) = {path.parents[2] for path in heads(folder)} - {folder / "outputs" / "head"} - {heads(folder)[0].parents[2]}
     assert len(list(sweep_folder.glob("*/wandb/offline-run-*"))) == 4  # a W&B run for each job
-
-
-def test_evaluate_reports_the_latest_head(folder):
-    done = run(folder, "evaluate.py", *SMALL, "num_prompts=4", "fixed_lengths=[2,4]", "thresholds=[0.3,0.7]")
-    assert done.returncode == 0, done.stderr
-    (report,) = folder.glob("outputs/evaluate/*/report.json")
-    content = json.loads(report.read_text())
-    assert [row["name"] for row in content["rows"]] == ["target alone", "fixed K=2", "fixed K=4", "head 0.3", "head 0.7"]
-    assert "ratio 10" in done.stdout and str(report.parent.name) in done.stdout
-    assert {"report.csv", "pareto.png", "speed.png"} <= {path.name for path in report.parent.iterdir()}
 
 
 def test_a_mistake_ends_with_one_message_and_exit_code_two(tmp_path):

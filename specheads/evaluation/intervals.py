@@ -7,7 +7,8 @@ import numpy as np
 
 from specheads.decoding.records import DecodeStats
 from specheads.evaluation.sweep import Measured
-from specheads.replay.cost import Costs, throughput
+from specheads.replay.cost import Costs
+from specheads.replay.replay import Counts
 
 NUM_RESAMPLES = 2_000
 LEVEL = 0.95
@@ -32,7 +33,7 @@ class Sums:
     discarded: np.ndarray
     draft_calls: np.ndarray
     target_calls: np.ndarray
-    seconds: np.ndarray
+    seconds: np.ndarray | None = None  # None where it was replayed
 
     @property
     def discard_rate(self) -> np.ndarray:
@@ -47,7 +48,8 @@ class Sums:
         return self.tokens / self.seconds
 
     def predicted(self, costs: Costs) -> np.ndarray:
-        return throughput(self.draft_calls / self.tokens, self.verification_rate, costs)
+        """Return tokens per second by the costs."""
+        return self.tokens / costs.seconds(self.draft_calls, self.target_calls, self.drafted)
 
 
 def resample_counts(num_prompts: int, seed: int = 0) -> np.ndarray:
@@ -71,6 +73,12 @@ def sums(stats: Sequence[DecodeStats], counts: np.ndarray) -> Sums:
     return Sums(*(counts @ table).T)
 
 
+def replayed_sums(found: Counts, counts: np.ndarray) -> Sums:
+    """Return one replayed rule's sums under each row of `counts`."""
+    columns = (found.tokens, found.drafted, found.accepted, found.discarded, found.drafted, found.target_calls)
+    return Sums(*(counts @ np.stack(columns, axis=1)).T)
+
+
 def interval(values: np.ndarray) -> Interval:
     """Return the estimate (entry 0) and the percentile interval of the resamples."""
     low, high = np.quantile(values[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
@@ -79,7 +87,7 @@ def interval(values: np.ndarray) -> Interval:
 
 def gain_over_fixed(measured: Sequence[Measured], costs: Costs) -> Interval | None:
     """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without both families."""
-    families = {name: [m for m in measured if m.setting.family == name] for name in ("fixed", "head")}
+    families = {name: [m for m in measured if m.setting.family.startswith(name)] for name in ("fixed_length", "head_threshold")}
     if not all(families.values()) or len(measured[0].stats) < 4:
         return None
     columns = ("num_tokens", "num_draft_calls", "num_target_calls")
@@ -114,4 +122,4 @@ def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, costs: Costs) -> Int
 
 def _seconds_per_token(totals: np.ndarray, costs: Costs) -> np.ndarray:
     tokens, draft_calls, target_calls = totals.T
-    return (draft_calls * costs.draft_seconds + target_calls * costs.target_seconds) / tokens
+    return costs.seconds(draft_calls, target_calls, draft_calls) / tokens

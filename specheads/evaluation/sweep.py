@@ -8,60 +8,77 @@ import numpy as np
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.drafting import Autoregressive
-from specheads.decoding.records import DecodeStats, Generation
-from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
+from specheads.decoding.records import DecodeStats, Generation, Round
+from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import VerificationRule
+from specheads.evaluation.candidates import FIXED, Candidate
 from specheads.evaluation.journal import Journal
-from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
+from specheads.replay.cost import RoundTimes
 from specheads.sampling import Warp
 
 logger = logging.getLogger(__name__)
+
+RoundNumbers = list[float]  # see round_numbers
 
 
 @dataclass(frozen=True)
 class Setting:
     """One row of the sweep; `rule` is None for the target alone.
 
-    `family` is `target`, `fixed`, `head`, `own` (the stopping rule that belongs to the verification rule), or the name of another
-    verification rule, by which fixed lengths are judged.
+    `family` is `target`, a family of candidates, `own` (the stopping rule that belongs to the verification rule), or the name of
+    another verification rule, by which fixed lengths are judged.
     """
 
     name: str
     family: str
-    value: float
+    value: float | None
     rule: StoppingRule | None
     verification: VerificationRule | None = None  # None: the sweep's own
 
 
+TARGET_ALONE = Setting("target alone", "target", 0, None)
+
+
 @dataclass
 class Measured:
-    """What one setting did: per prompt its totals over repeats, and every emitted token's seconds."""
+    """What one setting did: per prompt its totals over repeats, and every round."""
 
     setting: Setting
     stats: list[DecodeStats] = field(default_factory=list)
-    token_seconds: list[float] = field(default_factory=list)
+    rounds: list[RoundNumbers] = field(default_factory=list)
+
+    @property
+    def token_seconds(self) -> np.ndarray:
+        """The seconds that each emitted token took: its round's, shared among the round's tokens."""
+        tokens, _, _, *seconds = np.array(self.rounds).T
+        return np.repeat(sum(seconds) / tokens, tokens.astype(int))
+
+
+def round_times(measured: Sequence[Measured]) -> RoundTimes:
+    """Return what the rounds of all settings that draft took; those of the target alone say nothing about a round's costs."""
+    _, drafted, draft_calls, draft_seconds, target_seconds = np.array(
+        [numbers for one in measured if one.setting.rule is not None for numbers in one.rounds]
+    ).T
+    return RoundTimes(draft_calls, drafted, draft_seconds, target_seconds)
 
 
 def sweep_settings(
-    fixed_lengths: Sequence[int],
-    head: AcceptanceHead | None,
-    thresholds: Sequence[float],
+    candidates: Sequence[Candidate],
     own: StoppingRule | None = None,
     others: Mapping[str, VerificationRule] | None = None,
 ) -> list[Setting]:
-    """Return the target alone, every fixed length, every threshold of the head, the verification rule's `own` stopping rule, and
-    every fixed length under `others`.
+    """Return the target alone, every candidate that can decode, the verification rule's `own` stopping rule, and fixed lengths under
+    `others`.
     """
-    settings = [Setting("target alone", "target", 0, None)]
-    settings += [Setting(f"fixed K={k}", "fixed", k, FixedLength(k)) for k in fixed_lengths]
-    if head is not None:
-        settings += [Setting(f"head {t:g}", "head", t, HeadThreshold(head, t)) for t in thresholds]
+    settings = [TARGET_ALONE]
+    settings += [Setting(one.name, one.family, one.value, one.live) for one in candidates if one.live is not None]
     if own is not None:
         settings.append(Setting(own.program.replace("_", " "), "own", 0, own))
     for name, rule in (others or {}).items():
         lossy = "" if rule.lossless else ", lossy"
-        settings += [Setting(f"{name} K={k}{lossy}", name, k, FixedLength(k), rule) for k in fixed_lengths]
+        fixed = [one for one in candidates if one.family == FIXED]
+        settings += [Setting(f"{name} K={one.value}{lossy}", name, one.value, one.live, rule) for one in fixed]
     return settings
 
 
@@ -101,23 +118,23 @@ def run_sweep(
     for number, prompt in enumerate(prompts):
         if number in done:
             parts = [[DecodeStats(**one) for one in part] for part in done[number]["stats"]]
-            seconds = done[number]["token_seconds"]
+            rounds = done[number]["rounds"]
         else:
-            parts, seconds = [[] for _ in settings], [[] for _ in settings]
+            parts, rounds = [[] for _ in settings], [[] for _ in settings]
             for repeat in range(repeats):
                 own_seed = int(np.random.SeedSequence([seed, number, repeat]).generate_state(1)[0])
                 for turn in range(len(settings)):
                     index = (turn + number + repeat) % len(settings)
                     generation = run(index, prompt, own_seed)
                     parts[index].append(generation.stats)
-                    seconds[index] += token_seconds(generation)
+                    rounds[index] += [round_numbers(one) for one in generation.rounds]
                     on_generation(1)
             if journal is not None:
                 stats = [[asdict(one) for one in part] for part in parts]
-                journal.add(number, {"stats": stats, "token_seconds": seconds})
-        for entry, found, times in zip(measured, parts, seconds, strict=True):
+                journal.add(number, {"stats": stats, "rounds": rounds})
+        for entry, found, numbers in zip(measured, parts, rounds, strict=True):
             entry.stats.append(DecodeStats.total(found))
-            entry.token_seconds += times
+            entry.rounds += numbers
     return measured
 
 
@@ -127,6 +144,6 @@ def _decoders(decoder: SpeculativeDecoder, settings: Sequence[Setting]) -> list[
     return [baseline if one.rule is None else decoder.with_stopping(one.rule, one.verification) for one in settings]
 
 
-def token_seconds(generation: Generation) -> list[float]:
-    """Return the seconds each emitted token took: its round's, shared among the round's tokens."""
-    return [r.seconds / len(r.tokens) for r in generation.rounds for _ in r.tokens]
+def round_numbers(one: Round) -> RoundNumbers:
+    """Return what is kept of a round: tokens, drafted tokens, draft forwards, seconds of drafting and of what follows."""
+    return [len(one.tokens), one.num_drafted, one.num_draft_calls, one.draft_seconds, one.verify_seconds + one.commit_seconds]

@@ -1,21 +1,24 @@
 """The cost model of speculative decoding (SpecDec++, section 2): seconds from counts of forwards."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from specheads.decoding.records import DecodeStats
 from specheads.errors import UserError
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of one draft and of one target forward; `r_squared` says how well they explain the times they were fitted to."""
+    """Seconds of a draft forward, of a target forward, and of the target's more for each drafted token that it verifies.
+
+    `r_squared` says how well they explain the rounds that they were fitted to, of which there were `num_rounds`.
+    """
 
     draft_seconds: float
     target_seconds: float
+    verified_seconds: float = 0.0
     r_squared: float | None = None
+    num_rounds: int | None = None
 
     @property
     def ratio(self) -> float:
@@ -27,28 +30,39 @@ class Costs:
         """Return costs in units of a target forward, so that a throughput is a speed-up over the target alone."""
         return cls(draft_seconds=1 / ratio, target_seconds=1.0)
 
+    def seconds(self, draft_calls, target_calls, drafted):
+        """Return the seconds of so many draft and target forwards and drafted tokens, numbers or arrays."""
+        return self.draft_seconds * draft_calls + self.target_seconds * target_calls + self.verified_seconds * drafted
 
-def fit_costs(parts: Sequence[DecodeStats]) -> Costs:
-    """Fit `T = N_draft t_d + N_target t_t` by least squares over recorded generations, prompts not counted.
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """What rounds of live decoding did and how long it took: arrays (R,)."""
+
+    draft_calls: np.ndarray
+    drafted: np.ndarray
+    draft_seconds: np.ndarray
+    target_seconds: np.ndarray  # verification and what follows it
+
+
+def fit_costs(rounds: RoundTimes) -> Costs:
+    """Fit the costs by least squares over rounds: drafting takes `t_d` per forward, verification `t_t + g K` for K drafted tokens.
 
     Raises:
-        UserError: fewer than three generations, or counts in fixed proportion, from which two costs cannot be told apart.
+        UserError: fewer than three rounds, or rounds of one length only, from which the costs cannot be told apart.
     """
-    counts = np.array([[part.num_draft_calls, part.num_target_calls] for part in parts], dtype=float)
-    seconds = np.array([part.seconds - part.prefill_seconds for part in parts])
-    if len(parts) < 3 or np.linalg.matrix_rank(counts) < 2:
+    if len(rounds.drafted) < 3 or len(np.unique(rounds.drafted)) < 2 or not rounds.draft_calls.any():
         raise UserError(
             "the costs of draft and target cannot be told apart from these runs; evaluate at least two draft lengths."
         )
-    solution, *_ = np.linalg.lstsq(counts, seconds, rcond=None)
-    residual, spread = seconds - counts @ solution, seconds - seconds.mean()
-    return Costs(*solution.tolist(), r_squared=float(1 - residual @ residual / (spread @ spread)))
-
-
-def throughput(draft_rate, verification_rate, costs: Costs):
-    """Return the predicted tokens per second of a rule, numbers or arrays; see Costs for the units.
-
-    Args:
-        draft_rate, verification_rate: draft and target forwards per emitted token.
-    """
-    return 1 / (costs.draft_seconds * draft_rate + costs.target_seconds * verification_rate)
+    calls, drafted = rounds.draft_calls.astype(float), rounds.drafted.astype(float)
+    draft_seconds = float(calls @ rounds.draft_seconds / (calls @ calls))
+    inputs = np.stack([np.ones_like(drafted), drafted], axis=1)
+    (target_seconds, verified_seconds), *_ = np.linalg.lstsq(inputs, rounds.target_seconds, rcond=None)
+    if verified_seconds < 0:  # a machine that was busy with something else
+        target_seconds, verified_seconds = rounds.target_seconds.mean(), 0.0
+    costs = Costs(draft_seconds, float(target_seconds), float(verified_seconds))
+    total = rounds.draft_seconds + rounds.target_seconds
+    residual, spread = total - costs.seconds(calls, 1, drafted), total - total.mean()
+    r_squared = float(1 - residual @ residual / (spread @ spread))
+    return Costs(costs.draft_seconds, costs.target_seconds, costs.verified_seconds, r_squared, len(total))

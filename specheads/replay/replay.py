@@ -91,6 +91,17 @@ class RecordedTruth(RecordedHead):
         return features[TRUTH].double().logit()
 
 
+def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tensor]:
+    """Return what a head says of the draft's token at every position and draw (n,), and whether it was accepted (n,) bool.
+
+    A head that judges its input token speaks one node later, where the token has been read.
+    """
+    node, after, accepted = recording.labels()
+    if head.config.judges == "input_token":
+        node, accepted = after[after >= 0], accepted[after >= 0]
+    return recording.features[head.name][node].double(), accepted
+
+
 def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed]:
     """Return the rounds of every rule, in the order of `rules`.
 

@@ -10,7 +10,7 @@ from families import VOCAB_SIZE, WINDOW, family_pair
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, stopping, verification
-from specheads.decoding.drafting.autoregressive import ChainStep
+from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
 from specheads.decoding.engine import EagerEngine, compiled, make_engine
 from specheads.decoding.engine.artefacts import folder, name_of
 from specheads.decoding.engine.graph import GraphEngine
@@ -286,3 +286,29 @@ def test_attention_without_masks_runs_eagerly(monkeypatch, caplog, attention):
     lm.config._attn_implementation_internal = attention
     assert type(make_engine("auto", lm, 64)) is EagerEngine
     assert attention in caplog.text
+
+
+@pytest.fixture(scope="module")
+def state_reader():
+    """A draft with one layer, so that its states come straight from a norm, and a step whose head reads them."""
+    pair = tiny_pair(scale=2.0)
+    torch.manual_seed(0)
+    head = AcceptanceHead(HeadConfig(16, 1, inputs=("hidden",))).requires_grad_(False)
+    torch.nn.init.normal_(head.readout.weight)
+    step = ChainStep(pair.draft_lm, Warp(), stopping.HeadThreshold(head))
+    return step, [make_engine(name, pair.draft_lm, 64) for name in ("eager", "compiled")]
+
+
+@needs_compiler
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_head_that_reads_the_last_of_several_states_leaves_its_law_alone(count, state_reader):
+    step, engines = state_reader
+    tokens, found = (torch.arange(count)[None] + 1) % 3, []
+    for engine in engines:
+        engine.rewind(0)
+        engine.forward(torch.arange(7)[None] % 3, num_logits=0)
+        state = ChainState(torch.tensor([False]), step.rule.init(1, torch.device("cpu")))
+        _, law, new = engine.unit(step)(tokens, torch.tensor([0.4]).double(), torch.zeros(3, dtype=torch.bool), state)
+        found.append((law.clone(), new.rule.survival.clone()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)

@@ -33,15 +33,15 @@ def test_the_interval_of_a_mean_has_the_textbook_width():
 
 
 def test_rates_are_ratios_of_sums():
-    found = sums(measured("fixed", 2, lambda i: (10 + i, 20 + i, 10)).stats, resample_counts(40))
+    found = sums(measured("fixed_length", 2, lambda i: (10 + i, 20 + i, 10)).stats, resample_counts(40))
     tokens = sum(20 + i for i in range(40))
     assert found.verification_rate[0] == pytest.approx(sum(10 + i for i in range(40)) / tokens)
     assert found.discard_rate[0] == pytest.approx(sum(10 + i for i in range(40)) / tokens)
 
 
 def test_the_gain_of_a_better_rule_is_its_true_ratio():
-    fixed = measured("fixed", 2, lambda i: (10, 20, 10))
-    head = measured("head", 0.5, lambda i: (10, 15, 10))
+    fixed = measured("fixed_length", 2, lambda i: (10, 20, 10))
+    head = measured("head_threshold", 0.5, lambda i: (10, 15, 10))
     gain = gain_over_fixed([fixed, head], Costs.at_ratio(10))
     assert gain.value == gain.low == gain.high == pytest.approx((20 / 10 + 10) / (15 / 10 + 10))
 
@@ -56,12 +56,12 @@ def test_choosing_among_many_equal_rules_gains_nothing():
 
     gains = []
     for _ in range(10):
-        family = [noisy("head", v) for v in range(40)]
-        gains.append(gain_over_fixed([noisy("fixed", 0), *family], Costs.at_ratio(10)).value - 1)
+        family = [noisy("head_threshold", v) for v in range(40)]
+        gains.append(gain_over_fixed([noisy("fixed_length", 0), *family], Costs.at_ratio(10)).value - 1)
     assert abs(np.mean(gains)) < 0.05  # five standard errors
     best = max(sum(p.num_tokens for p in m.stats) for m in family) / (40 * 20)
     assert best > 1.05
 
 
 def test_without_a_head_there_is_no_gain_to_report():
-    assert gain_over_fixed([measured("fixed", 2, lambda i: (10, 20, 10))], Costs.at_ratio(10)) is None
+    assert gain_over_fixed([measured("fixed_length", 2, lambda i: (10, 20, 10))], Costs.at_ratio(10)) is None

@@ -1,31 +1,64 @@
 import csv
 import json
+from pathlib import Path
 
 import pytest
-from fakes import constant_head, tiny_pair
+import torch
+from fakes import tiny_pair
+from jsonschema import Draft202012Validator
+from report_example import report_example
 from rich.console import Console
 
-from specheads import Warp, stopping, verification
-from specheads.evaluation.report import make_report, print_report, write_report
-from specheads.evaluation.sweep import run_sweep, sweep_settings
+from specheads import AcceptanceHead, HeadConfig, Warp, stopping, verification
+from specheads.evaluation import report as module
+from specheads.evaluation.candidates import candidates
+from specheads.evaluation.findings import notes_on
+from specheads.evaluation.intervals import gain_over_fixed
+from specheads.evaluation.report import live_rows, print_report, write_report
+from specheads.evaluation.results import Report
+from specheads.evaluation.sweep import round_times, run_sweep, sweep_settings
+from specheads.replay.cost import Costs, fit_costs
+
+STOPPING = "specheads.decoding.stopping."
+SCHEMA = json.loads((Path(module.__file__).parent / "report.schema.json").read_text())
+
+
+def rules(fixed_lengths, thresholds=()):
+    fixed = {"fixed_length": {"_target_": f"{STOPPING}FixedLength", "num_tokens": fixed_lengths}}
+    head = {"head_threshold": {"_target_": f"{STOPPING}HeadThreshold", "threshold": list(thresholds)}}
+    return candidates(fixed | (head if thresholds else {}), {"mine": small_head()}, None)
+
+
+def small_head():
+    """A head that is about as sure of some tokens as not of others."""
+    torch.manual_seed(0)
+    head = AcceptanceHead(HeadConfig(16, 1, width=8)).eval().requires_grad_(False)
+    head.readout.bias.fill_(1.5)
+    return head
 
 
 @pytest.fixture(scope="module")
 def measured():
-    settings = sweep_settings([1, 3], constant_head(0.8), [0.3, 0.6])
+    settings = sweep_settings(rules([1, 3], [0.3, 0.6]))
     return run_sweep(tiny_pair(5), settings, [[0], [1, 2], [3], [4, 4]], Warp(), max_new_tokens=12, repeats=2, seed=0)
 
 
 @pytest.fixture(scope="module")
 def report(measured):
-    return make_report(measured, {"model": "tiny", "num_prompts": 4}, [5, 10, 20])
+    costs = fit_costs(round_times(measured))
+    at = {"measured": Costs.at_ratio(costs.ratio), "10": Costs.at_ratio(10)}
+    live = live_rows(measured, costs, at, True, {"head 0.6": 123.0})
+    context = {"model": "tiny", "num_live_prompts": 4, "verification": "token verification", "lossless": True}
+    return Report(context, costs, live, {name: gain_over_fixed(measured, own) for name, own in at.items()})
 
 
 def test_every_setting_decoded_every_prompt_as_often_as_asked(measured):
     assert [m.setting.name for m in measured] == ["target alone", "fixed K=1", "fixed K=3", "head 0.3", "head 0.6"]
     for m in measured:
         assert [part.num_tokens for part in m.stats] == [24] * 4  # two repeats of twelve tokens
-        assert len(m.token_seconds) == 96
+        assert len(m.token_seconds) == 96 and sum(m.token_seconds) == pytest.approx(
+            sum(s.seconds - s.prefill_seconds for s in m.stats)
+        )
     assert all(part.num_draft_calls == 0 and part.num_target_calls == 24 for part in measured[0].stats)
 
 
@@ -36,53 +69,111 @@ def test_the_counts_do_not_depend_on_which_settings_run_beside_them(measured):
         assert [getattr(one, n) for n in names] == [getattr(other, n) for n in names]
 
 
+def test_costs_are_fitted_to_the_rounds_of_what_drafts(measured):
+    times = round_times(measured)
+    assert len(times.drafted) == sum(part.num_target_calls for m in measured[1:] for part in m.stats)
+    total = times.draft_seconds.sum() + times.target_seconds.sum()
+    assert total == pytest.approx(sum(part.seconds - part.prefill_seconds for m in measured[1:] for part in m.stats))
+
+
 def test_a_row_says_what_its_setting_did(measured, report):
-    row, stats = report.rows[2], measured[2].stats
+    row, stats = report.live[2], measured[2].stats
     assert row.discard_rate.value == pytest.approx(sum(s.num_discarded for s in stats) / 96)
     assert row.verification_rate.value == pytest.approx(sum(s.num_target_calls for s in stats) / 96)
     assert row.discard_rate.low <= row.discard_rate.value <= row.discard_rate.high
     assert row.milliseconds["p50"] <= row.milliseconds["p90"] <= row.milliseconds["p99"]
-    assert report.rows[0].speedup.value == pytest.approx(1)
-    assert set(row.predicted_speedup) == {"measured", "5", "10", "20"}
+    assert report.live[0].speedup.value == pytest.approx(1)
+    assert set(row.predicted_speedup) == {"measured", "10"}
+    drafted, calls = (sum(getattr(s, n) for s in stats) for n in ("num_drafted", "num_target_calls"))
+    assert row.predicted_tokens_per_second == pytest.approx(96 / report.costs.seconds(drafted, calls, drafted))
+    assert [row.replayed_tokens_per_second for row in report.live] == [None] * 4 + [123.0]
 
 
 def test_the_files_hold_the_report(report, tmp_path):
     paths = write_report(report, tmp_path / "new")
-    assert [p.name for p in paths] == ["report.json", "report.csv", "pareto.png", "speed.png"]
-    content = json.loads(paths[0].read_text())
+    assert [p.name for p in paths] == ["report.html", "report.json", "report.csv", "speed.png"]
+    content = json.loads(paths[1].read_text())
     assert content["costs"]["draft_seconds"] == report.costs.draft_seconds
-    assert [row["name"] for row in content["rows"]] == [row.name for row in report.rows]
-    with paths[1].open() as stream:
+    assert [row["name"] for row in content["live"]] == [row.name for row in report.live]
+    with paths[2].open() as stream:
         rows = list(csv.DictReader(stream))
-    assert float(rows[3]["predicted_speedup.10.value"]) == report.rows[3].predicted_speedup["10"].value
-    for path in paths[2:]:
-        assert path.read_bytes().startswith(b"\x89PNG")
+    assert float(rows[3]["predicted_speedup.10.value"]) == report.live[3].predicted_speedup["10"].value
+    assert paths[3].read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_table_shows_every_setting_and_the_fit(report):
-    console = Console(record=True, width=200)
+def test_a_replayed_report_has_its_plot_and_a_line_per_rule_and_data_set(tmp_path):
+    report = report_example()
+    paths = {path.name: path for path in write_report(report, tmp_path)}
+    assert paths["pareto.png"].read_bytes().startswith(b"\x89PNG")
+    with paths["report.csv"].open() as stream:
+        rows = [row for row in csv.DictReader(stream) if row["how"] == "replayed"]
+    assert len(rows) == sum(len(data.rules) for data in report.data_sets)
+
+
+@pytest.mark.parametrize("which", ["live", "example", "empty"])
+def test_report_json_follows_its_schema(report, tmp_path, which):
+    report = {"live": report, "example": report_example(), "empty": Report({"model": "tiny"}, None)}[which]
+    paths = {path.name: path for path in write_report(report, tmp_path)}
+    Draft202012Validator.check_schema(SCHEMA)
+    Draft202012Validator(SCHEMA).validate(json.loads(paths["report.json"].read_text()))
+
+
+def test_the_schema_refuses_what_is_no_report():
+    validator = Draft202012Validator(SCHEMA)
+    assert not validator.is_valid({"context": {}})
+    assert not validator.is_valid({"context": {}, "costs": {"draft_seconds": "fast"}, "live": [], "gains": {}, "data_sets": []})
+
+
+def test_the_tables_show_every_setting_and_the_fit(report):
+    console = Console(record=True, width=220)
     print_report(report, console)
     text = console.export_text()
     for word in ("target alone", "fixed K=3", "head 0.6", "R²", "head over best fixed K at ratio 10"):
         assert word in text
 
 
+def test_the_tables_show_every_rule_that_was_replayed():
+    report, console = report_example(), Console(record=True, width=220)
+    print_report(report, console)
+    text = console.export_text()
+    for data in report.data_sets:
+        assert data.name in text
+        for winner in data.winners:
+            assert winner.family.replace("_", " ") in text
+
+
 def test_other_verification_rules_are_compared_at_equal_lengths():
     others = {"block": verification.BlockVerification(), "biased": verification.BiasedVerification(0.5)}
-    settings = sweep_settings([2, 4], None, [], stopping.MaxProbability(0.5, 3), others)
+    settings = sweep_settings(rules([2, 4]), stopping.MaxProbability(0.5, 3), others)
     names = ["target alone", "fixed K=2", "fixed K=4", "max probability", "block K=2", "block K=4", "biased K=2, lossy"]
     assert [one.name for one in settings][:-1] == names
     prompts = [[0], [1, 2], [3], [4, 4], [2, 2], [1, 1]]
     measured = run_sweep(tiny_pair(5), settings, prompts, Warp(), max_new_tokens=40, repeats=2, seed=0)
-    context = {"model": "tiny", "num_prompts": 6, "verification": "token verification", "lossless": True}
-    report = make_report(measured, context, [10])
-    rows = {row.name: row for row in report.rows}
-    assert [row.lossless for row in report.rows] == [True] * 6 + [False] * 2
+    costs = fit_costs(round_times(measured))
+    live = live_rows(measured, costs, {}, True)
+    rows = {row.name: row for row in live}
+    assert [row.lossless for row in live] == [True] * 6 + [False] * 2
     gain = rows["block K=4"].efficiency_gain
     assert gain.value == pytest.approx(rows["block K=4"].block_efficiency / rows["fixed K=4"].block_efficiency)
     assert gain.low <= gain.value <= gain.high
     assert rows["biased K=4, lossy"].efficiency_gain.value > 1.05
     assert rows["fixed K=4"].efficiency_gain is None and rows["max probability"].efficiency_gain is None
-    console = Console(record=True, width=200)
-    print_report(report, console)
+    console = Console(record=True, width=220)
+    context = {"model": "tiny", "num_live_prompts": 6, "verification": "token verification", "lossless": True}
+    print_report(Report(context, costs, live), console)
     assert "block K=4: block efficiency" in console.export_text()
+
+
+def test_a_simple_rule_that_beats_the_head_is_named():
+    report = report_example()
+    (data,) = [one for one in report.data_sets if one.role == "test"][:1]
+    ratio = data.winners[0].ratio
+    heads = [w for w in data.winners if w.ratio == ratio and w.family.startswith("head_threshold")]
+    assert heads
+    best = max(heads, key=lambda w: w.speedup.value)
+    for note in notes_on(report):
+        assert "faster than the head" in note or "slower here" in note
+    slower = [w for w in data.winners if w.ratio == ratio and w.family == "max_probability"]
+    assert not slower or (slower[0].speedup.value > best.speedup.value) == any(
+        slower[0].name in note for note in notes_on(report)
+    )

@@ -22,7 +22,10 @@ def small_shards(monkeypatch):
     monkeypatch.setattr(module, "ROWS_PER_SHARD", 2)
 
 
-def make(pair, folder, count=5, warp=Warp(1.0), num_draws=2, seed=0, advance=lambda count: None):
+SAMPLED = Warp(1.0)
+
+
+def make(pair, folder, count=5, warp=SAMPLED, num_draws=2, seed=0, advance=lambda count: None):
     generator = np.random.default_rng(7)
     prompts = [(Prompt(f"{i:04x}", "test", ""), generator.integers(29, size=3 + i).tolist()) for i in range(count)]
     return make_recording(pair, prompts, warp, GenerationSettings(12), RecordSettings(num_draws, 4, 8), seed, folder, advance)
@@ -97,7 +100,7 @@ def test_other_settings_are_another_recording(pair, tmp_path):
 def test_judges_say_what_the_decoder_would_hear_and_are_asked_once(pair, tmp_path):
     folder = make(pair, tmp_path)
     heads = {head_fingerprint(one): one for one in (head(0), head(1), head(2, "input_token"))}
-    first, *others = heads
+    first = next(iter(heads))
     judge(folder, pair, {first: heads[first]}, truth=False)
     (before,) = [path.stat().st_mtime_ns for path in (folder / "judges" / first).glob("manifest.json")]
     passes = []

@@ -60,5 +60,7 @@ def _is_plain(args: tuple, kwargs: dict) -> bool:
 
 def _stored(x: Tensor) -> Tensor:
     """Return `x` as a tensor in memory: fused into the loop that reads it, it would be computed anew for every row."""
-    x = x.contiguous()
+    # Times one, because Inductor would stride over what a view looks at, from that tensor's first number: a row of a matrix would be
+    # its first row.
+    x = (x * 1).contiguous()
     return x.as_strided(x.shape, x.stride())

@@ -1,0 +1,36 @@
+"""When to stop drafting: small state machines on batched tensors that see numbers, never models.
+
+A step comes after each drafted token y_j (j = 1, 2, ...). Its features, all (B, ...):
+`token` (B,), `draft_prob` (B,) d(y_j), `max_prob` (B,), `entropy` (B,) nats, `hidden` (B, H) the draft's hidden state that
+y_j was sampled from (at the position that consumed y_{j-1}), `embedding` (B, E) the draft's input embedding of y_j.
+Probabilities are the draft's plain softmax, whatever the decoder's warping, so that they also say something in greedy mode.
+y_j itself is always submitted: a rule says whether the draft ends with it.
+
+A rule's numbers (a length, a threshold) are part of its state: a step that an engine compiled for one serves them all. What it
+learns from one round to the next is too, and every prompt starts anew.
+"""
+
+from specheads.decoding.stopping.certainty import AdaptiveEntropy, Confidence, EntropyThreshold, MaxProbability
+from specheads.decoding.stopping.length import AcceptedAverage, BanditLength, FixedLength, Heuristic
+from specheads.decoding.stopping.logistic import Logistic, OnlineLogistic, logistic_inputs
+from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule
+from specheads.decoding.stopping.survival import DraftProduct, ExpectedThroughput, HeadThreshold
+
+__all__ = [
+    "MAX_TOKENS",
+    "AcceptedAverage",
+    "AdaptiveEntropy",
+    "BanditLength",
+    "Confidence",
+    "DraftProduct",
+    "EntropyThreshold",
+    "ExpectedThroughput",
+    "FixedLength",
+    "HeadThreshold",
+    "Heuristic",
+    "Logistic",
+    "MaxProbability",
+    "OnlineLogistic",
+    "StoppingRule",
+    "logistic_inputs",
+]

@@ -1,0 +1,229 @@
+"""Every rule with every value that is to be tried, from conf/stopping: as it decodes, and as it is replayed.
+
+A list in a rule's config is a choice of values. What a rule leaves open (null) is fitted here, on the recording of dev prompts: the
+weights of a logistic, the calibration of a head, the costs that a rule reckons with.
+"""
+
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from hydra.utils import get_class
+
+from specheads.decoding.stopping import ExpectedThroughput, HeadThreshold, Logistic, StoppingRule, logistic_inputs
+from specheads.errors import UserError, is_number
+from specheads.heads.head import AcceptanceHead
+from specheads.heads.metrics import fit_logistic
+from specheads.replay.cost import Costs
+from specheads.replay.recording import Recording
+from specheads.replay.replay import TRUTH, Ceiling, RecordedHead, head_logits, recorded_head, replay
+
+GRID = np.linspace(0.02, 0.98, 25)  # thresholds between which a head's own is looked for
+CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
+TITLES = {"fixed_length": "fixed K=", "head_threshold": "head "}  # others go by their file's name
+FIXED, CEILING, ORACLE = "fixed_length", "ceiling", "oracle"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One rule with its numbers. `live` is None for what knows more than a decoder does; `ratio` is None for what suits all."""
+
+    family: str
+    name: str
+    rule: StoppingRule
+    live: StoppingRule | None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    ratio: str | None = None
+    head: str | None = None  # the name of the head that it listens to
+
+    @property
+    def value(self) -> float | None:
+        """The first of the parameters that are numbers, for plots."""
+        return next((value for value in self.parameters.values() if is_number(value)), None)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What open parameters are fitted with: the recording of dev prompts, and the costs by the name of their ratio."""
+
+    recording: Recording
+    costs: Mapping[str, Costs]
+    _curves: dict[tuple[RecordedHead, int], np.ndarray] = field(default_factory=dict)
+
+    def logistic(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the weights of a logistic of the draft's certainty."""
+        node, _, accepted = self.recording.labels()
+        features = {name: self.recording.features[name][node] for name in ("draft_prob", "max_prob", "entropy")}
+        inputs = [name for name in names if name != "bias"]
+        weights = fit_logistic(logistic_inputs(inputs, features), accepted.double()).tolist()
+        return dict(zip([*inputs, "bias"], weights, strict=True))
+
+    def calibration(self, head: RecordedHead) -> dict[str, float]:
+        """Return slope and intercept that make a head's logits calibrated (Platt scaling)."""
+        logits, accepted = head_logits(self.recording, head)
+        slope, intercept = fit_logistic(logits[:, None], accepted.double()).tolist()
+        return {"slope": slope, "intercept": intercept}
+
+    @property
+    def mean_acceptance(self) -> float:
+        """The share of proposed tokens that are accepted."""
+        return self.recording.labels()[2].double().mean().item()
+
+    def throughputs(self, head: RecordedHead, max_tokens: int, costs: Costs) -> np.ndarray:
+        """Return the throughput of a head at each of GRID, in tokens per time of a draft forward."""
+        if (head, max_tokens) not in self._curves:
+            rounds = replay(self.recording, [HeadThreshold(head, float(t), max_tokens=max_tokens) for t in GRID])
+            counts = [one.per_prompt(self.recording.num_prompts) for one in rounds]
+            self._curves[head, max_tokens] = np.array([[c.tokens.sum(), c.drafted.sum(), c.target_calls.sum()] for c in counts])
+        tokens, drafted, target_calls = self._curves[head, max_tokens].T
+        return tokens * (costs.draft_seconds + costs.verified_seconds) / costs.seconds(drafted, target_calls, drafted)
+
+    def auto_threshold(self, head: RecordedHead, max_tokens: int, costs: Costs) -> tuple[float, float]:
+        """Return the threshold at which one more draft forward yields no more than the throughput, and that throughput.
+
+        The threshold is `1 - lambda t_d / m`, m the mean acceptance of the tokens not yet judged, and lambda t_d the throughput that
+        it leads to: a fixed point (SpecDec++, theorem 3.1, in renewal-reward form).
+        """
+        worth = self.mean_acceptance ** (2 if head.config.judges == "input_token" else 1)
+        found = self.throughputs(head, max_tokens, costs)
+        excess = 1 - found / worth - GRID  # positive where going on would pay
+        last = int(np.flatnonzero(excess > 0).max(initial=0))
+        part = np.clip(excess[last] / (excess[last] - excess[last + 1]), 0, 1) if last + 1 < len(GRID) else 0.0
+        threshold = GRID[last] + part * (GRID[1] - GRID[0])
+        return round(float(threshold), 3), float(np.interp(threshold, GRID, found))
+
+
+def candidates(
+    stopping: Mapping[str, Mapping[str, Any]], heads: Mapping[str, AcceptanceHead], tuning: Tuning | None
+) -> list[Candidate]:
+    """Return all rules of a composed `stopping` config, and the ceiling where it was recorded.
+
+    Args:
+        stopping: by name a class (`_target_`) and its arguments, lists of values among them.
+        heads: by name; rules that take a head come with each of them.
+        tuning: None where nothing was recorded: then only rules that leave nothing open.
+
+    Raises:
+        UserError: values that a rule refuses; open parameters without `tuning`.
+    """
+    found = []
+    for name, config in stopping.items():
+        cls = get_class(config["_target_"])
+        if not takes_head(config):
+            found += _variants(name, cls, config, tuning)
+        for head_name, head in heads.items() if takes_head(config) else ():
+            found += _variants(name, cls, config, tuning, head_name, head, several=len(heads) > 1)
+    if tuning is not None and TRUTH in tuning.recording.features:
+        most = min(tuning.recording.max_tokens, max(one.rule.max_tokens for one in found))
+        found += [Candidate(CEILING, f"ceiling {t:g}", Ceiling(t, most), None, {"threshold": t}) for t in CEILING_THRESHOLDS]
+    return found
+
+
+def _variants(
+    name: str,
+    cls: type,
+    config: Mapping[str, Any],
+    tuning: Tuning | None,
+    head_name: str | None = None,
+    head: AcceptanceHead | None = None,
+    several: bool = False,
+) -> Iterator[Candidate]:
+    """Yield a rule with each combination of its values."""
+    arguments = {key: value for key, value in config.items() if key != "_target_"}
+    first = next(iter(arguments))
+    choices = {
+        key: value if isinstance(value, list) else [value]
+        for key, value in arguments.items()
+        if isinstance(value, list) or key == first
+    }
+    family = f"{name} {head_name}" if several else name
+    title = TITLES.get(name, f"{name.replace('_', ' ')} ") + (f"{head_name} " if several else "")
+    for values in itertools.product(*choices.values()):
+        swept = dict(zip(choices, values, strict=True))
+        for ratio, own in _settled(cls, arguments | swept, tuning, recorded_head(head) if head else None):
+            shown = {key: value for key, value in swept.items() if len(choices[key]) > 1 or is_number(value)}
+            automatic = swept.get("threshold") == "auto"
+            label = title + ", ".join(
+                _shown(own.get(key, value) if key == "threshold" else value) for key, value in shown.items()
+            )
+            label = f"{label.strip()}{' (auto)' if automatic else ''}{f' at ratio {ratio}' if ratio else ''}"
+            given = [{"head": each} for each in (recorded_head(head), head)] if head else [{}, {}]
+            rule, live = (cls(**own, **more) for more in given)
+            parameters = {key: own.get(key, value) for key, value in shown.items()}
+            yield Candidate(f"{family} auto" if automatic else family, label, rule, live, parameters, ratio, head_name)
+
+
+def _settled(
+    cls: type, arguments: dict[str, Any], tuning: Tuning | None, head: RecordedHead | None
+) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """Yield a rule's arguments with everything open fitted, for each ratio of costs where they matter (else for None)."""
+    if issubclass(cls, Logistic) and None in (arguments.get("weights") or {"": None}).values():
+        _need(tuning, cls, "weights")
+        arguments = arguments | {"weights": tuning.logistic(list(arguments["weights"]))}
+    depends = [key for key in ("cost_ratio",) if key in arguments and arguments[key] is None]
+    if arguments.get("threshold") == "auto":
+        depends.append("threshold")
+    if not depends:
+        yield None, arguments
+        return
+    _need(tuning, cls, depends[0])
+    for ratio, costs in tuning.costs.items():
+        own = dict(arguments)
+        if "cost_ratio" in depends:
+            own["cost_ratio"] = costs.target_seconds / (costs.draft_seconds + costs.verified_seconds)
+        if "threshold" in depends:
+            own["threshold"], _ = tuning.auto_threshold(head, own["max_tokens"], costs)
+        if issubclass(cls, ExpectedThroughput):
+            own |= _expectations(own, tuning, head, costs)
+        yield ratio, own
+
+
+def _expectations(own: Mapping[str, Any], tuning: Tuning, head: RecordedHead, costs: Costs) -> dict[str, float]:
+    """Return what ExpectedThroughput leaves open."""
+    fitted = tuning.calibration(head) | {"mean_acceptance": tuning.mean_acceptance}
+    _, fitted["throughput"] = tuning.auto_threshold(head, own["max_tokens"], costs)
+    return {key: value for key, value in fitted.items() if own.get(key) is None}
+
+
+def _need(tuning: Tuning | None, cls: type, key: str) -> None:
+    if tuning is None:
+        raise UserError(
+            f"{cls.__name__} leaves {key} to be fitted on recorded dev prompts, but nothing is recorded here; give it a value, "
+            "or leave this rule out of stopping=."
+        )
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value).lower()
+
+
+def check_rules(stopping: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise UserError for values that a rule refuses, before anything long begins; what is open is taken to fit."""
+    for name, config in stopping.items():
+        arguments = {key: value if isinstance(value, list) else [value] for key, value in config.items() if key != "_target_"}
+        for values in itertools.product(*arguments.values()):
+            given = {key: value for key, value in zip(arguments, values, strict=True) if value is not None and value != "auto"}
+            if isinstance(given.get("weights"), Mapping):
+                given["weights"] = {key: 0.0 if weight is None else weight for key, weight in given["weights"].items()}
+            head = {"head": RecordedHead("any", "next_token")} if takes_head(config) else {}
+            try:
+                get_class(config["_target_"])(**given, **head)
+            except UserError as error:
+                raise UserError(f"stopping.{name}: {error}") from None
+            except TypeError as error:
+                raise UserError(f"stopping.{name} has arguments that its class does not take ({error}); see --help.") from None
+
+
+def takes_head(config: Mapping[str, Any]) -> bool:
+    """Whether a rule's class wants a head."""
+    return "head" in inspect.signature(get_class(config["_target_"])).parameters
+
+
+def longest_draft(stopping: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return the longest draft of any rule in a composed `stopping` config."""
+    values = [config.get(key) for config in stopping.values() for key in ("max_tokens", "num_tokens", "arms")]
+    return max(torch.tensor(value).max().item() for value in values if value is not None)

@@ -1,0 +1,282 @@
+"""The page's figures: each is one plotly figure per data set, or per data set and ratio. Colours of text and grid are the page's."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import plotly.graph_objects as go
+
+from specheads.evaluation.candidates import FIXED
+from specheads.evaluation.findings import (
+    BOUNDS,
+    achievable,
+    change,
+    change_limits,
+    percent,
+    percent_limits,
+    preferred,
+    ratios_of,
+    times,
+    times_limits,
+    winners_at,
+)
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.looks import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, SYMBOLS, Look, looks_of, main_families
+from specheads.evaluation.results import DataSet, Report, RuleRow, Winner
+
+WORST, MOST = -1.0, 1.5  # shares of a gap beyond these are cut off
+
+Figures = Mapping[str, go.Figure]  # by data set, or by data set and ratio: "0" or "0|measured"
+
+
+def figures_of(report: Report) -> dict[str, Figures]:
+    """Return every figure that there is data for, by name."""
+    looks, ratios = looks_of(report), ratios_of(report)
+    found: dict[str, dict[str, go.Figure | None]] = {"pareto": {}, "threshold": {}, "gap": {}, "reliability": {}, "positions": {}}
+    for number, data_set in enumerate(report.data_sets):
+        main = main_families(data_set, preferred(ratios))
+        found["pareto"][f"{number}"] = _pareto(data_set, looks, main)
+        found["reliability"][f"{number}"] = _reliability(data_set)
+        found["positions"][f"{number}"] = _positions(data_set, looks)
+        for ratio in ratios:
+            found["threshold"][f"{number}|{ratio}"] = _threshold(data_set, ratio, looks, main)
+            found["gap"][f"{number}|{ratio}"] = _gap(data_set, ratio)
+    drawn = {name: {key: figure for key, figure in figures.items() if figure} for name, figures in found.items()}
+    return {name: figures for name, figures in drawn.items() if figures}
+
+
+def _pareto(data_set: DataSet, looks: Mapping[str, Look], main: set[str]) -> go.Figure | None:
+    if not data_set.rules:
+        return None
+    figure = _figure("discard rate: drafted tokens thrown away per token", "verification rate: target forwards per token", 540)
+    front = _front([row for row in data_set.rules if achievable(row.family)])
+    figure.add_scatter(
+        x=[row.discard_rate.value for row in front],
+        y=[row.verification_rate.value for row in front],
+        mode="lines",
+        line={"color": GREY, "width": 1},
+        name="Pareto front",
+        hoverinfo="skip",
+    )
+    for family in dict.fromkeys(row.family for row in data_set.rules):
+        rows = [row for row in data_set.rules if row.family == family]
+        look = looks[family]
+        figure.add_scatter(
+            x=[row.discard_rate.value for row in rows],
+            y=[row.verification_rate.value for row in rows],
+            error_x=_error([row.discard_rate for row in rows]),
+            error_y=_error([row.verification_rate for row in rows]),
+            mode="markers",
+            marker={"color": look.color, "symbol": look.symbol, "size": 8},
+            hovertext=[_hover(row) for row in rows],
+            **_named(family, look, main),
+        )
+    return figure
+
+
+def _front(rows: Sequence[RuleRow]) -> list[RuleRow]:
+    """Return the rows that no other row beats in both rates, by discard rate."""
+    front: list[RuleRow] = []
+    for row in sorted(rows, key=lambda row: (row.discard_rate.value, row.verification_rate.value)):
+        if not front or row.verification_rate.value < front[-1].verification_rate.value:
+            front.append(row)
+    return front
+
+
+def _hover(row: RuleRow) -> str:
+    rates = (("discard rate", row.discard_rate), ("verification rate", row.verification_rate))
+    lines = [f"<b>{escape(row.name)}</b>"]
+    lines += [f"{name} {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]" for name, found in rates]
+    lines += [f"speed-up at {ratio}: {times(found)} {times_limits(found)}" for ratio, found in row.speedup.items()]
+    return "<br>".join(lines)
+
+
+def _threshold(data_set: DataSet, ratio: str, looks: Mapping[str, Look], main: set[str]) -> go.Figure | None:
+    lines = _threshold_lines(data_set, ratio)
+    if not lines:
+        return None
+    figure = _figure("threshold", "speed-up over the target alone", 500)
+    for number, ((family, others), rows) in enumerate(lines.items()):
+        rows = sorted(rows, key=lambda row: row.parameters["threshold"])
+        look = looks[family]
+        name = ", ".join((family, *(f"{key}={value}" for key, value in others)))
+        named = _named(family, look, main) | {"name": escape(name), "uid": f"{look.key}-{number}"}
+        figure.add_scatter(
+            x=[row.parameters["threshold"] for row in rows],
+            y=[row.speedup[ratio].value for row in rows],
+            error_y=_error([row.speedup[ratio] for row in rows]),
+            mode="lines+markers",
+            line={"color": look.color, "width": 2 if family in main else 1.2},
+            marker={"color": look.color, "symbol": look.symbol, "size": 7},
+            hovertext=[
+                f"<b>{escape(row.name)}</b><br>{times(row.speedup[ratio])} {times_limits(row.speedup[ratio])}" for row in rows
+            ],
+            **named,
+        )
+    shown = [row.parameters["threshold"] for (family, _), rows in lines.items() for row in rows if family in main]
+    shown = shown or [row.parameters["threshold"] for rows in lines.values() for row in rows]
+    for family in (FIXED, *BOUNDS):
+        _level(figure, data_set, ratio, family, looks[family], (min(shown), max(shown)))
+    return figure
+
+
+def _threshold_lines(data_set: DataSet, ratio: str) -> dict[tuple[str, tuple], list[RuleRow]]:
+    """Return the rows that differ in their threshold only, by family and other parameters."""
+    lines: dict[tuple[str, tuple], list[RuleRow]] = {}
+    for row in data_set.rules:
+        if "threshold" in row.parameters and ratio in row.speedup and achievable(row.family):
+            others = tuple((key, str(value)) for key, value in row.parameters.items() if key != "threshold")
+            lines.setdefault((row.family, others), []).append(row)
+    return lines
+
+
+def _level(figure: go.Figure, data_set: DataSet, ratio: str, family: str, look: Look, limits: tuple[float, float]) -> None:
+    """Draw a family's best speed-up as a horizontal line: its winner's, or that of its best rule where none was chosen."""
+    found = [row.speedup for row in winners_at(data_set, ratio) if row.family == family]
+    found = found or [row.speedup[ratio] for row in data_set.rules if row.family == family and ratio in row.speedup]
+    if not found:
+        return
+    top = max(found, key=lambda one: one.value)
+    name = {FIXED: "best fixed length"}.get(family, family)
+    figure.add_scatter(
+        x=limits,
+        y=[top.value] * 2,
+        mode="lines",
+        line={"color": look.color, "width": 1.8, "dash": look.dash if family != FIXED else "longdash"},
+        name=f"{name}, {times(top)}",
+        uid=f"level-{look.key}",
+        hovertext=f"<b>{name}</b><br>{times(top)} {times_limits(top)}",
+        hoverinfo="text",
+    )
+
+
+def _gap(data_set: DataSet, ratio: str) -> go.Figure | None:
+    rows = [row for row in winners_at(data_set, ratio) if achievable(row.family) and row.family != FIXED]
+    rows = [row for row in rows if row.gap_ceiling or row.gap_oracle]
+    if not rows:
+        return None
+    rows = rows[::-1]  # plotly counts upwards, and the best belongs on top
+    figure = _figure("gap closed", "", 130 + 44 * len(rows))
+    for name, title, color in (("gap_oracle", "to the oracle", SKY), ("gap_ceiling", "to the informed ceiling", BLUE)):
+        with_gap = [row for row in rows if getattr(row, name) is not None]
+        found = [getattr(row, name) for row in with_gap]
+        figure.add_bar(
+            y=[escape(row.family) for row in with_gap],
+            x=[one.value for one in found],
+            error_x=_error(found),
+            orientation="h",
+            marker={"color": color},
+            name=title,
+            hovertext=[_gap_hover(row, title, one) for row, one in zip(with_gap, found, strict=True)],
+            hoverinfo="text",
+        )
+    figure.update_xaxes(tickformat=".0%", zeroline=True, range=_gap_range(rows))
+    figure.update_yaxes(categoryorder="array", categoryarray=[escape(row.family) for row in rows], showgrid=False)
+    figure.update_layout(barmode="group", bargap=0.3, bargroupgap=0.08, legend_traceorder="reversed")
+    return figure
+
+
+def _gap_range(rows: Sequence[Winner]) -> list[float]:
+    found = [gap for row in rows for gap in (row.gap_ceiling, row.gap_oracle) if gap]
+    low, high = max(WORST, min(0.0, *(gap.low for gap in found))), min(MOST, max(0.1, *(gap.high for gap in found)))
+    return [low - 0.05 * (high - low), high + 0.05 * (high - low)]
+
+
+def _gap_hover(row: Winner, title: str, gap: Interval) -> str:
+    lines = [f"<b>{escape(row.name)}</b>", f"{percent(gap)} {percent_limits(gap)} of the gap {title}"]
+    return "<br>".join([*lines, f"{times(row.speedup)}, {change(row.gain)} {change_limits(row.gain)} over the best fixed length"])
+
+
+def _reliability(data_set: DataSet) -> go.Figure | None:
+    if not data_set.reliability:
+        return None
+    figure = _figure("predicted chance of acceptance", "observed share accepted", 520)
+    figure.add_scatter(
+        x=[0, 1], y=[0, 1], mode="lines", line={"color": GREY, "dash": "dash", "width": 1}, name="calibrated", hoverinfo="skip"
+    )
+    for number, curve in enumerate(data_set.reliability):
+        color = (RED, BLUE, GREEN, PURPLE, ORANGE, SKY)[number % 6]
+        bins = list(zip(curve.share, curve.predicted, curve.observed, strict=True))
+        texts = [f"{share:.1%} of tokens<br>predicted {p:.1%}<br>accepted {observed:.1%}" for share, p, observed in bins]
+        figure.add_scatter(
+            x=list(curve.predicted),
+            y=list(curve.observed),
+            mode="lines+markers",
+            line={"color": color, "width": 1.5},
+            marker={
+                "color": color,
+                "symbol": SYMBOLS[number // 6],
+                "size": [5 + 30 * share**0.5 for share in curve.share],
+                "opacity": 0.75,
+                "line": {"width": 0},
+            },
+            name=f"{escape(curve.judge)}<br>ECE {curve.ece:.3f}, AUROC {curve.auroc:.3f}",
+            hovertext=[f"<b>{escape(curve.judge)}</b><br>{text}" for text in texts],
+            hoverinfo="text",
+        )
+    figure.update_layout(legend_itemsizing="constant")
+    figure.update_xaxes(range=[-0.03, 1.03], tickformat=".0%")
+    figure.update_yaxes(range=[-0.03, 1.05], tickformat=".0%")
+    return figure
+
+
+def _positions(data_set: DataSet, looks: Mapping[str, Look]) -> go.Figure | None:
+    if not data_set.positions:
+        return None
+    figure = _figure("position in the round", "share accepted of those drafted", 440)
+    longest, most = (
+        max(len(row.drafted) for row in data_set.positions),
+        max(max(row.drafted, default=0) for row in data_set.positions),
+    )
+    for row in data_set.positions:
+        look = looks[row.family]
+        counted = [(index, a, d) for index, (a, d) in enumerate(zip(row.accepted, row.drafted, strict=True), 1) if d]
+        figure.add_scatter(
+            x=[index for index, _, _ in counted],
+            y=[accepted / drafted for _, accepted, drafted in counted],
+            mode="lines+markers",
+            line={"color": look.color, "width": 1.5, "dash": look.dash},
+            marker={
+                "color": look.color,
+                "symbol": look.symbol,
+                "size": [4 + 8 * (d / most) ** 0.5 for *_, d in counted],
+                "opacity": 1,
+                "line": {"width": 0},
+            },
+            name=escape(row.name),
+            hovertext=[f"<b>{escape(row.name)}</b>, token {i}<br>{a:,} of {d:,} accepted ({a / d:.1%})" for i, a, d in counted],
+            hoverinfo="text",
+        )
+    figure.update_xaxes(tick0=1, dtick=1 if longest <= 12 else 2, range=[0.5, longest + 0.5])
+    figure.update_yaxes(tickformat=".0%", rangemode="tozero")
+    figure.update_layout(legend_itemsizing="constant")
+    return figure
+
+
+def _figure(x: str, y: str, height: int) -> go.Figure:
+    layout = {
+        "template": go.layout.Template(),
+        "height": height,
+        "hovermode": "closest",
+        "margin": {"l": 10, "r": 10, "t": 40, "b": 10},
+        "xaxis": {"title": {"text": x, "font": {"size": 13}}, "automargin": True, "zeroline": False},
+        "yaxis": {"title": {"text": y, "font": {"size": 13}}, "automargin": True, "zeroline": False},
+        "showlegend": True,
+    }
+    return go.Figure(layout=layout)
+
+
+def _error(found: Sequence[Interval]) -> dict[str, Any]:
+    return {
+        "array": [one.high - one.value for one in found],
+        "arrayminus": [one.value - one.low for one in found],
+        "symmetric": False,
+        "thickness": 1,
+        "width": 2,
+    }
+
+
+def _named(family: str, look: Look, main: set[str]) -> dict[str, Any]:
+    """Return a trace's name in the legend, hidden at first where the family is not one of the main ones."""
+    visible = True if family in main else "legendonly"
+    return {"name": escape(family), "uid": look.key, "visible": visible, "hoverinfo": "text"}

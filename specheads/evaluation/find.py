@@ -1,0 +1,94 @@
+"""What an evaluation is about: the heads that `head=` names, and prompts."""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from data_gen.__main__ import generation_settings
+from data_gen.prompts import unique
+from data_gen.run import EncodedPrompt, PromptSource, encode_prompts
+from specheads.errors import UserError
+from specheads.heads.checkpoint import latest_head, load_head
+from specheads.heads.head import AcceptanceHead
+from specheads.pair import Pair, config_folder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FoundHead:
+    """A head and where it is."""
+
+    head: AcceptanceHead
+    where: str
+
+
+def find_heads(cfg: DictConfig, pair: Pair) -> dict[str, FoundHead]:
+    """Return the heads that `head=` names, by name: one, or all of a bank's folder; none for null."""
+    if cfg.head is None:
+        return {}
+    where = latest_head(Path(cfg.paths.outputs), pair) if cfg.head == "latest" else cfg.head
+    folders = {path.parent.name: path.parent for path in sorted(Path(where).glob("*/config.json")) if _is_head(path)}
+    if (Path(where) / "config.json").exists() or not folders:
+        folders = {Path(where).name: where}
+    found = {}
+    for name, folder in folders.items():
+        head = load_head(folder)
+        head.check_fits(pair)
+        if head.config.warp and dict(head.config.warp) != dict(cfg.warp):
+            logger.warning("head %s was trained under %s, but decoding uses %s", name, dict(head.config.warp), dict(cfg.warp))
+        found[name] = FoundHead(head, str(folder))
+    return found
+
+
+def _is_head(config: Path) -> bool:
+    return (config.parent / "model.safetensors").exists()
+
+
+def prompts_of(cfg: DictConfig, pair: Pair, split: str, count: int) -> list[EncodedPrompt]:
+    """Return the first prompts of a split, with their ids; raises UserError if there are none."""
+    source = instantiate(cfg.data.source)
+    return _first(cfg, pair, source, split, count, f"set data.num_{split}, or use a data set with more rows")
+
+
+def prompts_of_set(cfg: DictConfig, pair: Pair, name: str, path: str | None) -> list[EncodedPrompt]:
+    """Return the first prompts of the data set conf/data/<name>.yaml, all of them as test prompts."""
+    data = OmegaConf.load(known_data_sets({name: path})[name])
+    own = {"num_train": 0, "num_dev": 0, "num_test": cfg.num_prompts} | ({"path": path} if path else {})
+    data = OmegaConf.merge(data, own)
+    if data.get("test_split") is not None and path:
+        data.test_split = None
+    source = instantiate(OmegaConf.create({"data": data}).data.source)
+    source.check()
+    return _first(cfg, pair, source, "test", cfg.num_prompts, "give a file with more rows")
+
+
+def _first(cfg: DictConfig, pair: Pair, source: PromptSource, split: str, count: int, remedy: str) -> list[EncodedPrompt]:
+    prompts = [prompt for prompt in unique(source.load(pair.chats)) if prompt.split == split]
+    if not prompts:
+        raise UserError(f"the data set has no {split} prompts; {remedy}.")
+    return encode_prompts(pair, prompts, generation_settings(cfg))[:count]
+
+
+def known_data_sets(test_sets: Mapping[str, Any]) -> dict[str, Path]:
+    """Return the file in conf/data of each name; raises UserError for names that are not there."""
+    known = {path.stem: path for path in sorted((config_folder() / "data").glob("*.yaml"))}
+    if not isinstance(test_sets, Mapping | DictConfig):
+        raise UserError(f"test_sets={test_sets} names no files; write for example 'test_sets={{humaneval: humaneval.jsonl}}'.")
+    if wrong := [name for name in test_sets if name not in known]:
+        raise UserError(f"test_sets names {wrong[0]!r}; known prompt sets are {', '.join(known)}.")
+    return {name: known[name] for name in test_sets}
+
+
+def store_recommendation(folder: Path, values: Mapping[str, float]) -> None:
+    """Write a head's recommended numbers into its config, for threshold=auto."""
+    from specheads.files import write_json
+
+    path = folder / "config.json"
+    write_json(path, json.loads(path.read_text()) | {"recommended": dict(values)})

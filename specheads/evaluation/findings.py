@@ -1,0 +1,167 @@
+"""What a report comes to: which ratios and rules matter, the key findings as sentences, and numbers as text."""
+
+from collections.abc import Iterable, Sequence
+
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.results import MEASURED, DataSet, Report, Winner
+
+BOUNDS = (CEILING, ORACLE)  # these know what no decoder knows
+HEAD_RULES = ("head_threshold", "expected_throughput")
+PREFERRED = "10"  # ratio to begin with
+
+
+def ratios_of(report: Report) -> list[str]:
+    """Return every ratio that something was reckoned at, the measured one first."""
+    found = {row.ratio for data_set in report.data_sets for row in data_set.winners}
+    found |= {ratio for data_set in report.data_sets for row in data_set.rules for ratio in row.speedup}
+    found |= {ratio for row in report.bank for ratio in row.speedup}
+    return sorted(found, key=lambda ratio: (ratio != MEASURED, 0.0 if ratio == MEASURED else float(ratio)))
+
+
+def preferred(ratios: Sequence[str]) -> str | None:
+    """Return the ratio that a reader sees first."""
+    return PREFERRED if PREFERRED in ratios else next(iter(ratios), None)
+
+
+def main_data_set(report: Report) -> int | None:
+    """Return which data set a reader sees first: the first of test prompts, else the first of all."""
+    tests = [number for number, data_set in enumerate(report.data_sets) if data_set.role == "test"]
+    return (tests or [None if not report.data_sets else 0])[0]
+
+
+def ratio_text(report: Report, ratio: str) -> str:
+    """Return a ratio as a reader knows it; the measured one with its number."""
+    if ratio != MEASURED:
+        return ratio
+    return f"measured ({report.costs.ratio:.1f})" if report.costs else MEASURED
+
+
+def has_head(family: str) -> bool:
+    """Whether an acceptance head decides in this family."""
+    return family.startswith(HEAD_RULES)
+
+
+def achievable(family: str) -> bool:
+    """Whether a decoder could have this rule, chosen without a look at the data set that it is judged on."""
+    return family not in BOUNDS and not family.endswith("in hindsight")
+
+
+def winners_at(data_set: DataSet, ratio: str | None) -> list[Winner]:
+    """Return the winners at a ratio: those that a decoder could have, the fastest first, then the bounds."""
+    found = [row for row in data_set.winners if row.ratio == ratio]
+    return sorted(found, key=lambda row: (not achievable(row.family), -row.speedup.value))
+
+
+def best(winners: Iterable[Winner], head: bool) -> Winner | None:
+    """Return the fastest winner with a head, or the fastest without one that is no fixed length."""
+    found = [row for row in winners if achievable(row.family) and row.family != FIXED and has_head(row.family) == head]
+    return max(found, key=lambda row: row.speedup.value, default=None)
+
+
+def times(found: Interval) -> str:
+    return f"{found.value:.2f}×"
+
+
+def times_limits(found: Interval) -> str:
+    return f"[{found.low:.2f},\u00a0{found.high:.2f}]"
+
+
+def change(found: Interval) -> str:
+    """Return a ratio as a change: 1.044 is +4.4 %."""
+    return f"{signed(found.value)}\u00a0%"
+
+
+def change_limits(found: Interval) -> str:
+    return f"[{signed(found.low)},\u00a0{signed(found.high)}]"
+
+
+def percent(found: Interval) -> str:
+    """Return a share: 0.31 is 31 %."""
+    return minus(f"{found.value:.0%}").replace("%", "\u00a0%")
+
+
+def percent_limits(found: Interval) -> str:
+    return minus(f"[{found.low * 100:.0f},\u00a0{found.high * 100:.0f}]")
+
+
+def signed(ratio: float) -> str:
+    return minus(f"{ratio * 100 - 100:+.1f}")
+
+
+def minus(text: str) -> str:
+    return text.replace("-", "−")
+
+
+def key_findings(report: Report) -> list[str]:
+    """Return the key findings: one sentence or two per ratio for the first test data set, then what was measured live."""
+    number = main_data_set(report)
+    data_set = None if number is None else report.data_sets[number]
+    ratios = ratios_of(report) if data_set else []
+    return [text for ratio in ratios if (text := _replayed(report, data_set, ratio))] + _live(report)
+
+
+def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
+    winners = winners_at(data_set, ratio)
+    head, other = best(winners, head=True), best(winners, head=False)
+    first, what = (head, "the head") if head else (other, "the best rule")
+    if first is None:
+        return ""
+    text = f"At {_at(report, ratio)}, {what} ({first.name}) is {times(first.speedup)} {times_limits(first.speedup)} as fast as the target alone"
+    text += f", {_gain(first)} over the best fixed length"
+    if first.gap_ceiling is not None and first.gap_ceiling.value > 0:
+        text += f", closing {percent(first.gap_ceiling)} {percent_limits(first.gap_ceiling)} of the gap to the informed ceiling"
+    if first.gain.low <= 1 <= first.gain.high:
+        text += " (an interval that includes no gain)"
+    if head and other:
+        text += f"; without a head, {other.name} {'is faster' if other.speedup.value > head.speedup.value else 'reaches'}"
+        text += f"{',' if other.speedup.value > head.speedup.value else ''} {_gain(other)}"
+    return f"{text}."
+
+
+def _gain(row: Winner) -> str:
+    return f"{change(row.gain)} {change_limits(row.gain)}"
+
+
+def _at(report: Report, ratio: str) -> str:
+    if ratio != MEASURED:
+        return f"ratio {ratio}"
+    return f"the measured ratio {report.costs.ratio:.1f}" if report.costs else "the measured ratio"
+
+
+def _live(report: Report) -> list[str]:
+    rows = [row for row in report.live if row.family != "target" and row.lossless]
+    if not rows:
+        return []
+    row = max(rows, key=lambda row: row.speedup.value)
+    text = f"Measured: the fastest setting, {row.name}, decodes {row.tokens_per_second.value:,.1f} tokens per second, "
+    return [f"{text}{times(row.speedup)} {times_limits(row.speedup)} as fast as the target alone."]
+
+
+def notes_on(report: Report) -> list[str]:
+    """Return what a reader must not miss: where a rule without a head was faster than the head, and where drafting does not pay."""
+    found = []
+    for data_set in (one for one in report.data_sets if one.role == "test"):
+        for ratio in dict.fromkeys(winner.ratio for winner in data_set.winners):
+            head, other = (_fastest(data_set, ratio, with_head) for with_head in (True, False))
+            if head and other and other.speedup.value > head.speedup.value:
+                text = f"On {data_set.name} prompts, at {ratio_name(ratio)}, {other.name} ({other.speedup.value:.3f}x) is faster than the head "
+                found.append(f"{text}({head.name}, {head.speedup.value:.3f}x).")
+    speeds = [row for row in report.live if row.family != "target"]
+    if speeds and (fastest := max(speeds, key=lambda row: row.speedup.value)).speedup.value < 1:
+        found.append(
+            f"Speculative decoding makes this pair slower here: the best setting, {fastest.name}, reaches {fastest.speedup.value:.2f}x "
+            f"of the target alone, because a target forward costs only {report.costs.ratio:.1f} draft forwards on this machine."
+        )
+    return found
+
+
+def _fastest(data_set: DataSet, ratio: str, with_head: bool) -> Winner | None:
+    rows = [
+        row for row in data_set.winners if row.ratio == ratio and achievable(row.family) and has_head(row.family) == with_head
+    ]
+    return max(rows, key=lambda row: row.speedup.value, default=None)
+
+
+def ratio_name(ratio: str) -> str:
+    return "the measured ratio" if ratio == MEASURED else f"ratio {ratio}"

@@ -1,0 +1,223 @@
+"""Replay every candidate on every set of prompts, choose the best of each family on dev prompts, and judge it on the others."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate
+from specheads.evaluation.intervals import Interval, Sums, interval, replayed_sums, resample_counts
+from specheads.evaluation.results import MEASURED, BankRow, DataSet, Positions, Reliability, RuleRow, TextSample, Winner
+from specheads.heads.metrics import auroc, binary_kl, calibration
+from specheads.pair import Pair
+from specheads.replay.cost import Costs
+from specheads.replay.recording import Recording
+from specheads.replay.replay import Counts, RecordedHead, Replayed, head_logits, oracle, replay
+
+NUM_TEXTS = 3  # responses whose rounds are shown in color
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recording of one set of prompts, and what each candidate spent on it; the oracle comes last."""
+
+    name: str
+    role: str
+    recording: Recording
+    counts: Sequence[Counts]
+
+    @classmethod
+    def of(
+        cls, name: str, role: str, recording: Recording, candidates: Sequence[Candidate], advance: Callable[[int], None]
+    ) -> "Recorded":
+        """Replay all candidates; `advance` is called with how many are done."""
+        found: list[Counts | None] = [None] * len(candidates)
+        for program in dict.fromkeys(one.rule.program for one in candidates):  # no more rounds at once than one program has
+            own = [number for number, one in enumerate(candidates) if one.rule.program == program]
+            for number, rounds in zip(own, replay(recording, [candidates[number].rule for number in own]), strict=True):
+                found[number] = rounds.per_prompt(recording.num_prompts)
+            advance(len(own))
+        return cls(name, role, recording, [*found, oracle(recording).per_prompt(recording.num_prompts)])
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Costs by the name of their ratio, and the target's own tokens per second at the measured ones."""
+
+    costs: Mapping[str, Costs]
+    alone: float | None = None
+
+    def speedup(self, found: Sums, ratio: str) -> np.ndarray:
+        """Return the speed-up over the target alone."""
+        return found.predicted(self.costs[ratio]) / (self.alone if ratio == MEASURED else 1.0)
+
+
+Choice = dict[str, int]  # family -> number of the best candidate
+
+
+@dataclass(frozen=True)
+class Choices:
+    """By ratio the best candidate of every family on dev prompts, and the oracle; and every candidate's speed-up there."""
+
+    best: Mapping[str, Choice]
+    speeds: Mapping[str, Sequence[float]]
+
+    @property
+    def middle(self) -> str:
+        """The ratio in the middle, for what is shown at one only."""
+        names = [name for name in self.best if name != MEASURED] or list(self.best)
+        return names[len(names) // 2]
+
+
+def choose(dev: Recorded, candidates: Sequence[Candidate], prices: Prices) -> Choices:
+    """Choose on the prompts of `dev`, which are not those that rules are judged on."""
+    once = np.ones((1, dev.recording.num_prompts))
+    choices, speeds = {}, {}
+    for ratio in prices.costs:
+        speeds[ratio] = [float(prices.speedup(replayed_sums(counts, once), ratio)[0]) for counts in dev.counts]
+        best: Choice = {}
+        for number, one in enumerate(candidates):
+            if one.ratio in (None, ratio) and (one.family not in best or speeds[ratio][number] > speeds[ratio][best[one.family]]):
+                best[one.family] = number
+        choices[ratio] = best | {ORACLE: len(candidates)}
+    return Choices(choices, speeds)
+
+
+def data_set(recorded: Recorded, candidates: Sequence[Candidate], choices: Choices, prices: Prices) -> DataSet:
+    """Return what replay found on one set of prompts, without reliability and texts."""
+    recording = recorded.recording
+    resamples = resample_counts(recording.num_prompts)
+    found = [replayed_sums(counts, resamples) for counts in recorded.counts]
+    speeds = {ratio: [prices.speedup(one, ratio) for one in found] for ratio in prices.costs}
+    named = [(one.family, one.name, one) for one in candidates] + [(ORACLE, ORACLE, None)]
+    rows = []
+    for number, (family, name, one) in enumerate(named):
+        meant_for = [ratio for ratio in prices.costs if one is None or one.ratio in (None, ratio)]
+        rows.append(
+            RuleRow(
+                family=family,
+                name=name,
+                parameters=dict(one.parameters) if one else {},
+                value=one.value if one else None,
+                discard_rate=interval(found[number].discard_rate),
+                verification_rate=interval(found[number].verification_rate),
+                block_efficiency=float(1 / found[number].verification_rate[0]),
+                acceptance_rate=_acceptance_rate(found[number]),
+                speedup={ratio: interval(speeds[ratio][number]) for ratio in meant_for},
+            )
+        )
+    winners = [
+        winner
+        for ratio, choice in choices.best.items()
+        for winner in _winners(ratio, choice, [name for _, name, _ in named], [f for f, _, _ in named], speeds[ratio])
+    ]
+    return DataSet(
+        recorded.name, recorded.role, recording.num_prompts, int(recording.lengths.sum()), recording.num_draws, rows, winners
+    )
+
+
+def _acceptance_rate(found: Sums) -> float | None:
+    return float(found.accepted[0] / found.drafted[0]) if found.drafted[0] else None
+
+
+def _winners(
+    ratio: str, choice: Choice, names: Sequence[str], families: Sequence[str], speeds: Sequence[np.ndarray]
+) -> list[Winner]:
+    """Return the best of each family at one ratio, and the best fixed length in hindsight: the one that this data set would choose."""
+    fixed = speeds[choice[FIXED]] if FIXED in choice else None
+    ceiling = speeds[choice[CEILING]] if CEILING in choice else None
+    lengths = [number for number, family in enumerate(families) if family == FIXED]
+    chosen = list(choice.items())
+    if lengths:
+        chosen.insert(1, (f"{FIXED} in hindsight", max(lengths, key=lambda number: speeds[number][0])))
+    return [
+        Winner(
+            family,
+            names[number],
+            ratio,
+            interval(speeds[number]),
+            interval(speeds[number] / (1 if fixed is None else fixed)),
+            _gap(speeds[number], fixed, ceiling),
+            _gap(speeds[number], fixed, speeds[choice[ORACLE]]),
+        )
+        for family, number in chosen
+    ]
+
+
+def _gap(ours: np.ndarray, fixed: np.ndarray | None, best: np.ndarray | None) -> Interval | None:
+    """Return the share of the way from the best fixed length to `best`; None where there is no way to go."""
+    if fixed is None or best is None or not (best[0] > fixed[0]):
+        return None
+    return interval((ours - fixed) / (best - fixed))
+
+
+def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list[Reliability]:
+    """Return how heads, and the draft's own probabilities, predict whether a proposed token is accepted."""
+    node, _, accepted = recording.labels()
+    judges = {name: (torch.sigmoid(logits), kept) for name, (logits, kept) in _judged(recording, heads).items()}
+    judges |= {
+        "draft probability": (recording.features["draft_prob"][node].double(), accepted),
+        "largest probability": (recording.features["max_prob"][node].double(), accepted),
+    }
+    rows = []
+    for name, (probs, kept) in judges.items():
+        curve = calibration(probs, kept.double())
+        columns = (part.tolist() for part in (curve.share, curve.predicted, curve.observed))
+        rows.append(Reliability(name, *columns, curve.ece, auroc(probs, kept.double())))
+    return rows
+
+
+def _judged(recording: Recording, heads: Mapping[str, RecordedHead]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    return {name: head_logits(recording, head) for name, head in heads.items()}
+
+
+def positions(one: Candidate, rounds: Replayed) -> Positions:
+    """Return how far a rule's drafts went, by index in the round."""
+    longest = int(rounds.drafted.max(initial=0))
+    drafted, accepted = (
+        [int((column > index).sum()) for index in range(longest)] for column in (rounds.drafted, rounds.accepted)
+    )
+    return Positions(one.family, one.name, drafted, accepted)
+
+
+def text_samples(pair: Pair, recording: Recording, one: Candidate, rounds: Replayed) -> list[TextSample]:
+    """Return the first responses in pieces of what was accepted, rejected and the target's own, in the first draw's rounds."""
+    samples = []
+    for number in range(min(NUM_TEXTS, recording.num_prompts)):
+        rows = np.flatnonzero((rounds.prompt == number) & (rounds.draw == 0))
+        first, response, pieces = int(recording.first[number]), recording.response(number), []
+        for row in rows[np.argsort(rounds.start[rows])]:
+            start, drafted, accepted = (int(column[row]) for column in (rounds.start, rounds.drafted, rounds.accepted))
+            middle = start + accepted
+            branch = int(recording.branch_first[0, first + middle]) if drafted > accepted else 0
+            rejected = recording.tokens[branch : branch + drafted - accepted].tolist()
+            own = response[middle : start + int(rounds.tokens[row])]
+            parts = (("accepted", response[start:middle]), ("rejected", rejected), ("target", own))
+            pieces += [(kind, pair.decode(ids)) for kind, ids in parts if ids]
+        samples.append(TextSample(one.name, pair.decode(recording.prompts[number]), pieces))
+    return samples
+
+
+def bank(
+    heads: Mapping[str, RecordedHead], test: Recorded, candidates: Sequence[Candidate], choices: Choices, prices: Prices
+) -> list[BankRow]:
+    """Return the heads of a bank, the fastest first at the ratio in the middle."""
+    resamples, rows = resample_counts(test.recording.num_prompts), []
+    for name, (logits, accepted) in _judged(test.recording, heads).items():
+        best = {ratio: choice[f"head_threshold {name}"] for ratio, choice in choices.best.items()}
+        labels = accepted.double()
+        rows.append(
+            BankRow(
+                head=name,
+                auroc=auroc(logits, labels),
+                kl=binary_kl(logits, labels).item(),
+                ece=calibration(torch.sigmoid(logits), labels).ece,
+                speedup={
+                    ratio: interval(prices.speedup(replayed_sums(test.counts[number], resamples), ratio))
+                    for ratio, number in best.items()
+                },
+                threshold={ratio: candidates[number].value for ratio, number in best.items()},
+            )
+        )
+    return sorted(rows, key=lambda row: -row.speedup[choices.middle].value)

@@ -1,0 +1,77 @@
+"use strict";
+// Shows the data set and the ratio that the reader selects, draws its figures in the page's colours, and sorts tables.
+(() => {
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const narrow = matchMedia("(max-width: 700px)");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const selected = () => Object.fromEntries([...document.querySelectorAll("[data-select]")]
+    .filter((input) => input.tagName === "SELECT" || input.checked)
+    .map((input) => [input.dataset.select, input.value]));
+  const shown = (layout, box, count) => {
+    const style = getComputedStyle(document.documentElement);
+    const color = (name) => style.getPropertyValue(`--${name}`).trim();
+    const axis = { gridcolor: color("grid"), linecolor: color("line"), zerolinecolor: color("muted"), ticks: "", fixedrange: narrow.matches };
+    const themed = {
+      ...layout,
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: style.fontFamily, size: narrow.matches ? 12 : 13, color: color("text") },
+      hoverlabel: { bgcolor: color("card"), bordercolor: color("line"), font: { color: color("text"), size: 13 }, align: "left", namelength: -1 },
+      xaxis: { ...axis, ...layout.xaxis },
+      yaxis: { ...axis, ...layout.yaxis },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: color("line"), activecolor: color("muted") },
+      dragmode: narrow.matches ? false : "zoom",
+      uirevision: box.dataset.figure,
+    };
+    if (narrow.matches) {  // what a title says after its colon has no room
+      for (const one of [themed.xaxis, themed.yaxis]) one.title = { ...one.title, text: one.title.text.split(":")[0] };
+      if (box.dataset.figure === "gap") themed.yaxis.tickfont = { size: 10.5 };
+    }
+    const below = narrow.matches || box.dataset.legend === "below";
+    themed.legend = { ...layout.legend, bgcolor: "rgba(0,0,0,0)", tracegroupgap: 0, ...(below
+      ? { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom" }
+      : { x: 1.01, y: 1, yanchor: "top" }) };
+    if (narrow.matches) themed.height = Math.min(layout.height, 380) + 20 * count;
+    if (box.dataset.figure === "gap") themed.height = layout.height;
+    return themed;
+  };
+  const draw = (box, state) => {
+    const key = box.dataset.by.split(" ").map((name) => state[name]).join("|");
+    const figure = figures[box.dataset.figure][key];
+    box.hidden = !figure;
+    box.nextElementSibling.hidden = !!figure;
+    if (!figure) return;
+    const { data, layout } = structuredClone(figure);
+    const listed = data.filter((trace) => trace.showlegend !== false).length;
+    const edge = getComputedStyle(document.documentElement).getPropertyValue("--text").trim();
+    for (const trace of data) if (trace.type === "bar") trace.error_x.color = edge;
+    const buttons = [["toImage"], ["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]];
+    const config = { responsive: true, displaylogo: false, modeBarButtons: buttons, displayModeBar: !narrow.matches };
+    Plotly.react(box, data, shown(layout, box, listed), config);
+  };
+  const update = () => {
+    const state = selected();
+    for (const panel of document.querySelectorAll(".panel")) {
+      panel.hidden = ["set", "ratio"].some((name) => name in panel.dataset && panel.dataset[name] !== state[name]);
+    }
+    document.querySelectorAll(".plot").forEach((box) => draw(box, state));
+  };
+  const sort = (button) => {
+    const heading = button.closest("th"), rows = [...heading.closest("table").tBodies[0].rows], column = heading.cellIndex;
+    const rising = heading.ariaSort === "descending";
+    for (const other of heading.parentNode.cells) other.removeAttribute("aria-sort");
+    heading.ariaSort = rising ? "ascending" : "descending";
+    const value = (row) => row.cells[column].dataset.key;
+    rows.sort((a, b) => {
+      const [one, other] = [value(a), value(b)];
+      if (one === undefined || other === undefined) return (one === undefined) - (other === undefined);  // unknown comes last
+      const order = isNaN(one) || isNaN(other) ? one.localeCompare(other) : one - other;
+      return rising ? order : -order;
+    });
+    heading.closest("table").tBodies[0].append(...rows);
+  };
+  document.addEventListener("change", (event) => event.target.dataset.select && update());
+  document.addEventListener("click", (event) => event.target.matches("th button") && sort(event.target));
+  for (const query of [narrow, dark]) query.addEventListener("change", update);
+  update();
+})();

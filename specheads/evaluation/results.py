@@ -1,0 +1,138 @@
+"""What an evaluation found: frozen records, the content of `report.json` (its schema is in report.schema.json).
+
+Speed-ups are over the target alone. A *ratio* says how many draft forwards a target forward costs: `measured` on this machine, or a
+number such as `10`, at which a target forward counts 1, a draft forward 1/10 and nothing else.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specheads.evaluation.intervals import Interval
+from specheads.replay.cost import Costs
+
+MEASURED = "measured"
+
+
+@dataclass(frozen=True)
+class LiveRow:
+    """One setting that was decoded. Speeds in tokens per second, latencies in milliseconds per token."""
+
+    name: str
+    family: str
+    value: float | None
+    tokens_per_second: Interval
+    speedup: Interval
+    discard_rate: Interval
+    verification_rate: Interval
+    block_efficiency: float
+    acceptance_rate: float | None
+    milliseconds: Mapping[str, float]  # p50, p90, p99
+    predicted_tokens_per_second: float | None  # from its own counts by the fitted costs; None for the target alone
+    replayed_tokens_per_second: float | None  # from replayed counts by the fitted costs; None where it was not replayed
+    predicted_speedup: Mapping[str, Interval]  # by ratio, from its own counts
+    lossless: bool  # whether what comes out follows the target's law
+    efficiency_gain: Interval | None  # block efficiency over the same length's under the sweep's own verification rule, a ratio
+
+
+@dataclass(frozen=True)
+class RuleRow:
+    """One stopping rule with one set of parameters, replayed on one data set."""
+
+    family: str  # rules among which one is chosen: the name of a file in conf/stopping, with the head's where there are several
+    name: str
+    parameters: Mapping[str, Any]  # those that are swept
+    value: float | None  # the first of them, for plots
+    discard_rate: Interval
+    verification_rate: Interval
+    block_efficiency: float
+    acceptance_rate: float | None
+    speedup: Mapping[str, Interval]  # by ratio; only those that the rule is meant for
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The best of a family at one ratio, chosen on dev prompts, and what it does on a data set."""
+
+    family: str
+    name: str
+    ratio: str
+    speedup: Interval
+    gain: Interval  # speed-up over that of the best fixed length, a ratio
+    gap_ceiling: Interval | None  # share of the way from the best fixed length to the informed ceiling
+    gap_oracle: Interval | None  # the same to the oracle, which knows every coin flip
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """How often tokens were accepted that a judge gave such a chance: per bin its share of tokens, mean prediction, mean outcome."""
+
+    judge: str
+    share: Sequence[float]
+    predicted: Sequence[float]
+    observed: Sequence[float]
+    ece: float
+    auroc: float
+
+
+@dataclass(frozen=True)
+class Positions:
+    """How far drafts of a rule went: by index in the round, how many tokens were drafted and how many accepted."""
+
+    family: str
+    name: str
+    drafted: Sequence[int]
+    accepted: Sequence[int]
+
+
+@dataclass(frozen=True)
+class TextSample:
+    """A response as one rule's rounds made it: pieces of text with what became of them.
+
+    Kinds: `accepted` (drafted and kept), `rejected` (drafted and thrown away; not part of the response), `target` (the target's own).
+    """
+
+    rule: str
+    prompt: str
+    pieces: Sequence[tuple[str, str]]  # (kind, text)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What replay found on one set of prompts."""
+
+    name: str
+    role: str  # dev: rules were tuned on it; test: they were not
+    num_prompts: int
+    num_tokens: int  # of recorded responses
+    num_draws: int  # acceptance draws per response
+    rules: Sequence[RuleRow]
+    winners: Sequence[Winner]
+    reliability: Sequence[Reliability] = field(default_factory=list)
+    positions: Sequence[Positions] = field(default_factory=list)
+    texts: Sequence[TextSample] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BankRow:
+    """One head of several, with its best threshold at each ratio: chosen on dev, judged on test prompts."""
+
+    head: str
+    auroc: float
+    kl: float  # nats
+    ece: float
+    speedup: Mapping[str, Interval]
+    threshold: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole evaluation. `gains`: of the live head over the best live fixed length, by ratio, cross-fitted; for full live sweeps."""
+
+    context: Mapping[str, Any]
+    costs: Costs | None
+    live: Sequence[LiveRow] = field(default_factory=list)
+    gains: Mapping[str, Interval | None] = field(default_factory=dict)
+    data_sets: Sequence[DataSet] = field(default_factory=list)
+    bank: Sequence[BankRow] = field(default_factory=list)
+    notes: Sequence[str] = field(default_factory=list)  # what a reader should know, such as a simple rule that beats the head

@@ -1,0 +1,324 @@
+"""The steps of an evaluation: record, judge, replay, choose on dev prompts, decode the chosen, put together.
+
+Everything long is kept as it comes: recordings in the data folder, decoded prompts in journals of the run's folder.
+"""
+
+import logging
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from data_gen.run import EncodedPrompt, GenerationSettings
+from specheads.decoding.drafting import Autoregressive
+from specheads.decoding.engine import resolve_engine
+from specheads.decoding.stopping import FixedLength
+from specheads.decoding.verification import TokenVerification, VerificationRule
+from specheads.errors import UserError
+from specheads.evaluation import offline
+from specheads.evaluation.candidates import FIXED, Candidate, Tuning, candidates, longest_draft, takes_head
+from specheads.evaluation.find import FoundHead, prompts_of, prompts_of_set, store_recommendation
+from specheads.evaluation.findings import BOUNDS, notes_on
+from specheads.evaluation.intervals import gain_over_fixed
+from specheads.evaluation.journal import Journal
+from specheads.evaluation.offline import Choices, Prices, Recorded
+from specheads.evaluation.report import live_rows
+from specheads.evaluation.results import MEASURED, DataSet, Report
+from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, round_times, run_sweep, sweep_settings
+from specheads.forecast import Forecast
+from specheads.pair import Pair
+from specheads.replay.cost import Costs, fit_costs
+from specheads.replay.record import RecordSettings
+from specheads.replay.recording import TRUTH, Recording, head_fingerprint, judge, load_recording, make_recording
+from specheads.replay.replay import recorded_head, replay
+from specheads.runs import is_resumed
+from specheads.sampling import Warp
+
+logger = logging.getLogger(__name__)
+
+PROBES, NUM_PROBED = (1, 8), 4  # fixed lengths decoded on so many dev prompts, to know the costs before rules are chosen
+NUM_OTHERS = 2  # rules without a head whose drafts are shown in detail
+
+
+class Evaluation:
+    """One evaluation of one pair; `cfg` is the composed conf/evaluate.yaml, already checked."""
+
+    def __init__(
+        self,
+        cfg: DictConfig,
+        pair: Pair,
+        heads: Mapping[str, FoundHead],
+        drafting: Autoregressive,
+        verification: VerificationRule,
+        others: Mapping[str, VerificationRule],
+    ) -> None:
+        self.cfg, self.pair, self.drafting, self.verification, self.others = cfg, pair, drafting, verification, others
+        self.found = heads
+        self.heads = {name: one.head for name, one in heads.items()}
+        self.warp, self.folder = Warp(**cfg.warp), Path(cfg.paths.run)
+        rules = OmegaConf.to_container(cfg.stopping, resolve=True)
+        self.stopping = {name: rule for name, rule in rules.items() if heads or not takes_head(rule)}
+        self.ratios = {f"{ratio:g}": Costs.at_ratio(ratio) for ratio in cfg.ratios}
+
+    def run(self) -> Report:
+        """Do all steps; return the report."""
+        if not isinstance(self.verification, TokenVerification):
+            logger.info(
+                "verification=%s is decoded, rule by rule of live_rules: a recording foretells token verification only",
+                self.verification.label.removesuffix(" verification"),
+            )
+            return self._decode_only()
+        recordings = self._record()
+        prices = self._probe()
+        (_, dev), *_ = recordings.values()
+        found = candidates(self.stopping, self.heads, Tuning(dev, prices.costs))
+        tables = self._replay(recordings, found)
+        choices = offline.choose(tables[0], found, prices)
+        measured = self._decode(self._settings(found, choices)) if self.cfg.live != "none" else []
+        if measured:
+            prices = self._prices(measured)
+        return self._report(found, tables, choices, prices, measured)
+
+    # Recordings
+
+    def _record(self) -> dict[str, tuple[str, Recording]]:
+        """Return by name the role and the recording of every set of prompts, dev prompts first."""
+        cfg = self.cfg
+        name = Path(str(cfg.data.get("path") or self.pair.name)).stem
+        sets = {f"{name}, dev": ("dev", prompts_of(cfg, self.pair, "dev", cfg.num_dev_prompts))}
+        sets[name] = ("test", prompts_of(cfg, self.pair, "test", cfg.num_prompts))
+        for other, path in (cfg.test_sets or {}).items():
+            sets[other if other != name else f"{other}, more"] = ("test", prompts_of_set(cfg, self.pair, other, path))
+        settings = RecordSettings(cfg.record.num_draws, longest_draft(self.stopping), cfg.generation.batch_size)
+        generation = GenerationSettings(cfg.max_new_tokens, cfg.data.max_prompt_tokens, **cfg.generation)
+        judges = {head_fingerprint(head): head for head in self.heads.values()}
+        folders = {}
+        with progress("recording", sum(len(prompts) for _, prompts in sets.values())) as advance:
+            for key, (_, prompts) in sets.items():
+                folders[key] = make_recording(
+                    self.pair, prompts, self.warp, generation, settings, cfg.seed, Path(cfg.paths.data), advance
+                )
+        passes = (1 if judges else 0) + bool(cfg.record.truth)
+        with progress("judging", passes * sum(len(prompts) for _, prompts in sets.values())) as advance:
+            for folder in folders.values():
+                judge(folder, self.pair, judges, cfg.record.truth, advance)
+        names = [*judges, *([TRUTH] if cfg.record.truth else [])]
+        return {key: (sets[key][0], load_recording(folder, names)) for key, folder in folders.items()}
+
+    def _replay(self, recordings: Mapping[str, tuple[str, Recording]], found: Sequence[Candidate]) -> list[Recorded]:
+        with progress("replaying", len(recordings) * len(found)) as advance:
+            return [Recorded.of(name, role, recording, found, advance) for name, (role, recording) in recordings.items()]
+
+    # Decoding
+
+    def _probe(self) -> Prices:
+        """Return the costs at the wanted ratios, and the measured ones by decoding a few dev prompts with fixed lengths."""
+        if self.cfg.live == "none":
+            return Prices(self.ratios)
+        settings = [TARGET_ALONE, *(Setting(f"fixed K={k}", FIXED, k, FixedLength(k)) for k in PROBES)]
+        prompts = prompts_of(self.cfg, self.pair, "dev", NUM_PROBED)
+        return self._prices(self._sweep("costs", settings, prompts))
+
+    def _prices(self, measured: Sequence[Measured]) -> Prices:
+        costs = fit_costs(round_times(measured))
+        alone = measured[0].stats
+        per_second = sum(part.num_tokens for part in alone) / sum(part.seconds - part.prefill_seconds for part in alone)
+        return Prices({MEASURED: costs, **self.ratios}, per_second)
+
+    def _settings(self, found: Sequence[Candidate], choices: Choices) -> list[Setting]:
+        """Return what is decoded: the best of each kind at the measured costs, or all rules that the config names."""
+        if self.cfg.live == "all" or self.others:
+            wanted = [one for one in found if one.family.split()[0] in self.cfg.live_rules]
+            return sweep_settings(wanted, others=self.others)
+        best = {family: number for family, number in choices.best[MEASURED].items() if family not in BOUNDS}
+        kinds = [[best[FIXED]]] if FIXED in best else []
+        rest = [number for family, number in best.items() if family != FIXED]
+        kinds += [[n for n in rest if found[n].head is not None], [n for n in rest if found[n].head is None]]
+        speeds = choices.speeds[MEASURED]
+        return sweep_settings([found[max(kind, key=speeds.__getitem__)] for kind in kinds if kind])
+
+    def _decode(self, settings: Sequence[Setting]) -> list[Measured]:
+        return self._sweep("generations", settings, prompts_of(self.cfg, self.pair, "test", self.cfg.num_live_prompts))
+
+    def _sweep(self, name: str, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> list[Measured]:
+        """Decode with every setting; what is done is kept in the journal `name`."""
+        cfg, total = self.cfg, len(settings) * len(prompts) * self.cfg.repeats
+        logger.info(
+            "%s: %d settings x %d prompts x %d repeats = %d responses of at most %d tokens, into %s",
+            *(name, len(settings), len(prompts), cfg.repeats, total, cfg.max_new_tokens, self.folder),
+        )
+        path = self.folder / f"{name}.jsonl"
+        if not is_resumed(self.folder):
+            path.unlink(missing_ok=True)
+        journal = Journal(path, self._made_of(settings, prompts))
+        with progress("decoding", total) as advance:
+            return run_sweep(
+                self.pair,
+                settings,
+                [ids for _, ids in prompts],
+                self.warp,
+                max_new_tokens=cfg.max_new_tokens,
+                repeats=cfg.repeats,
+                seed=cfg.seed,
+                engine=cfg.engine,
+                drafting=self.drafting,
+                verification=self.verification,
+                on_generation=advance,
+                journal=journal,
+            )
+
+    def _made_of(self, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
+        """Return what decides the content of a journal."""
+        cfg, pair = self.cfg, self.pair
+        return {
+            "settings": [(one.name, repr(one.verification and one.verification.program)) for one in settings],
+            "prompts": [ids for _, ids in prompts],
+            "seed": cfg.seed,
+            "pair": [pair.target_revision, pair.draft_revision],
+            "heads": [head_fingerprint(head) for head in self.heads.values()],
+            "repeats": cfg.repeats,
+            "warp": OmegaConf.to_container(cfg.warp),
+            "max_new_tokens": cfg.max_new_tokens,
+            "device": device_name(pair),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "engine": resolve_engine(cfg.engine),
+            "drafting": OmegaConf.to_container(cfg.drafting),
+            "verification": self.verification.label,
+            "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
+        }
+
+    def _decode_only(self) -> Report:
+        """Decode every rule of `live_rules`, with no recording."""
+        if self.cfg.live == "none":
+            raise UserError(f"live=none and verification={self.verification.label}: it can only be decoded; use live=all.")
+        chosen = {name: rule for name, rule in self.stopping.items() if name in self.cfg.live_rules}
+        found = candidates(without_auto(chosen), self.heads, None)
+        settings = sweep_settings(found, self.verification.stopping, self.others)
+        measured = self._decode(settings)
+        return self._report(found, [], None, self._prices(measured), measured)
+
+    # The report
+
+    def _report(
+        self,
+        found: Sequence[Candidate],
+        tables: Sequence[Recorded],
+        choices: Choices | None,
+        prices: Prices,
+        measured: Sequence[Measured],
+    ) -> Report:
+        costs = prices.costs.get(MEASURED)
+        at = {name: Costs.at_ratio(own.ratio) if name == MEASURED else own for name, own in prices.costs.items()}
+        replayed = self._replayed_speeds(found, tables, costs) if costs and tables else {}
+        live = live_rows(measured, costs, at, self.verification.lossless, replayed) if measured else []
+        gains = {name: gain_over_fixed(measured, own) for name, own in at.items()} if measured else {}
+        judges = {name: recorded_head(head) for name, head in self.heads.items()}
+        sets, ranking = [], []
+        for table in tables:
+            data = offline.data_set(table, found, choices, prices)
+            sets.append(replace(data, reliability=offline.reliability(table.recording, judges)))
+        if tables:
+            sets[1] = self._detailed(sets[1], tables[1].recording, found, choices)
+            ranking = offline.bank(judges, tables[1], found, choices, prices) if len(judges) > 1 else []
+            self._recommend(found, choices, sets[1])
+        report = Report(self._context(measured), costs, live, gains, sets, ranking)
+        return replace(report, notes=notes_on(report))
+
+    def _replayed_speeds(self, found: Sequence[Candidate], tables: Sequence[Recorded], costs: Costs) -> dict[str, float]:
+        """Return tokens per second on the decoded test prompts, by replayed counts."""
+        some, speeds = slice(0, self.cfg.num_live_prompts), {}
+        for one, counts in zip(found, tables[1].counts, strict=False):
+            drafted = counts.drafted[some].sum()
+            speeds[one.name] = counts.tokens[some].sum() / costs.seconds(drafted, counts.target_calls[some].sum(), drafted)
+        return speeds
+
+    def _detailed(self, data: DataSet, recording: Recording, found: Sequence[Candidate], choices: Choices) -> DataSet:
+        """Return `data` with drafts by position and responses in color, for the best rules of each kind."""
+        ratio = choices.middle
+        best = [number for family, number in choices.best[ratio].items() if family not in BOUNDS]
+        fixed = [number for number in best if found[number].family == FIXED]
+        order = sorted(set(best) - set(fixed), key=lambda number: -choices.speeds[ratio][number])
+        heads = [number for number in order if found[number].head is not None][:1]
+        others = [number for number in order if found[number].head is None][:NUM_OTHERS]
+        shown = [found[number] for number in fixed + heads + others]
+        rounds = replay(recording, [one.rule for one in shown])
+        texts = [
+            sample for pair in zip(shown, rounds, strict=True) for sample in offline.text_samples(self.pair, recording, *pair)
+        ]
+        places = [offline.positions(*pair) for pair in zip(shown, rounds, strict=True)]
+        return replace(data, positions=places, texts=texts)
+
+    def _recommend(self, found: Sequence[Candidate], choices: Choices, data: DataSet) -> None:
+        """Store the threshold that was best on dev prompts in each local head, for threshold=auto."""
+        ratio = MEASURED if MEASURED in choices.best else choices.middle
+        for name, one in self.found.items():
+            family = f"head_threshold {name}" if len(self.found) > 1 else "head_threshold"
+            number = choices.best[ratio].get(family)
+            if number is None or not Path(one.where).is_dir():
+                continue
+            rule, row = found[number].live, data.rules[number]
+            values = {"threshold": rule.threshold, "min_tokens": rule.min_tokens, "max_tokens": rule.max_tokens}
+            store_recommendation(Path(one.where), values | {"predicted_speedup": row.speedup[ratio].value})
+            logger.info("%s now recommends threshold %g, for threshold=auto", one.where, rule.threshold)
+
+    def _context(self, measured: Sequence[Measured]) -> dict[str, Any]:
+        cfg, pair = self.cfg, self.pair
+        return {
+            "model": pair.name,
+            "target": pair.target_id,
+            "draft": pair.draft_id,
+            "heads": [one.where for one in self.found.values()],
+            "warp": dict(cfg.warp),
+            "max_new_tokens": cfg.max_new_tokens,
+            "seed": cfg.seed,
+            "num_live_prompts": len(measured[0].stats) if measured else 0,
+            "repeats": cfg.repeats,
+            "verification": self.verification.label,
+            "lossless": self.verification.lossless,
+            "device": device_name(pair),
+            "threads": torch.get_num_threads(),
+            "versions": versions(),
+            "config": OmegaConf.to_yaml(cfg, resolve=True),
+        }
+
+
+def without_auto(stopping: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return rules without the value `auto`, which needs a recording."""
+    return {
+        name: {key: [v for v in value if v != "auto"] if isinstance(value, list) else value for key, value in rule.items()}
+        for name, rule in stopping.items()
+    }
+
+
+def device_name(pair: Pair) -> str:
+    device = pair.target_lm.device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what decides the numbers."""
+    return {"python": platform.python_version()} | {
+        name: metadata.version(name) for name in ("specheads", "torch", "transformers")
+    }
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar while the block runs, and say once in the log how long it will take; yields what moves it on by a count."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns) as bar:
+        task, forecast = bar.add_task(what, total=total), Forecast(what)
+
+        def advance(count: int) -> None:
+            bar.advance(task, count)
+            forecast.update(bar.tasks[0].completed, total)
+
+        yield advance

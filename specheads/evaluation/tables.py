@@ -1,0 +1,216 @@
+"""The page's tables as HTML."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from specheads.evaluation.candidates import FIXED
+from specheads.evaluation.findings import (
+    BOUNDS,
+    achievable,
+    change,
+    change_limits,
+    minus,
+    percent,
+    percent_limits,
+    preferred,
+    ratio_text,
+    ratios_of,
+    times,
+    times_limits,
+    winners_at,
+)
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.results import DataSet, LiveRow, Report, Winner
+
+NONE = '<span class="none">–</span>'
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Content of a table as HTML, and what to sort it by."""
+
+    html: str
+    key: float | str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    cells: Sequence[Cell]
+    kind: str = ""  # best, bound
+
+
+def table(caption: str, columns: Sequence[str], rows: Sequence[Row], sorted_by: int | None = None) -> str:
+    """Return a table in a box that scrolls by itself; with `sorted_by`, the column it is in order of, a click on a heading sorts it."""
+    heads = "".join(_heading(number, column, sorted_by) for number, column in enumerate(columns))
+    body = "".join(
+        f'<tr class="{row.kind}">{_cell(row.cells[0], "th")}{"".join(_cell(cell, "td") for cell in row.cells[1:])}</tr>'
+        for row in rows
+    )
+    name = escape(caption)
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{name}"><table><caption><span>{name}</span></caption>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _heading(number: int, column: str, sorted_by: int | None) -> str:
+    if sorted_by is None:
+        return f'<th scope="col">{escape(column)}</th>'
+    order = ' aria-sort="descending"' if number == sorted_by else ""
+    return f'<th scope="col"{order}><button type="button">{escape(column)}</button></th>'
+
+
+def _cell(cell: Cell, tag: str) -> str:
+    key = "" if cell.key is None else f' data-key="{escape(str(cell.key))}"'
+    scope = ' scope="row"' if tag == "th" else ""
+    return f"<{tag}{scope}{key}>{cell.html}</{tag}>"
+
+
+def text_cell(text: str) -> Cell:
+    return Cell(escape(text), text)
+
+
+def family_cell(family: str, note: str | None = None) -> Cell:
+    """Return a family's name, which may break after an underscore."""
+    name = escape(family).replace("_", "_<wbr>")
+    return Cell(f'{name} <span class="tag">{note}</span>' if note else name, family)
+
+
+def number_cell(value: float | None, digits: int) -> Cell:
+    return Cell(NONE) if value is None else Cell(minus(f"{value:,.{digits}f}"), value)
+
+
+def interval_cell(value: str, limits: str, key: float) -> Cell:
+    return Cell(f"<b>{value}</b> <small>{limits}</small>", key)
+
+
+def times_cell(found: Interval | None) -> Cell:
+    return Cell(NONE) if found is None else interval_cell(times(found), times_limits(found), found.value)
+
+
+def change_cell(found: Interval | None) -> Cell:
+    return Cell(NONE) if found is None else interval_cell(change(found), change_limits(found), found.value)
+
+
+def share_cell(found: Interval | None) -> Cell:
+    return Cell(NONE) if found is None else interval_cell(percent(found), percent_limits(found), found.value)
+
+
+def winners_table(report: Report, data_set: DataSet, ratio: str) -> str:
+    """Return what the best of each family does on a data set at a ratio."""
+    winners = winners_at(data_set, ratio)
+    top = next((row for row in winners if achievable(row.family)), None)
+    columns = ("family", "rule", "speed-up", "over best fixed", "of gap to ceiling", "of gap to oracle")
+    caption = f"{data_set.name}, ratio {ratio_text(report, ratio)}: the best of each family"
+    return table(caption, columns, [_winner(row, row is top) for row in winners])
+
+
+def _winner(row: Winner, best: bool) -> Row:
+    note = "best" if best else {FIXED: "baseline", **dict.fromkeys(BOUNDS, "bound")}.get(row.family)
+    cells = [family_cell(row.family, note), text_cell(row.name), times_cell(row.speedup)]
+    gains = [change_cell(row.gain), share_cell(row.gap_ceiling), share_cell(row.gap_oracle)]
+    cells += [Cell(NONE)] * 3 if row.family == FIXED else gains
+    return Row(cells, "best" if best else "" if achievable(row.family) else "bound")
+
+
+def across_table(report: Report, ratio: str) -> str:
+    """Return what each family gains over the best fixed length on every data set at a ratio."""
+    gains: dict[str, dict[int, Interval]] = {}
+    for number, data_set in enumerate(report.data_sets):
+        for row in winners_at(data_set, ratio):
+            if row.family != FIXED:
+                gains.setdefault(row.family, {})[number] = row.gain
+    numbers = range(len(report.data_sets))
+    rows = [
+        Row([family_cell(family), *(change_cell(found.get(number)) for number in numbers)], "" if achievable(family) else "bound")
+        for family, found in gains.items()
+    ]
+    caption = f"Gain over the best fixed length on every data set, ratio {ratio_text(report, ratio)}"
+    return table(caption, ("family", *(f"{one.name} ({one.role})" for one in report.data_sets)), rows)
+
+
+def live_table(report: Report) -> str:
+    """Return what was measured, beside what the costs predict."""
+    columns = [
+        "setting",
+        "tok/s",
+        "speed-up",
+        "by costs",
+        "by replay",
+        "discard",
+        "verif.",
+        "block eff.",
+        "accepted",
+        "ms p50 / p90 / p99",
+    ]
+    columns += ["block eff. gain"] if any(row.efficiency_gain for row in report.live) else []
+    fastest = max((row for row in report.live if row.lossless), key=lambda row: row.speedup.value, default=None)
+    rows = [_live(row, row is fastest)[: len(columns)] for row in report.live]
+    kinds = ["best" if row is fastest else "" for row in report.live]
+    caption = "Measured speed, and tokens per second as the fitted costs predict them"
+    return table(caption, columns, [Row(cells, kind) for cells, kind in zip(rows, kinds, strict=True)], sorted_by=-1)
+
+
+def _live(row: LiveRow, fastest: bool) -> list[Cell]:
+    mark = "" if row.lossless else ' <abbr title="what comes out does not follow the target’s law">lossy</abbr>'
+    tag = ' <span class="tag">fastest</span>' if fastest else ""
+    speed = row.tokens_per_second
+    return [
+        Cell(escape(row.name) + mark + tag, row.name),
+        interval_cell(f"{speed.value:,.1f}", f"[{speed.low:,.1f}, {speed.high:,.1f}]", speed.value),
+        times_cell(row.speedup),
+        _predicted(row.predicted_tokens_per_second, speed.value),
+        _predicted(row.replayed_tokens_per_second, speed.value),
+        _rate(row.discard_rate),
+        _rate(row.verification_rate),
+        number_cell(row.block_efficiency, 2),
+        number_cell(row.acceptance_rate, 2),
+        Cell(" / ".join(f"{row.milliseconds[name]:.1f}" for name in ("p50", "p90", "p99")), row.milliseconds["p50"]),
+        change_cell(row.efficiency_gain),
+    ]
+
+
+def _predicted(value: float | None, measured: float) -> Cell:
+    if value is None:
+        return Cell(NONE)
+    return interval_cell(f"{value:,.1f}", minus(f"({value / measured - 1:+.1%})").replace("%", "\u00a0%"), value)
+
+
+def _rate(found: Interval) -> Cell:
+    return interval_cell(f"{found.value:.3f}", f"±{(found.high - found.low) / 2:.3f}", found.value)
+
+
+def bank_table(report: Report) -> str:
+    """Return the heads of the bank, the fastest first."""
+    ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.bank)]
+    first = preferred(ratios)
+    heads = sorted(report.bank, key=lambda row: -row.speedup[first].value if first in row.speedup else 0.0)
+    rows = [
+        Row(
+            [
+                text_cell(row.head),
+                number_cell(row.auroc, 4),
+                number_cell(row.kl, 4),
+                number_cell(row.ece, 4),
+                *(_bank_speed(row.speedup, row.threshold, ratio) for ratio in ratios),
+            ],
+            "best" if number == 0 else "",
+        )
+        for number, row in enumerate(heads)
+    ]
+    columns = ["head", "AUROC", "KL (nats)", "ECE", *(_at_ratio(report, ratio) for ratio in ratios)]
+    caption = "Heads by speed-up on test prompts at each cost ratio, with the threshold t that was best on dev prompts"
+    return table(caption, columns, rows, sorted_by=columns.index(_at_ratio(report, first)) if first else -1)
+
+
+def _at_ratio(report: Report, ratio: str) -> str:
+    return f"at {ratio_text(report, ratio)}"
+
+
+def _bank_speed(speedup: Mapping[str, Interval], threshold: Mapping[str, float], ratio: str) -> Cell:
+    if ratio not in speedup:
+        return Cell(NONE)
+    found = speedup[ratio]
+    at = f" t\u00a0{threshold[ratio]:.2f}" if ratio in threshold else ""
+    return interval_cell(times(found), f"{times_limits(found)}{at}", found.value)

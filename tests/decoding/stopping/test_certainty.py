@@ -1,0 +1,160 @@
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+import torch
+
+from specheads import UserError
+from specheads.decoding.stopping import AdaptiveEntropy, Confidence, EntropyThreshold, MaxProbability
+from specheads.decoding.stopping.certainty import MEMORY, best_threshold
+
+
+def drafted(rule, state, feature, values):
+    """How many of a round's tokens with these values of a feature a rule lets be drafted, and its state."""
+    for count, value in enumerate(values, start=1):
+        state, stop = rule.step(state, {feature: torch.tensor([value], dtype=torch.float64)})
+        if stop:
+            return count, state
+    return None, state
+
+
+def outcome(*counts):
+    return [torch.tensor([count]) for count in counts]
+
+
+@pytest.mark.parametrize(
+    "rule, feature, values, expected",
+    [
+        (MaxProbability(0.5), "max_prob", [0.9, 0.5, 0.49], 3),
+        (MaxProbability(0.0, max_tokens=4), "max_prob", [0.1] * 9, 4),
+        (Confidence(0.4), "draft_prob", [0.9, 0.4, 0.39], 3),
+        (Confidence(0.0), "draft_prob", [0.1] * 30, 20),
+        (EntropyThreshold(1.5), "entropy", [0.0, 2.25, 2.26], 3),  # the square of 1.5
+        (EntropyThreshold(0.0), "entropy", [-1e-9, 0.0, 1e-9], 3),
+        (EntropyThreshold(9.0, max_tokens=2), "entropy", [1.0] * 9, 2),
+        (AdaptiveEntropy(), "entropy", [-1e-9, 1.79, 1.81], 3),  # 0.6^2 / 0.2 = 1.8
+    ],
+)
+def test_a_draft_ends_with_the_first_doubtful_token(rule, feature, values, expected):
+    state = rule.init(1, torch.device("cpu"))
+    for _ in range(2):
+        found, state = drafted(rule, state, feature, values)
+        assert found == expected
+        assert rule.planned_length(state) is None
+        state = rule.observe(state, *outcome(0, 0))
+
+
+def test_confidence_is_retuned_once_there_are_six_tokens_of_two_kinds():
+    rule = Confidence(0.4)
+    state = rule.init(1, torch.device("cpu"))
+    count, state = drafted(rule, state, "draft_prob", [0.9, 0.8, 0.7, 0.3])
+    state = rule.observe(state, *outcome(count, 2))  # 0.9 and 0.8 accepted, 0.7 rejected, 0.3 not judged
+    assert state.threshold.item() == 0.4
+    count, state = drafted(rule, state, "draft_prob", [0.95, 0.6, 0.5, 0.35])
+    state = rule.observe(state, *outcome(count, 3))
+    # false positive rate + 3 x false negative rate: 1.2 from 0.8 on, 0.5 + 3 x 1 / 5 from 0.6 on, 0.5 from 0.5 on, 1 from 0.35 on
+    assert state.threshold.item() == 0.5
+    assert drafted(rule, state, "draft_prob", [0.5, 0.49])[0] == 2
+    assert (state.own.accepted >= 0).sum() == 7
+
+
+@pytest.mark.parametrize("accepted", [6, 0])
+def test_confidence_stays_with_tokens_of_one_kind(accepted):
+    rule = Confidence(0.4)
+    state = rule.init(1, torch.device("cpu"))
+    for _ in range(7):
+        _, state = drafted(rule, state, "draft_prob", [0.9] * 6)
+        state = rule.observe(state, *outcome(6, accepted))
+    assert (state.own.accepted >= 0).sum() == (42 if accepted else 7)
+    assert state.threshold.item() == 0.4
+
+
+def test_confidence_may_stay_as_it_is():
+    rule = Confidence(0.4, retune=False)
+    state = rule.init(1, torch.device("cpu"))
+    for _ in range(9):
+        _, state = drafted(rule, state, "draft_prob", [0.9, 0.8])
+        state = rule.observe(state, *outcome(2, 1))
+    assert state.threshold.item() == 0.4
+
+
+def roc_threshold(labels, scores, drop_intermediate):
+    """What scikit-learn's roc_curve and argmin give, in fractions: rounding decides nothing."""
+    ranked = sorted(zip(scores, labels, strict=True), key=lambda pair: -pair[0])
+    last = [i for i, (score, _) in enumerate(ranked) if i + 1 == len(ranked) or ranked[i + 1][0] != score]
+    points = [(i + 1 - sum(y for _, y in ranked[: i + 1]), sum(y for _, y in ranked[: i + 1]), ranked[i][0]) for i in last]
+    if drop_intermediate and len(points) > 2:
+        steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(points)]
+        kept = [True, *(a != b for a, b in pairwise(steps)), True]
+        points = [point for point, is_kept in zip(points, kept, strict=True) if is_kept]
+    points = [(0, 0, float("inf")), *points]
+    zeros, ones = points[-1][:2]
+    costs = [Fraction(fps, zeros) + 3 * (1 - Fraction(tps, ones)) for fps, tps, _ in points]
+    return points[costs.index(min(costs))][2]
+
+
+@pytest.mark.parametrize("levels", [4, 12, 10**6])  # few levels: many ties
+@pytest.mark.parametrize("drop_intermediate", [False, True])
+def test_the_best_threshold_is_that_of_the_roc_curve(levels, drop_intermediate):
+    generator = torch.Generator().manual_seed(levels)
+    scores = (torch.randint(1, levels + 1, (300, 24), generator=generator) / levels).double()
+    labels = torch.randint(-1, 2, (300, 24), generator=generator)
+    labels[:, 0], labels[:, 1] = 0, 1
+    found = best_threshold(scores, labels).tolist()
+    for row, (own_scores, own_labels) in enumerate(zip(scores, labels, strict=True)):
+        there = own_labels >= 0
+        assert found[row] == roc_threshold(own_labels[there].tolist(), own_scores[there].tolist(), drop_intermediate)
+
+
+def test_confidence_remembers_the_newest_tokens():
+    rule, generator, pairs = Confidence(0.0, max_tokens=9), torch.Generator().manual_seed(0), []
+    state = rule.init(1, torch.device("cpu"))
+    for number in range(80):
+        probs = torch.rand(9, generator=generator, dtype=torch.float64).tolist()
+        count, accepted = number % 10, min(number % 10, torch.randint(0, 10, (), generator=generator).item())
+        for prob in probs[:count]:
+            state, _ = rule.step(state, {"draft_prob": torch.tensor([prob], dtype=torch.float64)})
+        before, state = state.threshold, rule.observe(state, *outcome(count, accepted))
+        pairs += list(zip(probs, [1] * accepted + [0] * (accepted < count), strict=False))
+        pairs = pairs[-MEMORY:]
+        known = state.own.accepted[0] >= 0
+        assert state.own.probs[0, known].tolist() == [prob for prob, _ in pairs]
+        assert state.own.accepted[0, known].tolist() == [label for _, label in pairs]
+        enough = len(pairs) > 5 and {label for _, label in pairs} == {0, 1}
+        assert state.threshold == (roc_threshold([y for _, y in pairs], [p for p, _ in pairs], True) if enough else before)
+    assert len(pairs) == MEMORY
+
+
+@pytest.mark.parametrize("target, change", [(0.9, 0.001), (0.2, -0.001)])
+def test_the_entropy_threshold_is_steered(target, change):
+    rule = AdaptiveEntropy(target_acceptance=target)
+    state = rule.init(1, torch.device("cpu"))
+    for number, acceptance in enumerate([0.25, 0.375], start=1):  # of rounds with half of the tokens accepted, from 0
+        state = rule.observe(state, *outcome(4, 2))
+        state = rule.observe(state, *outcome(0, 0))
+        assert state.own.acceptance.item() == pytest.approx(acceptance)
+        assert state.threshold.item() == pytest.approx(0.4 + number * change, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: MaxProbability(1.1), r"threshold=1\.1"),
+        (lambda: MaxProbability(max_tokens=0), "max_tokens=0"),
+        (lambda: Confidence("high"), "threshold=high"),
+        (lambda: Confidence(retune=1), "retune=1"),
+        (lambda: Confidence(max_tokens=2.0), r"max_tokens=2\.0"),
+        (lambda: EntropyThreshold(-0.1), r"threshold=-0\.1"),
+        (lambda: EntropyThreshold(float("inf")), "threshold=inf"),
+        (lambda: AdaptiveEntropy(gamma=0), "gamma=0"),
+        (lambda: AdaptiveEntropy(target_acceptance=2), "target_acceptance=2"),
+        (lambda: AdaptiveEntropy(threshold=-1), "threshold=-1"),
+        (lambda: AdaptiveEntropy(step=-0.1), r"step=-0\.1"),
+        (lambda: AdaptiveEntropy(beta_acceptance=1.5), r"beta_acceptance=1\.5"),
+        (lambda: AdaptiveEntropy(beta_threshold=float("nan")), "beta_threshold=nan"),
+        (lambda: AdaptiveEntropy(max_tokens=True), "max_tokens=True"),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(UserError, match=message):
+        make()

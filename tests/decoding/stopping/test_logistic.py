@@ -1,0 +1,111 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from specheads import UserError
+from specheads.decoding.stopping import Logistic, OnlineLogistic, logistic_inputs
+
+
+def features(**values):
+    return {name: torch.tensor([value], dtype=torch.float64) for name, value in values.items()}
+
+
+def length(rule, state, values):
+    """How many tokens a round drafts, and the state after it."""
+    for step in range(1, 100):
+        state, stop = rule.step(state, values)
+        if stop:
+            return step, state
+
+
+def test_inputs_come_in_the_order_of_their_names():
+    values = features(max_prob=0.8, draft_prob=0.5, entropy=1.5)
+    found = logistic_inputs(["entropy", "bias", "log_draft_prob", "logit_max_prob", "max_prob"], values)
+    assert found.tolist() == [pytest.approx([1.5, 1.0, math.log(0.5), math.log(4), 0.8])]
+    block = {name: value.float().expand(3, 4) for name, value in values.items()}
+    assert logistic_inputs(["max_prob", "bias"], block).shape == (3, 4, 2)
+
+
+@pytest.mark.parametrize("certain", [0.0, 1.0])
+def test_inputs_are_finite_for_certain_laws(certain):
+    names = ["logit_max_prob", "log_draft_prob"]
+    for dtype in (torch.float32, torch.float64):
+        values = {"max_prob": torch.tensor([certain], dtype=dtype), "draft_prob": torch.tensor([certain], dtype=dtype)}
+        logit, log = logistic_inputs(names, values)[0].tolist()
+        assert abs(logit) == pytest.approx(math.log(1e6), rel=1e-5)
+        assert log == pytest.approx(math.log(1 - 1e-6) if certain else math.log(1e-6))
+
+
+def test_a_logistic_stops_by_its_weights():
+    # sigmoid(logit(0.8)) = 0.8, and 1 - 0.8^n > 0.5 first holds for n = 4
+    rule = Logistic({"bias": 0.0, "logit_max_prob": 1.0}, threshold=0.5)
+    assert length(rule, rule.init(1, torch.device("cpu")), features(max_prob=0.8))[0] == 4
+    assert rule.needs == {"max_prob"}
+    # sigmoid(2 log(0.5) + log(16)) = 0.8
+    rule = Logistic({"log_draft_prob": 2.0, "entropy": 0.0, "bias": math.log(16)}, threshold=0.5)
+    assert length(rule, rule.init(1, torch.device("cpu")), features(draft_prob=0.5, entropy=3.0))[0] == 4
+    assert rule.needs == {"draft_prob", "entropy"}
+    assert rule.program == Logistic({"bias": 1, "entropy": 2, "log_draft_prob": 3}).program
+
+
+def newton(weights, information, inputs, outcomes):
+    """One update in plain arithmetic."""
+    rows = np.array([[x, 1.0] for x in inputs])
+    probs = 1 / (1 + np.exp(-rows @ weights))
+    information = information + rows.T @ (rows * (probs * (1 - probs))[:, None])
+    return weights + np.linalg.solve(information, rows.T @ (np.array(outcomes) - probs)), information
+
+
+def test_an_online_logistic_learns_from_judged_tokens():
+    rule = OnlineLogistic(slope=0.5, intercept=0.2, prior=2.0, threshold=1.0, max_tokens=6)
+    state = rule.init(1, torch.device("cpu"))
+    weights, information = np.array([0.5, 0.2]), 2.0 * np.eye(2)
+    for probs, accepted in (([0.9, 0.8, 0.3, 0.6], 2), ([0.7, 0.95], 2), ([0.4], 0), ([0.5] * 6, 6), ([], 0)):
+        for prob in probs:
+            state, _ = rule.step(state, features(max_prob=prob))
+        state = rule.observe(state, torch.tensor([len(probs)]), torch.tensor([accepted]))
+        outcomes = [1] * accepted + [0] * (accepted < len(probs))
+        inputs = [math.log(p / (1 - p)) for p in probs[: len(outcomes)]]
+        if probs:
+            weights, information = newton(weights, information, inputs, outcomes)
+        assert state.own.weights[0].tolist() == pytest.approx(weights.tolist(), abs=1e-12)
+        assert state.own.information[0].flatten().tolist() == pytest.approx(information.flatten().tolist(), abs=1e-12)
+
+
+def test_an_online_logistic_comes_to_believe_what_it_sees():
+    rule = OnlineLogistic(threshold=0.5)
+    state, lengths = rule.init(1, torch.device("cpu")), []
+    for _ in range(40):
+        count, state = length(rule, state, features(max_prob=0.8))
+        lengths.append(count)
+        state = rule.observe(state, torch.tensor([count]), torch.tensor([count]))
+    assert lengths[0] == 4 and lengths[-1] == 20 and lengths == sorted(lengths)
+
+
+LOGIT = {"logit_max_prob": 1.0}
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: Logistic(), "weights=None: they are fitted on dev prompts by evaluate.py"),
+        (lambda: Logistic({"logit_max_prob": None, "bias": 0.0}), "fitted on dev prompts by evaluate.py"),
+        (lambda: Logistic({"bias": 1.0}), "weigh nothing"),
+        (lambda: Logistic({}), "weigh nothing"),
+        (lambda: Logistic([1.0]), "weigh nothing"),
+        (lambda: Logistic({"max_probability": 1.0}), "'max_probability'; a logistic can weigh logit_max_prob, "),
+        (lambda: Logistic({"max_prob": "1"}), r"weights\.max_prob=1"),
+        (lambda: Logistic(LOGIT, threshold=2), "threshold=2"),
+        (lambda: Logistic(LOGIT, min_tokens=3, max_tokens=2), "min_tokens=3 and max_tokens=2"),
+        (lambda: OnlineLogistic(slope=None), "slope=None"),
+        (lambda: OnlineLogistic(intercept=float("inf")), "intercept=inf"),
+        (lambda: OnlineLogistic(prior=0), "prior=0"),
+        (lambda: OnlineLogistic(threshold=-1), "threshold=-1"),
+        (lambda: OnlineLogistic(max_tokens=0), "max_tokens=0"),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(UserError, match=message):
+        make()

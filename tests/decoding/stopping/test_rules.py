@@ -1,0 +1,234 @@
+"""What all stopping rules share: rows that do not see each other, states of one shape, steps that can be traced, configs."""
+
+import inspect
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hydra.utils import get_class
+from omegaconf import OmegaConf
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
+from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
+from specheads.decoding.engine import ForwardOutput
+from specheads.decoding.engine.program import modules_in
+from specheads.pair import config_folder
+
+CPU, HIDDEN, VOCAB = torch.device("cpu"), 3, 5
+
+
+def random_head(judges):
+    torch.manual_seed(0)
+    head = AcceptanceHead(HeadConfig(HIDDEN, depth=1, judges=judges, inputs=("hidden", "max_prob")))
+    nn.init.normal_(head.readout.weight)
+    return head.requires_grad_(False)
+
+
+NEXT, INPUT = random_head("next_token"), random_head("input_token")
+WEIGHTS = {"logit_max_prob": 0.7, "log_draft_prob": 0.3, "max_prob": 0.4, "entropy": -0.2, "bias": 0.5}
+# Rules, and with each one of the same program: only numbers differ.
+PAIRS = [
+    (stopping.FixedLength(3), stopping.FixedLength(5)),
+    (stopping.Heuristic(4), stopping.Heuristic(2, 3, 2, max_tokens=9)),
+    (stopping.AcceptedAverage(), stopping.AcceptedAverage(3, 0.5, 2, max_tokens=9)),
+    (stopping.BanditLength((1, 2, 4)), stopping.BanditLength((3, 5, 7), 3.0, 0.1)),
+    (stopping.MaxProbability(0.4), stopping.MaxProbability(0.7, 5)),
+    (stopping.Confidence(0.2, max_tokens=8), stopping.Confidence(0.5, False, max_tokens=8)),
+    (stopping.EntropyThreshold(1.0), stopping.EntropyThreshold(1.4, 5)),
+    (stopping.AdaptiveEntropy(), stopping.AdaptiveEntropy(0.1, 0.5, 0.6, 0.2, 0.1, 0.2, 5)),
+    (stopping.DraftProduct(0.9), stopping.DraftProduct(0.5, 2, 5)),
+    (stopping.Logistic(WEIGHTS), stopping.Logistic(dict.fromkeys(WEIGHTS, 0.1), 0.5, 2, 5)),
+    (stopping.OnlineLogistic(max_tokens=8), stopping.OnlineLogistic(0.5, 0.1, 3.0, 0.6, 2, max_tokens=8)),
+    (stopping.HeadThreshold(NEXT), stopping.HeadThreshold(NEXT, 0.4, 2, 5)),
+    (stopping.HeadThreshold(INPUT), stopping.HeadThreshold(INPUT, 0.4, 1, 5)),
+    (stopping.ExpectedThroughput(NEXT), stopping.ExpectedThroughput(NEXT, 4.0, 0.3, 0.6, 2.0, 0.1, 2, 5)),
+    (stopping.ExpectedThroughput(INPUT), stopping.ExpectedThroughput(INPUT, 4.0, 0.3, 0.6, 2.0, 0.1, 2, 5)),
+]
+RULES = [rule for pair in PAIRS for rule in pair]
+
+
+def named(rule):
+    rule = rule[0] if isinstance(rule, tuple) else rule
+    return type(rule).__name__
+
+
+every_rule = pytest.mark.parametrize("rule", RULES, ids=named)
+
+
+def random_features(batch, generator, dtype=torch.float32):
+    """Features of a step, of draft laws that are often sure."""
+    first = torch.rand(batch, generator=generator, dtype=dtype) ** 0.3
+    values = {"max_prob": first, "draft_prob": first * torch.rand(batch, generator=generator, dtype=dtype) ** 0.2}
+    values["entropy"] = 2.5 * (1 - first) * torch.rand(batch, generator=generator, dtype=dtype)
+    return values | {"hidden": torch.randn(batch, HIDDEN, generator=generator, dtype=dtype)}
+
+
+def play(rule, rounds, limits, outcomes):
+    """Lengths (R, B) of rounds whose steps have the features `rounds` (R, steps), drafts cut at `limits` (R, B), tokens accepted
+    where `outcomes` (R, B) have as many; and the last state.
+
+    Rows that have ended go on stepping until all have: that must not matter.
+    """
+    batch, lengths = limits.shape[1], []
+    state = rule.init(batch, CPU)
+    for steps, limit, most in zip(rounds, limits, outcomes, strict=True):
+        planned, lasted = rule.planned_length(state), torch.zeros(batch, dtype=torch.long)
+        for number, features in enumerate(steps, start=1):
+            if ((lasted > 0) | (limit < number)).all():
+                break
+            state, stop = rule.step(state, features)
+            lasted = torch.where(stop & (lasted == 0), number, lasted)
+        assert (lasted <= rule.max_tokens).all()
+        drafted = torch.minimum(torch.where(lasted == 0, limit, lasted), limit)
+        assert planned is None or torch.equal(drafted, torch.minimum(planned, limit))
+        lengths.append(drafted)
+        state = rule.observe(state, drafted, torch.minimum(drafted, most))
+    return torch.stack(lengths), state
+
+
+@every_rule
+def test_rows_at_once_are_rows_one_by_one(rule):
+    generator, batch, num_rounds = torch.Generator().manual_seed(0), 9, 12
+    rounds = [[random_features(batch, generator) for _ in range(rule.max_tokens)] for _ in range(num_rounds)]
+    limits = torch.randint(0, 25, (num_rounds, batch), generator=generator)  # some rounds draft nothing
+    outcomes = torch.randint(0, 12, (num_rounds, batch), generator=generator)
+    together, state = play(rule, rounds, limits, outcomes)
+    assert rule.max_tokens < 6 or together.unique().numel() > 3  # the rounds do differ
+    for row in range(batch):
+        own = [[{name: value[row : row + 1] for name, value in features.items()} for features in steps] for steps in rounds]
+        alone, last = play(rule, own, limits[:, row : row + 1], outcomes[:, row : row + 1])
+        assert together[:, row].tolist() == alone[:, 0].tolist()
+        for many, one in zip(tree_leaves(state), tree_leaves(last), strict=True):
+            if many.dim() < 2 or many.shape[1] != rule.max_tokens:  # what a round's buffer holds is over with it
+                assert torch.allclose(many[row].double(), one[0].double(), atol=1e-9, rtol=1e-6)
+
+
+@every_rule
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_states_keep_their_shapes_and_types(rule, dtype):
+    def kinds(state):
+        return [(leaf.shape, leaf.dtype) for leaf in tree_leaves(state)]
+
+    generator = torch.Generator().manual_seed(1)
+    state = rule.init(4, CPU)
+    expected = kinds(state)
+    assert all(shape[0] == 4 for shape, _ in expected)
+    for _ in range(3):
+        for _ in range(3):
+            state, stop = rule.step(state, random_features(4, generator, dtype))
+            assert (stop.shape, stop.dtype) == ((4,), torch.bool)
+            assert kinds(state) == expected
+        state = rule.observe(state, torch.tensor([3, 2, 0, 1]), torch.tensor([3, 0, 0, 1]))
+        assert kinds(state) == expected
+
+
+@every_rule
+def test_a_round_without_a_draft_teaches_nothing(rule):
+    generator = torch.Generator().manual_seed(2)
+    state = rule.observe(rule.step(rule.init(2, CPU), random_features(2, generator))[0], *torch.tensor([[1, 1], [1, 0]]))
+    after = rule.observe(state, *torch.zeros(2, 2, dtype=torch.long))
+    assert all(map(torch.equal, tree_leaves(state), tree_leaves(after)))
+
+
+@every_rule
+def test_a_prompt_starts_anew(rule):
+    generator = torch.Generator().manual_seed(3)
+    first, kept = rule.init(2, CPU), tree_map(torch.clone, rule.init(2, CPU))
+    state = first
+    for _ in range(9):
+        state, _ = rule.step(state, random_features(2, generator))
+        state = rule.observe(state, *torch.tensor([[1, 1], [1, 0]]))
+    for again in (first, rule.init(2, CPU)):  # nothing was written in place
+        assert all(map(torch.equal, tree_leaves(again), tree_leaves(kept)))
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=named)
+def test_equal_programs_take_equal_steps(pair):
+    one, other = pair
+    assert one.program == other.program and hash(one.program) == hash(other.program)
+    generator = torch.Generator().manual_seed(4)
+    state = other.init(6, CPU)
+    for _ in range(4):
+        features = random_features(6, generator)
+        (new, stop), (same, same_stop) = one.step(state, features), other.step(state, features)
+        assert torch.equal(stop, same_stop) and all(map(torch.equal, tree_leaves(new), tree_leaves(same)))
+        state = new
+
+
+def test_programs_differ_where_shapes_or_networks_do():
+    logit = {"logit_max_prob": 1.0}
+    groups = [
+        [stopping.Confidence(max_tokens=5), stopping.Confidence(max_tokens=6)],
+        [stopping.OnlineLogistic(max_tokens=5), stopping.OnlineLogistic(max_tokens=6)],
+        [stopping.BanditLength((1, 2)), stopping.BanditLength((1, 2, 3))],
+        [stopping.Logistic(logit), stopping.Logistic(logit | {"bias": 1.0}), stopping.Logistic({"entropy": 1.0})],
+        [stopping.HeadThreshold(NEXT), stopping.HeadThreshold(INPUT), stopping.ExpectedThroughput(NEXT)],
+    ]
+    for rules in groups:
+        assert len({rule.program for rule in rules}) == len(rules)
+    # A schedule counts as a fixed length does; all other rules have programs of their own.
+    assert len({first.program for first, _ in PAIRS}) == len(PAIRS) - 1
+
+
+class Traced(nn.Module):
+    """A draft step after a forward, which owns the head that it reads."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step, self.others = step, nn.ModuleList(modules_in(step.program))
+
+    def forward(self, hidden, logits, uniform, ends, state):
+        return self.step(ForwardOutput(torch.zeros(1, 1, dtype=torch.long), hidden, logits), uniform, ends, state)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=named)
+def test_a_traced_step_serves_all_rules_of_its_program(pair):
+    def arguments(rule, seed):
+        generator = torch.Generator().manual_seed(seed)
+        logits, hidden = (torch.randn(1, 1, size, generator=generator) for size in (VOCAB, HIDDEN))
+        uniform = torch.rand(1, generator=generator, dtype=torch.float64)
+        state = rule.init(1, CPU) if seed == 0 else rule.step(rule.init(1, CPU), random_features(1, generator))[0]
+        state = tree_map(torch.clone, state)
+        return hidden, logits, uniform, torch.zeros(VOCAB, dtype=torch.bool), ChainState(torch.tensor([False]), state)
+
+    one, other = (ChainStep(SimpleNamespace(embed=None), Warp(), rule) for rule in pair)
+    with torch.no_grad():
+        traced = torch.export.export(Traced(one), arguments(one.rule, 0), strict=False).module()
+        for step, seed in ((one, 0), (one, 1), (other, 2), (other, 3)):
+            given = arguments(step.rule, seed)
+            found, expected = traced(*given), Traced(step)(*given)
+            for a, b in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+                assert (a.shape, a.dtype) == (b.shape, b.dtype) and torch.equal(a, b)
+
+
+# One file may list others.
+CONFIGS = [path for path in sorted((config_folder() / "stopping").glob("*.yaml")) if "_target_" in OmegaConf.load(path)]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_configs_have_every_parameter(path):
+    text = path.read_text()
+    assert text.startswith(f"# @package stopping.{path.stem}\n# ")
+    sweep = {"fixed_lengths": [2, 4], "thresholds": [0.3, 0.7], "cost_ratios": [5, 10]}
+    given = OmegaConf.to_container(OmegaConf.merge(sweep, OmegaConf.load(path)), resolve=True)
+    kind = get_class(given.pop("_target_"))
+    given = {name: value for name, value in given.items() if name not in sweep}
+    parameters = inspect.signature(kind).parameters
+    assert set(given) == set(parameters) - {"head"}
+    head = {"head": NEXT} if "head" in parameters else {}
+    if "weights" in given:
+        with pytest.raises(UserError, match="fitted on dev prompts"):
+            kind(given["weights"])
+        given["weights"] = dict.fromkeys(given["weights"], 1.0)
+    for last in (0, -1):  # a list: each of these is tried; null, where that is no value of the rule's: found on dev prompts
+        chosen = {name: value[last] if isinstance(value, list) else value for name, value in given.items()}
+        chosen = {name: parameters[name].default if value is None else value for name, value in chosen.items()}
+        assert kind(**head, **chosen).max_tokens > 0
+
+
+def test_every_rule_has_a_config():
+    targets = {OmegaConf.load(path)["_target_"].rpartition(".")[2] for path in CONFIGS}
+    assert targets == {type(rule).__name__ for rule in RULES}
+    assert targets | {"MAX_TOKENS", "StoppingRule", "logistic_inputs"} == set(stopping.__all__)

@@ -1,0 +1,133 @@
+import pytest
+import torch
+from fakes import constant_head
+
+from specheads import UserError
+from specheads.decoding.stopping import DraftProduct, ExpectedThroughput, HeadThreshold
+
+
+def lengths(rule, num_steps=30, batch=1, rounds=1, **features):
+    """How many tokens each round drafts until every row has been told to stop."""
+    state, found = rule.init(batch, torch.device("cpu")), []
+    features = {name: torch.full((batch,), value) for name, value in features.items()} | {"hidden": torch.zeros(batch, 1)}
+    for _ in range(rounds):
+        stopped = torch.zeros(batch, dtype=torch.long)
+        for step in range(1, num_steps + 1):
+            state, stop = rule.step(state, features)
+            stopped = torch.where(stop & (stopped == 0), step, stopped)
+        state = rule.observe(state, stopped, stopped)
+        found.append(stopped.tolist())
+    return found
+
+
+# 1 - 0.8^n > 0.5 first holds for n = 4 judged tokens
+@pytest.mark.parametrize("judges, expected", [("next_token", 4), ("input_token", 5)])
+def test_a_threshold_stops_once_some_rejection_is_likely(judges, expected):
+    assert lengths(HeadThreshold(constant_head(0.8, judges), 0.5), rounds=2) == [[expected]] * 2
+
+
+@pytest.mark.parametrize("judges, smallest", [("next_token", 1), ("input_token", 2)])
+def test_the_default_bounds_are_those_of_the_kind(judges, smallest):
+    assert lengths(HeadThreshold(constant_head(1e-6, judges), 0.1)) == [[smallest]]
+    assert lengths(HeadThreshold(constant_head(1 - 1e-9, judges), 0.9)) == [[20]]
+
+
+def test_threshold_one_never_stops_before_the_maximum():
+    assert lengths(HeadThreshold(constant_head(0.0), 1.0, max_tokens=9)) == [[9]]
+
+
+def test_threshold_zero_stops_at_the_first_doubt():
+    assert lengths(HeadThreshold(constant_head(0.999), 0.0, min_tokens=3)) == [[3]]
+
+
+def test_rows_stop_independently():
+    def head(features):
+        return features["hidden"][:, 0]
+
+    head.config = constant_head(0.5).config
+    rule = HeadThreshold(head, 0.5)
+    state = rule.init(2, torch.device("cpu"))
+    _, stop = rule.step(state, {"hidden": torch.tensor([[3.0], [-3.0]])})
+    assert stop.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 1.01, float("nan"), "best"])
+def test_a_threshold_that_is_no_probability_is_refused(threshold):
+    with pytest.raises(UserError, match="threshold"):
+        HeadThreshold(constant_head(0.5), threshold)
+
+
+def test_bounds_out_of_order_are_refused():
+    with pytest.raises(UserError, match="min_tokens=5 and max_tokens=4"):
+        HeadThreshold(constant_head(0.5), 0.5, min_tokens=5, max_tokens=4)
+
+
+def test_auto_takes_the_threshold_that_the_head_recommends():
+    head = constant_head(0.8)
+    for recommended in (None, {}, {"cost_ratio": 10}):
+        head.config.recommended = recommended
+        with pytest.raises(UserError, match=r"threshold=auto.*python evaluate\.py head=<folder>"):
+            HeadThreshold(head, "auto")
+    head.config.recommended = {"threshold": 0.5}
+    assert HeadThreshold(head, "auto").threshold == 0.5
+    assert lengths(HeadThreshold(head, "auto")) == [[4]]
+    with pytest.raises(UserError, match="threshold=auto"):
+        HeadThreshold(constant_head(0.8), "auto")
+
+
+def test_the_drafts_own_probability_of_its_tokens():
+    assert lengths(DraftProduct(0.5), batch=2, rounds=2, draft_prob=0.8) == [[4, 4]] * 2
+    assert lengths(DraftProduct(0.5, min_tokens=6), draft_prob=0.8) == [[6]]
+    assert lengths(DraftProduct(1.0, max_tokens=7), draft_prob=0.1) == [[7]]
+    assert DraftProduct().needs == {"draft_prob"}
+
+
+# guess: 0.7^0 + ... + 0.7^4 = 2.7731 tokens in 14 draft forwards. 0.7 x 0.8^n < 2.7731 / 14 first holds for n = 6, and
+# 0.49 x 0.8^n for n = 5, which an input_token head has judged a step later
+@pytest.mark.parametrize("judges", ["next_token", "input_token"])
+def test_a_draft_goes_on_while_that_pays(judges):
+    rule = ExpectedThroughput(constant_head(0.8, judges))
+    assert rule.throughput == pytest.approx((1 - 0.7**5) / (1 - 0.7) / 14)
+    assert lengths(rule) == [[6]]
+    assert lengths(ExpectedThroughput(constant_head(0.8, judges), throughput=0.9)) == [[1]]  # nothing of it pays
+    assert lengths(ExpectedThroughput(constant_head(0.8, judges), throughput=1e-9)) == [[20]]
+
+
+def test_the_calibration_of_a_head():
+    # sigmoid(2 logit(0.8) - log(4)) = sigmoid(logit(0.8))
+    head = constant_head(0.8)
+    rule = ExpectedThroughput(head, slope=2.0, intercept=-torch.tensor(4.0, dtype=torch.float64).log().item())
+    assert lengths(rule) == lengths(ExpectedThroughput(head)) == [[6]]
+    assert lengths(ExpectedThroughput(head, slope=0.0)) == [[2]]  # 0.7 x 0.5^n < 0.198 first holds for n = 2
+
+
+def test_what_a_prompt_yields_moves_the_bar():
+    rule = ExpectedThroughput(constant_head(0.8), cost_ratio=6.0, throughput=0.5, prior_rounds=2)
+    state = rule.init(2, torch.device("cpu"))
+    assert torch.allclose(state.threshold, torch.full_like(state.threshold, 1 - 0.5 / 0.7))
+    state = rule.observe(state, torch.tensor([4, 0]), torch.tensor([3, 0]))
+    # a prior of two rounds: 20 draft forwards and 10 tokens; then 4 + 6 forwards and 3 + 1 tokens, or an empty round
+    assert torch.allclose(state.threshold, torch.tensor([1 - 14 / 30 / 0.7, 1 - 0.5 / 0.7], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"cost_ratio": 0},
+        {"throughput": 0},
+        {"throughput": "best"},
+        {"mean_acceptance": 0},
+        {"mean_acceptance": 1.5},
+        {"slope": None},
+        {"intercept": float("inf")},
+        {"prior_rounds": 0},
+        {"max_tokens": 0},
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_named(given):
+    ((name, value),) = given.items()
+    with pytest.raises(UserError, match=f"{name}={value}"):
+        ExpectedThroughput(constant_head(0.5), **given)
+    with pytest.raises(UserError, match=r"threshold=1\.5"):
+        DraftProduct(1.5)

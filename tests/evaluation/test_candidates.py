@@ -1,0 +1,139 @@
+"""Rules from configs, with what they leave open fitted on a small recording."""
+
+import numpy as np
+import pytest
+import torch
+from families import family_pair
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from data_gen.prompts import Prompt
+from data_gen.run import GenerationSettings
+from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
+from specheads.evaluation.candidates import FIXED, Candidate, Tuning, candidates, longest_draft
+from specheads.pair import config_folder
+from specheads.replay.cost import Costs
+from specheads.replay.record import RecordSettings
+from specheads.replay.recording import TRUTH, head_fingerprint, judge, load_recording, make_recording
+from specheads.replay.replay import head_logits, recorded_head, replay
+
+STOPPING = "specheads.decoding.stopping."
+COSTS = {"measured": Costs(0.001, 0.004, 0.0002), "10": Costs.at_ratio(10)}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return family_pair("llama")
+
+
+@pytest.fixture(scope="module")
+def heads():
+    torch.manual_seed(0)
+    return {
+        judges: AcceptanceHead(HeadConfig(32, 1, judges, width=8)).eval().requires_grad_(False)
+        for judges in ("next_token", "input_token")
+    }
+
+
+@pytest.fixture(scope="module")
+def tuning(pair, heads, tmp_path_factory):
+    generator = np.random.default_rng(7)
+    prompts = [(Prompt(f"{i:04x}", "dev", ""), generator.integers(29, size=5).tolist()) for i in range(12)]
+    settings = RecordSettings(3, 20, 64)
+    folder = make_recording(pair, prompts, Warp(0.8), GenerationSettings(30), settings, 0, tmp_path_factory.mktemp("data"))
+    named = {head_fingerprint(head): head for head in heads.values()}
+    judge(folder, pair, named, truth=True)
+    return Tuning(load_recording(folder, [*named, TRUTH]), COSTS)
+
+
+def all_rules():
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        cfg = compose("evaluate", ["model=nano"])
+    return OmegaConf.to_container(cfg.stopping, resolve=True)
+
+
+def test_every_rule_of_the_config_is_replayed_with_every_value(tuning, heads):
+    rules = all_rules()
+    files = {path.stem for path in (config_folder() / "stopping").glob("*.yaml")} - {"all"}
+    assert set(rules) == files and longest_draft(rules) == 20
+    found = candidates(rules, heads, tuning)
+    families = {one.family for one in found}
+    for name in files:
+        assert name in families or {f"{name} next_token", f"{name} input_token"} <= families
+    assert "ceiling" in families and "head_threshold input_token auto" in families
+    assert [one.rule.num_tokens for one in found if one.family == FIXED] == [1, 2, 3, 4, 5, 6, 8, 10, 12, 14]
+    assert len({one.name for one in found}) == len(found)
+    assert all(one.live is None for one in found if one.family == "ceiling")
+    for one, rounds in zip(found, replay(tuning.recording, [one.rule for one in found]), strict=True):
+        counts = rounds.per_prompt(12)
+        assert (counts.tokens == 3 * tuning.recording.lengths.numpy()).all(), one.name
+    for one in found:
+        if one.live is not None and one.head is not None:
+            assert one.live.head is heads[one.head] and one.rule.head == recorded_head(heads[one.head])
+
+
+def test_what_depends_on_costs_comes_once_per_ratio(tuning, heads):
+    found = [one for one in candidates(all_rules(), heads, tuning) if one.ratio is not None]
+    assert {one.family.split()[0] for one in found} == {"bandit_length", "expected_throughput", "head_threshold"}
+    for family in {one.family for one in found}:
+        assert {one.ratio for one in found if one.family == family} == set(COSTS)
+    (bandit, *_) = [one for one in found if one.family == "bandit_length" and one.ratio == "measured"]
+    assert bandit.rule.cost_ratio == pytest.approx(0.004 / 0.0012)
+
+
+def test_a_logistic_is_fitted_to_what_was_accepted(tuning):
+    """Its mean prediction is the acceptance rate, and no other weights fit the recorded outcomes better."""
+    rules = {
+        "logistic": {"_target_": f"{STOPPING}Logistic", "weights": {"logit_max_prob": None, "bias": None}, "threshold": [0.5]}
+    }
+    (one, *_) = candidates(rules, {}, tuning)
+    node, _, accepted = tuning.recording.labels()
+    inputs = tuning.recording.features["max_prob"][node].double().logit(1e-6)
+
+    def loss(slope, bias):
+        return torch.nn.functional.binary_cross_entropy_with_logits(slope * inputs + bias, accepted.double())
+
+    slope, bias = one.rule.weights["logit_max_prob"], one.rule.weights["bias"]
+    assert torch.sigmoid(slope * inputs + bias).mean() == pytest.approx(accepted.double().mean().item(), abs=1e-6)
+    assert all(loss(slope + a, bias + b) > loss(slope, bias) for a, b in [(0.05, 0), (-0.05, 0), (0, 0.05), (0, -0.05)])
+    assert one.live.weights == one.rule.weights
+
+
+@pytest.mark.parametrize("judges", ["next_token", "input_token"])
+@pytest.mark.parametrize("ratio", COSTS)
+def test_the_automatic_threshold_is_a_fixed_point(tuning, heads, judges, ratio):
+    head, costs = recorded_head(heads[judges]), COSTS[ratio]
+    threshold, speed = tuning.auto_threshold(head, 20, costs)
+    (rounds,) = replay(tuning.recording, [stopping.HeadThreshold(head, threshold)])
+    counts = rounds.per_prompt(12)
+    seconds = costs.seconds(counts.drafted.sum(), counts.target_calls.sum(), counts.drafted.sum())
+    achieved = counts.tokens.sum() / seconds * (costs.draft_seconds + costs.verified_seconds)
+    assert achieved == pytest.approx(speed, rel=0.05)
+    worth = tuning.mean_acceptance ** (1 if judges == "next_token" else 2)
+    assert threshold == pytest.approx(max(0.02, 1 - achieved / worth), abs=0.05)
+
+
+def test_a_calibrated_head_says_what_happens_on_average(tuning, heads):
+    for head in heads.values():
+        recorded = recorded_head(head)
+        fitted = tuning.calibration(recorded)
+        logits, accepted = head_logits(tuning.recording, recorded)
+        calibrated = torch.sigmoid(fitted["slope"] * logits + fitted["intercept"])
+        assert calibrated.mean() == pytest.approx(accepted.double().mean().item(), abs=1e-6)
+
+
+def test_without_a_recording_only_what_is_complete_can_be_tried(heads):
+    fixed = {"fixed_length": {"_target_": f"{STOPPING}FixedLength", "num_tokens": 4}}
+    (one,) = candidates(fixed, {}, None)
+    assert (one.name, one.family, one.value, one.ratio) == ("fixed K=4", FIXED, 4, None)
+    head = {"head_threshold": {"_target_": f"{STOPPING}HeadThreshold", "threshold": [0.3, 0.7]}}
+    found = candidates(head, {"mine": heads["next_token"]}, None)
+    assert [(one.name, one.family, one.value) for one in found] == [
+        ("head 0.3", "head_threshold", 0.3),
+        ("head 0.7", "head_threshold", 0.7),
+    ]
+    assert isinstance(found[0], Candidate)
+    with pytest.raises(UserError, match="weights"):
+        candidates({"logistic": all_rules()["logistic"]}, {}, None)
+    with pytest.raises(UserError, match="threshold"):
+        candidates({"head_threshold": head["head_threshold"] | {"threshold": ["auto"]}}, heads, None)

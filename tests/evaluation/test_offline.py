@@ -1,0 +1,156 @@
+"""What is chosen, and how far it is from what could be reached, on counts made by hand and on a small recording."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from specheads import stopping
+from specheads.evaluation import offline
+from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate
+from specheads.evaluation.offline import Prices, Recorded, choose, data_set
+from specheads.evaluation.results import MEASURED
+from specheads.replay.cost import Costs
+from specheads.replay.recording import Recording
+from specheads.replay.replay import Counts, Replayed
+
+NUM_PROMPTS = 20
+RULE = stopping.FixedLength(2)
+
+
+def candidate(family, name, ratio=None):
+    return Candidate(family, name, RULE, RULE, {"number": 1}, ratio)
+
+
+CANDIDATES = [
+    candidate(FIXED, "few"),
+    candidate(FIXED, "many"),
+    candidate("head", "a"),
+    candidate("head", "b"),
+    candidate("other", "only at ten", "10"),
+    candidate(CEILING, "best"),
+]
+#            tokens, drafted, accepted, calls per prompt
+DEV = [(100, 60, 50, 50), (100, 200, 60, 40), (100, 70, 55, 45), (100, 160, 65, 35), (100, 60, 55, 45), (100, 80, 65, 35)]
+TEST = [(100, 60, 45, 55), (100, 150, 62, 38), (100, 70, 55, 45), (100, 160, 62, 38), (100, 60, 50, 50), (100, 75, 65, 35)]
+LAST = (100, 70, 70, 30)  # the oracle
+PRICES = Prices({MEASURED: Costs(0.001, 0.003, 0.001), "10": Costs.at_ratio(10)}, alone=400.0)
+
+
+def recorded(table, role="dev", noise=0.0):
+    rng = np.random.default_rng(0)
+    scale = 1 + noise * rng.standard_normal(NUM_PROMPTS)
+    recording = SimpleNamespace(num_prompts=NUM_PROMPTS, lengths=torch.full((NUM_PROMPTS,), 100), num_draws=1)
+    counts = [
+        Counts(np.full(NUM_PROMPTS, float(t)), d * scale, float(a) * scale, float(c) * scale) for t, d, a, c in [*table, LAST]
+    ]
+    return Recorded("set", role, recording, counts)
+
+
+def speed(row, ratio):
+    tokens, drafted, _, calls = row
+    return tokens / (drafted / 10 + calls) if ratio == "10" else tokens / (0.002 * drafted + 0.003 * calls) / 400
+
+
+@pytest.mark.parametrize("ratio", [MEASURED, "10"])
+def test_the_best_of_each_family_is_chosen_on_dev_prompts(ratio):
+    choices = choose(recorded(DEV), CANDIDATES, PRICES)
+    speeds = [speed(row, ratio) for row in [*DEV, LAST]]
+    assert choices.speeds[ratio] == pytest.approx(speeds)
+    best = choices.best[ratio]
+    assert best[FIXED] == max((0, 1), key=speeds.__getitem__) and best["head"] == max((2, 3), key=speeds.__getitem__)
+    assert ("other" in best) == (ratio == "10")
+    assert best[ORACLE] == len(CANDIDATES)
+    assert choices.middle == "10"
+
+
+@pytest.mark.parametrize("ratio", [MEASURED, "10"])
+def test_winners_are_judged_on_other_prompts(ratio):
+    choices = choose(recorded(DEV), CANDIDATES, PRICES)
+    data = data_set(recorded(TEST, "test"), CANDIDATES, choices, PRICES)
+    winners = {winner.family: winner for winner in data.winners if winner.ratio == ratio}
+    speeds = [speed(row, ratio) for row in [*TEST, LAST]]
+    fixed, ours, ceiling, oracle = (speeds[choices.best[ratio][family]] for family in (FIXED, "head", CEILING, ORACLE))
+    head = winners["head"]
+    assert head.speedup.value == head.speedup.low == pytest.approx(ours)
+    assert head.gain.value == pytest.approx(ours / fixed)
+    assert head.gap_ceiling.value == pytest.approx((ours - fixed) / (ceiling - fixed))
+    assert head.gap_oracle.value == pytest.approx((ours - fixed) / (oracle - fixed))
+    assert winners[FIXED].gap_ceiling.value == 0 and winners[CEILING].gap_ceiling.value == pytest.approx(1)
+    hindsight = winners[f"{FIXED} in hindsight"]
+    assert hindsight.speedup.value == pytest.approx(max(speeds[:2])) and hindsight.name in ("few", "many")
+
+
+def test_rows_have_the_speed_ups_that_their_rule_is_meant_for():
+    choices = choose(recorded(DEV), CANDIDATES, PRICES)
+    data = data_set(recorded(TEST, "test"), CANDIDATES, choices, PRICES)
+    assert [row.name for row in data.rules] == [*(one.name for one in CANDIDATES), ORACLE]
+    assert [set(row.speedup) for row in data.rules] == [{MEASURED, "10"}] * 4 + [{"10"}] + [{MEASURED, "10"}] * 2
+    row = data.rules[1]
+    assert row.discard_rate.value == pytest.approx(0.88) and row.verification_rate.value == pytest.approx(0.38)
+    assert row.block_efficiency == pytest.approx(100 / 38) and row.acceptance_rate == pytest.approx(62 / 150)
+
+
+def test_intervals_are_over_prompts_drawn_together():
+    """Where all rules are slow on the same prompts, a gain varies less than the speeds that it is made of."""
+    choices = choose(recorded(DEV), CANDIDATES, PRICES)
+    data = data_set(recorded(TEST, "test", noise=0.2), CANDIDATES, choices, PRICES)
+    head = next(winner for winner in data.winners if winner.family == "head" and winner.ratio == "10")
+    assert head.speedup.low < head.speedup.value < head.speedup.high
+    assert head.gain.high - head.gain.low < 1e-9
+
+
+def test_without_fixed_lengths_or_a_ceiling_there_is_no_gap():
+    some = [one for one in CANDIDATES if one.family == "head"]
+    choices = choose(recorded(DEV[2:4]), some, PRICES)
+    data = data_set(recorded(TEST[2:4], "test"), some, choices, PRICES)
+    assert {winner.gap_ceiling for winner in data.winners} == {winner.gap_oracle for winner in data.winners} == {None}
+
+
+@pytest.fixture
+def recording():
+    """Two responses, `abcd` and `ef`; at c the draft proposed `xyz`, at e `w`. One draw."""
+    accepted = torch.tensor([[True, True, False, True, False, True]])
+    branch_first, branch_length = torch.zeros(1, 6, dtype=torch.long), torch.zeros(1, 6, dtype=torch.long)
+    branch_first[0, 2], branch_length[0, 2] = 6, 3
+    branch_first[0, 4], branch_length[0, 4] = 9, 1
+    tokens = torch.tensor([0, 1, 2, 3, 4, 5, 23, 24, 25, 22])
+    values = {"draft_prob": torch.linspace(0.1, 0.9, 10), "max_prob": torch.linspace(0.5, 0.9, 10)}
+    first, lengths = torch.tensor([0, 4]), torch.tensor([4, 2])
+    finished = torch.tensor([False, False])
+    return Recording(
+        ["a", "b"], [[7], [8]], first, lengths, lengths, finished, accepted, branch_first, branch_length, tokens, values, 3
+    )
+
+
+class Letters:
+    def decode(self, ids):
+        return "".join(chr(97 + int(i)) for i in ids)
+
+
+def test_a_response_is_shown_as_its_rounds_made_it(recording):
+    rounds = Replayed(*map(np.array, ([0, 0, 1, 1], [0] * 4, [0, 3, 0, 1], [4, 0, 1, 0], [2, 0, 0, 0], [3, 1, 1, 1])))
+    samples = offline.text_samples(Letters(), recording, CANDIDATES[0], rounds)
+    assert [sample.prompt for sample in samples] == ["h", "i"]
+    assert samples[0].pieces == [("accepted", "ab"), ("rejected", "xy"), ("target", "c"), ("target", "d")]
+    assert samples[1].pieces == [("rejected", "w"), ("target", "e"), ("target", "f")]
+
+
+def test_positions_count_what_was_drafted_and_accepted(recording):
+    rounds = Replayed(*map(np.array, ([0, 0], [0, 0], [0, 3], [3, 1], [2, 1], [3, 1])))
+    found = offline.positions(CANDIDATES[0], rounds)
+    assert (found.drafted, found.accepted) == ([2, 1, 1], [2, 1, 0])
+
+
+def test_reliability_speaks_of_proposed_tokens(recording):
+    """Six positions: four accepted tokens, and the two that were rejected in the place of c and e."""
+    curves = {one.judge: one for one in offline.reliability(recording, {})}
+    assert set(curves) == {"draft probability", "largest probability"}
+    curve = curves["draft probability"]
+    probs = recording.features["draft_prob"][[0, 1, 6, 3, 9, 5]].double()
+    kept = torch.tensor([1.0, 1, 0, 1, 0, 1])
+    assert np.dot(curve.share, curve.predicted) == pytest.approx(probs.mean().item())
+    assert np.dot(curve.share, curve.observed) == pytest.approx(4 / 6)
+    above = sum(float(a > b) for a in probs[kept == 1] for b in probs[kept == 0]) / 8
+    assert curve.auroc == pytest.approx(above)

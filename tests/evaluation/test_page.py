@@ -1,0 +1,225 @@
+import json
+import shutil
+from dataclasses import replace
+from html import escape
+from html.parser import HTMLParser
+
+import pytest
+from plotly.offline import get_plotlyjs
+from report_example import NASTY, report_example
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+from specheads.evaluation.findings import key_findings
+from specheads.evaluation.page import html_of, write_page
+from specheads.evaluation.results import MEASURED, DataSet, Report
+
+CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+SIZES = {"wide": (1400, 1000, False), "narrow": (390, 844, True)}
+VOID = {"meta", "link", "input", "wbr"}
+
+
+class Page(HTMLParser):
+    """The page as a browser's parser would take it: tags, what they refer to, and text outside of scripts and styles."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open, self.tags, self.references, self.text, self.figures = [], [], [], [], ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        self.references += [value for name, value in attrs if name in ("src", "href", "action", "data")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "script" in self.open:
+            self.figures = self.figures or data
+        elif "style" not in self.open:
+            self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def report():
+    return report_example()
+
+
+@pytest.fixture(scope="module")
+def path(report, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_page(report, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def html(path):
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(html):
+    return Page(html)
+
+
+def test_it_is_one_file_that_refers_to_nothing_else(path, html, page):
+    own = html.replace(get_plotlyjs(), "")
+    assert len(own) < len(html)
+    assert "cdn" not in own.lower()
+    assert "http:" not in own and "https:" not in own
+    assert all(reference.startswith("#") or reference == "data:," for reference in page.references)
+    assert path.stat().st_size < 8e6
+    assert [file.name for file in path.parent.iterdir()] == ["report.html"]
+
+
+def test_tags_nest_and_nothing_from_the_data_is_taken_for_one(html, page):
+    assert page.open == []
+    assert not {"deep", "test", "wide", "lossy", "weight", "tiny"} & set(page.tags)
+    assert "<b>bold" not in html and "</script><b>" not in html
+    assert page.tags.count("script") == 3
+
+
+def test_everything_in_the_report_is_on_the_page(report, html, page):
+    text = "".join(page.text)
+    for data_set in report.data_sets:
+        assert data_set.name in text
+        for winner in data_set.winners:
+            assert winner.family in text and winner.name in text
+        for sample in data_set.texts:
+            assert sample.prompt in text and sample.rule in text
+            assert all(escape(piece.strip()) in html for _, piece in sample.pieces)
+    for name in [row.name for row in report.live] + [row.head for row in report.bank] + list(report.notes):
+        assert name in text
+    assert NASTY in text
+    drawn = json.loads(page.figures)
+    assert set(drawn) == {"pareto", "threshold", "gap", "reliability", "positions"}
+    hovers = [hover for trace in drawn["pareto"]["1"]["data"][1:] for hover in trace["hovertext"]]
+    assert len(hovers) == len(report.data_sets[1].rules)
+
+
+def test_many_families_start_with_the_main_ones_only(page):
+    traces = json.loads(page.figures)["pareto"]["1"]["data"]
+    shown = [trace["name"] for trace in traces if trace.get("visible", True) is True]
+    assert shown[:3] == ["Pareto front", "fixed_length", "head_threshold &lt;deep&gt;"] and shown[-2:] == ["ceiling", "oracle"]
+    assert len(shown) == 6  # and the best rule without a head
+
+
+def test_no_achievable_point_beats_one_of_the_front(report, page):
+    front = json.loads(page.figures)["pareto"]["1"]["data"][0]
+    points = [
+        (row.discard_rate.value, row.verification_rate.value)
+        for row in report.data_sets[1].rules
+        if row.family not in ("ceiling", "oracle")
+    ]
+    for x, y in zip(front["x"], front["y"], strict=True):
+        assert (x, y) in points
+        assert not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points)
+
+
+def test_findings_say_what_the_best_head_does_and_what_needs_none(report):
+    found = key_findings(report)
+    winners = {row.family: row for row in report.data_sets[1].winners if row.ratio == "10"}
+    best = max(
+        (row for family, row in winners.items() if family.startswith(("head", "expected"))), key=lambda row: row.speedup.value
+    )
+    sentence = next(text for text in found if text.startswith("At ratio 10,"))
+    assert f"({best.name}) is {best.speedup.value:.2f}×" in sentence
+    assert f"{best.gain.value - 1:+.1%}".replace("%", "\u00a0%") in sentence
+    assert "; without a head, logistic" in sentence
+    assert found[0].startswith("At the measured ratio 5.4,")
+    assert "head 0.5, decodes 135.0" in found[-1]  # the lossy setting is faster
+
+
+def test_an_empty_report_is_a_page_too():
+    page = Page(html_of(Report({}, None)))
+    assert page.open == [] and "section" not in page.tags
+    assert json.loads(page.figures) == {}
+
+
+def test_parts_of_a_report_make_a_page(report):
+    first = report.data_sets[1]
+    bare = replace(first, winners=[], reliability=[], positions=[], texts=[])
+    unbound = [replace(row, gap_ceiling=None, gap_oracle=None) for row in first.winners if row.ratio == MEASURED]
+    sets = [bare, DataSet("none", "dev", 0, 0, 0, [], []), replace(first, winners=unbound, rules=[])]
+    for part in (replace(report, data_sets=[one], costs=None, bank=[], live=[]) for one in sets):
+        assert Page(html_of(part)).open == []
+    assert Page(html_of(replace(report, data_sets=sets, costs=None))).open == []
+    assert Page(html_of(replace(report, data_sets=[]))).open == []
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if not (CHROMIUM and CHROMEDRIVER):
+        pytest.skip("needs chromium and chromedriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    with webdriver.Chrome(options=options, service=Service(CHROMEDRIVER)) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def opened(request, browser, path):
+    width, height, mobile = SIZES[request.param]
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)  # a window is never as narrow as a phone
+    browser.get(path.as_uri())
+    return browser
+
+
+def test_a_browser_draws_every_figure_without_an_error_or_a_request(opened):
+    assert (
+        opened.execute_script("return [...document.querySelectorAll('.plot')].map(one => !!one.querySelector('.main-svg'))")
+        == [True] * 5
+    )
+    assert opened.execute_script("return [...document.querySelectorAll('.plot .points')].length") > 5
+    addresses = opened.execute_script("return performance.getEntriesByType('resource').map(one => one.name)")
+    assert not [address for address in addresses if address.startswith("http")]
+    assert not [entry for entry in opened.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+def test_nothing_sticks_out_of_the_page(opened):
+    assert opened.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    assert opened.execute_script(
+        "return [...document.querySelectorAll('.plot')].every(one => one.scrollWidth <= one.clientWidth + 1)"
+    )
+
+
+def test_selecting_a_ratio_or_a_data_set_changes_tables_and_figures(opened):
+    captions = "return [...document.querySelectorAll('.panel:not([hidden]) caption')].map(one => one.textContent)"
+    drawn = "return document.querySelector('[data-figure=gap]').data.map(one => [...one.x])"
+    before = opened.execute_script(captions), opened.execute_script(drawn)
+    assert "ratio 10" in before[0][0] and "mt-bench" in before[0][0]
+    opened.execute_script("document.querySelector('input[data-select=ratio][value=\"20\"]').click()")
+    ratio = opened.execute_script(captions), opened.execute_script(drawn)
+    assert "ratio 20" in ratio[0][0] and ratio[1] != before[1]
+    opened.execute_script(
+        "const one = document.querySelector('select'); one.value = 2; one.dispatchEvent(new Event('change', {bubbles: true}))"
+    )
+    data_set = opened.execute_script(captions), opened.execute_script(drawn)
+    assert "gsm8k" in data_set[0][0] and data_set[1] != ratio[1]
+    assert not opened.get_log("browser")
+
+
+def test_a_click_on_a_heading_sorts_a_table(opened):
+    column = "return [...document.querySelectorAll('#bank tbody tr')].map(row => +row.cells[1].dataset.key)"
+    for order in (-1, 1):
+        opened.execute_script("document.querySelectorAll('#bank th button')[1].click()")
+        values = opened.execute_script(column)
+        assert values == sorted(values, key=lambda value: order * value)

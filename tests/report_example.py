@@ -1,0 +1,163 @@
+"""A made-up report with everything that a report can hold, and names that no page should take for markup."""
+
+import random
+
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.results import BankRow, DataSet, LiveRow, Positions, Reliability, Report, RuleRow, TextSample, Winner
+from specheads.replay.cost import Costs
+
+RATIOS = ("measured", "5", "10", "20")
+NASTY = "Say \"</script><b>bold</b>\" & 'quote' — naïve 日本語 {x} %{y}\nsecond line"
+FAMILIES = {  # how much faster than the best fixed length at ratio 10, and the thresholds, if any
+    "fixed_length": (1.0, None),
+    "head_threshold shallow": (1.03, (0.1, 0.3, 0.5, 0.7, 0.9)),
+    "head_threshold <deep>": (1.06, (0.1, 0.3, 0.5, 0.7, 0.9)),
+    "expected_throughput <deep>": (1.05, None),
+    "logistic": (1.045, (0.1, 0.3, 0.5, 0.7, 0.9)),
+    "logistic3": (1.04, (0.1, 0.3, 0.5, 0.7, 0.9)),
+    "draft_product": (1.035, (0.1, 0.3, 0.5, 0.7, 0.9)),
+    "entropy_threshold": (1.02, (0.4, 0.8, 1.2, 1.6, 2.0)),
+    "max_probability": (1.01, (0.1, 0.3, 0.5, 0.7, 0.9)),
+    "confidence": (0.99, (0.2, 0.4, 0.6)),
+    "heuristic": (0.93, None),
+    "bandit_length": (0.97, None),
+    "accepted_average": (0.9, None),
+    "ceiling": (1.18, (0.1, 0.3, 0.5, 0.7, 0.9)),
+    "oracle": (1.35, None),
+}
+
+
+def about(value: float, width: float = 0.02) -> Interval:
+    return Interval(value, value - width * abs(value) - 0.002, value + width * abs(value) + 0.002)
+
+
+def report_example() -> Report:
+    """Return the same report every time."""
+    rng = random.Random(0)
+    sets = [_data_set(rng, "alpaca", "dev"), _data_set(rng, "mt-bench <test>", "test"), _data_set(rng, "gsm8k", "test")]
+    context = {
+        "model": "tiny & pair",
+        "target": "meta-llama/Llama-3.1-8B-Instruct",
+        "draft": "meta-llama/Llama-3.2-1B-Instruct",
+        "heads": ["shallow", "<deep>"],
+        "warp": {"temperature": 1.0, "top_k": None},
+        "seed": 0,
+        "device": "cpu",
+        "versions": {"python": "3.11.7", "torch": "2.13.0"},
+        "config": "seed: 0\nmodel:\n  name: <tiny>\n",
+    }
+    return Report(
+        context,
+        Costs(0.0021, 0.0113, 0.00004, 0.94, 12_345),
+        live=_live(rng),
+        gains={"measured": about(1.02), "10": about(1.044), "20": None},
+        data_sets=sets,
+        bank=_bank(rng),
+        notes=[
+            "logistic, which needs no head, beats head_threshold shallow on gsm8k & elsewhere.",
+            "Only 40 prompts: <wide> intervals.",
+        ],
+    )
+
+
+def _data_set(rng: random.Random, name: str, role: str) -> DataSet:
+    rules = [row for family in FAMILIES for row in _rules(rng, family)]
+    judges = ("head_threshold shallow", "head_threshold <deep>", "logistic", "draft's max_prob")
+    curves = [_reliability(rng, judge, bias) for judge, bias in zip(judges, (0.03, 0.0, 0.06, 0.15), strict=True)]
+    shown = ("fixed_length", "head_threshold <deep>", "logistic", "ceiling")
+    return DataSet(
+        name, role, 80, 40_960, 16, rules, _winners(rules), curves, [_positions(rng, family) for family in shown], _texts(rng)
+    )
+
+
+def _rules(rng: random.Random, family: str) -> list[RuleRow]:
+    factor, thresholds = FAMILIES[family]
+    values = {"fixed_length": (1, 2, 3, 5, 8, 12)}.get(family, thresholds or (1,))
+    key = "num_tokens" if family == "fixed_length" else "threshold" if thresholds else "start"
+    rows = []
+    for value in values:
+        place = (values.index(value) + 0.5) / len(values)
+        discard, verification = 2.0 * place**1.5 / factor**4 + 0.05, (0.62 - 0.33 * place**0.6) / factor
+        speedup = {ratio: about(factor * rng.gauss(1.7, 0.01) - 0.5 * (place - 0.45) ** 2 - 0.3 / len(ratio)) for ratio in RATIOS}
+        title = {"fixed_length": "fixed K="}.get(family, family.replace("_", " ") + " ")
+        rates = (about(discard, 0.05), about(verification))
+        rows.append(RuleRow(family, f"{title}{value}", {key: value}, value, *rates, 1 / verification, 0.7, speedup))
+    return rows
+
+
+def _winners(rules: list[RuleRow]) -> list[Winner]:
+    found = []
+    for ratio in RATIOS:
+        tops = {f: max((r for r in rules if r.family == f), key=lambda r: r.speedup[ratio].value) for f in FAMILIES}
+        fixed, ceiling, oracle = (tops[family].speedup[ratio].value for family in ("fixed_length", "ceiling", "oracle"))
+        for family, row in tops.items():
+            speed = row.speedup[ratio]
+            gaps = [
+                None if family == "fixed_length" else about((speed.value - fixed) / (top - fixed), 0.25)
+                for top in (ceiling, oracle)
+            ]
+            found.append(Winner(family, row.name, ratio, speed, about(speed.value / fixed, 0.015), *gaps))
+    return found
+
+
+def _reliability(rng: random.Random, judge: str, bias: float) -> Reliability:
+    predicted = [0.05 + 0.1 * index for index in range(10)]
+    share = [0.02, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.12, 0.2, 0.38]
+    return Reliability(
+        judge, share, predicted, [min(1, p + bias * (1 - p) + rng.gauss(0, 0.01)) for p in predicted], bias + 0.01, 0.85
+    )
+
+
+def _positions(rng: random.Random, family: str) -> Positions:
+    drafted = [int(40_000 * 0.8**index) for index in range(20)]
+    accepted = [int(count * (0.55 + 0.4 * 0.9**index + rng.gauss(0, 0.005))) for index, count in enumerate(drafted)]
+    return Positions(family, f"{family} best", drafted, accepted)
+
+
+def _texts(rng: random.Random) -> list[TextSample]:
+    text = "The quick brown fox jumps over the lazy dog , and then it rests .\n Then a </pre> tag appears , quite harmless ."
+    words = text.split(" ")
+    samples = []
+    for prompt in (NASTY, "Write a short story about a fox."):
+        for rule in ("fixed K=5", "head_threshold <deep> 0.5"):
+            kinds = rng.choices(("accepted", "accepted", "accepted", "rejected", "target"), k=len(words) * 3)
+            samples.append(TextSample(rule, prompt, [(kind, f" {word}") for kind, word in zip(kinds, words * 3, strict=True)]))
+    return samples
+
+
+def _live(rng: random.Random) -> list[LiveRow]:
+    rows = [_live_row("target alone", "target", 0, 88.0, None)]
+    for k in (1, 2, 3, 5, 8):
+        rows.append(_live_row(f"fixed K={k}", "fixed_length", k, 120 + 6 * k - k**2 + rng.random(), 0.99))
+    rows += [_live_row(f"head {t:g}", "head_threshold", t, 135 - 30 * (t - 0.5) ** 2, 1.03) for t in (0.3, 0.5, 0.7)]
+    return [*rows, _live_row("<lossy> K=5", "typical", 5, 160, None, lossless=False)]
+
+
+def _live_row(name: str, family: str, value: float, speed: float, off: float | None, lossless: bool = True) -> LiveRow:
+    return LiveRow(
+        name=name,
+        family=family,
+        value=value,
+        tokens_per_second=about(speed),
+        speedup=about(speed / 88),
+        discard_rate=about(0.4),
+        verification_rate=about(0.35),
+        block_efficiency=2.9,
+        acceptance_rate=None if family == "target" else 0.71,
+        milliseconds={"p50": 3.1, "p90": 18.4, "p99": 25.0},
+        predicted_tokens_per_second=None if off is None else speed * off,
+        replayed_tokens_per_second=None if off is None or family == "fixed_length" else speed * off * 0.995,
+        predicted_speedup={} if family == "target" else {ratio: about(speed / 88) for ratio in RATIOS},
+        lossless=lossless,
+        efficiency_gain=None if lossless else about(1.12),
+    )
+
+
+def _bank(rng: random.Random) -> list[BankRow]:
+    rows = []
+    for number in range(12):
+        speedup = {ratio: about(1.6 + 0.2 * rng.random()) for ratio in RATIOS}
+        threshold = {ratio: round(rng.uniform(0.3, 0.8), 2) for ratio in RATIOS}
+        name = f"layers {number // 4}, <weight> {1 + number % 4}"
+        rows.append(BankRow(name, 0.8 + 0.005 * number, 0.3 - 0.005 * number, 0.01 + 0.001 * number, speedup, threshold))
+    return rows
