@@ -86,6 +86,9 @@ def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, d
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         content = OmegaConf.to_container(compose(command, single, return_hydra_config=True))
     choices = content.pop("hydra")["runtime"]["choices"]
+    # Hydra does not say what was chosen where it is a list.
+    several = {override.key_or_group: override.value() for override in parsed if isinstance(override.value(), list)}
+    choices |= {key: "[{}]".format(",".join(map(str, names))) for key, names in several.items() if (config_folder() / key).is_dir()}
     groups = [group for group in reversed(choices) if group.isidentifier()]  # not hydra/launcher; Hydra has the last one first
     groups.sort(key=lambda group: group != "model")
     return OmegaConf.create(OmegaConf.to_yaml(content).replace(*RUN_FOLDER)), {group: choices[group] for group in groups}
@@ -98,8 +101,8 @@ def sections(command: str, cfg: DictConfig, chosen: Mapping[str, str | None]) ->
     """
     found = [Section("general", "", [_read(command), _read("base")])]
     for group, choice in chosen.items():
-        files = [_read(name, group) for name in sorted(_names(group), key=lambda name: name != choice)]
-        found.append(Section(f"{group}={choice}", files[0].head if choice else "", files))
+        files = [_read(name, group) for name in sorted(_names(group), key=lambda name: name not in _chosen(choice))]
+        found.append(Section(f"{group}={choice}", files[0].head if choice in _names(group) else "", files))
     for key, value in _walk(OmegaConf.to_container(cfg)):
         section = next((section for name in _upwards(key) for section in found if section.has(name)), found[0])
         explanation = section.explanation(key)
@@ -159,7 +162,12 @@ def _names(group: str) -> list[str]:
 
 def _choices(group: str, chosen: str | None) -> str:
     names = _names(group) if chosen else ["null", *_names(group)]
-    return " | ".join(f"[{name}]" if name == (chosen or "null") else name for name in names)
+    return " | ".join(f"[{name}]" if name in _chosen(chosen) else name for name in names)
+
+
+def _chosen(choice: str | None) -> list[str]:
+    """Return the names in a choice: one, several ("[a,b]"), or "null"."""
+    return (choice or "null").strip("[]").split(",")
 
 
 def _walk(content: Mapping[str, Any], parents: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

@@ -50,8 +50,8 @@ def test_the_text_fits_and_names_every_choice(command):
     assert max(map(len, text.splitlines())) <= 130
     groups = composed(command)[1]
     for group in groups:
-        (line,) = [line for line in text.splitlines() if line.startswith(f"  {group}=") and ("|" in line or "[" in line)]
-        assert set(GROUPS[group]) <= set(re.findall(r"[\w.-]+", line))
+        (choices,) = re.findall(rf"^  {group}= .*(?:\n {{6,}}.*)*", text, re.MULTILINE)
+        assert set(GROUPS[group]) <= set(re.findall(r"[\w.-]+", choices))
     assert ("experiment" in groups) == (command == "train")
 
 
@@ -115,6 +115,12 @@ def test_a_narrow_terminal_gets_narrow_tables(width):
     assert max(map(len, tables)) <= width
     assert any("…" in line for line in lines)
     assert any(line.startswith("  trainer.use_distributed_sampler=") for line in lines)  # a key is never cut
+
+
+def test_several_choices_of_a_group_are_all_shown():
+    text = help_text("evaluate", ["stopping=[fixed_length,heuristic]"])
+    assert "[fixed_length]" in text and "[heuristic]" in text and "[confidence]" not in text
+    assert "stopping.heuristic.increase=2" in text and "stopping.confidence" not in text
 
 
 def test_without_a_terminal_the_text_is_100_columns_wide(monkeypatch):
