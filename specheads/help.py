@@ -88,7 +88,9 @@ def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, d
     choices = content.pop("hydra")["runtime"]["choices"]
     # Hydra does not say what was chosen where it is a list.
     several = {override.key_or_group: override.value() for override in parsed if isinstance(override.value(), list)}
-    choices |= {key: "[{}]".format(",".join(map(str, names))) for key, names in several.items() if (config_folder() / key).is_dir()}
+    choices |= {
+        key: "[{}]".format(",".join(map(str, names))) for key, names in several.items() if (config_folder() / key).is_dir()
+    }
     groups = [group for group in reversed(choices) if group.isidentifier()]  # not hydra/launcher; Hydra has the last one first
     groups.sort(key=lambda group: group != "model")
     return OmegaConf.create(OmegaConf.to_yaml(content).replace(*RUN_FOLDER)), {group: choices[group] for group in groups}

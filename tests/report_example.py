@@ -48,7 +48,7 @@ def report_example() -> Report:
     }
     return Report(
         context,
-        Costs(0.0021, 0.0113, 0.00004, 0.94, 12_345),
+        Costs(0.0021, 0.0113, 0.00004, 0.94, 0.41, 12_345),
         live=_live(rng),
         gains={"measured": about(1.02), "10": about(1.044), "20": None},
         data_sets=sets,

@@ -25,7 +25,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over prompts of one setting's counts and seconds: arrays (R,), one entry per resample."""
+    """Sums over prompts of one setting's counts and seconds, prompts not counted: arrays (R,), one entry per resample."""
 
     tokens: np.ndarray
     drafted: np.ndarray
@@ -68,8 +68,9 @@ def resample_counts(num_prompts: int, seed: int = 0) -> np.ndarray:
 
 def sums(stats: Sequence[DecodeStats], counts: np.ndarray) -> Sums:
     """Return one setting's sums under each row of `counts`."""
-    columns = ("num_tokens", "num_drafted", "num_accepted", "num_discarded", "num_draft_calls", "num_target_calls", "seconds")
-    table = np.array([[getattr(part, name) for name in columns] for part in stats], dtype=float)
+    columns = ("num_tokens", "num_drafted", "num_accepted", "num_discarded", "num_draft_calls", "num_target_calls")
+    table = [[*(getattr(part, name) for name in columns), part.seconds - part.prefill_seconds] for part in stats]
+    table = np.array(table, dtype=float)
     return Sums(*(counts @ table).T)
 
 

@@ -212,7 +212,10 @@ def _live(report: Report) -> dict[str, tuple[str, str]]:
         text = f"Fitted costs: draft forward {costs.draft_seconds * 1e3:.2f} ms, target forward {costs.target_seconds * 1e3:.2f} ms and "
         text += f"{minus(f'{costs.verified_seconds * 1e3:.3f}')} ms more per verified token, ratio {costs.ratio:.2f}"
         rounds = "" if costs.num_rounds is None else f" over {costs.num_rounds:,} rounds"
-        texts.append(text + ("." if costs.r_squared is None else f"; R² {costs.r_squared:.3f}{rounds}."))
+        of_rounds = "" if costs.round_r_squared is None else f", {costs.round_r_squared:.3f} over single rounds"
+        texts.append(
+            text + ("." if costs.r_squared is None else f"; R² {costs.r_squared:.3f} over responses{of_rounds}{rounds}.")
+        )
         if costs.r_squared is not None and costs.r_squared < POOR_FIT:
             texts.append("The costs explain little of how long rounds took; so what is said at the measured ratio means little.")
     if gains:

@@ -162,7 +162,7 @@ def _print_live(report: Report, console: Console) -> None:
     console.print(
         f"fitted to {costs.num_rounds} rounds: draft forward {costs.draft_seconds * 1e3:.2f} ms, target forward "
         f"{costs.target_seconds * 1e3:.2f} ms and {costs.verified_seconds * 1e3:.3f} ms per drafted token, ratio {costs.ratio:.2f}, "
-        f"R\u00b2 {costs.r_squared:.3f}"
+        f"R\u00b2 {costs.r_squared or 0:.3f} over responses, {costs.round_r_squared or 0:.3f} over rounds"
     )
     for ratio, gain in report.gains.items():
         if gain is not None:

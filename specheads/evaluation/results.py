@@ -16,7 +16,7 @@ MEASURED = "measured"
 
 @dataclass(frozen=True)
 class LiveRow:
-    """One setting that was decoded. Speeds in tokens per second, latencies in milliseconds per token."""
+    """One setting that was decoded. Speeds in tokens per second, the reading of prompts not counted; latencies in milliseconds per token."""
 
     name: str
     family: str

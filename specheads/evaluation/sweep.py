@@ -42,25 +42,26 @@ TARGET_ALONE = Setting("target alone", "target", 0, None)
 
 @dataclass
 class Measured:
-    """What one setting did: per prompt its totals over repeats, and every round."""
+    """What one setting did: per prompt its totals over repeats, and all of its rounds."""
 
     setting: Setting
     stats: list[DecodeStats] = field(default_factory=list)
-    rounds: list[RoundNumbers] = field(default_factory=list)
+    rounds: list[list[RoundNumbers]] = field(default_factory=list)
 
     @property
     def token_seconds(self) -> np.ndarray:
         """The seconds that each emitted token took: its round's, shared among the round's tokens."""
-        tokens, _, _, *seconds = np.array(self.rounds).T
+        tokens, _, _, *seconds = np.array([numbers for prompt in self.rounds for numbers in prompt]).T
         return np.repeat(sum(seconds) / tokens, tokens.astype(int))
 
 
 def round_times(measured: Sequence[Measured]) -> RoundTimes:
     """Return what the rounds of all settings that draft took; those of the target alone say nothing about a round's costs."""
-    _, drafted, draft_calls, draft_seconds, target_seconds = np.array(
-        [numbers for one in measured if one.setting.rule is not None for numbers in one.rounds]
-    ).T
-    return RoundTimes(draft_calls, drafted, draft_seconds, target_seconds)
+    prompts = [prompt for one in measured if one.setting.rule is not None for prompt in one.rounds]
+    rows = np.array([numbers for prompt in prompts for numbers in prompt])
+    _, drafted, draft_calls, draft_seconds, target_seconds = rows.T
+    group = np.repeat(np.arange(len(prompts)), [len(prompt) for prompt in prompts])
+    return RoundTimes(draft_calls, drafted, draft_seconds, target_seconds, group)
 
 
 def sweep_settings(
@@ -134,7 +135,7 @@ def run_sweep(
                 journal.add(number, {"stats": stats, "rounds": rounds})
         for entry, found, numbers in zip(measured, parts, rounds, strict=True):
             entry.stats.append(DecodeStats.total(found))
-            entry.rounds += numbers
+            entry.rounds.append(numbers)
     return measured
 
 

@@ -1,6 +1,6 @@
 """The cost model of speculative decoding (SpecDec++, section 2): seconds from counts of forwards."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,13 +11,15 @@ from specheads.errors import UserError
 class Costs:
     """Seconds of a draft forward, of a target forward, and of the target's more for each drafted token that it verifies.
 
-    `r_squared` says how well they explain the rounds that they were fitted to, of which there were `num_rounds`.
+    `round_r_squared` says how well they explain the times of the `num_rounds` rounds that they were fitted to, and `r_squared` those of
+    whole responses, of which each has its counts of forwards and its time.
     """
 
     draft_seconds: float
     target_seconds: float
     verified_seconds: float = 0.0
     r_squared: float | None = None
+    round_r_squared: float | None = None
     num_rounds: int | None = None
 
     @property
@@ -43,6 +45,7 @@ class RoundTimes:
     drafted: np.ndarray
     draft_seconds: np.ndarray
     target_seconds: np.ndarray  # verification and what follows it
+    group: np.ndarray  # which response, by which rule, a round is of
 
 
 def fit_costs(rounds: RoundTimes) -> Costs:
@@ -62,7 +65,12 @@ def fit_costs(rounds: RoundTimes) -> Costs:
     if verified_seconds < 0:  # a machine that was busy with something else
         target_seconds, verified_seconds = rounds.target_seconds.mean(), 0.0
     costs = Costs(draft_seconds, float(target_seconds), float(verified_seconds))
-    total = rounds.draft_seconds + rounds.target_seconds
-    residual, spread = total - costs.seconds(calls, 1, drafted), total - total.mean()
-    r_squared = float(1 - residual @ residual / (spread @ spread))
-    return Costs(costs.draft_seconds, costs.target_seconds, costs.verified_seconds, r_squared, len(total))
+    total, expected = rounds.draft_seconds + rounds.target_seconds, costs.seconds(calls, 1, drafted)
+    sums = (np.bincount(rounds.group, weights=seconds) for seconds in (total, expected))
+    return replace(costs, r_squared=_r_squared(*sums), round_r_squared=_r_squared(total, expected), num_rounds=len(total))
+
+
+def _r_squared(found: np.ndarray, expected: np.ndarray) -> float | None:
+    """Return the share of the variance that is explained; None where there is none."""
+    spread = found - found.mean()
+    return float(1 - ((found - expected) ** 2).sum() / (spread @ spread)) if spread.any() else None

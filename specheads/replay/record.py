@@ -69,57 +69,65 @@ def record_response(
     Args:
         limit: tokens at which the response would have ended; decoding drafts no further than the one before.
     """
-    draft_engine, draft_hidden = _read(pair.draft_lm, prompt, response)
+    engine, draft_hidden = _read(pair.draft_lm, prompt, response)
     _, target_hidden = _read(pair.target_lm, prompt, response)
     tokens = torch.tensor(list(response), device=pair.draft_lm.device)
     draws = Draws(*(value.to(tokens.device) for value in vars(draws).values()))
-    columns = {name: [] for name in COLUMNS}
-    accepted, firsts = [], []
-    for piece in torch.arange(len(tokens), device=tokens.device).split(
-        max(1, SLICE_ELEMENTS // pair.vocab_size // settings.num_draws)
-    ):
+    parts = []
+    for piece in torch.arange(len(tokens), device=tokens.device).split(_slice_size(pair, settings)):
         draft_logits = pair.draft_lm.logits(draft_hidden[piece])
-        draft_law, target_law = warp(draft_logits), warp(pair.target_lm.logits(target_hidden[piece])).to(tokens.device)
-        check_finite(pair.draft_id, draft_law)
-        check_finite(pair.target_id, target_law)
-        _append(columns, draft_logits, draft_law, tokens[piece])
-        chosen = tokens[piece, None]
-        came_from_draft = accept_prob(draft_law.gather(1, chosen), target_law.gather(1, chosen)).squeeze(1)
-        residual = (draft_law - target_law).clamp_min(0)
-        # Where rounding leaves nothing that could have been rejected, the two laws are the same.
-        kept = (draws.accept[:, piece] < came_from_draft) | (residual.sum(dim=1) <= 0)
-        draw, row = (~kept & (piece < limit - 1)).nonzero(as_tuple=True)
-        first = sample(residual[row], draws.reject[draw, piece[row]])
-        found = {name: [] for name in COLUMNS}
-        _append(found, draft_logits[row], draft_law[row], first)
-        accepted.append(kept)
-        firsts.append((draw, piece[row], first, torch.stack([found[name][0] for name in COLUMNS])))
-    draw, start, first, values = (torch.cat(parts, dim=-1) for parts in zip(*firsts, strict=True))
+        target_logits = pair.target_lm.logits(target_hidden[piece.to(target_hidden.device)]).to(tokens.device)
+        parts.append(_fates(pair, draft_logits, target_logits, tokens[piece], piece, limit, warp, draws))
+    accepted, values, draw, start, first, first_values = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
     order = torch.argsort(start * settings.num_draws + draw)  # by position, so that rows of a batch are of similar length
-    draw, start = draw[order], start[order]
-    lengths = (limit - 1 - start).clamp_max(settings.max_tokens)
-    branches, values = _grow(
-        pair,
-        draft_engine,
-        len(prompt),
-        Branches(draw, start, first[order, None], lengths),
-        values[:, order],
-        warp,
-        draws,
-        settings,
-    )
+    lengths = (limit - 1 - start[order]).clamp_max(settings.max_tokens)
+    begun = Branches(draw[order], start[order], first[order, None], lengths)
+    branches, branch_values = _grow(pair, engine, len(prompt), begun, first_values[:, order], warp, draws, settings)
     used = torch.arange(branches.tokens.shape[1], device=tokens.device) < branches.lengths[:, None]
     return {
         "response_ids": list(response),
         "limit": limit,
         "finished": response[-1] in pair.stop_tokens,
-        "accepted": torch.cat(accepted, dim=1).flatten().cpu().numpy(),
+        "accepted": accepted.flatten().cpu().numpy(),
         "branch_draw": branches.draw.cpu().numpy(),
         "branch_start": branches.start.cpu().numpy(),
         "branch_length": branches.lengths.cpu().numpy(),
         "branch_ids": branches.tokens[used].cpu().numpy(),
-        **{name: torch.cat([*columns[name], values[number][used]]).cpu().numpy() for number, name in enumerate(COLUMNS)},
+        **dict(zip(COLUMNS, torch.cat([values, branch_values[:, used]], dim=1).cpu().numpy(), strict=True)),
     }
+
+
+def _slice_size(pair: Pair, settings: RecordSettings) -> int:
+    return max(1, SLICE_ELEMENTS // pair.vocab_size // settings.num_draws)
+
+
+def _fates(
+    pair: Pair,
+    draft_logits: Tensor,
+    target_logits: Tensor,
+    tokens: Tensor,
+    positions: Tensor,
+    limit: int,
+    warp: Warp,
+    draws: Draws,
+) -> tuple[Tensor, ...]:
+    """Draw what became of drafts at a slice of `positions` (n,), where the response has `tokens` (n,).
+
+    Returns whether the tokens were accepted (Q, n), their columns (C, n), and of the rejected tokens in their place draw, position, token
+    (b,) and columns (C, b).
+    """
+    draft_law, target_law = warp(draft_logits), warp(target_logits)
+    check_finite(pair.draft_id, draft_law)
+    check_finite(pair.target_id, target_law)
+    # The share of the target's probability of a token that comes by way of an accepted draft: min(d, t) / t.
+    came_from_draft = accept_prob(*(law.gather(1, tokens[:, None]).squeeze(1) for law in (draft_law, target_law)))
+    residual = (draft_law - target_law).clamp_min(0)
+    # Where rounding leaves nothing that could have been rejected, the two laws are the same.
+    accepted = (draws.accept[:, positions] < came_from_draft) | (residual.sum(dim=1) <= 0)
+    draw, row = (~accepted & (positions < limit - 1)).nonzero(as_tuple=True)
+    rejected = sample(residual[row], draws.reject[draw, positions[row]])
+    columns, rejected_columns = _values(draft_logits, draft_law, tokens), _values(draft_logits[row], draft_law[row], rejected)
+    return accepted, columns, draw, positions[row], rejected, rejected_columns
 
 
 def _read(lm: LanguageModel, prompt: Sequence[int], response: Sequence[int]) -> tuple[EagerEngine, Tensor]:
@@ -129,11 +137,9 @@ def _read(lm: LanguageModel, prompt: Sequence[int], response: Sequence[int]) -> 
     return engine, engine.forward(text, num_logits=0).hidden[0, len(prompt) - 1 :]
 
 
-def _append(columns: dict[str, list[Tensor]], logits: Tensor, law: Tensor, tokens: Tensor) -> None:
-    """Add what is kept of `tokens` (n,) drawn from draft `logits` and `law` (n, V)."""
-    for name, value in zip(FEATURES, certainty(logits, tokens), strict=True):
-        columns[name].append(value.float())
-    columns["law_prob"].append(law.gather(1, tokens[:, None]).squeeze(1).float())
+def _values(logits: Tensor, law: Tensor, tokens: Tensor) -> Tensor:
+    """Return COLUMNS (C, n) of `tokens` (n,) drawn from draft `logits` and `law` (n, V)."""
+    return torch.stack([*certainty(logits, tokens), law.gather(1, tokens[:, None]).squeeze(1)]).float()
 
 
 def _grow(
@@ -171,9 +177,7 @@ def _grow(
             law = warp(logits)
             check_finite(pair.draft_id, law)
             tokens[rows, depth] = warp.draw(law, uniform[:, depth])
-            found = {name: [] for name in COLUMNS}
-            _append(found, logits, law, tokens[rows, depth])
-            columns[:, rows, depth] = torch.stack([found[name][0] for name in COLUMNS])
+            columns[:, rows, depth] = _values(logits, law, tokens[rows, depth])
     return Branches(begun.draw, begun.start, tokens, lengths), columns
 
 

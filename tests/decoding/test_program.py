@@ -7,6 +7,7 @@ import torch
 from fakes import needs_compiler
 from torch import Tensor, nn
 
+from specheads.decoding.engine.compiled import OPTIONS
 from specheads.decoding.engine.program import Program, _builder, _leaves
 
 pytestmark = needs_compiler
@@ -55,6 +56,23 @@ def test_a_program_does_what_its_module_does(tmp_path):
             assert isinstance(found[1], Pair)
             assert [x.tolist() for x in _leaves(found)] == [x.tolist() for x in _leaves(expected)]
             assert memory[0][0][2 : 2 + count].tolist() == tokens[0].tolist()
+
+
+def test_what_was_kept_is_loaded_without_building_anything(monkeypatch, tmp_path):
+    """Kernels are found by what they are built with, options included."""
+    from torch._inductor import codecache
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    content = Program.compile(Sum(), arguments(5, 8), {0: 1, 2: 0}, OPTIONS).to_bytes()
+    built = []
+    compile_file = codecache.CppBuilder.build
+    monkeypatch.setattr(codecache.CppBuilder, "build", lambda self: built.append(self) or compile_file(self))
+    codecache.CppPythonBindingsCodeCache.cache_clear()
+    codecache.CppCodeCache.cache_clear()
+    program = Program.from_bytes(content)
+    module, (tokens, start, places, memory, inputs) = Sum(), arguments(5, 8)
+    program.bind(module, memory)(tokens, start, places, inputs)
+    assert built == []
 
 
 def test_a_weight_that_no_module_owns_is_not_kept():

@@ -11,7 +11,7 @@ def rounds(noise=0.0, growth=0.001, num_rounds=400):
     drafted = rng.integers(0, 9, num_rounds)
     draft_seconds = 0.002 * drafted * (1 + noise * rng.standard_normal(num_rounds))
     target_seconds = (0.01 + growth * drafted) * (1 + noise * rng.standard_normal(num_rounds))
-    return RoundTimes(drafted, drafted, draft_seconds, target_seconds)
+    return RoundTimes(drafted, drafted, draft_seconds, target_seconds, rng.integers(0, 20, num_rounds))
 
 
 def test_exact_times_give_exact_costs():
@@ -22,7 +22,7 @@ def test_exact_times_give_exact_costs():
 
 def test_noise_lowers_r_squared_and_moves_costs_little():
     costs = fit_costs(rounds(noise=0.3))
-    assert 0.5 < costs.r_squared < 0.95
+    assert 0.5 < costs.round_r_squared < 0.95 and costs.r_squared > costs.round_r_squared
     assert costs.draft_seconds == pytest.approx(0.002, rel=0.05) and costs.target_seconds == pytest.approx(0.01, rel=0.05)
 
 
@@ -43,7 +43,7 @@ def test_a_fit_foretells_the_total_time():
 def test_rounds_that_tell_nothing_apart_are_refused(drafted):
     drafted = np.array(drafted)
     with pytest.raises(UserError, match="at least two draft lengths"):
-        fit_costs(RoundTimes(drafted, drafted, drafted * 0.1, drafted * 0.1 + 1))
+        fit_costs(RoundTimes(drafted, drafted, drafted * 0.1, drafted * 0.1 + 1, drafted * 0))
 
 
 def test_seconds_of_counts():

@@ -23,12 +23,15 @@ Build = Callable[[Iterator[Tensor]], Any]
 class Program:
     """A compiled unit, and where what it reads comes from."""
 
-    def __init__(self, artifact: Any, owned: Sequence[str], constants: Sequence[Tensor], outputs: Any) -> None:
+    def __init__(
+        self, artifact: Any, options: Mapping[str, Any], owned: Sequence[str], constants: Sequence[Tensor], outputs: Any
+    ) -> None:
         """`artifact` takes a module's tensors called `owned`, then `constants`, then what the unit is called with.
 
-        `outputs`: what it returns, with None in place of tensors.
+        `options`: Inductor's; `outputs`: what it returns, with None in place of tensors.
         """
-        self._artifact, self._owned, self._constants, self._outputs = artifact, owned, constants, outputs
+        self._artifact, self._options, self._owned, self._constants = artifact, options, owned, constants
+        self._outputs = outputs
 
     @classmethod
     def compile(
@@ -58,7 +61,7 @@ class Program:
                 aot=True,
             )
         spec = exported.call_spec.out_spec
-        return cls(artifact, *_sources(exported, module), tree_unflatten([None] * spec.num_leaves, spec))
+        return cls(artifact, options, *_sources(exported, module), tree_unflatten([None] * spec.num_leaves, spec))
 
     @property
     def is_general(self) -> bool:
@@ -77,15 +80,19 @@ class Program:
         return call
 
     def to_bytes(self) -> bytes:
-        return pickle.dumps((self._artifact.serialize(), self._owned, self._constants, self._outputs))
+        parts = (self._options, self._owned, self._constants, self._outputs)
+        return pickle.dumps((self._artifact.serialize(), *parts))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Program":
         """Read what `to_bytes` wrote; raises exceptions of many kinds for what it did not."""
-        from torch._inductor.standalone_compile import AOTCompiledArtifact  # takes seconds to import, and not all need it
+        from torch._inductor import config  # takes seconds to import, and not all need it
+        from torch._inductor.standalone_compile import AOTCompiledArtifact
 
-        artifact, *rest = pickle.loads(content)
-        return cls(AOTCompiledArtifact.deserialize(artifact), *rest)
+        artifact, options, *rest = pickle.loads(content)
+        # Loading finds kernels by what they are built with, and builds what it does not find.
+        with config.patch(options):
+            return cls(AOTCompiledArtifact.deserialize(artifact), options, *rest)
 
 
 def modules_in(program: Hashable) -> list[nn.Module]:
