@@ -134,7 +134,7 @@ class Evaluation:
 
     def _settings(self, found: Sequence[Candidate], choices: Choices) -> list[Setting]:
         """Return what is decoded: the best of each kind at the measured costs, or all rules that the config names."""
-        if self.cfg.live == "all" or self.others:
+        if self._decodes_all:
             wanted = [one for one in found if one.family.split()[0] in self.cfg.live_rules]
             return sweep_settings(wanted, others=self.others)
         best = {family: number for family, number in choices.best[MEASURED].items() if family not in BOUNDS}
@@ -143,6 +143,10 @@ class Evaluation:
         kinds += [[n for n in rest if found[n].head is not None], [n for n in rest if found[n].head is None]]
         speeds = choices.speeds[MEASURED]
         return sweep_settings([found[max(kind, key=speeds.__getitem__)] for kind in kinds if kind])
+
+    @property
+    def _decodes_all(self) -> bool:
+        return self.cfg.live == "all" or bool(self.others)
 
     def _decode(self, settings: Sequence[Setting]) -> list[Measured]:
         return self._sweep("generations", settings, prompts_of(self.cfg, self.pair, "test", self.cfg.num_live_prompts))
@@ -219,7 +223,9 @@ class Evaluation:
         at = {name: Costs.at_ratio(own.ratio) if name == MEASURED else own for name, own in prices.costs.items()}
         replayed = self._replayed_speeds(found, tables, costs) if costs and tables else {}
         live = live_rows(measured, costs, at, self.verification.lossless, replayed) if measured else []
-        gains = {name: gain_over_fixed(measured, own) for name, own in at.items()} if measured else {}
+        # The winners at the measured ratio are not those of others.
+        fair = at if choices is None or self._decodes_all else {MEASURED: at[MEASURED]} if measured else {}
+        gains = {name: gain_over_fixed(measured, own) for name, own in fair.items()} if measured else {}
         judges = {name: recorded_head(head) for name, head in self.heads.items()}
         sets, ranking = [], []
         for table in tables:
