@@ -62,7 +62,7 @@ PLOTS = {  # title, what a reader should know, what selects the figure
     ),
 }
 LIVE = (
-    "By costs: from a setting’s own counts; by replay: from replayed counts; in parentheses how far off. Discard and "
+    "By costs: from a setting’s own counts, at costs common to all; by replay: from replayed counts, at what its own rounds cost; in parentheses how far off. Discard and "
     "verification rates are per token, latencies in milliseconds per token. Click a heading to sort."
 )
 KINDS = {

@@ -29,7 +29,7 @@ class LiveRow:
     acceptance_rate: float | None
     milliseconds: Mapping[str, float]  # p50, p90, p99
     predicted_tokens_per_second: float | None  # from its own counts by the fitted costs; None for the target alone
-    replayed_tokens_per_second: float | None  # from replayed counts by the fitted costs; None where it was not replayed
+    replayed_tokens_per_second: float | None  # from replayed counts by what its own rounds cost; None where it was not replayed
     predicted_speedup: Mapping[str, Interval]  # by ratio, from its own counts
     lossless: bool  # whether what comes out follows the target's law
     efficiency_gain: Interval | None  # block efficiency over the same length's under the sweep's own verification rule, a ratio

@@ -34,7 +34,7 @@ from specheads.evaluation.results import MEASURED, DataSet, Report
 from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, round_times, run_sweep, sweep_settings
 from specheads.forecast import Forecast
 from specheads.pair import Pair
-from specheads.replay.cost import Costs, fit_costs
+from specheads.replay.cost import Costs, fit_costs, own_costs
 from specheads.replay.record import RecordSettings
 from specheads.replay.recording import TRUTH, Recording, head_fingerprint, judge, load_recording, make_recording
 from specheads.replay.replay import recorded_head, replay
@@ -221,7 +221,7 @@ class Evaluation:
     ) -> Report:
         costs = prices.costs.get(MEASURED)
         at = {name: Costs.at_ratio(own.ratio) if name == MEASURED else own for name, own in prices.costs.items()}
-        replayed = self._replayed_speeds(found, tables, costs) if costs and tables else {}
+        replayed = self._replayed_speeds(found, tables, measured, costs) if costs and tables else {}
         live = live_rows(measured, costs, at, self.verification.lossless, replayed) if measured else []
         # The winners at the measured ratio are not those of others.
         fair = at if choices is None or self._decodes_all else {MEASURED: at[MEASURED]} if measured else {}
@@ -238,12 +238,18 @@ class Evaluation:
         report = Report(self._context(measured), costs, live, gains, sets, ranking)
         return replace(report, notes=notes_on(report))
 
-    def _replayed_speeds(self, found: Sequence[Candidate], tables: Sequence[Recorded], costs: Costs) -> dict[str, float]:
-        """Return tokens per second on the decoded test prompts, by replayed counts."""
-        some, speeds = slice(0, self.cfg.num_live_prompts), {}
-        for one, counts in zip(found, tables[1].counts, strict=False):
-            drafted = counts.drafted[some].sum()
-            speeds[one.name] = counts.tokens[some].sum() / costs.seconds(drafted, counts.target_calls[some].sum(), drafted)
+    def _replayed_speeds(
+        self, found: Sequence[Candidate], tables: Sequence[Recorded], measured: Sequence[Measured], costs: Costs
+    ) -> dict[str, float]:
+        """Return tokens per second of decoded rules on the decoded test prompts, by replayed counts and what their own rounds cost."""
+        some, speeds, named = slice(0, self.cfg.num_live_prompts), {}, {one.name: number for number, one in enumerate(found)}
+        for one in measured:
+            if one.setting.name in named and one.setting.verification is None:
+                counts, own = tables[1].counts[named[one.setting.name]], own_costs(costs, round_times([one]))
+                drafted = counts.drafted[some].sum()
+                speeds[one.setting.name] = counts.tokens[some].sum() / own.seconds(
+                    drafted, counts.target_calls[some].sum(), drafted
+                )
         return speeds
 
     def _detailed(self, data: DataSet, recording: Recording, found: Sequence[Candidate], choices: Choices) -> DataSet:

@@ -70,6 +70,16 @@ def fit_costs(rounds: RoundTimes) -> Costs:
     return replace(costs, r_squared=_r_squared(*sums), round_r_squared=_r_squared(total, expected), num_rounds=len(total))
 
 
+def own_costs(costs: Costs, rounds: RoundTimes) -> Costs:
+    """Return `costs` with the mean times of one rule's rounds: what a rule computes itself, in a draft step or between rounds, is its own.
+
+    What verification costs more per drafted token stays, for rounds of one length do not tell.
+    """
+    draft_seconds = rounds.draft_seconds.sum() / rounds.draft_calls.sum()
+    target_seconds = (rounds.target_seconds - costs.verified_seconds * rounds.drafted).mean()
+    return Costs(float(draft_seconds), float(target_seconds), costs.verified_seconds)
+
+
 def _r_squared(found: np.ndarray, expected: np.ndarray) -> float | None:
     """Return the share of the variance that is explained; None where there is none."""
     spread = found - found.mean()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from specheads import UserError
-from specheads.replay.cost import Costs, RoundTimes, fit_costs
+from specheads.replay.cost import Costs, RoundTimes, fit_costs, own_costs
 
 
 def rounds(noise=0.0, growth=0.001, num_rounds=400):
@@ -54,3 +54,10 @@ def test_seconds_of_counts():
 def test_at_a_ratio_throughput_is_a_speedup_over_the_target_alone():
     # one draft token per round, always accepted: two tokens for 1 + 1/10 target forwards
     assert 2 / Costs.at_ratio(10).seconds(1, 1, 1) == pytest.approx(2 / 1.1)
+
+
+def test_a_rules_own_costs_foretell_its_own_time():
+    drafted = np.array([4, 4, 4, 2])
+    times = RoundTimes(drafted, drafted, drafted * 0.003, 0.012 + 0.001 * drafted, drafted * 0)
+    own = own_costs(Costs(0.002, 0.01, 0.001), times)
+    assert (own.draft_seconds, own.target_seconds, own.verified_seconds) == pytest.approx((0.003, 0.012, 0.001))
