@@ -4,13 +4,17 @@
 """
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import wandb
 from hydra.utils import instantiate
+from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from data_gen.__main__ import check_data
 from specheads.cli import command, load_configured_pair
+from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.engine import resolve_engine
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError, is_count, is_number
@@ -20,6 +24,7 @@ from specheads.evaluation.report import print_report, write_report
 from specheads.evaluation.results import Report
 from specheads.evaluation.run import Evaluation
 from specheads.evaluation.wandb_log import log_report
+from specheads.loggers import new_logger
 from specheads.pair import config_folder
 
 logger = logging.getLogger(__name__)
@@ -30,6 +35,23 @@ def evaluate(cfg: DictConfig) -> Report:
     check(cfg)
     verification = instantiate(cfg.verification)  # before the models: a wrong rate should not wait for 70 B
     drafting, others = instantiate(cfg.drafting), {name: named_verification(name) for name in cfg.compare_verification}
+    loggers = [
+        new_logger(one, Path(cfg.paths.run)) for one in (cfg.get("logger") or {}).values()
+    ]  # a login that fails should not wait
+    try:
+        return run(cfg, loggers, drafting, verification, others)
+    finally:
+        wandb.finish()
+
+
+def run(
+    cfg: DictConfig,
+    loggers: Sequence[Logger],
+    drafting: Autoregressive,
+    verification: VerificationRule,
+    others: Mapping[str, VerificationRule],
+) -> Report:
+    """Load the models, do all steps, print and write the report."""
     pair = load_configured_pair(cfg)
     heads = find_heads(cfg, pair)
     logger.info("heads: %s", ", ".join(one.where for one in heads.values()) or "none")
@@ -37,7 +59,7 @@ def evaluate(cfg: DictConfig) -> Report:
     print_report(report)
     for path in write_report(report, Path(cfg.paths.run)):
         print(path)
-    log_report(report, cfg.get("logger"))
+    log_report(report, loggers)
     return report
 
 

@@ -3,7 +3,6 @@
 `python train.py --help` lists every key; `-m head.depth=0,1,2,3,4 loss.reject_weight=1,3,6,12` sweeps.
 """
 
-import hashlib
 import json
 import logging
 import warnings
@@ -17,7 +16,6 @@ import torch
 import wandb
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import RichProgressBar
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from omegaconf import DictConfig, OmegaConf
 
@@ -33,6 +31,7 @@ from specheads.heads.features import MixedResponses, checked_share
 from specheads.heads.head import HeadConfig
 from specheads.heads.module import HeadData, HeadModule
 from specheads.interrupts import deferred
+from specheads.loggers import new_logger
 from specheads.pair import Pair
 from specheads.runs import is_resumed
 
@@ -143,27 +142,6 @@ def decisive_settings(cfg: DictConfig, spec: HeadSpec, response_share: float, nu
         **{f"optimizer.{key}": value for key, value in asdict(instantiate(cfg.optimizer)).items()},
         **{f"trainer.{key}": value for key, value in trainer.items()},
     }
-
-
-def new_logger(cfg: DictConfig, run: Path) -> Logger:
-    """Return a logger; a W&B run without an id gets one from its folder, so that it goes on after an interruption.
-
-    Raises:
-        UserError: W&B cannot be reached or does not know the user.
-    """
-    if not cfg._target_.endswith("WandbLogger"):
-        return instantiate(cfg)
-    name = f"{run.parent.name}-{run.name}" if run.name.isdigit() else run.name  # a job of a sweep has a number
-    number = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:6]
-    logger = instantiate(cfg, id=cfg.get("id") or f"{name}-{number}")
-    try:
-        _ = logger.experiment  # starts the run now, before an hour of generating data
-    except wandb.errors.Error as error:
-        raise UserError(
-            f"logger.wandb.offline={cfg.get('offline')}: {error} Log in with `wandb login`, or keep the logs here with "
-            "logger.wandb.offline=true."
-        ) from error
-    return logger
 
 
 def checkpoint_to_resume(resume: bool | str, checkpoints: Checkpoints) -> Path | None:

@@ -136,9 +136,10 @@ def test_a_mistake_ends_with_one_message_and_exit_code_two(tmp_path):
     assert "Traceback" not in done.stderr and re.search("nanoo.*nano", done.stderr, re.DOTALL)
 
 
-def test_wandb_online_without_a_login_is_a_mistake_too(tmp_path):
+@pytest.mark.parametrize("command", [["train.py"], ["evaluate.py", "head=null", "logger=default"]], ids=["train", "evaluate"])
+def test_wandb_online_without_a_login_is_a_mistake_too(command, tmp_path):
     nobody = {"WANDB_MODE": "online", "WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
-    done = run(tmp_path, "train.py", *SMALL, "logger.wandb.offline=false", **nobody)
+    done = run(tmp_path, *command, *SMALL, "logger.wandb.offline=false", **nobody)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert re.search("logger.wandb.offline=False: .*wandb login.*logger.wandb.offline=true", done.stderr, re.DOTALL)

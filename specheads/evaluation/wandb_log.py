@@ -1,25 +1,21 @@
 """The report on Weights & Biases, where logging is on (`logger=default`)."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import wandb
-from hydra.utils import instantiate
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import Logger, WandbLogger
 
 from specheads.evaluation import figures
 from specheads.evaluation.results import Report
 
 
-def log_report(report: Report, loggers: Mapping[str, Any] | None) -> None:
-    """Log tables and plots to every W&B logger of a composed `logger` config; others have no place for them."""
-    configs = [config for config in (loggers or {}).values() if config["_target_"].endswith(".WandbLogger")]
-    for config in configs:
-        logger: WandbLogger = instantiate(config)
-        logger.log_hyperparams({key: value for key, value in report.context.items() if key != "config"})
-        logger.experiment.log(contents(report))
-    if configs:
-        wandb.finish()
+def log_report(report: Report, loggers: Sequence[Logger]) -> None:
+    """Log tables and plots to every W&B logger; others have no place for them."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.log_hyperparams({key: value for key, value in report.context.items() if key != "config"})
+            logger.experiment.log(contents(report))
 
 
 def contents(report: Report) -> dict[str, Any]:
