@@ -1,3 +1,4 @@
+import contextlib
 import json
 import shutil
 from dataclasses import replace
@@ -8,7 +9,9 @@ import pytest
 from plotly.offline import get_plotlyjs
 from report_example import NASTY, report_example
 from selenium import webdriver
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.ui import WebDriverWait
 
 from specheads.evaluation.findings import key_findings
 from specheads.evaluation.page import html_of, write_page
@@ -180,6 +183,11 @@ def opened(request, browser, path):
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)  # a window is never as narrow as a phone
     browser.get(path.as_uri())
+    drawn = "return [...document.querySelectorAll('.plot')].every(one => one.querySelector('.main-svg'))"
+    with contextlib.suppress(
+        TimeoutException
+    ):  # figures come after the page, later where a machine is busy; a test says which did not
+        WebDriverWait(browser, 30).until(lambda one: one.execute_script(drawn))
     return browser
 
 
