@@ -55,10 +55,12 @@ def run(
     pair = load_configured_pair(cfg)
     heads = find_heads(cfg, pair)
     logger.info("heads: %s", ", ".join(one.where for one in heads.values()) or "none")
-    report = Evaluation(cfg, pair, heads, drafting, verification, others).run()
+    evaluation = Evaluation(cfg, pair, heads, drafting, verification, others)
+    report = evaluation.run()
     print_report(report)
     for path in write_report(report, Path(cfg.paths.run)):
         print(path)
+    evaluation.recommend()
     log_report(report, loggers)
     return report
 
@@ -80,9 +82,15 @@ def check(cfg: DictConfig) -> None:
         raise UserError(f"live={cfg.live} is not known; use winners, all or none.")
     if cfg.live == "none" and not cfg.ratios:
         raise UserError("live=none with ratios=[] leaves nothing to reckon with; give some, for example ratios=[5,10,20].")
-    if not cfg.get("stopping"):
+    if "fixed_length" not in (cfg.get("stopping") or {}):
         raise UserError(
-            "no stopping rule is chosen; use stopping=all, or some, for example 'stopping=[fixed_length,head_threshold]'."
+            "stopping leaves out fixed_length, over which every gain is stated; add it, for example "
+            "'stopping=[fixed_length,head_threshold]', or use stopping=all."
+        )
+    known = {path.stem for path in (config_folder() / "stopping").glob("*.yaml")}
+    if wrong := [name for name in cfg.live_rules if name not in known]:
+        raise UserError(
+            f"live_rules names {wrong[0]!r}, which is no rule of conf/stopping; use for example 'live_rules=[fixed_length]'."
         )
     check_rules(OmegaConf.to_container(cfg.stopping, resolve=True))
     counts = {key: cfg[key] for key in ("num_prompts", "num_dev_prompts", "num_live_prompts", "repeats", "max_new_tokens")}

@@ -96,7 +96,7 @@ def _winners(rules: list[RuleRow]) -> list[Winner]:
                 None if family == "fixed_length" else about((speed.value - fixed) / (top - fixed), 0.25)
                 for top in (ceiling, oracle)
             ]
-            found.append(Winner(family, row.name, ratio, speed, about(speed.value / fixed, 0.015), *gaps))
+            found.append(Winner(family, row.name, ratio, speed, about(speed.value / fixed, 0.015), *gaps, speed.value))
     return found
 
 

@@ -230,6 +230,12 @@ MISTAKES = {
         r"threshold=2 is outside \[0, 1\]",
     ),
     "a course of no draws": (["evaluate.py", "head=null", "record.num_draws=0"], "record.num_draws=0 is no count"),
+    "no fixed lengths to compare with": (
+        ["evaluate.py", "head=null", "stopping=[max_probability]"],
+        "stopping leaves out fixed_length",
+    ),
+    "live rule that is unknown": (["evaluate.py", "head=null", "live_rules=[fixed]"], "live_rules names 'fixed'"),
+    "no lengths": (["evaluate.py", "head=null", "fixed_lengths=[]"], r"stopping.fixed_length.num_tokens=\[\] names no value"),
     "unknown engine": (["evaluate.py", "head=null", "engine=warp"], "engine='warp'"),
     "acceptance rate above 1": (
         ["evaluate.py", "head=null", "verification=synthetic", "verification.rate=2"],

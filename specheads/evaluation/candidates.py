@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from hydra.utils import get_class
 
 from specheads.decoding.stopping import ExpectedThroughput, HeadThreshold, Logistic, StoppingRule, logistic_inputs
@@ -168,6 +167,9 @@ def _settled(
     if arguments.get("threshold") == "auto":
         depends.append("threshold")
     if not depends:
+        if issubclass(cls, ExpectedThroughput) and None in arguments.values():
+            _need(tuning, cls, "what is null")
+            arguments = arguments | _expectations(arguments, tuning, head, Costs.at_ratio(arguments["cost_ratio"]))
         yield None, arguments
         return
     _need(tuning, cls, depends[0])
@@ -205,6 +207,8 @@ def check_rules(stopping: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise UserError for values that a rule refuses, before anything long begins; what is open is taken to fit."""
     for name, config in stopping.items():
         arguments = {key: value if isinstance(value, list) else [value] for key, value in config.items() if key != "_target_"}
+        if empty := [key for key, values in arguments.items() if not values]:
+            raise UserError(f"stopping.{name}.{empty[0]}=[] names no value; give some, or leave the rule out of stopping=.")
         for values in itertools.product(*arguments.values()):
             given = {key: value for key, value in zip(arguments, values, strict=True) if value is not None and value != "auto"}
             if isinstance(given.get("weights"), Mapping):
@@ -226,4 +230,13 @@ def takes_head(config: Mapping[str, Any]) -> bool:
 def longest_draft(stopping: Mapping[str, Mapping[str, Any]]) -> int:
     """Return the longest draft of any rule in a composed `stopping` config."""
     values = [config.get(key) for config in stopping.values() for key in ("max_tokens", "num_tokens", "arms")]
-    return max(torch.tensor(value).max().item() for value in values if value is not None)
+    return max(_numbers(values))
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    """Yield the numbers in lists of lists."""
+    if isinstance(value, list):
+        for part in value:
+            yield from _numbers(part)
+    elif value is not None:
+        yield value

@@ -14,6 +14,7 @@ from data_gen.__main__ import generation_settings
 from data_gen.prompts import unique
 from data_gen.run import EncodedPrompt, PromptSource, encode_prompts
 from specheads.errors import UserError
+from specheads.files import write_json
 from specheads.heads.checkpoint import latest_head, load_head
 from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair, config_folder
@@ -88,7 +89,5 @@ def known_data_sets(test_sets: Mapping[str, Any]) -> dict[str, Path]:
 
 def store_recommendation(folder: Path, values: Mapping[str, float]) -> None:
     """Write a head's recommended numbers into its config, for threshold=auto."""
-    from specheads.files import write_json
-
     path = folder / "config.json"
     write_json(path, json.loads(path.read_text()) | {"recommended": dict(values)})

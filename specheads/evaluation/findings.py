@@ -54,9 +54,9 @@ def winners_at(data_set: DataSet, ratio: str | None) -> list[Winner]:
 
 
 def best(winners: Iterable[Winner], head: bool) -> Winner | None:
-    """Return the fastest winner with a head, or the fastest without one that is no fixed length."""
+    """Return the winner with a head that was fastest on dev prompts, or the one without that is no fixed length."""
     found = [row for row in winners if achievable(row.family) and row.family != FIXED and has_head(row.family) == head]
-    return max(found, key=lambda row: row.speedup.value, default=None)
+    return max(found, key=lambda row: row.dev_speedup, default=None)
 
 
 def times(found: Interval) -> str:
@@ -160,7 +160,7 @@ def _fastest(data_set: DataSet, ratio: str, with_head: bool) -> Winner | None:
     rows = [
         row for row in data_set.winners if row.ratio == ratio and achievable(row.family) and has_head(row.family) == with_head
     ]
-    return max(rows, key=lambda row: row.speedup.value, default=None)
+    return max(rows, key=lambda row: row.dev_speedup, default=None)
 
 
 def ratio_name(ratio: str) -> str:

@@ -21,7 +21,7 @@ class Journal:
 
         A journal of another sweep (another head, another number of threads) is kept under another name.
         """
-        self.path = path
+        self.path, made_of = path, json.loads(json.dumps(made_of))  # as it will be read back: tuples are lists there
         header, *lines = _lines(path) or [{}]
         found = header.get("made_of") if isinstance(header, dict) else None
         kept = lines if found == made_of else []

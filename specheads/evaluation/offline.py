@@ -110,7 +110,7 @@ def data_set(recorded: Recorded, candidates: Sequence[Candidate], choices: Choic
     winners = [
         winner
         for ratio, choice in choices.best.items()
-        for winner in _winners(ratio, choice, [name for _, name, _ in named], [f for f, _, _ in named], speeds[ratio])
+        for winner in _winners(ratio, choice, [(f, name) for f, name, _ in named], speeds[ratio], choices.speeds[ratio])
     ]
     return DataSet(
         recorded.name, recorded.role, recording.num_prompts, int(recording.lengths.sum()), recording.num_draws, rows, winners
@@ -122,24 +122,25 @@ def _acceptance_rate(found: Sums) -> float | None:
 
 
 def _winners(
-    ratio: str, choice: Choice, names: Sequence[str], families: Sequence[str], speeds: Sequence[np.ndarray]
+    ratio: str, choice: Choice, named: Sequence[tuple[str, str]], speeds: Sequence[np.ndarray], dev_speeds: Sequence[float]
 ) -> list[Winner]:
     """Return the best of each family at one ratio, and the best fixed length in hindsight: the one that this data set would choose."""
     fixed = speeds[choice[FIXED]] if FIXED in choice else None
     ceiling = speeds[choice[CEILING]] if CEILING in choice else None
-    lengths = [number for number, family in enumerate(families) if family == FIXED]
+    lengths = [number for number, (family, _) in enumerate(named) if family == FIXED]
     chosen = list(choice.items())
     if lengths:
         chosen.insert(1, (f"{FIXED} in hindsight", max(lengths, key=lambda number: speeds[number][0])))
     return [
         Winner(
             family,
-            names[number],
+            named[number][1],
             ratio,
             interval(speeds[number]),
             interval(speeds[number] / (1 if fixed is None else fixed)),
             _gap(speeds[number], fixed, ceiling),
             _gap(speeds[number], fixed, speeds[choice[ORACLE]]),
+            float(dev_speeds[number]),
         )
         for family, number in chosen
     ]
@@ -205,7 +206,10 @@ def bank(
     """Return the heads of a bank, the fastest first at the ratio in the middle."""
     resamples, rows = resample_counts(test.recording.num_prompts), []
     for name, (logits, accepted) in _judged(test.recording, heads).items():
-        best = {ratio: choice[f"head_threshold {name}"] for ratio, choice in choices.best.items()}
+        families = (f"head_threshold {name}", f"head_threshold {name} auto")
+        best = {ratio: next((choice[f] for f in families if f in choice), None) for ratio, choice in choices.best.items()}
+        if None in best.values():
+            continue  # no threshold of it was asked for
         labels = accepted.double()
         rows.append(
             BankRow(

@@ -61,6 +61,7 @@ class Winner:
     gain: Interval  # speed-up over that of the best fixed length, a ratio
     gap_ceiling: Interval | None  # share of the way from the best fixed length to the informed ceiling
     gap_oracle: Interval | None  # the same to the oracle, which knows every coin flip
+    dev_speedup: float = 0.0  # on dev prompts, by which one family is preferred to another
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ class Evaluation:
         self.warp, self.folder = Warp(**cfg.warp), Path(cfg.paths.run)
         rules = OmegaConf.to_container(cfg.stopping, resolve=True)
         self.stopping = {name: rule for name, rule in rules.items() if heads or not takes_head(rule)}
+        self._recommended: dict[Path, dict[str, float]] = {}
         self.ratios = {f"{ratio:g}": Costs.at_ratio(ratio) for ratio in cfg.ratios}
 
     def run(self) -> Report:
@@ -220,7 +221,7 @@ class Evaluation:
         measured: Sequence[Measured],
     ) -> Report:
         costs = prices.costs.get(MEASURED)
-        at = {name: Costs.at_ratio(own.ratio) if name == MEASURED else own for name, own in prices.costs.items()}
+        at = {name: scaled(own, prices.alone) if name == MEASURED else own for name, own in prices.costs.items()}
         replayed = self._replayed_speeds(found, tables, measured, costs) if costs and tables else {}
         live = live_rows(measured, costs, at, self.verification.lossless, replayed) if measured else []
         # The winners at the measured ratio are not those of others.
@@ -234,7 +235,7 @@ class Evaluation:
         if tables:
             sets[1] = self._detailed(sets[1], tables[1].recording, found, choices)
             ranking = offline.bank(judges, tables[1], found, choices, prices) if len(judges) > 1 else []
-            self._recommend(found, choices, sets[1])
+            self._note_recommended(found, choices, sets[1])
         report = Report(self._context(measured), costs, live, gains, sets, ranking)
         return replace(report, notes=notes_on(report))
 
@@ -268,8 +269,16 @@ class Evaluation:
         places = [offline.positions(*pair) for pair in zip(shown, rounds, strict=True)]
         return replace(data, positions=places, texts=texts)
 
-    def _recommend(self, found: Sequence[Candidate], choices: Choices, data: DataSet) -> None:
+    def recommend(self) -> None:
         """Store the threshold that was best on dev prompts in each local head, for threshold=auto."""
+        for where, values in self._recommended.items():
+            try:
+                store_recommendation(where, values)
+                logger.info("%s now recommends threshold %g, for threshold=auto", where, values["threshold"])
+            except OSError as error:
+                logger.warning("threshold %g could not be stored in %s (%s)", values["threshold"], where, error.strerror)
+
+    def _note_recommended(self, found: Sequence[Candidate], choices: Choices, data: DataSet) -> None:
         ratio = MEASURED if MEASURED in choices.best else choices.middle
         for name, one in self.found.items():
             family = f"head_threshold {name}" if len(self.found) > 1 else "head_threshold"
@@ -278,8 +287,7 @@ class Evaluation:
                 continue
             rule, row = found[number].live, data.rules[number]
             values = {"threshold": rule.threshold, "min_tokens": rule.min_tokens, "max_tokens": rule.max_tokens}
-            store_recommendation(Path(one.where), values | {"predicted_speedup": row.speedup[ratio].value})
-            logger.info("%s now recommends threshold %g, for threshold=auto", one.where, rule.threshold)
+            self._recommended[Path(one.where)] = values | {"predicted_speedup": row.speedup[ratio].value}
 
     def _context(self, measured: Sequence[Measured]) -> dict[str, Any]:
         cfg, pair = self.cfg, self.pair
@@ -300,6 +308,13 @@ class Evaluation:
             "versions": versions(),
             "config": OmegaConf.to_yaml(cfg, resolve=True),
         }
+
+
+def scaled(costs: Costs, tokens_per_second: float) -> Costs:
+    """Return costs in units of the time that the target alone takes for a token, so that a throughput is a speed-up."""
+    return Costs(
+        *(seconds * tokens_per_second for seconds in (costs.draft_seconds, costs.target_seconds, costs.verified_seconds))
+    )
 
 
 def without_auto(stopping: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -81,7 +81,7 @@ def latest_head(outputs: Path, pair: Pair) -> Path:
     Raises:
         UserError: there is none.
     """
-    found = sorted(outputs.glob("**/heads/*/config.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = sorted(outputs.glob("**/heads/*/config.json"), key=_trained_at, reverse=True)
     ours = {"draft": pair.draft_revision, "target": pair.target_revision}
     for path in found:
         try:
@@ -95,6 +95,12 @@ def latest_head(outputs: Path, pair: Pair) -> Path:
         f"there is no head for draft {pair.draft_id} with target {pair.target_id} under {outputs}{others}; "
         f"train one with python train.py model={pair.name}."
     )
+
+
+def _trained_at(config: Path) -> float:
+    """Return when a head's weights were written; an evaluation may have written into its config since."""
+    weights = config.with_name("model.safetensors")
+    return (weights if weights.exists() else config).stat().st_mtime
 
 
 def _tensors(head: AcceptanceHead) -> dict[str, torch.Tensor]:

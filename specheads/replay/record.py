@@ -178,6 +178,7 @@ def _grow(
             check_finite(pair.draft_id, law)
             tokens[rows, depth] = warp.draw(law, uniform[:, depth])
             columns[:, rows, depth] = _values(logits, law, tokens[rows, depth])
+        del fork  # or the next one would lie beside it
     return Branches(begun.draw, begun.start, tokens, lengths), columns
 
 
@@ -201,5 +202,6 @@ def node_states(
             mask = torch.nn.functional.pad(mask, (0, longest - 1), value=1)
             output = fork.forward(tokens[:, : longest - 1], positions=positions, attention_mask=mask, num_logits=0)
             states = torch.cat([states, output.hidden], dim=1)
+            del fork, output  # or the next ones would lie beside them
         used = torch.arange(longest, device=lm.device) < lengths[:, None]
         yield tokens[:, :longest][used], states[used]

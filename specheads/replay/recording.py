@@ -103,8 +103,12 @@ class Recording:
         Nodes (n,) of the tokens, of the tokens that the draft proposes after them (-1: none recorded), and whether they are accepted.
         """
         branched = self.branch_length > 0
-        known = self.accepted | branched
         position = torch.arange(self.accepted.shape[1]).expand_as(self.accepted)
+        undrafted = torch.zeros(
+            self.accepted.shape[1], dtype=torch.bool
+        )  # what is at the limit is the target's, whoever would agree
+        undrafted[(self.first + self.lengths - 1)[self.lengths == self.limits]] = True
+        known = (self.accepted & ~undrafted) | branched
         node = torch.where(self.accepted, position, self.branch_first)
         last = torch.zeros(self.accepted.shape[1], dtype=torch.bool)
         last[self.first + self.lengths - 1] = True

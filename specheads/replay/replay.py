@@ -136,7 +136,7 @@ class _Walk:
     """Rules of one program over all responses and draws: rows are (rule, draw, prompt), and leave when their response is done."""
 
     def __init__(self, recording: Recording, rules: Sequence[StoppingRule]) -> None:
-        self.recording, self.rule, self.num_rules = recording, rules[0], len(rules)
+        self.recording, self.rules, self.rule, self.num_rules = recording, rules, rules[0], len(rules)
         rows_per_rule = recording.num_draws * recording.num_prompts
         row = torch.arange(self.num_rules * rows_per_rule)
         self.which, self.draw = row // rows_per_rule, row // recording.num_prompts % recording.num_draws
@@ -190,12 +190,17 @@ class _Walk:
         left = self.recording.lengths[self.prompt[rows]] - self.start[rows]
         tokens = torch.minimum(accepted + 1, left)
         self._note(rows, drafted, accepted, tokens)
-        before = tree_map(lambda value: value[rows], self.state)
-        after = self.rule.observe(before, drafted, accepted)
-        self.state = tree_map(lambda value, new: value.index_copy(0, rows, new.to(value.dtype)), self.state, after)
+        which = self.which[rows]
+        for number in which.unique().tolist():  # rules of one program step alike, but each learns in its own way
+            own = which == number
+            self._observe(self.rules[number], rows[own], drafted[own], accepted[own])
         self.start[rows] += tokens
         self.drafted[rows], self.depth[rows] = 0, -1
         self._skip_last_tokens()
+
+    def _observe(self, rule: StoppingRule, rows: Tensor, drafted: Tensor, accepted: Tensor) -> None:
+        after = rule.observe(tree_map(lambda value: value[rows], self.state), drafted, accepted)
+        self.state = tree_map(lambda value, new: value.index_copy(0, rows, new.to(value.dtype)), self.state, after)
 
     def _skip_last_tokens(self) -> None:
         """Let rows go that are done; where one token is left to the limit, the target emits it without a draft."""

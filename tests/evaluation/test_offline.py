@@ -120,7 +120,7 @@ def recording():
     first, lengths = torch.tensor([0, 4]), torch.tensor([4, 2])
     finished = torch.tensor([False, False])
     return Recording(
-        ["a", "b"], [[7], [8]], first, lengths, lengths, finished, accepted, branch_first, branch_length, tokens, values, 3
+        ["a", "b"], [[7], [8]], first, lengths, lengths + 5, finished, accepted, branch_first, branch_length, tokens, values, 3
     )
 
 

@@ -180,3 +180,46 @@ def test_a_rule_that_was_not_recorded_for_is_refused(pair, heads, tmp_path):
         replay(recording, [stopping.HeadThreshold(heads[0])])
     with pytest.raises(UserError, match=head_fingerprint(heads[1])):
         replay(recording, [stopping.HeadThreshold(recorded_head(heads[1]))])
+
+
+def two_of_each(head):
+    """Rules of every class, two with other numbers each, so that many share a program and learn in other ways."""
+    other = recorded_head(head)
+    return [
+        *(stopping.FixedLength(k) for k in (2, 5)),
+        *(stopping.Heuristic(start=5, increase=n) for n in (1, 3)),
+        *(stopping.AcceptedAverage(extra=n, smoothing=n / 4) for n in (1, 2)),
+        *(stopping.BanditLength(cost_ratio=r) for r in (3.0, 20.0)),
+        *(stopping.Confidence(0.4, retune=r) for r in (True, False)),
+        *(stopping.AdaptiveEntropy(target_acceptance=a, step=0.1) for a in (0.3, 0.9)),
+        *(stopping.EntropyThreshold(t) for t in (0.8, 1.5)),
+        *(stopping.MaxProbability(t) for t in (0.3, 0.6)),
+        *(stopping.DraftProduct(t) for t in (0.5, 0.9)),
+        *(stopping.Logistic({"logit_max_prob": w, "bias": 0.1}, 0.6) for w in (0.5, 1.5)),
+        *(stopping.OnlineLogistic(prior=p, threshold=0.6) for p in (1.0, 50.0)),
+        *(stopping.ExpectedThroughput(other, cost_ratio=r, mean_acceptance=0.6) for r in (4.0, 20.0)),
+        *(stopping.HeadThreshold(other, t) for t in (0.3, 0.8)),
+    ]
+
+
+def test_rules_that_learn_are_walked_together_as_they_are_alone(pair, heads, tmp_path):
+    recording = recorded(pair, heads, tmp_path, Warp(1.0), 6, num_draws=2)
+    rules, found = two_of_each(heads[0]), []
+    for rule, together in zip(rules, replay(recording, rules), strict=True):
+        (alone,) = replay(recording, [rule])
+        rounds = [rounds_of(alone, prompt, draw) for prompt in range(6) for draw in range(2)]
+        assert rounds == [rounds_of(together, prompt, draw) for prompt in range(6) for draw in range(2)], type(rule).__name__
+        found.append(rounds)
+    assert all(one != other for one, other in zip(found[::2], found[1::2], strict=True))  # the two of each class are told apart
+
+
+def test_rules_that_learn_have_the_very_rounds_of_decoding_in_greedy_mode(pair, heads, tmp_path):
+    recording = recorded(pair, heads, tmp_path, Warp(0), 3)
+    replayed = replay(recording, two_of_each(heads[0]))
+    for rule, rounds in zip(two_of_each(heads[0]), replayed, strict=True):
+        if isinstance(rule, stopping.ExpectedThroughput | stopping.HeadThreshold):
+            rule.head = heads[0]  # the head itself in the place of what was recorded of it
+            rule.needs, rule.program = frozenset(heads[0].config.inputs), (rule.program[0], heads[0])
+        for number, (_, ids) in enumerate(prompts(3)):
+            live = [(r.num_drafted, r.num_accepted, len(r.tokens)) for r in live_rounds(pair, rule, Warp(0), ids)]
+            assert rounds_of(rounds, number) == live, type(rule).__name__

@@ -17,7 +17,7 @@ class StoppingRule(Protocol):
 
     needs: frozenset[str]
     max_tokens: int  # the longest draft it lets grow
-    program: Hashable  # rules of equal programs take the same step from the same state
+    program: Hashable  # rules of equal programs take the same step from the same state; what they learn in `observe` may differ
 
     def init(self, batch: int, device: torch.device) -> Any:
         """Return the state at the start of a prompt."""
