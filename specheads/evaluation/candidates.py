@@ -8,6 +8,7 @@ import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,9 +53,15 @@ class Tuning:
     recording: Recording
     costs: Mapping[str, Costs]
     _curves: dict[tuple[RecordedHead, int], np.ndarray] = field(default_factory=dict)
+    _fits: dict[Any, dict[str, float]] = field(default_factory=dict)  # each is asked for by every value of a rule
 
     def logistic(self, names: Sequence[str]) -> dict[str, float]:
         """Return the weights of a logistic of the draft's certainty."""
+        if tuple(names) not in self._fits:
+            self._fits[tuple(names)] = self._fit_logistic(names)
+        return self._fits[tuple(names)]
+
+    def _fit_logistic(self, names: Sequence[str]) -> dict[str, float]:
         node, _, accepted = self.recording.labels()
         features = {name: self.recording.features[name][node] for name in ("draft_prob", "max_prob", "entropy")}
         inputs = [name for name in names if name != "bias"]
@@ -63,11 +70,13 @@ class Tuning:
 
     def calibration(self, head: RecordedHead) -> dict[str, float]:
         """Return slope and intercept that make a head's logits calibrated (Platt scaling)."""
-        logits, accepted = head_logits(self.recording, head)
-        slope, intercept = fit_logistic(logits[:, None], accepted.double()).tolist()
-        return {"slope": slope, "intercept": intercept}
+        if head not in self._fits:
+            logits, accepted = head_logits(self.recording, head)
+            fitted = fit_logistic(logits[:, None], accepted.double()).tolist()
+            self._fits[head] = dict(zip(("slope", "intercept"), fitted, strict=True))
+        return self._fits[head]
 
-    @property
+    @cached_property
     def mean_acceptance(self) -> float:
         """The share of proposed tokens that are accepted."""
         return self.recording.labels()[2].double().mean().item()

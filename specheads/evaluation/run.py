@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from data_gen.run import EncodedPrompt, GenerationSettings
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.engine import resolve_engine
-from specheads.decoding.stopping import FixedLength
+from specheads.decoding.stopping import MAX_TOKENS, FixedLength
 from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError
 from specheads.evaluation import offline
@@ -97,7 +97,8 @@ class Evaluation:
         sets[name] = ("test", prompts_of(cfg, self.pair, "test", cfg.num_prompts))
         for other, path in (cfg.test_sets or {}).items():
             sets[other if other != name else f"{other}, more"] = ("test", prompts_of_set(cfg, self.pair, other, path))
-        settings = RecordSettings(cfg.record.num_draws, longest_draft(self.stopping), cfg.generation.batch_size)
+        longest = max(longest_draft(self.stopping), MAX_TOKENS)  # so that fewer rules need no other recording
+        settings = RecordSettings(cfg.record.num_draws, longest, cfg.generation.batch_size)
         generation = GenerationSettings(cfg.max_new_tokens, cfg.data.max_prompt_tokens, **cfg.generation)
         judges = {head_fingerprint(head): head for head in self.heads.values()}
         folders = {}

@@ -1,7 +1,7 @@
 """Recordings on disk and in memory: `recordings/<fingerprint>/` under the data folder, Parquet shards of `record_response`'s rows.
 
 What a head says of every node lies beside them in `judges/<fingerprint>/`, and so do the true acceptance probabilities: each is added
-in one pass of one model whenever it is asked for, and nothing is recorded twice. Shards appear by rename, with checksums; a restart
+in one pass of one model whenever it is asked for, and the recording stays. Shards appear by rename, with checksums; a restart
 makes what is missing.
 """
 

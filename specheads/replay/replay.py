@@ -43,7 +43,7 @@ class Counts:
     """What a rule spent on each prompt: arrays (P,) of floats, sums over draws."""
 
     tokens: np.ndarray
-    drafted: np.ndarray  # also the draft's forwards
+    drafted: np.ndarray  # also the draft's forwards, where none is issued ahead of a stop
     accepted: np.ndarray
     target_calls: np.ndarray
 
@@ -220,7 +220,7 @@ class _Walk:
 
     def _note(self, rows: Tensor, drafted: Tensor, accepted: Tensor, tokens: Tensor) -> None:
         where: list[Any] = [self.which[rows], self.prompt[rows], self.draw[rows], self.start[rows]]
-        self.rounds.append((*where, drafted, accepted, tokens))
+        self.rounds.append(tuple(column.int() for column in (*where, drafted, accepted, tokens)))
 
 
 def oracle(recording: Recording) -> Replayed:
