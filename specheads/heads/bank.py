@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from specheads.errors import UserError, is_number
-from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head import AcceptanceHead, HeadConfig, assemble
 from specheads.heads.loss import weighted_bce
+from specheads.heads.stack import HeadStack
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,23 @@ class HeadSpec:
 
 
 class HeadBank(nn.Module):
-    """Heads of one kind (`judges`) that read the same features. Each starts from its own seed, whatever its neighbours."""
+    """Heads of one kind (`judges`) that read the same features, as few batched computations as their shapes allow.
+
+    Each starts from its own seed and learns as if it were alone, whatever its neighbours.
+    """
 
     def __init__(self, specs: list[HeadSpec], seed: int) -> None:
         super().__init__()
         self.specs = specs
-        heads = {}
+        heads = []
         for spec in specs:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                heads[spec.name] = AcceptanceHead(spec.config)
-        self.heads = nn.ModuleDict(heads)
+                heads.append(AcceptanceHead(spec.config))
+        self.groups: dict[tuple, list[int]] = {}  # numbers of the heads that can be stacked
+        for number, spec in enumerate(specs):
+            self.groups.setdefault((spec.config.inputs, spec.config.width), []).append(number)
+        self.stacks = nn.ModuleList(HeadStack([heads[number] for number in group]) for group in self.groups.values())
 
     @property
     def judges(self) -> str:
@@ -50,9 +57,32 @@ class HeadBank(nn.Module):
     def needs(self) -> frozenset[str]:
         return frozenset(name for spec in self.specs for name in spec.config.inputs)
 
+    @property
+    def heads(self) -> dict[str, AcceptanceHead]:
+        """The heads by name, on the bank's own memory."""
+        found = {}
+        for stack, group in zip(self.stacks, self.groups.values(), strict=True):
+            found |= dict(zip(group, stack.heads(), strict=True))
+        return {spec.name: found[number] for number, spec in enumerate(self.specs)}
+
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return logits (heads, N)."""
-        return torch.stack([head(features) for head in self.heads.values()])
+        logits = torch.cat([stack(self._assembled(stack, features)) for stack in self.stacks])
+        numbers = torch.tensor([number for group in self.groups.values() for number in group], device=logits.device)
+        return logits[numbers.argsort()]
+
+    def standardise(self, features: Mapping[str, Tensor]) -> None:
+        """Fix the shift and scale of all heads' inputs from a sample."""
+        for stack in self.stacks:
+            stack.standardise(self._assembled(stack, features))
+
+    def clip_gradients(self, largest: float) -> None:
+        """Limit the norm of each head's gradient."""
+        for stack in self.stacks:
+            stack.clip_gradients(largest)
+
+    def _assembled(self, stack: HeadStack, features: Mapping[str, Tensor]) -> Tensor:
+        return assemble(stack.configs[0].inputs, features, stack.readout.weight.dtype)
 
     def losses(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return each head's sum of losses and sum of weights, (heads,) both, for logits (heads, N) and labels (N,)."""

@@ -5,7 +5,7 @@ sampled. `judges=next_token` (look-ahead): the state that y_i was sampled from, 
 judge y_i before that forward is spent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -87,6 +87,18 @@ class HeadConfig:
         return cls(**{**values, "inputs": tuple(values["inputs"])})
 
 
+def assemble(inputs: Sequence[str], features: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """Return what a network reads (..., input_size) of named features, each (..., size) or (...)."""
+    columns = []
+    for name in inputs:
+        value = features[name].to(dtype)
+        if name in ("hidden", "embedding"):
+            columns.append(value)
+        else:
+            columns.append((value.clamp_min(1e-12).log() if name == "draft_prob" else value).unsqueeze(-1))
+    return torch.cat(columns, dim=-1)
+
+
 class ResidualBlock(nn.Module):
     """`x + SiLU(W x + b)`, the identity plus SiLU(0) = 0 at the start of training."""
 
@@ -122,14 +134,7 @@ class AcceptanceHead(nn.Module):
 
     def assemble(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return the network's input (..., input_size) from named features, each (..., size) or (...)."""
-        columns = []
-        for name in self.config.inputs:
-            value = features[name].to(self.readout.weight.dtype)
-            if name in ("hidden", "embedding"):
-                columns.append(value)
-            else:
-                columns.append((value.clamp_min(1e-12).log() if name == "draft_prob" else value).unsqueeze(-1))
-        return torch.cat(columns, dim=-1)
+        return assemble(self.config.inputs, features, self.readout.weight.dtype)
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return logits (...) for features named in `config.inputs`."""

@@ -122,8 +122,7 @@ class HeadModule(L.LightningModule):
             ]
             parts = [self.features(batch) for batch in batches]
             features = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-            for head in self.bank.heads.values():
-                head.standardise(head.assemble(features))
+            self.bank.standardise(features)
 
         for step, metrics in self.history:  # of the run that this one goes on with
             for logger in self.loggers:
@@ -153,6 +152,15 @@ class HeadModule(L.LightningModule):
             self.record(dict(zip(names, values.tolist(), strict=True)))
         self.log("loss", values.mean(), prog_bar=True, logger=False)
         return values.sum()
+
+    def configure_gradient_clipping(
+        self, optimizer: torch.optim.Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Limit each head's gradient by itself, so that it learns as if it were alone."""
+        if gradient_clip_val and gradient_clip_algorithm in (None, "norm"):
+            self.bank.clip_gradients(gradient_clip_val)
+        else:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def validation_step(self, batch: HeadBatch, batch_index: int) -> None:
         self._collected.append((self.bank(self.features(batch)).cpu(), batch.label.cpu(), torch.empty(0)))

@@ -1,0 +1,106 @@
+"""Heads of one kind, inputs and width as one batched computation, however deep each is: the same numbers as each alone.
+
+The deepest head comes first, so that the k-th block of all heads that have one is one product over the first of them.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, silu
+
+from specheads.heads.head import AcceptanceHead
+
+
+class HeadStack(nn.Module):
+    """G heads: parameters of equal name and shape in one tensor (G, ...), the k-th block of those G_k heads that have it (G_k, ...)."""
+
+    def __init__(self, heads: Sequence[AcceptanceHead]) -> None:
+        """Take the values of `heads`, which agree in kind, inputs and width."""
+        super().__init__()
+        heads = list(heads)
+        self.order = sorted(range(len(heads)), key=lambda number: -heads[number].config.depth)
+        ordered = [heads[number] for number in self.order]
+        self.configs = [head.config for head in ordered]
+        self.register_buffer("input_mean", ordered[0].input_mean.clone())
+        self.register_buffer("input_scale", ordered[0].input_scale.clone())
+        self.projected = isinstance(ordered[0].projection, nn.Linear)
+        if self.projected:
+            self.projection = Stacked([head.projection for head in ordered])
+        self.blocks = nn.ModuleList(
+            Stacked([head.blocks[level].linear for head in ordered if head.config.depth > level])
+            for level in range(ordered[0].config.depth)
+        )
+        self.readout = Stacked([head.readout for head in ordered])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits (G, N), in the order in which the heads were given, of assembled inputs (N, input_size)."""
+        x = (inputs - self.input_mean) * self.input_scale
+        x = self.projection.shared(x) if self.projected else x.expand(len(self.configs), *x.shape)
+        for block in self.blocks:
+            deep, shallow = x[: len(block)], x[len(block) :]
+            deep = deep + silu(block(deep))
+            x = torch.cat([deep, shallow]) if len(shallow) else deep
+        logits = self.readout(x).squeeze(-1)
+        return logits[self._places(logits.device)]
+
+    def _places(self, device: torch.device) -> Tensor:
+        return torch.tensor(self.order, device=device).argsort()
+
+    def heads(self) -> list[AcceptanceHead]:
+        """Return the heads, in the order in which they were given, on this stack's own memory: what changes here changes there."""
+        found: list[AcceptanceHead | None] = [None] * len(self.configs)
+        for place, (number, config) in enumerate(zip(self.order, self.configs, strict=True)):
+            head = AcceptanceHead(config).requires_grad_(False).train(self.training)
+            head.input_mean, head.input_scale = self.input_mean, self.input_scale
+            if self.projected:
+                self.projection.lend(head.projection, place)
+            for level, block in enumerate(head.blocks):
+                self.blocks[level].lend(block.linear, place)
+            self.readout.lend(head.readout, place)
+            found[number] = head
+        return found
+
+    @torch.no_grad()
+    def standardise(self, inputs: Tensor) -> None:
+        """Fix the shift and scale of the inputs of all heads; see `AcceptanceHead.standardise`."""
+        self.heads()[0].standardise(inputs)
+
+    @torch.no_grad()
+    def clip_gradients(self, largest: float) -> None:
+        """Scale each head's gradient down to the norm `largest` where it is longer, as if it were trained alone."""
+        squares = torch.zeros(len(self.configs), dtype=torch.float64, device=self.input_mean.device)
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                squares[: len(parameter)] += parameter.grad.flatten(1).double().square().sum(dim=1)
+        factor = (largest / (squares.sqrt() + 1e-6)).clamp_max(1.0)
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                own = factor[: len(parameter)].to(parameter.grad.dtype)
+                parameter.grad.mul_(own.reshape(-1, *[1] * (parameter.grad.dim() - 1)))
+
+
+class Stacked(nn.Module):
+    """Linear maps of one shape (I -> O), G of them."""
+
+    def __init__(self, maps: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.stack([each.weight.detach() for each in maps]))  # (G, O, I)
+        self.bias = nn.Parameter(torch.stack([each.bias.detach() for each in maps]))  # (G, O)
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (G, N, O) of inputs (G, N, I)."""
+        return torch.baddbmm(self.bias[:, None], x, self.weight.transpose(1, 2))
+
+    def shared(self, x: Tensor) -> Tensor:
+        """Return (G, N, O) of inputs (N, I) that all maps share: one product."""
+        product = linear(x, self.weight.flatten(0, 1), self.bias.flatten())
+        return product.unflatten(1, self.bias.shape).transpose(0, 1)
+
+    def lend(self, to: nn.Linear, place: int) -> None:
+        """Let a linear map have one of these as its own."""
+        to.weight = nn.Parameter(self.weight.detach()[place], requires_grad=False)
+        to.bias = nn.Parameter(self.bias.detach()[place], requires_grad=False)
