@@ -3,10 +3,11 @@
 `python train.py --help` lists every key; `-m head.depth=0,1,2,3,4 loss.reject_weight=1,3,6,12` sweeps.
 """
 
+import itertools
 import json
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import wandb
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.plugins.environments import LightningEnvironment
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from data_gen.__main__ import check_data, data_cache
 from data_gen.shards import load_split
@@ -86,10 +87,11 @@ def check(cfg: DictConfig) -> None:
 
 
 def train_head(cfg: DictConfig, pair: Pair) -> Path:
-    """Train one head on the pair's draft; return its folder."""
+    """Train heads on the pair's draft, all in one pass over its states; return the folder of the head, or of all of them."""
     run = Path(cfg.paths.run)
-    spec = head_spec(cfg, pair)
-    share = checked_share(spec.config.judges, cfg.mixing.response_share, spec.config.label)
+    specs = head_specs(cfg, pair)
+    judges, label = specs[0].config.judges, specs[0].config.label
+    share = checked_share(judges, cfg.mixing.response_share, label)
     optimizer = instantiate(cfg.optimizer)
     loggers = [new_logger(logger_config, run) for logger_config in cfg.logger.values()]
     checkpoints = Checkpoints(run / "checkpoints" / "last.ckpt", cfg.checkpoint.every_steps)
@@ -101,21 +103,18 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
         enable_checkpointing=False,
         plugins=[LightningEnvironment()],  # within a scheduler's job too, this process starts the others itself
     )
-    checkpoints.made_of = decisive_settings(cfg, spec, share, trainer.world_size)
+    checkpoints.made_of = decisive_settings(cfg, specs, share, trainer.world_size)
     check_named_checkpoint(cfg.resume, checkpoints.made_of, but="data")  # known once it is there, which may take hours
     folder = data_cache(cfg, pair)
     checkpoints.made_of["data"] = folder.name
-    splits = {
-        name: MixedResponses(load_split(folder, name), spec.config.judges, share, cfg.seed, spec.config.label)
-        for name in ("train", "dev", "test")
-    }
+    splits = {name: MixedResponses(load_split(folder, name), judges, share, cfg.seed, label) for name in ("train", "dev", "test")}
     data = HeadData(splits, **cfg.loader, seed=cfg.seed)
-    module = HeadModule(HeadBank([spec], cfg.seed), pair.draft_lm, optimizer)
+    module = HeadModule(HeadBank(specs, cfg.seed), pair.draft_lm, optimizer)
     earlier = checkpoint_to_resume(cfg.resume, checkpoints)
     with deferred() as checkpoints.request:
         logger.info(
             "training %s: %d train, %d dev prompts, %d epochs, into %s%s",
-            spec.name,
+            specs[0].name if len(specs) == 1 else f"{len(specs)} heads",
             *map(len, list(splits.values())[:2]),
             trainer.max_epochs,
             run,
@@ -130,11 +129,11 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     return exported
 
 
-def decisive_settings(cfg: DictConfig, spec: HeadSpec, response_share: float, num_processes: int) -> dict[str, Any]:
+def decisive_settings(cfg: DictConfig, specs: Sequence[HeadSpec], response_share: float, num_processes: int) -> dict[str, Any]:
     """Return what decides the numbers of a training, beside its data: a run goes on only where none of it has changed."""
     trainer = {key: str(value) for key, value in OmegaConf.to_container(cfg.trainer).items() if key not in WHERE_TO_TRAIN}
     return {
-        "head": json.dumps(asdict(spec), sort_keys=True),
+        "head": json.dumps([asdict(spec) for spec in specs], sort_keys=True),
         "seed": cfg.seed,
         "mixing.response_share": response_share,
         "loader.batch_size": cfg.loader.batch_size,
@@ -169,39 +168,58 @@ def check_named_checkpoint(resume: bool | str, made_of: Mapping[str, Any], but: 
         )
 
 
-def head_spec(cfg: DictConfig, pair: Pair) -> HeadSpec:
-    """Return the head that the config describes, for this pair."""
-    config = HeadConfig(
-        hidden_size=pair.draft_lm.hidden_size,
-        embedding_size=pair.draft.get_input_embeddings().weight.shape[1],
-        depth=cfg.head.depth,
-        width=cfg.head.width,
-        judges=cfg.head.judges,
-        inputs=tuple(cfg.head.inputs),
-        label=cfg.head.label,
-        warp=OmegaConf.to_container(cfg.warp),
-        draft={"id": pair.draft_id, "revision": pair.draft_revision},
-        target={"id": pair.target_id, "revision": pair.target_revision},
-    )
-    name = f"{config.judges}-d{config.depth}-r{cfg.loss.reject_weight:g}".replace(".", "_")
-    return HeadSpec(name, config, **cfg.loss)
+def head_specs(cfg: DictConfig, pair: Pair) -> list[HeadSpec]:
+    """Return every head that the config describes, for this pair: where depth, width or a weight is a list, each combination."""
+    for key in ("judges", "label"):
+        if not isinstance(cfg.head[key], str):
+            raise UserError(f"head.{key}={cfg.head[key]} is not one value; heads of one run share it. Use -m for several runs.")
+    swept = {"head.depth": cfg.head.depth, "head.width": cfg.head.width} | {
+        f"loss.{key}": value for key, value in cfg.loss.items()
+    }
+    choices = {key: list(value) if isinstance(value, ListConfig) else [value] for key, value in swept.items()}
+    if empty := [key for key, values in choices.items() if not values]:
+        raise UserError(f"{empty[0]}=[] names no value; give one, or several.")
+    specs = []
+    for values in itertools.product(*choices.values()):
+        own = dict(zip(choices, values, strict=True))
+        config = HeadConfig(
+            hidden_size=pair.draft_lm.hidden_size,
+            embedding_size=pair.draft.get_input_embeddings().weight.shape[1],
+            depth=own["head.depth"],
+            width=own["head.width"],
+            judges=cfg.head.judges,
+            inputs=tuple(cfg.head.inputs),
+            label=cfg.head.label,
+            warp=OmegaConf.to_container(cfg.warp),
+            draft={"id": pair.draft_id, "revision": pair.draft_revision},
+            target={"id": pair.target_id, "revision": pair.target_revision},
+        )
+        more = [f"{tag}{own[key]:g}" for key, tag in (("head.width", "w"), ("loss.accept_weight", "a")) if len(choices[key]) > 1]
+        weights = {key.removeprefix("loss."): value for key, value in own.items() if key.startswith("loss.")}
+        spec = HeadSpec("", config, **weights)
+        name = "-".join([config.judges, f"d{config.depth}", f"r{spec.reject_weight:g}", *more]).replace(".", "_")
+        specs.append(replace(spec, name=name))
+    if len({spec.name for spec in specs}) < len(specs):
+        raise UserError("the same head is asked for twice; give each value of head.depth, head.width and the loss weights once.")
+    return specs
 
 
 def export(module: HeadModule, data: HeadData, draft_device: torch.device, run: Path, seconds: float) -> Path:
-    """Write every head of the bank as a folder of its own; return the (last) folder."""
+    """Write every head of the bank as a folder of its own; return that of the only one, or the one above of several."""
     module.to(draft_device)  # Lightning leaves the heads on the CPU
     with torch.no_grad():
         features = module.features(next(iter(data.loader("dev"))).to(draft_device))
     module.check_not_constant(features)
+    heads = module.bank.heads
     for spec in module.bank.specs:
-        head = module.bank.heads[spec.name]
+        head = heads[spec.name]
         facts = {"optimizer": asdict(module.optimizer), "accept_weight": spec.accept_weight, "reject_weight": spec.reject_weight}
         facts |= {"num_prompts": len(data.splits["train"]), "seconds": round(seconds, 1), "test": module.test_results[spec.name]}
         head.config = replace(head.config, train=facts)
         inputs = head.assemble({name: value[:NUM_GOLDEN] for name, value in features.items()})
         folder = save_head(head, run / "heads" / spec.name, inputs)
     write_json(run / "test.json", module.test_results)
-    return folder
+    return folder if len(heads) == 1 else folder.parent
 
 
 def report(module: HeadModule, folder: Path) -> None:
@@ -210,7 +228,9 @@ def report(module: HeadModule, folder: Path) -> None:
     for name, metrics in module.test_results.items():
         cells = "".join(f"{metrics[key]:8.3f}" if key in metrics else f"{'-':>8}" for key in ("auroc", "kl", "brier", "ece"))
         print(f"{name:<28}{cells}")
-    print(f"\nhead: {folder}\nnext: {next_command('evaluate.py', f'head={folder}')}")
+    print(
+        f"\n{'head' if len(module.bank.specs) == 1 else 'heads'}: {folder}\nnext: {next_command('evaluate.py', f'head={folder}')}"
+    )
 
 
 @command("train")

@@ -136,6 +136,21 @@ def test_a_mistake_ends_with_one_message_and_exit_code_two(tmp_path):
     assert "Traceback" not in done.stderr and re.search("nanoo.*nano", done.stderr, re.DOTALL)
 
 
+def test_a_bank_is_trained_in_one_pass_exported_head_by_head_and_ranked(folder):
+    words = ["experiment=specdecpp_grid", "head.depth=[0,2]", "loss.reject_weight=[1,6]", "trainer.max_epochs=1"]
+    done = run(folder, "train.py", *SMALL, *words)
+    assert done.returncode == 0, done.stderr
+    bank = Path(re.search(r"^heads: (.*)$", done.stdout, re.MULTILINE)[1])
+    names = {f"input_token-d{depth}-r{weight}" for depth in (0, 2) for weight in (1, 6)}
+    assert {path.name for path in (folder / bank).iterdir()} == names
+    rules = ["stopping=[fixed_length,head_threshold]", "thresholds=[0.3,0.6]", "live=none", "num_prompts=4", "num_dev_prompts=4"]
+    done = run(folder, "evaluate.py", f"head={bank}", *SMALL, *rules)
+    assert done.returncode == 0, done.stderr
+    content = json.loads(max(folder.glob("outputs/evaluate/*/report.json"), key=lambda path: path.stat().st_mtime).read_text())
+    speeds = [row["speedup"]["10"]["value"] for row in content["bank"]]
+    assert {row["head"] for row in content["bank"]} == names and speeds == sorted(speeds, reverse=True)
+
+
 @pytest.mark.parametrize("command", [["train.py"], ["evaluate.py", "head=null", "logger=default"]], ids=["train", "evaluate"])
 def test_wandb_online_without_a_login_is_a_mistake_too(command, tmp_path):
     nobody = {"WANDB_MODE": "online", "WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}

@@ -1,0 +1,85 @@
+"""How long do the paper's 20 heads take in one pass, against 20 separate runs and against one head?
+
+    python benchmarks/bank.py [--prompts 512] [--repeats 3]
+
+Times one epoch of training on nano (data is made where it is missing), alternating; medians. Then counts multiply-adds per token at the
+shape of Llama 2 7B, where a step is a forward of the draft and three products (forward, two backward) for every weight of a head.
+"""
+
+import argparse
+import logging
+import statistics
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import lightning as L
+from hydra import compose, initialize_config_dir
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from data_gen.__main__ import data_cache
+from data_gen.shards import load_split
+from specheads import load_pair
+from specheads.heads.bank import HeadBank, HeadSpec
+from specheads.heads.features import MixedResponses
+from specheads.heads.module import HeadData, HeadModule, OptimizerSettings
+from specheads.pair import config_folder
+from train import head_specs
+
+LLAMA_2_7B = {"hidden": 4096, "multiply_adds": 6.61e9}  # per token: the weights of all linear maps, output embedding included
+LABELLED = 0.85  # share of positions that a head that judges its input learns from, at the paper's mixing
+
+
+def epoch_seconds(pair, rows, specs: list[HeadSpec]) -> float:
+    """Return the seconds of one epoch."""
+    data = HeadData({"train": MixedResponses(rows, specs[0].config.judges, None, 0)}, batch_size=32, num_workers=0, seed=0)
+    module = HeadModule(HeadBank(specs, 0), pair.draft_lm, OptimizerSettings(lr=1e-3))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = L.Trainer(
+        max_epochs=1, accelerator="cpu", num_sanity_val_steps=0, limit_val_batches=0, gradient_clip_val=1.0, **quiet
+    )
+    start = time.perf_counter()
+    trainer.fit(module, data)
+    return time.perf_counter() - start
+
+
+def head_multiply_adds(depth: int, hidden: int) -> float:
+    """Return the weights of a head that judges its input token."""
+    return depth * hidden * (hidden + 1) + hidden + 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompts", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        cfg = compose("train", ["experiment=specdecpp_grid", "paths.run=."])
+        data = compose("data_gen", ["model=nano"])
+    pair = load_pair("nano")
+    rows = load_split(data_cache(data, pair), "train").select(range(arguments.prompts))
+    specs = head_specs(cfg, pair)
+    one = [next(spec for spec in specs if spec.config.depth == 3)]
+    epoch_seconds(pair, rows.select(range(32)), specs)
+    times = {"together": [], "apart": [], "one": []}
+    for _ in range(arguments.repeats):
+        times["together"].append(epoch_seconds(pair, rows, specs))
+        times["one"].append(epoch_seconds(pair, rows, one))
+        times["apart"].append(sum(epoch_seconds(pair, rows, [spec]) for spec in specs))
+    together, apart, alone = (statistics.median(times[name]) for name in ("together", "apart", "one"))
+    print(f"nano, {arguments.prompts} prompts, one epoch, median of {arguments.repeats}")
+    print(
+        f"20 heads in one pass {together:6.1f} s; in 20 runs {apart:6.1f} s: {together / apart:.2f} of it; one head {alone:.1f} s"
+    )
+    hidden, draft = LLAMA_2_7B.values()
+    weights = {spec.name: head_multiply_adds(spec.config.depth, hidden) for spec in specs}
+    steps = [draft + 3 * LABELLED * sum(some) for some in (weights.values(), [weights[one[0].name]])]
+    print(f"at Llama 2 7B's shape, multiply-adds of a training step: {steps[0] / steps[1]:.2f} of one head's")
+
+
+if __name__ == "__main__":
+    main()
