@@ -35,9 +35,8 @@ def evaluate(cfg: DictConfig) -> Report:
     check(cfg)
     verification = instantiate(cfg.verification)  # before the models: a wrong rate should not wait for 70 B
     drafting, others = instantiate(cfg.drafting), {name: named_verification(name) for name in cfg.compare_verification}
-    loggers = [
-        new_logger(one, Path(cfg.paths.run)) for one in (cfg.get("logger") or {}).values()
-    ]  # a login that fails should not wait
+    # A login that fails should not wait either.
+    loggers = [new_logger(one, Path(cfg.paths.run)) for one in (cfg.get("logger") or {}).values()]
     try:
         return run(cfg, loggers, drafting, verification, others)
     finally:

@@ -1,1 +1,1 @@
-"""Live measurements of decoding: sweeps, intervals, reports."""
+"""Rules compared: replayed from recordings, decoded, reported."""

@@ -76,6 +76,8 @@ class Evaluation:
                 self.verification.label.removesuffix(" verification"),
             )
             return self._decode_only()
+        if self.drafting.ahead:
+            logger.warning("drafting.ahead=true spends a draft forward more in most rounds, which replayed counts leave out")
         recordings = self._record()
         prices = self._probe()
         (_, dev), *_ = recordings.values()
@@ -223,7 +225,8 @@ class Evaluation:
     ) -> Report:
         costs = prices.costs.get(MEASURED)
         at = {name: scaled(own, prices.alone) if name == MEASURED else own for name, own in prices.costs.items()}
-        replayed = self._replayed_speeds(found, tables, measured, costs) if costs and tables else {}
+        same_prompts = tables and len(measured[0].stats if measured else ()) <= tables[1].recording.num_prompts
+        replayed = self._replayed_speeds(found, tables, measured, costs) if costs and same_prompts else {}
         live = live_rows(measured, costs, at, self.verification.lossless, replayed) if measured else []
         # The winners at the measured ratio are not those of others.
         fair = at if choices is None or self._decodes_all else {MEASURED: at[MEASURED]} if measured else {}

@@ -1,1 +1,1 @@
-"""What decoding costs, computed from counts instead of clocks."""
+"""What decoding costs with any stopping rule, from recordings and counts in place of clocks."""

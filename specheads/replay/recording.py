@@ -104,9 +104,8 @@ class Recording:
         """
         branched = self.branch_length > 0
         position = torch.arange(self.accepted.shape[1]).expand_as(self.accepted)
-        undrafted = torch.zeros(
-            self.accepted.shape[1], dtype=torch.bool
-        )  # what is at the limit is the target's, whoever would agree
+        # What is at the limit is the target's, whoever would agree.
+        undrafted = torch.zeros(self.accepted.shape[1], dtype=torch.bool)
         undrafted[(self.first + self.lengths - 1)[self.lengths == self.limits]] = True
         known = (self.accepted & ~undrafted) | branched
         node = torch.where(self.accepted, position, self.branch_first)
@@ -197,18 +196,24 @@ def judge(
 ) -> None:
     """Add to the recording in `folder` what is missing of what `heads` (by fingerprint) and, if asked, the target say of its nodes.
 
-    All heads that are missing share one pass of the draft.
+    All heads that are missing share one pass of the draft. `advance` hears of every prompt once for the heads and once for the target,
+    whether there was something to do or not.
     """
-    settings = read_manifest(folder)["made_of"]
+    manifest = read_manifest(folder)
+    settings, num_rows = manifest["made_of"], sum(shard["rows"] for shard in manifest["shards"].values())
     with exclusive(folder):
         missing = {name: head for name, head in heads.items() if not _judged(folder, name).is_complete()}
         if missing:
             for head in missing.values():
                 head.to(pair.draft_lm.device)
             _judge(folder, pair.draft_lm, list(missing), _HeadScores(pair.draft_lm, list(missing.values())), settings, advance)
+        elif heads:
+            advance(num_rows)
         if truth and not _judged(folder, TRUTH).is_complete():
             score = _TruthScores(pair.target_lm, Warp(**settings["warp"]))
             _judge(folder, pair.target_lm, [TRUTH], score, settings, advance)
+        elif truth:
+            advance(num_rows)
 
 
 def _judged(folder: Path, name: str) -> ShardStore:
@@ -220,12 +225,14 @@ def _judge(
 ) -> None:
     """Write a shard of judgements for every shard of the recording."""
     stores = [_judged(folder, name) for name in names]
-    shards = sorted(read_manifest(folder)["shards"])
-    for shard in shards:
+    shards = read_manifest(folder)["shards"]
+    columns = ["prompt_ids", "response_ids", *(f"branch_{name}" for name in ("draw", "start", "length", "ids")), "law_prob"]
+    for shard in sorted(shards):
         if all(store.has(shard) for store in stores):
+            advance(shards[shard]["rows"])
             continue
         found: list[list[dict[str, Any]]] = [[] for _ in names]
-        for row in pq.read_table(folder / shard).to_pylist():
+        for row in pq.read_table(folder / shard, columns=columns).to_pylist():
             branches = _branches(row, settings["settings"]["max_tokens"])
             law_prob, parts, done = torch.tensor(row["law_prob"]), [], 0
             for tokens, hidden in node_states(
@@ -239,7 +246,7 @@ def _judge(
         for store, rows in zip(stores, found, strict=True):
             store.write(shard, rows)
     for store in stores:
-        store.complete(shards)
+        store.complete(sorted(shards))
 
 
 class _HeadScores:

@@ -1,5 +1,6 @@
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from rich.console import Console
 from specheads import AcceptanceHead, HeadConfig, Warp, stopping, verification
 from specheads.evaluation import report as module
 from specheads.evaluation.candidates import candidates
-from specheads.evaluation.findings import notes_on
-from specheads.evaluation.intervals import gain_over_fixed
+from specheads.evaluation.findings import has_head, notes_on
+from specheads.evaluation.intervals import Interval, gain_over_fixed
 from specheads.evaluation.report import live_rows, print_report, write_report
 from specheads.evaluation.results import Report
 from specheads.evaluation.sweep import round_times, run_sweep, sweep_settings
@@ -164,16 +165,13 @@ def test_other_verification_rules_are_compared_at_equal_lengths():
     assert "block K=4: block efficiency" in console.export_text()
 
 
-def test_a_simple_rule_that_beats_the_head_is_named():
+@pytest.mark.parametrize("faster, named", [(1.02, True), (0.98, False)])
+def test_a_rule_without_a_head_that_beats_the_head_is_named(faster, named):
     report = report_example()
-    (data,) = [one for one in report.data_sets if one.role == "test"][:1]
-    ratio = data.winners[0].ratio
-    heads = [w for w in data.winners if w.ratio == ratio and w.family.startswith("head_threshold")]
-    assert heads
-    best = max(heads, key=lambda w: w.speedup.value)
-    for note in notes_on(report):
-        assert "faster than the head" in note or "slower here" in note
-    slower = [w for w in data.winners if w.ratio == ratio and w.family == "max_probability"]
-    assert not slower or (slower[0].speedup.value > best.speedup.value) == any(
-        slower[0].name in note for note in notes_on(report)
-    )
+    data = next(one for one in report.data_sets if one.role == "test")
+    heads = [w for w in data.winners if w.ratio == "10" and has_head(w.family)]
+    head = max(heads, key=lambda w: w.dev_speedup)
+    speed = Interval(*(faster * limit for limit in (head.speedup.value, head.speedup.low, head.speedup.high)))
+    other = replace(head, family="logistic", name="a logistic", speedup=speed)
+    notes = notes_on(replace(report, data_sets=[replace(data, winners=[*heads, other])], live=[]))
+    assert any("a logistic" in note and head.name in note and "ratio 10" in note for note in notes) == named
