@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -56,17 +56,7 @@ def generate_data(pair: Pair, source: PromptSource, warp: Warp, settings: Genera
         UserError: no usable prompt; another run at work on the same cache.
     """
     prompts = unique(source.load(pair.chats))
-    facts = {
-        "target": [pair.target_id, pair.target_revision],
-        "draft": [pair.draft_id, pair.draft_revision],
-        "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
-        "encoding": pair.encoding_fingerprint(),
-        "stop_tokens": sorted(pair.stop_tokens),
-        "prompts": prompts_fingerprint(prompts),
-        "warp": asdict(warp),
-        "settings": asdict(settings),
-        "seed": seed,
-    }
+    facts = facts_of(pair, prompts, warp, seed) | {"settings": asdict(settings)}
     folder = root / fingerprint(facts)
     if ShardStore(folder, facts).is_complete():
         logger.info("data: complete in %s", folder)
@@ -87,6 +77,20 @@ def generate_data(pair: Pair, source: PromptSource, warp: Warp, settings: Genera
 
 
 EncodedPrompt = tuple[Prompt, list[int]]
+
+
+def facts_of(pair: Pair, prompts: Sequence[Prompt], warp: Warp, seed: int) -> dict[str, Any]:
+    """Return what decides responses, but for limits and sizes: part of every cache's fingerprint."""
+    return {
+        "target": [pair.target_id, pair.target_revision],
+        "draft": [pair.draft_id, pair.draft_revision],
+        "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
+        "encoding": pair.encoding_fingerprint(),
+        "stop_tokens": sorted(pair.stop_tokens),
+        "prompts": prompts_fingerprint(prompts),
+        "warp": asdict(warp),
+        "seed": seed,
+    }
 
 
 def prompts_fingerprint(prompts: Sequence[Prompt]) -> str:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from data_gen.generate import row_uniforms
-from data_gen.run import EncodedPrompt, GenerationSettings, make_responses, prompts_fingerprint
+from data_gen.run import EncodedPrompt, GenerationSettings, facts_of, make_responses
 from data_gen.shards import ShardStore, exclusive, fingerprint, read_manifest
 from specheads.decoding.drafting import drafting_features
 from specheads.heads.head import AcceptanceHead
@@ -130,17 +130,9 @@ def make_recording(
     `advance` is called with the number of prompts that are done.
     """
     settings = RecordSettings(1 if warp.greedy else settings.num_draws, settings.max_tokens, settings.batch_size)
-    facts = {
-        "target": [pair.target_id, pair.target_revision],
-        "draft": [pair.draft_id, pair.draft_revision],
-        "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
-        "encoding": pair.encoding_fingerprint(),
-        "stop_tokens": sorted(pair.stop_tokens),
-        "prompts": prompts_fingerprint([prompt for prompt, _ in prompts]),
-        "warp": asdict(warp),
+    facts = facts_of(pair, [prompt for prompt, _ in prompts], warp, seed) | {
         "generation": [generation.max_new_tokens, generation.batch_size],
         "settings": asdict(settings),
-        "seed": seed,
         "recording": FORMAT_VERSION,
     }
     folder = root / "recordings" / fingerprint(facts)
