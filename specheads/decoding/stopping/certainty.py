@@ -8,13 +8,13 @@ from torch import Tensor
 
 from specheads.decoding.stopping.rule import (
     MAX_TOKENS,
+    Rule,
     check_count,
     check_not_negative,
     check_positive,
     check_probability,
     filled,
     graded,
-    where_drafted,
     write_at,
 )
 from specheads.errors import UserError
@@ -30,7 +30,7 @@ class CertaintyState(NamedTuple):
     own: Any = ()  # more of a rule's numbers, and what it remembers, tensors (B, ...)
 
 
-class CertaintyRule:
+class CertaintyRule(Rule):
     """What these rules share: a threshold, a maximum, and no memory of the tokens before."""
 
     def __init__(self, threshold: float, max_tokens: int) -> None:
@@ -41,33 +41,14 @@ class CertaintyRule:
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
         return CertaintyState(zeros, filled(batch, self.threshold, device), zeros + self.max_tokens, self.memory(batch, device))
 
-    def memory(self, batch: int, device: torch.device) -> Any:
-        """Return a rule's other numbers and what it remembers at the start of a prompt."""
-        return ()
-
-    def planned_length(self, state: CertaintyState) -> None:
-        return None
-
     def doubts(self, state: CertaintyState, features: Mapping[str, Tensor]) -> Tensor:
         """Return whether the draft is too unsure to go on, (B,) bool."""
         raise NotImplementedError
-
-    def note(self, state: CertaintyState, features: Mapping[str, Tensor]) -> Any:
-        """Return `state.own` with what is to be remembered of this token."""
-        return state.own
 
     def step(self, state: CertaintyState, features: Mapping[str, Tensor]) -> tuple[CertaintyState, Tensor]:
         num_drafted = state.num_drafted + 1
         stop = self.doubts(state, features) | (num_drafted >= state.max_tokens)
         return state._replace(num_drafted=num_drafted, own=self.note(state, features)), stop
-
-    def learn(self, state: CertaintyState, num_drafted: Tensor, num_accepted: Tensor) -> CertaintyState:
-        """Return the state with the next threshold, in rows that drafted something."""
-        return state
-
-    def observe(self, state: CertaintyState, num_drafted: Tensor, num_accepted: Tensor) -> CertaintyState:
-        state = where_drafted(num_drafted, self.learn(state, num_drafted, num_accepted), state)
-        return state._replace(num_drafted=torch.zeros_like(state.num_drafted))
 
 
 class MaxProbability(CertaintyRule):

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from specheads.decoding.stopping.rule import (
     MAX_TOKENS,
+    Rule,
     check_count,
     check_not_negative,
     check_positive,
     check_probability,
     filled,
-    where_drafted,
 )
 from specheads.errors import UserError, is_count
 
@@ -26,7 +26,7 @@ class LengthState(NamedTuple):
     own: Any = ()  # what a rule remembers of earlier rounds, tensors (B, ...)
 
 
-class LengthRule:
+class LengthRule(Rule):
     """What these rules share: the first length, and a step that counts."""
 
     needs = frozenset()
@@ -42,24 +42,12 @@ class LengthRule:
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
         return LengthState(zeros, zeros + self.first, self.memory(batch, device))
 
-    def memory(self, batch: int, device: torch.device) -> Any:
-        """Return what is remembered at the start of a prompt."""
-        return ()
-
     def planned_length(self, state: LengthState) -> Tensor:
         return state.num_tokens
 
     def step(self, state: LengthState, features: Mapping[str, Tensor]) -> tuple[LengthState, Tensor]:
         num_drafted = state.num_drafted + 1
         return state._replace(num_drafted=num_drafted), num_drafted >= state.num_tokens
-
-    def learn(self, state: LengthState, num_drafted: Tensor, num_accepted: Tensor) -> LengthState:
-        """Return the state with the next length, in rows that drafted something."""
-        return state
-
-    def observe(self, state: LengthState, num_drafted: Tensor, num_accepted: Tensor) -> LengthState:
-        state = where_drafted(num_drafted, self.learn(state, num_drafted, num_accepted), state)
-        return state._replace(num_drafted=torch.zeros_like(state.num_drafted))
 
 
 class FixedLength(LengthRule):

@@ -32,6 +32,32 @@ class StoppingRule(Protocol):
         """Take in a round's outcome, (B,) long each; return the state for the next round."""
 
 
+class Rule:
+    """What the rules here share. Their states have `num_drafted` (B,), the tokens of this round so far, and `own`, a rule's memory."""
+
+    def memory(self, batch: int, device: torch.device) -> Any:
+        """Return a rule's other numbers and what it remembers at the start of a prompt, tensors (B, ...)."""
+        return ()
+
+    def planned_length(self, state: Any) -> Tensor | None:
+        return None
+
+    def note(self, state: Any, features: Mapping[str, Tensor]) -> Any:
+        """Return `state.own` with what is to be remembered of this token."""
+        return state.own
+
+    def learn(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
+        """Return the state with what a round taught, in rows that drafted something."""
+        return state
+
+    def begin(self, state: Any) -> Any:
+        """Return the state at the start of a round."""
+        return state._replace(num_drafted=torch.zeros_like(state.num_drafted))
+
+    def observe(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
+        return self.begin(where_drafted(num_drafted, self.learn(state, num_drafted, num_accepted), state))
+
+
 def where_drafted(num_drafted: Tensor, new: Any, old: Any) -> Any:
     """Return the state `new` in rows that drafted something and `old` in the others: an empty round teaches nothing."""
     if new is old:

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from specheads.decoding.stopping.rule import (
     MAX_TOKENS,
+    Rule,
     check_finite,
     check_positive,
     check_probability,
     filled,
-    where_drafted,
 )
 from specheads.errors import UserError, is_count
 from specheads.heads.head import AcceptanceHead
@@ -30,7 +30,7 @@ class SurvivalState(NamedTuple):
     own: Any = ()  # more of a rule's numbers, and what it remembers, tensors (B, ...)
 
 
-class SurvivalRule:
+class SurvivalRule(Rule):
     """What these rules share: stop once the chance that some drafted token is rejected exceeds `threshold`."""
 
     def __init__(self, threshold: float, min_tokens: int, max_tokens: int) -> None:
@@ -45,20 +45,9 @@ class SurvivalRule:
         bounds = (filled(batch, self.threshold, device), zeros + self.min_tokens, zeros + self.max_tokens)
         return SurvivalState(zeros, ones, *bounds, self.memory(batch, device))
 
-    def memory(self, batch: int, device: torch.device) -> Any:
-        """Return a rule's other numbers and what it remembers at the start of a prompt."""
-        return ()
-
-    def planned_length(self, state: SurvivalState) -> None:
-        return None
-
     def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         """Return the estimated chance (B,) that the token judged by this step is accepted."""
         raise NotImplementedError
-
-    def note(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Any:
-        """Return `state.own` with what is to be remembered of this token."""
-        return state.own
 
     def step(self, state: SurvivalState, features: Mapping[str, Tensor]) -> tuple[SurvivalState, Tensor]:
         survival, num_drafted = state.survival * self.acceptance(state, features), state.num_drafted + 1
@@ -66,13 +55,8 @@ class SurvivalRule:
         new = state._replace(num_drafted=num_drafted, survival=survival, own=self.note(state, features))
         return new, stop | (num_drafted >= state.max_tokens)
 
-    def learn(self, state: SurvivalState, num_drafted: Tensor, num_accepted: Tensor) -> SurvivalState:
-        """Return the state with what the round taught, in rows that drafted something."""
-        return state
-
-    def observe(self, state: SurvivalState, num_drafted: Tensor, num_accepted: Tensor) -> SurvivalState:
-        state = where_drafted(num_drafted, self.learn(state, num_drafted, num_accepted), state)
-        return state._replace(num_drafted=torch.zeros_like(state.num_drafted), survival=torch.ones_like(state.survival))
+    def begin(self, state: SurvivalState) -> SurvivalState:
+        return super().begin(state)._replace(survival=torch.ones_like(state.survival))
 
 
 class DraftProduct(SurvivalRule):
