@@ -28,9 +28,11 @@ from specheads.errors import UserError, is_count, is_number
 from specheads.files import write_json
 from specheads.heads.bank import HeadBank, HeadSpec
 from specheads.heads.checkpoint import NUM_GOLDEN, save_head
-from specheads.heads.features import MixedResponses, checked_share
 from specheads.heads.head import HeadConfig
-from specheads.heads.module import HeadData, HeadModule
+from specheads.heads.loading import HeadData
+from specheads.heads.module import HeadModule
+from specheads.heads.store import check_choice, with_features
+from specheads.heads.texts import MixedResponses, check_label, checked_share
 from specheads.interrupts import deferred
 from specheads.loggers import new_logger
 from specheads.pair import Pair
@@ -81,6 +83,7 @@ def check(cfg: DictConfig) -> None:
         if key in cfg.trainer and not fits(cfg.trainer[key]):
             raise UserError(f"trainer.{key}={cfg.trainer[key]} is not supported: {reason}; leave it out.")
     instantiate(cfg.optimizer)
+    check_choice(cfg.features, cfg.features_budget)
     if not is_count(cfg.loader.num_workers):
         raise UserError(f"loader.num_workers={cfg.loader.num_workers} is no count; 0 reads the data in the training process.")
     check_data(cfg)
@@ -90,8 +93,10 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     """Train heads on the pair's draft, all in one pass over its states; return the folder of the head, or of all of them."""
     run = Path(cfg.paths.run)
     specs = head_specs(cfg, pair)
-    judges, label = specs[0].config.judges, specs[0].config.label
-    share = checked_share(judges, cfg.mixing.response_share, label)
+    judges, labels = specs[0].config.judges, list(dict.fromkeys(spec.config.label for spec in specs))
+    for label in labels:
+        check_label(label)
+    share = checked_share(judges, cfg.mixing.response_share)
     optimizer = instantiate(cfg.optimizer)
     loggers = [new_logger(logger_config, run) for logger_config in cfg.logger.values()]
     checkpoints = Checkpoints(run / "checkpoints" / "last.ckpt", cfg.checkpoint.every_steps)
@@ -107,9 +112,11 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     check_named_checkpoint(cfg.resume, checkpoints.made_of, but="data")  # known once it is there, which may take hours
     folder = data_cache(cfg, pair)
     checkpoints.made_of["data"] = folder.name
-    splits = {name: MixedResponses(load_split(folder, name), judges, share, cfg.seed, label) for name in ("train", "dev", "test")}
-    data = HeadData(splits, **cfg.loader, seed=cfg.seed)
+    texts = {name: MixedResponses(load_split(folder, name), judges, share, cfg.seed, labels) for name in ("train", "dev", "test")}
     module = HeadModule(HeadBank(specs, cfg.seed), pair.draft_lm, optimizer)
+    settings = cfg.features, cfg.features_budget, folder, pair.draft_lm
+    splits = with_features(*settings, texts, module.bank.needs, trainer.max_epochs)
+    data = HeadData(splits, **cfg.loader, seed=cfg.seed)
     earlier = checkpoint_to_resume(cfg.resume, checkpoints)
     with deferred() as checkpoints.request:
         logger.info(
@@ -169,16 +176,17 @@ def check_named_checkpoint(resume: bool | str, made_of: Mapping[str, Any], but: 
 
 
 def head_specs(cfg: DictConfig, pair: Pair) -> list[HeadSpec]:
-    """Return every head that the config describes, for this pair: where depth, width or a weight is a list, each combination."""
-    for key in ("judges", "label"):
-        if not isinstance(cfg.head[key], str):
-            raise UserError(f"head.{key}={cfg.head[key]} is not one value; heads of one run share it. Use -m for several runs.")
-    swept = {"head.depth": cfg.head.depth, "head.width": cfg.head.width} | {
-        f"loss.{key}": value for key, value in cfg.loss.items()
-    }
-    choices = {key: list(value) if isinstance(value, ListConfig) else [value] for key, value in swept.items()}
+    """Return every head that the config describes, for this pair: where a setting is a list of values, each combination."""
+    if not isinstance(cfg.head.judges, str):
+        raise UserError(f"head.judges={cfg.head.judges} is not one value; heads of one run share it. Use -m for several runs.")
+    choices = {f"head.{key}": _choices(cfg.head[key]) for key in ("depth", "width", "label")}
+    inputs = OmegaConf.to_container(cfg.head.inputs)
+    choices["head.inputs"] = inputs if any(isinstance(names, list) for names in inputs) else [inputs]
+    choices |= {f"loss.{key}": _choices(value) for key, value in cfg.loss.items()}
     if empty := [key for key, values in choices.items() if not values]:
         raise UserError(f"{empty[0]}=[] names no value; give one, or several.")
+    if any(not isinstance(names, list) for names in choices["head.inputs"]):
+        raise UserError(f"head.inputs={inputs} mixes names and lists; give a list of names, or a list of such lists.")
     specs = []
     for values in itertools.product(*choices.values()):
         own = dict(zip(choices, values, strict=True))
@@ -188,20 +196,30 @@ def head_specs(cfg: DictConfig, pair: Pair) -> list[HeadSpec]:
             depth=own["head.depth"],
             width=own["head.width"],
             judges=cfg.head.judges,
-            inputs=tuple(cfg.head.inputs),
-            label=cfg.head.label,
+            inputs=tuple(own["head.inputs"]),
+            label=own["head.label"],
             warp=OmegaConf.to_container(cfg.warp),
             draft={"id": pair.draft_id, "revision": pair.draft_revision},
             target={"id": pair.target_id, "revision": pair.target_revision},
         )
-        more = [f"{tag}{own[key]:g}" for key, tag in (("head.width", "w"), ("loss.accept_weight", "a")) if len(choices[key]) > 1]
         weights = {key.removeprefix("loss."): value for key, value in own.items() if key.startswith("loss.")}
         spec = HeadSpec("", config, **weights)
+        tags = {
+            "head.width": f"w{config.width}",
+            "loss.accept_weight": f"a{spec.accept_weight:g}",
+            "head.label": config.label,
+            "head.inputs": "+".join(config.inputs),
+        }
+        more = [tag for key, tag in tags.items() if len(choices[key]) > 1]
         name = "-".join([config.judges, f"d{config.depth}", f"r{spec.reject_weight:g}", *more]).replace(".", "_")
         specs.append(replace(spec, name=name))
     if len({spec.name for spec in specs}) < len(specs):
-        raise UserError("the same head is asked for twice; give each value of head.depth, head.width and the loss weights once.")
+        raise UserError("the same head is asked for twice; give each value of each setting once.")
     return specs
+
+
+def _choices(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, ListConfig) else [value]
 
 
 def export(module: HeadModule, data: HeadData, draft_device: torch.device, run: Path, seconds: float) -> Path:

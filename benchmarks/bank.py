@@ -23,8 +23,9 @@ from data_gen.__main__ import data_cache
 from data_gen.shards import load_split
 from specheads import load_pair
 from specheads.heads.bank import HeadBank, HeadSpec
-from specheads.heads.features import MixedResponses
-from specheads.heads.module import HeadData, HeadModule, OptimizerSettings
+from specheads.heads.loading import HeadData
+from specheads.heads.module import HeadModule, OptimizerSettings
+from specheads.heads.texts import MixedResponses
 from specheads.pair import config_folder
 from train import head_specs
 

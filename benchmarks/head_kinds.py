@@ -34,10 +34,11 @@ from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification.block import reflected
 from specheads.evaluation.intervals import cross_fitted_gain
 from specheads.heads.bank import HeadBank, HeadSpec
-from specheads.heads.features import MixedResponses
 from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.loading import HeadData
 from specheads.heads.metrics import auroc
-from specheads.heads.module import HeadData, HeadModule, OptimizerSettings
+from specheads.heads.module import HeadModule, OptimizerSettings
+from specheads.heads.texts import MixedResponses
 from specheads.pair import config_folder
 from specheads.replay.cost import Costs
 from specheads.sampling import sample, uniforms
@@ -148,7 +149,7 @@ def rollout_auroc(head: AcceptanceHead, rollouts: Rollouts, depth: int = 6) -> f
 def train_bank(pair: Pair, folder: Path, specs: list[HeadSpec], share: float, epochs: int) -> HeadBank:
     """Train heads of one kind and label on one mixing share."""
     first = specs[0].config
-    splits = {s: MixedResponses(load_split(folder, s), first.judges, share, 0, first.label) for s in ("train", "dev", "test")}
+    splits = {s: MixedResponses(load_split(folder, s), first.judges, share, 0, [first.label]) for s in ("train", "dev", "test")}
     module = HeadModule(HeadBank(specs, 0), pair.draft_lm, OptimizerSettings(lr=1e-3))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(max_epochs=epochs, accelerator="cpu", num_sanity_val_steps=0, limit_val_batches=0, **quiet)

@@ -34,7 +34,7 @@ COMMANDS = {
     ],
 }
 # What a command prints when its own work begins; a kill during the imports before it would be no trial.
-WORK_BEGINS = {"data_gen": "prompts still to do", "train.py": "training "}
+WORK_BEGINS = {"data_gen": "still to do, in", "train.py": "training "}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -26,9 +26,13 @@ class Response:
     finished: bool
 
 
-def row_uniforms(seed: int, prompt_id: str, max_new_tokens: int) -> np.ndarray:
-    """Return (2, max_new_tokens) uniform numbers of one prompt: row 0 samples the response, row 1 the drafted tokens."""
-    return np.random.default_rng([seed, int(prompt_id, 16)]).random((2, max_new_tokens))
+def row_uniforms(seed: int, prompt_id: str, max_new_tokens: int, draws: int = 1, sample: int = 0) -> np.ndarray:
+    """Return (1 + draws, max_new_tokens) uniform numbers of a prompt's response number `sample`.
+
+    Row 0 samples the response, the others the drafted tokens, one row per draw.
+    """
+    words = [seed, int(prompt_id, 16)] + ([0, sample] if sample else [])
+    return np.random.default_rng(words).random((1 + draws, max_new_tokens))
 
 
 def batch_plan(lengths: Sequence[int], batch_size: int) -> list[list[int]]:

@@ -20,7 +20,10 @@ BATCH_TOKENS = 16_384  # tokens per forward
 
 @dataclass(frozen=True)
 class Labels:
-    """One response's columns, index i speaking of response position i; log-probabilities are of the warped laws."""
+    """One response's columns, index i speaking of response position i; log-probabilities are of the warped laws.
+
+    Where several tokens were drawn from the draft at each position, what is not the first draw's is in `more_`, a list per draw.
+    """
 
     draft_ids: list[int]
     accept_prob: list[float]
@@ -29,6 +32,8 @@ class Labels:
     target_logprob: list[float]
     response_draft_logprob: list[float]
     response_target_logprob: list[float]
+    more_draft_ids: list[list[int]]
+    more_accept_prob: list[list[float]]
 
 
 @torch.no_grad()
@@ -43,7 +48,7 @@ def label_responses(
 
     Args:
         prompts, responses: token ids per row; responses are not empty.
-        uniform: (B, >= longest response) in [0, 1), one number per drafted token.
+        uniform: (B, draws, >= longest response) in [0, 1), one number per drafted token.
     """
     results: list[Labels | None] = [None] * len(prompts)
     for rows in _micro_batches([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]):
@@ -55,16 +60,19 @@ def label_responses(
             ],
             dim=1,
         )
-        draws = np.concatenate([uniform[row, : len(responses[row])] for row in rows])
+        draws = np.concatenate([uniform[row, :, : len(responses[row])] for row in rows], axis=1)
         columns = _columns(pair, texts, where, torch.from_numpy(draws), warp)
         ends = np.cumsum([len(responses[row]) for row in rows])[:-1]
-        for row, *parts in zip(rows, *(np.split(column, ends) for column in columns), strict=True):
+        for row, *parts in zip(rows, *(np.split(column, ends, axis=-1) for column in columns), strict=True):
             results[row] = Labels(*(part.tolist() for part in parts))
     return results
 
 
 def _columns(pair: Pair, texts: list[list[int]], where: Tensor, draws: Tensor, warp: Warp) -> list[np.ndarray]:
-    """Return Labels' columns, each (N,), for the N positions `where` (2, N) = (row, index in the text)."""
+    """Return Labels' columns, (N,) or for `more_` (draws - 1, N), of the positions `where` (2, N) = (row, index in the text).
+
+    `draws` (draws, N) are the numbers that decide the drafted tokens.
+    """
     tokens = right_padded(texts)
     row, index = where
     target_hidden = _states(pair.target_lm, tokens, row, index - 1)
@@ -77,13 +85,14 @@ def _columns(pair: Pair, texts: list[list[int]], where: Tensor, draws: Tensor, w
         check_finite(pair.target_id, target_probs)
         check_finite(pair.draft_id, draft_probs)
         draft_probs = draft_probs.to(target_probs.device)
-        drafted = sample(draft_probs, draws[piece])
-        chosen = torch.stack([drafted, response[piece].to(drafted.device)], dim=1)
-        target, draft = target_probs.gather(1, chosen), draft_probs.gather(1, chosen)
-        accepted = accept_prob(target[:, 0], draft[:, 0])
-        columns = [drafted, accepted, overlap(target_probs, draft_probs), draft[:, 0].log(), target[:, 0].log()]
-        parts.append([column.cpu().numpy() for column in [*columns, draft[:, 1].log(), target[:, 1].log()]])
-    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+        drafted = torch.stack([sample(draft_probs, draw) for draw in draws[:, piece]])
+        chosen = torch.cat([drafted, response[piece].to(drafted.device)[None]]).T
+        target, draft = target_probs.gather(1, chosen).T, draft_probs.gather(1, chosen).T
+        accepted = accept_prob(target[:-1], draft[:-1])
+        columns = [drafted[0], accepted[0], overlap(target_probs, draft_probs), draft[0].log(), target[0].log()]
+        columns += [draft[-1].log(), target[-1].log(), drafted[1:], accepted[1:]]
+        parts.append([column.cpu().numpy() for column in columns])
+    return [np.concatenate(column, axis=-1) for column in zip(*parts, strict=True)]
 
 
 def _states(lm: LanguageModel, tokens: Tensor, row: Tensor, index: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,6 +42,8 @@ class GenerationSettings:
     max_prompt_tokens: int = 1024  # longer prompts are left out
     batch_size: int = 64
     rows_per_shard: int = 512  # a restart repeats at most one shard
+    responses_per_prompt: int = 1  # to train prompts; of a greedy pair's, those after the first are sampled
+    draws_per_position: int = 4  # tokens drafted there, each with its acceptance probability; a greedy draft has but one
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -67,16 +69,24 @@ def generate_data(pair: Pair, source: PromptSource, warp: Warp, settings: Genera
         missing = {name: rows for name, rows in shards.items() if not store.has(name)}
         _announce(folder, shards, missing, settings)
         with _progress() as bar:
-            total = settings.max_new_tokens * sum(map(len, missing.values()))
+            total = settings.max_new_tokens * sum(len(shard.prompts) for shard in missing.values())
             task = bar.add_task("responses", total=total, speed="")
             meter = _Meter(bar, task)
-            for name, rows in missing.items():
-                store.write(name, make_rows(pair, rows, warp, settings, seed, meter.add))
+            for name, shard in missing.items():
+                store.write(name, make_rows(pair, shard, warp, settings, seed, meter.add))
         store.complete(list(shards))
     return folder
 
 
 EncodedPrompt = tuple[Prompt, list[int]]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one file holds: response number `sample` to each of `prompts`."""
+
+    prompts: Sequence[EncodedPrompt]
+    sample: int = 0
 
 
 def facts_of(pair: Pair, prompts: Sequence[Prompt], warp: Warp, seed: int) -> dict[str, Any]:
@@ -112,27 +122,34 @@ def encode_prompts(pair: Pair, prompts: Sequence[Prompt], settings: GenerationSe
     return kept
 
 
-def plan_shards(prompts: Sequence[EncodedPrompt], settings: GenerationSettings) -> dict[str, list[EncodedPrompt]]:
-    """Return the rows of each shard, `train-00000.parquet` and so on."""
+def plan_shards(prompts: Sequence[EncodedPrompt], settings: GenerationSettings) -> dict[str, Shard]:
+    """Return the files, `train-00000.parquet` and so on; first responses come before second ones."""
     shards = {}
     for split in SPLITS:
         rows = [row for row in prompts if row[0].split == split]
-        for start in range(0, len(rows), settings.rows_per_shard):
-            shards[f"{split}-{start // settings.rows_per_shard:05d}.parquet"] = rows[start : start + settings.rows_per_shard]
+        parts = [
+            Shard(rows[start : start + settings.rows_per_shard], sample)
+            for sample in range(settings.responses_per_prompt if split == "train" else 1)
+            for start in range(0, len(rows), settings.rows_per_shard)
+        ]
+        shards |= {f"{split}-{number:05d}.parquet": shard for number, shard in enumerate(parts)}
     return shards
 
 
-def make_rows(
-    pair: Pair, prompts: Sequence[EncodedPrompt], warp: Warp, settings: GenerationSettings, seed: int, on_step
-) -> list[dict]:
-    """Return the finished rows of one shard, in the order of `prompts`."""
-    ids = [ids for _, ids in prompts]
-    uniform = np.stack([row_uniforms(seed, prompt.prompt_id, settings.max_new_tokens) for prompt, _ in prompts])
-    responses = make_responses(pair, ids, uniform[:, 0], warp, settings, on_step)
-    labels = label_responses(pair, ids, [response.ids for response in responses], uniform[:, 1], warp)
+def make_rows(pair: Pair, shard: Shard, warp: Warp, settings: GenerationSettings, seed: int, on_step) -> list[dict]:
+    """Return the finished rows of one shard, in the order of its prompts."""
+    draws = 1 if warp.greedy else settings.draws_per_position
+    ids = [ids for _, ids in shard.prompts]
+    sizes = settings.max_new_tokens, draws, shard.sample
+    uniform = np.stack([row_uniforms(seed, prompt.prompt_id, *sizes) for prompt, _ in shard.prompts])
+    # A greedy target has one response. Text that it would not have written shows the heads of a greedy pair more.
+    law = replace(warp, temperature=1.0) if warp.greedy and shard.sample else warp
+    responses = make_responses(pair, ids, uniform[:, 0], law, settings, on_step)
+    labels = label_responses(pair, ids, [response.ids for response in responses], uniform[:, 1:], warp)
     return [
         {
             "prompt_id": prompt.prompt_id,
+            "sample": shard.sample,
             "split": prompt.split,
             "prompt": prompt.text,
             "prompt_ids": prompt_ids,
@@ -140,7 +157,7 @@ def make_rows(
             "finished": response.finished,
             **asdict(label),
         }
-        for (prompt, prompt_ids), response, label in zip(prompts, responses, labels, strict=True)
+        for (prompt, prompt_ids), response, label in zip(shard.prompts, responses, labels, strict=True)
     ]
 
 
@@ -156,11 +173,11 @@ def make_responses(
     return responses
 
 
-def _announce(folder: Path, shards: dict, missing: dict, settings: GenerationSettings) -> None:
-    rows, left = sum(map(len, shards.values())), sum(map(len, missing.values()))
-    logger.info("data: %d prompts in %d shards, %d prompts still to do, in %s", rows, len(shards), left, folder)
-    # Nine numbers of four bytes per token, before compression.
-    size = 36 * left * settings.max_new_tokens / 2**20
+def _announce(folder: Path, shards: Mapping[str, Shard], missing: Mapping[str, Shard], settings: GenerationSettings) -> None:
+    rows, left = (sum(len(shard.prompts) for shard in some.values()) for some in (shards, missing))
+    logger.info("data: %d responses in %d shards, %d still to do, in %s", rows, len(shards), left, folder)
+    # Nine numbers of four bytes per token and two for every further draw, before compression.
+    size = 4 * (9 + 2 * (settings.draws_per_position - 1)) * left * settings.max_new_tokens / 2**20
     logger.info("data: at most %d tokens to generate, at most %.0f MiB on disk", left * settings.max_new_tokens, size)
     free = shutil.disk_usage(folder).free / 2**20
     if size > free:

@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ FORMAT_VERSION = 1
 SCHEMA = pa.schema(
     {
         "prompt_id": pa.string(),
+        "sample": pa.int32(),  # which of the prompt's responses
         "split": pa.string(),
         "prompt": pa.string(),
         "prompt_ids": pa.list_(pa.int32()),
@@ -36,6 +37,8 @@ SCHEMA = pa.schema(
         "target_logprob": pa.list_(pa.float32()),
         "response_draft_logprob": pa.list_(pa.float32()),
         "response_target_logprob": pa.list_(pa.float32()),
+        "more_draft_ids": pa.list_(pa.list_(pa.int32())),
+        "more_accept_prob": pa.list_(pa.list_(pa.float32())),
     }
 )
 
@@ -74,8 +77,12 @@ class ShardStore:
     def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write a shard and then the manifest that names it."""
         table = pa.Table.from_pylist(list(rows), schema=self.schema)
-        write_whole(self.folder / name, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
-        self.shards[name] = {"rows": len(rows), "sha256": checksum(self.folder / name)}
+        self.put(name, len(rows), lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+
+    def put(self, name: str, num_rows: int, write: Callable[[Path], Any]) -> None:
+        """Let `write` make the file of a shard, and then write the manifest that names it."""
+        write_whole(self.folder / name, write)
+        self.shards[name] = {"rows": num_rows, "sha256": checksum(self.folder / name)}
         self._write_manifest(complete=False)
 
     def complete(self, names: Sequence[str]) -> None:

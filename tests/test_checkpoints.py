@@ -14,9 +14,10 @@ from specheads.checkpoints import Checkpoints, differences
 from specheads.errors import UserError
 from specheads.files import write_json
 from specheads.heads.bank import HeadBank, HeadSpec
-from specheads.heads.features import EpochSampler, MixedResponses, ResumableLoader
 from specheads.heads.head import HeadConfig
-from specheads.heads.module import HeadData, HeadModule, OptimizerSettings
+from specheads.heads.loading import EpochSampler, HeadData, ResumableLoader
+from specheads.heads.module import HeadModule, OptimizerSettings
+from specheads.heads.texts import MixedResponses
 from specheads.interrupts import Interrupted, Request
 
 pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")
@@ -32,7 +33,8 @@ def rows(nano, prompts):
         length = int(generator.integers(4, 9))
         drafted = generator.integers(2, 12, size=length)
         columns = {"response_ids": generator.integers(2, 12, size=length).tolist(), "draft_ids": drafted.tolist()}
-        made.append({"prompt_ids": prompts[i % 8][:4], **columns, "accept_prob": np.where(drafted % 2, 0.1, 1.0).tolist()})
+        columns |= {"accept_prob": np.where(drafted % 2, 0.1, 1.0).tolist(), "more_draft_ids": [], "more_accept_prob": []}
+        made.append({"prompt_ids": prompts[i % 8][:4], **columns})
     return made
 
 

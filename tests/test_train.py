@@ -30,6 +30,12 @@ def test_what_differs_is_part_of_the_name(nano):
     found = specs(nano, "head.depth=[0,1]", "head.width=[8,16]", "loss.accept_weight=[1,2.5]")
     assert len({spec.name for spec in found}) == 8
     assert found[-1].name == "next_token-d1-r1-w16-a2_5" and found[-1].config.width == 16 and found[-1].accept_weight == 2.5
+    found = specs(nano, "head.label=[sampled,overlap]", "head.inputs=[[hidden],[hidden,entropy]]")
+    assert [(spec.config.label, spec.config.inputs) for spec in found] == [
+        (label, inputs) for label in ("sampled", "overlap") for inputs in (("hidden",), ("hidden", "entropy"))
+    ]
+    assert found[-1].name == "next_token-d3-r1-overlap-hidden+entropy"
+    assert specs(nano, "head.inputs=[hidden,entropy]")[0].config.inputs == ("hidden", "entropy")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +46,8 @@ def test_what_differs_is_part_of_the_name(nano):
         ("head.depth=[0,-1]", "head.depth=-1 is no count"),
         ("loss.reject_weight=[1,a]", "loss.reject_weight=a is no number"),
         ("head.judges=[input_token,next_token]", "head.judges=.*not one value"),
-        ("head.label=[sampled,overlap]", "head.label=.*not one value"),
+        ("head.label=[]", r"head.label=\[\] names no value"),
+        ("head.inputs=[[hidden],entropy]", "head.inputs=.*mixes names and lists"),
     ],
 )
 def test_a_grid_that_cannot_be_is_refused(nano, override, message):

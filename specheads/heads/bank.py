@@ -84,10 +84,10 @@ class HeadBank(nn.Module):
     def _assembled(self, stack: HeadStack, features: Mapping[str, Tensor]) -> Tensor:
         return assemble(stack.configs[0].inputs, features, stack.readout.weight.dtype)
 
-    def losses(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each head's sum of losses and sum of weights, (heads,) both, for logits (heads, N) and labels (N,)."""
+    def losses(self, logits: Tensor, labels: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return each head's sum of losses and sum of weights, (heads,) both, for logits (heads, N) and labels (N,) by name."""
         pairs = [
-            weighted_bce(row, labels, spec.accept_weight, spec.reject_weight)
+            weighted_bce(row, labels[spec.config.label], spec.accept_weight, spec.reject_weight)
             for row, spec in zip(logits, self.specs, strict=True)
         ]
         sums, weights = zip(*pairs, strict=True)

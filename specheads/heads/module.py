@@ -4,8 +4,7 @@ The draft is kept out of the module's parameters and checkpoints: only heads are
 """
 
 import math
-import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import lightning as L
@@ -13,15 +12,12 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
-from specheads import interrupts, runs
 from specheads.errors import UserError, is_number
 from specheads.heads.bank import HeadBank
 from specheads.heads.checkpoint import CONSTANT
-from specheads.heads.features import EpochSampler, HeadBatch, MixedResponses, ResumableLoader, collate, head_features
+from specheads.heads.features import CERTAINTY, HeadBatch, head_features
 from specheads.heads.metrics import auroc, fit_logistic, prediction_metrics
 from specheads.pair import LanguageModel
-
-RIVAL_INPUTS = ("draft_prob", "max_prob", "entropy")
 
 
 @dataclass(frozen=True)
@@ -41,60 +37,6 @@ class OptimizerSettings:
             raise UserError(f"optimizer.warmup_share={self.warmup_share} is outside [0, 1]; it is a share of the steps.")
 
 
-def begin_worker(worker: int) -> None:
-    """Let a loader's process leave signals and run folders to the main process, with which it ends."""
-    runs.release()
-    for number in interrupts.SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
-class HeadData(L.LightningDataModule):
-    """Batches of mixed responses from the rows of the splits `train`, `dev` and `test`."""
-
-    def __init__(self, splits: Mapping[str, MixedResponses], batch_size: int, num_workers: int, seed: int) -> None:
-        super().__init__()
-        self.splits, self.batch_size, self.num_workers, self.seed = splits, batch_size, num_workers, seed
-        self._train: ResumableLoader | None = None
-        self._place: dict[str, int] = {}
-
-    def loader(self, split: str, shuffle: bool = False, shared: bool = True) -> ResumableLoader:
-        """Return a loader of one split; without shuffling its mixing is that of epoch 0, every time.
-
-        `shared`: each process of a distributed run gets its own part; otherwise all get the same rows.
-        """
-        distributed = shared and self.trainer is not None
-        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if distributed else (0, 1)
-        data = self.splits[split]
-        sampler = EpochSampler(len(data), self.seed, shuffle, rank, world_size)
-        workers = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0, "worker_init_fn": begin_worker}
-        return ResumableLoader(data, batch_size=self.batch_size, sampler=sampler, collate_fn=collate, **workers)
-
-    def train_dataloader(self) -> ResumableLoader:
-        self._train = self.loader("train", shuffle=True)
-        if self._place:
-            self._train.load_state_dict(self._place)
-        return self._train
-
-    # Lightning restores loaders too, but only those that are made after the optimiser, whose schedule asks for their length.
-    def state_dict(self) -> dict[str, int]:
-        if self._train is None:
-            return {}
-        state = self._train.state_dict()
-        loop = self.trainer.fit_loop
-        if loop.epoch_progress.current.processed > loop.epoch_progress.current.completed:  # at the end of an epoch
-            return {"epoch": state["epoch"] + 1, "position": 0}
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        self._place = state_dict
-
-    def val_dataloader(self) -> ResumableLoader:
-        return self.loader("dev")
-
-    def test_dataloader(self) -> ResumableLoader:
-        return self.loader("test")
-
-
 class HeadModule(L.LightningModule):
     """A bank of heads, their weighted loss, and the metrics that say how good they are."""
 
@@ -103,14 +45,20 @@ class HeadModule(L.LightningModule):
         self.bank = bank
         self.optimizer = optimizer
         self._draft = (draft,)  # in a tuple, so that its weights are not taken for ours
-        self._collected: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._collected: list[tuple[Tensor, dict[str, Tensor], Tensor]] = []
         self.test_results: dict[str, dict[str, float]] = {}
         # The curves so far, kept in checkpoints: a log file may lag behind a checkpoint or be ahead of it.
         self.history: list[tuple[int, dict[str, float]]] = []
 
     def features(self, batch: HeadBatch, needs: frozenset[str] | None = None, judges: str | None = None) -> dict[str, Tensor]:
         """Return the bank's features of a batch, or others."""
-        return head_features(self._draft[0], batch, judges or self.bank.judges, needs or self.bank.needs)
+        lm, judges, needs = self._draft[0], judges or self.bank.judges, needs or self.bank.needs
+        stored = batch.features.keys() | {"embedding"}  # which is looked up, not computed
+        if judges != self.bank.judges or not batch.features or needs - stored:
+            return head_features(lm, batch, judges, needs)
+        with torch.no_grad():
+            looked_up = {"embedding": lm.embed(batch.drafted)} if "embedding" in needs else {}
+        return {name: value for name, value in batch.features.items() if name in needs} | looked_up
 
     def on_fit_start(self) -> None:
         """Move the draft beside the heads; fix the scale of look-ahead inputs from the first batches."""
@@ -143,7 +91,7 @@ class HeadModule(L.LightningModule):
         self.history = checkpoint["history"]
 
     def training_step(self, batch: HeadBatch, batch_index: int) -> Tensor:
-        losses, weights = self.bank.losses(self.bank(self.features(batch)), batch.label)
+        losses, weights = self.bank.losses(self.bank(self.features(batch)), batch.labels)
         # Lightning averages gradients over processes, so the global sum of weights is divided by their number.
         weights = self.all_gather(weights).reshape(-1, len(losses)).sum(0) / self.trainer.world_size
         values = losses / weights
@@ -163,25 +111,25 @@ class HeadModule(L.LightningModule):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def validation_step(self, batch: HeadBatch, batch_index: int) -> None:
-        self._collected.append((self.bank(self.features(batch)).cpu(), batch.label.cpu(), torch.empty(0)))
+        self._collect(batch, torch.empty(0))
 
     def on_validation_epoch_end(self) -> None:
         logits, labels, _ = self._gathered()
         losses, weights = self.bank.losses(logits, labels)
         metrics = {}
         for spec, row, loss in zip(self.bank.specs, logits, losses / weights, strict=True):
-            values = {"loss": loss.item(), **prediction_metrics(row, labels)}
+            values = {"loss": loss.item(), **prediction_metrics(row, labels["sampled"])}
             metrics |= {f"dev/{spec.name}/{name}": value for name, value in values.items()}
         self.record(metrics)
-        best = max(auroc(row, labels) for row in logits)
+        best = max(auroc(row, labels["sampled"]) for row in logits)
         self.log("best dev AUROC", best, prog_bar=True, logger=False)
 
     def test_step(self, batch: HeadBatch, batch_index: int) -> None:
-        rivals = self.rival_features(batch)
-        self._collected.append((self.bank(self.features(batch)).cpu(), batch.label.cpu(), rivals.cpu()))
+        self._collect(batch, self.rival_features(batch))
 
     def on_test_epoch_end(self) -> None:
-        logits, labels, rivals = self._gathered()
+        logits, all_labels, rivals = self._gathered()
+        labels = all_labels["sampled"]
         self.test_results = {
             spec.name: prediction_metrics(row, labels) for spec, row in zip(self.bank.specs, logits, strict=True)
         }
@@ -191,7 +139,7 @@ class HeadModule(L.LightningModule):
 
     def rival_features(self, batch: HeadBatch) -> Tensor:
         """Return (N, 3) what training-free rules know of each judged token: log d(y), max d, entropy."""
-        found = self.features(batch, frozenset(RIVAL_INPUTS), "next_token")
+        found = self.features(batch, frozenset(CERTAINTY), "next_token")
         return torch.stack([found["draft_prob"].clamp_min(1e-12).log(), found["max_prob"], found["entropy"]], dim=1)
 
     def _rivals(self, features: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
@@ -208,7 +156,11 @@ class HeadModule(L.LightningModule):
             "logistic of the three": prediction_metrics(logistic.float(), labels),
         }
 
-    def _gathered(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _collect(self, batch: HeadBatch, rivals: Tensor) -> None:
+        labels = {name: value.cpu() for name, value in batch.labels.items()}
+        self._collected.append((self.bank(self.features(batch)).cpu(), labels, rivals.cpu()))
+
+    def _gathered(self) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         collected = self._collected
         if self.trainer.world_size > 1:
             parts: list = [None] * self.trainer.world_size
@@ -216,7 +168,8 @@ class HeadModule(L.LightningModule):
             collected = [batch for part in parts for batch in part]
         logits, labels, rivals = zip(*collected, strict=True)
         self._collected.clear()
-        return torch.cat(logits, dim=1), torch.cat(labels), torch.cat(rivals)
+        merged = {name: torch.cat([part[name] for part in labels]) for name in labels[0]}
+        return torch.cat(logits, dim=1), merged, torch.cat(rivals)
 
     def configure_optimizers(self) -> dict:
         settings = self.optimizer

@@ -9,7 +9,7 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from data_gen.generate import batch_plan, generate_batch, left_padded, row_uniforms
 from data_gen.prompts import Prompt
-from data_gen.run import GenerationSettings, make_rows
+from data_gen.run import GenerationSettings, Shard, make_rows
 from specheads.decoding.engine import EagerEngine
 from specheads.errors import UserError
 from specheads.sampling import Warp
@@ -83,7 +83,7 @@ def test_rows_do_not_depend_on_batch_size_order_or_other_prompts():
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(random_prompts(10))]
 
     def rows(chosen, batch_size):
-        return make_rows(pair, chosen, warp, GenerationSettings(16, batch_size=batch_size), 7, lambda made, done: None)
+        return make_rows(pair, Shard(chosen), warp, GenerationSettings(16, batch_size=batch_size), 7, lambda made, done: None)
 
     alone = {row["prompt_id"]: row for prompt in prompts for row in rows([prompt], 1)}
     for chosen, batch_size in [(prompts, 10), (prompts, 3), (prompts[::-1], 4), (prompts[2:9:3], 2)]:
@@ -91,9 +91,40 @@ def test_rows_do_not_depend_on_batch_size_order_or_other_prompts():
             expected = alone[prompt[0].prompt_id]
             assert row.keys() == expected.keys()
             for name, value in row.items():
-                assert value == (
-                    pytest.approx(expected[name], abs=1e-12) if "prob" in name or name == "overlap" else expected[name]
-                )
+                if "prob" in name or name == "overlap":
+                    np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-12)
+                else:
+                    assert value == expected[name]
+
+
+def rows_of(warp, sample=0, **settings):
+    """Rows of one random pair's responses to eight prompts."""
+    prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(random_prompts(8))]
+    return make_rows(
+        stopping_pair(3), Shard(prompts, sample), warp, GenerationSettings(16, **settings), 7, lambda made, done: None
+    )
+
+
+def test_more_draws_and_responses_leave_the_first_as_they_are():
+    warp = Warp(1.0, top_k=6)
+    few, many = rows_of(warp, draws_per_position=1), rows_of(warp, draws_per_position=3, responses_per_prompt=2)
+    for one, other in zip(few, many, strict=True):
+        assert one["more_draft_ids"] == [] and len(other["more_draft_ids"]) == len(other["more_accept_prob"]) == 2
+        assert {name: value for name, value in one.items() if "more" not in name} == {
+            name: value for name, value in other.items() if "more" not in name
+        }
+        drawn = [other["draft_ids"], *other["more_draft_ids"]]
+        assert len({tuple(ids) for ids in drawn}) == 3 or len(one["draft_ids"]) < 3
+
+
+def test_further_responses_differ_and_a_greedy_targets_are_sampled_but_drafts_stay_greedy():
+    first, second, third = ([row["response_ids"] for row in rows_of(Warp(1.0), sample)] for sample in range(3))
+    assert sum(a != b for a, b in zip(first, second, strict=True)) >= 6 <= sum(a != b for a, b in zip(second, third, strict=True))
+    greedy, sampled = (rows_of(Warp(0), sample) for sample in (0, 1))
+    assert all(row["more_draft_ids"] == [] for row in greedy + sampled)
+    assert {value for row in greedy + sampled for value in row["accept_prob"]} == {0.0, 1.0}
+    assert all(min(row["response_target_logprob"]) == 0 for row in greedy)  # under the greedy law every token is certain
+    assert any(min(row["response_target_logprob"]) == -np.inf for row in sampled)
 
 
 # --- where responses end
@@ -213,7 +244,9 @@ def test_uniform_numbers_depend_on_seed_and_prompt_alone():
     np.random.default_rng(0).random(7)
     np.testing.assert_array_equal(row_uniforms(5, "00ff", 8), one)
     others = [row_uniforms(5, "0100", 8), row_uniforms(6, "00ff", 8), row_uniforms(0, "ffffffffffffffff", 8)]
-    assert np.unique(np.stack([one, *others])).size == 4 * 16  # response and draft numbers differ as well
+    others += [row_uniforms(5, "00ff", 8, sample=1), row_uniforms(5, "00ff", 8, sample=2)]
+    assert np.unique(np.stack([one, *others])).size == 6 * 16  # response and draft numbers differ as well
+    np.testing.assert_array_equal(row_uniforms(5, "00ff", 8, draws=3)[:2], one)
 
 
 def test_uniform_numbers_of_neighbouring_prompts_are_uncorrelated():

@@ -24,8 +24,8 @@ def random_texts(lengths=LENGTHS, vocab_size=12, seed=0):
     return tuple([generator.integers(vocab_size, size=pair[i]).tolist() for pair in lengths] for i in (0, 1))
 
 
-def uniform(count, length, seed=1):
-    return np.random.default_rng(seed).random((count, length))
+def uniform(count, length, seed=1, draws=2):
+    return np.random.default_rng(seed).random((count, draws, length))
 
 
 def log(prob):
@@ -40,13 +40,16 @@ def laws(model, prefix, warp, vocab_size):
 
 def reference(pair, prompt, response, draws, warp):
     """Labels by their definitions: one forward per position and model, no batch, no padding, no slices."""
-    found = Labels([], [], [], [], [], [], [])
+    found = Labels([], [], [], [], [], [], [], [[] for _ in draws[1:]], [[] for _ in draws[1:]])
     for i, token in enumerate(response):
         prefix = [*prompt, *response[:i]]
         t, d = (laws(model, prefix, warp, pair.vocab_size) for model in (pair.target, pair.draft))
-        drafted = bisect.bisect_right(list(itertools.accumulate(d)), draws[i])
+        drafted, *others = (bisect.bisect_right(list(itertools.accumulate(d)), draw[i]) for draw in draws)
         found.draft_ids.append(drafted)
         found.accept_prob.append(min(1.0, t[drafted] / d[drafted]))
+        for number, other in enumerate(others):
+            found.more_draft_ids[number].append(other)
+            found.more_accept_prob[number].append(min(1.0, t[other] / d[other]))
         found.overlap.append(sum(min(a, b) for a, b in zip(t, d, strict=True)))
         found.draft_logprob.append(log(d[drafted]))
         found.target_logprob.append(log(t[drafted]))
@@ -57,8 +60,11 @@ def reference(pair, prompt, response, draws, warp):
 
 def assert_same(found, expected, tolerance=1e-10):
     for name, value in asdict(expected).items():
-        if name == "draft_ids":
-            assert found.draft_ids == value
+        if name.endswith("draft_ids"):
+            assert getattr(found, name) == value
+        elif name == "more_accept_prob":
+            for draw, expected_draw in zip(found.more_accept_prob, value, strict=True):
+                assert draw == pytest.approx(expected_draw, rel=tolerance, abs=tolerance)
         else:
             assert getattr(found, name) == pytest.approx(value, rel=tolerance, abs=tolerance), name
 
@@ -85,7 +91,7 @@ def test_labels_of_nano_equal_their_definitions(nano64, prompts):
 
 def test_a_response_of_the_target_has_finite_logprobs_there_and_every_draft_token_under_the_draft():
     pair, (prompts, _), warp = tiny_pair(12, scale=3.0), random_texts(), Warp(0.8, top_k=3)
-    responses = [response.ids for response in generate_batch(pair, prompts, uniform(6, 20, seed=4), warp, 20)]
+    responses = [response.ids for response in generate_batch(pair, prompts, uniform(6, 20, seed=4)[:, 0], warp, 20)]
     found = label_responses(pair, prompts, responses, uniform(6, 20), warp)
     assert all(math.isfinite(value) for labels in found for value in labels.response_target_logprob + labels.draft_logprob)
     # what a law leaves out has minus infinity, not a large number
@@ -194,7 +200,7 @@ def test_drafted_tokens_follow_the_drafts_warped_law():
 
 def test_the_mean_label_over_evenly_spread_draws_is_the_overlap():
     pair, count = tiny_pair(8, scale=2.0), 4000
-    spread = ((np.arange(count) + 0.5) / count)[:, None]
+    spread = ((np.arange(count) + 0.5) / count)[:, None, None]
     found = label_responses(pair, [[3, 1, 5]] * count, [[4]] * count, spread, Warp(1.0))
     # Each token's share of the draws is its probability to within one draw.
     assert np.mean([labels.accept_prob[0] for labels in found]) == pytest.approx(found[0].overlap[0], abs=8 / count)

@@ -95,7 +95,9 @@ def made_again(monkeypatch):
     """The prompts' texts of each shard that is generated from here on."""
     made, real = [], run.make_rows
     monkeypatch.setattr(
-        run, "make_rows", lambda pair, rows, *rest: (made.append([p.text for p, _ in rows]), real(pair, rows, *rest))[1]
+        run,
+        "make_rows",
+        lambda pair, shard, *rest: (made.append([p.text for p, _ in shard.prompts]), real(pair, shard, *rest))[1],
     )
     return made
 
@@ -135,7 +137,9 @@ def test_rows_keep_their_prompt_and_every_list_speaks_of_the_response(complete, 
         assert row["finished"] == (row["response_ids"][-1] == 0) and 0 not in row["response_ids"][:-1]
         assert row["finished"] or len(row["response_ids"]) == 6
         lists = {name: value for name, value in row.items() if isinstance(value, list) and name != "prompt_ids"}
-        assert {len(value) for value in lists.values()} == {len(row["response_ids"])} and len(lists) == 8
+        draws = [draw for name in ("more_draft_ids", "more_accept_prob") for draw in lists.pop(name)]
+        assert {len(value) for value in [*lists.values(), *draws]} == {len(row["response_ids"])}
+        assert len(lists) == 8 and len(draws) == 2 * 3
     assert {row["finished"] for row in rows} == {True, False}
 
 
@@ -363,7 +367,7 @@ def changed(value):
 
 def test_the_fingerprint_changes_with_every_fact():
     variants = [FACTS, *changed(FACTS), {**FACTS, "more": 1}, {k: v for k, v in FACTS.items() if k != "seed"}]
-    assert len(variants) == 1 + 2 + 2 + 2 + 1 + 3 + 4 + 1 + 2
+    assert len(variants) == 1 + 2 + 2 + 2 + 1 + 3 + 6 + 1 + 2
     assert len({fingerprint(facts) for facts in variants}) == len(variants)
 
 
@@ -394,7 +398,7 @@ def test_each_argument_of_a_run_has_its_own_cache(pair, monkeypatch, tmp_path):
         folder(replace(pair, target=tiny_pair(8).target.float())),
         folder(replace(pair, draft=tiny_pair(8).draft.float())),
     ]
-    assert len(set(variants)) == len(variants) == 16
+    assert len(set(variants)) == len(variants) == 18
 
 
 class ChattingTokenizer(CountingTokenizer):
@@ -447,12 +451,26 @@ def test_no_usable_prompt_is_a_user_error(pair):
 def test_shards_hold_the_rows_of_one_split_in_order():
     prompts = [(Prompt(str(i), split, ""), [i]) for i, split in enumerate(["test", "train", "train", "dev", "train", "train"])]
     plan = plan_shards(prompts, GenerationSettings(rows_per_shard=2))
-    assert {name: [ids[0] for _, ids in rows] for name, rows in plan.items()} == {
+    assert {name: [ids[0] for _, ids in shard.prompts] for name, shard in plan.items()} == {
         "train-00000.parquet": [1, 2],
         "train-00001.parquet": [4, 5],
         "dev-00000.parquet": [3],
         "test-00000.parquet": [0],
     }
+
+
+def test_train_prompts_get_several_responses_the_first_ones_first():
+    prompts = [(Prompt(str(i), split, ""), [i]) for i, split in enumerate(["test", "train", "train", "dev", "train"])]
+    plan = plan_shards(prompts, GenerationSettings(rows_per_shard=2, responses_per_prompt=2))
+    found = [(name, shard.sample, [ids[0] for _, ids in shard.prompts]) for name, shard in plan.items()]
+    assert found == [
+        ("train-00000.parquet", 0, [1, 2]),
+        ("train-00001.parquet", 0, [4]),
+        ("train-00002.parquet", 1, [1, 2]),
+        ("train-00003.parquet", 1, [4]),
+        ("dev-00000.parquet", 0, [3]),
+        ("test-00000.parquet", 0, [0]),
+    ]
 
 
 @pytest.mark.parametrize("name", list(asdict(SETTINGS)))
@@ -490,9 +508,19 @@ def test_columns_are_the_documented_ones(complete):
     types = {name: str(schema.field(name).type) for name in schema.names}
     assert types.pop("finished") == "bool"
     assert [name for name, kind in types.items() if kind == "string"] == ["prompt_id", "split", "prompt"]
-    assert [name for name, kind in types.items() if "int32" in kind] == ["prompt_ids", "response_ids", "draft_ids"]
+    assert [name for name, kind in types.items() if "int32" in kind] == [
+        *("sample", "prompt_ids", "response_ids", "draft_ids", "more_draft_ids")
+    ]
     assert [name for name, kind in types.items() if "float" in kind] == [
-        *("accept_prob", "overlap", "draft_logprob", "target_logprob", "response_draft_logprob", "response_target_logprob")
+        *(
+            "accept_prob",
+            "overlap",
+            "draft_logprob",
+            "target_logprob",
+            "response_draft_logprob",
+            "response_target_logprob",
+            "more_accept_prob",
+        )
     ]
 
 

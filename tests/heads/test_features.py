@@ -4,7 +4,9 @@ import torch
 
 from specheads.errors import UserError
 from specheads.heads import features as features_module
-from specheads.heads.features import EpochSampler, HeadBatch, MixedResponses, checked_share, collate, head_features
+from specheads.heads.features import HeadBatch, collate, head_features
+from specheads.heads.loading import EpochSampler
+from specheads.heads.texts import MixedResponses, checked_share
 
 KINDS = ["input_token", "next_token"]
 ALL = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy"})
@@ -19,6 +21,8 @@ def coded_rows(count, length, prompt_length=3):
         "draft_ids": (2000 + places).tolist(),
         "accept_prob": (places / length).tolist(),
         "overlap": (1 - places / length).tolist(),
+        "more_draft_ids": [],
+        "more_accept_prob": [],
     }
     return [row] * count
 
@@ -74,11 +78,11 @@ def test_a_head_that_looks_ahead_is_asked_everywhere_about_the_drafted_token():
 @pytest.mark.parametrize("judges", KINDS)
 @pytest.mark.parametrize("label", ["sampled", "overlap"])
 def test_every_label_belongs_to_its_token(judges, label):
-    item = mixed(coded_rows(1, 64), judges, 0.4, label=label)[2, 0]
+    item = mixed(coded_rows(1, 64), judges, 0.4, labels=[label])[2, 0]
     places = item["drafted"] - 2000
     assert (item["index"] == 3 + places).all()
-    assert item["label"].dtype == np.float32
-    np.testing.assert_array_equal(item["label"], (places if label == "sampled" else 64 - places) / 64)
+    assert item["labels"][label].dtype == np.float32
+    np.testing.assert_array_equal(item["labels"][label], (places if label == "sampled" else 64 - places) / 64)
 
 
 def test_both_kinds_of_head_read_the_same_mixture_at_the_same_share():
@@ -88,7 +92,7 @@ def test_both_kinds_of_head_read_the_same_mixture_at_the_same_share():
 
 @pytest.mark.parametrize(("judges", "share"), [("input_token", 0.15), ("next_token", 1.0)])
 def test_no_share_given_means_the_default_of_the_kind(judges, share):
-    assert checked_share(judges, None, "sampled") == share
+    assert checked_share(judges, None) == share
     assert mixed(coded_rows(1, 1), judges, None).response_share == share
 
 
@@ -103,7 +107,7 @@ def test_a_share_outside_its_bounds_is_a_user_error_that_names_the_key(judges, s
 @pytest.mark.parametrize("judges", KINDS)
 def test_an_unknown_label_is_a_user_error_that_names_those_known(judges):
     with pytest.raises(UserError, match=r"head\.label='guessed' is not known; use one of sampled, overlap"):
-        mixed(coded_rows(1, 1), judges, None, label="guessed")
+        mixed(coded_rows(1, 1), judges, None, labels=["guessed"])
 
 
 def test_there_is_one_item_per_row():
@@ -118,7 +122,7 @@ def item(tokens, index, drafted, label):
         "tokens": np.array(tokens),
         "index": np.array(index, dtype=np.int64),
         "drafted": np.array(drafted, dtype=np.int64),
-        "label": np.array(label, dtype=np.float32),
+        "labels": {"sampled": np.array(label, dtype=np.float32)},
     }
 
 
@@ -129,7 +133,8 @@ def test_items_are_padded_to_the_right_and_their_judged_tokens_chained():
     assert batch.index.tolist() == [1, 0, 2]
     assert batch.drafted.tolist() == [6, 9, 3]
     assert batch.label.tolist() == [0.5, 0.0, 1.0]
-    assert [value.dtype for value in vars(batch).values()] == [torch.long] * 4 + [torch.float32]
+    assert {value.dtype for value in (batch.tokens, batch.row, batch.index, batch.drafted)} == {torch.long}
+    assert batch.label.dtype == torch.float32
 
 
 def test_a_batch_of_mixed_responses_points_at_its_tokens():
@@ -137,13 +142,16 @@ def test_a_batch_of_mixed_responses_points_at_its_tokens():
     data = mixed(rows, "input_token", 0.3)
     items = [data[0, i] for i in range(3)]
     batch = collate(items)
-    assert len(batch.label) == sum(len(i["label"]) for i in items) > 5
+    assert len(batch.label) == sum(len(i["drafted"]) for i in items) > 5
     assert torch.equal(batch.tokens[batch.row, batch.index], batch.drafted)
 
 
 def test_a_batch_moves_as_a_whole():
-    moved = collate([item([5, 6], [1], [6], [0.5])]).to(torch.device("meta"))
-    assert isinstance(moved, HeadBatch) and {value.device.type for value in vars(moved).values()} == {"meta"}
+    one = item([5, 6], [1], [6], [0.5]) | {"features": {"entropy": torch.ones(1)}}
+    moved = collate([one]).to(torch.device("meta"))
+    assert isinstance(moved, HeadBatch)
+    tensors = [moved.tokens, moved.row, moved.index, moved.drafted, *moved.labels.values(), *moved.features.values()]
+    assert {value.device.type for value in tensors} == {"meta"} and len(tensors) == 6
 
 
 # --- the sampler
@@ -194,6 +202,8 @@ def rows(nano64, prompts):
             "response_ids": generator.integers(nano64.vocab_size, size=length).tolist(),
             "draft_ids": generator.integers(nano64.vocab_size, size=length).tolist(),
             "accept_prob": generator.random(length).tolist(),
+            "more_draft_ids": [],
+            "more_accept_prob": [],
         }
         for prompt, length in zip([*prompts[:3], [0]], lengths, strict=True)
     ]

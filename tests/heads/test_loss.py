@@ -107,7 +107,7 @@ def test_a_bank_weights_each_heads_loss_by_its_own_weights(batch):
     logits, labels = batch
     specs = [HeadSpec(f"h{i}", HeadConfig(hidden_size=4, depth=0), *weights) for i, weights in enumerate(WEIGHTS)]
     rows = torch.stack([logits + i for i in range(len(specs))])
-    sums, totals = HeadBank(specs, seed=0).losses(rows, labels)
+    sums, totals = HeadBank(specs, seed=0).losses(rows, {"sampled": labels})
     for i, weights in enumerate(WEIGHTS):
         expected = formula(logits + i, labels, *weights)
         close(sums[i], expected[0])

@@ -7,10 +7,12 @@ import torch
 
 from specheads.errors import UserError
 from specheads.heads.bank import HeadBank, HeadSpec
-from specheads.heads.features import MixedResponses, collate
+from specheads.heads.features import collate
 from specheads.heads.head import HeadConfig
+from specheads.heads.loading import HeadData
 from specheads.heads.metrics import prediction_metrics
-from specheads.heads.module import HeadData, HeadModule, OptimizerSettings, cosine_after_warmup
+from specheads.heads.module import HeadModule, OptimizerSettings, cosine_after_warmup
+from specheads.heads.texts import MixedResponses
 
 KINDS = ["input_token", "next_token"]
 NUM_ROWS = 12
@@ -42,6 +44,8 @@ def rows(nano, prompts):
                 "response_ids": generator.integers(2, 12, size=length).tolist(),
                 "draft_ids": drafted.tolist(),
                 "accept_prob": np.where(drafted % 2, 0.1, 1.0).tolist(),
+                "more_draft_ids": [],
+                "more_accept_prob": [],
             }
         )
     return made
@@ -77,7 +81,7 @@ def predictions(module, data, split):
 
 def loss(module, data, split="train"):
     logits, labels = predictions(module, data, split)
-    sums, weights = module.bank.losses(logits, labels)
+    sums, weights = module.bank.losses(logits, {"sampled": labels})
     return (sums / weights).tolist()
 
 
@@ -175,7 +179,7 @@ def test_the_training_loss_is_divided_by_the_weights_of_its_batch(nano, rows, tm
     batch = next(iter(data.loader("train", shuffle=True)))
     features = fresh.features(batch)
     head.standardise(head.assemble(fresh.features(next(iter(data.loader("train"))))))
-    sums, weights = fresh.bank.losses(fresh.bank(features), batch.label)
+    sums, weights = fresh.bank.losses(fresh.bank(features), batch.labels)
     assert fit.callback_metrics["train/head/loss"].item() == pytest.approx((sums / weights).item(), rel=1e-5)
 
 

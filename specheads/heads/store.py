@@ -1,0 +1,230 @@
+"""The draft's features of a whole data cache on disk, so that the draft reads each text once and not once per epoch.
+
+`features/<fingerprint>/` in the cache's folder: shards of safetensors with checksums, mapped into memory when they are read. A
+shard appears by rename; a restart makes what is missing.
+"""
+
+import logging
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import track
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from data_gen.shards import ShardStore, exclusive, fingerprint
+from specheads.errors import UserError, is_number
+from specheads.heads.features import CERTAINTY, collate, drawn_features
+from specheads.heads.texts import MixedResponses
+from specheads.pair import LanguageModel
+
+logger = logging.getLogger(__name__)
+
+GIB = 2**30
+SHARD_BYTES = 2**28  # also what is held in memory while a shard is made
+BATCH_TOKENS = 8192  # per forward
+CHOICES = ("auto", "cached", "online")
+
+
+def check_choice(features: Any, budget_gib: Any) -> None:
+    """Raise UserError for settings of the store that are none."""
+    if features not in CHOICES:
+        raise UserError(f"features={features} is not known; use one of {', '.join(CHOICES)}.")
+    if not is_number(budget_gib) or budget_gib < 0:
+        raise UserError(f"features_budget={budget_gib} is no number of at least 0; it is the largest size of the store in GiB.")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows `first` to `first + count` of a split, as their texts are in one epoch (0 where they stay the same)."""
+
+    split: str
+    epoch: int
+    first: int
+    count: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.split}-{self.epoch:03d}-{self.first:08d}.safetensors"
+
+
+class FeatureStore:
+    """The features that heads of one kind need of the splits `train` and `dev`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        lm: LanguageModel,
+        splits: Mapping[str, MixedResponses],
+        needs: frozenset[str],
+        num_epochs: int,
+    ) -> None:
+        """Plan the store of the cache in `folder`.
+
+        Args:
+            lm: the draft.
+            splits: what heads are trained on; one kind of head.
+            needs: features that they read; `embedding` is left out, because looking it up takes no longer than reading it.
+            num_epochs: of training; texts that are mixed anew for each are stored for each.
+        """
+        self.lm, self.splits = lm, splits
+        any_split = next(iter(splits.values()))
+        self.judges = any_split.judges
+        self.needs = (needs | set(CERTAINTY) if self.judges == "next_token" else needs) - {"embedding"}
+        self.epochs = {name: range(num_epochs if data.varies and name == "train" else 1) for name, data in splits.items()}
+        self.facts = {
+            "data": folder.name,
+            "features": sorted(self.needs),
+            "judges": self.judges,
+            "texts": {name: [data.response_share, data.seed, len(data)] for name, data in splits.items()},
+        }
+        self.folder = folder / "features" / fingerprint(self.facts)
+        self.lengths = {name: data.lengths() for name, data in splits.items()}
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What a judged token takes; its draws' probabilities are counted as four."""
+        hidden = self.lm.hidden_size * self.lm.output_embedding.weight.element_size() if "hidden" in self.needs else 0
+        return hidden + 4 * (len(self.needs & {"max_prob", "entropy"}) + 4 * ("draft_prob" in self.needs))
+
+    def bytes(self) -> int:
+        """Return the size of the whole store, at most."""
+        return self.bytes_per_token * sum(int(self.lengths[name].sum()) * len(epochs) for name, epochs in self.epochs.items())
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the shards, each of at most SHARD_BYTES unless a single row is larger."""
+        for split, epochs in self.epochs.items():
+            sizes = self.lengths[split] * self.bytes_per_token
+            shard = np.cumsum(sizes) // SHARD_BYTES
+            starts = np.flatnonzero(np.diff(shard, prepend=-1))
+            counts = np.diff(starts, append=len(sizes))
+            for epoch in epochs:
+                for first, count in zip(starts.tolist(), counts.tolist(), strict=True):
+                    yield Part(split, epoch, first, count)
+
+    def make(self) -> None:
+        """Compute what is missing."""
+        if ShardStore(self.folder, self.facts).is_complete():
+            logger.info("features: complete in %s", self.folder)
+            return
+        with exclusive(self.folder):
+            store, parts = ShardStore(self.folder, self.facts), list(self.parts())
+            missing = [part for part in parts if not store.has(part.name)]
+            logger.info(
+                "features: at most %.2f GiB, %d of %d shards to do, in %s",
+                self.bytes() / GIB,
+                len(missing),
+                len(parts),
+                self.folder,
+            )
+            for part in track(missing, "features", transient=True):
+                tensors = self._computed(part)
+                store.put(part.name, part.count, lambda path, tensors=tensors: save_file(tensors, path))
+            store.complete([part.name for part in parts])
+
+    def _computed(self, part: Part) -> dict[str, Tensor]:
+        """Return the tensors of a shard: features (n, ...), `draft_prob` (draws, n), and `ends` (rows,), where each row's stop."""
+        data = self.splits[part.split]
+        items = [data[part.epoch, number] for number in range(part.first, part.first + part.count)]
+        # Rows of similar length are read together; their features are put back in order.
+        order = sorted(range(len(items)), key=lambda number: len(items[number]["tokens"]))
+        rows: list[dict[str, Tensor]] = [{} for _ in items]
+        for numbers in _batches(order, [len(item["tokens"]) for item in items]):
+            batch = collate([items[number] for number in numbers]).to(self.lm.device)
+            draws = [
+                [torch.from_numpy(ids) for ids in data.judged_draws((part.epoch, part.first + number))] for number in numbers
+            ]
+            merged = [torch.cat(ids).to(self.lm.device) for ids in zip(*draws, strict=True)]
+            first, *more = drawn_features(self.lm, batch, self.judges, self.needs, merged)
+            if "draft_prob" in first:
+                first["draft_prob"] = torch.stack([first["draft_prob"], *(found["draft_prob"] for found in more)], dim=1)
+            counts = [len(items[number]["index"]) for number in numbers]
+            for name, values in first.items():
+                for number, value in zip(numbers, values.cpu().split(counts), strict=True):
+                    rows[number][name] = value
+        ends = torch.tensor([len(item["index"]) for item in items]).cumsum(0)
+        return {name: torch.cat([row[name] for row in rows]).contiguous() for name in rows[0]} | {"ends": ends}
+
+
+def _batches(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Yield rows in `order`, of ascending lengths, whose padded size stays within BATCH_TOKENS."""
+    batch: list[int] = []
+    for number in order:
+        if batch and (len(batch) + 1) * lengths[number] > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(number)
+    yield batch
+
+
+class StoredResponses(Dataset):
+    """Mixed responses with their features from a store."""
+
+    def __init__(self, data: MixedResponses, store: FeatureStore, split: str) -> None:
+        self.data, self.folder, self.varies = data, store.folder, data.varies
+        self.parts = sorted((part for part in store.parts() if part.split == split), key=lambda part: (part.epoch, part.first))
+        self.firsts = np.array([part.first for part in self.parts if part.epoch == 0])
+        self._open: dict[str, tuple[Any, Tensor]] = {}
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open": {}}  # a process of a loader opens its own files
+
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
+        epoch, number = key
+        place = int(np.searchsorted(self.firsts, number, side="right")) - 1
+        part = self.parts[(epoch if self.varies else 0) * len(self.firsts) + place]
+        if part.name not in self._open:
+            file = safe_open(self.folder / part.name, "pt")
+            self._open[part.name] = file, file.get_tensor("ends")
+        file, ends = self._open[part.name]
+        row = number - part.first
+        span = slice(int(ends[row - 1]) if row else 0, int(ends[row]))
+        features = {name: file.get_slice(name)[span] for name in file.keys() if name != "ends"}  # noqa: SIM118
+        if "draft_prob" in features:
+            draw = epoch % features["draft_prob"].shape[1]
+            features["draft_prob"] = features["draft_prob"][:, draw]
+        return self.data[key] | {"features": features}
+
+
+def with_features(
+    features: str,
+    budget_gib: float,
+    folder: Path,
+    lm: LanguageModel,
+    splits: Mapping[str, MixedResponses],
+    needs: frozenset[str],
+    num_epochs: int,
+) -> dict[str, Dataset]:
+    """Return the splits, those that are read once per epoch with stored features if `features` says so.
+
+    `auto` stores them where the texts stay the same from epoch to epoch and the store is within `budget_gib`.
+
+    Raises:
+        UserError: `cached` where the store would be larger than the budget or the disk.
+    """
+    store = FeatureStore(folder, lm, {name: splits[name] for name in ("train", "dev")}, needs, num_epochs)
+    size = store.bytes() / GIB
+    if features == "auto":
+        features = "cached" if size <= budget_gib and not splits["train"].varies else "online"
+    if features == "online":
+        return dict(splits)
+    if size > budget_gib:
+        raise UserError(
+            f"features=cached would take {size:.1f} GiB, but features_budget={budget_gib:g}; raise it, use features=online, or fewer "
+            "prompts (data.num_train) or, where texts are mixed anew for each epoch, epochs (trainer.max_epochs)."
+        )
+    free = shutil.disk_usage(folder).free / GIB
+    if size > free and not store.folder.exists():
+        raise UserError(f"features=cached would take {size:.1f} GiB, but {folder} has {free:.1f} GiB free; use features=online.")
+    store.make()
+    return dict(splits) | {name: StoredResponses(splits[name], store, name) for name in store.splits}

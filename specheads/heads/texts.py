@@ -1,0 +1,110 @@
+"""Which texts heads learn from, and which tokens they judge there.
+
+Mixing (SpecDec++, section 3.2) replaces a part of the response by drafted tokens, so that hidden states come from text like
+the decoder's. It is redrawn every epoch from a seed per (epoch, row). Where several tokens were drafted at each position, each epoch
+takes another one: a head then learns how chances differ between tokens instead of learning one token by heart.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from specheads.errors import UserError
+
+LABELS = ("sampled", "overlap")  # min(1, t/d) of the drafted token; its mean over tokens
+
+# The paper mixes because its heads must have read the drafted token. A look-ahead head need not, and a round's survival is a
+# product of chances that each assume all tokens before to be accepted: the target's own text is the context to learn from.
+# Measured on nano: benchmarks/README.md, kinds of heads.
+RESPONSE_SHARE = {"input_token": 0.15, "next_token": 1.0}
+COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "overlap", "more_draft_ids", "more_accept_prob")
+
+
+def checked_share(judges: str, response_share: float | None) -> float:
+    """Return the share of positions that keep the target's token, None being the kind's default.
+
+    Raises:
+        UserError: a share outside [0, 1], or one that leaves an `input_token` head nothing to judge.
+    """
+    share = RESPONSE_SHARE[judges] if response_share is None else response_share
+    if not 0 <= share <= (0.99 if judges == "input_token" else 1):
+        raise UserError(
+            f"mixing.response_share={share} leaves a {judges} head nothing to learn; use a share from 0 to 0.99, for example 0.15."
+        )
+    return share
+
+
+def check_label(label: str) -> None:
+    """Raise UserError for a label that is not known."""
+    if label not in LABELS:
+        raise UserError(f"head.label={label!r} is not known; use one of {', '.join(LABELS)}.")
+
+
+def drawn(row: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the drafted tokens and their acceptance probabilities, (N,) each, of every draw in a row."""
+    ids, probs = ([row[name], *row[f"more_{name}"]] for name in ("draft_ids", "accept_prob"))
+    return [(np.asarray(drafted), np.asarray(accepted)) for drafted, accepted in zip(ids, probs, strict=True)]
+
+
+class MixedResponses(Dataset):
+    """Rows of a data cache, mixed anew for every (epoch, row) that is asked for."""
+
+    def __init__(
+        self, rows: Any, judges: str, response_share: float | None, seed: int, labels: Sequence[str] = LABELS[:1]
+    ) -> None:
+        """Mix `rows` (a `datasets.Dataset`, or dicts of its columns).
+
+        `response_share` is the chance that a position keeps the target's token, None the default of the kind; `labels` are what
+        heads are to learn, of LABELS.
+
+        Raises:
+            UserError: see `checked_share` and `check_label`.
+        """
+        for label in labels:
+            check_label(label)
+        self.judges, self.seed, self.labels = judges, seed, tuple(labels)
+        self.response_share = checked_share(judges, response_share)
+        self.rows = rows.with_format("numpy", columns=list(COLUMNS)) if hasattr(rows, "with_format") else rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def varies(self) -> bool:
+        """Whether what the draft reads differs from epoch to epoch."""
+        return self.response_share < 1
+
+    def lengths(self) -> np.ndarray:
+        """Return the number of tokens in each response (rows,)."""
+        if hasattr(self.rows, "with_format"):
+            column = self.rows.with_format("arrow", columns=["response_ids"])[:].column(0)
+            return column.combine_chunks().value_lengths().to_numpy().astype(np.int64)
+        return np.array([len(row["response_ids"]) for row in self.rows])
+
+    def judged_draws(self, key: tuple[int, int]) -> list[np.ndarray]:
+        """Return the tokens (n,) of every draw that an epoch may ask about at the judged positions of a row's text.
+
+        A text that is mixed anew in each epoch goes with the draw of its epoch.
+        """
+        _, number = key
+        if self.varies:
+            return [self[key]["drafted"]]
+        return [self[draw, number]["drafted"] for draw in range(len(drawn(self.rows[number])))]
+
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
+        epoch, number = key
+        row = self.rows[number]
+        response, draws = np.asarray(row["response_ids"]), drawn(row)
+        drafted, accept_prob = draws[epoch % len(draws)]
+        kept = np.random.default_rng([self.seed, epoch, number]).random(len(response)) < self.response_share
+        # A head that judges its input token needs that token to have been read; one that looks ahead needs only its prefix.
+        judged = ~kept if self.judges == "input_token" else np.ones_like(kept)
+        labels = {"sampled": accept_prob} | {name: np.array(row[name]) for name in self.labels if name != "sampled"}
+        return {
+            "tokens": np.concatenate([row["prompt_ids"], np.where(kept, response, drafted)]).astype(np.int64),
+            "index": len(row["prompt_ids"]) + np.flatnonzero(judged),
+            "drafted": drafted[judged].astype(np.int64),
+            "labels": {name: values[judged].astype(np.float32) for name, values in labels.items()},
+        }
