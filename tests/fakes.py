@@ -72,7 +72,7 @@ def constant_head(prob: float, judges: str = "next_token"):
     def head(features):
         return torch.full((len(next(iter(features.values()))),), prob, dtype=torch.float64).logit()
 
-    head.config = SimpleNamespace(judges=judges, inputs=("hidden",))
+    head.config = SimpleNamespace(judges=judges, inputs=("hidden",), calibration=None)
     head.check_fits = lambda pair: None
     head.to = lambda device: head
     return head

@@ -62,16 +62,18 @@ class Tuning:
         return self._fits[tuple(names)]
 
     def _fit_logistic(self, names: Sequence[str]) -> dict[str, float]:
-        node, _, accepted = self.recording.labels()
+        node, _, accepted, _ = self.recording.labels()
         features = {name: self.recording.features[name][node] for name in ("draft_prob", "max_prob", "entropy")}
         inputs = [name for name in names if name != "bias"]
         weights = fit_logistic(logistic_inputs(inputs, features), accepted.double()).tolist()
         return dict(zip([*inputs, "bias"], weights, strict=True))
 
     def calibration(self, head: RecordedHead) -> dict[str, float]:
-        """Return slope and intercept that make a head's logits calibrated (Platt scaling)."""
+        """Return slope and intercept that make a head's logits calibrated (Platt scaling); a head that is calibrated needs none."""
+        if head.config.calibration is not None:
+            return {"slope": 1.0, "intercept": 0.0}
         if head not in self._fits:
-            logits, accepted = head_logits(self.recording, head)
+            logits, accepted, _ = head_logits(self.recording, head)
             fitted = fit_logistic(logits[:, None], accepted.double()).tolist()
             self._fits[head] = dict(zip(("slope", "intercept"), fitted, strict=True))
         return self._fits[head]

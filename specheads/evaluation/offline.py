@@ -9,7 +9,8 @@ import torch
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate
 from specheads.evaluation.intervals import Interval, Sums, interval, replayed_sums, resample_counts
 from specheads.evaluation.results import MEASURED, BankRow, DataSet, Positions, Reliability, RuleRow, TextSample, Winner
-from specheads.heads.metrics import auroc, binary_kl, calibration
+from specheads.heads.calibration import IndexCalibration, in_rounds
+from specheads.heads.metrics import auroc, binary_kl, calibration, ece_by_index
 from specheads.pair import Pair
 from specheads.replay.cost import Costs
 from specheads.replay.recording import Recording
@@ -154,23 +155,37 @@ def _gap(ours: np.ndarray, fixed: np.ndarray | None, best: np.ndarray | None) ->
 
 
 def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list[Reliability]:
-    """Return how heads, and the draft's own probabilities, predict whether a proposed token is accepted."""
-    node, _, accepted = recording.labels()
-    judges = {name: (torch.sigmoid(logits), kept) for name, (logits, kept) in _judged(recording, heads).items()}
-    judges |= {
-        "draft probability": (recording.features["draft_prob"][node].double(), accepted),
-        "largest probability": (recording.features["max_prob"][node].double(), accepted),
-    }
+    """Return how heads, and the draft's own probabilities, predict whether a proposed token is accepted, at every index that it can have.
+
+    A calibrated head has two rows: as it is, and as rules hear it.
+    """
     rows = []
-    for name, (probs, kept) in judges.items():
-        curve = calibration(probs, kept.double())
-        columns = (part.tolist() for part in (curve.share, curve.predicted, curve.observed))
-        rows.append(Reliability(name, *columns, curve.ece, auroc(probs, kept.double())))
+    for name, head in heads.items():
+        raw, heard, labels, index = logits_in_rounds(recording, head)
+        rows.append(_reliability(name, torch.sigmoid(raw), labels, index))
+        if head.config.calibration is not None:
+            rows.append(_reliability(f"{name}, calibrated", torch.sigmoid(heard), labels, index))
+    node, _, accepted, furthest = recording.labels()
+    token, index = in_rounds(furthest)
+    for name, feature in {"draft probability": "draft_prob", "largest probability": "max_prob"}.items():
+        rows.append(_reliability(name, recording.features[feature][node[token]].double(), accepted[token].double(), index))
     return rows
 
 
-def _judged(recording: Recording, heads: Mapping[str, RecordedHead]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    return {name: head_logits(recording, head) for name, head in heads.items()}
+def logits_in_rounds(recording: Recording, head: RecordedHead) -> tuple[torch.Tensor, ...]:
+    """Return of every proposed token at every index that it can have in a round, (pairs,) each: what a head says of it, raw and as rules
+    hear it; whether it was accepted, 0 or 1; and the index.
+    """
+    logits, accepted, furthest = head_logits(recording, head)
+    token, index = in_rounds(furthest)
+    heard = IndexCalibration.from_dict(head.config.calibration)(logits[token], index)
+    return logits[token], heard, accepted[token].double(), index
+
+
+def _reliability(name: str, probs: torch.Tensor, labels: torch.Tensor, index: torch.Tensor) -> Reliability:
+    curve = calibration(probs, labels)
+    columns = (part.tolist() for part in (curve.share, curve.predicted, curve.observed))
+    return Reliability(name, *columns, curve.ece, ece_by_index(probs, labels, index), auroc(probs, labels))
 
 
 def positions(one: Candidate, rounds: Replayed) -> Positions:
@@ -205,12 +220,12 @@ def bank(
 ) -> list[BankRow]:
     """Return the heads of a bank, the fastest first at the ratio in the middle."""
     resamples, rows = resample_counts(test.recording.num_prompts), []
-    for name, (logits, accepted) in _judged(test.recording, heads).items():
+    for name, head in heads.items():
         families = (f"head_threshold {name}", f"head_threshold {name} auto")
         best = {ratio: next((choice[f] for f in families if f in choice), None) for ratio, choice in choices.best.items()}
         if None in best.values():
             continue  # no threshold of it was asked for
-        labels = accepted.double()
+        _, logits, labels, _ = logits_in_rounds(test.recording, head)
         rows.append(
             BankRow(
                 head=name,

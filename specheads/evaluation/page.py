@@ -52,7 +52,10 @@ PLOTS = {  # title, what a reader should know, what selects the figure
     ),
     "reliability": (
         "Reliability",
-        "Are tokens accepted as often as the judge says? On the diagonal, yes. The larger a marker, the more tokens it stands for.",
+        (
+            "Are tokens accepted as often as the judge says? On the diagonal, yes. The larger a marker, the more tokens it stands for. A "
+            "calibrated head is drawn twice, as it is and as rules hear it. A token counts once for every place that it can have in a round."
+        ),
         "set",
     ),
     "positions": (

@@ -66,13 +66,17 @@ class Winner:
 
 @dataclass(frozen=True)
 class Reliability:
-    """How often tokens were accepted that a judge gave such a chance: per bin its share of tokens, mean prediction, mean outcome."""
+    """How often tokens were accepted that a judge gave such a chance: per bin its share of tokens, mean prediction, mean outcome.
+
+    A token counts once for every index that it can have in a round.
+    """
 
     judge: str
     share: Sequence[float]
     predicted: Sequence[float]
     observed: Sequence[float]
     ece: float
+    ece_by_index: Sequence[float]  # of tokens by their index in the round; the last: of all later ones
     auroc: float
 
 
@@ -116,7 +120,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class BankRow:
-    """One head of several, with its best threshold at each ratio: chosen on dev, judged on test prompts."""
+    """One head of several, as rules hear it, with its best threshold at each ratio: chosen on dev, judged on test prompts."""
 
     head: str
     auroc: float

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from specheads.errors import UserError, is_count
+from specheads.heads.calibration import IndexCalibration
 from specheads.pair import Pair
 
 FORMAT_VERSION = 1
@@ -41,7 +42,7 @@ class HeadConfig:
     warp: Mapping[str, float] = field(default_factory=dict)
     draft: Mapping[str, str] = field(default_factory=dict)
     target: Mapping[str, str] = field(default_factory=dict)
-    calibration: Mapping[str, Any] | None = None
+    calibration: Mapping[str, Any] | None = None  # of IndexCalibration; stopping rules apply it, the head gives raw logits
     recommended: Mapping[str, float] | None = None
     train: Mapping[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
@@ -84,6 +85,7 @@ class HeadConfig:
             raise UserError(f"{where} has the unknown key {strange[0]!r}; it was not written by this version of specheads.")
         if missing := sorted({"hidden_size", "depth", "judges", "inputs", "width"} - values.keys()):
             raise UserError(f"{where} lacks the key {missing[0]!r}; export the head again.")
+        IndexCalibration.from_dict(values.get("calibration"), where)
         return cls(**{**values, "inputs": tuple(values["inputs"])})
 
 

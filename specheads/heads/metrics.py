@@ -59,6 +59,13 @@ def calibration(probs: Tensor, labels: Tensor, num_bins: int = 15) -> Calibratio
     return Calibration(count / count.sum(), predicted[filled] / count, observed[filled] / count)
 
 
+def ece_by_index(probs: Tensor, labels: Tensor, index: Tensor) -> list[float]:
+    """Return the expected calibration error of predictions (N,) at each `index` (N,) long, from 0 to the largest."""
+    return [
+        calibration(probs[index == one], labels[index == one]).ece for one in range(int(index.max()) + 1 if len(index) else 0)
+    ]
+
+
 def prediction_metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
     """Return binary KL, AUROC, Brier score and expected calibration error of logits (N,) against labels (N,)."""
     probs = torch.sigmoid(logits)
@@ -70,17 +77,19 @@ def prediction_metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
     }
 
 
-def fit_logistic(features: Tensor, labels: Tensor, num_steps: int = 25) -> Tensor:
+def fit_logistic(features: Tensor, labels: Tensor, counts: Tensor | None = None, num_steps: int = 25) -> Tensor:
     """Return weights (F + 1,), the intercept last, of the logistic regression of soft labels (N,) on features (N, F).
 
-    Newton's method in float64, with a ridge too small to matter that keeps collinear features solvable.
+    `counts` (N,): how often each sample counts, once if they are not given. Newton's method in float64, with a ridge too small to matter
+    that keeps collinear features solvable.
     """
     inputs = torch.cat([features.double(), torch.ones(len(features), 1, dtype=torch.float64)], dim=1)
     weights = torch.zeros(inputs.shape[1], dtype=torch.float64)
     ridge = 1e-9 * len(inputs) * torch.eye(inputs.shape[1], dtype=torch.float64)
+    counted = inputs if counts is None else inputs * counts.double().unsqueeze(1)
     for _ in range(num_steps):
         probs = torch.sigmoid(inputs @ weights)
-        gradient = inputs.T @ (probs - labels)
-        curvature = (inputs * (probs * (1 - probs)).unsqueeze(1)).T @ inputs
+        gradient = counted.T @ (probs - labels)
+        curvature = (counted * (probs * (1 - probs)).unsqueeze(1)).T @ inputs
         weights = weights - torch.linalg.solve(curvature + ridge, gradient)
     return weights

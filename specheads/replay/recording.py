@@ -97,10 +97,11 @@ class Recording:
         start = int(self.first[number])
         return self.tokens[start : start + int(self.lengths[number])].tolist()
 
-    def labels(self) -> tuple[Tensor, Tensor, Tensor]:
+    def labels(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the draft's token at every position of every draw, as it stands after what was emitted before.
 
-        Nodes (n,) of the tokens, of the tokens that the draft proposes after them (-1: none recorded), and whether they are accepted.
+        Nodes (n,) of the tokens, of the tokens that the draft proposes after them (-1: none recorded), whether they are accepted, and
+        the largest index, from 0, that each can have in a round that starts anywhere.
         """
         branched = self.branch_length > 0
         position = torch.arange(self.accepted.shape[1]).expand_as(self.accepted)
@@ -112,7 +113,15 @@ class Recording:
         last = torch.zeros(self.accepted.shape[1], dtype=torch.bool)
         last[self.first + self.lengths - 1] = True
         after = torch.where(self.accepted, torch.where(last, -1, position + 1), torch.where(self.branch_length > 1, node + 1, -1))
-        return node[known], after[known], self.accepted[known]
+        return node[known], after[known], self.accepted[known], self._furthest()[known]
+
+    def _furthest(self) -> Tensor:
+        """Return how many accepted tokens stand right before each position, (Q, N) long: as many as a round can have drafted there."""
+        position = torch.arange(self.accepted.shape[1])
+        start = torch.zeros_like(self.accepted, dtype=torch.long)  # of the run of accepted tokens
+        start[:, 1:] = torch.where(self.accepted[:, :-1], 0, position[1:])
+        start[:, self.first] = self.first
+        return (position - start.cummax(dim=1).values).clamp_max(self.max_tokens - 1)
 
 
 def make_recording(

@@ -5,7 +5,7 @@ where the rule says. The token after the last accepted one is the target's. Exac
 on how long drafts are. All prompts, draws and rules of equal programs are walked at once, one drafted token per step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -53,17 +53,18 @@ class Counts:
 
 
 class RecordedHead:
-    """A head's logits as a recording has them, in the place of the head itself."""
+    """A head's logits as a recording has them, with its calibration, in the place of the head itself."""
 
-    def __init__(self, name: str, judges: str) -> None:
+    def __init__(self, name: str, judges: str, calibration: Mapping[str, Any] | None = None) -> None:
         self.name = name
-        self.config = SimpleNamespace(judges=judges, inputs=(name,), recommended=None)
+        self.config = SimpleNamespace(judges=judges, inputs=(name,), calibration=calibration, recommended=None)
 
     def __call__(self, features: dict[str, Tensor]) -> Tensor:
         return features[self.name]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RecordedHead) and self.name == other.name
+        same_name = isinstance(other, RecordedHead) and self.name == other.name
+        return same_name and self.config.calibration == other.config.calibration
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -71,7 +72,7 @@ class RecordedHead:
 
 def recorded_head(head: AcceptanceHead) -> RecordedHead:
     """Return what stands for `head` in rules that are replayed; `judge` must have added it to the recording."""
-    return RecordedHead(head_fingerprint(head), head.config.judges)
+    return RecordedHead(head_fingerprint(head), head.config.judges, head.config.calibration)
 
 
 class Ceiling(HeadThreshold):
@@ -91,15 +92,17 @@ class RecordedTruth(RecordedHead):
         return features[TRUTH].double().logit()
 
 
-def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tensor]:
-    """Return what a head says of the draft's token at every position and draw (n,), and whether it was accepted (n,) bool.
+def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a head says of the draft's token at every position and draw (n,), before calibration; whether the token was accepted
+    (n,) bool; and its largest index in a round (n,) long.
 
     A head that judges its input token speaks one node later, where the token has been read.
     """
-    node, after, accepted = recording.labels()
+    node, after, accepted, furthest = recording.labels()
     if head.config.judges == "input_token":
-        node, accepted = after[after >= 0], accepted[after >= 0]
-    return recording.features[head.name][node].double(), accepted
+        judged = after >= 0
+        node, accepted, furthest = after[judged], accepted[judged], furthest[judged]
+    return recording.features[head.name][node].double(), accepted, furthest
 
 
 def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed]:

@@ -87,7 +87,7 @@ def test_a_logistic_is_fitted_to_what_was_accepted(tuning):
         "logistic": {"_target_": f"{STOPPING}Logistic", "weights": {"logit_max_prob": None, "bias": None}, "threshold": [0.5]}
     }
     (one, *_) = candidates(rules, {}, tuning)
-    node, _, accepted = tuning.recording.labels()
+    node, _, accepted, _ = tuning.recording.labels()
     inputs = tuning.recording.features["max_prob"][node].double().logit(1e-6)
 
     def loss(slope, bias):
@@ -117,7 +117,7 @@ def test_a_calibrated_head_says_what_happens_on_average(tuning, heads):
     for head in heads.values():
         recorded = recorded_head(head)
         fitted = tuning.calibration(recorded)
-        logits, accepted = head_logits(tuning.recording, recorded)
+        logits, accepted, _ = head_logits(tuning.recording, recorded)
         calibrated = torch.sigmoid(fitted["slope"] * logits + fitted["intercept"])
         assert calibrated.mean() == pytest.approx(accepted.double().mean().item(), abs=1e-6)
 

@@ -1,5 +1,6 @@
 """What is chosen, and how far it is from what could be reached, on counts made by hand and on a small recording."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,9 +12,10 @@ from specheads.evaluation import offline
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate
 from specheads.evaluation.offline import Prices, Recorded, choose, data_set
 from specheads.evaluation.results import MEASURED
+from specheads.heads.metrics import calibration
 from specheads.replay.cost import Costs
 from specheads.replay.recording import Recording
-from specheads.replay.replay import Counts, Replayed
+from specheads.replay.replay import Counts, RecordedHead, Replayed
 
 NUM_PROMPTS = 20
 RULE = stopping.FixedLength(2)
@@ -144,13 +146,33 @@ def test_positions_count_what_was_drafted_and_accepted(recording):
 
 
 def test_reliability_speaks_of_proposed_tokens(recording):
-    """Six positions: four accepted tokens, and the two that were rejected in the place of c and e."""
+    """Six positions: four accepted tokens, and the two that were rejected in the place of c and e. b can be a round's second token too,
+    and the one rejected for c its second or third.
+    """
     curves = {one.judge: one for one in offline.reliability(recording, {})}
     assert set(curves) == {"draft probability", "largest probability"}
     curve = curves["draft probability"]
-    probs = recording.features["draft_prob"][[0, 1, 6, 3, 9, 5]].double()
-    kept = torch.tensor([1.0, 1, 0, 1, 0, 1])
+    probs = recording.features["draft_prob"][[0, 1, 6, 3, 9, 5, 1, 6, 6]].double()
+    kept = torch.tensor([1.0, 1, 0, 1, 0, 1, 1, 0, 0])
     assert np.dot(curve.share, curve.predicted) == pytest.approx(probs.mean().item())
-    assert np.dot(curve.share, curve.observed) == pytest.approx(4 / 6)
-    above = sum(float(a > b) for a in probs[kept == 1] for b in probs[kept == 0]) / 8
+    assert np.dot(curve.share, curve.observed) == pytest.approx(5 / 9)
+    above = sum(float(a > b) for a in probs[kept == 1] for b in probs[kept == 0]) / 20
     assert curve.auroc == pytest.approx(above)
+    by_hand = [calibration(probs[part], kept[part].double()).ece for part in ([0, 1, 2, 3, 4, 5], [6, 7], [8])]
+    assert curve.ece_by_index == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize("judges, expected", [("next_token", [0, 1, 6, 3, 9, 5, 1, 6, 6]), ("input_token", [1, 2, 7, 2, 7, 7])])
+def test_a_calibrated_head_is_reported_as_it_is_and_as_rules_hear_it(recording, judges, expected):
+    """A head that judges its input token speaks a node later: of d's token none follows, nor of the branch at e, nor of f."""
+    recording.features["head"] = torch.linspace(-2, 2, 10)
+    values = {"slope": [2.0, 1.0], "intercept": [0.0, -1.0]}
+    heads = {"mine": RecordedHead("head", judges, values), "raw": RecordedHead("head", judges)}
+    curves = {one.judge: one for one in offline.reliability(recording, heads)}
+    assert [name for name in curves if "prob" not in name] == ["mine", "mine, calibrated", "raw"]
+    assert replace(curves["raw"], judge="mine") == curves["mine"]
+    logits = recording.features["head"][expected].double()
+    index = torch.tensor([0] * (len(expected) - 3) + [1, 1, 2])
+    heard = torch.where(index > 0, logits - 1, 2 * logits)
+    for name, values in (("mine", logits), ("mine, calibrated", heard)):
+        assert np.dot(curves[name].share, curves[name].predicted) == pytest.approx(torch.sigmoid(values).mean().item())

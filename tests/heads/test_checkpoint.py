@@ -207,6 +207,18 @@ def test_an_unknown_key_is_named(folder):
         load_head(folder)
 
 
+def test_a_calibration_is_kept_and_one_that_is_none_is_named(folder):
+    kept = {"slope": [1.5, 0.75], "intercept": [0.0, -0.25]}
+    edit_config(folder, calibration=kept)
+    head = load_head(folder)
+    assert head.config.calibration == kept
+    assert torch.equal(head.score(inputs()), new_head().score(inputs()))  # the head itself stays as it was
+    assert load_head(save_head(head, folder, inputs())).config.calibration == kept
+    edit_config(folder, calibration={"slope": [1.5]})
+    with pytest.raises(UserError, match=r"config\.json has the calibration {'slope': \[1\.5\]}; expected slope and intercept"):
+        load_head(folder)
+
+
 @pytest.mark.parametrize("key", ["hidden_size", "depth", "judges", "inputs", "width"])
 def test_a_missing_key_is_named(folder, key):
     edit_config(folder, **{key: "gone"})

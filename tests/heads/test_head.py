@@ -255,7 +255,7 @@ def test_no_inputs_named_means_all_that_the_kind_can_see(judges):
             warp={"temperature": 0.7, "top_k": 50, "top_p": 1.0},
             draft={"id": "d", "revision": "r"},
             target={"id": "t", "revision": "s"},
-            calibration={"scale": 1.5},
+            calibration={"slope": [1.5, 1.0], "intercept": [0.0, -0.25]},
             recommended={"threshold": 0.7},
             train={"optimizer": {"lr": 1e-3}, "num_prompts": 5},
         ),

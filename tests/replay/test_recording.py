@@ -133,18 +133,19 @@ def test_judges_say_what_the_decoder_would_hear_and_are_asked_once(pair, tmp_pat
 
 def test_labels_pair_every_proposed_token_with_its_fate_and_with_what_follows(pair, tmp_path):
     recording = load_recording(make(pair, tmp_path))
-    node, after, accepted = (value.tolist() for value in recording.labels())
-    expected = []
+    found, expected = [value.tolist() for value in recording.labels()], []
     for draw in range(2):
         for number in range(5):
-            start, length = int(recording.first[number]), int(recording.lengths[number])
+            start, length, run = int(recording.first[number]), int(recording.lengths[number]), 0
             for i in range(start, start + length):
+                furthest, run = min(run, recording.max_tokens - 1), run + 1 if recording.accepted[draw, i] else 0
                 branch, size = int(recording.branch_first[draw, i]), int(recording.branch_length[draw, i])
                 if recording.accepted[draw, i] and i - start < recording.limits[number] - 1:
-                    expected.append((i, i + 1 if i + 1 < start + length else -1, True))
+                    expected.append((i, i + 1 if i + 1 < start + length else -1, True, furthest))
                 elif size:
-                    expected.append((branch, branch + 1 if size > 1 else -1, False))
-    assert list(zip(node, after, accepted, strict=True)) == expected
+                    expected.append((branch, branch + 1 if size > 1 else -1, False, furthest))
+    assert list(zip(*found, strict=True)) == expected
+    assert {furthest for *_, furthest in expected} == {0, 1, 2, 3}
 
 
 def test_two_at_work_on_one_recording_are_told_apart(pair, tmp_path):

@@ -1,5 +1,6 @@
 """Replay against decoding itself: the same rounds in greedy mode, the same law of rounds in sampling."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -163,7 +164,7 @@ def test_true_probabilities_are_those_of_both_laws_and_the_ceiling_uses_them(pai
             assert truth[first + i] == pytest.approx(
                 min(1.0, (t[response[i]] / d[response[i]]).item()) if d[response[i]] else 0.0, abs=1e-5
             )
-    node, _, accepted = recording.labels()
+    node, _, accepted, _ = recording.labels()
     assert (truth[node[~accepted]] < 1).all()  # only a token that the target likes less than the draft does is rejected
     (rounds,) = replay(recording, [Ceiling(0.0)])
     counts = rounds.per_prompt(4)
@@ -180,6 +181,25 @@ def test_a_rule_that_was_not_recorded_for_is_refused(pair, heads, tmp_path):
         replay(recording, [stopping.HeadThreshold(heads[0])])
     with pytest.raises(UserError, match=head_fingerprint(heads[1])):
         replay(recording, [stopping.HeadThreshold(recorded_head(heads[1]))])
+
+
+def test_calibrated_heads_have_the_very_rounds_of_decoding_in_greedy_mode(pair, heads, tmp_path):
+    """Other rounds than without the calibration, which differ by index; heads of one recording that differ in it are told apart."""
+    recording = recorded(pair, heads, tmp_path, Warp(0), 4)
+    kinds = ((stopping.HeadThreshold, {"threshold": 0.6}), (stopping.ExpectedThroughput, {"mean_acceptance": 0.6}))
+    values = (None, {"slope": [0.5, 2.0, 1.0], "intercept": [1.5, -0.5, 1.0]})
+    for head in heads:
+        ours = [copy.deepcopy(head) for _ in values]
+        for one, calibration in zip(ours, values, strict=True):
+            one.config = replace(one.config, calibration=calibration)
+        for kind, numbers in kinds:
+            replayed = replay(recording, [kind(recorded_head(one), **numbers) for one in ours])
+            for one, rounds in zip(ours, replayed, strict=True):
+                for number, (_, ids) in enumerate(prompts(4)):
+                    live = live_rounds(pair, kind(one, **numbers), Warp(0), ids)
+                    assert rounds_of(rounds, number) == [(r.num_drafted, r.num_accepted, len(r.tokens)) for r in live]
+            raw, calibrated = ([rounds_of(rounds, number) for number in range(4)] for rounds in replayed)
+            assert raw != calibrated
 
 
 def two_of_each(head):

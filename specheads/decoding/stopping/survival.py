@@ -15,6 +15,7 @@ from specheads.decoding.stopping.rule import (
     filled,
 )
 from specheads.errors import UserError, is_count
+from specheads.heads.calibration import IndexCalibration, calibrated
 from specheads.heads.head import AcceptanceHead
 
 REJECTION = "a probability of rejection, for example 0.7"
@@ -81,7 +82,32 @@ class DraftProduct(SurvivalRule):
         return features["draft_prob"]
 
 
-class HeadThreshold(SurvivalRule):
+class HeadMemory(NamedTuple):
+    slope: Tensor  # (B, indices), by the judged token's index in the round; float32, as heads compute
+    intercept: Tensor  # (B, indices)
+
+
+class HeadRule(SurvivalRule):
+    """What rules share that ask a head: its logit of a token, calibrated by the token's index in the round, is the chance of acceptance.
+
+    The calibration is part of the state, so that compiled code serves every head of one shape.
+    """
+
+    def __init__(self, head: AcceptanceHead, threshold: float, min_tokens: int, max_tokens: int) -> None:
+        super().__init__(threshold, min_tokens, max_tokens)
+        self.head, self.needs = head, frozenset(head.config.inputs)
+
+    def memory(self, batch: int, device: torch.device) -> Any:
+        """Return a state's `own`, which has the slope and intercept of HeadMemory."""
+        return HeadMemory(*IndexCalibration.from_dict(self.head.config.calibration).rows(batch, device))
+
+    def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+        index = state.num_drafted - 1 if judges_input(self.head) else state.num_drafted
+        accepted = torch.sigmoid(calibrated(self.head(features), index, state.own.slope, state.own.intercept))
+        return torch.where(index >= 0, accepted, 1.0)  # below, there is no token yet that the head speaks of
+
+
+class HeadThreshold(HeadRule):
     """Stop once the chance that some drafted token is rejected exceeds `threshold` (SpecDec++, section 3.3).
 
     A head that judges the `input_token` speaks of y_{j-1} at step j, so y_j is submitted unjudged and the first step judges
@@ -103,20 +129,12 @@ class HeadThreshold(SurvivalRule):
     ) -> None:
         threshold = recommended_threshold(head) if threshold == "auto" else threshold
         check_probability("threshold", threshold, f"{REJECTION}, or auto")
-        super().__init__(threshold, (2 if judges_input(head) else 1) if min_tokens is None else min_tokens, max_tokens)
-        self.head, self.needs, self.program = head, frozenset(head.config.inputs), ("head_threshold", head)
-
-    def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
-        return judged(self.head, state, torch.sigmoid(self.head(features)))
+        super().__init__(head, threshold, (2 if judges_input(head) else 1) if min_tokens is None else min_tokens, max_tokens)
+        self.program = ("head_threshold", head)
 
 
 def judges_input(head: AcceptanceHead) -> bool:
     return head.config.judges == "input_token"
-
-
-def judged(head: AcceptanceHead, state: SurvivalState, accepted: Tensor) -> Tensor:
-    """Return a head's chances (B,), without the first one if there is no token yet that it speaks of."""
-    return torch.where(state.num_drafted > 0, accepted, 1.0) if judges_input(head) else accepted
 
 
 def recommended_threshold(head: AcceptanceHead) -> float:
@@ -131,13 +149,13 @@ def recommended_threshold(head: AcceptanceHead) -> float:
 
 
 class Throughput(NamedTuple):
-    slope: Tensor  # (B,) float64
-    intercept: Tensor  # (B,) float64
+    slope: Tensor  # (B, indices) float64, of the head's calibration and the rule's own after it
+    intercept: Tensor  # (B, indices) float64
     tokens: Tensor  # (B,) float64, emitted in this prompt, and the prior's
     cost: Tensor  # (B,) float64, draft forwards' time that they took
 
 
-class ExpectedThroughput(SurvivalRule):
+class ExpectedThroughput(HeadRule):
     """Stop once a further draft forward is expected to yield fewer tokens than its time yields on average.
 
     Going on pays while `survival m >= lambda` (a renewal-reward argument): survival is the head's chance that all judged tokens are
@@ -150,7 +168,7 @@ class ExpectedThroughput(SurvivalRule):
             accepted with `mean_acceptance`.
         mean_acceptance: in (0, 1], of a token that is not judged yet; one is on its way with `next_token` heads (m is its
             acceptance), two with `input_token` heads (m is the square).
-        slope, intercept: calibrate the head's logits, as slope x logit + intercept.
+        slope, intercept: calibrate the head's logits, as slope x logit + intercept, on top of the head's own calibration.
         prior_rounds: rounds that the expectation counts for; above 0.
         max_tokens: tokens per round at most.
 
@@ -179,18 +197,18 @@ class ExpectedThroughput(SurvivalRule):
             throughput = sum(mean_acceptance**n for n in range(TYPICAL_LENGTH + 1)) / self.prior_cost
         check_positive("throughput", throughput, "tokens per time of a draft forward, for example 0.2; null stands for a guess")
         self.worth = mean_acceptance**2 if judges_input(head) else mean_acceptance
-        super().__init__(1 - throughput / self.worth, 1, max_tokens)
-        self.head, self.needs, self.program = head, frozenset(head.config.inputs), ("expected_throughput", head)
+        super().__init__(head, 1 - throughput / self.worth, 1, max_tokens)
+        self.program = ("expected_throughput", head)
         self.cost_ratio, self.throughput, self.mean_acceptance = cost_ratio, throughput, mean_acceptance
         self.slope, self.intercept, self.prior_rounds = slope, intercept, prior_rounds
 
     def memory(self, batch: int, device: torch.device) -> Throughput:
         cost = self.prior_rounds * self.prior_cost
-        return Throughput(*(filled(batch, x, device) for x in (self.slope, self.intercept, self.throughput * cost, cost)))
-
-    def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
-        logit = state.own.slope * self.head(features) + state.own.intercept
-        return judged(self.head, state, torch.sigmoid(logit))
+        slope, shift = (filled(batch, value, device)[:, None] for value in (self.slope, self.intercept))
+        head, tokens = super().memory(batch, device), self.throughput * cost
+        return Throughput(
+            slope * head.slope, slope * head.intercept + shift, filled(batch, tokens, device), filled(batch, cost, device)
+        )
 
     def learn(self, state: SurvivalState, num_drafted: Tensor, num_accepted: Tensor) -> SurvivalState:
         tokens, cost = state.own.tokens + num_accepted + 1, state.own.cost + num_drafted + self.cost_ratio

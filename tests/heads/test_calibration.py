@@ -1,0 +1,215 @@
+"""What a logit is worth at each place of a round: found from draws, kept in a head's config, applied by the rules that listen to it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes import constant_head
+from torch import Tensor
+
+from specheads.decoding.stopping import ExpectedThroughput, HeadThreshold
+from specheads.errors import UserError
+from specheads.heads.calibration import NUM_INDICES, IndexCalibration, calibrated, in_rounds
+from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.metrics import calibration, ece_by_index, fit_logistic
+from specheads.replay.recording import head_fingerprint
+from specheads.replay.replay import recorded_head
+
+TRUE = IndexCalibration([0.5, 0.7, 1.5, 1.0], [-0.5, 0.0, 0.25, 1.0])
+CPU = torch.device("cpu")
+
+
+def draws(count: int, truth: IndexCalibration = TRUE, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits of tokens, each at one index only of as many as `truth` has, and whether they were accepted: draws by the truth."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 1.5 * torch.randn(count, generator=generator, dtype=torch.float64) + 0.5
+    index = torch.randint(len(truth.slope), (count,), generator=generator)
+    return logits, torch.rand(count, generator=generator) < torch.sigmoid(truth(logits, index)), index
+
+
+# --- fitting
+
+
+def test_each_index_gets_its_own_slope_and_intercept():
+    """Index j is a sample of 20,000 j-th tokens by the truth at j, whatever came of others. Errors are below 0.03; five of them."""
+    for index in range(4):
+        logits, accepted, _ = draws(20_000, IndexCalibration(TRUE.slope[index : index + 1], TRUE.intercept[index : index + 1]))
+        furthest = torch.full((20_000,), index)
+        found = IndexCalibration.fit(logits, accepted, furthest, num_indices=4, prior=1.0)
+        assert len(found.slope) == len(found.intercept) == 4
+        assert found.slope[index] == pytest.approx(TRUE.slope[index], abs=0.15)
+        assert found.intercept[index] == pytest.approx(TRUE.intercept[index], abs=0.15)
+
+
+def test_a_token_is_a_sample_of_every_index_that_it_can_have():
+    """With next to no prior, index j's logistic is the one that fits all tokens that can stand there."""
+    logits, accepted, furthest = draws(4000)
+    found = IndexCalibration.fit(logits, accepted, furthest, num_indices=4, prior=1e-6)
+    for index in range(4):
+        own = furthest >= index
+        slope, intercept = fit_logistic(logits[own, None], accepted[own].double()).tolist()
+        assert (found.slope[index], found.intercept[index]) == pytest.approx((slope, intercept), abs=1e-4)
+    assert max(found.slope) - min(found.slope) > 0.2  # or this would show nothing
+
+
+def test_few_samples_stay_close_to_what_all_tokens_say_and_no_samples_to_the_head():
+    logits, accepted, furthest = draws(4000)
+    few = torch.where(torch.arange(4000) < 12, 2, 0)  # twelve tokens reach index 2, none of them accepted
+    accepted = accepted & (few == 0)
+    found = IndexCalibration.fit(logits, accepted, few, num_indices=4, prior=1000)
+    alone = fit_logistic(logits[few == 2, None], accepted[few == 2].double())
+    assert abs(alone[1]) > 10  # what twelve rejections say by themselves
+    assert abs(found.intercept[2] - found.intercept[0]) < 0.15 and abs(found.slope[2] - found.slope[0]) < 0.15
+    assert (found.slope[3], found.intercept[3]) == pytest.approx((found.slope[0], found.intercept[0]), abs=0.1)
+    believed = IndexCalibration.fit(logits, accepted, furthest, prior=1e9)
+    assert believed.slope == pytest.approx([1.0] * NUM_INDICES, abs=1e-4)
+    assert believed.intercept == pytest.approx([0.0] * NUM_INDICES, abs=1e-4)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_samples_of_one_kind_alone_give_finite_numbers(kept):
+    logits, _, furthest = draws(50)
+    found = IndexCalibration.fit(logits, torch.full((50,), kept), furthest)
+    assert torch.tensor([found.slope, found.intercept]).isfinite().all()
+    assert IndexCalibration.fit(logits[:0], furthest[:0] > 0, furthest[:0]) == IndexCalibration.identity()
+
+
+def test_the_calibration_error_of_a_miscalibrated_head_falls_on_other_draws():
+    fitted = IndexCalibration.fit(*draws(20_000), num_indices=4)
+    logits, accepted, furthest = draws(20_000, seed=1)
+    row, index = in_rounds(furthest, 4)
+    labels = accepted[row].double()
+    raw, better = (torch.sigmoid(values) for values in (logits[row], fitted(logits[row], index)))
+    assert calibration(raw, labels).ece > 0.05 and calibration(better, labels).ece < 0.03
+    errors = [ece_by_index(probs, labels, index) for probs in (raw, better)]
+    assert all(after < before and after < 0.05 for before, after in zip(*errors, strict=True)) and len(errors[0]) == 4
+
+
+def test_tokens_are_counted_at_every_index_up_to_their_largest():
+    row, index = in_rounds(torch.tensor([0, 2, 9]), num_indices=4)
+    assert list(zip(row.tolist(), index.tolist(), strict=True)) == [
+        (0, 0),
+        (1, 0),
+        (1, 1),
+        (1, 2),
+        (2, 0),
+        (2, 1),
+        (2, 2),
+        (2, 3),
+    ]
+
+
+# --- applying
+
+
+def test_the_last_index_serves_all_later_ones():
+    logits = torch.ones(6)
+    assert TRUE(logits, torch.arange(6)).tolist() == [0.0, pytest.approx(0.7), 1.75, 2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_identity_changes_no_bit(dtype):
+    logits = 20 * torch.randn(1000, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(IndexCalibration.identity()(logits, torch.arange(1000)), logits)
+
+
+def with_calibration(judges: str, values: dict | None, prob: float = 0.8):
+    head = constant_head(prob, judges)
+    head.config.calibration = values
+    return head
+
+
+@pytest.mark.parametrize("rule", [HeadThreshold, ExpectedThroughput])
+@pytest.mark.parametrize("judges", ["next_token", "input_token"])
+def test_rules_take_the_numbers_of_the_judged_tokens_index(rule, judges):
+    """Chances of 0.8 are worth sigmoid(slope x logit + intercept) of the token's own index; an input_token head speaks a step later."""
+    rule = rule(with_calibration(judges, TRUE.to_dict()))
+    logit = torch.tensor(0.8, dtype=torch.float64).logit()
+    chances = torch.sigmoid(TRUE(logit.expand(7), torch.arange(7)))
+    expected = ([1.0] if judges == "input_token" else []) + chances.tolist()
+    state = rule.init(2, CPU)
+    for _ in range(2):  # rounds: the second begins at index 0 again
+        survival = 1.0
+        for chance in expected[:6]:
+            state, _ = rule.step(state, {"hidden": torch.zeros(2, 1)})
+            survival *= chance
+            assert state.survival.tolist() == pytest.approx([survival] * 2)
+        state = rule.observe(state, torch.tensor([6, 6]), torch.tensor([6, 6]))
+
+
+@pytest.mark.parametrize("judges", ["next_token", "input_token"])
+@pytest.mark.parametrize("rule", [HeadThreshold, ExpectedThroughput])
+def test_without_a_calibration_rules_do_as_with_the_identity_bit_by_bit(rule, judges):
+    torch.manual_seed(0)
+    head = AcceptanceHead(HeadConfig(8, 1, judges, inputs=("hidden",))).eval().requires_grad_(False)
+    torch.nn.init.normal_(head.readout.weight)
+    found = []
+    for values in (None, IndexCalibration.identity().to_dict(), IndexCalibration([1.0] * 8, [0.0] * 8).to_dict()):
+        head.config = replace(head.config, calibration=values)
+        generator, one = torch.Generator().manual_seed(1), rule(head)
+        state, survivals = one.init(16, CPU), []
+        for _ in range(12):
+            features = {"hidden": torch.randn(16, 8, generator=generator)}
+            before = state.survival
+            state, stop = one.step(state, features)
+            survivals.append((state.survival, stop))
+            if rule is HeadThreshold and judges == "next_token":
+                assert torch.equal(state.survival, before * torch.sigmoid(head(features)))
+        found.append(survivals)
+    for other in found[1:]:
+        for (survival, stop), (same, also) in zip(found[0], other, strict=True):
+            assert torch.equal(survival, same) and torch.equal(stop, also)
+
+
+def test_expected_throughput_calibrates_on_top_of_the_head():
+    rule = ExpectedThroughput(with_calibration("next_token", TRUE.to_dict()), slope=2.0, intercept=-0.5)
+    state, _ = rule.step(rule.init(1, CPU), {"hidden": torch.zeros(1, 1)})
+    logit = torch.tensor(0.8, dtype=torch.float64).logit()
+    assert state.survival.item() == pytest.approx(torch.sigmoid(2 * (0.5 * logit - 0.5) - 0.5).item())
+
+
+def test_rows_of_other_indices_go_their_own_way():
+    slope, intercept = TRUE.rows(3, CPU)
+    found = calibrated(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2, 0, 7]), slope, intercept)
+    assert found.tolist() == pytest.approx([1.75, 0.5, 4.0])
+
+
+# --- in a head's config
+
+
+def test_a_calibration_comes_back_from_a_dict():
+    assert IndexCalibration.from_dict(TRUE.to_dict()) == TRUE
+    assert IndexCalibration.from_dict(None) == IndexCalibration.identity()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        [1.0, 0.0],
+        {"slope": [1.0]},
+        {"slope": [1.0], "intercept": [0.0], "more": [0.0]},
+        {"slope": [1.0, 1.0], "intercept": [0.0]},
+        {"slope": [], "intercept": []},
+        {"slope": 1.0, "intercept": 0.0},
+        {"slope": ["1"], "intercept": [0.0]},
+        {"slope": [True], "intercept": [0.0]},
+        {"slope": [float("nan")], "intercept": [0.0]},
+        {"slope": [1.0], "intercept": [float("inf")]},
+    ],
+    ids=str,
+)
+def test_what_is_no_calibration_is_refused(values):
+    with pytest.raises(UserError, match=r"config\.json has the calibration .*expected slope and intercept"):
+        IndexCalibration.from_dict(values, "config.json")
+
+
+def test_a_calibration_does_not_change_what_a_head_is_judged_by():
+    head = AcceptanceHead(HeadConfig(8, 1))
+    raw = recorded_head(head)
+    before = head_fingerprint(head)
+    head.config = replace(head.config, calibration=TRUE.to_dict())
+    assert head_fingerprint(head) == before and recorded_head(head).name == raw.name
+    assert recorded_head(head) != raw and recorded_head(head) == recorded_head(
+        head
+    )  # but what is tuned for one is not the other's
