@@ -28,7 +28,7 @@ from specheads.errors import UserError, is_count, is_number
 from specheads.files import write_json
 from specheads.heads.bank import HeadBank, HeadSpec
 from specheads.heads.checkpoint import NUM_GOLDEN, save_head
-from specheads.heads.head import HeadConfig
+from specheads.heads.head import ROUND_INPUTS, HeadConfig
 from specheads.heads.loading import HeadData
 from specheads.heads.module import HeadModule
 from specheads.heads.store import check_choice, with_features
@@ -97,6 +97,11 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     for label in labels:
         check_label(label)
     share = checked_share(judges, cfg.mixing.response_share)
+    if share < 1 and any("target_hidden" in spec.config.inputs for spec in specs):
+        raise UserError(
+            f"mixing.response_share={share} mixes drafted tokens into the text, but target_hidden in head.inputs is the state of a target "
+            "that has read its own text alone; leave mixing.response_share=null or 1."
+        )
     optimizer = instantiate(cfg.optimizer)
     loggers = [new_logger(logger_config, run) for logger_config in cfg.logger.values()]
     checkpoints = Checkpoints(run / "checkpoints" / "last.ckpt", cfg.checkpoint.every_steps)
@@ -112,10 +117,11 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     check_named_checkpoint(cfg.resume, checkpoints.made_of, but="data")  # known once it is there, which may take hours
     folder = data_cache(cfg, pair)
     checkpoints.made_of["data"] = folder.name
-    texts = {name: MixedResponses(load_split(folder, name), judges, share, cfg.seed, labels) for name in ("train", "dev", "test")}
-    module = HeadModule(HeadBank(specs, cfg.seed), pair.draft_lm, optimizer)
+    module = HeadModule(HeadBank(specs, cfg.seed), pair.draft_lm, optimizer, pair.target_lm)
+    mixing = judges, share, cfg.seed, labels, bool(module.bank.needs & set(ROUND_INPUTS))
+    texts = {name: MixedResponses(load_split(folder, name), *mixing) for name in ("train", "dev", "test")}
     settings = cfg.features, cfg.features_budget, folder, pair.draft_lm
-    splits = with_features(*settings, texts, module.bank.needs, trainer.max_epochs)
+    splits = with_features(*settings, texts, module.bank.needs, trainer.max_epochs, pair.target_lm)
     data = HeadData(splits, **cfg.loader, seed=cfg.seed)
     earlier = checkpoint_to_resume(cfg.resume, checkpoints)
     with deferred() as checkpoints.request:
@@ -193,6 +199,7 @@ def head_specs(cfg: DictConfig, pair: Pair) -> list[HeadSpec]:
         config = HeadConfig(
             hidden_size=pair.draft_lm.hidden_size,
             embedding_size=pair.draft.get_input_embeddings().weight.shape[1],
+            target_size=pair.target_lm.hidden_size if "target_hidden" in own["head.inputs"] else None,
             depth=own["head.depth"],
             width=own["head.width"],
             judges=cfg.head.judges,

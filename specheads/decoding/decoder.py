@@ -62,6 +62,8 @@ class Session:
     clock: Clock
     prefill_seconds: float = 0.0
     finish_reason: str | None = None
+    # (1, H), what the last token was decided from: before a response, the first engine's state at the last but one of the prompt.
+    target_hidden: Tensor | None = None
 
     @property
     def response(self) -> list[int]:
@@ -86,7 +88,8 @@ def start_session(pair: Pair, prompt: Prompt, max_new_tokens: int, seed: int, en
     for engine in engines:
         engine.rewind(0)
         if len(committed) > 1:
-            engine.forward(torch.tensor([committed[:-1]], device=engine.lm.device), num_logits=0)
+            output = engine.forward(torch.tensor([committed[:-1]], device=engine.lm.device), num_logits=0)
+            session.target_hidden = output.hidden[:, -1] if engine is engines[0] else session.target_hidden
     session.prefill_seconds = session.clock() - start
     return session
 
@@ -207,6 +210,9 @@ class SpeculativeDecoder:
             # The target adds a token of its own, so one fewer than what is left is worth drafting.
             limit = session.limit - len(session.committed) - 1
             planned = self.stopping.planned_length(state)
+            if self.stopping.verified and session.target_hidden is not None:
+                # Copied, because an engine may overwrite a unit's outcome in the next one.
+                state = self.stopping.see(state, {"target_hidden": session.target_hidden.to(ends.device, copy=True)})
             draft, state = self._draft(session, state, limit, ends, owed)
             drafted = session.clock()
             self._planned.copy_(
@@ -250,7 +256,8 @@ class SpeculativeDecoder:
         self._num_drafted.fill_(num_drafted)
         self._num_laws.fill_(num_drafted + (draft.next_probs is not None))
         draws = session.verify_draws.take(2)
-        facts, state = self._verify_unit(memory.sequence[:, :count], memory.probs, draws, self._lengths, state)
+        inputs = memory.probs, draws, self._lengths, state
+        facts, session.target_hidden, state = self._verify_unit(memory.sequence[:, :count], *inputs)
         facts = facts.tolist()
         *verdict, draft_nan, target_nan = facts[:NUM_FACTS]
         if draft_nan or target_nan:
@@ -275,7 +282,8 @@ class SpeculativeDecoder:
         self._drafter = self.drafting.drafter(self.draft_engine, self.warp, self.stopping, self._draft_memory)
         self._lengths = torch.zeros(3, dtype=torch.long, device=devices[1])
         self._num_drafted, self._planned, self._num_laws = self._lengths.split(1)
-        self._verify_unit = self.target_engine.unit(VerifyStep(self.warp, self.verification, most + 1), all_logits=True)
+        verify = VerifyStep(self.warp, self.verification, most + 1, tells_hidden=bool(self.stopping.verified))
+        self._verify_unit = self.target_engine.unit(verify, all_logits=True)
         self.is_warm = False
 
 

@@ -23,7 +23,8 @@ class HeadBatch:
 
     `tokens` (B, T) long, prompts and mixed responses, zeros behind their ends. For the n-th judged token: `row` and `index`
     (N,) say where the mixed sequence has it (or the target's token in its place), `drafted` (N,) is its id, `labels` (N,) by name
-    what is to be learnt of it; `sampled` is its acceptance probability. `features` (N, ...) are those that were stored.
+    what is to be learnt of it; `sampled` is its acceptance probability. `start` (N,) is the place of its round's first token.
+    `features` (N, ...) are those that were stored.
     """
 
     tokens: Tensor
@@ -31,6 +32,7 @@ class HeadBatch:
     index: Tensor
     drafted: Tensor
     labels: dict[str, Tensor]
+    start: Tensor
     features: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -40,7 +42,7 @@ class HeadBatch:
 
     def to(self, device: torch.device) -> "HeadBatch":
         named = {name: {key: value.to(device) for key, value in getattr(self, name).items()} for name in ("labels", "features")}
-        moved = {name: getattr(self, name).to(device) for name in ("tokens", "row", "index", "drafted")}
+        moved = {name: getattr(self, name).to(device) for name in ("tokens", "row", "index", "drafted", "start")}
         return replace(self, **moved, **named)
 
 
@@ -49,22 +51,32 @@ def collate(items: Sequence[Mapping]) -> HeadBatch:
     tokens = torch.zeros((len(items), max(len(item["tokens"]) for item in items)), dtype=torch.long)
     for i, item in enumerate(items):
         tokens[i, : len(item["tokens"])] = torch.from_numpy(item["tokens"])
-    index, drafted = (torch.from_numpy(np.concatenate([item[name] for item in items])) for name in ("index", "drafted"))
+    joined = {name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in ("index", "drafted", "start")}
     row = torch.repeat_interleave(torch.arange(len(items)), torch.tensor([len(item["index"]) for item in items]))
     labels = {name: torch.from_numpy(np.concatenate([item["labels"][name] for item in items])) for name in items[0]["labels"]}
     stored = items[0].get("features", {})
     features = {name: torch.cat([item["features"][name] for item in items]) for name in stored}
-    return HeadBatch(tokens, row, index, drafted, labels, features)
+    return HeadBatch(tokens, row, labels=labels, features=features, **joined)
 
 
 @torch.no_grad()
 def head_features(lm: LanguageModel, batch: HeadBatch, judges: str, needs: frozenset[str]) -> dict[str, Tensor]:
-    """Return the features in `needs` of every judged token (N, ...), as the decoder computes them.
+    """Return the draft's features in `needs` of every judged token (N, ...), as the decoder computes them.
 
     `input_token`: at the position that consumed the token; `next_token`: at the one before, which it was sampled from.
     """
     (features,) = drawn_features(lm, batch, judges, needs, [batch.drafted])
     return features
+
+
+@torch.no_grad()
+def target_states(lm: LanguageModel, batch: HeadBatch, start: Tensor) -> Tensor:
+    """Return the target's hidden states (N, H) that a round has which begins at `start` (N,) in the row of the n-th judged token.
+
+    They are what the token before the round was decided from, so that of the position before that; zeros where there is none.
+    """
+    hidden = lm.hidden_states(batch.tokens.to(lm.device), use_cache=False).to(batch.tokens.device)
+    return hidden[batch.row, (start - 2).clamp_min(0)] * (start >= 2)[:, None]
 
 
 @torch.no_grad()

@@ -19,11 +19,14 @@ from specheads.pair import Pair
 FORMAT_VERSION = 1
 # What a kind may see. At the position that has read y_i, token features are already those of y_{i+1}, which training does not
 # know: a head that judges its input token has only the state and the shape of the next law.
+# What is known of a round beside its tokens: the judged token's index in it, from 0, and the target's hidden state that the token
+# before the round was decided from, zeros where there is none.
+ROUND_INPUTS = ("index", "target_hidden")
+DEFAULT_INPUTS = {"input_token": ("hidden",), "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy")}
 KNOWN_INPUTS = {
-    "input_token": ("hidden", "max_prob", "entropy"),
-    "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy"),
+    "input_token": ("hidden", "max_prob", "entropy", "index"),
+    "next_token": DEFAULT_INPUTS["next_token"] + ROUND_INPUTS,
 }
-DEFAULT_INPUTS = {"input_token": ("hidden",), "next_token": KNOWN_INPUTS["next_token"]}
 NEXT_TOKEN_WIDTH = 256  # wide drafts are projected down to it, so that a head stays small beside a draft forward
 
 
@@ -37,6 +40,7 @@ class HeadConfig:
     inputs: tuple[str, ...] = ()
     width: int | None = None
     embedding_size: int | None = None
+    target_size: int | None = None  # of the target's hidden state, where that is an input
     label: str = "sampled"
     tap: str = "output_embedding_input"
     warp: Mapping[str, float] = field(default_factory=dict)
@@ -58,6 +62,10 @@ class HeadConfig:
         known = KNOWN_INPUTS[self.judges]
         if unknown := [name for name in inputs if name not in known]:
             raise UserError(f"head.inputs names {unknown[0]!r}; a head with judges={self.judges} can see {', '.join(known)}.")
+        if "target_hidden" in inputs and not is_count(self.target_size, least=1):
+            raise UserError(
+                f"target_size={self.target_size} is no count, but the head reads the target's hidden state; give its size."
+            )
         default_width = self.hidden_size if self.judges == "input_token" else min(self.hidden_size, NEXT_TOKEN_WIDTH)
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "width", self.width or default_width)
@@ -66,7 +74,7 @@ class HeadConfig:
     @property
     def input_size(self) -> int:
         """Numbers that enter the network."""
-        sizes = {"hidden": self.hidden_size, "embedding": self.embedding_size}
+        sizes = {"hidden": self.hidden_size, "embedding": self.embedding_size, "target_hidden": self.target_size}
         return sum(sizes.get(name, 1) for name in self.inputs)
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,10 +102,11 @@ def assemble(inputs: Sequence[str], features: Mapping[str, Tensor], dtype: torch
     columns = []
     for name in inputs:
         value = features[name].to(dtype)
-        if name in ("hidden", "embedding"):
-            columns.append(value)
-        else:
-            columns.append((value.clamp_min(1e-12).log() if name == "draft_prob" else value).unsqueeze(-1))
+        if name == "draft_prob":
+            value = value.clamp_min(1e-12).log()
+        elif name == "index":
+            value = value.log1p()
+        columns.append(value if name in ("hidden", "embedding", "target_hidden") else value.unsqueeze(-1))
     return torch.cat(columns, dim=-1)
 
 

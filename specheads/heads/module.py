@@ -15,7 +15,7 @@ from torch import Tensor
 from specheads.errors import UserError, is_number
 from specheads.heads.bank import HeadBank
 from specheads.heads.checkpoint import CONSTANT
-from specheads.heads.features import CERTAINTY, HeadBatch, head_features
+from specheads.heads.features import CERTAINTY, HeadBatch, head_features, target_states
 from specheads.heads.metrics import auroc, fit_logistic, prediction_metrics
 from specheads.pair import LanguageModel
 
@@ -40,11 +40,14 @@ class OptimizerSettings:
 class HeadModule(L.LightningModule):
     """A bank of heads, their weighted loss, and the metrics that say how good they are."""
 
-    def __init__(self, bank: HeadBank, draft: LanguageModel, optimizer: OptimizerSettings) -> None:
+    def __init__(
+        self, bank: HeadBank, draft: LanguageModel, optimizer: OptimizerSettings, target: LanguageModel | None = None
+    ) -> None:
+        """`target` is needed where heads read its states and those are not stored."""
         super().__init__()
         self.bank = bank
         self.optimizer = optimizer
-        self._draft = (draft,)  # in a tuple, so that its weights are not taken for ours
+        self._draft, self._target = (draft,), (target,)  # in tuples, so that their weights are not taken for ours
         self._collected: list[tuple[Tensor, dict[str, Tensor], Tensor]] = []
         self.test_results: dict[str, dict[str, float]] = {}
         # The curves so far, kept in checkpoints: a log file may lag behind a checkpoint or be ahead of it.
@@ -53,12 +56,16 @@ class HeadModule(L.LightningModule):
     def features(self, batch: HeadBatch, needs: frozenset[str] | None = None, judges: str | None = None) -> dict[str, Tensor]:
         """Return the bank's features of a batch, or others."""
         lm, judges, needs = self._draft[0], judges or self.bank.judges, needs or self.bank.needs
-        stored = batch.features.keys() | {"embedding"}  # which is looked up, not computed
-        if judges != self.bank.judges or not batch.features or needs - stored:
-            return head_features(lm, batch, judges, needs)
-        with torch.no_grad():
-            looked_up = {"embedding": lm.embed(batch.drafted)} if "embedding" in needs else {}
-        return {name: value for name, value in batch.features.items() if name in needs} | looked_up
+        found = {name: value for name, value in batch.features.items() if name in needs} if judges == self.bank.judges else {}
+        if "index" in needs:
+            found["index"] = batch.index - batch.start
+        if "target_hidden" in needs - found.keys():
+            found["target_hidden"] = target_states(self._target[0], batch, batch.start)
+        missing = needs - found.keys()
+        if missing == {"embedding"}:  # which is looked up, not computed
+            with torch.no_grad():
+                return found | {"embedding": lm.embed(batch.drafted)}
+        return found | (head_features(lm, batch, judges, missing) if missing else {})
 
     def on_fit_start(self) -> None:
         """Move the draft beside the heads; fix the scale of look-ahead inputs from the first batches."""

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from data_gen.shards import ShardStore, exclusive, fingerprint
 from specheads.errors import UserError, is_number
-from specheads.heads.features import CERTAINTY, collate, drawn_features
+from specheads.heads.features import CERTAINTY, collate, drawn_features, target_states
 from specheads.heads.texts import MixedResponses
 from specheads.pair import LanguageModel
 
@@ -65,19 +65,22 @@ class FeatureStore:
         splits: Mapping[str, MixedResponses],
         needs: frozenset[str],
         num_epochs: int,
+        target: LanguageModel | None = None,
     ) -> None:
         """Plan the store of the cache in `folder`.
 
         Args:
             lm: the draft.
             splits: what heads are trained on; one kind of head.
-            needs: features that they read; `embedding` is left out, because looking it up takes no longer than reading it.
+            needs: features that they read; `embedding` is left out, because looking it up takes no longer than reading it, and
+                `index`, which is drawn.
             num_epochs: of training; texts that are mixed anew for each are stored for each.
+            target: where heads read its states.
         """
-        self.lm, self.splits = lm, splits
+        self.lm, self.splits, self.target = lm, splits, target
         any_split = next(iter(splits.values()))
         self.judges = any_split.judges
-        self.needs = (needs | set(CERTAINTY) if self.judges == "next_token" else needs) - {"embedding"}
+        self.needs = (needs | set(CERTAINTY) if self.judges == "next_token" else needs) - {"embedding", "index"}
         self.epochs = {name: range(num_epochs if data.varies and name == "train" else 1) for name, data in splits.items()}
         self.facts = {
             "data": folder.name,
@@ -92,6 +95,8 @@ class FeatureStore:
     def bytes_per_token(self) -> int:
         """What a judged token takes; its draws' probabilities are counted as four."""
         hidden = self.lm.hidden_size * self.lm.output_embedding.weight.element_size() if "hidden" in self.needs else 0
+        if "target_hidden" in self.needs:
+            hidden += self.target.hidden_size * self.target.output_embedding.weight.element_size()
         return hidden + 4 * (len(self.needs & {"max_prob", "entropy"}) + 4 * ("draft_prob" in self.needs))
 
     def bytes(self) -> int:
@@ -142,7 +147,11 @@ class FeatureStore:
                 [torch.from_numpy(ids) for ids in data.judged_draws((part.epoch, part.first + number))] for number in numbers
             ]
             merged = [torch.cat(ids).to(self.lm.device) for ids in zip(*draws, strict=True)]
-            first, *more = drawn_features(self.lm, batch, self.judges, self.needs, merged)
+            first, *more = drawn_features(self.lm, batch, self.judges, self.needs - {"target_hidden"}, merged)
+            if (
+                "target_hidden" in self.needs
+            ):  # of the round that begins at the token; every other one's is that of an earlier token
+                first["target_hidden"] = target_states(self.target, batch, batch.index)
             if "draft_prob" in first:
                 first["draft_prob"] = torch.stack([first["draft_prob"], *(found["draft_prob"] for found in more)], dim=1)
             counts = [len(items[number]["index"]) for number in numbers]
@@ -190,10 +199,13 @@ class StoredResponses(Dataset):
         row = number - part.first
         span = slice(int(ends[row - 1]) if row else 0, int(ends[row]))
         features = {name: file.get_slice(name)[span] for name in file.keys() if name != "ends"}  # noqa: SIM118
+        item = self.data[key]
+        if "target_hidden" in features:
+            features["target_hidden"] = features["target_hidden"][item["start"] - item["index"][0]]
         if "draft_prob" in features:
             draw = epoch % features["draft_prob"].shape[1]
             features["draft_prob"] = features["draft_prob"][:, draw]
-        return self.data[key] | {"features": features}
+        return item | {"features": features}
 
 
 def with_features(
@@ -204,6 +216,7 @@ def with_features(
     splits: Mapping[str, MixedResponses],
     needs: frozenset[str],
     num_epochs: int,
+    target: LanguageModel | None = None,
 ) -> dict[str, Dataset]:
     """Return the splits, those that are read once per epoch with stored features if `features` says so.
 
@@ -212,7 +225,7 @@ def with_features(
     Raises:
         UserError: `cached` where the store would be larger than the budget or the disk.
     """
-    store = FeatureStore(folder, lm, {name: splits[name] for name in ("train", "dev")}, needs, num_epochs)
+    store = FeatureStore(folder, lm, {name: splits[name] for name in ("train", "dev")}, needs, num_epochs, target)
     size = store.bytes() / GIB
     if features == "auto":
         features = "cached" if size <= budget_gib and not splits["train"].varies else "online"

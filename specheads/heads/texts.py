@@ -19,7 +19,11 @@ LABELS = ("sampled", "overlap")  # min(1, t/d) of the drafted token; its mean ov
 # product of chances that each assume all tokens before to be accepted: the target's own text is the context to learn from.
 # Measured on nano: benchmarks/README.md, kinds of heads.
 RESPONSE_SHARE = {"input_token": 0.15, "next_token": 1.0}
-COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "overlap", "more_draft_ids", "more_accept_prob")
+COLUMNS = (
+    *("prompt_ids", "response_ids", "draft_ids", "accept_prob", "overlap", "more_draft_ids", "more_accept_prob"),
+    *("response_draft_logprob", "response_target_logprob"),
+)
+LONGEST_ROUND = 20
 
 
 def checked_share(judges: str, response_share: float | None) -> float:
@@ -48,23 +52,47 @@ def drawn(row: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(np.asarray(drafted), np.asarray(accepted)) for drafted, accepted in zip(ids, probs, strict=True)]
 
 
+def round_starts(row: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
+    """Return for each response position where the round began that drafted there (N,), in rounds as decoding could have had them.
+
+    A round ends behind the first token that the target had to emit itself, which is one with chance `1 - min(1, d/t)`, and behind the
+    target's token after a draft of at most so many tokens, 1 to LONGEST_ROUND alike.
+    """
+    with np.errstate(invalid="ignore"):  # what neither model would say was not drafted
+        ratio = np.asarray(row["response_draft_logprob"], dtype=np.float64) - np.asarray(row["response_target_logprob"])
+    drafted = rng.random(len(ratio)) < np.exp(np.minimum(ratio, 0))
+    longest = rng.integers(1, LONGEST_ROUND, size=len(ratio), endpoint=True)
+    starts, start = np.zeros(len(ratio), dtype=np.int64), 0
+    for position, from_draft in enumerate(drafted):
+        starts[position] = start
+        if not from_draft or position - start == longest[start]:
+            start = position + 1
+    return starts
+
+
 class MixedResponses(Dataset):
     """Rows of a data cache, mixed anew for every (epoch, row) that is asked for."""
 
     def __init__(
-        self, rows: Any, judges: str, response_share: float | None, seed: int, labels: Sequence[str] = LABELS[:1]
+        self,
+        rows: Any,
+        judges: str,
+        response_share: float | None,
+        seed: int,
+        labels: Sequence[str] = LABELS[:1],
+        in_rounds: bool = False,
     ) -> None:
         """Mix `rows` (a `datasets.Dataset`, or dicts of its columns).
 
         `response_share` is the chance that a position keeps the target's token, None the default of the kind; `labels` are what
-        heads are to learn, of LABELS.
+        heads are to learn, of LABELS; `in_rounds` says whether they look at where a round began, which is then drawn like the mixing.
 
         Raises:
             UserError: see `checked_share` and `check_label`.
         """
         for label in labels:
             check_label(label)
-        self.judges, self.seed, self.labels = judges, seed, tuple(labels)
+        self.judges, self.seed, self.labels, self.in_rounds = judges, seed, tuple(labels), in_rounds
         self.response_share = checked_share(judges, response_share)
         self.rows = rows.with_format("numpy", columns=list(COLUMNS)) if hasattr(rows, "with_format") else rows
 
@@ -101,10 +129,16 @@ class MixedResponses(Dataset):
         kept = np.random.default_rng([self.seed, epoch, number]).random(len(response)) < self.response_share
         # A head that judges its input token needs that token to have been read; one that looks ahead needs only its prefix.
         judged = ~kept if self.judges == "input_token" else np.ones_like(kept)
+        starts = (
+            round_starts(row, np.random.default_rng([self.seed, epoch, number, 1]))
+            if self.in_rounds
+            else np.arange(len(response))
+        )
         labels = {"sampled": accept_prob} | {name: np.array(row[name]) for name in self.labels if name != "sampled"}
         return {
             "tokens": np.concatenate([row["prompt_ids"], np.where(kept, response, drafted)]).astype(np.int64),
             "index": len(row["prompt_ids"]) + np.flatnonzero(judged),
             "drafted": drafted[judged].astype(np.int64),
+            "start": len(row["prompt_ids"]) + starts[judged],
             "labels": {name: values[judged].astype(np.float32) for name, values in labels.items()},
         }

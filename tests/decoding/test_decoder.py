@@ -287,7 +287,7 @@ def training_features(pair, prefix, drafted, judges, shift=0):
     """What training computes for tokens drafted after `prefix`; `shift` taps that many positions late."""
     index = len(prefix) + torch.arange(len(drafted)) + shift
     tokens = torch.tensor([[*prefix, *drafted, 0]])
-    batch = HeadBatch(tokens, torch.zeros_like(index), index, torch.tensor(drafted), {})
+    batch = HeadBatch(tokens, torch.zeros_like(index), index, torch.tensor(drafted), {}, index)
     needs = ALL_FEATURES if judges == "next_token" else frozenset({"hidden", "max_prob", "entropy"})
     return head_features(pair.draft_lm, batch, judges, needs)
 

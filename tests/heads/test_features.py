@@ -123,6 +123,7 @@ def item(tokens, index, drafted, label):
         "index": np.array(index, dtype=np.int64),
         "drafted": np.array(drafted, dtype=np.int64),
         "labels": {"sampled": np.array(label, dtype=np.float32)},
+        "start": np.array(index, dtype=np.int64),
     }
 
 
@@ -150,8 +151,9 @@ def test_a_batch_moves_as_a_whole():
     one = item([5, 6], [1], [6], [0.5]) | {"features": {"entropy": torch.ones(1)}}
     moved = collate([one]).to(torch.device("meta"))
     assert isinstance(moved, HeadBatch)
-    tensors = [moved.tokens, moved.row, moved.index, moved.drafted, *moved.labels.values(), *moved.features.values()]
-    assert {value.device.type for value in tensors} == {"meta"} and len(tensors) == 6
+    named = [*moved.labels.values(), *moved.features.values()]
+    tensors = [moved.tokens, moved.row, moved.index, moved.drafted, moved.start, *named]
+    assert {value.device.type for value in tensors} == {"meta"} and len(tensors) == 7
 
 
 # --- the sampler

@@ -16,11 +16,15 @@ class StoppingRule(Protocol):
     """The same class runs inside a draft step (B = 1) and over many recorded responses at once (B = all)."""
 
     needs: frozenset[str]
+    verified: frozenset[str]  # what it is told of the last verification, of: target_hidden
     max_tokens: int  # the longest draft it lets grow
     program: Hashable  # rules of equal programs take the same step from the same state; what they learn in `observe` may differ
 
     def init(self, batch: int, device: torch.device) -> Any:
         """Return the state at the start of a prompt."""
+
+    def see(self, state: Any, verified: Mapping[str, Tensor]) -> Any:
+        """Take in before a round what is in `verified`, tensors (B, ...); return the state."""
 
     def planned_length(self, state: Any) -> Tensor | None:
         """Return how many tokens the round will draft, (B,) long, if that does not depend on what is drafted, or else None."""
@@ -35,12 +39,17 @@ class StoppingRule(Protocol):
 class Rule:
     """What the rules here share. Their states have `num_drafted` (B,), the tokens of this round so far, and `own`, a rule's memory."""
 
+    verified: frozenset[str] = frozenset()
+
     def memory(self, batch: int, device: torch.device) -> Any:
         """Return a rule's other numbers and what it remembers at the start of a prompt, tensors (B, ...)."""
         return ()
 
     def planned_length(self, state: Any) -> Tensor | None:
         return None
+
+    def see(self, state: Any, verified: Mapping[str, Tensor]) -> Any:
+        return state
 
     def note(self, state: Any, features: Mapping[str, Tensor]) -> Any:
         """Return `state.own` with what is to be remembered of this token."""

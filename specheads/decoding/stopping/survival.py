@@ -16,7 +16,7 @@ from specheads.decoding.stopping.rule import (
 )
 from specheads.errors import UserError, is_count
 from specheads.heads.calibration import IndexCalibration, calibrated
-from specheads.heads.head import AcceptanceHead
+from specheads.heads.head import ROUND_INPUTS, AcceptanceHead
 
 REJECTION = "a probability of rejection, for example 0.7"
 TYPICAL_LENGTH = 4  # tokens of the drafts that a throughput is guessed from
@@ -85,6 +85,7 @@ class DraftProduct(SurvivalRule):
 class HeadMemory(NamedTuple):
     slope: Tensor  # (B, indices), by the judged token's index in the round; float32, as heads compute
     intercept: Tensor  # (B, indices)
+    target_hidden: Tensor  # (B, size) that the target's last token was decided from, size 0 if the head does not read it
 
 
 class HeadRule(SurvivalRule):
@@ -95,15 +96,23 @@ class HeadRule(SurvivalRule):
 
     def __init__(self, head: AcceptanceHead, threshold: float, min_tokens: int, max_tokens: int) -> None:
         super().__init__(threshold, min_tokens, max_tokens)
-        self.head, self.needs = head, frozenset(head.config.inputs)
+        inputs = frozenset(head.config.inputs)
+        self.head, self.needs, self.verified = head, inputs - set(ROUND_INPUTS), inputs & {"target_hidden"}
 
     def memory(self, batch: int, device: torch.device) -> Any:
-        """Return a state's `own`, which has the slope and intercept of HeadMemory."""
-        return HeadMemory(*IndexCalibration.from_dict(self.head.config.calibration).rows(batch, device))
+        """Return a state's `own`, which has what HeadMemory has."""
+        size = self.head.config.target_size if self.verified else 0
+        target_hidden = torch.zeros(batch, size, dtype=self.head.readout.weight.dtype if size else None, device=device)
+        return HeadMemory(*IndexCalibration.from_dict(self.head.config.calibration).rows(batch, device), target_hidden)
+
+    def see(self, state: SurvivalState, verified: Mapping[str, Tensor]) -> SurvivalState:
+        seen = {name: verified[name].to(getattr(state.own, name).dtype) for name in self.verified}
+        return state._replace(own=state.own._replace(**seen))
 
     def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         index = state.num_drafted - 1 if judges_input(self.head) else state.num_drafted
-        accepted = torch.sigmoid(calibrated(self.head(features), index, state.own.slope, state.own.intercept))
+        known = {**features, "index": index.clamp_min(0), "target_hidden": state.own.target_hidden}
+        accepted = torch.sigmoid(calibrated(self.head(known), index, state.own.slope, state.own.intercept))
         return torch.where(index >= 0, accepted, 1.0)  # below, there is no token yet that the head speaks of
 
 
@@ -151,6 +160,7 @@ def recommended_threshold(head: AcceptanceHead) -> float:
 class Throughput(NamedTuple):
     slope: Tensor  # (B, indices) float64, of the head's calibration and the rule's own after it
     intercept: Tensor  # (B, indices) float64
+    target_hidden: Tensor  # (B, size), as in HeadMemory
     tokens: Tensor  # (B,) float64, emitted in this prompt, and the prior's
     cost: Tensor  # (B,) float64, draft forwards' time that they took
 
@@ -206,9 +216,8 @@ class ExpectedThroughput(HeadRule):
         cost = self.prior_rounds * self.prior_cost
         slope, shift = (filled(batch, value, device)[:, None] for value in (self.slope, self.intercept))
         head, tokens = super().memory(batch, device), self.throughput * cost
-        return Throughput(
-            slope * head.slope, slope * head.intercept + shift, filled(batch, tokens, device), filled(batch, cost, device)
-        )
+        numbers = slope * head.slope, slope * head.intercept + shift, head.target_hidden
+        return Throughput(*numbers, filled(batch, tokens, device), filled(batch, cost, device))
 
     def learn(self, state: SurvivalState, num_drafted: Tensor, num_accepted: Tensor) -> SurvivalState:
         tokens, cost = state.own.tokens + num_accepted + 1, state.own.cost + num_drafted + self.cost_ratio

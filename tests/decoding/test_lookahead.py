@@ -1,0 +1,94 @@
+"""What heads know of a round, its tokens' index and the target's state, is in decoding what it is in training."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes import tiny_pair
+
+from specheads import SpeculativeDecoder, Warp, stopping
+from specheads.heads.features import HeadBatch, target_states
+from specheads.heads.head import AcceptanceHead, HeadConfig
+
+INPUTS = ("hidden", "index", "target_hidden")
+
+
+class Watched(stopping.HeadThreshold):
+    """A head's rule that keeps what the head is shown."""
+
+    def __init__(self, head, **kwargs):
+        super().__init__(head, **kwargs)
+        self.seen, self.head = [], self
+        self.network, self.config = head, head.config
+        self.readout, self.check_fits, self.to = head.readout, head.check_fits, head.to
+
+    def __call__(self, features):
+        self.seen.append({name: features[name].clone() for name in INPUTS})
+        return self.network(features)
+
+
+def watched(pair, threshold=0.85, max_tokens=6):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": pair.draft_lm.hidden_size, "target_size": pair.target_lm.hidden_size}
+    head = AcceptanceHead(HeadConfig(**sizes, inputs=INPUTS, depth=1)).double()
+    return Watched(head, threshold=threshold, max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize("engine", ["eager", "cuda_graph"])
+@pytest.mark.parametrize("prompt_length", [1, 2, 9])
+def test_index_and_target_state_are_those_of_training(engine, prompt_length, nano64, prompts):
+    rule, prompt = watched(nano64), prompts[0][:prompt_length]
+    decoder = SpeculativeDecoder(nano64, stopping=rule, warp=Warp(1.0, 50), engine=engine)
+    decoder.warm_up()
+    rule.seen.clear()
+    out = decoder.generate(prompt, max_new_tokens=40, seed=1)
+    assert out.stats.num_discarded > 0 and out.stats.num_accepted > 0 and len({r.num_drafted for r in out.rounds}) > 1
+    text, seen = [*prompt, *out.tokens.tolist()], iter(rule.seen)
+    start = len(prompt)
+    for r in out.rounds:
+        steps = list(itertools.islice(seen, r.num_drafted))
+        assert [int(step["index"]) for step in steps] == list(range(r.num_drafted))
+        # As in training, where the whole response is there: the state does not depend on what follows it.
+        at = torch.full((len(steps),), start)
+        batch = HeadBatch(torch.tensor([text]), torch.zeros_like(at), at, at, {}, at)
+        expected = target_states(nano64.target_lm, batch, batch.start)
+        late = target_states(nano64.target_lm, batch, batch.start + 1)
+        for step, state, other in zip(steps, expected, late, strict=True):
+            torch.testing.assert_close(step["target_hidden"][0], state, atol=1e-10, rtol=0)
+            assert (step["target_hidden"][0] - other).abs().max() > 1e-3  # an off-by-one would be noticed
+            assert state.any() == (start >= 2)
+        start += len(r.tokens)
+    assert next(seen, None) is None
+
+
+def test_a_head_that_reads_the_target_leaves_the_output_alone(nano64, prompts):
+    plain = SpeculativeDecoder(nano64, stopping=stopping.FixedLength(3), warp=Warp(0)).generate(prompts[1], 30)
+    adaptive = SpeculativeDecoder(nano64, stopping=watched(nano64), warp=Warp(0)).generate(prompts[1], 30)
+    assert adaptive.tokens.tolist() == plain.tokens.tolist()
+
+
+def test_every_prompt_starts_without_what_the_last_one_left(nano64, prompts):
+    rule = watched(nano64)
+    decoder = SpeculativeDecoder(nano64, stopping=rule, warp=Warp(1.0, 50))
+    decoder.generate(prompts[0], 20, seed=1)
+    rule.seen.clear()
+    decoder.generate(prompts[1][:1], 20, seed=1)  # nothing comes before a prompt of one token
+    assert not rule.seen[0]["target_hidden"].any() and rule.seen[-1]["target_hidden"].any()
+
+
+def test_a_rule_that_does_not_look_at_the_target_is_told_nothing():
+    pair = tiny_pair()
+    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(2))
+    decoder.stopping.see = lambda *args: pytest.fail("was told")
+    assert decoder.generate([0, 1], 5, seed=0).stats.num_tokens == 5
+
+
+def test_rules_of_either_kind_share_a_decoder(nano64, prompts):
+    first = SpeculativeDecoder(nano64, stopping=watched(nano64), warp=Warp(1.0, 50))
+    expected = first.generate(prompts[0], 20, seed=3)
+    first.with_stopping(stopping.FixedLength(3)).generate(prompts[1], 20, seed=3)
+    again = first.generate(prompts[0], 20, seed=3)
+    assert [replace(r, draft_seconds=0, verify_seconds=0, commit_seconds=0) for r in again.rounds] == [
+        replace(r, draft_seconds=0, verify_seconds=0, commit_seconds=0) for r in expected.rounds
+    ]
