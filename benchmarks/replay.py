@@ -28,8 +28,9 @@ from specheads.evaluation.find import prompts_of
 from specheads.evaluation.offline import Recorded
 from specheads.pair import config_folder
 from specheads.replay.cost import Costs
+from specheads.replay.judge import head_fingerprint, judge
 from specheads.replay.record import RecordSettings
-from specheads.replay.recording import TRUTH, head_fingerprint, judge, load_recording, make_recording
+from specheads.replay.recording import TRUTH, load_recording, make_recording
 from specheads.replay.replay import recorded_head, replay
 
 

@@ -35,8 +35,9 @@ from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, round_ti
 from specheads.forecast import Forecast
 from specheads.pair import Pair
 from specheads.replay.cost import Costs, fit_costs, own_costs
+from specheads.replay.judge import head_fingerprint, judge
 from specheads.replay.record import RecordSettings
-from specheads.replay.recording import TRUTH, Recording, head_fingerprint, judge, load_recording, make_recording
+from specheads.replay.recording import TRUTH, Recording, load_recording, make_recording
 from specheads.replay.replay import recorded_head, replay
 from specheads.runs import is_resumed
 from specheads.sampling import Warp

@@ -1,15 +1,13 @@
 """Recordings on disk and in memory: `recordings/<fingerprint>/` under the data folder, Parquet shards of `record_response`'s rows.
 
-What a head says of every node lies beside them in `judges/<fingerprint>/`, and so do the true acceptance probabilities: each is added
-in one pass of one model whenever it is asked for, and the recording stays. Shards appear by rename, with checksums; a restart
-makes what is missing.
+What heads say of every node lies beside them in `judges/` (see judge.py). Shards appear by rename, with checksums; a restart makes what
+is missing.
 """
 
-import hashlib
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +20,16 @@ from torch import Tensor
 from data_gen.generate import row_uniforms
 from data_gen.run import EncodedPrompt, GenerationSettings, facts_of, make_responses
 from data_gen.shards import ShardStore, exclusive, fingerprint, read_manifest
-from specheads.decoding.drafting import drafting_features
-from specheads.heads.head import AcceptanceHead
-from specheads.pair import LanguageModel, Pair
+from specheads.pair import Pair
 from specheads.replay.record import (
     COLUMNS,
     FEATURES,
-    SLICE_ELEMENTS,
     Branches,
     Draws,
     RecordSettings,
-    node_states,
     record_response,
 )
-from specheads.sampling import Warp, accept_prob
+from specheads.sampling import Warp
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +51,6 @@ SCHEMA = pa.schema(
         **{name: pa.list_(pa.float32()) for name in COLUMNS},  # of every node: the response's tokens, then the branches'
     }
 )
-JUDGEMENTS = pa.schema({"values": pa.list_(pa.float32())})  # of every node of a response
 TRUTH = "truth"  # the judge that knows the acceptance probabilities
 
 Advance = Callable[[int], None]
@@ -83,6 +76,11 @@ class Recording:
     tokens: Tensor  # (nodes,) long
     features: dict[str, Tensor]  # (nodes,) each: what rules see of a node, and by name what judges say of it
     max_tokens: int  # the longest draft that can be replayed
+    # Judges that look at the round say something else of a node in each round that meets it (meetings,), by name.
+    in_rounds: dict[str, Tensor] = field(default_factory=dict)
+    first_meeting: Tensor | None = (
+        None  # (nodes,) long; a node's meetings are those with 0, 1, ... tokens accepted before, see `meetings`
+    )
 
     @property
     def num_draws(self) -> int:
@@ -91,6 +89,12 @@ class Recording:
     @property
     def num_prompts(self) -> int:
         return len(self.prompts)
+
+    def feature(self, name: str, node: Tensor, num_before: Tensor | int = 0) -> Tensor:
+        """Return a feature of nodes (n,) in rounds that accepted `num_before` (n,) tokens before them, or before their branch."""
+        if name in self.in_rounds:
+            return self.in_rounds[name][self.first_meeting[node] + num_before]
+        return self.features[name][node]
 
     def response(self, number: int) -> list[int]:
         """Return the tokens of one response."""
@@ -117,11 +121,48 @@ class Recording:
 
     def _furthest(self) -> Tensor:
         """Return how many accepted tokens stand right before each position, (Q, N) long: as many as a round can have drafted there."""
-        position = torch.arange(self.accepted.shape[1])
-        start = torch.zeros_like(self.accepted, dtype=torch.long)  # of the run of accepted tokens
-        start[:, 1:] = torch.where(self.accepted[:, :-1], 0, position[1:])
-        start[:, self.first] = self.first
-        return (position - start.cummax(dim=1).values).clamp_max(self.max_tokens - 1)
+        return accepted_before(self.accepted, self.first).clamp_max(self.max_tokens - 1)
+
+
+def accepted_before(accepted: Tensor, first: Tensor) -> Tensor:
+    """Return how many accepted tokens stand right before each position (Q, N), of responses that begin at `first` (P,)."""
+    position = torch.arange(accepted.shape[1])
+    start = torch.zeros_like(accepted, dtype=torch.long)  # of the run of accepted tokens
+    start[:, 1:] = torch.where(accepted[:, :-1], 0, position[1:])
+    start[:, first] = first
+    return position - start.cummax(dim=1).values
+
+
+@dataclass(frozen=True)
+class Meetings:
+    """Which rounds can meet each node of a response: those that accepted 0, 1, ... `most` (nodes,) tokens before it or its branch.
+
+    `position` (nodes,) is the response position of the node or its branch, `depth` (nodes,) the node's place in the branch.
+    """
+
+    position: Tensor
+    depth: Tensor
+    most: Tensor
+
+    @classmethod
+    def of(cls, accepted: Tensor, branches: Branches, max_tokens: int) -> "Meetings":
+        """Return those of a response with `accepted` (Q, N)."""
+        before, num_tokens = accepted_before(accepted, torch.zeros(1, dtype=torch.long)), accepted.shape[1]
+        branch = torch.repeat_interleave(torch.arange(len(branches.start)), branches.lengths)
+        first = branches.lengths.cumsum(0) - branches.lengths
+        depth = torch.cat([torch.zeros(num_tokens, dtype=torch.long), torch.arange(len(branch)) - first[branch]])
+        position = torch.cat([torch.arange(num_tokens), branches.start[branch]])
+        most = torch.cat([before.max(dim=0).values, before[branches.draw, branches.start][branch]])
+        return cls(position, depth, torch.minimum(most, max_tokens - 1 - depth))
+
+    def split(self, first: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return all meetings (m,) of `count` nodes from `first` on: the node's number among these, its index in the round, and the
+        response position at which the round began.
+        """
+        most = self.most[first : first + count]
+        node = torch.repeat_interleave(torch.arange(count), most + 1)
+        before = torch.arange(len(node)) - ((most + 1).cumsum(0) - most - 1)[node]
+        return node, self.depth[first + node] + before, self.position[first + node] - before
 
 
 def make_recording(
@@ -192,109 +233,8 @@ def _announce(folder: Path, num_prompts: int, num_tokens: int, settings: RecordS
         logger.warning("recording: only %.0f MiB are free there; paths.data= puts it elsewhere", free)
 
 
-def judge(
-    folder: Path, pair: Pair, heads: Mapping[str, AcceptanceHead], truth: bool, advance: Advance = lambda count: None
-) -> None:
-    """Add to the recording in `folder` what is missing of what `heads` (by fingerprint) and, if asked, the target say of its nodes.
-
-    All heads that are missing share one pass of the draft. `advance` hears of every prompt once for the heads and once for the target,
-    whether there was something to do or not.
-    """
-    manifest = read_manifest(folder)
-    settings, num_rows = manifest["made_of"], sum(shard["rows"] for shard in manifest["shards"].values())
-    with exclusive(folder):
-        missing = {name: head for name, head in heads.items() if not _judged(folder, name).is_complete()}
-        if missing:
-            for head in missing.values():
-                head.to(pair.draft_lm.device)
-            _judge(folder, pair.draft_lm, list(missing), _HeadScores(pair.draft_lm, list(missing.values())), settings, advance)
-        elif heads:
-            advance(num_rows)
-        if truth and not _judged(folder, TRUTH).is_complete():
-            score = _TruthScores(pair.target_lm, Warp(**settings["warp"]))
-            _judge(folder, pair.target_lm, [TRUTH], score, settings, advance)
-        elif truth:
-            advance(num_rows)
-
-
-def _judged(folder: Path, name: str) -> ShardStore:
-    return ShardStore(folder / "judges" / name, {"judge": name, "of": read_manifest(folder)["shards"]}, JUDGEMENTS)
-
-
-def _judge(
-    folder: Path, lm: LanguageModel, names: list[str], score: Callable, settings: Mapping[str, Any], advance: Advance
-) -> None:
-    """Write a shard of judgements for every shard of the recording."""
-    stores = [_judged(folder, name) for name in names]
-    shards = read_manifest(folder)["shards"]
-    columns = ["prompt_ids", "response_ids", *(f"branch_{name}" for name in ("draw", "start", "length", "ids")), "law_prob"]
-    for shard in sorted(shards):
-        if all(store.has(shard) for store in stores):
-            advance(shards[shard]["rows"])
-            continue
-        found: list[list[dict[str, Any]]] = [[] for _ in names]
-        for row in pq.read_table(folder / shard, columns=columns).to_pylist():
-            branches = _branches(row, settings["settings"]["max_tokens"])
-            law_prob, parts, done = torch.tensor(row["law_prob"]), [], 0
-            for tokens, hidden in node_states(
-                lm, row["prompt_ids"], row["response_ids"], branches, settings["settings"]["batch_size"]
-            ):
-                parts.append(score(tokens, hidden, law_prob[done : done + len(tokens)]))
-                done += len(tokens)
-            for rows, values in zip(found, torch.cat(parts, dim=1).cpu(), strict=True):
-                rows.append({"values": values.numpy()})
-            advance(1)
-        for store, rows in zip(stores, found, strict=True):
-            store.write(shard, rows)
-    for store in stores:
-        store.complete(sorted(shards))
-
-
-class _HeadScores:
-    """Logits of several heads."""
-
-    def __init__(self, lm: LanguageModel, heads: Sequence[AcceptanceHead]) -> None:
-        self.lm, self.heads = lm, heads
-        self.needs = frozenset(name for head in heads for name in head.config.inputs)
-
-    @torch.no_grad()
-    def __call__(self, tokens: Tensor, hidden: Tensor, law_prob: Tensor) -> Tensor:
-        """Return logits (heads, n) for tokens (n,) and the states (n, H) they come from."""
-        pieces = torch.arange(len(tokens), device=tokens.device).split(max(1, SLICE_ELEMENTS // self.lm.vocab_size))
-        found = []
-        for piece in pieces:
-            logits = self.lm.logits(hidden[piece]) if self.needs - {"hidden", "embedding", "token"} else hidden[piece]
-            features = drafting_features(self.lm, self.needs, logits, tokens[piece], hidden[piece])
-            found.append(torch.stack([head(features).float() for head in self.heads]))
-        return torch.cat(found, dim=1)
-
-
-class _TruthScores:
-    """The chance that token verification accepts each node once all before it are accepted."""
-
-    def __init__(self, lm: LanguageModel, warp: Warp) -> None:
-        self.lm, self.warp = lm, warp
-
-    @torch.no_grad()
-    def __call__(self, tokens: Tensor, hidden: Tensor, law_prob: Tensor) -> Tensor:
-        """Return probabilities (1, n); `law_prob` (n,) is the draft's."""
-        found = []
-        for piece in torch.arange(len(tokens), device=tokens.device).split(max(1, SLICE_ELEMENTS // self.lm.vocab_size)):
-            law = self.warp(self.lm.logits(hidden[piece]))
-            target_prob = law.gather(1, tokens[piece, None]).squeeze(1)
-            found.append(accept_prob(target_prob, law_prob.to(target_prob.device)[piece].to(target_prob.dtype)).float())
-        return torch.cat(found)[None]
-
-
-def head_fingerprint(head: AcceptanceHead) -> str:
-    """Return what tells two heads apart: what they compute from which inputs."""
-    digest = hashlib.sha256(repr((head.config.judges, head.config.inputs)).encode())
-    for value in head.state_dict().values():
-        digest.update(value.cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _branches(row: Mapping[str, Any], max_tokens: int) -> Branches:
+def branches_of(row: Mapping[str, Any], max_tokens: int) -> Branches:
+    """Return the branches of a stored response."""
     lengths = torch.tensor(row["branch_length"], dtype=torch.long)
     tokens = torch.zeros((len(lengths), max_tokens), dtype=torch.long)
     tokens[torch.arange(max_tokens) < lengths[:, None]] = torch.tensor(row["branch_ids"], dtype=torch.long)
@@ -318,10 +258,12 @@ def load_recording(folder: Path, judges: Sequence[str] = ()) -> Recording:
         length = length.astype(np.int64)
         place = draw, start + position
         branch_first[place], branch_length[place] = before + length.cumsum() - length, length
-    values = {name: _lists(table, name) for name in FEATURES}
+    values, in_rounds = {name: _lists(table, name) for name in FEATURES}, {}
     for name in judges:
         judged = pa.concat_tables([pq.read_table(folder / "judges" / name / shard) for shard in shards])
-        values[name] = _lists(judged, "values")
+        looks_at_rounds = read_manifest(folder / "judges" / name)["made_of"].get("in_rounds", False)
+        (in_rounds if looks_at_rounds else values)[name] = _lists(judged, "values")
+    first_meeting, meetings_before = _meetings(table, settings, lengths) if in_rounds else (None, None)
     return Recording(
         prompt_ids=table.column("prompt_id").to_pylist(),
         prompts=[ids.tolist() for ids in _lists(table, "prompt_ids")],
@@ -335,7 +277,20 @@ def load_recording(folder: Path, judges: Sequence[str] = ()) -> Recording:
         tokens=torch.from_numpy(np.concatenate([*responses, *branch_ids]).astype(np.int64)),
         features={name: _trunks_first(parts, lengths) for name, parts in values.items()},
         max_tokens=settings["max_tokens"],
+        in_rounds={name: _trunks_first(parts, meetings_before) for name, parts in in_rounds.items()},
+        first_meeting=first_meeting,
     )
+
+
+def _meetings(table: pa.Table, settings: Mapping[str, Any], lengths: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    """Return where each node's meetings begin (nodes,), and how many each response's tokens have (P,)."""
+    counts = []
+    for row in table.select(["accepted", *(f"branch_{name}" for name in ("draw", "start", "length", "ids"))]).to_pylist():
+        accepted = torch.tensor(row["accepted"]).reshape(settings["num_draws"], -1)
+        counts.append((Meetings.of(accepted, branches_of(row, settings["max_tokens"]), settings["max_tokens"]).most + 1).numpy())
+    ordered = _trunks_first(counts, lengths).long()
+    trunks = np.array([own[:length].sum() for own, length in zip(counts, lengths, strict=True)])
+    return ordered.cumsum(0) - ordered, trunks
 
 
 def _lists(table: pa.Table, name: str) -> list[np.ndarray]:

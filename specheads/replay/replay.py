@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_map
 from specheads.decoding.stopping import HeadThreshold, StoppingRule
 from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead
-from specheads.replay.recording import TRUTH, Recording, head_fingerprint
+from specheads.replay.judge import head_fingerprint
+from specheads.replay.recording import TRUTH, Recording
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tenso
     if head.config.judges == "input_token":
         judged = after >= 0
         node, accepted, furthest = after[judged], accepted[judged], furthest[judged]
-    return recording.features[head.name][node].double(), accepted, furthest
+    return recording.feature(head.name, node).double(), accepted, furthest
 
 
 def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed]:
@@ -127,7 +128,7 @@ def _check(recording: Recording, rule: StoppingRule) -> None:
             f"{type(rule).__name__} drafts up to {rule.max_tokens} tokens, but the recording has branches of {recording.max_tokens}; "
             f"record with record.max_tokens={rule.max_tokens}, or give the rule a smaller max_tokens."
         )
-    missing = sorted(rule.needs - recording.features.keys() - {"token"})
+    missing = sorted(rule.needs - recording.features.keys() - recording.in_rounds.keys() - {"token"})
     if missing:
         raise UserError(
             f"{type(rule).__name__} looks at {missing[0]!r}, which the recording does not have; it has token, "
@@ -173,7 +174,8 @@ class _Walk:
         accepted = on_response & recording.accepted[self.draw, position]
         self.depth = torch.where(accepted, -1, self.depth + 1)
         node = torch.where(accepted, position, recording.branch_first[self.draw, position] + self.depth)
-        features = {name: recording.features[name][node] for name in self.rule.needs if name != "token"}
+        num_before = position - first - self.start
+        features = {name: recording.feature(name, node, num_before) for name in self.rule.needs if name != "token"}
         if "token" in self.rule.needs:
             features["token"] = recording.tokens[node]
         state, stop = self.rule.step(self.state, features)

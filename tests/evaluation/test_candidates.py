@@ -13,8 +13,9 @@ from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
 from specheads.evaluation.candidates import FIXED, Candidate, Tuning, candidates, longest_draft
 from specheads.pair import config_folder
 from specheads.replay.cost import Costs
+from specheads.replay.judge import head_fingerprint, judge
 from specheads.replay.record import RecordSettings
-from specheads.replay.recording import TRUTH, head_fingerprint, judge, load_recording, make_recording
+from specheads.replay.recording import TRUTH, load_recording, make_recording
 from specheads.replay.replay import head_logits, recorded_head, replay
 
 STOPPING = "specheads.decoding.stopping."

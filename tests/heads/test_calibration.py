@@ -12,7 +12,7 @@ from specheads.errors import UserError
 from specheads.heads.calibration import NUM_INDICES, IndexCalibration, calibrated, in_rounds
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.metrics import calibration, ece_by_index, fit_logistic
-from specheads.replay.recording import head_fingerprint
+from specheads.replay.judge import head_fingerprint
 from specheads.replay.replay import recorded_head
 
 TRUE = IndexCalibration([0.5, 0.7, 1.5, 1.0], [-0.5, 0.0, 0.25, 1.0])

@@ -8,8 +8,9 @@ from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp
 from specheads.decoding.drafting import drafting_features
 from specheads.replay import recording as module
+from specheads.replay.judge import head_fingerprint, judge
 from specheads.replay.record import RecordSettings
-from specheads.replay.recording import TRUTH, head_fingerprint, judge, load_recording, make_recording
+from specheads.replay.recording import TRUTH, load_recording, make_recording
 
 
 @pytest.fixture(scope="module")

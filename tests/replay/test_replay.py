@@ -12,8 +12,9 @@ from data_gen.prompts import Prompt
 from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp
 from specheads.decoding import stopping
+from specheads.replay.judge import head_fingerprint, judge
 from specheads.replay.record import RecordSettings
-from specheads.replay.recording import TRUTH, head_fingerprint, judge, load_recording, make_recording
+from specheads.replay.recording import TRUTH, load_recording, make_recording
 from specheads.replay.replay import Ceiling, Replayed, oracle, recorded_head, replay
 
 NUM_TOKENS = 40
