@@ -131,9 +131,10 @@ class HeadScores:
             features = drafting_features(self.lm, self.needs, logits, tokens[piece], hidden[piece])
             node, index, start = (value.to(tokens.device) for value in self.meetings.split(first + int(piece[0]), len(piece)))
             met = {name: value[node] for name, value in features.items()} if any(map(looks_at_rounds, self.heads)) else {}
-            met |= {"index": index} | ({"target_hidden": self.states[start]} if self.reads_target else {})
+            met |= {"target_hidden": self.states[start]} if self.reads_target else {}
             for head, values in zip(self.heads, found, strict=True):
-                values.append(head(met if looks_at_rounds(head) else features))
+                late = int(head.config.judges == "input_token")  # it speaks of the token before
+                values.append(head(met | {"index": (index - late).clamp_min(0)} if looks_at_rounds(head) else features))
         return [torch.cat(values) for values in found]
 
 

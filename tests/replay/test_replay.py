@@ -30,7 +30,10 @@ def pair():
 @pytest.fixture(scope="module")
 def heads(pair):
     torch.manual_seed(0)
-    heads = [AcceptanceHead(HeadConfig(32, 1, judges, width=8)) for judges in ("next_token", "input_token")]
+    size = pair.target_lm.hidden_size
+    looking = {"next_token": ("hidden", "embedding", "index", "target_hidden"), "input_token": ("hidden", "index")}
+    heads = [AcceptanceHead(HeadConfig(32, 1, judges, width=8)) for judges in looking]
+    heads += [AcceptanceHead(HeadConfig(32, 1, judges, inputs, 8, target_size=size)) for judges, inputs in looking.items()]
     for head in heads:
         head.eval().requires_grad_(False)
         torch.nn.init.normal_(head.readout.weight, std=2.0)
@@ -244,3 +247,12 @@ def test_rules_that_learn_have_the_very_rounds_of_decoding_in_greedy_mode(pair, 
         for number, (_, ids) in enumerate(prompts(3)):
             live = [(r.num_drafted, r.num_accepted, len(r.tokens)) for r in live_rounds(pair, rule, Warp(0), ids)]
             assert rounds_of(rounds, number) == live, type(rule).__name__
+
+
+def test_what_a_head_that_looks_at_rounds_says_depends_on_the_round(pair, heads, tmp_path):
+    recording = recorded(pair, heads[2:3], tmp_path, Warp(1.0), 5, num_draws=2)
+    values = recording.in_rounds[head_fingerprint(heads[2])]
+    counts = recording.first_meeting.diff(append=torch.tensor([len(values)]))
+    assert counts.min() == 1 and 3 <= counts.max() <= recording.max_tokens
+    first = values[recording.first_meeting[counts > 1]]
+    assert (values[recording.first_meeting[counts > 1] + 1] - first).abs().min() > 1e-4
