@@ -31,7 +31,8 @@ def calibrate(cfg: DictConfig, pair: Pair, folders: Sequence[Path]) -> dict[str,
     """
     heads = {folder: load_head(folder) for folder in folders}
     prompts = prompts_of(cfg, pair, "dev", cfg.calibration.num_prompts)
-    logger.info("calibrating %d heads on %d dev prompts", len(heads), len(prompts))
+    what = folders[0].name if len(folders) == 1 else f"{len(folders)} heads"
+    logger.info("calibrating %s on %d dev prompts", what, len(prompts))
     settings = RecordSettings(cfg.calibration.num_draws, MAX_TOKENS, cfg.generation.batch_size)
     found = recorded(cfg, pair, {"dev": prompts}, generation_settings(cfg), settings, list(heads.values()), truth=False)
     errors = {}
