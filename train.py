@@ -25,6 +25,7 @@ from data_gen.shards import load_split
 from specheads.checkpoints import Checkpoints, TimeToGo, differences
 from specheads.cli import command, load_configured_pair, next_command
 from specheads.errors import UserError, is_count, is_number
+from specheads.evaluation.calibrate import calibrate
 from specheads.files import write_json
 from specheads.heads.bank import HeadBank, HeadSpec
 from specheads.heads.checkpoint import NUM_GOLDEN, save_head
@@ -75,6 +76,9 @@ def check(cfg: DictConfig) -> None:
     """Raise UserError for what can be known to be wrong before models are loaded and data is made."""
     counts = {f"data.num_{split}": cfg.data[f"num_{split}"] for split in ("train", "dev", "test")}
     counts |= {"loader.batch_size": cfg.loader.batch_size, "trainer.max_epochs": cfg.trainer.max_epochs}
+    if not isinstance(cfg.calibration, DictConfig | None):
+        raise UserError(f"calibration={cfg.calibration} is no set of keys; give calibration.num_prompts, or null for none.")
+    counts |= {f"calibration.{key}": value for key, value in (cfg.calibration or {}).items()}
     counts |= {"checkpoint.every_steps": cfg.checkpoint.every_steps, "trainer.log_every_n_steps": cfg.trainer.log_every_n_steps}
     for key, value in counts.items():
         if not is_count(value, least=1):
@@ -138,7 +142,8 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     if not trainer.is_global_zero:
         return run  # the first process of a distributed run writes for all
     exported = export(module, data, pair.draft_lm.device, run, seconds=checkpoints.seconds)
-    report(module, exported)
+    folders = [run / "heads" / spec.name for spec in specs]
+    report(module, exported, calibrate(cfg, pair, folders) if cfg.calibration else {})
     return exported
 
 
@@ -247,12 +252,16 @@ def export(module: HeadModule, data: HeadData, draft_device: torch.device, run: 
     return folder if len(heads) == 1 else folder.parent
 
 
-def report(module: HeadModule, folder: Path) -> None:
-    """Print how the heads compare with what needs no head, and what to do next."""
+def report(module: HeadModule, folder: Path, errors: Mapping[str, Mapping[str, float]]) -> None:
+    """Print how the heads compare with what needs no head, how well they are calibrated in rounds, and what to do next."""
     print(f"\n{'on held-out prompts':<28}{'AUROC':>8}{'KL':>8}{'Brier':>8}{'ECE':>8}")
     for name, metrics in module.test_results.items():
         cells = "".join(f"{metrics[key]:8.3f}" if key in metrics else f"{'-':>8}" for key in ("auroc", "kl", "brier", "ece"))
         print(f"{name:<28}{cells}")
+    if errors:
+        print(f"\n{'in rounds on dev prompts':<28}{'ECE':>8}{'calibrated':>12}")
+    for name, own in errors.items():
+        print(f"{name:<28}{own['raw']:8.3f}{own['calibrated']:12.3f}")
     print(
         f"\n{'head' if len(module.bank.specs) == 1 else 'heads'}: {folder}\nnext: {next_command('evaluate.py', f'head={folder}')}"
     )

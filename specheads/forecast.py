@@ -2,6 +2,10 @@
 
 import logging
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 logger = logging.getLogger(__name__)
 
@@ -32,3 +36,17 @@ def duration(seconds: float) -> str:
         if seconds >= 1.5 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.0f} s"
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar while the block runs, and say once in the log how long it will take; yields what moves it on by a count."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns) as bar:
+        task, forecast = bar.add_task(what, total=total), Forecast(what)
+
+        def advance(count: int) -> None:
+            bar.advance(task, count)
+            forecast.update(bar.tasks[0].completed, total)
+
+        yield advance

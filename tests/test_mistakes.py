@@ -186,6 +186,8 @@ MISTAKES = {
     "resume that is a number": (["train.py", "resume=5"], "resume=5: expected true, false or a checkpoint"),
     "resume that is nothing": (["train.py", "resume=null"], "resume=None: expected true, false or a checkpoint"),
     "resume of what has no checkpoints": (["data_gen", "resume=no.ckpt"], r"resume=no.ckpt: expected true, false\."),
+    "calibration on nothing": (["train.py", "calibration.num_prompts=0"], "calibration.num_prompts=0 is not a count"),
+    "calibration by a number": (["train.py", "calibration=5"], "calibration=5 is no set of keys.*or null for none"),
     "workers below zero": (["train.py", "loader.num_workers=-1"], "loader.num_workers=-1 is no count"),
     "log that never comes": (["train.py", "trainer.log_every_n_steps=0"], "trainer.log_every_n_steps=0"),
     "several machines": (["train.py", "+trainer.num_nodes=2"], "trainer.num_nodes=2 is not supported: .* one machine"),

@@ -1,5 +1,6 @@
 """The three commands, end to end on nano with small sizes, and what they say to a user's mistakes."""
 
+import itertools
 import json
 import os
 import re
@@ -52,6 +53,8 @@ def test_train_leaves_a_head_its_logs_and_the_next_command(folder):
     (exported,) = heads(folder)
     head = load_head(exported)
     assert head.config.judges == "next_token" and head.config.train["num_prompts"] == 24
+    assert len(head.config.calibration["slope"]) == len(head.config.calibration["intercept"]) == 8
+    assert head.config.train["dev_ece"]["calibrated"] < head.config.train["dev_ece"]["raw"]  # two epochs do not make a good head
     assert {"model.safetensors", "golden.safetensors", "README.md", "config.json"} <= {p.name for p in exported.iterdir()}
     run_folder = exported.parents[1]
     header = (run_folder / "csv" / "metrics.csv").read_text().splitlines()[0]
@@ -72,7 +75,8 @@ def test_a_second_command_uses_the_same_data(folder):
 
 
 def test_evaluate_replays_every_rule_and_decodes_the_best(folder):
-    words = ["num_prompts=5", "num_dev_prompts=5", "num_live_prompts=3", "logger=default", "test_sets={humaneval: more.jsonl}"]
+    words = ["num_prompts=5", "num_live_prompts=3", "logger=default", "test_sets={humaneval: more.jsonl}"]
+    (dev,) = (folder / "data" / "recordings").iterdir()  # that the head was calibrated on
     (folder / "more.jsonl").write_text("".join(json.dumps({"prompt": f"def add_{i}(a, b):\n"}) + "\n" for i in range(4)))
     done = run(folder, "evaluate.py", *SMALL, *words)
     assert done.returncode == 0, done.stderr
@@ -87,10 +91,15 @@ def test_evaluate_replays_every_rule_and_decodes_the_best(folder):
     assert {"fixed_length", "head_threshold", "head_threshold auto", "expected_throughput", "ceiling", "oracle"} <= families
     assert [row["family"].split()[0] for row in content["live"]][:2] == ["target", "fixed_length"] and len(content["live"]) == 4
     assert all(row["replayed_tokens_per_second"] for row in content["live"][1:])
+    assert len(list((folder / "data" / "recordings").iterdir())) == 3 and (dev / "judges" / "truth").is_dir()
+    (exported,) = heads(folder)
+    errors = {row["judge"]: row["ece"] for row in content["data_sets"][0]["reliability"]}
+    told = json.loads((exported / "config.json").read_text())["train"]["dev_ece"]
+    assert errors[exported.name] == pytest.approx(told["raw"])
+    assert errors[f"{exported.name}, calibrated"] == pytest.approx(told["calibrated"])
     assert "at 10" in done.stdout and str(report.parent.name) in done.stdout
     names = {path.name for path in report.parent.iterdir()}
     assert {"report.html", "report.csv", "pareto.png", "speed.png", "generations.jsonl", "costs.jsonl", "wandb"} <= names
-    (exported,) = heads(folder)
     assert 0 <= json.loads((exported / "config.json").read_text())["recommended"]["threshold"] <= 1
     assert HeadThreshold(load_head(exported), "auto").threshold == load_head(exported).config.recommended["threshold"]
 
@@ -138,11 +147,14 @@ def test_a_mistake_ends_with_one_message_and_exit_code_two(tmp_path):
 
 def test_a_bank_is_trained_in_one_pass_exported_head_by_head_and_ranked(folder):
     words = ["experiment=specdecpp_grid", "head.depth=[0,2]", "loss.reject_weight=[1,6]", "trainer.max_epochs=1"]
+    words += ["calibration={num_prompts: 2, num_draws: 1}"]
     done = run(folder, "train.py", *SMALL, *words)
     assert done.returncode == 0, done.stderr
     bank = Path(re.search(r"^heads: (.*)$", done.stdout, re.MULTILINE)[1])
     names = {f"input_token-d{depth}-r{weight}" for depth in (0, 2) for weight in (1, 6)}
     assert {path.name for path in (folder / bank).iterdir()} == names
+    calibrations = [load_head(folder / bank / name).config.calibration for name in sorted(names)]
+    assert all(one != other for one, other in itertools.combinations(calibrations, 2))  # one pass, but each has its own
     rules = ["stopping=[fixed_length,head_threshold]", "thresholds=[0.3,0.6]", "live=none", "num_prompts=4", "num_dev_prompts=4"]
     done = run(folder, "evaluate.py", f"head={bank}", *SMALL, *rules)
     assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ from hydra.utils import get_class
 
 from specheads.decoding.stopping import ExpectedThroughput, HeadThreshold, Logistic, StoppingRule, logistic_inputs
 from specheads.errors import UserError, is_number
+from specheads.heads.calibration import IndexCalibration
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.metrics import fit_logistic
 from specheads.replay.cost import Costs
@@ -69,12 +70,13 @@ class Tuning:
         return dict(zip([*inputs, "bias"], weights, strict=True))
 
     def calibration(self, head: RecordedHead) -> dict[str, float]:
-        """Return slope and intercept that make a head's logits calibrated (Platt scaling); a head that is calibrated needs none."""
-        if head.config.calibration is not None:
-            return {"slope": 1.0, "intercept": 0.0}
+        """Return slope and intercept that make a head's logits calibrated here (Platt scaling), on top of its own calibration: that may
+        be of another warping. Each token counts once, at its largest index.
+        """
         if head not in self._fits:
-            logits, accepted, _ = head_logits(self.recording, head)
-            fitted = fit_logistic(logits[:, None], accepted.double()).tolist()
+            logits, accepted, furthest = head_logits(self.recording, head)
+            heard = IndexCalibration.from_dict(head.config.calibration)(logits, furthest)
+            fitted = fit_logistic(heard[:, None], accepted.double()).tolist()
             self._fits[head] = dict(zip(("slope", "intercept"), fitted, strict=True))
         return self._fits[head]
 

@@ -87,7 +87,7 @@ def known_data_sets(test_sets: Mapping[str, Any]) -> dict[str, Path]:
     return {name: known[name] for name in test_sets}
 
 
-def store_recommendation(folder: Path, values: Mapping[str, float]) -> None:
-    """Write a head's recommended numbers into its config, for threshold=auto."""
+def store_in_config(folder: Path, **values: Mapping[str, Any]) -> None:
+    """Write what was found out about a head after its training into its config."""
     path = folder / "config.json"
-    write_json(path, json.loads(path.read_text()) | {"recommended": dict(values)})
+    write_json(path, json.loads(path.read_text()) | values)

@@ -5,8 +5,7 @@ Everything long is kept as it comes: recordings in the data folder, decoded prom
 
 import logging
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from data_gen.run import EncodedPrompt, GenerationSettings
 from specheads.decoding.drafting import Autoregressive
@@ -24,20 +22,21 @@ from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError
 from specheads.evaluation import offline
 from specheads.evaluation.candidates import FIXED, Candidate, Tuning, candidates, longest_draft, takes_head
-from specheads.evaluation.find import FoundHead, prompts_of, prompts_of_set, store_recommendation
+from specheads.evaluation.find import FoundHead, prompts_of, prompts_of_set, store_in_config
 from specheads.evaluation.findings import BOUNDS, notes_on
 from specheads.evaluation.intervals import gain_over_fixed
 from specheads.evaluation.journal import Journal
 from specheads.evaluation.offline import Choices, Prices, Recorded
+from specheads.evaluation.recorded import recorded
 from specheads.evaluation.report import live_rows
 from specheads.evaluation.results import MEASURED, DataSet, Report
 from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, round_times, run_sweep, sweep_settings
-from specheads.forecast import Forecast
+from specheads.forecast import progress
 from specheads.pair import Pair
 from specheads.replay.cost import Costs, fit_costs, own_costs
-from specheads.replay.judge import head_fingerprint, judge
+from specheads.replay.judge import head_fingerprint
 from specheads.replay.record import RecordSettings
-from specheads.replay.recording import TRUTH, Recording, load_recording, make_recording
+from specheads.replay.recording import Recording
 from specheads.replay.replay import recorded_head, replay
 from specheads.runs import is_resumed
 from specheads.sampling import Warp
@@ -103,19 +102,9 @@ class Evaluation:
         longest = max(longest_draft(self.stopping), MAX_TOKENS)  # so that fewer rules need no other recording
         settings = RecordSettings(cfg.record.num_draws, longest, cfg.generation.batch_size)
         generation = GenerationSettings(cfg.max_new_tokens, cfg.data.max_prompt_tokens, **cfg.generation)
-        judges = {head_fingerprint(head): head for head in self.heads.values()}
-        folders = {}
-        with progress("recording", sum(len(prompts) for _, prompts in sets.values())) as advance:
-            for key, (_, prompts) in sets.items():
-                folders[key] = make_recording(
-                    self.pair, prompts, self.warp, generation, settings, cfg.seed, Path(cfg.paths.data), advance
-                )
-        passes = (1 if judges else 0) + bool(cfg.record.truth)
-        with progress("judging", passes * sum(len(prompts) for _, prompts in sets.values())) as advance:
-            for folder in folders.values():
-                judge(folder, self.pair, judges, cfg.record.truth, advance)
-        names = [*judges, *([TRUTH] if cfg.record.truth else [])]
-        return {key: (sets[key][0], load_recording(folder, names)) for key, folder in folders.items()}
+        prompts, heads = {key: prompts for key, (_, prompts) in sets.items()}, list(self.heads.values())
+        found = recorded(cfg, self.pair, prompts, generation, settings, heads, cfg.record.truth)
+        return {key: (sets[key][0], recording) for key, recording in found.items()}
 
     def _replay(self, recordings: Mapping[str, tuple[str, Recording]], found: Sequence[Candidate]) -> list[Recorded]:
         with progress("replaying", len(recordings) * len(found)) as advance:
@@ -191,7 +180,7 @@ class Evaluation:
             "prompts": [ids for _, ids in prompts],
             "seed": cfg.seed,
             "pair": [pair.target_revision, pair.draft_revision],
-            "heads": [head_fingerprint(head) for head in self.heads.values()],
+            "heads": [(head_fingerprint(head), head.config.calibration) for head in self.heads.values()],
             "repeats": cfg.repeats,
             "warp": OmegaConf.to_container(cfg.warp),
             "max_new_tokens": cfg.max_new_tokens,
@@ -278,7 +267,7 @@ class Evaluation:
         """Store the threshold that was best on dev prompts in each local head, for threshold=auto."""
         for where, values in self._recommended.items():
             try:
-                store_recommendation(where, values)
+                store_in_config(where, recommended=values)
                 logger.info("%s now recommends threshold %g, for threshold=auto", where, values["threshold"])
             except OSError as error:
                 logger.warning("threshold %g could not be stored in %s (%s)", values["threshold"], where, error.strerror)
@@ -340,17 +329,3 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {
         name: metadata.version(name) for name in ("specheads", "torch", "transformers")
     }
-
-
-@contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar while the block runs, and say once in the log how long it will take; yields what moves it on by a count."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns) as bar:
-        task, forecast = bar.add_task(what, total=total), Forecast(what)
-
-        def advance(count: int) -> None:
-            bar.advance(task, count)
-            forecast.update(bar.tasks[0].completed, total)
-
-        yield advance

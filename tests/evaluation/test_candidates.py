@@ -16,7 +16,7 @@ from specheads.replay.cost import Costs
 from specheads.replay.judge import head_fingerprint, judge
 from specheads.replay.record import RecordSettings
 from specheads.replay.recording import TRUTH, load_recording, make_recording
-from specheads.replay.replay import head_logits, recorded_head, replay
+from specheads.replay.replay import RecordedHead, head_logits, recorded_head, replay
 
 STOPPING = "specheads.decoding.stopping."
 COSTS = {"measured": Costs(0.001, 0.004, 0.0002), "10": Costs.at_ratio(10)}
@@ -114,11 +114,14 @@ def test_the_automatic_threshold_is_a_fixed_point(tuning, heads, judges, ratio):
     assert threshold == pytest.approx(max(0.02, 1 - achieved / worth), abs=0.05)
 
 
-def test_a_calibrated_head_says_what_happens_on_average(tuning, heads):
+@pytest.mark.parametrize("own", [None, {"slope": [2.0, 0.5], "intercept": [1.0, -1.0]}], ids=["raw", "calibrated before"])
+def test_a_calibrated_head_says_what_happens_on_average(own, tuning, heads):
     for head in heads.values():
-        recorded = recorded_head(head)
+        recorded = RecordedHead(head_fingerprint(head), head.config.judges, own)
         fitted = tuning.calibration(recorded)
-        logits, accepted, _ = head_logits(tuning.recording, recorded)
+        logits, accepted, furthest = head_logits(tuning.recording, recorded)
+        if own:
+            logits = torch.where(furthest > 0, 0.5 * logits - 1, 2 * logits + 1)
         calibrated = torch.sigmoid(fitted["slope"] * logits + fitted["intercept"])
         assert calibrated.mean() == pytest.approx(accepted.double().mean().item(), abs=1e-6)
 

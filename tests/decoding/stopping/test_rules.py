@@ -21,7 +21,8 @@ CPU, HIDDEN, VOCAB = torch.device("cpu"), 3, 5
 
 def random_head(judges):
     torch.manual_seed(0)
-    head = AcceptanceHead(HeadConfig(HIDDEN, depth=1, judges=judges, inputs=("hidden", "max_prob")))
+    calibration = {"slope": [0.5, 1.5, 1.0], "intercept": [0.5, -0.5, 0.0]}
+    head = AcceptanceHead(HeadConfig(HIDDEN, depth=1, judges=judges, inputs=("hidden", "max_prob"), calibration=calibration))
     nn.init.normal_(head.readout.weight)
     return head.requires_grad_(False)
 
