@@ -75,7 +75,7 @@ class Tuning:
         """
         if head not in self._fits:
             logits, accepted, furthest = head_logits(self.recording, head)
-            heard = IndexCalibration.from_dict(head.config.calibration)(logits, furthest)
+            heard = IndexCalibration.from_dict(head.config.calibration)(logits[:, -1], furthest)
             fitted = fit_logistic(heard[:, None], accepted.double()).tolist()
             self._fits[head] = dict(zip(("slope", "intercept"), fitted, strict=True))
         return self._fits[head]

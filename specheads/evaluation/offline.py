@@ -178,8 +178,8 @@ def logits_in_rounds(recording: Recording, head: RecordedHead) -> tuple[torch.Te
     """
     logits, accepted, furthest = head_logits(recording, head)
     token, index = in_rounds(furthest)
-    heard = IndexCalibration.from_dict(head.config.calibration)(logits[token], index)
-    return logits[token], heard, accepted[token].double(), index
+    raw = logits[token, index]
+    return raw, IndexCalibration.from_dict(head.config.calibration)(raw, index), accepted[token].double(), index
 
 
 def _reliability(name: str, probs: torch.Tensor, labels: torch.Tensor, index: torch.Tensor) -> Reliability:

@@ -33,9 +33,10 @@ class IndexCalibration:
     def fit(
         cls, logits: Tensor, accepted: Tensor, furthest: Tensor, num_indices: int = NUM_INDICES, prior: float = PRIOR_SAMPLES
     ) -> "IndexCalibration":
-        """Return what fits best to logits (n,) of tokens that were accepted (n,) or not.
+        """Return what fits best to tokens that were accepted (n,) or not.
 
         Args:
+            logits: (n,), or (n, num_indices) where they depend on the index.
             furthest: the largest index that each token can have in a round, (n,) long; it is a sample of all indices up to there.
             prior: above 0, how many samples a belief counts for: of an index, that it is as all tokens are; of all tokens, that
                 the head is right. What has few samples stays close to it, and samples of one kind alone do no harm.
@@ -45,13 +46,14 @@ class IndexCalibration:
         """
         if not len(logits):
             return cls.identity()
-        logits, labels, share = logits.double(), accepted.double(), prior / len(logits)
-        believed = (labels + share * torch.sigmoid(logits)) / (1 + share)
+        labels, share = accepted.double(), prior / len(logits)
         fitted = []
         for index in range(num_indices):
+            said = (logits if logits.dim() == 1 else logits[:, index]).double()
+            believed = (labels + share * torch.sigmoid(said)) / (1 + share)
             own = (furthest >= index).double()
             weights = own + share
-            fitted.append(fit_logistic(logits[:, None], (own * labels + share * believed) / weights, weights))
+            fitted.append(fit_logistic(said[:, None], (own * labels + share * believed) / weights, weights))
         return cls(*torch.stack(fitted).T.tolist())
 
     def rows(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from specheads.decoding.stopping import HeadThreshold, StoppingRule
 from specheads.errors import UserError
+from specheads.heads.calibration import NUM_INDICES
 from specheads.heads.head import AcceptanceHead
 from specheads.replay.judge import head_fingerprint
 from specheads.replay.recording import TRUTH, Recording
@@ -94,16 +95,22 @@ class RecordedTruth(RecordedHead):
 
 
 def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a head says of the draft's token at every position and draw (n,), before calibration; whether the token was accepted
-    (n,) bool; and its largest index in a round (n,) long.
+    """Return what a head says of the draft's token at every position and draw, before calibration, at each index in a round (n, indices):
+    where a round cannot get to the index, at the token's largest one; whether the token was accepted (n,) bool; and that index (n,).
 
     A head that judges its input token speaks one node later, where the token has been read.
     """
     node, after, accepted, furthest = recording.labels()
-    if head.config.judges == "input_token":
+    late = head.config.judges == "input_token"
+    if late:
         judged = after >= 0
         node, accepted, furthest = after[judged], accepted[judged], furthest[judged]
-    return recording.feature(head.name, node).double(), accepted, furthest
+    if head.name not in recording.in_rounds:
+        return recording.features[head.name][node].double()[:, None].expand(-1, NUM_INDICES), accepted, furthest
+    index = torch.minimum(torch.arange(NUM_INDICES), furthest[:, None])
+    # One node later there is one accepted token more before it, unless that node is of the same branch.
+    num_before = (index + (accepted[:, None] if late else 0)).clamp_max(recording.max_tokens - 1)
+    return recording.feature(head.name, node[:, None], num_before).double(), accepted, furthest
 
 
 def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed]:

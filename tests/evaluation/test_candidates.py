@@ -120,6 +120,7 @@ def test_a_calibrated_head_says_what_happens_on_average(own, tuning, heads):
         recorded = RecordedHead(head_fingerprint(head), head.config.judges, own)
         fitted = tuning.calibration(recorded)
         logits, accepted, furthest = head_logits(tuning.recording, recorded)
+        logits = logits[:, -1]
         if own:
             logits = torch.where(furthest > 0, 0.5 * logits - 1, 2 * logits + 1)
         calibrated = torch.sigmoid(fitted["slope"] * logits + fitted["intercept"])

@@ -15,7 +15,7 @@ from specheads.decoding import stopping
 from specheads.replay.judge import head_fingerprint, judge
 from specheads.replay.record import RecordSettings
 from specheads.replay.recording import TRUTH, load_recording, make_recording
-from specheads.replay.replay import Ceiling, Replayed, oracle, recorded_head, replay
+from specheads.replay.replay import Ceiling, Replayed, head_logits, oracle, recorded_head, replay
 
 NUM_TOKENS = 40
 
@@ -256,3 +256,19 @@ def test_what_a_head_that_looks_at_rounds_says_depends_on_the_round(pair, heads,
     assert counts.min() == 1 and 3 <= counts.max() <= recording.max_tokens
     first = values[recording.first_meeting[counts > 1]]
     assert (values[recording.first_meeting[counts > 1] + 1] - first).abs().min() > 1e-4
+
+
+def test_the_logit_of_a_proposed_token_is_that_of_the_index_it_has_there(pair, heads, tmp_path):
+    """A head whose logit is the index itself, of either kind."""
+    told = []
+    for head in heads[2:]:
+        own = AcceptanceHead(HeadConfig(32, 0, head.config.judges, ("index",), 1)).requires_grad_(False)
+        for name, value in own.named_parameters():
+            value.fill_(1.0 if "weight" in name else 0.0)
+        told.append(own)
+    recording = recorded(pair, told, tmp_path, Warp(1.0), 5, num_draws=2)
+    for head in told:
+        logits, accepted, furthest = head_logits(recording, recorded_head(head))
+        index = torch.minimum(torch.arange(logits.shape[1]), furthest[:, None])
+        torch.testing.assert_close(logits, index.double().log1p(), atol=1e-6, rtol=0)
+        assert len(accepted) > 100 and furthest.max() > 3
