@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,10 @@ import torch
 
 from specheads.errors import UserError
 from specheads.heads import store as store_module
-from specheads.heads.features import collate, head_features
+from specheads.heads.bank import HeadBank, HeadSpec
+from specheads.heads.features import collate, head_features, target_states
+from specheads.heads.head import HeadConfig
+from specheads.heads.module import HeadModule, OptimizerSettings
 from specheads.heads.store import FeatureStore, StoredResponses, with_features
 from specheads.heads.texts import MixedResponses
 
@@ -37,6 +41,8 @@ def rows(nano64, prompts):
             "accept_prob": generator.random(length).tolist(),
             "more_draft_ids": [tokens(length), tokens(length)],
             "more_accept_prob": [generator.random(length).tolist() for _ in range(2)],
+            "response_draft_logprob": np.log(generator.random(length)).tolist(),
+            "response_target_logprob": np.log(generator.random(length)).tolist(),
         }
         for number, length in enumerate([17, 3, 1, 9, 30, 2, 5])
     ]
@@ -88,6 +94,27 @@ def test_a_copy_for_a_loaders_process_reads_the_same(nano64, rows, tmp_path):
     expected = data[1, 3]
     copy = pickle.loads(pickle.dumps(data))
     assert torch.equal(copy[1, 3]["features"]["hidden"], expected["features"]["hidden"])
+
+
+def test_the_targets_stored_states_are_those_of_each_epochs_rounds(nano64, rows, tmp_path):
+    needs = NEEDS["next_token"] | {"index", "target_hidden"}
+    splits = {name: MixedResponses(rows, "next_token", None, 0, in_rounds=True) for name in ("train", "dev")}
+    found = with_features("cached", 1.0, tmp_path, nano64.draft_lm, splits, needs, NUM_EPOCHS, nano64.target_lm)["train"]
+    batches = [collate([found[epoch, number] for number in (4, 0, 6)]) for epoch in range(2)]
+    for batch in batches:
+        expected = target_states(nano64.target_lm, batch, batch.start)
+        torch.testing.assert_close(batch.features["target_hidden"], expected, atol=1e-10, rtol=0)
+    assert not torch.equal(batches[0].start, batches[1].start)
+    module = HeadModule(bank_of(nano64, needs), nano64.draft_lm, OptimizerSettings(), nano64.target_lm)
+    stored, online = (module.features(replace(batches[0], **more)) for more in ({}, {"features": {}}))
+    assert stored.keys() == online.keys() == needs
+    for name, value in stored.items():
+        torch.testing.assert_close(value, online[name], atol=1e-10, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def bank_of(pair, inputs):
+    sizes = {"hidden_size": pair.draft_lm.hidden_size, "target_size": pair.target_lm.hidden_size}
+    return HeadBank([HeadSpec("head", HeadConfig(**sizes, inputs=tuple(sorted(inputs))))], seed=0)
 
 
 def count_forwards(monkeypatch, nano64):
