@@ -114,6 +114,12 @@ class Recording:
         after = torch.where(self.accepted, torch.where(last, -1, position + 1), torch.where(self.branch_length > 1, node + 1, -1))
         return node[known], after[known], self.accepted[known]
 
+    def prompt_of(self, node: Tensor) -> Tensor:
+        """Return the number of the response (n,) that each node (n,) belongs to: branches lie in the order of their responses."""
+        branches = self.branch_length.sum(0).cumsum(0)[self.first + self.lengths - 1]
+        ends = torch.cat([self.first + self.lengths, self.accepted.shape[1] + branches])
+        return torch.searchsorted(ends, node, right=True) % self.num_prompts
+
 
 def make_recording(
     pair: Pair,

@@ -96,10 +96,16 @@ def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tenso
 
     A head that judges its input token speaks one node later, where the token has been read.
     """
+    node, accepted = judged_nodes(recording, head)
+    return recording.features[head.name][node].double(), accepted
+
+
+def judged_nodes(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tensor]:
+    """Return the nodes (n,) at which a head speaks of the tokens of `head_logits`, and whether those were accepted (n,) bool."""
     node, after, accepted = recording.labels()
     if head.config.judges == "input_token":
-        node, accepted = after[after >= 0], accepted[after >= 0]
-    return recording.features[head.name][node].double(), accepted
+        return after[after >= 0], accepted[after >= 0]
+    return node, accepted
 
 
 def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed]:
