@@ -35,7 +35,7 @@ SMALL = [
     "~logger.wandb",
     "loader.batch_size=4",
     "trainer.accelerator=cpu",
-    "shares=[1,0.25,0.5]",
+    "shares=[1,0.5]",
     "fixed_lengths=[1,2]",
     "thresholds=[0.3,0.6]",
     "ratios=[5,10]",
@@ -71,14 +71,14 @@ def test_every_head_takes_the_same_number_of_steps():
     assert [plan.num_epochs for plan in found] == [150, 86, 47, 24, 12]
     assert [plan.folder.name for plan in found] == [f"share-{share}" for share in ("0.0625", "0.125", "0.25", "0.5", "1")]
     found = plans(composed("+trainer.accumulate_grad_batches=3", "trainer.max_epochs=2", "paths.run=run"), ids[:20])
-    assert {plan.num_steps for plan in found} == {4} and [plan.num_epochs for plan in found] == [4, 4, 2]
+    assert {plan.num_steps for plan in found} == {4} and [plan.num_epochs for plan in found] == [4, 2]
 
 
 def test_a_share_is_trained_as_train_would():
     cfg = composed("paths.run=run")
     plan = plans(cfg, ["a", "b", "c", "d"] * 2)[0]
     own = settings_of(cfg, plan)
-    assert (own.train_share, own.paths.run, own.trainer.default_root_dir) == (0.25, "run/share-0.25", "run/share-0.25")
+    assert (own.train_share, own.paths.run, own.trainer.default_root_dir) == (0.5, "run/share-0.5", "run/share-0.5")
     assert (own.trainer.max_epochs, own.trainer.max_steps, own.trainer.check_val_every_n_epoch) == (12, 12, 2)
     assert cfg.train_share == 1 and "max_steps" not in cfg.trainer
 
@@ -95,26 +95,26 @@ def test_a_curve_is_trained_once_goes_on_after_a_kill_and_is_written(cfg, tmp_pa
     monkeypatch.setattr(train, "train", stopped)
     with pytest.raises(Interrupted):
         learning_curve(cfg)
-    first = tmp_path / "run/share-0.25/heads/next_token-d0-r1/model.safetensors"
+    first = tmp_path / "run/share-0.5/heads/next_token-d0-r1/model.safetensors"
     before = first.stat().st_mtime_ns
     (curve,) = learning_curve(cfg)
-    assert trained == [0.25, 0.5, 0.5, 1] and first.stat().st_mtime_ns == before
+    assert trained == [0.5, 1, 1] and first.stat().st_mtime_ns == before
     assert len(list(tmp_path.glob("data/*/features/*"))) == 1  # one store for all shares
-    assert [point.num_prompts for point in curve.points] == [3, 6, 12]
-    assert [point.num_responses for point in curve.points] == [6, 12, 24]
+    assert [point.num_prompts for point in curve.points] == [6, 12]
+    assert [point.num_responses for point in curve.points] == [12, 24]
     assert {point.num_steps for point in curve.points} == {36}
     heads = [load_head(point.head) for point in curve.points]
-    assert [head.config.train["num_prompts"] for head in heads] == [6, 12, 24]
+    assert [head.config.train["num_prompts"] for head in heads] == [12, 24]
     for point in curve.points:
         assert set(point.winners) == {"5", "10"}
         assert point.auroc.low <= point.auroc.value <= point.auroc.high and point.kl.value > 0
         checkpoint = torch.load(tmp_path / "run" / f"share-{point.share:g}" / "checkpoints" / "last.ckpt", weights_only=True)
         assert checkpoint["global_step"] == 36 and checkpoint["made_of"]["train_share"] == point.share
     content = json.loads((tmp_path / "run/learning_curve.json").read_text())
-    assert [point["share"] for point in content["curves"][0]["points"]] == [0.25, 0.5, 1]
+    assert [point["share"] for point in content["curves"][0]["points"]] == [0.5, 1]
     assert content["curves"][0]["points"][0]["winners"]["10"]["speedup"]["value"] == curve.points[0].winners["10"].speedup.value
     rows = list(csv.DictReader((tmp_path / "run/learning_curve.csv").open()))
-    assert [row["num_prompts"] for row in rows] == ["3", "6", "12"] and "winners.5.gap_oracle.low" in rows[0]
+    assert [row["num_prompts"] for row in rows] == ["6", "12"] and "winners.5.gap_oracle.low" in rows[0]
     assert (tmp_path / "run/learning_curve.html").read_text().startswith("<!doctype html>")
     printed = capsys.readouterr().out
     assert "next: python evaluate.py head=run/share-1/heads/next_token-d0-r1" in printed and "train prompts AUROC" in printed
