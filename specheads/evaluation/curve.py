@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specheads.evaluation.figures import error_bars
-from specheads.evaluation.findings import percent, percent_limits, times, times_limits
+from specheads.evaluation.findings import percent, percent_limits, preferred, times, times_limits
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.looks import BLUE, GREEN, ORANGE, PURPLE, RED, SKY, SYMBOLS
 from specheads.evaluation.report import write_rows
@@ -78,12 +78,14 @@ def verdict(curve: Curve) -> str:
     before, after = curve.points[-2:]
     step = curve.last_step
     text = f"From {before.num_prompts:,} to {after.num_prompts:,} train prompts AUROC changes by {step.value:+.4f} "
-    text += f"[{step.low:+.4f}, {step.high:+.4f}]: "
+    text += f"[{step.low:+.4f}, {step.high:+.4f}]"
+    ratio = preferred(list(after.winners))
+    gaps = [point.winners[ratio].gap_ceiling for point in (before, after)]
+    if None not in gaps:
+        text += f", the share of the gap at ratio {ratio} from {gaps[0].value:.1%} to {gaps[1].value:.1%}"
     if step.low > 0:
-        return (
-            text + "more prompts (data.num_train=) or more responses to them (generation.responses_per_prompt=) would help still."
-        )
-    return text + "more prompts are not what heads lack here."
+        return f"{text}. It rises still: more prompts (data.num_train=) or responses (generation.responses_per_prompt=) may help."
+    return f"{text}. More prompts are not what heads lack here."
 
 
 def write_curves(curves: Sequence[Curve], context: Mapping[str, Any], folder: Path) -> list[Path]:

@@ -164,7 +164,8 @@ def test_a_curve_is_a_table_and_three_panels():
     assert figure.layout.xaxis.type == figure.layout.xaxis3.type == "log"
 
 
-@pytest.mark.parametrize("low, expected", [(0.01, r"would help still"), (-0.01, "not what heads lack")])
+@pytest.mark.parametrize("low, expected", [(0.01, "rises still"), (-0.01, "not what heads lack")])
 def test_the_last_step_says_whether_more_prompts_would_help(low, expected):
     text = verdict(example(Interval(0.03, low, 0.05)))
     assert text.startswith("From 4,000 to 8,000 train prompts AUROC changes by +0.0300") and expected in text
+    assert "the share of the gap at ratio 10 from 30.0% to 30.0%" in text
