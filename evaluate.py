@@ -10,19 +10,17 @@ from pathlib import Path
 import wandb
 from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from data_gen.__main__ import check_data
 from specheads.cli import command, load_configured_pair
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.engine import resolve_engine
 from specheads.decoding.verification import VerificationRule
-from specheads.errors import UserError, is_count, is_number
-from specheads.evaluation.candidates import check_rules
-from specheads.evaluation.find import find_heads, known_data_sets
+from specheads.errors import UserError
+from specheads.evaluation.find import find_heads
 from specheads.evaluation.report import print_report, write_report
 from specheads.evaluation.results import Report
-from specheads.evaluation.run import Evaluation
+from specheads.evaluation.run import Evaluation, check_counts, check_lists, check_replay
 from specheads.evaluation.wandb_log import log_report
 from specheads.loggers import new_logger
 from specheads.pair import config_folder
@@ -66,42 +64,21 @@ def run(
 
 def check(cfg: DictConfig) -> None:
     """Raise UserError for what can be known to be wrong before models are loaded."""
-    for key in ("fixed_lengths", "thresholds", "ratios", "compare_verification", "live_rules"):
-        if not isinstance(cfg[key], ListConfig):
-            raise UserError(f"{key}={cfg[key]} is not a list; write for example '{key}=[{cfg[key]}]'.")
-    if wrong := [t for t in cfg.thresholds if t != "auto" and not (is_number(t) and 0 <= t <= 1)]:
-        raise UserError(f"threshold={wrong[0]} is outside [0, 1]; it is a probability of rejection, for example 0.7, or auto.")
-    if wrong := [k for k in cfg.fixed_lengths if not is_count(k, least=1)]:
-        raise UserError(f"fixed length {wrong[0]} is no count of at least 1; it says how many tokens are drafted, for example 4.")
-    if wrong := [r for r in cfg.ratios if not is_number(r) or not r > 1]:
-        raise UserError(
-            f"ratio {wrong[0]} is not above 1; it says how many draft forwards a target forward costs, for example 10."
-        )
+    check_lists(cfg, "compare_verification", "live_rules")
+    check_replay(cfg)
     if cfg.live not in ("winners", "all", "none"):
         raise UserError(f"live={cfg.live} is not known; use winners, all or none.")
     if cfg.live == "none" and not cfg.ratios:
         raise UserError("live=none with ratios=[] leaves nothing to reckon with; give some, for example ratios=[5,10,20].")
-    if "fixed_length" not in (cfg.get("stopping") or {}):
-        raise UserError(
-            "stopping leaves out fixed_length, over which every gain is stated; add it, for example "
-            "'stopping=[fixed_length,head_threshold]', or use stopping=all."
-        )
     known = {path.stem for path in (config_folder() / "stopping").glob("*.yaml")}
     if wrong := [name for name in cfg.live_rules if name not in known]:
         raise UserError(
             f"live_rules names {wrong[0]!r}, which is no rule of conf/stopping; use for example 'live_rules=[fixed_length]'."
         )
-    check_rules(OmegaConf.to_container(cfg.stopping, resolve=True))
-    counts = {key: cfg[key] for key in ("num_prompts", "num_dev_prompts", "num_live_prompts", "repeats", "max_new_tokens")}
-    counts["record.num_draws"] = cfg.record.num_draws
-    for key, value in counts.items():
-        if not is_count(value, least=1):
-            raise UserError(f"{key}={value} is no count of at least 1.")
+    check_counts({key: cfg[key] for key in ("num_live_prompts", "repeats")})
     if cfg.head is not None and not isinstance(cfg.head, str):
         raise UserError(f"head={cfg.head} is no name; give a folder, a hub id, latest, or null for rules without a head.")
-    known_data_sets(cfg.test_sets or {})
     resolve_engine(cfg.engine)
-    check_data(cfg)
 
 
 def named_verification(name: str) -> VerificationRule:

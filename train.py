@@ -23,7 +23,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from data_gen.__main__ import check_data, data_cache
 from data_gen.shards import load_split
 from specheads.checkpoints import Checkpoints, TimeToGo, differences
-from specheads.cli import command, load_configured_pair, next_command
+from specheads.cli import command, is_first_process, load_configured_pair, next_command
 from specheads.errors import UserError, is_count, is_number
 from specheads.evaluation.calibrate import calibrate
 from specheads.files import write_json
@@ -32,6 +32,7 @@ from specheads.heads.checkpoint import NUM_GOLDEN, save_head
 from specheads.heads.head import ROUND_INPUTS, HeadConfig
 from specheads.heads.loading import HeadData
 from specheads.heads.module import HeadModule
+from specheads.heads.share import Rows, check_train_share, first_rows
 from specheads.heads.store import check_choice, with_features
 from specheads.heads.texts import MixedResponses, check_label, checked_share
 from specheads.interrupts import deferred
@@ -54,8 +55,8 @@ UNFIT = {
 WHERE_TO_TRAIN = ("_target_", "accelerator", "devices", "default_root_dir")  # trainer keys that change no number
 
 
-def train(cfg: DictConfig) -> Path:
-    """Train what `cfg.task` names; return the exported folder."""
+def train(cfg: DictConfig, pair: Pair | None = None) -> Path:
+    """Train what `cfg.task` names for its pair, which may be loaded already; return the exported folder."""
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     for message in (
         ".*does not have many workers.*",
@@ -67,7 +68,7 @@ def train(cfg: DictConfig) -> Path:
     check(cfg)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     try:
-        return train_head(cfg, load_configured_pair(cfg))
+        return train_head(cfg, pair or load_configured_pair(cfg))
     finally:
         wandb.finish()  # or the next job of a sweep would log into this one's run
 
@@ -87,6 +88,7 @@ def check(cfg: DictConfig) -> None:
         if key in cfg.trainer and not fits(cfg.trainer[key]):
             raise UserError(f"trainer.{key}={cfg.trainer[key]} is not supported: {reason}; leave it out.")
     instantiate(cfg.optimizer)
+    check_train_share(cfg.train_share)
     check_choice(cfg.features, cfg.features_budget)
     if not is_count(cfg.loader.num_workers):
         raise UserError(f"loader.num_workers={cfg.loader.num_workers} is no count; 0 reads the data in the training process.")
@@ -126,6 +128,7 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     texts = {name: MixedResponses(load_split(folder, name), *mixing) for name in ("train", "dev", "test")}
     settings = cfg.features, cfg.features_budget, folder, pair.draft_lm
     splits = with_features(*settings, texts, module.bank.needs, trainer.max_epochs, pair.target_lm)
+    splits["train"] = Rows(splits["train"], first_rows(load_split(folder, "train")["prompt_id"][:], cfg.train_share))
     data = HeadData(splits, **cfg.loader, seed=cfg.seed)
     earlier = checkpoint_to_resume(cfg.resume, checkpoints)
     with deferred() as checkpoints.request:
@@ -153,6 +156,7 @@ def decisive_settings(cfg: DictConfig, specs: Sequence[HeadSpec], response_share
     return {
         "head": json.dumps([asdict(spec) for spec in specs], sort_keys=True),
         "seed": cfg.seed,
+        "train_share": cfg.train_share,
         "mixing.response_share": response_share,
         "loader.batch_size": cfg.loader.batch_size,
         "devices": num_processes,
@@ -253,7 +257,7 @@ def export(module: HeadModule, data: HeadData, draft_device: torch.device, run: 
 
 
 def report(module: HeadModule, folder: Path, errors: Mapping[str, Mapping[str, float]]) -> None:
-    """Print how the heads compare with what needs no head, how well they are calibrated in rounds, and what to do next."""
+    """Print how the heads compare with what needs no head, how well they are calibrated in rounds, and where they are."""
     print(f"\n{'on held-out prompts':<28}{'AUROC':>8}{'KL':>8}{'Brier':>8}{'ECE':>8}")
     for name, metrics in module.test_results.items():
         cells = "".join(f"{metrics[key]:8.3f}" if key in metrics else f"{'-':>8}" for key in ("auroc", "kl", "brier", "ece"))
@@ -262,14 +266,14 @@ def report(module: HeadModule, folder: Path, errors: Mapping[str, Mapping[str, f
         print(f"\n{'in rounds on dev prompts':<28}{'ECE':>8}{'calibrated':>12}")
     for name, own in errors.items():
         print(f"{name:<28}{own['raw']:8.3f}{own['calibrated']:12.3f}")
-    print(
-        f"\n{'head' if len(module.bank.specs) == 1 else 'heads'}: {folder}\nnext: {next_command('evaluate.py', f'head={folder}')}"
-    )
+    print(f"\n{'head' if len(module.bank.specs) == 1 else 'heads'}: {folder}")
 
 
 @command("train")
 def main(cfg: DictConfig) -> None:
-    train(cfg)
+    folder = train(cfg)
+    if is_first_process():
+        print(f"next: {next_command('evaluate.py', f'head={folder}')}")
 
 
 if __name__ == "__main__":

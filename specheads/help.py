@@ -17,7 +17,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from specheads.pair import config_folder
 
-PROGRAMS = {"train": "python train.py", "evaluate": "python evaluate.py", "data_gen": "python -m data_gen"}
+PROGRAMS = {
+    "train": "python train.py",
+    "evaluate": "python evaluate.py",
+    "data_gen": "python -m data_gen",
+    "learning_curve": "python -m specheads.evaluation.learning_curve",
+}
 HYDRA = {
     "+key=value": "adds a key that is not listed; '~key' takes one away",
     "-m key=a,b": "runs every combination of the values, one after another",
@@ -87,10 +92,9 @@ def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, d
         content = OmegaConf.to_container(compose(command, single, return_hydra_config=True))
     choices = content.pop("hydra")["runtime"]["choices"]
     # Hydra does not say what was chosen where it is a list.
-    several = {override.key_or_group: override.value() for override in parsed if isinstance(override.value(), list)}
-    choices |= {
-        key: "[{}]".format(",".join(map(str, names))) for key, names in several.items() if (config_folder() / key).is_dir()
-    }
+    usual = {key: value for entry in _defaults(command) if isinstance(entry, Mapping) for key, value in entry.items()}
+    several = {override.key_or_group: override.value() for override in parsed}
+    choices = _listed(usual) | choices | _listed(several)
     groups = [group for group in reversed(choices) if group.isidentifier()]  # not hydra/launcher; Hydra has the last one first
     groups.sort(key=lambda group: group != "model")
     return OmegaConf.create(OmegaConf.to_yaml(content).replace(*RUN_FOLDER)), {group: choices[group] for group in groups}
@@ -101,7 +105,7 @@ def sections(command: str, cfg: DictConfig, chosen: Mapping[str, str | None]) ->
 
     A key that no file has (`+trainer.max_steps=9`) stands with its closest relatives.
     """
-    found = [Section("general", "", [_read(command), _read("base")])]
+    found = [Section("general", "", [_read(name) for name in _made_of(command)])]
     for group, choice in chosen.items():
         files = [_read(name, group) for name in sorted(_names(group), key=lambda name: name not in _chosen(choice))]
         found.append(Section(f"{group}={choice}", files[0].head if choice in _names(group) else "", files))
@@ -156,6 +160,28 @@ def _column(lines: Iterable[str], column: int) -> list[str]:
 
 def _read(name: str, group: str = "") -> Comments:
     return read_comments((config_folder() / group / f"{name}.yaml").read_text(), group or "_global_")
+
+
+def _defaults(command: str) -> list[str | dict[str, Any]]:
+    """Return what a config's file says it is composed of."""
+    return yaml.safe_load((config_folder() / f"{command}.yaml").read_text()).get("defaults", [])
+
+
+def _made_of(command: str) -> Iterator[str]:
+    """Yield the files of no config group that a config is composed of, itself first."""
+    yield command
+    for entry in _defaults(command):
+        if isinstance(entry, str) and entry != "_self_":
+            yield from _made_of(entry)
+
+
+def _listed(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the config groups in `values` of which several choices are taken, with their names as the command line has them."""
+    return {
+        key: "[{}]".format(",".join(map(str, names)))
+        for key, names in values.items()
+        if isinstance(names, list) and (config_folder() / key).is_dir()
+    }
 
 
 def _names(group: str) -> list[str]:

@@ -9,17 +9,22 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from specheads.help import PROGRAMS
 from specheads.pair import config_folder
 
 ROOT = Path(__file__).parents[1]
-SHOWN_IN = [ROOT / "README.md", *config_folder().rglob("*.yaml"), *ROOT.glob("*.py"), *(ROOT / "data_gen").glob("*.py")]
+SHOWN_IN = [ROOT / "README.md", *config_folder().rglob("*.yaml"), *ROOT.glob("*.py")]
+SHOWN_IN += [path for folder in ("data_gen", "specheads/evaluation") for path in (ROOT / folder).glob("*.py")]
 # keys with quotes around them or within; <...> and ... stand for what the reader fills in
-COMMAND = re.compile(r"python (train\.py|evaluate\.py|-m data_gen)((?: +(?:-m\b|'[^'`]*'|[\w.+]+=[^\s`)]+))*)")
+COMMAND = re.compile(
+    r"python (train\.py|evaluate\.py|-m data_gen|-m specheads\.evaluation\.learning_curve)((?: +(?:-m\b|'[^'`]*'|[\w.+]+=[^\s`)]+))*)"
+)
 
 
 def shown_commands():
     found = {match.groups() for path in SHOWN_IN for match in COMMAND.finditer(path.read_text()) if "={" not in match[0]}
-    return sorted((command.removesuffix(".py").removeprefix("-m "), overrides.strip()) for command, overrides in found)
+    names = {program.removeprefix("python "): name for name, program in PROGRAMS.items()}
+    return sorted((names[command], overrides.strip()) for command, overrides in found)
 
 
 def composed(name, overrides=()):
@@ -28,7 +33,7 @@ def composed(name, overrides=()):
 
 
 def test_commands_are_shown():
-    assert len(shown_commands()) >= 6
+    assert {command for command, _ in shown_commands()} == set(PROGRAMS)
 
 
 @pytest.mark.parametrize("command, overrides", shown_commands())
@@ -39,7 +44,7 @@ def test_shown_command_lines_compose(command, overrides):
 
 
 @pytest.mark.parametrize("model", sorted(path.stem for path in (config_folder() / "model").glob("*.yaml")))
-@pytest.mark.parametrize("command", ["train", "evaluate", "data_gen"])
+@pytest.mark.parametrize("command", PROGRAMS)
 def test_every_model_composes_with_every_command(command, model):
     cfg = composed(command, [f"model={model}"])
     assert cfg.model.name == model

@@ -6,10 +6,10 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
-from specheads.help import Comments, composed, help_text, read_comments, sections
+from specheads.help import PROGRAMS, Comments, composed, help_text, read_comments, sections
 from specheads.pair import config_folder
 
-COMMANDS = ["train", "evaluate", "data_gen"]
+COMMANDS = list(PROGRAMS)
 GROUPS = {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in config_folder().iterdir() if path.is_dir()}
 
 
@@ -52,7 +52,7 @@ def test_the_text_fits_and_names_every_choice(command):
     for group in groups:
         (choices,) = re.findall(rf"^  {group}= .*(?:\n {{6,}}.*)*", text, re.MULTILINE)
         assert set(GROUPS[group]) <= set(re.findall(r"[\w.-]+", choices))
-    assert ("experiment" in groups) == (command == "train")
+    assert ("experiment" in groups) == (command in ("train", "learning_curve"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -121,6 +121,9 @@ def test_several_choices_of_a_group_are_all_shown():
     text = help_text("evaluate", ["stopping=[fixed_length,heuristic]"])
     assert "[fixed_length]" in text and "[heuristic]" in text and "[confidence]" not in text
     assert "stopping.heuristic.increase=2" in text and "stopping.confidence" not in text
+    usual, one = (help_text("learning_curve", overrides) for overrides in ([], ["stopping=fixed_length"]))
+    assert "[fixed_length]" in usual and "[head_threshold]" in usual
+    assert "[fixed_length]" in one and "[head_threshold]" not in one
 
 
 def test_without_a_terminal_the_text_is_100_columns_wide(monkeypatch):

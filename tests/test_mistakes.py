@@ -1,4 +1,4 @@
-"""What the three commands say to a user's mistakes: one message with the value, what was expected and the remedy; exit code 2."""
+"""What the commands say to a user's mistakes: one message with the value, what was expected and the remedy; exit code 2."""
 
 import errno
 import json
@@ -16,6 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 
 import data_gen.__main__
 import evaluate
+import specheads.evaluation.learning_curve
 import train
 from data_gen import generate
 from data_gen.shards import ShardStore
@@ -25,6 +26,7 @@ from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.nano import corpus
 
 COMMANDS = {"train.py": train.main, "evaluate.py": evaluate.main, "data_gen": data_gen.__main__.main}
+COMMANDS["learning_curve"] = specheads.evaluation.learning_curve.main
 SMALL = ["data.num_train=4", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=4"]
 FILES = {
     "good.jsonl": '{"instruction": "a", "input": ""}\n{"instruction": "b", "input": "c"}\n{"instruction": "d", "input": ""}\n',
@@ -250,6 +252,20 @@ MISTAKES = {
         "compare_verification=block is not a list",
     ),
     "negative margin": (["evaluate.py", "head=null", "verification=biased", "verification.eps=-1"], "verification.eps=-1"),
+    # learning curves
+    "share of more than all": (["train.py", "train_share=1.5"], r"train_share=1.5 is outside \(0, 1\]"),
+    "share of nothing": (["learning_curve", "shares=[0,1]"], r"share=0 is outside \(0, 1\]"),
+    "share that is a word": (["learning_curve", "shares=[half]"], r"share=half is outside \(0, 1\]"),
+    "one share in place of a list": (["learning_curve", "shares=0.5"], "shares=0.5 is not a list"),
+    "no shares": (["learning_curve", "shares=[]"], r"shares=\[\] leaves nothing to judge"),
+    "curve without ratios": (["learning_curve", "ratios=[]"], r"ratios=\[\] leaves nothing to judge"),
+    "curve of a share": (["learning_curve", "train_share=0.5"], "train_share=0.5 does not fit a learning curve: shares= says"),
+    "curve with steps of its own": (["learning_curve", "+trainer.max_steps=9"], "trainer.max_steps=9 does not fit.*leave it out"),
+    "curve on several devices": (["learning_curve", "trainer.devices=2"], "trainer.devices=2 does not fit .* one device"),
+    "curve from a checkpoint": (["learning_curve", "resume=no.ckpt"], "resume=no.ckpt: expected true or false"),
+    "curve of two heads": (["learning_curve", "head.depth=[0,1]"], "a learning curve is of one head, but 2 are asked for"),
+    "curve without a head": (["learning_curve", "stopping=[fixed_length]"], "stopping has no rule that takes a head"),
+    "curve on no test prompts": (["learning_curve", "num_prompts=0"], "num_prompts=0 is no count"),
     # places
     "outputs in a file": (["data_gen", "paths.outputs=a_file"], "a_file.*(part of the path is a file|a file is where)"),
     "data in a file": (

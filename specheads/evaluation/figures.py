@@ -64,8 +64,8 @@ def _pareto(data_set: DataSet, looks: Mapping[str, Look], main: set[str]) -> go.
         figure.add_scatter(
             x=[row.discard_rate.value for row in rows],
             y=[row.verification_rate.value for row in rows],
-            error_x=_error([row.discard_rate for row in rows]),
-            error_y=_error([row.verification_rate for row in rows]),
+            error_x=error_bars([row.discard_rate for row in rows]),
+            error_y=error_bars([row.verification_rate for row in rows]),
             mode="markers",
             marker={"color": look.color, "symbol": look.symbol, "size": 8},
             hovertext=[_hover(row) for row in rows],
@@ -104,7 +104,7 @@ def _threshold(data_set: DataSet, ratio: str, looks: Mapping[str, Look], main: s
         figure.add_scatter(
             x=[row.parameters["threshold"] for row in rows],
             y=[row.speedup[ratio].value for row in rows],
-            error_y=_error([row.speedup[ratio] for row in rows]),
+            error_y=error_bars([row.speedup[ratio] for row in rows]),
             mode="lines+markers",
             line={"color": look.color, "width": 2 if family in main else 1.2},
             marker={"color": look.color, "symbol": look.symbol, "size": 7},
@@ -163,7 +163,7 @@ def _gap(data_set: DataSet, ratio: str) -> go.Figure | None:
         figure.add_bar(
             y=[escape(row.family) for row in with_gap],
             x=[one.value for one in found],
-            error_x=_error(found),
+            error_x=error_bars(found),
             orientation="h",
             marker={"color": color},
             name=title,
@@ -266,7 +266,8 @@ def _figure(x: str, y: str, height: int) -> go.Figure:
     return go.Figure(layout=layout)
 
 
-def _error(found: Sequence[Interval]) -> dict[str, Any]:
+def error_bars(found: Sequence[Interval]) -> dict[str, Any]:
+    """Return plotly's error bars of intervals."""
     return {
         "array": [one.high - one.value for one in found],
         "arrayminus": [one.value - one.low for one in found],

@@ -12,6 +12,7 @@ from specheads.replay.replay import Counts
 
 NUM_RESAMPLES = 2_000
 LEVEL = 0.95
+NUM_BINS = 1_000
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,28 @@ def replayed_sums(found: Counts, counts: np.ndarray) -> Sums:
     """Return one replayed rule's sums under each row of `counts`."""
     columns = (found.tokens, found.drafted, found.accepted, found.discarded, found.drafted, found.target_calls)
     return Sums(*(counts @ np.stack(columns, axis=1)).T)
+
+
+def auroc_samples(scores: np.ndarray, accepted: np.ndarray, prompt: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the AUROC (1 + R,) of scores (n,) of tokens of prompts (n,) under each row of `counts`, against `accepted` (n,) bool.
+
+    Scores are put into NUM_BINS bins of about as many tokens each, within which all count as equal: that is what makes resampling
+    whole prompts cheap, and moves the AUROC by far less than its interval.
+    """
+    order = np.unique(scores, return_inverse=True)[1]
+    place = prompt * NUM_BINS + order * NUM_BINS // (order.max() + 1)
+    shape = counts.shape[1], NUM_BINS
+    kept, rejected = (
+        counts @ np.bincount(place[which], minlength=shape[0] * shape[1]).reshape(shape) for which in (accepted, ~accepted)
+    )
+    below = rejected.cumsum(1) - rejected / 2
+    return (kept * below).sum(1) / (kept.sum(1) * rejected.sum(1))
+
+
+def mean_samples(values: np.ndarray, prompt: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the mean (1 + R,) of values (n,) of tokens of prompts (n,) under each row of `counts`."""
+    totals, sizes = (np.bincount(prompt, weights, counts.shape[1]) for weights in (values, None))
+    return (counts @ totals) / (counts @ sizes)
 
 
 def interval(values: np.ndarray) -> Interval:

@@ -183,8 +183,14 @@ def _percent(gain: Interval) -> str:
 
 
 def _write_csv(report: Report, path: Path) -> None:
+    """Write a row for every rule of every data set and every setting that was decoded."""
     replayed = [{"data_set": data.name, "how": "replayed"} | asdict(row) for data in report.data_sets for row in data.rules]
-    rows = [_flat(row) for row in [*replayed, *({"how": "decoded"} | asdict(row) for row in report.live)]]
+    write_rows([*replayed, *({"how": "decoded"} | asdict(row) for row in report.live)], path)
+
+
+def write_rows(content: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write a CSV file with a column for every key, those of mappings within as `outer.inner`."""
+    rows = [_flat(row) for row in content]
     with path.open("w", newline="") as stream:
         writer = csv.DictWriter(stream, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()

@@ -101,6 +101,12 @@ class Recording:
         start = int(self.first[number])
         return self.tokens[start : start + int(self.lengths[number])].tolist()
 
+    def prompt_of(self, node: Tensor) -> Tensor:
+        """Return the number of the response (n,) that each node (n,) belongs to: branches lie in the order of their responses."""
+        branches = self.branch_length.sum(0).cumsum(0)[self.first + self.lengths - 1]
+        ends = torch.cat([self.first + self.lengths, self.accepted.shape[1] + branches])
+        return torch.searchsorted(ends, node, right=True) % self.num_prompts
+
     def labels(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the draft's token at every position of every draw, as it stands after what was emitted before.
 

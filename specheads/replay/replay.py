@@ -100,17 +100,24 @@ def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tenso
 
     A head that judges its input token speaks one node later, where the token has been read.
     """
-    node, after, accepted, furthest = recording.labels()
-    late = head.config.judges == "input_token"
-    if late:
-        judged = after >= 0
-        node, accepted, furthest = after[judged], accepted[judged], furthest[judged]
+    node, late, accepted, furthest = judged_nodes(recording, head)
     if head.name not in recording.in_rounds:
         return recording.features[head.name][node].double()[:, None].expand(-1, NUM_INDICES), accepted, furthest
     index = torch.minimum(torch.arange(NUM_INDICES), furthest[:, None])
     # One node later there is one accepted token more before it, unless that node is of the same branch.
     num_before = (index + (accepted[:, None] if late else 0)).clamp_max(recording.max_tokens - 1)
     return recording.feature(head.name, node[:, None], num_before).double(), accepted, furthest
+
+
+def judged_nodes(recording: Recording, head: RecordedHead) -> tuple[Tensor, bool, Tensor, Tensor]:
+    """Return the nodes (n,) at which a head speaks of the tokens of `head_logits`; whether those are one node later; whether the tokens
+    were accepted (n,) bool; and their largest index in a round (n,).
+    """
+    node, after, accepted, furthest = recording.labels()
+    if head.config.judges != "input_token":
+        return node, False, accepted, furthest
+    judged = after >= 0
+    return after[judged], True, accepted[judged], furthest[judged]
 
 
 def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed]:

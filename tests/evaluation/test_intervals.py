@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
+import torch
 
 from specheads.decoding.records import DecodeStats
-from specheads.evaluation.intervals import gain_over_fixed, interval, resample_counts, sums
+from specheads.evaluation.intervals import auroc_samples, gain_over_fixed, interval, mean_samples, resample_counts, sums
 from specheads.evaluation.sweep import Measured, Setting
+from specheads.heads.metrics import auroc
 from specheads.replay.cost import Costs
 
 
@@ -65,3 +67,18 @@ def test_choosing_among_many_equal_rules_gains_nothing():
 
 def test_without_a_head_there_is_no_gain_to_report():
     assert gain_over_fixed([measured("fixed_length", 2, lambda i: (10, 20, 10))], Costs.at_ratio(10)) is None
+
+
+@pytest.mark.parametrize("levels", [3, 10**6])
+def test_metrics_of_resampled_prompts_are_those_of_their_tokens(levels):
+    """A resample repeats a prompt's tokens as often as it has the prompt; ties count half, bins cost little."""
+    rng = np.random.default_rng(0)
+    prompt = np.repeat(np.arange(12), rng.integers(150, 350, size=12))
+    scores = np.round(rng.normal(size=len(prompt)) * levels) / levels
+    accepted = rng.random(len(prompt)) < 1 / (1 + np.exp(-scores))
+    counts = resample_counts(12)[:4].astype(int)
+    found, means = auroc_samples(scores, accepted, prompt, counts), mean_samples(scores, prompt, counts)
+    for row, area, mean in zip(counts, found, means, strict=True):
+        tokens = np.repeat(np.arange(len(prompt)), row[prompt])
+        expected = auroc(torch.tensor(scores[tokens]), torch.tensor(accepted[tokens]))
+        assert area == pytest.approx(expected, abs=1e-3) and mean == pytest.approx(scores[tokens].mean())

@@ -153,3 +153,13 @@ def test_two_at_work_on_one_recording_are_told_apart(pair, tmp_path):
     folder = make(pair, tmp_path)
     with module.exclusive(folder), pytest.raises(UserError, match="another run"):
         judge(folder, pair, {}, truth=True)
+
+
+def test_every_node_belongs_to_the_response_that_it_was_recorded_for(pair, tmp_path):
+    recording = load_recording(make(pair, tmp_path))
+    draw, position = recording.branch_length.nonzero(as_tuple=True)
+    response = torch.repeat_interleave(torch.arange(recording.num_prompts), recording.lengths)
+    assert torch.equal(recording.prompt_of(torch.arange(len(response))), response)
+    for last in (0, 1):  # the first node of a branch and the last one
+        node = recording.branch_first[draw, position] + last * (recording.branch_length[draw, position] - 1)
+        assert len(node) > 0 and torch.equal(recording.prompt_of(node), response[position])

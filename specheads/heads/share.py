@@ -1,0 +1,38 @@
+"""Which train prompts heads learn from: the first ones, so that a larger share holds every smaller one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from specheads.errors import UserError, is_number
+
+
+def check_train_share(share: Any, key: str = "train_share") -> None:
+    """Raise UserError, which calls it `key`, unless `share` is above 0 and at most 1."""
+    if not is_number(share) or not 0 < share <= 1:
+        raise UserError(f"{key}={share} is outside (0, 1]; it is a share of the train prompts, for example 0.25, or 1 for all.")
+
+
+def first_rows(prompt_ids: Sequence[str], share: float) -> list[int]:
+    """Return the numbers of the rows, of those whose prompts are `prompt_ids`, that belong to the first `share` of the prompts.
+
+    All responses to a prompt go with it; there is always one prompt.
+    """
+    numbers = {prompt_id: number for number, prompt_id in enumerate(dict.fromkeys(prompt_ids))}
+    count = max(1, round(share * len(numbers)))
+    return [row for row, prompt_id in enumerate(prompt_ids) if numbers[prompt_id] < count]
+
+
+class Rows(Dataset):
+    """Some rows of a split, under the numbers of the split: what is drawn or stored for a row is the same in every share."""
+
+    def __init__(self, data: Dataset, rows: Sequence[int]) -> None:
+        self.data, self.rows = data, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
+        epoch, number = key
+        return self.data[epoch, self.rows[number]]
