@@ -22,6 +22,7 @@ from torch import Tensor
 from data_gen.generate import row_uniforms
 from data_gen.run import EncodedPrompt, GenerationSettings, facts_of, make_responses
 from data_gen.shards import ShardStore, exclusive, fingerprint, read_manifest
+from specheads.decoding.branches import Branches
 from specheads.decoding.drafting import drafting_features
 from specheads.heads.head import AcceptanceHead
 from specheads.pair import LanguageModel, Pair
@@ -29,7 +30,6 @@ from specheads.replay.record import (
     COLUMNS,
     FEATURES,
     SLICE_ELEMENTS,
-    Branches,
     Draws,
     RecordSettings,
     node_states,
@@ -218,7 +218,7 @@ def _judge(
     """Write a shard of judgements for every shard of the recording."""
     stores = [_judged(folder, name) for name in names]
     shards = read_manifest(folder)["shards"]
-    columns = ["prompt_ids", "response_ids", *(f"branch_{name}" for name in ("draw", "start", "length", "ids")), "law_prob"]
+    columns = ["prompt_ids", "response_ids", *(f"branch_{name}" for name in ("start", "length", "ids")), "law_prob"]
     for shard in sorted(shards):
         if all(store.has(shard) for store in stores):
             advance(shards[shard]["rows"])
@@ -289,8 +289,8 @@ def _branches(row: Mapping[str, Any], max_tokens: int) -> Branches:
     lengths = torch.tensor(row["branch_length"], dtype=torch.long)
     tokens = torch.zeros((len(lengths), max_tokens), dtype=torch.long)
     tokens[torch.arange(max_tokens) < lengths[:, None]] = torch.tensor(row["branch_ids"], dtype=torch.long)
-    draw, start = (torch.tensor(row[name], dtype=torch.long) for name in ("branch_draw", "branch_start"))
-    return Branches(draw, start, tokens, lengths)
+    start = torch.tensor(row["branch_start"], dtype=torch.long)
+    return Branches(torch.zeros_like(start), len(row["prompt_ids"]) + start, tokens, lengths)
 
 
 def load_recording(folder: Path, judges: Sequence[str] = ()) -> Recording:
