@@ -185,6 +185,15 @@ def test_stored_features_equal_the_drafts_own_in_every_epoch(nano64, rows, tmp_p
     assert store.folder != plain.folder and store.bytes() > plain.bytes()
 
 
+def test_the_texts_of_rollouts_count_where_the_store_bounds_its_forwards(nano64, rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "BATCH_TOKENS", 100)
+    sizes, real = [], nano64.draft_lm.hidden_states
+    monkeypatch.setattr(nano64.draft_lm, "hidden_states", lambda tokens, **more: (sizes.append(tokens), real(tokens, **more))[1])
+    FeatureStore(tmp_path, nano64.draft_lm, {"train": mixed(rows * 2)}, NEEDS["next_token"], 1).make()
+    largest = max(collate([mixed(rows)[0, number]]).tokens.numel() for number in range(len(rows)))
+    assert len(sizes) < 14 and max(tokens.numel() for tokens in sizes) <= max(100, largest)
+
+
 # --- the loss
 
 
