@@ -34,7 +34,7 @@ from specheads.heads.loading import HeadData
 from specheads.heads.module import HeadModule
 from specheads.heads.share import Rows, check_train_share, first_rows
 from specheads.heads.store import check_choice, with_features
-from specheads.heads.texts import MixedResponses, check_label, checked_share
+from specheads.heads.texts import MixedResponses, check_label, check_rollouts, checked_share
 from specheads.interrupts import deferred
 from specheads.loggers import new_logger
 from specheads.pair import Pair
@@ -93,6 +93,10 @@ def check(cfg: DictConfig) -> None:
     if not is_count(cfg.loader.num_workers):
         raise UserError(f"loader.num_workers={cfg.loader.num_workers} is no count; 0 reads the data in the training process.")
     check_data(cfg)
+    labels = _choices(cfg.head.label)
+    for label in labels:
+        check_label(label)
+    check_rollouts(labels, cfg.generation.rollouts_per_response)
 
 
 def train_head(cfg: DictConfig, pair: Pair) -> Path:
@@ -100,8 +104,6 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     run = Path(cfg.paths.run)
     specs = head_specs(cfg, pair)
     judges, labels = specs[0].config.judges, list(dict.fromkeys(spec.config.label for spec in specs))
-    for label in labels:
-        check_label(label)
     share = checked_share(judges, cfg.mixing.response_share)
     if share < 1 and any("target_hidden" in spec.config.inputs for spec in specs):
         raise UserError(
@@ -223,6 +225,7 @@ def head_specs(cfg: DictConfig, pair: Pair) -> list[HeadSpec]:
         tags = {
             "head.width": f"w{config.width}",
             "loss.accept_weight": f"a{spec.accept_weight:g}",
+            "loss.survival_weighted": "survival" if spec.survival_weighted else "even",
             "head.label": config.label,
             "head.inputs": "+".join(config.inputs),
         }
@@ -248,7 +251,12 @@ def export(module: HeadModule, data: HeadData, draft_device: torch.device, run: 
     for spec in module.bank.specs:
         head = heads[spec.name]
         facts = {"optimizer": asdict(module.optimizer), "accept_weight": spec.accept_weight, "reject_weight": spec.reject_weight}
-        facts |= {"num_prompts": len(data.splits["train"]), "seconds": round(seconds, 1), "test": module.test_results[spec.name]}
+        facts |= {
+            "survival_weighted": spec.survival_weighted,
+            "num_prompts": len(data.splits["train"]),
+            "seconds": round(seconds, 1),
+            "test": module.test_results[spec.name],
+        }
         head.config = replace(head.config, train=facts)
         inputs = head.assemble({name: value[:NUM_GOLDEN] for name, value in features.items()})
         folder = save_head(head, run / "heads" / spec.name, inputs)

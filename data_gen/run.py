@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from data_gen.generate import Response, batch_plan, generate_batch, row_uniforms
 from data_gen.label import label_responses
 from data_gen.prompts import SPLITS, Prompt, unique
+from data_gen.rollouts import roll_out, rollout_uniforms
 from data_gen.shards import ShardStore, exclusive, fingerprint
 from specheads.errors import UserError, is_count
 from specheads.forecast import Forecast
@@ -44,11 +45,26 @@ class GenerationSettings:
     rows_per_shard: int = 512  # a restart repeats at most one shard
     responses_per_prompt: int = 1  # to train prompts; of a greedy pair's, those after the first are sampled
     draws_per_position: int = 4  # tokens drafted there, each with its acceptance probability; a greedy draft has but one
+    rollouts_per_response: int = 0  # drafts on the draft's own words, from random positions
+    rollout_tokens: int = 8  # at most, of each
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not is_count(value, least=1):
+            if name == "rollouts_per_response":
+                if not is_count(value):
+                    raise UserError(f"{name}={value} is no whole number of at least 0; 0: no rollouts.")
+            elif not is_count(value, least=1):
                 raise UserError(f"{name}={value} is no positive whole number; it is a count of at least 1.")
+
+    @property
+    def tokens_per_response(self) -> int:
+        """The most tokens that a response takes, with those of its rollouts."""
+        return self.max_new_tokens + self.rollouts_per_response * self.rollout_tokens
+
+    def facts(self) -> dict[str, int]:
+        """Return what decides a cache's content: how long rollouts are does not, where there are none."""
+        without = () if self.rollouts_per_response else ("rollouts_per_response", "rollout_tokens")
+        return {name: value for name, value in asdict(self).items() if name not in without}
 
 
 def generate_data(pair: Pair, source: PromptSource, warp: Warp, settings: GenerationSettings, seed: int, root: Path) -> Path:
@@ -58,7 +74,7 @@ def generate_data(pair: Pair, source: PromptSource, warp: Warp, settings: Genera
         UserError: no usable prompt; another run at work on the same cache.
     """
     prompts = unique(source.load(pair.chats))
-    facts = facts_of(pair, prompts, warp, seed) | {"settings": asdict(settings)}
+    facts = facts_of(pair, prompts, warp, seed) | {"settings": settings.facts()}
     folder = root / fingerprint(facts)
     if ShardStore(folder, facts).is_complete():
         logger.info("data: complete in %s", folder)
@@ -69,7 +85,7 @@ def generate_data(pair: Pair, source: PromptSource, warp: Warp, settings: Genera
         missing = {name: rows for name, rows in shards.items() if not store.has(name)}
         _announce(folder, shards, missing, settings)
         with _progress() as bar:
-            total = settings.max_new_tokens * sum(len(shard.prompts) for shard in missing.values())
+            total = settings.tokens_per_response * sum(len(shard.prompts) for shard in missing.values())
             task = bar.add_task("responses", total=total, speed="")
             meter = _Meter(bar, task)
             for name, shard in missing.items():
@@ -145,7 +161,11 @@ def make_rows(pair: Pair, shard: Shard, warp: Warp, settings: GenerationSettings
     # A greedy target has one response. Text that it would not have written shows the heads of a greedy pair more.
     law = replace(warp, temperature=1.0) if warp.greedy and shard.sample else warp
     responses = make_responses(pair, ids, uniform[:, 0], law, settings, on_step)
-    labels = label_responses(pair, ids, [response.ids for response in responses], uniform[:, 1:], warp)
+    answers = [response.ids for response in responses]
+    labels = label_responses(pair, ids, answers, uniform[:, 1:], warp)
+    sizes = shard.sample, settings.rollouts_per_response, settings.rollout_tokens
+    uniform = np.stack([rollout_uniforms(seed, prompt.prompt_id, *sizes) for prompt, _ in shard.prompts])
+    rollouts = roll_out(pair, ids, answers, uniform, warp, settings.max_new_tokens, settings.batch_size, on_step)
     return [
         {
             "prompt_id": prompt.prompt_id,
@@ -156,8 +176,9 @@ def make_rows(pair: Pair, shard: Shard, warp: Warp, settings: GenerationSettings
             "response_ids": response.ids,
             "finished": response.finished,
             **asdict(label),
+            **asdict(rolled),
         }
-        for (prompt, prompt_ids), response, label in zip(shard.prompts, responses, labels, strict=True)
+        for (prompt, prompt_ids), response, label, rolled in zip(shard.prompts, responses, labels, rollouts, strict=True)
     ]
 
 
@@ -176,9 +197,11 @@ def make_responses(
 def _announce(folder: Path, shards: Mapping[str, Shard], missing: Mapping[str, Shard], settings: GenerationSettings) -> None:
     rows, left = (sum(len(shard.prompts) for shard in some.values()) for some in (shards, missing))
     logger.info("data: %d responses in %d shards, %d still to do, in %s", rows, len(shards), left, folder)
-    # Nine numbers of four bytes per token and two for every further draw, before compression.
-    size = 4 * (9 + 2 * (settings.draws_per_position - 1)) * left * settings.max_new_tokens / 2**20
-    logger.info("data: at most %d tokens to generate, at most %.0f MiB on disk", left * settings.max_new_tokens, size)
+    # Nine numbers per token and two for every further draw; one for each rollout and four for its tokens. Of four bytes, before compression.
+    numbers = settings.max_new_tokens * (9 + 2 * (settings.draws_per_position - 1))
+    numbers += settings.rollouts_per_response * (1 + 4 * settings.rollout_tokens)
+    size = 4 * numbers * left / 2**20
+    logger.info("data: at most %d tokens to generate, at most %.0f MiB on disk", left * settings.tokens_per_response, size)
     free = shutil.disk_usage(folder).free / 2**20
     if size > free:
         logger.warning("data: only %.0f MiB are free there; paths.data= puts it elsewhere", free)

@@ -39,6 +39,11 @@ SCHEMA = pa.schema(
         "response_target_logprob": pa.list_(pa.float32()),
         "more_draft_ids": pa.list_(pa.list_(pa.int32())),
         "more_accept_prob": pa.list_(pa.list_(pa.float32())),
+        "rollout_start": pa.list_(pa.int32()),  # see data_gen/rollouts.py; empty where none were asked for
+        "rollout_ids": pa.list_(pa.list_(pa.int32())),
+        "rollout_accept_prob": pa.list_(pa.list_(pa.float32())),
+        "rollout_block_prob": pa.list_(pa.list_(pa.float32())),
+        "rollout_block_alive": pa.list_(pa.list_(pa.float32())),
     }
 )
 

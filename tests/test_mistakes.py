@@ -173,6 +173,15 @@ MISTAKES = {
     # heads and training
     "unknown kind of head": (["train.py", "head.judges=both"], "'both'.*input_token, next_token"),
     "unknown label": (["train.py", "head.label=soft"], "head.label='soft'.*sampled, overlap"),
+    "label of rollouts where there are none": (
+        ["train.py", "head.label=[sampled,rollout]"],
+        "head.label=rollout needs rollouts, but generation.rollouts_per_response=0; ask for some",
+    ),
+    "fewer rollouts than none": (
+        ["data_gen", "generation.rollouts_per_response=-1"],
+        "rollouts_per_response=-1 is no whole number",
+    ),
+    "survival in words": (["train.py", "loss.survival_weighted=often"], "loss.survival_weighted=often is neither true nor false"),
     "unknown input": (["train.py", "head.inputs=[colour]"], "colour"),
     "negative depth": (["train.py", "head.depth=-1"], "head.depth=-1"),
     "width of nothing": (["train.py", "head.width=0"], "head.width=0"),

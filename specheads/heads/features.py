@@ -19,12 +19,13 @@ CERTAINTY = ("draft_prob", "max_prob", "entropy")  # of the drafted token and of
 
 @dataclass(frozen=True)
 class HeadBatch:
-    """Rows of one step; N judged positions among them.
+    """Texts of one step; N judged positions among them.
 
-    `tokens` (B, T) long, prompts and mixed responses, zeros behind their ends. For the n-th judged token: `row` and `index`
-    (N,) say where the mixed sequence has it (or the target's token in its place), `drafted` (N,) is its id, `labels` (N,) by name
-    what is to be learnt of it; `sampled` is its acceptance probability. `start` (N,) is the place of its round's first token.
-    `features` (N, ...) are those that were stored.
+    `tokens` (B, T) long, prompts and mixed responses, and rollouts behind their beginnings, zeros behind their ends. For the n-th judged
+    token: `row` and `index` (N,) say where the text has it (or the target's token in its place), `drafted` (N,) is its id, `labels` (N,)
+    by name what is to be learnt of it, NaN where there is nothing; `sampled` is its acceptance probability after the response. `start` (N,)
+    is the place of its round's first token. `alive` (N,) says by the label's name how likely a round comes so far. `features` (N, ...) are
+    those that were stored.
     """
 
     tokens: Tensor
@@ -33,30 +34,47 @@ class HeadBatch:
     drafted: Tensor
     labels: dict[str, Tensor]
     start: Tensor
+    alive: dict[str, Tensor] = field(default_factory=dict)
     features: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def label(self) -> Tensor:
-        """The acceptance probabilities of the judged tokens (N,)."""
+        """The acceptance probabilities of the judged tokens (N,), NaN within rollouts."""
         return self.labels["sampled"]
 
+    @property
+    def of_response(self) -> Tensor:
+        """Which judged tokens were drafted after the response itself (N,) bool; metrics are over these."""
+        return ~self.label.isnan()
+
     def to(self, device: torch.device) -> "HeadBatch":
-        named = {name: {key: value.to(device) for key, value in getattr(self, name).items()} for name in ("labels", "features")}
+        kinds = ("labels", "alive", "features")
+        named = {name: {key: value.to(device) for key, value in getattr(self, name).items()} for name in kinds}
         moved = {name: getattr(self, name).to(device) for name in ("tokens", "row", "index", "drafted", "start")}
         return replace(self, **moved, **named)
 
 
 def collate(items: Sequence[Mapping]) -> HeadBatch:
     """Return the items of one step as a HeadBatch, right-padded."""
-    tokens = torch.zeros((len(items), max(len(item["tokens"]) for item in items)), dtype=torch.long)
-    for i, item in enumerate(items):
-        tokens[i, : len(item["tokens"])] = torch.from_numpy(item["tokens"])
-    joined = {name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in ("index", "drafted", "start")}
-    row = torch.repeat_interleave(torch.arange(len(items)), torch.tensor([len(item["index"]) for item in items]))
-    labels = {name: torch.from_numpy(np.concatenate([item["labels"][name] for item in items])) for name in items[0]["labels"]}
+    texts = [text for item in items for text in texts_of(item)]
+    tokens = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
+    for i, text in enumerate(texts):
+        tokens[i, : len(text)] = torch.from_numpy(text)
+    judged = {name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in ("index", "drafted", "start")}
+    firsts = np.cumsum([0, *(len(texts_of(item)) for item in items[:-1])])
+    row = torch.from_numpy(np.concatenate([first + item["text"] for first, item in zip(firsts, items, strict=True)]))
+    labels, alive = (
+        {name: torch.from_numpy(np.concatenate([item[kind][name] for item in items])) for name in items[0][kind]}
+        for kind in ("labels", "alive")
+    )
     stored = items[0].get("features", {})
     features = {name: torch.cat([item["features"][name] for item in items]) for name in stored}
-    return HeadBatch(tokens, row, labels=labels, features=features, **joined)
+    return HeadBatch(tokens, row, labels=labels, alive=alive, features=features, **judged)
+
+
+def texts_of(item: Mapping) -> list[np.ndarray]:
+    """Return the tokens of every text of an item."""
+    return [item["tokens"], *item["rollouts"]]
 
 
 @torch.no_grad()

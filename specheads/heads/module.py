@@ -48,7 +48,7 @@ class HeadModule(L.LightningModule):
         self.bank = bank
         self.optimizer = optimizer
         self._draft, self._target = (draft,), (target,)  # in tuples, so that their weights are not taken for ours
-        self._collected: list[tuple[Tensor, dict[str, Tensor], Tensor]] = []
+        self._collected: list[tuple[Tensor, Tensor, Tensor]] = []
         self.test_results: dict[str, dict[str, float]] = {}
         # The curves so far, kept in checkpoints: a log file may lag behind a checkpoint or be ahead of it.
         self.history: list[tuple[int, dict[str, float]]] = []
@@ -76,7 +76,11 @@ class HeadModule(L.LightningModule):
                 for batch, _ in zip(self.trainer.datamodule.loader("train", shared=False), range(8), strict=False)
             ]
             parts = [self.features(batch) for batch in batches]
-            features = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            # Without rollouts, so that a head does not depend on whether others of its bank learn from them.
+            features = {
+                name: torch.cat([part[name][batch.of_response] for part, batch in zip(parts, batches, strict=True)])
+                for name in parts[0]
+            }
             self.bank.standardise(features)
 
         for step, metrics in self.history:  # of the run that this one goes on with
@@ -98,7 +102,7 @@ class HeadModule(L.LightningModule):
         self.history = checkpoint["history"]
 
     def training_step(self, batch: HeadBatch, batch_index: int) -> Tensor:
-        losses, weights = self.bank.losses(self.bank(self.features(batch)), batch.labels)
+        losses, weights = self.bank.losses(self.bank(self.features(batch)), batch.labels, batch.alive)
         # Lightning averages gradients over processes, so the global sum of weights is divided by their number.
         weights = self.all_gather(weights).reshape(-1, len(losses)).sum(0) / self.trainer.world_size
         values = losses / weights
@@ -118,43 +122,44 @@ class HeadModule(L.LightningModule):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def validation_step(self, batch: HeadBatch, batch_index: int) -> None:
-        self._collect(batch, torch.empty(0))
+        logits = self.bank(self.features(batch))
+        self._collect(batch, logits, torch.stack(self.bank.losses(logits, batch.labels, batch.alive)))
 
     def on_validation_epoch_end(self) -> None:
-        logits, labels, _ = self._gathered()
-        losses, weights = self.bank.losses(logits, labels)
+        logits, labels, parts = self._gathered()
+        losses, weights = torch.stack(parts).sum(dim=0)
         metrics = {}
         for spec, row, loss in zip(self.bank.specs, logits, losses / weights, strict=True):
-            values = {"loss": loss.item(), **prediction_metrics(row, labels["sampled"])}
+            values = {"loss": loss.item(), **prediction_metrics(row, labels)}
             metrics |= {f"dev/{spec.name}/{name}": value for name, value in values.items()}
         self.record(metrics)
-        best = max(auroc(row, labels["sampled"]) for row in logits)
+        best = max(auroc(row, labels) for row in logits)
         self.log("best dev AUROC", best, prog_bar=True, logger=False)
 
     def test_step(self, batch: HeadBatch, batch_index: int) -> None:
-        self._collect(batch, self.rival_features(batch))
+        self._collect(batch, self.bank(self.features(batch)), self.rival_features(batch))
 
     def on_test_epoch_end(self) -> None:
-        logits, all_labels, rivals = self._gathered()
-        labels = all_labels["sampled"]
+        logits, labels, rivals = self._gathered()
         self.test_results = {
             spec.name: prediction_metrics(row, labels) for spec, row in zip(self.bank.specs, logits, strict=True)
         }
-        self.test_results |= self._rivals(rivals, labels)
+        self.test_results |= self._rivals(torch.cat(rivals), labels)
         for name, metrics in self.test_results.items():
             self.log_dict({f"test/{name}/{metric}": value for metric, value in metrics.items()})
 
     def rival_features(self, batch: HeadBatch) -> Tensor:
-        """Return (N, 3) what training-free rules know of each judged token: log d(y), max d, entropy."""
+        """Return (n, 3) what training-free rules know of each token judged after the response: log d(y), max d, entropy."""
         found = self.features(batch, frozenset(CERTAINTY), "next_token")
-        return torch.stack([found["draft_prob"].clamp_min(1e-12).log(), found["max_prob"], found["entropy"]], dim=1)
+        columns = torch.stack([found["draft_prob"].clamp_min(1e-12).log(), found["max_prob"], found["entropy"]], dim=1)
+        return columns[batch.of_response]
 
     def _rivals(self, features: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
         """What a head has to beat on the same tokens: the draft's own numbers, and a logistic fitted on training rows."""
         loader = self.trainer.datamodule.loader("train", shared=False)
         batches = [batch.to(self.device) for batch, _ in zip(loader, range(64), strict=False)]
         train = torch.cat([self.rival_features(batch).cpu() for batch in batches])
-        weights = fit_logistic(train, torch.cat([batch.label.cpu() for batch in batches]))
+        weights = fit_logistic(train, torch.cat([batch.label[batch.of_response].cpu() for batch in batches]))
         logistic = features.double() @ weights[:-1] + weights[-1]
         return {
             "draft probability": {"auroc": auroc(features[:, 0], labels)},
@@ -163,20 +168,20 @@ class HeadModule(L.LightningModule):
             "logistic of the three": prediction_metrics(logistic.float(), labels),
         }
 
-    def _collect(self, batch: HeadBatch, rivals: Tensor) -> None:
-        labels = {name: value.cpu() for name, value in batch.labels.items()}
-        self._collected.append((self.bank(self.features(batch)).cpu(), labels, rivals.cpu()))
+    def _collect(self, batch: HeadBatch, logits: Tensor, more: Tensor) -> None:
+        """Keep logits (heads, n) and labels (n,) of the tokens judged after responses, and `more` of the batch, for all processes."""
+        kept = batch.of_response
+        self._collected.append((logits[:, kept].cpu(), batch.label[kept].cpu(), more.cpu()))
 
-    def _gathered(self) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    def _gathered(self) -> tuple[Tensor, Tensor, list[Tensor]]:
         collected = self._collected
         if self.trainer.world_size > 1:
             parts: list = [None] * self.trainer.world_size
             torch.distributed.all_gather_object(parts, collected)
             collected = [batch for part in parts for batch in part]
-        logits, labels, rivals = zip(*collected, strict=True)
+        logits, labels, more = zip(*collected, strict=True)
         self._collected.clear()
-        merged = {name: torch.cat([part[name] for part in labels]) for name in labels[0]}
-        return torch.cat(logits, dim=1), merged, torch.cat(rivals)
+        return torch.cat(logits, dim=1), torch.cat(labels), list(more)
 
     def configure_optimizers(self) -> dict:
         settings = self.optimizer

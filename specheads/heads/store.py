@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from data_gen.shards import ShardStore, exclusive, fingerprint
 from specheads.errors import UserError, is_number
-from specheads.heads.features import CERTAINTY, collate, drawn_features, target_states
+from specheads.heads.features import CERTAINTY, collate, drawn_features, target_states, texts_of
 from specheads.heads.texts import MixedResponses
 from specheads.pair import LanguageModel
 
@@ -86,7 +86,7 @@ class FeatureStore:
             "data": folder.name,
             "features": sorted(self.needs),
             "judges": self.judges,
-            "texts": {name: [data.response_share, data.seed, len(data)] for name, data in splits.items()},
+            "texts": {name: [data.response_share, data.seed, len(data), data.rolls] for name, data in splits.items()},
         }
         self.folder = folder / "features" / fingerprint(self.facts)
         self.lengths = {name: data.lengths() for name, data in splits.items()}
@@ -139,9 +139,10 @@ class FeatureStore:
         data = self.splits[part.split]
         items = [data[part.epoch, number] for number in range(part.first, part.first + part.count)]
         # Rows of similar length are read together; their features are put back in order.
-        order = sorted(range(len(items)), key=lambda number: len(items[number]["tokens"]))
+        longest = [max(map(len, texts_of(item))) for item in items]
+        order = sorted(range(len(items)), key=longest.__getitem__)
         rows: list[dict[str, Tensor]] = [{} for _ in items]
-        for numbers in _batches(order, [len(item["tokens"]) for item in items]):
+        for numbers in _batches(order, longest, [len(texts_of(item)) for item in items]):
             batch = collate([items[number] for number in numbers]).to(self.lm.device)
             draws = [
                 [torch.from_numpy(ids) for ids in data.judged_draws((part.epoch, part.first + number))] for number in numbers
@@ -162,11 +163,11 @@ class FeatureStore:
         return {name: torch.cat([row[name] for row in rows]).contiguous() for name in rows[0]} | {"ends": ends}
 
 
-def _batches(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield rows in `order`, of ascending lengths, whose padded size stays within BATCH_TOKENS."""
+def _batches(order: Sequence[int], lengths: Sequence[int], counts: Sequence[int]) -> Iterator[list[int]]:
+    """Yield rows in `order`, of ascending lengths of their texts, `counts` of them each, whose padded size stays within BATCH_TOKENS."""
     batch: list[int] = []
     for number in order:
-        if batch and (len(batch) + 1) * lengths[number] > BATCH_TOKENS:
+        if batch and (sum(counts[one] for one in batch) + counts[number]) * lengths[number] > BATCH_TOKENS:
             yield batch
             batch = []
         batch.append(number)

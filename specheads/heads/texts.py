@@ -3,9 +3,11 @@
 Mixing (SpecDec++, section 3.2) replaces a part of the response by drafted tokens, so that hidden states come from text like
 the decoder's. It is redrawn every epoch from a seed per (epoch, row). Where several tokens were drafted at each position, each epoch
 takes another one: a head then learns how chances differ between tokens instead of learning one token by heart.
+
+Rollouts bring texts of their own: the response up to where each starts, and then the draft's words. All of a row's come in every epoch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,16 +15,17 @@ from torch.utils.data import Dataset
 
 from specheads.errors import UserError
 
-LABELS = ("sampled", "overlap")  # min(1, t/d) of the drafted token; its mean over tokens
+# min(1, t/d) of the token drafted after the response; its mean over tokens; min(1, t/d) within rollouts too; the same of block verification
+LABELS = ("sampled", "overlap", "rollout", "block")
+ROLLOUT_LABELS = ("rollout", "block")
 
 # The paper mixes because its heads must have read the drafted token. A look-ahead head need not, and a round's survival is a
 # product of chances that each assume all tokens before to be accepted: the target's own text is the context to learn from.
 # Measured on nano: benchmarks/README.md, kinds of heads.
 RESPONSE_SHARE = {"input_token": 0.15, "next_token": 1.0}
-COLUMNS = (
-    *("prompt_ids", "response_ids", "draft_ids", "accept_prob", "overlap", "more_draft_ids", "more_accept_prob"),
-    *("response_draft_logprob", "response_target_logprob"),
-)
+COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "overlap", "more_draft_ids", "more_accept_prob")
+ROUND_COLUMNS = ("response_draft_logprob", "response_target_logprob")
+ROLLOUT_COLUMNS = ("rollout_start", "rollout_ids", "rollout_accept_prob", "rollout_block_prob", "rollout_block_alive")
 LONGEST_ROUND = 20
 
 
@@ -44,6 +47,16 @@ def check_label(label: str) -> None:
     """Raise UserError for a label that is not known."""
     if label not in LABELS:
         raise UserError(f"head.label={label!r} is not known; use one of {', '.join(LABELS)}.")
+
+
+def check_rollouts(labels: Sequence[str], rollouts_per_response: int) -> None:
+    """Raise UserError for labels of rollouts where the data is to hold none."""
+    for label in labels:
+        if label in ROLLOUT_LABELS and not rollouts_per_response:
+            raise UserError(
+                f"head.label={label} needs rollouts, but generation.rollouts_per_response=0; ask for some, for example "
+                "generation.rollouts_per_response=4, in data_gen and in train.py."
+            )
 
 
 def drawn(row: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -70,6 +83,27 @@ def round_starts(row: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray
     return starts
 
 
+def rolled(row: Mapping[str, Any], labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield each rollout of a row: `tokens` of its text, `index` and `drafted` of its judged tokens (n,), their `labels` and `alive`.
+
+    These are NaN where a label does not exist: labels of the response, and of a block that cannot come so far. `alive` is the chance that a
+    round is still alive there.
+    """
+    for start, *columns in zip(*(row[name] for name in ROLLOUT_COLUMNS), strict=True):
+        ids, accept_prob, block_prob, block_alive = map(np.asarray, columns)
+        begun = np.concatenate([row["prompt_ids"], row["response_ids"][:start]])
+        found = {"rollout": accept_prob, "block": np.where(block_alive > 0, block_prob, np.nan)}
+        alive = {"rollout": np.concatenate([[1.0], accept_prob.cumprod()[:-1]]), "block": block_alive}
+        yield {
+            "tokens": np.concatenate([begun, ids]).astype(np.int64),
+            "index": len(begun) + np.arange(len(ids)),
+            "drafted": ids.astype(np.int64),
+            "start": np.full(len(ids), len(begun)),
+            "labels": {name: found.get(name, np.full(len(ids), np.nan)).astype(np.float32) for name in ("sampled", *labels)},
+            "alive": {name: alive[name].astype(np.float32) for name in labels if name in ROLLOUT_LABELS},
+        }
+
+
 class MixedResponses(Dataset):
     """Rows of a data cache, mixed anew for every (epoch, row) that is asked for."""
 
@@ -94,7 +128,8 @@ class MixedResponses(Dataset):
             check_label(label)
         self.judges, self.seed, self.labels, self.in_rounds = judges, seed, tuple(labels), in_rounds
         self.response_share = checked_share(judges, response_share)
-        self.rows = rows.with_format("numpy", columns=list(COLUMNS)) if hasattr(rows, "with_format") else rows
+        columns = [*COLUMNS, *(ROUND_COLUMNS if in_rounds else ()), *(ROLLOUT_COLUMNS if self.rolls else ())]
+        self.rows = rows.with_format("numpy", columns=columns) if hasattr(rows, "with_format") else rows
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -104,12 +139,27 @@ class MixedResponses(Dataset):
         """Whether what the draft reads differs from epoch to epoch."""
         return self.response_share < 1
 
+    @property
+    def rolls(self) -> bool:
+        """Whether heads learn from rollouts."""
+        return any(label in ROLLOUT_LABELS for label in self.labels)
+
     def lengths(self) -> np.ndarray:
-        """Return the number of tokens in each response (rows,)."""
-        if hasattr(self.rows, "with_format"):
-            column = self.rows.with_format("arrow", columns=["response_ids"])[:].column(0)
-            return column.combine_chunks().value_lengths().to_numpy().astype(np.int64)
-        return np.array([len(row["response_ids"]) for row in self.rows])
+        """Return the number of tokens that may be judged in each row (rows,): of its response and its rollouts."""
+        if not hasattr(self.rows, "with_format"):
+            rolled_ids = [row["rollout_ids"] if self.rolls else [] for row in self.rows]
+            return np.array(
+                [len(row["response_ids"]) + sum(map(len, ids)) for row, ids in zip(self.rows, rolled_ids, strict=True)]
+            )
+        lengths = self._column("response_ids").value_lengths().to_numpy().astype(np.int64)
+        if self.rolls:
+            rollouts = self._column("rollout_ids")
+            tokens = rollouts.flatten().value_lengths().to_numpy()
+            lengths += np.bincount(rollouts.value_parent_indices(), tokens, len(lengths)).astype(np.int64)
+        return lengths
+
+    def _column(self, name: str) -> Any:
+        return self.rows.with_format("arrow", columns=[name])[:].column(0).combine_chunks()
 
     def judged_draws(self, key: tuple[int, int]) -> list[np.ndarray]:
         """Return the tokens (n,) of every draw that an epoch may ask about at the judged positions of a row's text.
@@ -129,16 +179,35 @@ class MixedResponses(Dataset):
         kept = np.random.default_rng([self.seed, epoch, number]).random(len(response)) < self.response_share
         # A head that judges its input token needs that token to have been read; one that looks ahead needs only its prefix.
         judged = ~kept if self.judges == "input_token" else np.ones_like(kept)
-        starts = (
-            round_starts(row, np.random.default_rng([self.seed, epoch, number, 1]))
-            if self.in_rounds
-            else np.arange(len(response))
-        )
-        labels = {"sampled": accept_prob} | {name: np.array(row[name]) for name in self.labels if name != "sampled"}
-        return {
+        starts = np.arange(len(response))
+        if self.in_rounds:
+            starts = round_starts(row, np.random.default_rng([self.seed, epoch, number, 1]))
+        own = {"sampled": accept_prob, "rollout": accept_prob, "block": accept_prob}  # a draft of one token is a rollout too
+        labels = {name: np.asarray(own[name] if name in own else row[name]) for name in ("sampled", *self.labels)}
+        text = {
             "tokens": np.concatenate([row["prompt_ids"], np.where(kept, response, drafted)]).astype(np.int64),
             "index": len(row["prompt_ids"]) + np.flatnonzero(judged),
             "drafted": drafted[judged].astype(np.int64),
             "start": len(row["prompt_ids"]) + starts[judged],
             "labels": {name: values[judged].astype(np.float32) for name, values in labels.items()},
+            "alive": {name: np.ones(judged.sum(), dtype=np.float32) for name in self.labels if name in ROLLOUT_LABELS},
         }
+        return joined([text, *(rolled(row, self.labels) if self.rolls else ())])
+
+
+def joined(texts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the texts of one row as one item: `tokens` of the first, those of the others as `rollouts`, and the judged tokens of all.
+
+    `text` (n,) says which text each judged token belongs to.
+    """
+    first, *others = texts
+    return {
+        "tokens": first["tokens"],
+        "rollouts": [other["tokens"] for other in others],
+        "text": np.repeat(np.arange(len(texts)), [len(text["index"]) for text in texts]),
+        **{name: np.concatenate([text[name] for text in texts]) for name in ("index", "drafted", "start")},
+        **{
+            kind: {name: np.concatenate([text[kind][name] for text in texts]) for name in first[kind]}
+            for kind in ("labels", "alive")
+        },
+    }

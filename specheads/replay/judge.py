@@ -89,8 +89,7 @@ def _judge(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], score:
         found: list[list[dict[str, Any]]] = [[] for _ in stores]
         for row in pq.read_table(folder / shard, columns=columns).to_pylist():
             branches, done = branches_of(row, settings["max_tokens"]), 0
-            accepted = torch.tensor(row["accepted"]).reshape(settings["num_draws"], -1)
-            score.begin(row, Meetings.of(accepted, branches, settings["max_tokens"]))
+            score.begin(row, Meetings.of(row, settings["num_draws"], settings["max_tokens"]))
             parts: list[list[Tensor]] = [[] for _ in stores]
             for tokens, hidden in node_states(lm, row["prompt_ids"], row["response_ids"], branches, settings["batch_size"]):
                 for part, values in zip(parts, score(done, tokens, hidden), strict=True):

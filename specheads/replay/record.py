@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.engine import EagerEngine
+from specheads.decoding.branches import Branches, ReadTexts
 from specheads.pair import LanguageModel, Pair
 from specheads.sampling import Warp, accept_prob, certainty, check_finite, sample
 
@@ -50,16 +50,6 @@ class Draws:
         return cls(*(torch.from_numpy(rng.random(shape)) for shape in shapes))
 
 
-@dataclass(frozen=True)
-class Branches:
-    """Drafts that begin with a rejected token: rows (B,) of the draw and position each belongs to, tokens (B, K), their number."""
-
-    draw: Tensor
-    start: Tensor
-    tokens: Tensor
-    lengths: Tensor
-
-
 @torch.no_grad()
 def record_response(
     pair: Pair, prompt: Sequence[int], response: Sequence[int], limit: int, warp: Warp, draws: Draws, settings: RecordSettings
@@ -69,8 +59,9 @@ def record_response(
     Args:
         limit: tokens at which the response would have ended; decoding drafts no further than the one before.
     """
-    engine, draft_hidden = _read(pair.draft_lm, prompt, response)
-    _, target_hidden = _read(pair.target_lm, prompt, response)
+    draft_read = _read(pair.draft_lm, prompt, response)
+    draft_hidden = draft_read.hidden[0, len(prompt) - 1 :]
+    target_hidden = _read(pair.target_lm, prompt, response).hidden[0, len(prompt) - 1 :]
     tokens = torch.tensor(list(response), device=pair.draft_lm.device)
     draws = Draws(*(value.to(tokens.device) for value in vars(draws).values()))
     parts = []
@@ -80,20 +71,26 @@ def record_response(
         parts.append(_fates(pair, draft_logits, target_logits, tokens[piece], piece, limit, warp, draws))
     accepted, values, draw, start, first, first_values = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
     order = torch.argsort(start * settings.num_draws + draw)  # by position, so that rows of a batch are of similar length
-    lengths = (limit - 1 - start[order]).clamp_max(settings.max_tokens)
-    begun = Branches(draw[order], start[order], first[order, None], lengths)
-    branches, branch_values = _grow(pair, engine, len(prompt), begun, first_values[:, order], warp, draws, settings)
-    used = torch.arange(branches.tokens.shape[1], device=tokens.device) < branches.lengths[:, None]
+    draw, start = draw[order], start[order]
+    lengths = (limit - 1 - start).clamp_max(settings.max_tokens)
+    begun = Branches(torch.zeros_like(start), len(prompt) + start, first[order, None], lengths)
+    branch_values = first_values.new_zeros((*first_values.shape, settings.max_tokens))
+    branch_values[:, :, 0] = first_values[:, order]
+
+    def keep(rows: Tensor, depth: int, logits: Tensor, law: Tensor, drawn: Tensor) -> None:
+        branch_values[:, rows, depth] = _values(logits, law, drawn)
+
+    branches = draft_read.grow(pair, begun, draws.branch[draw, start], warp, settings.batch_size, keep)
     return {
         "response_ids": list(response),
         "limit": limit,
         "finished": response[-1] in pair.stop_tokens,
         "accepted": accepted.flatten().cpu().numpy(),
-        "branch_draw": branches.draw.cpu().numpy(),
-        "branch_start": branches.start.cpu().numpy(),
+        "branch_draw": draw.cpu().numpy(),
+        "branch_start": start.cpu().numpy(),
         "branch_length": branches.lengths.cpu().numpy(),
-        "branch_ids": branches.tokens[used].cpu().numpy(),
-        **dict(zip(COLUMNS, torch.cat([values, branch_values[:, used]], dim=1).cpu().numpy(), strict=True)),
+        "branch_ids": branches.tokens[branches.used].cpu().numpy(),
+        **dict(zip(COLUMNS, torch.cat([values, branch_values[:, branches.used]], dim=1).cpu().numpy(), strict=True)),
     }
 
 
@@ -130,11 +127,9 @@ def _fates(
     return accepted, columns, draw, positions[row], rejected, rejected_columns
 
 
-def _read(lm: LanguageModel, prompt: Sequence[int], response: Sequence[int]) -> tuple[EagerEngine, Tensor]:
-    """Return an engine that has read the text but its last token, and the states (N, H) that the response's tokens come from."""
-    text = torch.tensor([[*prompt, *response][:-1]], device=lm.device)
-    engine = EagerEngine(lm, text.shape[1])
-    return engine, engine.forward(text, num_logits=0).hidden[0, len(prompt) - 1 :]
+def _read(lm: LanguageModel, prompt: Sequence[int], response: Sequence[int]) -> ReadTexts:
+    """Return what `lm` keeps of a text, of which it reads all but the last token."""
+    return ReadTexts.of(lm, torch.tensor([[*prompt, *response][:-1]]))
 
 
 def _values(logits: Tensor, law: Tensor, tokens: Tensor) -> Tensor:
@@ -142,66 +137,14 @@ def _values(logits: Tensor, law: Tensor, tokens: Tensor) -> Tensor:
     return torch.stack([*certainty(logits, tokens), law.gather(1, tokens[:, None]).squeeze(1)]).float()
 
 
-def _grow(
-    pair: Pair,
-    engine: EagerEngine,
-    prompt_length: int,
-    begun: Branches,
-    values: Tensor,
-    warp: Warp,
-    draws: Draws,
-    settings: RecordSettings,
-) -> tuple[Branches, Tensor]:
-    """Let the draft go on from the first tokens of branches; return them with the columns (C, B, K) of their tokens.
-
-    `values` (C, B) are those of the first tokens. A branch ends with its length, or earlier with a token that ends a response.
-    """
-    count, width = len(begun.start), settings.max_tokens
-    tokens = begun.tokens.new_zeros((count, width))
-    columns = values.new_zeros((len(values), count, width))
-    tokens[:, 0], columns[:, :, 0] = begun.tokens[:, 0], values
-    lengths = begun.lengths.clone()
-    stops = torch.tensor(sorted(pair.stop_tokens), dtype=torch.long, device=tokens.device)
-    for rows in torch.arange(count, device=tokens.device).split(settings.batch_size) if count else ():
-        prefix = prompt_length + begun.start[rows]
-        fork, mask = engine.fork(prefix, width)
-        uniform = draws.branch[begun.draw[rows], begun.start[rows]]
-        for depth in range(1, int(lengths[rows].max())):
-            ended = torch.isin(tokens[rows, depth - 1], stops)
-            lengths[rows] = torch.where(ended, lengths[rows].clamp_max(depth), lengths[rows])
-            if int(lengths[rows].max()) <= depth:
-                break
-            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
-            positions = (prefix + depth - 1)[:, None]
-            logits = fork.forward(tokens[rows, depth - 1, None], positions=positions, attention_mask=mask).logits[:, -1]
-            law = warp(logits)
-            check_finite(pair.draft_id, law)
-            tokens[rows, depth] = warp.draw(law, uniform[:, depth])
-            columns[:, rows, depth] = _values(logits, law, tokens[rows, depth])
-        del fork  # or the next one would lie beside it
-    return Branches(begun.draw, begun.start, tokens, lengths), columns
-
-
 @torch.no_grad()
 def node_states(
     lm: LanguageModel, prompt: Sequence[int], response: Sequence[int], branches: Branches, batch_size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield tokens (n,) of all nodes of a response in order, and the hidden states (n, H) that `lm` predicts them from.
-
-    Each text is read once: the response in one forward, its branches in batches on what was kept of it.
-    """
-    engine, trunk = _read(lm, prompt, response)
-    yield torch.tensor(list(response), device=lm.device), trunk
-    for rows in torch.arange(len(branches.start)).split(batch_size) if len(branches.start) else ():
-        start, lengths, tokens = (value[rows].to(lm.device) for value in (branches.start, branches.lengths, branches.tokens))
-        states, longest = trunk[start, None], int(lengths.max())
-        if longest > 1:
-            prefix = len(prompt) + start
-            fork, mask = engine.fork(prefix, longest - 1)
-            positions = prefix[:, None] + torch.arange(longest - 1, device=lm.device)
-            mask = torch.nn.functional.pad(mask, (0, longest - 1), value=1)
-            output = fork.forward(tokens[:, : longest - 1], positions=positions, attention_mask=mask, num_logits=0)
-            states = torch.cat([states, output.hidden], dim=1)
-            del fork, output  # or the next ones would lie beside them
-        used = torch.arange(longest, device=lm.device) < lengths[:, None]
-        yield tokens[:, :longest][used], states[used]
+    """Yield tokens (n,) of all nodes of a response in order, and the hidden states (n, H) that `lm` predicts them from."""
+    read = _read(lm, prompt, response)
+    yield torch.tensor(list(response), device=lm.device), read.hidden[0, len(prompt) - 1 :]
+    tokens, used = branches.tokens.to(lm.device), branches.used.to(lm.device)
+    for rows, states in read.states(branches, batch_size):
+        width = states.shape[1]
+        yield tokens[rows, :width][used[rows, :width]], states[used[rows, :width]]

@@ -20,11 +20,11 @@ from torch import Tensor
 from data_gen.generate import row_uniforms
 from data_gen.run import EncodedPrompt, GenerationSettings, facts_of, make_responses
 from data_gen.shards import ShardStore, exclusive, fingerprint, read_manifest
+from specheads.decoding.branches import Branches
 from specheads.pair import Pair
 from specheads.replay.record import (
     COLUMNS,
     FEATURES,
-    Branches,
     Draws,
     RecordSettings,
     record_response,
@@ -151,14 +151,16 @@ class Meetings:
     most: Tensor
 
     @classmethod
-    def of(cls, accepted: Tensor, branches: Branches, max_tokens: int) -> "Meetings":
-        """Return those of a response with `accepted` (Q, N)."""
+    def of(cls, row: Mapping[str, Any], num_draws: int, max_tokens: int) -> "Meetings":
+        """Return those of a stored response."""
+        accepted = torch.tensor(row["accepted"]).reshape(num_draws, -1)
+        draw, start, length = (torch.tensor(row[f"branch_{name}"], dtype=torch.long) for name in ("draw", "start", "length"))
         before, num_tokens = accepted_before(accepted, torch.zeros(1, dtype=torch.long)), accepted.shape[1]
-        branch = torch.repeat_interleave(torch.arange(len(branches.start)), branches.lengths)
-        first = branches.lengths.cumsum(0) - branches.lengths
+        branch = torch.repeat_interleave(torch.arange(len(start)), length)
+        first = length.cumsum(0) - length
         depth = torch.cat([torch.zeros(num_tokens, dtype=torch.long), torch.arange(len(branch)) - first[branch]])
-        position = torch.cat([torch.arange(num_tokens), branches.start[branch]])
-        most = torch.cat([before.max(dim=0).values, before[branches.draw, branches.start][branch]])
+        position = torch.cat([torch.arange(num_tokens), start[branch]])
+        most = torch.cat([before.max(dim=0).values, before[draw, start][branch]])
         return cls(position, depth, torch.minimum(most, max_tokens - 1 - depth))
 
     def split(self, first: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -244,8 +246,8 @@ def branches_of(row: Mapping[str, Any], max_tokens: int) -> Branches:
     lengths = torch.tensor(row["branch_length"], dtype=torch.long)
     tokens = torch.zeros((len(lengths), max_tokens), dtype=torch.long)
     tokens[torch.arange(max_tokens) < lengths[:, None]] = torch.tensor(row["branch_ids"], dtype=torch.long)
-    draw, start = (torch.tensor(row[name], dtype=torch.long) for name in ("branch_draw", "branch_start"))
-    return Branches(draw, start, tokens, lengths)
+    start = torch.tensor(row["branch_start"], dtype=torch.long)
+    return Branches(torch.zeros_like(start), len(row["prompt_ids"]) + start, tokens, lengths)
 
 
 def load_recording(folder: Path, judges: Sequence[str] = ()) -> Recording:
@@ -291,9 +293,8 @@ def load_recording(folder: Path, judges: Sequence[str] = ()) -> Recording:
 def _meetings(table: pa.Table, settings: Mapping[str, Any], lengths: np.ndarray) -> tuple[Tensor, np.ndarray]:
     """Return where each node's meetings begin (nodes,), and how many each response's tokens have (P,)."""
     counts = []
-    for row in table.select(["accepted", *(f"branch_{name}" for name in ("draw", "start", "length", "ids"))]).to_pylist():
-        accepted = torch.tensor(row["accepted"]).reshape(settings["num_draws"], -1)
-        counts.append((Meetings.of(accepted, branches_of(row, settings["max_tokens"]), settings["max_tokens"]).most + 1).numpy())
+    for row in table.select(["accepted", *(f"branch_{name}" for name in ("draw", "start", "length"))]).to_pylist():
+        counts.append((Meetings.of(row, settings["num_draws"], settings["max_tokens"]).most + 1).numpy())
     ordered = _trunks_first(counts, lengths).long()
     trunks = np.array([own[:length].sum() for own, length in zip(counts, lengths, strict=True)])
     return ordered.cumsum(0) - ordered, trunks

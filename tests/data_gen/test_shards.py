@@ -137,6 +137,7 @@ def test_rows_keep_their_prompt_and_every_list_speaks_of_the_response(complete, 
         assert row["finished"] == (row["response_ids"][-1] == 0) and 0 not in row["response_ids"][:-1]
         assert row["finished"] or len(row["response_ids"]) == 6
         lists = {name: value for name, value in row.items() if isinstance(value, list) and name != "prompt_ids"}
+        assert not any(lists.pop(name) for name in list(lists) if name.startswith("rollout"))
         draws = [draw for name in ("more_draft_ids", "more_accept_prob") for draw in lists.pop(name)]
         assert {len(value) for value in [*lists.values(), *draws]} == {len(row["response_ids"])}
         assert len(lists) == 8 and len(draws) == 2 * 3
@@ -367,7 +368,7 @@ def changed(value):
 
 def test_the_fingerprint_changes_with_every_fact():
     variants = [FACTS, *changed(FACTS), {**FACTS, "more": 1}, {k: v for k, v in FACTS.items() if k != "seed"}]
-    assert len(variants) == 1 + 2 + 2 + 2 + 1 + 3 + 6 + 1 + 2
+    assert len(variants) == 1 + 2 + 2 + 2 + 1 + 3 + 8 + 1 + 2
     assert len({fingerprint(facts) for facts in variants}) == len(variants)
 
 
@@ -388,17 +389,20 @@ def test_each_argument_of_a_run_has_its_own_cache(pair, monkeypatch, tmp_path):
         return generate_data(pair, source or Letters(), warp or Warp(1.0, top_k=5), settings, seed, tmp_path)
 
     assert folder() == folder() and folder().parent == tmp_path
+    rolling = replace(SETTINGS, rollouts_per_response=2)
     variants = [
         folder(),
         folder(seed=1),
         folder(source=Letters(1)),
         *(folder(warp=warp) for warp in (Warp(0.9, top_k=5), Warp(1.0, top_k=6), Warp(1.0, top_k=5, top_p=0.9))),
-        *(folder(settings=replace(SETTINGS, **{name: value + 1})) for name, value in asdict(SETTINGS).items()),
+        *(folder(settings=replace(rolling, **{name: value + 1})) for name, value in asdict(rolling).items()),
         *(folder(replace(pair, **{f"{side}_{fact}": "x"})) for side in ("target", "draft") for fact in ("id", "revision")),
         folder(replace(pair, target=tiny_pair(8).target.float())),
         folder(replace(pair, draft=tiny_pair(8).draft.float())),
     ]
-    assert len(set(variants)) == len(variants) == 18
+    assert len(set(variants)) == len(variants) == 20
+    without = replace(SETTINGS, rollouts_per_response=0)  # rollouts that are not there have no length
+    assert folder(settings=without) == folder(settings=replace(without, rollout_tokens=5)) != folder(settings=rolling)
 
 
 class ChattingTokenizer(CountingTokenizer):
@@ -473,7 +477,7 @@ def test_train_prompts_get_several_responses_the_first_ones_first():
     ]
 
 
-@pytest.mark.parametrize("name", list(asdict(SETTINGS)))
+@pytest.mark.parametrize("name", [name for name in asdict(SETTINGS) if name != "rollouts_per_response"])
 def test_counts_must_be_positive(name):
     with pytest.raises(UserError, match=f"{name}=0 is no positive whole number"):
         GenerationSettings(**{name: 0})
@@ -509,7 +513,7 @@ def test_columns_are_the_documented_ones(complete):
     assert types.pop("finished") == "bool"
     assert [name for name, kind in types.items() if kind == "string"] == ["prompt_id", "split", "prompt"]
     assert [name for name, kind in types.items() if "int32" in kind] == [
-        *("sample", "prompt_ids", "response_ids", "draft_ids", "more_draft_ids")
+        *("sample", "prompt_ids", "response_ids", "draft_ids", "more_draft_ids", "rollout_start", "rollout_ids")
     ]
     assert [name for name, kind in types.items() if "float" in kind] == [
         *(
@@ -520,6 +524,9 @@ def test_columns_are_the_documented_ones(complete):
             "response_draft_logprob",
             "response_target_logprob",
             "more_accept_prob",
+            "rollout_accept_prob",
+            "rollout_block_prob",
+            "rollout_block_alive",
         )
     ]
 

@@ -75,7 +75,7 @@ def test_every_head_takes_the_same_number_of_steps():
 
 
 def test_a_share_is_trained_as_train_would():
-    cfg = composed("paths.run=run")
+    cfg = composed("paths.run=run", "trainer.max_epochs=6")
     plan = plans(cfg, ["a", "b", "c", "d"] * 2)[0]
     own = settings_of(cfg, plan)
     assert (own.train_share, own.paths.run, own.trainer.default_root_dir) == (0.5, "run/share-0.5", "run/share-0.5")

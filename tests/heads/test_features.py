@@ -106,7 +106,7 @@ def test_a_share_outside_its_bounds_is_a_user_error_that_names_the_key(judges, s
 
 @pytest.mark.parametrize("judges", KINDS)
 def test_an_unknown_label_is_a_user_error_that_names_those_known(judges):
-    with pytest.raises(UserError, match=r"head\.label='guessed' is not known; use one of sampled, overlap"):
+    with pytest.raises(UserError, match=r"head\.label='guessed' is not known; use one of sampled, overlap, rollout, block"):
         mixed(coded_rows(1, 1), judges, None, labels=["guessed"])
 
 
@@ -120,6 +120,9 @@ def test_there_is_one_item_per_row():
 def item(tokens, index, drafted, label):
     return {
         "tokens": np.array(tokens),
+        "rollouts": [],
+        "text": np.zeros(len(index), dtype=np.int64),
+        "alive": {},
         "index": np.array(index, dtype=np.int64),
         "drafted": np.array(drafted, dtype=np.int64),
         "labels": {"sampled": np.array(label, dtype=np.float32)},

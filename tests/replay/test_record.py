@@ -6,7 +6,8 @@ from families import CONFIGS, family_pair
 from statistics_helper import chi_square_p_value
 
 from specheads import Warp
-from specheads.replay.record import Branches, Draws, RecordSettings, node_states, record_response
+from specheads.decoding.branches import Branches
+from specheads.replay.record import Draws, RecordSettings, node_states, record_response
 from specheads.sampling import certainty
 
 PROMPT, RESPONSE = [2, 0, 1], [1, 1, 0, 2, 0, 1, 2, 2, 0, 1]
@@ -59,7 +60,8 @@ def test_states_of_nodes_are_those_of_plain_forwards(name):
     prompt, response = generator.integers(29, size=7).tolist(), generator.integers(29, size=12).tolist()
     start, lengths = torch.tensor([0, 3, 3, 9, 11]), torch.tensor([4, 1, 6, 5, 2])
     tokens = torch.from_numpy(generator.integers(29, size=(5, 6)))
-    found = list(node_states(pair.target_lm, prompt, response, Branches(start * 0, start, tokens, lengths), batch_size=2))
+    branches = Branches(start * 0, len(prompt) + start, tokens, lengths)
+    found = list(node_states(pair.target_lm, prompt, response, branches, batch_size=2))
     all_tokens, states = (torch.cat(part) for part in zip(*found, strict=True))
     texts = [prompt + response[:i] for i in range(len(response))]
     expected = list(response)

@@ -192,20 +192,20 @@ class EagerEngine:
                 layer.keys.zero_()
                 layer.values.zero_()
 
-    def fork(self, lengths: Tensor, room: int) -> tuple["EagerEngine", Tensor]:
-        """Return an engine whose row b goes on from the first `lengths[b]` >= 1 positions of this one's only row, and its mask.
+    def fork(self, rows: Tensor, lengths: Tensor, room: int) -> tuple["EagerEngine", Tensor]:
+        """Return an engine whose row b goes on from the first `lengths[b]` >= 1 positions of row `rows[b]` of this one, and its mask.
 
-        Rows are left-padded to the longest, as (B, W) of the mask says; `room` more positions fit behind. What was read once is
-        copied, not read again.
+        This one's rows begin in its first position. The other's are left-padded to the longest, as (B, W) of the mask says; `room` more
+        positions fit behind. What was read once is copied, not read again.
         """
         width = int(lengths.max())
         index = torch.arange(width, device=lengths.device) - (width - lengths)[:, None]
         other = EagerEngine(self.lm, width + room)
         for ours, theirs in zip(self._layers, other._layers, strict=True):
-            place = index.clamp_min(0).to(ours.keys.device)
-            theirs.lazy_initialization(ours.keys.expand(len(lengths), -1, -1, -1), ours.values.expand(len(lengths), -1, -1, -1))
-            theirs.keys[:, :, :width] = ours.keys[0][:, place].transpose(0, 1)
-            theirs.values[:, :, :width] = ours.values[0][:, place].transpose(0, 1)
+            row, place = rows.to(ours.keys.device)[:, None], index.clamp_min(0).to(ours.keys.device)
+            theirs.lazy_initialization(*(memory[:1].expand(len(rows), -1, -1, -1) for memory in (ours.keys, ours.values)))
+            theirs.keys[:, :, :width] = ours.keys[row, :, place].transpose(1, 2)
+            theirs.values[:, :, :width] = ours.values[row, :, place].transpose(1, 2)
             theirs.length = width
         return other, (index >= 0).long()
 

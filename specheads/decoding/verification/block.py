@@ -44,19 +44,42 @@ def prefix_law(block: Block, log_weights: Tensor) -> AcceptanceLaw:
     Source: Sun et al. 2024, algorithm 2 (block) and appendix (greedy block).
     """
     weights = log_weights.clamp_max(LARGEST_LOG_WEIGHT).exp()
-    before = torch.nn.functional.pad(weights, (1, 0), value=1.0)[:, : block.num_drafted]  # p_0 .. p_{K-1}
-    count = block.num_drafted
-    reach = before[:, :, None].to(block.target_probs.dtype) * block.target_probs[:, :count] - block.draft_probs[:, :count]
-    # Row i is about the token after i accepted ones, and prefix i + 1 comes next to prefix i; the last has a test of its own.
-    excess = reach.clamp_min(0).sum(dim=-1).double().roll(-1, dims=1)
-    last = torch.arange(1, count + 1, device=weights.device) == block.lengths[:, None]
-    missing = (1 - weights).clamp_min(0)
-    # With p_i >= 1 nothing is missing and the prefix passes, also where the excess is 0.
-    inside = torch.where(missing > 0, excess / (excess + missing.clamp_min(torch.finfo(missing.dtype).tiny)), 1.0)
-    passes = torch.where(last, weights.clamp_max(1.0), inside)
+    before = _before(weights)
+    last = torch.arange(1, block.num_drafted + 1, device=weights.device) == block.lengths[:, None]
+    # Prefix i + 1 comes next to prefix i; the last has a test of its own.
+    passes = torch.where(last, weights.clamp_max(1.0), _inner_passes(block, before).roll(-1, dims=1))
     passes = torch.where(block.within, passes, 0.0)
     survival = 1 - (1 - passes).flip(1).cumprod(dim=1).flip(1)
     return AcceptanceLaw(survival=survival, weights=before, block=block)
+
+
+def token_by_token(block: Block) -> tuple[Tensor, Tensor]:
+    """Return what each drafted token adds to block verification, knowing the tokens up to it but none after it, (B, K) float64 both.
+
+    The chance that at least i tokens are accepted where at least i - 1 are, and the chance of the latter: 1 for the first token.
+    The first i tokens are accepted with p_i however long the block becomes, and the first i - 1 alone with the chance of their own test
+    where not. (`p_i / p_{i-1}` may exceed 1, and cut off there it is token verification's `min(1, t / d)`.)
+
+    Source: Sun et al. 2024, algorithm 2, whose tests of prefixes are independent given the block.
+    """
+    weights = reflected(block.log_ratios()).exp()
+    alive = weights + (1 - weights) * _inner_passes(block, _before(weights))
+    return torch.where(alive > 0, weights / alive, 0.0), alive
+
+
+def _before(weights: Tensor) -> Tensor:
+    """Return p_0 .. p_{K-1} (B, K) of p_1 .. p_K."""
+    return torch.nn.functional.pad(weights, (1, 0), value=1.0)[:, : weights.shape[1]]
+
+
+def _inner_passes(block: Block, before: Tensor) -> Tensor:
+    """Return the chance (B, K) that the prefix of i = 0 .. K - 1 tokens passes its own test, `before` (B, K) being p_i."""
+    count = block.num_drafted
+    reach = before[:, :, None].to(block.target_probs.dtype) * block.target_probs[:, :count] - block.draft_probs[:, :count]
+    excess = reach.clamp_min(0).sum(dim=-1).double()
+    missing = (1 - before).clamp_min(0)
+    # With p_i >= 1 nothing is missing and the prefix passes, also where the excess is 0.
+    return torch.where(missing > 0, excess / (excess + missing.clamp_min(torch.finfo(missing.dtype).tiny)), 1.0)
 
 
 def block_verification(

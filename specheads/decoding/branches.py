@@ -1,0 +1,114 @@
+"""Drafts that part from given texts: grown and read in batches on what was kept of one forward over each text.
+
+Recordings and rollouts both ask what a draft would have done elsewhere than at a text's end, and reading the text again for every such
+draft would cost many times as much.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.engine import EagerEngine
+from specheads.pair import LanguageModel, Pair
+from specheads.sampling import Warp, check_finite
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Drafts that part from texts: each goes on from the first `prefix` (B,) tokens of row `text` (B,) with `lengths` (B,) of `tokens` (B, K)."""
+
+    text: Tensor
+    prefix: Tensor
+    tokens: Tensor
+    lengths: Tensor
+
+    def to(self, device: torch.device) -> "Branches":
+        return Branches(*(value.to(device) for value in vars(self).values()))
+
+    @property
+    def used(self) -> Tensor:
+        """(B, K) bool, which of `tokens` are there."""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
+
+
+Seen = Callable[[Tensor, int, Tensor, Tensor, Tensor], None]
+
+
+@dataclass(frozen=True)
+class ReadTexts:
+    """Texts that a model has read: its memory of them, and the states (T, N, H) that the token after each of their tokens comes from."""
+
+    engine: EagerEngine
+    hidden: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, lm: LanguageModel, tokens: Tensor) -> "ReadTexts":
+        """Read `tokens` (T, N) long; what stands behind a row's end is never seen from within the row."""
+        engine = EagerEngine(lm, tokens.shape[1])
+        return cls(engine, engine.forward(tokens.to(lm.device), num_logits=0).hidden)
+
+    def before(self, text: Tensor, prefix: Tensor) -> Tensor:
+        """Return the states (B, H) that the tokens after the first `prefix` (B,) of row `text` (B,) come from."""
+        return self.hidden[text, prefix - 1]
+
+    @torch.no_grad()
+    def grow(
+        self,
+        pair: Pair,
+        begun: Branches,
+        uniform: Tensor,
+        warp: Warp,
+        batch_size: int,
+        seen: Seen = lambda rows, depth, logits, law, tokens: None,
+    ) -> Branches:
+        """Return branches that go on from their first tokens, (B, 1) of `begun`, to their lengths or to a token that ends a response.
+
+        Args:
+            uniform: (B, K) in [0, 1), the number that decides each token; those of first tokens are not used.
+            batch_size: branches drafted together.
+            seen: called with rows (b,), their depth, logits and law (b, V) there and the tokens (b,) that were drawn.
+        """
+        count, width = uniform.shape
+        tokens = begun.tokens.new_zeros((count, width))
+        tokens[:, :1] = begun.tokens
+        lengths = begun.lengths.clone()
+        stops = torch.tensor(sorted(pair.stop_tokens), dtype=torch.long, device=tokens.device)
+        for rows in torch.arange(count, device=tokens.device).split(batch_size) if count else ():
+            prefix = begun.prefix[rows]
+            fork, mask = self.engine.fork(begun.text[rows], prefix, width)
+            for depth in range(1, int(lengths[rows].max())):
+                ended = torch.isin(tokens[rows, depth - 1], stops)
+                lengths[rows] = torch.where(ended, lengths[rows].clamp_max(depth), lengths[rows])
+                if int(lengths[rows].max()) <= depth:
+                    break
+                mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+                positions = (prefix + depth - 1)[:, None]
+                logits = fork.forward(tokens[rows, depth - 1, None], positions=positions, attention_mask=mask).logits[:, -1]
+                law = warp(logits)
+                check_finite(pair.draft_id, law)
+                tokens[rows, depth] = warp.draw(law, uniform[rows, depth])
+                seen(rows, depth, logits, law, tokens[rows, depth])
+            del fork  # or the next one would lie beside it
+        return replace(begun, tokens=tokens, lengths=lengths)
+
+    @torch.no_grad()
+    def states(self, branches: Branches, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield rows (b,) of branches and the states (b, k, H) that their first k tokens come from, k being the longest of these rows."""
+        lm = self.engine.lm
+        branches = branches.to(lm.device)
+        before = self.before(branches.text, branches.prefix)
+        for rows in torch.arange(len(branches.prefix), device=lm.device).split(batch_size) if len(branches.prefix) else ():
+            prefix, longest = branches.prefix[rows], int(branches.lengths[rows].max())
+            states = before[rows, None]
+            if longest > 1:
+                fork, mask = self.engine.fork(branches.text[rows], prefix, longest - 1)
+                positions = prefix[:, None] + torch.arange(longest - 1, device=lm.device)
+                mask = torch.nn.functional.pad(mask, (0, longest - 1), value=1)
+                read = branches.tokens[rows, : longest - 1]
+                output = fork.forward(read, positions=positions, attention_mask=mask, num_logits=0)
+                states = torch.cat([states, output.hidden], dim=1)
+                del fork, output  # or the next ones would lie beside them
+            yield rows, states
