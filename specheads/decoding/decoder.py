@@ -210,7 +210,7 @@ class SpeculativeDecoder:
             # The target adds a token of its own, so one fewer than what is left is worth drafting.
             limit = session.limit - len(session.committed) - 1
             planned = self.stopping.planned_length(state)
-            if self.stopping.verified and session.target_hidden is not None:
+            if getattr(self.stopping, "verified", None) and session.target_hidden is not None:
                 # Copied, because an engine may overwrite a unit's outcome in the next one.
                 state = self.stopping.see(state, {"target_hidden": session.target_hidden.to(ends.device, copy=True)})
             draft, state = self._draft(session, state, limit, ends, owed)
@@ -257,9 +257,10 @@ class SpeculativeDecoder:
         self._num_laws.fill_(num_drafted + (draft.next_probs is not None))
         draws = session.verify_draws.take(2)
         inputs = memory.probs, draws, self._lengths, state
-        facts, session.target_hidden, state = self._verify_unit(memory.sequence[:, :count], *inputs)
+        facts, hidden, state = self._verify_unit(memory.sequence[:, :count], *inputs)
         facts = facts.tolist()
         *verdict, draft_nan, target_nan = facts[:NUM_FACTS]
+        session.target_hidden = hidden[:, verdict[0]]
         if draft_nan or target_nan:
             self.draft_engine.clear()
             self.target_engine.clear()
@@ -282,8 +283,7 @@ class SpeculativeDecoder:
         self._drafter = self.drafting.drafter(self.draft_engine, self.warp, self.stopping, self._draft_memory)
         self._lengths = torch.zeros(3, dtype=torch.long, device=devices[1])
         self._num_drafted, self._planned, self._num_laws = self._lengths.split(1)
-        verify = VerifyStep(self.warp, self.verification, most + 1, tells_hidden=bool(self.stopping.verified))
-        self._verify_unit = self.target_engine.unit(verify, all_logits=True)
+        self._verify_unit = self.target_engine.unit(VerifyStep(self.warp, self.verification, most + 1), all_logits=True)
         self.is_warm = False
 
 

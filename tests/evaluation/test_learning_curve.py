@@ -28,6 +28,7 @@ SMALL = [
     "data.path=rows.jsonl",
     "data.template='{question}'",
     "data.num_train=12",
+    "trainer.max_epochs=6",
     "data.num_dev=3",
     "data.num_test=3",
     "data.max_new_tokens=8",

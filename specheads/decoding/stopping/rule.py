@@ -16,7 +16,7 @@ class StoppingRule(Protocol):
     """The same class runs inside a draft step (B = 1) and over many recorded responses at once (B = all)."""
 
     needs: frozenset[str]
-    verified: frozenset[str]  # what it is told of the last verification, of: target_hidden
+    verified: frozenset[str]  # what it wants to `see` of the last verification, of: target_hidden; a rule may do without both
     max_tokens: int  # the longest draft it lets grow
     program: Hashable  # rules of equal programs take the same step from the same state; what they learn in `observe` may differ
 

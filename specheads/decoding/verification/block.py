@@ -47,7 +47,7 @@ def prefix_law(block: Block, log_weights: Tensor) -> AcceptanceLaw:
     before = _before(weights)
     last = torch.arange(1, block.num_drafted + 1, device=weights.device) == block.lengths[:, None]
     # Prefix i + 1 comes next to prefix i; the last has a test of its own.
-    passes = torch.where(last, weights.clamp_max(1.0), _inner_passes(block, before).roll(-1, dims=1))
+    passes = torch.where(last, weights.clamp_max(1.0), _inner_passes(_excess(block, before).roll(-1, dims=1), weights))
     passes = torch.where(block.within, passes, 0.0)
     survival = 1 - (1 - passes).flip(1).cumprod(dim=1).flip(1)
     return AcceptanceLaw(survival=survival, weights=before, block=block)
@@ -63,7 +63,8 @@ def token_by_token(block: Block) -> tuple[Tensor, Tensor]:
     Source: Sun et al. 2024, algorithm 2, whose tests of prefixes are independent given the block.
     """
     weights = reflected(block.log_ratios()).exp()
-    alive = weights + (1 - weights) * _inner_passes(block, _before(weights))
+    before = _before(weights)
+    alive = weights + (1 - weights) * _inner_passes(_excess(block, before), before)
     return torch.where(alive > 0, weights / alive, 0.0), alive
 
 
@@ -72,12 +73,16 @@ def _before(weights: Tensor) -> Tensor:
     return torch.nn.functional.pad(weights, (1, 0), value=1.0)[:, : weights.shape[1]]
 
 
-def _inner_passes(block: Block, before: Tensor) -> Tensor:
-    """Return the chance (B, K) that the prefix of i = 0 .. K - 1 tokens passes its own test, `before` (B, K) being p_i."""
+def _excess(block: Block, before: Tensor) -> Tensor:
+    """Return how much the target wants beyond the draft after i = 0 .. K - 1 tokens, (B, K) float64, `before` (B, K) being p_i."""
     count = block.num_drafted
     reach = before[:, :, None].to(block.target_probs.dtype) * block.target_probs[:, :count] - block.draft_probs[:, :count]
-    excess = reach.clamp_min(0).sum(dim=-1).double()
-    missing = (1 - before).clamp_min(0)
+    return reach.clamp_min(0).sum(dim=-1).double()
+
+
+def _inner_passes(excess: Tensor, weights: Tensor) -> Tensor:
+    """Return the chance (B, K) that prefixes with p_i = `weights` (B, K), and such an excess after them, pass their own tests."""
+    missing = (1 - weights).clamp_min(0)
     # With p_i >= 1 nothing is missing and the prefix passes, also where the excess is 0.
     return torch.where(missing > 0, excess / (excess + missing.clamp_min(torch.finfo(missing.dtype).tiny)), 1.0)
 

@@ -52,16 +52,16 @@ NUM_FACTS = 5  # number accepted, next token, tokens owed, NaN in the draft's la
 class VerifyStep:
     """Tensors in, tensors out: an engine may compile it."""
 
-    def __init__(self, warp: Warp, rule: VerificationRule, most: int, tells_hidden: bool = False) -> None:
-        """`most`: rows of the memory that drafts come in; `tells_hidden`: whether the target's hidden state is wanted."""
-        self.warp, self.rule, self.tells_hidden = warp, rule, tells_hidden
-        self.program = (VerifyStep, warp, rule.program, most, tells_hidden)
+    def __init__(self, warp: Warp, rule: VerificationRule, most: int) -> None:
+        """`most`: rows of the memory that drafts come in."""
+        self.warp, self.rule = warp, rule
+        self.program = (VerifyStep, warp, rule.program, most)
 
     def __call__(
         self, output: ForwardOutput, draft_probs: Tensor, draws: Tensor, lengths: Tensor, state: Any
     ) -> tuple[Tensor, Tensor, Any]:
         """Return NUM_FACTS numbers and the drafted tokens (NUM_FACTS + K,) long, of a forward over the last token and K drafted; the
-        hidden state (1, H) that the target's own token was decided from, or (1, 0); and the rule's new state.
+        target's hidden states (1, 1 + K, H); and the rule's new state.
 
         Args:
             draft_probs: memory for `most` > K rows (most, V); what is beyond the length of a draft does not matter.
@@ -77,5 +77,5 @@ class VerifyStep:
         written = torch.arange(draft_probs.shape[1], device=lengths.device) < lengths[2:]
         draft_nan = (draft_probs.isnan().any(dim=-1) & written).any(dim=1).long()
         nans = [draft_nan, target_probs.isnan().any().reshape(1).long()]
-        hidden = output.hidden[0, verdict.num_accepted] if self.tells_hidden else output.hidden.new_zeros(1, 0)
-        return torch.cat([verdict.num_accepted, verdict.next_token, owed, *nans, draft_tokens[0]]), hidden, state
+        facts = torch.cat([verdict.num_accepted, verdict.next_token, owed, *nans, draft_tokens[0]])
+        return facts, output.hidden, state
