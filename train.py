@@ -33,7 +33,7 @@ from specheads.heads.head import ROUND_INPUTS, HeadConfig
 from specheads.heads.loading import HeadData
 from specheads.heads.module import HeadModule
 from specheads.heads.share import Rows, check_train_share, first_rows
-from specheads.heads.store import check_choice, with_features
+from specheads.heads.store import FeatureStore, check_choice
 from specheads.heads.texts import MixedResponses, check_label, check_rollouts, checked_share
 from specheads.interrupts import deferred
 from specheads.loggers import new_logger
@@ -128,8 +128,9 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     module = HeadModule(HeadBank(specs, cfg.seed), pair.draft_lm, optimizer, pair.target_lm)
     mixing = judges, share, cfg.seed, labels, bool(module.bank.needs & set(ROUND_INPUTS))
     texts = {name: MixedResponses(load_split(folder, name), *mixing) for name in ("train", "dev", "test")}
-    settings = cfg.features, cfg.features_budget, folder, pair.draft_lm
-    splits = with_features(*settings, texts, module.bank.needs, trainer.max_epochs, pair.target_lm)
+    read = {name: texts[name] for name in ("train", "dev")}  # in every epoch
+    store = FeatureStore(folder, pair.draft_lm, read, module.bank.needs, trainer.max_epochs, pair.target_lm)
+    splits = texts | store.splits_by(cfg.features, cfg.features_budget)
     splits["train"] = Rows(splits["train"], first_rows(load_split(folder, "train")["prompt_id"][:], cfg.train_share))
     data = HeadData(splits, **cfg.loader, seed=cfg.seed)
     earlier = checkpoint_to_resume(cfg.resume, checkpoints)

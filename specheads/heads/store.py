@@ -88,16 +88,17 @@ class FeatureStore:
             "judges": self.judges,
             "texts": {name: [data.response_share, data.seed, len(data), data.rolls] for name, data in splits.items()},
         }
-        self.folder = folder / "features" / fingerprint(self.facts)
+        self.cache, self.folder = folder, folder / "features" / fingerprint(self.facts)
         self.lengths = {name: data.lengths() for name, data in splits.items()}
 
     @property
     def bytes_per_token(self) -> int:
-        """What a judged token takes; its draws' probabilities are counted as four."""
+        """What a judged token takes."""
         hidden = self.lm.hidden_size * self.lm.output_embedding.weight.element_size() if "hidden" in self.needs else 0
         if "target_hidden" in self.needs:
             hidden += self.target.hidden_size * self.target.output_embedding.weight.element_size()
-        return hidden + 4 * (len(self.needs & {"max_prob", "entropy"}) + 4 * ("draft_prob" in self.needs))
+        draws = max(data.num_draws for data in self.splits.values())
+        return hidden + 4 * (len(self.needs & {"max_prob", "entropy"}) + draws * ("draft_prob" in self.needs))
 
     def bytes(self) -> int:
         """Return the size of the whole store, at most."""
@@ -114,28 +115,52 @@ class FeatureStore:
                 for first, count in zip(starts.tolist(), counts.tolist(), strict=True):
                     yield Part(split, epoch, first, count)
 
+    def splits_by(self, features: str, budget_gib: float) -> dict[str, Dataset]:
+        """Return the splits, with stored features if `features`, one of CHOICES, says so; what is missing of them is made first.
+
+        `auto` stores them where the texts stay the same from epoch to epoch and the store is within `budget_gib`.
+
+        Raises:
+            UserError: `cached` where the store would be larger than the budget or the disk.
+        """
+        size = self.bytes() / GIB
+        if features == "auto":
+            features = "cached" if size <= budget_gib and not any(data.varies for data in self.splits.values()) else "online"
+        if features == "online":
+            return dict(self.splits)
+        if size > budget_gib:
+            raise UserError(
+                f"features=cached would take {size:.1f} GiB, but features_budget={budget_gib:g}; raise it, use features=online, or "
+                "fewer prompts (data.num_train) or, where texts are mixed anew for each epoch, epochs (trainer.max_epochs)."
+            )
+        free = shutil.disk_usage(self.cache).free / GIB
+        if size > free and not self.folder.exists():
+            raise UserError(
+                f"features=cached would take {size:.1f} GiB, but {self.cache} has {free:.1f} GiB free; use features=online."
+            )
+        self.make()
+        return {name: StoredResponses(data, self, name) for name, data in self.splits.items()}
+
     def make(self) -> None:
         """Compute what is missing."""
-        if ShardStore(self.folder, self.facts).is_complete():
+        parts = list(self.parts())
+        store = ShardStore(self.folder, self.facts)
+        # A complete store may be that of a training of fewer epochs.
+        if store.is_complete() and all(part.name in store.shards for part in parts):
             logger.info("features: complete in %s", self.folder)
             return
         with exclusive(self.folder):
-            store, parts = ShardStore(self.folder, self.facts), list(self.parts())
+            store = ShardStore(self.folder, self.facts)
             missing = [part for part in parts if not store.has(part.name)]
-            logger.info(
-                "features: at most %.2f GiB, %d of %d shards to do, in %s",
-                self.bytes() / GIB,
-                len(missing),
-                len(parts),
-                self.folder,
-            )
+            sizes = self.bytes() / GIB, len(missing), len(parts), self.folder
+            logger.info("features: at most %.2f GiB, %d of %d shards to do, in %s", *sizes)
             for part in track(missing, "features", transient=True):
                 tensors = self._computed(part)
                 store.put(part.name, part.count, lambda path, tensors=tensors: save_file(tensors, path))
             store.complete([part.name for part in parts])
 
     def _computed(self, part: Part) -> dict[str, Tensor]:
-        """Return the tensors of a shard: features (n, ...), `draft_prob` (draws, n), and `ends` (rows,), where each row's stop."""
+        """Return the tensors of a shard: features (n, ...), `draft_prob` (n, draws), and `ends` (rows,), where each row's stop."""
         data = self.splits[part.split]
         items = [data[part.epoch, number] for number in range(part.first, part.first + part.count)]
         # Rows of similar length are read together; their features are put back in order.
@@ -149,9 +174,8 @@ class FeatureStore:
             ]
             merged = [torch.cat(ids).to(self.lm.device) for ids in zip(*draws, strict=True)]
             first, *more = drawn_features(self.lm, batch, self.judges, self.needs - {"target_hidden"}, merged)
-            if (
-                "target_hidden" in self.needs
-            ):  # of the round that begins at the token; every other one's is that of an earlier token
+            if "target_hidden" in self.needs:
+                # Of the round that begins at the token; the state of any other round is that of an earlier token.
                 first["target_hidden"] = target_states(self.target, batch, batch.index)
             if "draft_prob" in first:
                 first["draft_prob"] = torch.stack([first["draft_prob"], *(found["draft_prob"] for found in more)], dim=1)
@@ -207,38 +231,3 @@ class StoredResponses(Dataset):
             draw = epoch % features["draft_prob"].shape[1]
             features["draft_prob"] = features["draft_prob"][:, draw]
         return item | {"features": features}
-
-
-def with_features(
-    features: str,
-    budget_gib: float,
-    folder: Path,
-    lm: LanguageModel,
-    splits: Mapping[str, MixedResponses],
-    needs: frozenset[str],
-    num_epochs: int,
-    target: LanguageModel | None = None,
-) -> dict[str, Dataset]:
-    """Return the splits, those that are read once per epoch with stored features if `features` says so.
-
-    `auto` stores them where the texts stay the same from epoch to epoch and the store is within `budget_gib`.
-
-    Raises:
-        UserError: `cached` where the store would be larger than the budget or the disk.
-    """
-    store = FeatureStore(folder, lm, {name: splits[name] for name in ("train", "dev")}, needs, num_epochs, target)
-    size = store.bytes() / GIB
-    if features == "auto":
-        features = "cached" if size <= budget_gib and not splits["train"].varies else "online"
-    if features == "online":
-        return dict(splits)
-    if size > budget_gib:
-        raise UserError(
-            f"features=cached would take {size:.1f} GiB, but features_budget={budget_gib:g}; raise it, use features=online, or fewer "
-            "prompts (data.num_train) or, where texts are mixed anew for each epoch, epochs (trainer.max_epochs)."
-        )
-    free = shutil.disk_usage(folder).free / GIB
-    if size > free and not store.folder.exists():
-        raise UserError(f"features=cached would take {size:.1f} GiB, but {folder} has {free:.1f} GiB free; use features=online.")
-    store.make()
-    return dict(splits) | {name: StoredResponses(splits[name], store, name) for name in store.splits}

@@ -140,6 +140,11 @@ class MixedResponses(Dataset):
         return self.response_share < 1
 
     @property
+    def num_draws(self) -> int:
+        """Tokens drafted at each position that an epoch may ask about in the same text."""
+        return 1 if self.varies else len(drawn(self.rows[0]))
+
+    @property
     def rolls(self) -> bool:
         """Whether heads learn from rollouts."""
         return any(label in ROLLOUT_LABELS for label in self.labels)

@@ -17,7 +17,7 @@ from specheads.heads.loading import HeadData
 from specheads.heads.loss import weighted_bce
 from specheads.heads.metrics import prediction_metrics
 from specheads.heads.module import HeadModule, OptimizerSettings
-from specheads.heads.store import FeatureStore, with_features
+from specheads.heads.store import FeatureStore
 from specheads.heads.texts import LABELS, MixedResponses, check_rollouts
 
 KINDS = ["input_token", "next_token"]
@@ -171,7 +171,7 @@ def test_stored_features_equal_the_drafts_own_in_every_epoch(nano64, rows, tmp_p
     monkeypatch.setattr(store_module, "SHARD_BYTES", shard_bytes)
     monkeypatch.setattr(store_module, "BATCH_TOKENS", 60)
     splits = {"train": mixed(rows, judges), "dev": mixed(rows[:3], judges)}
-    data = with_features("cached", 1.0, tmp_path, nano64.draft_lm, splits, NEEDS[judges], NUM_EPOCHS)
+    data = FeatureStore(tmp_path, nano64.draft_lm, splits, NEEDS[judges], NUM_EPOCHS).splits_by("cached", 1.0)
     for epoch in range(NUM_EPOCHS):
         batch = collate([data["train"][epoch, number] for number in (4, 0, 6, 2, 1, 5, 3)])
         expected = head_features(nano64.draft_lm, batch, judges, NEEDS[judges])

@@ -14,7 +14,7 @@ from specheads.heads.bank import HeadBank, HeadSpec
 from specheads.heads.features import collate, head_features, target_states
 from specheads.heads.head import HeadConfig
 from specheads.heads.module import HeadModule, OptimizerSettings
-from specheads.heads.store import FeatureStore, StoredResponses, with_features
+from specheads.heads.store import FeatureStore, StoredResponses
 from specheads.heads.texts import MixedResponses
 
 NEEDS = {
@@ -52,8 +52,12 @@ def splits_of(rows, judges):
     return {name: MixedResponses(part, judges, None, 0) for name, part in {"train": rows, "dev": rows[:3]}.items()}
 
 
-def stored(tmp_path, nano64, rows, judges):
-    return with_features("cached", 1.0, tmp_path, nano64.draft_lm, splits_of(rows, judges), NEEDS[judges], NUM_EPOCHS)
+def store_of(tmp_path, nano64, rows, judges, num_epochs=NUM_EPOCHS):
+    return FeatureStore(tmp_path, nano64.draft_lm, splits_of(rows, judges), NEEDS[judges], num_epochs)
+
+
+def stored(tmp_path, nano64, rows, judges, num_epochs=NUM_EPOCHS):
+    return store_of(tmp_path, nano64, rows, judges, num_epochs).splits_by("cached", 1.0)
 
 
 def assert_equals_online(nano64, dataset, judges, keys):
@@ -99,7 +103,8 @@ def test_a_copy_for_a_loaders_process_reads_the_same(nano64, rows, tmp_path):
 def test_the_targets_stored_states_are_those_of_each_epochs_rounds(nano64, rows, tmp_path):
     needs = NEEDS["next_token"] | {"index", "target_hidden"}
     splits = {name: MixedResponses(rows, "next_token", None, 0, in_rounds=True) for name in ("train", "dev")}
-    found = with_features("cached", 1.0, tmp_path, nano64.draft_lm, splits, needs, NUM_EPOCHS, nano64.target_lm)["train"]
+    store = FeatureStore(tmp_path, nano64.draft_lm, splits, needs, NUM_EPOCHS, nano64.target_lm)
+    found = store.splits_by("cached", 1.0)["train"]
     batches = [collate([found[epoch, number] for number in (4, 0, 6)]) for epoch in range(2)]
     for batch in batches:
         expected = target_states(nano64.target_lm, batch, batch.start)
@@ -150,6 +155,16 @@ def test_an_interrupted_store_goes_on_where_it_was(nano64, rows, tmp_path, monke
     assert len(calls) == 4 + 6 + 1  # the six that were missing, and one to compare with
 
 
+def test_a_longer_training_adds_its_epochs_to_a_complete_store(nano64, rows, tmp_path, monkeypatch):
+    stored(tmp_path, nano64, rows, "input_token", num_epochs=1)
+    calls = count_forwards(monkeypatch, nano64)
+    data = stored(tmp_path, nano64, rows, "input_token")["train"]
+    assert len(calls) == 2 and len(list(tmp_path.glob("features/*"))) == 1
+    assert_equals_online(nano64, data, "input_token", [(2, 4), (1, 0), (0, 2)])
+    stored(tmp_path, nano64, rows, "input_token", num_epochs=1)
+    assert len(calls) == 2 + 1  # the one to compare with
+
+
 def test_other_features_texts_or_data_have_a_store_of_their_own(nano64, rows, tmp_path):
     def folder(judges="next_token", share=None, part=rows, where=tmp_path):
         splits = {name: MixedResponses(part, judges, share, 0) for name in ("train", "dev")}
@@ -168,8 +183,7 @@ def test_the_announced_size_is_that_of_the_files(nano64, rows, tmp_path):
 
 def test_auto_stores_what_stays_the_same_and_fits(nano64, rows, tmp_path):
     def chosen(features, judges, budget):
-        splits = splits_of(rows, judges)
-        found = with_features(features, budget, tmp_path, nano64.draft_lm, splits, NEEDS[judges], NUM_EPOCHS)
+        found = store_of(tmp_path, nano64, rows, judges).splits_by(features, budget)
         return isinstance(found["train"], StoredResponses)
 
     assert chosen("auto", "next_token", 1.0) and not chosen("auto", "input_token", 1.0)
@@ -178,9 +192,9 @@ def test_auto_stores_what_stays_the_same_and_fits(nano64, rows, tmp_path):
 
 
 def test_a_store_over_the_budget_is_refused_with_its_size(nano64, rows, tmp_path):
-    splits = splits_of(rows, "next_token")
+    store = store_of(tmp_path, nano64, rows, "next_token")
     with pytest.raises(UserError, match=r"features=cached would take .* GiB, but features_budget=1e-09; raise it"):
-        with_features("cached", 1e-9, tmp_path, nano64.draft_lm, splits, NEEDS["next_token"], NUM_EPOCHS)
+        store.splits_by("cached", 1e-9)
     assert not (tmp_path / "features").exists()
 
 
