@@ -17,10 +17,11 @@ from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.engine import resolve_engine
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError
+from specheads.evaluation.checks import check_counts, check_lists, check_replay
 from specheads.evaluation.find import find_heads
 from specheads.evaluation.report import print_report, write_report
 from specheads.evaluation.results import Report
-from specheads.evaluation.run import Evaluation, check_counts, check_lists, check_replay
+from specheads.evaluation.run import Evaluation
 from specheads.evaluation.wandb_log import log_report
 from specheads.loggers import new_logger
 from specheads.pair import config_folder

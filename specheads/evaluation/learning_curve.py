@@ -26,12 +26,14 @@ from specheads.decoding.verification import TokenVerification
 from specheads.errors import UserError
 from specheads.evaluation import offline
 from specheads.evaluation.candidates import Tuning, candidates, takes_head
+from specheads.evaluation.checks import check_lists, check_replay
 from specheads.evaluation.curve import Curve, Point, print_curve, write_curves
 from specheads.evaluation.find import FoundHead
 from specheads.evaluation.intervals import auroc_samples, interval, mean_samples, resample_counts
+from specheads.evaluation.machine import versions
 from specheads.evaluation.offline import Prices
 from specheads.evaluation.results import Winner
-from specheads.evaluation.run import Evaluation, check_lists, check_replay, versions
+from specheads.evaluation.run import Evaluation
 from specheads.forecast import Forecast
 from specheads.heads.checkpoint import load_head
 from specheads.heads.share import check_train_share, first_rows

@@ -4,29 +4,27 @@ Everything long is kept as it comes: recordings in the data folder, decoded prom
 """
 
 import logging
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from data_gen.__main__ import check_data
 from data_gen.run import EncodedPrompt, GenerationSettings
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.engine import resolve_engine
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength
 from specheads.decoding.verification import TokenVerification, VerificationRule
-from specheads.errors import UserError, is_count, is_number
+from specheads.errors import UserError
 from specheads.evaluation import offline
-from specheads.evaluation.candidates import FIXED, Candidate, Tuning, candidates, check_rules, longest_draft, takes_head
-from specheads.evaluation.find import FoundHead, known_data_sets, prompts_of, prompts_of_set, store_in_config
+from specheads.evaluation.candidates import FIXED, Candidate, Tuning, candidates, longest_draft, takes_head
+from specheads.evaluation.find import FoundHead, prompts_of, prompts_of_set, store_in_config
 from specheads.evaluation.findings import BOUNDS, notes_on
 from specheads.evaluation.intervals import gain_over_fixed
 from specheads.evaluation.journal import Journal
+from specheads.evaluation.machine import device_name, versions
 from specheads.evaluation.offline import Choices, Prices, Recorded
 from specheads.evaluation.recorded import recorded
 from specheads.evaluation.report import live_rows
@@ -46,43 +44,6 @@ logger = logging.getLogger(__name__)
 
 PROBES, NUM_PROBED = (1, 8), 4  # fixed lengths decoded on so many dev prompts, to know the costs before rules are chosen
 NUM_OTHERS = 2  # rules without a head whose drafts are shown in detail
-
-
-def check_replay(cfg: DictConfig) -> None:
-    """Raise UserError for what can be known to be wrong of conf/replay.yaml's keys, the rules and the data before models are loaded."""
-    check_lists(cfg, "fixed_lengths", "thresholds", "ratios")
-    if wrong := [t for t in cfg.thresholds if t != "auto" and not (is_number(t) and 0 <= t <= 1)]:
-        raise UserError(f"threshold={wrong[0]} is outside [0, 1]; it is a probability of rejection, for example 0.7, or auto.")
-    if wrong := [k for k in cfg.fixed_lengths if not is_count(k, least=1)]:
-        raise UserError(f"fixed length {wrong[0]} is no count of at least 1; it says how many tokens are drafted, for example 4.")
-    if wrong := [r for r in cfg.ratios if not is_number(r) or not r > 1]:
-        raise UserError(
-            f"ratio {wrong[0]} is not above 1; it says how many draft forwards a target forward costs, for example 10."
-        )
-    if "fixed_length" not in (cfg.get("stopping") or {}):
-        raise UserError(
-            "stopping leaves out fixed_length, over which every gain is stated; add it, for example "
-            "'stopping=[fixed_length,head_threshold]', or use stopping=all."
-        )
-    check_rules(OmegaConf.to_container(cfg.stopping, resolve=True))
-    counts = {key: cfg[key] for key in ("num_prompts", "num_dev_prompts", "max_new_tokens")}
-    check_counts(counts | {"record.num_draws": cfg.record.num_draws})
-    known_data_sets(cfg.test_sets or {})
-    check_data(cfg)
-
-
-def check_lists(cfg: DictConfig, *keys: str) -> None:
-    """Raise UserError for the first of `keys` whose value is no list."""
-    for key in keys:
-        if not isinstance(cfg[key], ListConfig):
-            raise UserError(f"{key}={cfg[key]} is not a list; write for example '{key}=[{cfg[key]}]'.")
-
-
-def check_counts(counts: Mapping[str, Any]) -> None:
-    """Raise UserError for the first of `counts`, by key, that is none of at least 1."""
-    for key, value in counts.items():
-        if not is_count(value, least=1):
-            raise UserError(f"{key}={value} is no count of at least 1.")
 
 
 class Evaluation:
@@ -355,16 +316,4 @@ def without_auto(stopping: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
     return {
         name: {key: [v for v in value if v != "auto"] if isinstance(value, list) else value for key, value in rule.items()}
         for name, rule in stopping.items()
-    }
-
-
-def device_name(pair: Pair) -> str:
-    device = pair.target_lm.device
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what decides the numbers."""
-    return {"python": platform.python_version()} | {
-        name: metadata.version(name) for name in ("specheads", "torch", "transformers")
     }
