@@ -7,7 +7,7 @@ from specheads.evaluation.intervals import Interval
 from specheads.evaluation.results import MEASURED, DataSet, Report, Winner
 
 BOUNDS = (CEILING, ORACLE)  # these know what no decoder knows
-HEAD_RULES = ("head_threshold", "expected_throughput")
+HEAD_RULES = ("head_threshold", "online_head", "expected_throughput")
 PREFERRED = "10"  # ratio to begin with
 
 

@@ -75,7 +75,7 @@ def test_every_rule_of_the_config_is_replayed_with_every_value(tuning, heads):
 
 def test_what_depends_on_costs_comes_once_per_ratio(tuning, heads):
     found = [one for one in candidates(all_rules(), heads, tuning) if one.ratio is not None]
-    assert {one.family.split()[0] for one in found} == {"bandit_length", "expected_throughput", "head_threshold"}
+    assert {one.family.split()[0] for one in found} == {"bandit_length", "expected_throughput", "head_threshold", "online_head"}
     for family in {one.family for one in found}:
         assert {one.ratio for one in found if one.family == family} == set(COSTS)
     (bandit, *_) = [one for one in found if one.family == "bandit_length" and one.ratio == "measured"]

@@ -223,6 +223,7 @@ def two_of_each(head):
         *(stopping.OnlineLogistic(prior=p, threshold=0.6) for p in (1.0, 50.0)),
         *(stopping.ExpectedThroughput(other, cost_ratio=r, mean_acceptance=0.6) for r in (4.0, 20.0)),
         *(stopping.HeadThreshold(other, t) for t in (0.3, 0.8)),
+        *(stopping.OnlineHead(other, 0.6, prior=p) for p in (1.0, 50.0)),
     ]
 
 
@@ -243,7 +244,8 @@ def test_rules_that_learn_have_the_very_rounds_of_decoding_in_greedy_mode(pair, 
     for rule, rounds in zip(two_of_each(heads[0]), replayed, strict=True):
         if isinstance(rule, stopping.ExpectedThroughput | stopping.HeadThreshold):
             rule.head = heads[0]  # the head itself in the place of what was recorded of it
-            rule.needs, rule.program = frozenset(heads[0].config.inputs), (rule.program[0], heads[0])
+            rule.needs = rule.needs - {head_fingerprint(heads[0])} | set(heads[0].config.inputs)
+            rule.program = (rule.program[0], heads[0], *rule.program[2:])
         for number, (_, ids) in enumerate(prompts(3)):
             live = [(r.num_drafted, r.num_accepted, len(r.tokens)) for r in live_rounds(pair, rule, Warp(0), ids)]
             assert rounds_of(rounds, number) == live, type(rule).__name__

@@ -12,7 +12,8 @@ learns from one round to the next is too, and every prompt starts anew.
 
 from specheads.decoding.stopping.certainty import AdaptiveEntropy, Confidence, EntropyThreshold, MaxProbability
 from specheads.decoding.stopping.length import AcceptedAverage, BanditLength, FixedLength, Heuristic
-from specheads.decoding.stopping.logistic import Logistic, OnlineLogistic, logistic_inputs
+from specheads.decoding.stopping.logistic import Logistic, logistic_inputs
+from specheads.decoding.stopping.online import OnlineHead, OnlineLogistic
 from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule
 from specheads.decoding.stopping.survival import DraftProduct, ExpectedThroughput, HeadThreshold
 
@@ -30,6 +31,7 @@ __all__ = [
     "Heuristic",
     "Logistic",
     "MaxProbability",
+    "OnlineHead",
     "OnlineLogistic",
     "StoppingRule",
     "logistic_inputs",

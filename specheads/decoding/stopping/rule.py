@@ -80,9 +80,9 @@ def where_drafted(num_drafted: Tensor, new: Any, old: Any) -> Any:
 
 
 def write_at(buffer: Tensor, place: Tensor, value: Tensor) -> Tensor:
-    """Return `buffer` (B, N) with `value` (B,) at `place` (B,); beyond the end nothing is written."""
+    """Return `buffer` (B, N, ...) with `value` (B, ...) at `place` (B,); before the start and beyond the end nothing is written."""
     here = torch.arange(buffer.shape[1], device=buffer.device) == place[:, None]
-    return torch.where(here, value.to(buffer.dtype)[:, None], buffer)
+    return torch.where(here.reshape(*here.shape, *[1] * (value.dim() - 1)), value.to(buffer.dtype)[:, None], buffer)
 
 
 def graded(num_places: int, num_drafted: Tensor, num_accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:

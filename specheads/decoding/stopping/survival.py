@@ -50,10 +50,15 @@ class SurvivalRule(Rule):
         """Return the estimated chance (B,) that the token judged by this step is accepted."""
         raise NotImplementedError
 
+    def judge(self, state: SurvivalState, features: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
+        """Return `state.own` with what is to be remembered of this step, and `acceptance`."""
+        return state.own, self.acceptance(state, features)
+
     def step(self, state: SurvivalState, features: Mapping[str, Tensor]) -> tuple[SurvivalState, Tensor]:
-        survival, num_drafted = state.survival * self.acceptance(state, features), state.num_drafted + 1
+        own, accepted = self.judge(state, features)
+        survival, num_drafted = state.survival * accepted, state.num_drafted + 1
         stop = (1 - survival > state.threshold) & (num_drafted >= state.min_tokens)
-        new = state._replace(num_drafted=num_drafted, survival=survival, own=self.note(state, features))
+        new = state._replace(num_drafted=num_drafted, survival=survival, own=own)
         return new, stop | (num_drafted >= state.max_tokens)
 
     def begin(self, state: SurvivalState) -> SurvivalState:
@@ -109,11 +114,18 @@ class HeadRule(SurvivalRule):
         seen = {name: verified[name].to(getattr(state.own, name).dtype) for name in self.verified}
         return state._replace(own=state.own._replace(**seen))
 
-    def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
-        index = state.num_drafted - 1 if judges_input(self.head) else state.num_drafted
+    def index(self, state: SurvivalState) -> Tensor:
+        """Return the index (B,) in its round of the token that the head speaks of; -1 where there is none yet."""
+        return state.num_drafted - 1 if judges_input(self.head) else state.num_drafted
+
+    def head_logit(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+        """Return the head's calibrated logit (B,)."""
+        index = self.index(state)
         known = {**features, "index": index.clamp_min(0), "target_hidden": state.own.target_hidden}
-        accepted = torch.sigmoid(calibrated(self.head(known), index, state.own.slope, state.own.intercept))
-        return torch.where(index >= 0, accepted, 1.0)  # below, there is no token yet that the head speaks of
+        return calibrated(self.head(known), index, state.own.slope, state.own.intercept)
+
+    def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+        return torch.where(self.index(state) >= 0, self.head_logit(state, features).sigmoid(), 1.0)
 
 
 class HeadThreshold(HeadRule):

@@ -1,11 +1,10 @@
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from specheads import UserError
-from specheads.decoding.stopping import Logistic, OnlineLogistic, logistic_inputs
+from specheads.decoding.stopping import Logistic, logistic_inputs
 
 
 def features(**values):
@@ -50,40 +49,6 @@ def test_a_logistic_stops_by_its_weights():
     assert rule.program == Logistic({"bias": 1, "entropy": 2, "log_draft_prob": 3}).program
 
 
-def newton(weights, information, inputs, outcomes):
-    """One update in plain arithmetic."""
-    rows = np.array([[x, 1.0] for x in inputs])
-    probs = 1 / (1 + np.exp(-rows @ weights))
-    information = information + rows.T @ (rows * (probs * (1 - probs))[:, None])
-    return weights + np.linalg.solve(information, rows.T @ (np.array(outcomes) - probs)), information
-
-
-def test_an_online_logistic_learns_from_judged_tokens():
-    rule = OnlineLogistic(slope=0.5, intercept=0.2, prior=2.0, threshold=1.0, max_tokens=6)
-    state = rule.init(1, torch.device("cpu"))
-    weights, information = np.array([0.5, 0.2]), 2.0 * np.eye(2)
-    for probs, accepted in (([0.9, 0.8, 0.3, 0.6], 2), ([0.7, 0.95], 2), ([0.4], 0), ([0.5] * 6, 6), ([], 0)):
-        for prob in probs:
-            state, _ = rule.step(state, features(max_prob=prob))
-        state = rule.observe(state, torch.tensor([len(probs)]), torch.tensor([accepted]))
-        outcomes = [1] * accepted + [0] * (accepted < len(probs))
-        inputs = [math.log(p / (1 - p)) for p in probs[: len(outcomes)]]
-        if probs:
-            weights, information = newton(weights, information, inputs, outcomes)
-        assert state.own.weights[0].tolist() == pytest.approx(weights.tolist(), abs=1e-12)
-        assert state.own.information[0].flatten().tolist() == pytest.approx(information.flatten().tolist(), abs=1e-12)
-
-
-def test_an_online_logistic_comes_to_believe_what_it_sees():
-    rule = OnlineLogistic(threshold=0.5)
-    state, lengths = rule.init(1, torch.device("cpu")), []
-    for _ in range(40):
-        count, state = length(rule, state, features(max_prob=0.8))
-        lengths.append(count)
-        state = rule.observe(state, torch.tensor([count]), torch.tensor([count]))
-    assert lengths[0] == 4 and lengths[-1] == 20 and lengths == sorted(lengths)
-
-
 LOGIT = {"logit_max_prob": 1.0}
 
 
@@ -99,11 +64,6 @@ LOGIT = {"logit_max_prob": 1.0}
         (lambda: Logistic({"max_prob": "1"}), r"weights\.max_prob=1"),
         (lambda: Logistic(LOGIT, threshold=2), "threshold=2"),
         (lambda: Logistic(LOGIT, min_tokens=3, max_tokens=2), "min_tokens=3 and max_tokens=2"),
-        (lambda: OnlineLogistic(slope=None), "slope=None"),
-        (lambda: OnlineLogistic(intercept=float("inf")), "intercept=inf"),
-        (lambda: OnlineLogistic(prior=0), "prior=0"),
-        (lambda: OnlineLogistic(threshold=-1), "threshold=-1"),
-        (lambda: OnlineLogistic(max_tokens=0), "max_tokens=0"),
     ],
 )
 def test_bad_arguments_are_named(make, message):

@@ -44,6 +44,8 @@ PAIRS = [
     (stopping.OnlineLogistic(max_tokens=8), stopping.OnlineLogistic(0.5, 0.1, 3.0, 0.6, 2, max_tokens=8)),
     (stopping.HeadThreshold(NEXT), stopping.HeadThreshold(NEXT, 0.4, 2, 5)),
     (stopping.HeadThreshold(INPUT), stopping.HeadThreshold(INPUT, 0.4, 1, 5)),
+    (stopping.OnlineHead(NEXT, max_tokens=8), stopping.OnlineHead(NEXT, 0.4, 2.0, 2, max_tokens=8)),
+    (stopping.OnlineHead(INPUT, max_tokens=8), stopping.OnlineHead(INPUT, 0.4, 2.0, 1, max_tokens=8)),
     (stopping.ExpectedThroughput(NEXT), stopping.ExpectedThroughput(NEXT, 4.0, 0.3, 0.6, 2.0, 0.1, 2, 5)),
     (stopping.ExpectedThroughput(INPUT), stopping.ExpectedThroughput(INPUT, 4.0, 0.3, 0.6, 2.0, 0.1, 2, 5)),
 ]
@@ -165,7 +167,13 @@ def test_programs_differ_where_shapes_or_networks_do():
         [stopping.OnlineLogistic(max_tokens=5), stopping.OnlineLogistic(max_tokens=6)],
         [stopping.BanditLength((1, 2)), stopping.BanditLength((1, 2, 3))],
         [stopping.Logistic(logit), stopping.Logistic(logit | {"bias": 1.0}), stopping.Logistic({"entropy": 1.0})],
-        [stopping.HeadThreshold(NEXT), stopping.HeadThreshold(INPUT), stopping.ExpectedThroughput(NEXT)],
+        [
+            stopping.HeadThreshold(NEXT),
+            stopping.HeadThreshold(INPUT),
+            stopping.ExpectedThroughput(NEXT),
+            stopping.OnlineHead(NEXT),
+        ],
+        [stopping.OnlineHead(NEXT), stopping.OnlineHead(INPUT), stopping.OnlineHead(NEXT, max_tokens=6)],
     ]
     for rules in groups:
         assert len({rule.program for rule in rules}) == len(rules)

@@ -1,0 +1,146 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from specheads import AcceptanceHead, HeadConfig, UserError
+from specheads.decoding.stopping import HeadThreshold, OnlineHead, OnlineLogistic
+
+CPU = torch.device("cpu")
+
+
+def features(**values):
+    return {name: torch.tensor([value], dtype=torch.float64) for name, value in values.items()}
+
+
+def entropy_head(judges="next_token"):
+    """A head whose logit is the `entropy` that it is shown."""
+    head = AcceptanceHead(HeadConfig(1, depth=0, judges=judges, inputs=("entropy",), width=1)).requires_grad_(False)
+    for name, value in head.named_parameters():
+        value.fill_(1.0 if "weight" in name else 0.0)
+    return head
+
+
+def length(rule, state, values):
+    """How many tokens a round drafts, and the state after it."""
+    for step in range(1, 100):
+        state, stop = rule.step(state, values)
+        if stop:
+            return step, state
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def newton(weights, information, rows, outcomes):
+    """One update in plain arithmetic."""
+    rows = np.array(rows).reshape(-1, len(weights))
+    probs = sigmoid(rows @ weights)
+    information = information + rows.T @ (rows * (probs * (1 - probs))[:, None])
+    return weights + np.linalg.solve(information, rows.T @ (np.array(outcomes) - probs)), information
+
+
+def logit(prob):
+    return math.log(prob / (1 - prob))
+
+
+ROUNDS = (([0.9, 0.8, 0.3, 0.6], 2), ([0.7, 0.95], 2), ([0.4], 0), ([0.5] * 6, 6), ([], 0))  # largest probabilities, accepted
+
+
+def test_an_online_logistic_learns_from_judged_tokens():
+    rule = OnlineLogistic(slope=0.5, intercept=0.2, prior=2.0, threshold=1.0, max_tokens=6)
+    state = rule.init(1, CPU)
+    weights, information = np.array([0.5, 0.2]), 2.0 * np.eye(2)
+    for probs, accepted in ROUNDS:
+        for prob in probs:
+            state, _ = rule.step(state, features(max_prob=prob))
+        state = rule.observe(state, torch.tensor([len(probs)]), torch.tensor([accepted]))
+        outcomes = [1] * accepted + [0] * (accepted < len(probs))
+        if probs:
+            weights, information = newton(weights, information, [[logit(p), 1.0] for p in probs[: len(outcomes)]], outcomes)
+        assert state.own.weights[0].tolist() == pytest.approx(weights.tolist(), abs=1e-12)
+        assert state.own.information[0].flatten().tolist() == pytest.approx(information.flatten().tolist(), abs=1e-12)
+
+
+@pytest.mark.parametrize("judges", ["next_token", "input_token"])
+def test_an_online_head_learns_from_the_tokens_that_it_has_judged(judges):
+    """A head that judges its input token has not seen the last one of a round."""
+    rule = OnlineHead(entropy_head(judges), threshold=1.0, prior=2.0, max_tokens=6)
+    state, draw, late = rule.init(1, CPU), np.random.default_rng(0), judges == "input_token"
+    weights, information = np.array([1.0, 0.0, 0.0]), 2.0 * np.eye(3)
+    for probs, accepted in ROUNDS:
+        said = draw.normal(size=len(probs)).astype(np.float32).tolist()
+        survival = 1.0
+        for step, (prob, heard) in enumerate(zip(probs, said, strict=True)):
+            state, _ = rule.step(state, features(max_prob=prob, entropy=heard))
+            survival *= 1.0 if late and step == 0 else sigmoid(weights @ [heard, logit(prob), 1.0])
+            assert state.survival.item() == pytest.approx(survival, abs=1e-6)
+        state = rule.observe(state, torch.tensor([len(probs)]), torch.tensor([accepted]))
+        outcomes = ([1] * accepted + [0] * (accepted < len(probs)))[: max(0, len(probs) - late)]
+        rows = [[heard, logit(prob), 1.0] for heard, prob in zip(said, probs, strict=True)]
+        weights, information = newton(weights, information, rows[late : late + len(outcomes)], outcomes)
+        assert state.own.weights[0].tolist() == pytest.approx(weights.tolist(), abs=1e-6)
+        assert state.own.information[0].flatten().tolist() == pytest.approx(information.flatten().tolist(), abs=1e-5)
+
+
+def test_an_online_logistic_comes_to_believe_what_it_sees():
+    rule = OnlineLogistic(threshold=0.5)
+    state, lengths = rule.init(1, CPU), []
+    for _ in range(40):
+        count, state = length(rule, state, features(max_prob=0.8))
+        lengths.append(count)
+        state = rule.observe(state, torch.tensor([count]), torch.tensor([count]))
+    assert lengths[0] == 4 and lengths[-1] == 20 and lengths == sorted(lengths)
+
+
+@pytest.mark.parametrize("judges", ["next_token", "input_token"])
+def test_an_online_head_begins_as_the_head_and_leaves_it_where_it_is_wrong(judges):
+    head, values = entropy_head(judges), features(entropy=math.log(4), max_prob=0.6)  # 0.8 of each token
+    plain, stubborn, quick = HeadThreshold(head, 0.5), OnlineHead(head, 0.5, prior=1e9), OnlineHead(head, 0.5, prior=1.0)
+    states, lengths = [rule.init(1, CPU) for rule in (plain, stubborn, quick)], []
+    for _ in range(30):
+        found = [length(rule, state, values) for rule, state in zip((plain, stubborn, quick), states, strict=True)]
+        lengths.append([count for count, _ in found])
+        states = [
+            rule.observe(state, torch.tensor([count]), torch.tensor([count]))  # all is accepted
+            for rule, (count, state) in zip((plain, stubborn, quick), found, strict=True)
+        ]
+    expected = 4 if judges == "next_token" else 5
+    assert lengths[0] == [expected] * 3
+    assert all(one[:2] == [expected] * 2 for one in lengths)
+    assert lengths[-1][2] == 20
+
+
+def test_what_an_online_head_weighs_is_the_calibrated_head():
+    calibration = {"slope": [0.5], "intercept": [0.25]}
+    head = AcceptanceHead(HeadConfig(1, depth=1, judges="next_token", inputs=("entropy",), calibration=calibration))
+    nn.init.normal_(head.readout.weight, generator=torch.Generator().manual_seed(0))
+    values = features(entropy=0.7, max_prob=0.6)
+    for dtype in (torch.float32, torch.float64):
+        own = head.to(dtype).requires_grad_(False)
+        given = {name: value.to(dtype) for name, value in values.items()}
+        plain, online = HeadThreshold(own), OnlineHead(own)
+        survivals = [rule.step(rule.init(1, CPU), given)[0].survival for rule in (plain, online)]
+        torch.testing.assert_close(*survivals, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: OnlineLogistic(slope=None), "slope=None"),
+        (lambda: OnlineLogistic(intercept=float("inf")), "intercept=inf"),
+        (lambda: OnlineLogistic(prior=0), "prior=0"),
+        (lambda: OnlineLogistic(threshold=-1), "threshold=-1"),
+        (lambda: OnlineLogistic(max_tokens=0), "max_tokens=0"),
+        (lambda: OnlineHead(entropy_head(), prior=None), "prior=None"),
+        (lambda: OnlineHead(entropy_head(), threshold=1.5), r"threshold=1\.5 is outside"),
+        (lambda: OnlineHead(entropy_head(), threshold="auto"), "recommends none"),
+        (lambda: OnlineHead(entropy_head(), min_tokens=0), "min_tokens=0"),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
