@@ -34,7 +34,7 @@ from specheads.heads.loading import HeadData
 from specheads.heads.module import HeadModule
 from specheads.heads.share import Rows, check_train_share, first_rows
 from specheads.heads.store import FeatureStore, check_choice
-from specheads.heads.texts import MixedResponses, check_label, check_rollouts, checked_share
+from specheads.heads.texts import ROLLOUT_LABELS, MixedResponses, check_label, check_rollouts, checked_share
 from specheads.interrupts import deferred
 from specheads.loggers import new_logger
 from specheads.pair import Pair
@@ -87,6 +87,12 @@ def check(cfg: DictConfig) -> None:
     for key, (reason, fits) in UNFIT.items():
         if key in cfg.trainer and not fits(cfg.trainer[key]):
             raise UserError(f"trainer.{key}={cfg.trainer[key]} is not supported: {reason}; leave it out.")
+    if not isinstance(cfg.head, DictConfig):
+        raise UserError(
+            f"head={cfg.head} is a key of evaluate.py; what is trained is said by head.depth=, head.width= and the like."
+        )
+    if unknown := sorted(set(cfg.loader) - {"batch_size", "num_workers"}):
+        raise UserError(f"loader.{unknown[0]} is not known; loader takes batch_size and num_workers.")
     instantiate(cfg.optimizer)
     check_train_share(cfg.train_share)
     check_choice(cfg.features, cfg.features_budget)
@@ -97,6 +103,13 @@ def check(cfg: DictConfig) -> None:
     for label in labels:
         check_label(label)
     check_rollouts(labels, cfg.generation.rollouts_per_response)
+    specs = head_specs(cfg, None)
+    share = checked_share(specs[0].config.judges, cfg.mixing.response_share)
+    if share < 1 and any("target_hidden" in spec.config.inputs for spec in specs):
+        raise UserError(
+            f"mixing.response_share={share} mixes drafted tokens into the text, but target_hidden in head.inputs is the state of a target "
+            "that has read its own text alone; leave mixing.response_share=null or 1."
+        )
 
 
 def train_head(cfg: DictConfig, pair: Pair) -> Path:
@@ -105,11 +118,6 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     specs = head_specs(cfg, pair)
     judges, labels = specs[0].config.judges, list(dict.fromkeys(spec.config.label for spec in specs))
     share = checked_share(judges, cfg.mixing.response_share)
-    if share < 1 and any("target_hidden" in spec.config.inputs for spec in specs):
-        raise UserError(
-            f"mixing.response_share={share} mixes drafted tokens into the text, but target_hidden in head.inputs is the state of a target "
-            "that has read its own text alone; leave mixing.response_share=null or 1."
-        )
     optimizer = instantiate(cfg.optimizer)
     loggers = [new_logger(logger_config, run) for logger_config in cfg.logger.values()]
     checkpoints = Checkpoints(run / "checkpoints" / "last.ckpt", cfg.checkpoint.every_steps)
@@ -120,25 +128,35 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
         callbacks=callbacks,
         enable_checkpointing=False,
         plugins=[LightningEnvironment()],  # within a scheduler's job too, this process starts the others itself
+        # The kind of device that the models are on: they may have been put on a CPU, and Apple's has no float64.
+        **({"accelerator": pair.draft_lm.device.type} if cfg.trainer.accelerator == "auto" else {}),
     )
     checkpoints.made_of = decisive_settings(cfg, specs, share, trainer.world_size)
     check_named_checkpoint(cfg.resume, checkpoints.made_of, but="data")  # known once it is there, which may take hours
     folder = data_cache(cfg, pair)
     checkpoints.made_of["data"] = folder.name
     module = HeadModule(HeadBank(specs, cfg.seed), pair.draft_lm, optimizer, pair.target_lm)
-    mixing = judges, share, cfg.seed, labels, bool(module.bank.needs & set(ROUND_INPUTS))
-    texts = {name: MixedResponses(load_split(folder, name), *mixing) for name in ("train", "dev", "test")}
+    learnt = {"train": labels, "dev": labels, "test": ["sampled"]}  # what test prompts are asked needs no rollouts
+    mixing, rounds = (judges, share, cfg.seed), bool(module.bank.needs & set(ROUND_INPUTS))
+    texts = {name: MixedResponses(load_split(folder, name), *mixing, own, rounds) for name, own in learnt.items()}
+    prompt_ids = load_split(folder, "train")["prompt_id"][:]
+    rows = first_rows(prompt_ids, cfg.train_share)
     read = {name: texts[name] for name in ("train", "dev")}  # in every epoch
-    store = FeatureStore(folder, pair.draft_lm, read, module.bank.needs, trainer.max_epochs, pair.target_lm)
+    store = FeatureStore(
+        folder, pair.draft_lm, read, module.bank.needs, trainer.max_epochs, pair.target_lm, {"train": rows[-1] + 1}
+    )
     splits = texts | store.splits_by(cfg.features, cfg.features_budget)
-    splits["train"] = Rows(splits["train"], first_rows(load_split(folder, "train")["prompt_id"][:], cfg.train_share))
+    splits["train"] = Rows(splits["train"], rows)
+    num_prompts = len({prompt_ids[row] for row in rows})
     data = HeadData(splits, **cfg.loader, seed=cfg.seed)
     earlier = checkpoint_to_resume(cfg.resume, checkpoints)
     with deferred() as checkpoints.request:
         logger.info(
-            "training %s: %d train, %d dev prompts, %d epochs, into %s%s",
+            "training %s: %d responses to %d train prompts, %d to dev prompts, %d epochs, into %s%s",
             specs[0].name if len(specs) == 1 else f"{len(specs)} heads",
-            *map(len, list(splits.values())[:2]),
+            len(rows),
+            num_prompts,
+            len(splits["dev"]),
             trainer.max_epochs,
             run,
             f", going on from {earlier}" if earlier else "",
@@ -147,7 +165,8 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
         trainer.test(module, data, verbose=False)
     if not trainer.is_global_zero:
         return run  # the first process of a distributed run writes for all
-    exported = export(module, data, pair.draft_lm.device, run, seconds=checkpoints.seconds)
+    facts = {"num_prompts": num_prompts, "num_responses": len(rows), "train_share": cfg.train_share}
+    exported = export(module, data, pair.draft_lm.device, run, facts | {"seconds": round(checkpoints.seconds, 1)})
     folders = [run / "heads" / spec.name for spec in specs]
     report(module, exported, calibrate(cfg, pair, folders) if cfg.calibration else {})
     return exported
@@ -193,8 +212,24 @@ def check_named_checkpoint(resume: bool | str, made_of: Mapping[str, Any], but: 
         )
 
 
-def head_specs(cfg: DictConfig, pair: Pair) -> list[HeadSpec]:
-    """Return every head that the config describes, for this pair: where a setting is a list of values, each combination."""
+def head_specs(cfg: DictConfig, pair: Pair | None) -> list[HeadSpec]:
+    """Return every head that the config describes, for this pair: where a setting is a list of values, each combination.
+
+    Without a pair the heads have sizes of 1, to be checked before models are loaded.
+    """
+    of_pair = {"hidden_size": 1, "embedding_size": 1}
+    if pair is not None:
+        of_pair = {
+            "hidden_size": pair.draft_lm.hidden_size,
+            "embedding_size": pair.draft.get_input_embeddings().weight.shape[1],
+            "draft": {"id": pair.draft_id, "revision": pair.draft_revision},
+            "target": {"id": pair.target_id, "revision": pair.target_revision},
+        }
+    target_size = 1 if pair is None else pair.target_lm.hidden_size
+    if not isinstance(cfg.head.inputs, ListConfig):
+        raise UserError(
+            f"head.inputs={cfg.head.inputs} is no list; write for example 'head.inputs=[hidden]', or [] for the usual ones."
+        )
     if not isinstance(cfg.head.judges, str):
         raise UserError(f"head.judges={cfg.head.judges} is not one value; heads of one run share it. Use -m for several runs.")
     choices = {f"head.{key}": _choices(cfg.head[key]) for key in ("depth", "width", "label")}
@@ -209,20 +244,22 @@ def head_specs(cfg: DictConfig, pair: Pair) -> list[HeadSpec]:
     for values in itertools.product(*choices.values()):
         own = dict(zip(choices, values, strict=True))
         config = HeadConfig(
-            hidden_size=pair.draft_lm.hidden_size,
-            embedding_size=pair.draft.get_input_embeddings().weight.shape[1],
-            target_size=pair.target_lm.hidden_size if "target_hidden" in own["head.inputs"] else None,
+            target_size=target_size if "target_hidden" in own["head.inputs"] else None,
             depth=own["head.depth"],
             width=own["head.width"],
             judges=cfg.head.judges,
             inputs=tuple(own["head.inputs"]),
             label=own["head.label"],
             warp=OmegaConf.to_container(cfg.warp),
-            draft={"id": pair.draft_id, "revision": pair.draft_revision},
-            target={"id": pair.target_id, "revision": pair.target_revision},
+            **of_pair,
         )
         weights = {key.removeprefix("loss."): value for key, value in own.items() if key.startswith("loss.")}
         spec = HeadSpec("", config, **weights)
+        if spec.survival_weighted and config.label not in ROLLOUT_LABELS:
+            raise UserError(
+                f"loss.survival_weighted=true changes nothing with head.label={config.label}, which has no rounds; use it with "
+                f"{' or '.join(ROLLOUT_LABELS)}."
+            )
         tags = {
             "head.width": f"w{config.width}",
             "loss.accept_weight": f"a{spec.accept_weight:g}",
@@ -242,8 +279,10 @@ def _choices(value: Any) -> list[Any]:
     return list(value) if isinstance(value, ListConfig) else [value]
 
 
-def export(module: HeadModule, data: HeadData, draft_device: torch.device, run: Path, seconds: float) -> Path:
-    """Write every head of the bank as a folder of its own; return that of the only one, or the one above of several."""
+def export(module: HeadModule, data: HeadData, draft_device: torch.device, run: Path, trained: Mapping[str, Any]) -> Path:
+    """Write every head of the bank as a folder of its own, with what they were `trained` on; return that of the only one, or the one
+    above of several.
+    """
     module.to(draft_device)  # Lightning leaves the heads on the CPU
     with torch.no_grad():
         features = module.features(next(iter(data.loader("dev"))).to(draft_device))
@@ -254,8 +293,7 @@ def export(module: HeadModule, data: HeadData, draft_device: torch.device, run: 
         facts = {"optimizer": asdict(module.optimizer), "accept_weight": spec.accept_weight, "reject_weight": spec.reject_weight}
         facts |= {
             "survival_weighted": spec.survival_weighted,
-            "num_prompts": len(data.splits["train"]),
-            "seconds": round(seconds, 1),
+            **trained,
             "test": module.test_results[spec.name],
         }
         head.config = replace(head.config, train=facts)

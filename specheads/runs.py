@@ -133,6 +133,12 @@ def is_unfinished(folder: Path) -> bool:
     return state.get("identity") == Identify.identity and not state.get("finished")
 
 
+def has_ended(folder: Path, top: Path) -> bool:
+    """Whether every run that `folder`, below `top`, is part of was finished; what no run has written counts as finished."""
+    states = [read_state(above) for above in folder.parents if above.is_relative_to(top)]
+    return all(state.get("finished") for state in states if state)
+
+
 def begin(folder: Path) -> None:
     """Take a run folder for this process.
 

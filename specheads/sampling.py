@@ -109,6 +109,9 @@ class Uniforms:
         self._next -= count
 
 
+CERTAINTY = ("draft_prob", "max_prob", "entropy")  # what `certainty` returns
+
+
 def certainty(logits: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the probability of `token` (...), the largest one, and the entropy in nats, (...) each, of plain softmax laws.
 

@@ -73,6 +73,9 @@ def _cell(winner: Winner) -> str:
     return f"{winner.speedup.value:.3f}x \u00b1{half:.3f}{gaps}"
 
 
+TELLING = 0.01  # a change of AUROC that shows in throughput
+
+
 def verdict(curve: Curve) -> str:
     """Return what the last step of a curve of several points says of more prompts."""
     before, after = curve.points[-2:]
@@ -85,6 +88,8 @@ def verdict(curve: Curve) -> str:
         text += f", the share of the gap at ratio {ratio} from {gaps[0].value:.1%} to {gaps[1].value:.1%}"
     if step.low > 0:
         return f"{text}. It rises still: more prompts (data.num_train=) or responses (generation.responses_per_prompt=) may help."
+    if step.high > TELLING:
+        return f"{text}. So many test prompts do not tell whether more train prompts would help; record more with num_prompts=."
     return f"{text}. More prompts are not what heads lack here."
 
 

@@ -95,7 +95,7 @@ def learning_curve(cfg: DictConfig) -> list[Curve]:
 
 def check(cfg: DictConfig) -> None:
     """Raise UserError for what can be known to be wrong before models are loaded and data is made."""
-    check_lists(cfg, "shares")
+    check_lists(cfg, "shares", "ratios")
     for share in cfg.shares:
         check_train_share(share, "share")
     for key in ("shares", "ratios"):

@@ -99,7 +99,7 @@ class Evaluation:
         for other, path in (cfg.test_sets or {}).items():
             sets[other if other != name else f"{other}, more"] = ("test", prompts_of_set(cfg, self.pair, other, path))
         longest = max(longest_draft(self.stopping), MAX_TOKENS)  # so that fewer rules need no other recording
-        settings = RecordSettings(cfg.record.num_draws, longest, cfg.generation.batch_size)
+        settings = RecordSettings(cfg.record.num_draws, longest, cfg.record.batch_size)
         generation = GenerationSettings(cfg.max_new_tokens, cfg.data.max_prompt_tokens, **cfg.generation)
         prompts, heads = {key: prompts for key, (_, prompts) in sets.items()}, list(self.heads.values())
         found = recorded(cfg, self.pair, prompts, generation, settings, heads, cfg.record.truth)

@@ -17,6 +17,7 @@ from specheads.errors import UserError
 from specheads.files import write_whole
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.pair import Pair
+from specheads.runs import has_ended
 
 NUM_GOLDEN = 32
 CONSTANT = 1e-6  # a spread of golden logits below this is a head that says the same of every token
@@ -76,7 +77,7 @@ def load_head(location: str | Path) -> AcceptanceHead:
 
 
 def latest_head(outputs: Path, pair: Pair) -> Path:
-    """Return the newest head folder `**/heads/<name>` under `outputs` that was trained for the pair.
+    """Return the newest head folder `**/heads/<name>` under `outputs` that was trained for the pair, of runs that were finished.
 
     Raises:
         UserError: there is none.
@@ -84,6 +85,8 @@ def latest_head(outputs: Path, pair: Pair) -> Path:
     found = sorted(outputs.glob("**/heads/*/config.json"), key=_trained_at, reverse=True)
     ours = {"draft": pair.draft_revision, "target": pair.target_revision}
     for path in found:
+        if not has_ended(path, outputs):
+            continue  # it may yet be calibrated, or be the first of a learning curve
         try:
             config = json.loads(path.read_text())
         except json.JSONDecodeError:

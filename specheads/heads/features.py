@@ -12,9 +12,10 @@ from torch import Tensor
 
 from specheads.decoding.drafting import drafting_features
 from specheads.pair import LanguageModel
+from specheads.sampling import CERTAINTY
 
 SLICE_ELEMENTS = 2**24  # logits held at once
-CERTAINTY = ("draft_prob", "max_prob", "entropy")  # of the drafted token and of the law it was drawn from
+BATCH_TOKENS = 8192  # padded, that a model reads at once
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,14 @@ def target_states(lm: LanguageModel, batch: HeadBatch, start: Tensor) -> Tensor:
 
     They are what the token before the round was decided from, so that of the position before that; zeros where there is none.
     """
-    hidden = lm.hidden_states(batch.tokens.to(lm.device), use_cache=False).to(batch.tokens.device)
-    return hidden[batch.row, (start - 2).clamp_min(0)] * (start >= 2)[:, None]
+    return _states(lm, batch.tokens, batch.row, (start - 2).clamp_min(0)) * (start >= 2)[:, None]
+
+
+def _states(lm: LanguageModel, tokens: Tensor, row: Tensor, at: Tensor) -> Tensor:
+    """Return the hidden states (N, H) at the places `at` (N,) of the rows `row` (N,) of `tokens` (B, T)."""
+    texts = tokens.to(lm.device).split(max(1, BATCH_TOKENS // tokens.shape[1]))
+    hidden = torch.cat([lm.hidden_states(some, use_cache=False) for some in texts])
+    return hidden.to(tokens.device)[row, at]
 
 
 @torch.no_grad()
@@ -105,9 +112,8 @@ def drawn_features(
 
     What does not depend on the token is computed for the first draw only, and is not in the others.
     """
-    hidden = lm.hidden_states(batch.tokens, use_cache=False)
     at = batch.index if judges == "input_token" else batch.index - 1
-    hidden = hidden[batch.row, at]
+    hidden = _states(lm, batch.tokens, batch.row, at)
     with_logits = needs & set(CERTAINTY)
     parts: list[list[dict[str, Tensor]]] = [[] for _ in draws]
     for piece in torch.arange(len(at), device=hidden.device).split(max(1, SLICE_ELEMENTS // lm.vocab_size)):

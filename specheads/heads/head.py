@@ -165,17 +165,20 @@ class AcceptanceHead(nn.Module):
         self.input_scale.copy_(1 / inputs.std(dim=0).clamp_min(1e-6))
 
     def check_fits(self, pair: Pair) -> None:
-        """Raise UserError unless this head was trained on the pair's draft as it is now."""
+        """Raise UserError unless this head was trained on the pair's draft, and its target if it reads that, as they are now."""
         size = pair.draft_lm.hidden_size
         if self.config.hidden_size != size:
             raise UserError(
                 f"the head reads hidden states of size {self.config.hidden_size}, but the draft {pair.draft_id} has size {size}; "
                 f"it was trained for {self.config.draft.get('id', 'another draft')}. Train one for this pair: python train.py model=..."
             )
-        trained = dict(self.config.draft)
-        here = {"id": pair.draft_id, "revision": pair.draft_revision}
-        if trained and trained.get("revision") != here["revision"]:
-            raise UserError(
-                f"the head was trained for draft {trained.get('id')} at revision {trained.get('revision')}, but this pair's draft is "
-                f"{here['id']} at revision {here['revision']}; load that draft, or train a head for this one: python train.py model=..."
-            )
+        here = {"draft": (pair.draft_id, pair.draft_revision)}
+        if "target_hidden" in self.config.inputs:
+            here["target"] = (pair.target_id, pair.target_revision)
+        for role, (name, revision) in here.items():
+            trained = dict(getattr(self.config, role))
+            if trained and trained.get("revision") != revision:
+                raise UserError(
+                    f"the head was trained for {role} {trained.get('id')} at revision {trained.get('revision')}, but this pair's {role} is "
+                    f"{name} at revision {revision}; load that {role}, or train a head for this one: python train.py model=..."
+                )

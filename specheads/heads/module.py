@@ -15,9 +15,10 @@ from torch import Tensor
 from specheads.errors import UserError, is_number
 from specheads.heads.bank import HeadBank
 from specheads.heads.checkpoint import CONSTANT
-from specheads.heads.features import CERTAINTY, HeadBatch, head_features, target_states
+from specheads.heads.features import HeadBatch, head_features, target_states
 from specheads.heads.metrics import auroc, fit_logistic, prediction_metrics
 from specheads.pair import LanguageModel
+from specheads.sampling import CERTAINTY
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class HeadModule(L.LightningModule):
         losses, weights = self.bank.losses(self.bank(self.features(batch)), batch.labels, batch.alive)
         # Lightning averages gradients over processes, so the global sum of weights is divided by their number.
         weights = self.all_gather(weights).reshape(-1, len(losses)).sum(0) / self.trainer.world_size
-        values = losses / weights
+        values = losses / weights.clamp_min(torch.finfo(weights.dtype).tiny)  # weights of 0 in a whole step teach nothing
         if batch_index % self.trainer.accumulate_grad_batches == 0 and self.global_step % self.trainer.log_every_n_steps == 0:
             names = [f"train/{spec.name}/loss" for spec in self.bank.specs]
             self.record(dict(zip(names, values.tolist(), strict=True)))
@@ -133,7 +134,7 @@ class HeadModule(L.LightningModule):
             values = {"loss": loss.item(), **prediction_metrics(row, labels)}
             metrics |= {f"dev/{spec.name}/{name}": value for name, value in values.items()}
         self.record(metrics)
-        best = max(auroc(row, labels) for row in logits)
+        best = max(value for name, value in metrics.items() if name.endswith("/auroc"))
         self.log("best dev AUROC", best, prog_bar=True, logger=False)
 
     def test_step(self, batch: HeadBatch, batch_index: int) -> None:

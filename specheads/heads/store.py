@@ -21,15 +21,15 @@ from torch.utils.data import Dataset
 
 from data_gen.shards import ShardStore, exclusive, fingerprint
 from specheads.errors import UserError, is_number
-from specheads.heads.features import CERTAINTY, collate, drawn_features, target_states, texts_of
+from specheads.heads.features import BATCH_TOKENS, collate, drawn_features, target_states, texts_of
 from specheads.heads.texts import MixedResponses
 from specheads.pair import LanguageModel
+from specheads.sampling import CERTAINTY
 
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
-SHARD_BYTES = 2**28  # also what is held in memory while a shard is made
-BATCH_TOKENS = 8192  # per forward
+SHARD_BYTES = 2**28  # while a shard is made, twice as much is held in memory
 CHOICES = ("auto", "cached", "online")
 
 
@@ -66,6 +66,7 @@ class FeatureStore:
         needs: frozenset[str],
         num_epochs: int,
         target: LanguageModel | None = None,
+        num_rows: Mapping[str, int] | None = None,
     ) -> None:
         """Plan the store of the cache in `folder`.
 
@@ -76,6 +77,7 @@ class FeatureStore:
                 `index`, which is drawn.
             num_epochs: of training; texts that are mixed anew for each are stored for each.
             target: where heads read its states.
+            num_rows: by split how many of its first rows are read; default all.
         """
         self.lm, self.splits, self.target = lm, splits, target
         any_split = next(iter(splits.values()))
@@ -90,6 +92,7 @@ class FeatureStore:
         }
         self.cache, self.folder = folder, folder / "features" / fingerprint(self.facts)
         self.lengths = {name: data.lengths() for name, data in splits.items()}
+        self.num_rows = {name: len(data) for name, data in splits.items()} | dict(num_rows or {})
 
     @property
     def bytes_per_token(self) -> int:
@@ -102,7 +105,11 @@ class FeatureStore:
 
     def bytes(self) -> int:
         """Return the size of the whole store, at most."""
-        return self.bytes_per_token * sum(int(self.lengths[name].sum()) * len(epochs) for name, epochs in self.epochs.items())
+        return sum(map(self.bytes_of, self.parts()))
+
+    def bytes_of(self, part: Part) -> int:
+        """Return the size of a shard, at most."""
+        return self.bytes_per_token * int(self.lengths[part.split][part.first : part.first + part.count].sum())
 
     def parts(self) -> Iterator[Part]:
         """Yield the shards, each of at most SHARD_BYTES unless a single row is larger."""
@@ -113,19 +120,22 @@ class FeatureStore:
             counts = np.diff(starts, append=len(sizes))
             for epoch in epochs:
                 for first, count in zip(starts.tolist(), counts.tolist(), strict=True):
-                    yield Part(split, epoch, first, count)
+                    if first < self.num_rows[split]:
+                        yield Part(split, epoch, first, count)
 
     def splits_by(self, features: str, budget_gib: float) -> dict[str, Dataset]:
         """Return the splits, with stored features if `features`, one of CHOICES, says so; what is missing of them is made first.
 
-        `auto` stores them where the texts stay the same from epoch to epoch and the store is within `budget_gib`.
+        `auto` stores them where the texts stay the same from epoch to epoch and the store is within `budget_gib` and fits the disk.
 
         Raises:
             UserError: `cached` where the store would be larger than the budget or the disk.
         """
-        size = self.bytes() / GIB
+        size, free = self.bytes() / GIB, shutil.disk_usage(self.cache).free / GIB
+        missing = sum(self.bytes_of(part) for part in self.parts() if not (self.folder / part.name).exists()) / GIB
         if features == "auto":
-            features = "cached" if size <= budget_gib and not any(data.varies for data in self.splits.values()) else "online"
+            fits = size <= budget_gib and missing <= free and not any(data.varies for data in self.splits.values())
+            features = "cached" if fits else "online"
         if features == "online":
             return dict(self.splits)
         if size > budget_gib:
@@ -133,10 +143,9 @@ class FeatureStore:
                 f"features=cached would take {size:.1f} GiB, but features_budget={budget_gib:g}; raise it, use features=online, or "
                 "fewer prompts (data.num_train) or, where texts are mixed anew for each epoch, epochs (trainer.max_epochs)."
             )
-        free = shutil.disk_usage(self.cache).free / GIB
-        if size > free and not self.folder.exists():
+        if missing > free:
             raise UserError(
-                f"features=cached would take {size:.1f} GiB, but {self.cache} has {free:.1f} GiB free; use features=online."
+                f"features=cached would take {missing:.1f} GiB more, but {self.cache} has {free:.1f} GiB free; use features=online."
             )
         self.make()
         return {name: StoredResponses(data, self, name) for name, data in self.splits.items()}

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from specheads.errors import UserError
+from specheads.decoding.stopping import MAX_TOKENS
+from specheads.errors import UserError, is_number
 
 # min(1, t/d) of the token drafted after the response; its mean over tokens; min(1, t/d) within rollouts too; the same of block verification
 LABELS = ("sampled", "overlap", "rollout", "block")
@@ -26,7 +27,6 @@ RESPONSE_SHARE = {"input_token": 0.15, "next_token": 1.0}
 COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "overlap", "more_draft_ids", "more_accept_prob")
 ROUND_COLUMNS = ("response_draft_logprob", "response_target_logprob")
 ROLLOUT_COLUMNS = ("rollout_start", "rollout_ids", "rollout_accept_prob", "rollout_block_prob", "rollout_block_alive")
-LONGEST_ROUND = 20
 
 
 def checked_share(judges: str, response_share: float | None) -> float:
@@ -36,7 +36,7 @@ def checked_share(judges: str, response_share: float | None) -> float:
         UserError: a share outside [0, 1], or one that leaves an `input_token` head nothing to judge.
     """
     share = RESPONSE_SHARE[judges] if response_share is None else response_share
-    if not 0 <= share <= (0.99 if judges == "input_token" else 1):
+    if not is_number(share) or not 0 <= share <= (0.99 if judges == "input_token" else 1):
         raise UserError(
             f"mixing.response_share={share} leaves a {judges} head nothing to learn; use a share from 0 to 0.99, for example 0.15."
         )
@@ -69,12 +69,12 @@ def round_starts(row: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray
     """Return for each response position where the round began that drafted there (N,), in rounds as decoding could have had them.
 
     A round ends behind the first token that the target had to emit itself, which is one with chance `1 - min(1, d/t)`, and behind the
-    target's token after a draft of at most so many tokens, 1 to LONGEST_ROUND alike.
+    target's token after a draft of at most so many tokens, 1 to MAX_TOKENS alike.
     """
     with np.errstate(invalid="ignore"):  # what neither model would say was not drafted
         ratio = np.asarray(row["response_draft_logprob"], dtype=np.float64) - np.asarray(row["response_target_logprob"])
     drafted = rng.random(len(ratio)) < np.exp(np.minimum(ratio, 0))
-    longest = rng.integers(1, LONGEST_ROUND, size=len(ratio), endpoint=True)
+    longest = rng.integers(1, MAX_TOKENS, size=len(ratio), endpoint=True)
     starts, start = np.zeros(len(ratio), dtype=np.int64), 0
     for position, from_draft in enumerate(drafted):
         starts[position] = start

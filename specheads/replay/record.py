@@ -18,11 +18,10 @@ from torch import Tensor
 
 from specheads.decoding.branches import Branches, ReadTexts
 from specheads.pair import LanguageModel, Pair
-from specheads.sampling import Warp, accept_prob, certainty, check_finite, sample
+from specheads.sampling import CERTAINTY, Warp, accept_prob, certainty, check_finite, sample
 
 SLICE_ELEMENTS = 2**24  # probabilities held at once per model
-FEATURES = ("draft_prob", "max_prob", "entropy")  # of the draft's plain softmax, as rules see them
-COLUMNS = (*FEATURES, "law_prob")  # per node; law_prob: the warped law that the token was drawn from
+COLUMNS = (*CERTAINTY, "law_prob")  # per node; law_prob: the warped law that the token was drawn from
 
 
 @dataclass(frozen=True)

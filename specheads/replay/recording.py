@@ -24,12 +24,11 @@ from specheads.decoding.branches import Branches
 from specheads.pair import Pair
 from specheads.replay.record import (
     COLUMNS,
-    FEATURES,
     Draws,
     RecordSettings,
     record_response,
 )
-from specheads.sampling import Warp
+from specheads.sampling import CERTAINTY, Warp
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +265,7 @@ def load_recording(folder: Path, judges: Sequence[str] = ()) -> Recording:
         length = length.astype(np.int64)
         place = draw, start + position
         branch_first[place], branch_length[place] = before + length.cumsum() - length, length
-    values, in_rounds = {name: _lists(table, name) for name in FEATURES}, {}
+    values, in_rounds = {name: _lists(table, name) for name in CERTAINTY}, {}
     for name in judges:
         judged = pa.concat_tables([pq.read_table(folder / "judges" / name / shard) for shard in shards])
         looks_at_rounds = read_manifest(folder / "judges" / name)["made_of"].get("in_rounds", False)

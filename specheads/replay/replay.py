@@ -140,7 +140,7 @@ def _check(recording: Recording, rule: StoppingRule) -> None:
     if rule.max_tokens > recording.max_tokens:
         raise UserError(
             f"{type(rule).__name__} drafts up to {rule.max_tokens} tokens, but the recording has branches of {recording.max_tokens}; "
-            f"record with record.max_tokens={rule.max_tokens}, or give the rule a smaller max_tokens."
+            f"record with RecordSettings(max_tokens={rule.max_tokens}), or give the rule a smaller max_tokens."
         )
     missing = sorted(rule.needs - recording.features.keys() - recording.in_rounds.keys() - {"token"})
     if missing:

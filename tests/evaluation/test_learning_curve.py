@@ -105,7 +105,7 @@ def test_a_curve_is_trained_once_goes_on_after_a_kill_and_is_written(cfg, tmp_pa
     assert [point.num_responses for point in curve.points] == [12, 24]
     assert {point.num_steps for point in curve.points} == {36}
     heads = [load_head(point.head) for point in curve.points]
-    assert [head.config.train["num_prompts"] for head in heads] == [12, 24]
+    assert [(head.config.train["num_prompts"], head.config.train["num_responses"]) for head in heads] == [(6, 12), (12, 24)]
     for point in curve.points:
         assert set(point.winners) == {"5", "10"}
         assert point.auroc.low <= point.auroc.value <= point.auroc.high and point.kl.value > 0
@@ -165,8 +165,12 @@ def test_a_curve_is_a_table_and_three_panels():
     assert figure.layout.xaxis.type == figure.layout.xaxis3.type == "log"
 
 
-@pytest.mark.parametrize("low, expected", [(0.01, "rises still"), (-0.01, "not what heads lack")])
-def test_the_last_step_says_whether_more_prompts_would_help(low, expected):
-    text = verdict(example(Interval(0.03, low, 0.05)))
-    assert text.startswith("From 4,000 to 8,000 train prompts AUROC changes by +0.0300") and expected in text
+@pytest.mark.parametrize(
+    "low, high, expected",
+    [(0.01, 0.05, "rises still"), (-0.01, 0.05, "do not tell"), (-0.01, 0.009, "not what heads lack")],
+)
+def test_the_last_step_says_whether_more_prompts_would_help(low, high, expected):
+    text = verdict(example(Interval((low + high) / 2, low, high)))
+    assert text.startswith("From 4,000 to 8,000 train prompts AUROC changes by ") and expected in text
+    assert f"[{low:+.4f}, {high:+.4f}]" in text
     assert "the share of the gap at ratio 10 from 30.0% to 30.0%" in text

@@ -277,6 +277,18 @@ def test_latest_is_the_newest_head_for_the_pairs_draft(tmp_path, pair):
     assert latest_head(tmp_path, replace(pair, draft_revision="r9")).name == "other"
 
 
+def test_latest_leaves_out_heads_of_runs_that_were_not_finished(tmp_path, pair):
+    """Of an interrupted learning curve the newest head may be one of a sixteenth of the prompts."""
+    whole = save_at(tmp_path / "head" / "2030" / "heads" / "a", age=30)
+    part = save_at(tmp_path / "learning_curve" / "2031" / "share-0.0625" / "heads" / "a", age=20)
+    curve = part.parents[2]
+    for folder, finished in ((whole.parents[1], True), (part.parents[1], True), (curve, False)):
+        (folder / "run.json").write_text(json.dumps({"identity": "x", "finished": finished}))
+    assert latest_head(tmp_path, pair) == whole
+    (curve / "run.json").write_text(json.dumps({"identity": "x", "finished": True}))
+    assert latest_head(tmp_path, pair) == part
+
+
 @pytest.mark.parametrize("exists", [True, False])
 def test_latest_without_any_head_is_a_user_error_that_says_how_to_train_one(tmp_path, pair, exists):
     outputs = tmp_path if exists else tmp_path / "outputs"

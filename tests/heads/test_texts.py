@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from specheads.decoding.stopping import MAX_TOKENS
 from specheads.heads.features import HeadBatch, collate, target_states
 from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.heads.texts import LONGEST_ROUND, MixedResponses, round_starts
+from specheads.heads.texts import MixedResponses, round_starts
 
 
 def row(length, draft_logprob, target_logprob, prompt_length=3, draws=3):
@@ -47,8 +48,8 @@ def test_a_draft_that_is_always_followed_has_rounds_of_all_lengths_up_to_the_lon
     begun = np.flatnonzero(np.diff(starts, prepend=-1))
     drafted = np.diff(begun)[:-1] - 1  # the last token of a round is the target's
     assert (np.diff(starts) >= 0).all() and (starts <= np.arange(20_000)).all()
-    counts = np.bincount(drafted, minlength=LONGEST_ROUND + 1)
-    assert counts[0] == 0 and len(counts) == LONGEST_ROUND + 1
+    counts = np.bincount(drafted, minlength=MAX_TOKENS + 1)
+    assert counts[0] == 0 and len(counts) == MAX_TOKENS + 1
     # About 1,700 rounds, 87 of each length, with a standard deviation of 9; five of them by chance once in 1e5 over the twenty.
     assert abs(counts[1:] - counts[1:].mean()).max() < 5 * counts[1:].mean() ** 0.5
 

@@ -12,9 +12,7 @@ from specheads.decoding.records import Draft
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
 from specheads.pair import LanguageModel
-from specheads.sampling import Uniforms, Warp, certainty
-
-PROBABILITY_FEATURES = frozenset({"draft_prob", "max_prob", "entropy"})
+from specheads.sampling import CERTAINTY, Uniforms, Warp, certainty
 
 
 class Autoregressive:
@@ -165,8 +163,8 @@ def drafting_features(
 ) -> dict[str, Tensor]:
     """Return the features in `needs` of tokens (...) drawn from draft `logits` (..., V) at `hidden` (..., H)."""
     features = {}
-    if needs & PROBABILITY_FEATURES:
-        found = dict(zip(("draft_prob", "max_prob", "entropy"), certainty(logits, token), strict=True))
+    if needs & set(CERTAINTY):
+        found = dict(zip(CERTAINTY, certainty(logits, token), strict=True))
         features |= {name: value for name, value in found.items() if name in needs}
     if "embedding" in needs:
         features["embedding"] = lm.embed(token)
