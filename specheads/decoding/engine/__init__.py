@@ -10,10 +10,11 @@ import os
 from specheads.decoding.engine.compiled import CompiledEngine
 from specheads.decoding.engine.eager import EagerEngine, Engine, ForwardOutput, Unit, Work
 from specheads.decoding.engine.graph import GraphEngine
+from specheads.decoding.engine.tree import Tail
 from specheads.errors import UserError
 from specheads.pair import LanguageModel
 
-__all__ = ["EagerEngine", "Engine", "ForwardOutput", "Unit", "Work", "check_engine", "make_engine", "resolve_engine"]
+__all__ = ["EagerEngine", "Engine", "ForwardOutput", "Tail", "Unit", "Work", "check_engine", "make_engine", "resolve_engine"]
 
 logger = logging.getLogger(__name__)
 

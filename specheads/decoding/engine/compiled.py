@@ -34,10 +34,10 @@ def width_of(count: int) -> int:
 class UnitModule(nn.Module):
     """`run_unit` as a module that owns the weights it reads."""
 
-    def __init__(self, lm: LanguageModel, work: Work, all_logits: bool, narrow: bool) -> None:
+    def __init__(self, lm: LanguageModel, work: Work, all_logits: bool, tree: bool, narrow: bool) -> None:
         super().__init__()
         self.model, self.others = lm.model, nn.ModuleList(modules_in(work.program))
-        self.unit = partial(run_unit, lm, work, all_logits)
+        self.unit = partial(run_unit, lm, work, all_logits, tree)
         self.products = NarrowProducts() if narrow else nullcontext()
 
     def forward(self, tokens: Tensor, start: Tensor, places: Tensor, memory: Memory, inputs: tuple[Any, ...]) -> Any:
@@ -66,26 +66,26 @@ class CompiledEngine(StaticEngine):
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
         return (width_of(count),)
 
-    def _prepare(self, work: Work, all_logits: bool, args: tuple[Any, ...]) -> Runner:
+    def _prepare(self, work: Work, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:
         """Return the compiled unit, from disk if it is there."""
-        key = (work.program, all_logits, width_of(args[0].shape[1]))
+        key = (work.program, all_logits, tree, width_of(args[0].shape[1]))
         if key not in self._compiled:
             try:
-                self._compiled[key] = self._compile(work, all_logits, args)
+                self._compiled[key] = self._compile(work, all_logits, tree, args)
             except Exception as error:  # a compiler has many ways to fail, and each means the same here
                 reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
                 if self.strict:
                     raise UserError(f"{type(self.lm.model).__name__} cannot be compiled ({reason}); use engine=eager.") from error
                 logger.warning("%s runs uncompiled: %s", type(self.lm.model).__name__, reason)
-                self._compiled[key] = super()._prepare(work, all_logits, args)
+                self._compiled[key] = super()._prepare(work, all_logits, tree, args)
         return self._compiled[key]
 
-    def _compile(self, work: Work, all_logits: bool, args: tuple[Any, ...]) -> Runner:
+    def _compile(self, work: Work, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:
         start = time.perf_counter()
         tokens, first, _, inputs = args
         width = width_of(tokens.shape[1])
         tokens, places = tokens.new_zeros(1, FEW) if width == 1 else tokens, self._places[: self.bucket]
-        module = UnitModule(self.lm, work, all_logits, narrow=width < 2 and self.lm.device.type == "cpu")
+        module = UnitModule(self.lm, work, all_logits, tree, narrow=width < 2 and self.lm.device.type == "cpu")
 
         def compile_program() -> Program:
             logger.info("compiling %s; later runs find it on disk", what)
@@ -94,7 +94,7 @@ class CompiledEngine(StaticEngine):
             )
 
         what = f"{type(work).__name__} of {type(self.lm.model).__name__} for {WIDTHS[width]}"
-        name = name_of(self.lm, work, all_logits, width, OPTIONS, self._memory, inputs)
+        name = name_of(self.lm, work, all_logits, tree, width, OPTIONS, self._memory, inputs)
         program, was_there = load_or_compile(name, compile_program)
         logger.info("%s %s in %.1f s", "loaded" if was_there else "compiled", what, time.perf_counter() - start)
         return program.bind(module, self._memory)

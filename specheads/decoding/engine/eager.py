@@ -5,6 +5,7 @@ attends to a view of what is written; rewinding only moves the length. `EagerEng
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from specheads.decoding.engine.tree import Tail, reading_tree
 from specheads.pair import LanguageModel
 
 
@@ -44,15 +46,16 @@ class Engine(Protocol):
     num_prepared: int  # units compiled or captured so far; a decoder that has warmed up causes no more
 
     def forward(
-        self, tokens: Tensor, positions: Tensor | None = None, tree_mask: Tensor | None = None, num_logits: int = 1
+        self, tokens: Tensor, positions: Tensor | None = None, tail: Tail | None = None, num_logits: int = 1
     ) -> ForwardOutput:
         """Append `tokens` (B, T) to the memory and run the model over them."""
 
-    def unit(self, work: Work, all_logits: bool = False) -> Unit:
+    def unit(self, work: Work, all_logits: bool = False, tree: bool = False) -> Unit:
         """Return a function of `(tokens, *inputs)` that runs a forward over `tokens` (1, T) and `work(output, *inputs)` in one.
 
         `work` takes and returns tensors (and tuples of them), and may hold modules. What a unit returns is valid until it
-        runs again, and every call gives inputs of the same shapes. `all_logits`: of every token, in place of the last.
+        runs again, and every call gives inputs of the same shapes. `all_logits`: of every token, in place of the last. `tree`: tokens
+        are nodes of a tree, whose Tail comes before the other inputs.
         """
 
     def rehearse(self, unit: Unit, counts: Sequence[int], *inputs: Any) -> None:
@@ -67,8 +70,8 @@ class Engine(Protocol):
     def clear(self) -> None:
         """Forget everything, and what it was made of."""
 
-    def keep(self, accepted_nodes: Tensor) -> None:
-        """Of the last forward's tokens keep those at the indices `accepted_nodes` (n,), in that order."""
+    def keep(self, base: int, accepted_nodes: Sequence[int]) -> None:
+        """Of what was written from position `base` on keep the nodes in those slots, in that order, and forget the others."""
 
 
 class KVLayer(CacheLayerMixin):
@@ -117,7 +120,6 @@ class EagerEngine:
         self.capacity = capacity
         self._layers = [KVLayer(capacity) for _ in range(lm.config.num_hidden_layers)]
         self._cache = Cache(layers=self._layers)
-        self._last_start = 0
 
     @property
     def length(self) -> int:
@@ -128,7 +130,7 @@ class EagerEngine:
         self,
         tokens: Tensor,
         positions: Tensor | None = None,
-        tree_mask: Tensor | None = None,
+        tail: Tail | None = None,
         num_logits: int = 1,
         attention_mask: Tensor | None = None,
     ) -> ForwardOutput:
@@ -137,7 +139,7 @@ class EagerEngine:
         Args:
             tokens: (B, T) long.
             positions: (B, T) long; default: behind what is in memory.
-            tree_mask: (T, T) bool, which of these tokens each one sees; every token sees the whole memory. Default: causal.
+            tail: the tree that these tokens are nodes of, behind those already in memory; decides positions. Default: causal.
             num_logits: compute logits for that many of the last positions.
             attention_mask: (B, length + T), 0 at padding; for left-padded rows.
         """
@@ -145,18 +147,20 @@ class EagerEngine:
         self._check_fits(end)
         if positions is None:
             positions = torch.arange(start, end, device=tokens.device)[None].expand_as(tokens)
-        if tree_mask is not None:
-            seen = tree_mask.new_ones((tokens.shape[1], start))
-            attention_mask = torch.cat([seen, tree_mask], dim=1)[None, None]
-        hidden = self.lm.hidden_states(
-            tokens, position_ids=positions, attention_mask=attention_mask, past_key_values=self._cache, use_cache=True
-        )
-        self._last_start = start
+        causal = nullcontext({"position_ids": positions, "attention_mask": attention_mask})
+        reading = causal if tail is None else reading_tree(self.lm, tail, tail.base.new_tensor(start), tokens.shape[1], end)
+        with reading as kwargs:
+            hidden = self.lm.hidden_states(tokens, past_key_values=self._cache, use_cache=True, **kwargs)
         return ForwardOutput(tokens, hidden, logits=self.lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
 
-    def unit(self, work: Work, all_logits: bool = False) -> Unit:
+    def unit(self, work: Work, all_logits: bool = False, tree: bool = False) -> Unit:
         """Return a function of `(tokens, *inputs)` that runs a forward and then `work(output, *inputs)`; see Engine."""
-        return lambda tokens, *inputs: work(self.forward(tokens, num_logits=tokens.shape[1] if all_logits else 1), *inputs)
+
+        def run(tokens: Tensor, *inputs: Any) -> Any:
+            tail, inputs = (inputs[0], inputs[1:]) if tree else (None, inputs)
+            return work(self.forward(tokens, tail=tail, num_logits=tokens.shape[1] if all_logits else 1), *inputs)
+
+        return run
 
     def rehearse(self, unit: Unit, counts: Sequence[int], *inputs: Any) -> None:
         self.rewind(0)  # there is nothing to prepare
@@ -175,14 +179,16 @@ class EagerEngine:
         for layer in self._layers:
             layer.length = length
 
-    def keep(self, accepted_nodes: Tensor) -> None:
-        """Of the last forward's tokens keep those at the indices `accepted_nodes` (n,), in that order."""
-        start, count = self._last_start, len(accepted_nodes)
-        if not torch.equal(accepted_nodes, torch.arange(count, device=accepted_nodes.device)):
+    def keep(self, base: int, accepted_nodes: Sequence[int]) -> None:
+        """Of what was written from position `base` on keep the nodes in those slots, in that order, and forget the others."""
+        count = len(accepted_nodes)
+        stay = next((i for i, node in enumerate(accepted_nodes) if i != node), count)  # the first of them are where they belong
+        if stay < count:
+            moved = torch.tensor(accepted_nodes[stay:])
             for layer in self._layers:
-                for memory in (layer.keys, layer.values):
-                    memory[:, :, start : start + count] = memory[:, :, start + accepted_nodes.to(memory.device)]
-        self.rewind(start + count)
+                for memory in (layer.keys, layer.values) if layer.is_initialized else ():
+                    memory[:, :, base + stay : base + count] = memory[:, :, base + moved.to(memory.device)]
+        self.rewind(base + count)
 
     def clear(self) -> None:
         """Forget everything, so that no NaN stays behind: what is masked must be a number all the same."""

@@ -50,14 +50,14 @@ class GraphEngine(CompiledEngine):
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
         return (count, size)
 
-    def _prepare(self, work: Work, all_logits: bool, args: tuple[Any, ...]) -> Runner:
+    def _prepare(self, work: Work, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:
         if self._compiles:
-            unit = super()._prepare(work, all_logits, args)
+            unit = super()._prepare(work, all_logits, tree, args)
         else:
-            unit = partial(run_unit, self.lm, work, all_logits, self._memory)
+            unit = partial(run_unit, self.lm, work, all_logits, tree, self._memory)
         tokens, start, places, inputs = args
         # Graphs of one unit share what they read, whatever their size: a draft's laws are large.
-        inputs = self._inputs.setdefault((work.program, all_logits), tree_map_only(Tensor, torch.clone, inputs))
+        inputs = self._inputs.setdefault((work.program, all_logits, tree), tree_map_only(Tensor, torch.clone, inputs))
         static = (tokens.clone(), inputs)
         device = self.lm.device.index if self._pool else -1  # graphs are of the current device; -1 leaves it alone
         try:

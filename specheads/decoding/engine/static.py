@@ -5,6 +5,7 @@ and trees are read as the eager engine does it, into the same memory.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specheads.decoding.engine.eager import EagerEngine, ForwardOutput, Unit, Work
 from specheads.decoding.engine.program import modules_in
+from specheads.decoding.engine.tree import reading_tree
 from specheads.pair import LanguageModel
 
 Memory = list[tuple[Tensor, Tensor]]  # keys and values of each layer
@@ -55,6 +57,7 @@ def run_unit(
     lm: LanguageModel,
     work: Work,
     all_logits: bool,
+    tree: bool,
     memory: Memory,
     tokens: Tensor,
     start: Tensor,
@@ -62,10 +65,17 @@ def run_unit(
     inputs: tuple[Any, ...],
 ) -> Any:
     """A forward over `tokens` (1, T) at position `start`, which reads as much memory as `places` is long, and then `work`."""
-    cache = Cache(layers=[StaticLayer(keys, values, start, places.shape[0]) for keys, values in memory])
-    # What pads a forward at the end of the window has no position of its own.
-    positions = (start + torch.arange(tokens.shape[1], device=tokens.device)).clamp_max(lm.window - 1)[None]
-    hidden = lm.hidden_states(tokens, position_ids=positions, past_key_values=cache, use_cache=True)
+    size, count = places.shape[0], tokens.shape[1]
+    cache = Cache(layers=[StaticLayer(keys, values, start, size) for keys, values in memory])
+    if tree:
+        tail, *inputs = inputs
+        reading = reading_tree(lm, tail, start, count, size)
+    else:
+        # What pads a forward at the end of the window has no position of its own.
+        positions = (start + torch.arange(count, device=tokens.device)).clamp_max(lm.window - 1)[None]
+        reading = nullcontext({"position_ids": positions})
+    with reading as kwargs:
+        hidden = lm.hidden_states(tokens, past_key_values=cache, use_cache=True, **kwargs)
     return work(ForwardOutput(tokens, hidden, lm.logits(hidden if all_logits else hidden[:, -1:])), *inputs)
 
 
@@ -106,7 +116,7 @@ class StaticEngine(EagerEngine):
         self._places = torch.zeros(self._room, device=lm.device)
         self.num_prepared = 0  # compilations and captures so far; none is due once a decoder has warmed up
 
-    def unit(self, work: Work, all_logits: bool = False) -> Unit:
+    def unit(self, work: Work, all_logits: bool = False, tree: bool = False) -> Unit:
         runners, layers = self._runners, self._layers
 
         def run(tokens: Tensor, *inputs: Any) -> Any:
@@ -117,16 +127,15 @@ class StaticEngine(EagerEngine):
             self._start.fill_(length)
             size = self._size(end)
             args = (tokens, self._start, self._places[:size], inputs)
-            key = (work.program, all_logits, *self._shape(count, size))
+            key = (work.program, all_logits, tree, *self._shape(count, size))
             runner = runners.get(key)
             if runner is None:
                 for module in modules_in(work.program):
                     self._watch(module)
-                runner = runners[key] = self._prepare(work, all_logits, args)
+                runner = runners[key] = self._prepare(work, all_logits, tree, args)
                 self.num_prepared += 1
                 self._start.fill_(length)
             out = runner(*args)
-            self._last_start = length
             for layer in layers:
                 layer.length = end
             return out
@@ -173,5 +182,5 @@ class StaticEngine(EagerEngine):
         """Return what a unit is prepared for, of forwards over `count` tokens that read `size` positions of memory."""
         return ()
 
-    def _prepare(self, work: Work, all_logits: bool, args: tuple[Any, ...]) -> Runner:
-        return partial(run_unit, self.lm, work, all_logits, self._memory)
+    def _prepare(self, work: Work, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:
+        return partial(run_unit, self.lm, work, all_logits, tree, self._memory)

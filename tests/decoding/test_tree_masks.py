@@ -1,0 +1,87 @@
+"""A tree that is read in one masked forward is every one of its paths read alone, in every family and on every engine."""
+
+import os
+
+import pytest
+import torch
+from fakes import needs_compiler
+from families import CONFIGS, VOCAB_SIZE, family_pair
+
+from specheads.decoding.engine import Tail, make_engine
+
+# A root, two levels of branches and a chain; more than Gemma 2's window of 12 behind its start.
+PARENTS = [0, 0, 0, 1, 1, 2, 4, 7, 8, 9, 10, 11, 12]
+COMPILED = CONFIGS if os.environ.get("SPECHEADS_COMPILE_ALL") else ("llama", "gemma2", "bloom")
+
+
+class Scores:
+    """Work that returns what a forward gives."""
+
+    program = "scores"
+
+    def __call__(self, output):
+        return output.logits, output.hidden
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def lm(request):
+    return family_pair(request.param).target_lm
+
+
+@pytest.fixture(autouse=True)
+def softmax_in_float64(monkeypatch):
+    """BLOOM's and Gemma 2's attention asks for float32, whose rounding would hide what is looked for."""
+    plain = torch.nn.functional.softmax
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim=None, _stacklevel=3, dtype=None: plain(x, dim=dim))
+
+
+def tail_for(base):
+    tail = Tail.empty(len(PARENTS) + 3, torch.device("cpu"))
+    tail.base.fill_(base)
+    for slot, parent in enumerate(PARENTS, start=1):
+        tail.depth[slot] = tail.depth[parent] + 1
+        tail.seen[slot] |= tail.seen[parent]
+    return tail
+
+
+ENGINES = ["eager", "cuda_graph", pytest.param("compiled", marks=needs_compiler)]
+
+
+@pytest.mark.parametrize("length", [1, 9])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_node_is_scored_as_the_end_of_its_path(lm, engine, length, request):
+    name = request.node.callspec.params["lm"]
+    near = 5e-6 if engine == "compiled" else 1e-10  # rotary angles are float32, and a compiler rounds their sines in its own way
+    if engine == "compiled" and name not in COMPILED:
+        pytest.skip("set SPECHEADS_COMPILE_ALL=1 to compile this family too")
+    generator = torch.Generator().manual_seed(length)
+    context = torch.randint(VOCAB_SIZE, (1, length), generator=generator)
+    nodes = torch.randint(VOCAB_SIZE, (1, len(PARENTS)), generator=generator)
+    engine, tail = make_engine(engine, lm, 64), tail_for(length - 1)
+    if length > 1:
+        engine.forward(context[:, :-1])
+    read = torch.cat([context[:, -1:], nodes, torch.zeros(1, 2, dtype=torch.long)], dim=1)  # and two that pad it
+    logits, hidden = engine.unit(Scores(), all_logits=True, tree=True)(read, tail)
+    assert engine.length == length + len(PARENTS) + 2
+    for slot in range(len(PARENTS) + 1):
+        path = nodes[:, [i - 1 for i in range(1, len(PARENTS) + 1) if tail.seen[slot, i]]]
+        alone = torch.cat([context, path], dim=1)
+        states = lm.hidden_states(alone, use_cache=False)
+        torch.testing.assert_close(hidden[0, slot], states[0, -1], atol=near, rtol=0)
+        torch.testing.assert_close(logits[0, slot], lm.logits(states[0, -1]), atol=near, rtol=0)
+
+
+@pytest.mark.parametrize("engine", ENGINES[:2])
+def test_what_is_kept_of_a_tree_goes_on_as_a_text(lm, engine):
+    generator = torch.Generator().manual_seed(1)
+    context, nodes = (torch.randint(VOCAB_SIZE, (1, n), generator=generator) for n in (9, len(PARENTS)))
+    engine, tail, path = make_engine(engine, lm, 64), tail_for(8), [0, 1, 4, 7, 8, 9]
+    unit = engine.unit(Scores(), all_logits=True, tree=True)
+    engine.forward(context[:, :-1])
+    unit(torch.cat([context[:, -1:], nodes[:, :5]], dim=1), tail)  # in two parts, as a draft reads its levels
+    unit(nodes[:, 5:], tail)
+    engine.keep(8, path)
+    assert engine.length == 14
+    found = engine.forward(torch.tensor([[3, 5]]), num_logits=2).logits
+    text = torch.cat([context, nodes[:, [slot - 1 for slot in path[1:]]], torch.tensor([[3, 5]])], dim=1)
+    torch.testing.assert_close(found, lm.logits(lm.hidden_states(text, use_cache=False))[:, -2:], atol=1e-10, rtol=0)
