@@ -68,7 +68,9 @@ def train(cfg: DictConfig, pair: Pair | None = None) -> Path:
     check(cfg)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     try:
-        return train_head(cfg, pair or load_configured_pair(cfg))
+        # The first process made the data and calibrates; others need the target where heads read its states.
+        only_draft = not is_first_process() and not any("target_hidden" in spec.config.inputs for spec in head_specs(cfg, None))
+        return train_head(cfg, pair or load_configured_pair(cfg, only_draft))
     finally:
         wandb.finish()  # or the next job of a sweep would log into this one's run
 

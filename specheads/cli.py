@@ -131,9 +131,9 @@ def next_command(script: str, *words: str) -> str:
     return shlex.join(["python", *script.split(), *kept, *words])
 
 
-def load_configured_pair(cfg: DictConfig) -> Pair:
-    """Return the pair that `cfg.model` describes."""
-    return load_pair(**OmegaConf.to_container(cfg.model, resolve=True, throw_on_missing=True))
+def load_configured_pair(cfg: DictConfig, only_draft: bool = False) -> Pair:
+    """Return the pair that `cfg.model` describes, with or without the target's weights."""
+    return load_pair(only_draft=only_draft, **OmegaConf.to_container(cfg.model, resolve=True, throw_on_missing=True))
 
 
 def tell(error: Exception) -> None:

@@ -6,6 +6,7 @@ through `LanguageModel`, so a head sees the same vector in both.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from specheads.errors import UserError
 from specheads.sampling import at_least_float32
@@ -211,6 +212,7 @@ def load_pair(name: str | None = None, **keys: Any) -> Pair:
         chat: whether instructions go through the tokenizer's chat template; None: if it has one.
         instruction_format: how instructions are wrapped instead of that, such as "[INST] {instruction} [/INST]".
         trust_remote_code: run code that comes with a model. Off unless said.
+        only_draft: leave the target without weights, for a process that only asks what shape it has.
 
     Raises:
         UserError: an unknown name, a folder or id that cannot be loaded, models that do not fit together.
@@ -238,6 +240,7 @@ def _load(
     chat: bool | None = None,
     instruction_format: str | None = None,
     trust_remote_code: bool = False,
+    only_draft: bool = False,
 ) -> Pair:
     if draft is None or target is None:
         raise UserError(f"draft={draft} and target={target}: a pair needs both; give folders or hub ids.")
@@ -251,7 +254,8 @@ def _load(
             check_tokenizers(own_tokenizer, target_tokenizer, str(own), str(tokenizer or target))
     # The draft first: a target that may spread takes what is left.
     draft_model = _load_model(draft, draft_revision, **shared)
-    target_model = _load_model(target, target_revision, **shared, device_map=device_map)
+    where = {"weightless": True} if only_draft else {"device_map": device_map}
+    target_model = _load_model(target, target_revision, **shared, **where)
     if device_map and device.startswith("cuda"):
         check_placement(getattr(target_model, "hf_device_map", {}), str(target))
     for model in (draft_model, target_model):
@@ -269,7 +273,8 @@ def _load(
         instruction_format=instruction_format,
     )
     check_vocabulary(pair)
-    pair.target_lm.check()
+    if not only_draft:
+        pair.target_lm.check()
     pair.draft_lm.check()
     return pair
 
@@ -292,8 +297,13 @@ def _load_model(
     dtype: str | torch.dtype,
     device: str,
     device_map: str | None = None,
+    weightless: bool = False,
     **kwargs: Any,
 ) -> PreTrainedModel:
+    if weightless and not is_synthetic(location):
+        config = _from_hub(AutoConfig, location, revision, **kwargs)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, dtype=config.dtype if dtype == "auto" else dtype, **kwargs)
     if is_synthetic(location):
         return synthetic_model(str(location), dtype, device)
     if device_map:
@@ -333,9 +343,12 @@ def check_placement(device_map: Mapping[str, Any], target_id: str) -> None:
 
 
 def checked_device(device: str | None) -> str:
-    """Return where to put models: `device`, or cuda where there is one. Raises UserError for a device that is not there."""
+    """Return where to put models: `device`, or cuda where there is one, each process of a training on its own. Raises UserError for a
+    device that is not there.
+    """
     if device is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        own = os.environ.get("LOCAL_RANK")
+        return ("cuda" if own is None else f"cuda:{own}") if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # what torch raises for unknown names, and for a build without that device

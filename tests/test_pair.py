@@ -9,7 +9,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from specheads import UserError, load_pair
-from specheads.pair import LanguageModel, check_placement, check_tokenizers, check_vocabulary, config_folder, resolve, revision_of
+from specheads.pair import (
+    LanguageModel,
+    check_placement,
+    check_tokenizers,
+    check_vocabulary,
+    checked_device,
+    config_folder,
+    resolve,
+    revision_of,
+)
 
 
 @pytest.fixture
@@ -37,6 +46,22 @@ def test_a_target_placed_by_device_map_is_the_same_model(nano):
     tokens = torch.arange(5, 25)[None].to(spread.target_lm.device)
     expected = nano.target_lm.logits(nano.target_lm.hidden_states(tokens.cpu()))
     torch.testing.assert_close(spread.target_lm.logits(spread.target_lm.hidden_states(tokens)).cpu(), expected, atol=1e-4, rtol=0)
+
+
+def test_a_process_may_leave_the_target_without_weights(nano):
+    pair = load_pair("nano", only_draft=True)
+    assert {weight.device.type for weight in pair.target.parameters()} == {"meta"}
+    assert {weight.device.type for weight in pair.draft.parameters()} == {"cpu"}
+    assert (pair.target_id, pair.target_revision, pair.window) == (nano.target_id, nano.target_revision, nano.window)
+    assert (pair.target_lm.hidden_size, pair.target.dtype) == (nano.target_lm.hidden_size, nano.target.dtype)
+    assert pair.stop_tokens == nano.stop_tokens
+
+
+def test_every_process_of_a_training_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert checked_device(None) == "cuda"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert checked_device(None) == "cuda:1"
 
 
 def test_a_folder_without_weights_has_no_version(nano, tmp_path):

@@ -33,7 +33,7 @@ def calibrate(cfg: DictConfig, pair: Pair, folders: Sequence[Path]) -> dict[str,
     prompts = prompts_of(cfg, pair, "dev", cfg.calibration.num_prompts)
     what = folders[0].name if len(folders) == 1 else f"{len(folders)} heads"
     logger.info("calibrating %s on %d dev prompts", what, len(prompts))
-    settings = RecordSettings(cfg.calibration.num_draws, MAX_TOKENS, cfg.calibration.batch_size)
+    settings = RecordSettings(cfg.calibration.num_draws, MAX_TOKENS, cfg.calibration.get("batch_size", cfg.generation.batch_size))
     found = recorded(cfg, pair, {"dev": prompts}, generation_settings(cfg), settings, list(heads.values()), truth=False)
     errors = {}
     for folder, head in heads.items():
