@@ -8,16 +8,17 @@ import copy
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from specheads.decoding.drafting import Autoregressive, DraftMemory
+from specheads.decoding.drafting import Autoregressive, Drafting, DraftMemory
 from specheads.decoding.engine import Engine, ForwardOutput, make_engine
-from specheads.decoding.records import DecodeStats, Draft, Generation, Round
+from specheads.decoding.pairing import check_pairing, default_verification
+from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, StoppingRule
-from specheads.decoding.verification import NUM_FACTS, TokenVerification, VerificationRule, VerifyStep
+from specheads.decoding.verification import TreeVerification, VerificationRule
+from specheads.decoding.verifier import ChainVerifier, Outcome, TreeVerifier
 from specheads.errors import UserError
 from specheads.pair import Pair
 from specheads.sampling import Uniforms, Warp, check_no_nan
@@ -113,7 +114,7 @@ class SpeculativeDecoder:
         pair: draft and target.
         drafting: how tokens are proposed; default a chain.
         stopping: when a draft is long enough; default what the verification rule says, or five tokens.
-        verification: how much of it stands; default token verification.
+        verification: how much of it stands; default token verification for chains, else the first lossless rule that takes such drafts.
         warp: temperature, top-k, top-p of both models.
         engine: `auto`, `eager`, `compiled` or `cuda_graph`.
         window: positions of KV memory, for prompt and response together; default what both models reach, at most MAX_WINDOW.
@@ -122,16 +123,17 @@ class SpeculativeDecoder:
     def __init__(
         self,
         pair: Pair,
-        drafting: Autoregressive | None = None,
+        drafting: Drafting | None = None,
         stopping: StoppingRule | None = None,
-        verification: VerificationRule | None = None,
+        verification: VerificationRule | TreeVerification | None = None,
         warp: Warp | None = None,
         engine: str = "auto",
         window: int | None = None,
     ) -> None:
-        self.pair = pair
         self.drafting = drafting or Autoregressive()
-        self.verification = verification or TokenVerification()
+        self.pair = pair = self.drafting.pair(pair)
+        self.verification = verification or default_verification(self.drafting)
+        check_pairing(self.drafting, self.verification)
         self.stopping = stopping or self.verification.stopping or FixedLength()
         self.warp = warp or Warp()
         window = checked_window(pair, window)
@@ -144,6 +146,7 @@ class SpeculativeDecoder:
         """Return a decoder with other rules that shares this one's memory; use one of them at a time."""
         other = copy.copy(self)
         other.stopping, other.verification, other.startup_seconds = stopping, verification or self.verification, 0.0
+        check_pairing(self.drafting, other.verification)
         other._bind()
         return other
 
@@ -153,11 +156,7 @@ class SpeculativeDecoder:
         with torch.no_grad():
             ends = torch.zeros(self.pair.vocab_size, dtype=torch.bool, device=self.draft_engine.lm.device)
             self._drafter.rehearse(ends)
-            longest = self.target_engine.padded(self.stopping.max_tokens + 1)
-            counts = sorted({self.target_engine.padded(count) for count in range(1, longest + 1)})
-            device = self.target_engine.lm.device
-            state, draws = self.verification.init(1, device), torch.zeros(2, dtype=torch.float64, device=device)
-            self.target_engine.rehearse(self._verify_unit, counts, self._target_memory.probs, draws, self._lengths, state)
+            self._verifier.rehearse()
         self.is_warm = True
         self.startup_seconds += time.perf_counter() - start
         return time.perf_counter() - start
@@ -195,7 +194,8 @@ class SpeculativeDecoder:
     def _start(self, prompt: Prompt, max_new_tokens: int, seed: int) -> Session:
         if not self.is_warm:
             self.warm_up()
-        return start_session(self.pair, prompt, max_new_tokens, seed, (self.target_engine, self.draft_engine))
+        engines = (self.target_engine, self.draft_engine)
+        return start_session(self.pair, prompt, max_new_tokens, seed, engines if self.drafting.reads_draft else engines[:1])
 
     @torch.no_grad()
     def _rounds(self, session: Session, max_new_tokens: int, stop_tokens: Sequence[int] | None) -> Iterator[Round]:
@@ -204,69 +204,47 @@ class SpeculativeDecoder:
         ends[[token for token in stops if 0 <= token < len(ends)]] = True
         ends = ends.to(self.draft_engine.lm.device)
         state = self.stopping.init(1, self.draft_engine.lm.device)
-        judging, owed = self.verification.init(1, self.target_engine.lm.device), 0
+        judging, owed = self._verifier.init(), 0
         while session.finish_reason is None:
             start = session.clock()
             # The target adds a token of its own, so one fewer than what is left is worth drafting.
             limit = session.limit - len(session.committed) - 1
             planned = self.stopping.planned_length(state)
+            planned = None if planned is None else planned.clamp_max(min(limit, self.stopping.max_tokens))
             if getattr(self.stopping, "verified", None) and session.target_hidden is not None:
                 # Copied, because an engine may overwrite a unit's outcome in the next one.
                 state = self.stopping.see(state, {"target_hidden": session.target_hidden.to(ends.device, copy=True)})
-            draft, state = self._draft(session, state, limit, ends, owed)
+            draft = self._drafter.draft(session.committed, state, limit, session.draft_draws, ends, owed)
             drafted = session.clock()
-            self._planned.copy_(
-                torch.zeros_like(self._planned) if planned is None else planned.clamp_max(min(limit, self.stopping.max_tokens))
-            )
-            (num_accepted, next_token, owed, *draft_tokens), judging = self._verify(session, draft, judging)
+            outcome, judging = self._verifier.verify(session.committed[-1], draft, planned, session.verify_draws, judging)
+            self._check_no_nan(outcome)
+            owed, session.target_hidden = outcome.owed, outcome.target_hidden
             verified = session.clock()
-            state = self.stopping.observe(
-                state, *(torch.full_like(ends[:1], n, dtype=torch.long) for n in (len(draft_tokens), num_accepted))
-            )
-            base = len(session.committed)
-            self.target_engine.rewind(base + num_accepted)
-            self.draft_engine.rewind(min(self.draft_engine.length, base + num_accepted))
-            emitted = commit(session, [*draft_tokens[:num_accepted], next_token], stops, max_new_tokens)
+            state, *counts = self._drafter.after(outcome.path)
+            state = self.stopping.observe(state, *(torch.full_like(ends[:1], n, dtype=torch.long) for n in counts))
+            self._drafter.keep(outcome.path)
+            emitted = commit(session, [*outcome.tokens, outcome.next_token], stops, max_new_tokens)
+            copies = 0 if draft.copied is None else int(draft.copied[list(outcome.path)].sum())
+            num_accepted = len(outcome.path)
             yield Round(
                 tokens=emitted,
-                num_drafted=len(draft_tokens),
+                num_drafted=draft.num_drafted,
                 num_accepted=num_accepted,
-                num_discarded=len(draft_tokens) - num_accepted,
+                num_discarded=draft.num_drafted - (num_accepted - copies),
                 num_draft_calls=draft.num_draft_calls,
                 draft_seconds=drafted - start,
                 verify_seconds=verified - drafted,
                 commit_seconds=session.clock() - verified,
+                used_copy=copies > 0,
             )
 
-    def _draft(self, session: Session, state: Any, limit: int, ends: Tensor, owed: int) -> tuple[Draft, Any]:
-        engine = self.draft_engine
-        pending = torch.tensor([session.committed[engine.length :]], device=engine.lm.device)
-        return self._drafter.draft(pending, state, limit, session.draft_draws, ends, owed)
-
-    def _verify(self, session: Session, draft: Draft, state: Any) -> tuple[list[int], Any]:
-        """Return how many tokens were accepted, the target's own token, how many to come owe the draft's law, and the drafted
-        ones; and the verification rule's state.
-        """
-        num_drafted = len(draft.tokens)
-        count = self.target_engine.padded(num_drafted + 1)
-        memory = self._target_memory
-        if memory is not self._draft_memory:
-            memory.copy_(self._draft_memory, num_drafted)
-        memory.sequence[:, :1] = session.committed[-1]
-        self._num_drafted.fill_(num_drafted)
-        self._num_laws.fill_(num_drafted + (draft.next_probs is not None))
-        draws = session.verify_draws.take(2)
-        inputs = memory.probs, draws, self._lengths, state
-        facts, hidden, state = self._verify_unit(memory.sequence[:, :count], *inputs)
-        facts = facts.tolist()
-        *verdict, draft_nan, target_nan = facts[:NUM_FACTS]
-        session.target_hidden = hidden[:, verdict[0]]
-        if draft_nan or target_nan:
+    def _check_no_nan(self, outcome: Outcome) -> None:
+        """Raise UserError for a model that computes no numbers; what it has read is forgotten."""
+        if outcome.draft_nan or outcome.target_nan:
             self.draft_engine.clear()
             self.target_engine.clear()
-        check_no_nan(self.pair.draft_id, draft_nan)
-        check_no_nan(self.pair.target_id, target_nan)
-        return verdict + facts[NUM_FACTS : NUM_FACTS + num_drafted], state
+        check_no_nan(self.pair.draft_id, outcome.draft_nan)
+        check_no_nan(self.pair.target_id, outcome.target_nan)
 
     def _bind(self) -> None:
         """Prepare drafting with the stopping rule; a head reads one draft's hidden states, with another's it means nothing."""
@@ -276,14 +254,13 @@ class SpeculativeDecoder:
             head.to(self.draft_engine.lm.device)
         # Room for the longest draft, and no less than what most rules need: few sizes, few units.
         most = self.target_engine.padded(max(self.stopping.max_tokens, MAX_TOKENS) + 1) - 1
-        devices = [engine.lm.device for engine in (self.draft_engine, self.target_engine)]
-        self._draft_memory = self._target_memory = DraftMemory(most, self.pair.draft_lm, devices[0])
-        if devices[1] != devices[0]:
-            self._target_memory = DraftMemory(most, self.pair.draft_lm, devices[1])
-        self._drafter = self.drafting.drafter(self.draft_engine, self.warp, self.stopping, self._draft_memory)
-        self._lengths = torch.zeros(3, dtype=torch.long, device=devices[1])
-        self._num_drafted, self._planned, self._num_laws = self._lengths.split(1)
-        self._verify_unit = self.target_engine.unit(VerifyStep(self.warp, self.verification, most + 1), all_logits=True)
+        memory = DraftMemory(most, self.pair.draft_lm, self.draft_engine.lm.device)
+        self._drafter = self.drafting.drafter(self.draft_engine, self.warp, self.stopping, memory)
+        if isinstance(self.verification, TreeVerification):
+            sizes = self.drafting.most_nodes(self.stopping), self.stopping.max_tokens
+            self._verifier = TreeVerifier(self.target_engine, self.warp, self.verification, *sizes)
+        else:
+            self._verifier = ChainVerifier(self.target_engine, self.warp, self.verification, memory, self.stopping.max_tokens)
         self.is_warm = False
 
 

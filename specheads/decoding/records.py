@@ -5,22 +5,44 @@ Shapes: B rows, N nodes of a draft, K tokens of a chain, V vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import torch
 from torch import Tensor
 
 
+class DraftKind(StrEnum):
+    """How drafted tokens came about, which decides what may verify them."""
+
+    CHAIN = "a sampled chain"
+    IID = "a tree of i.i.d. samples"
+    DISTINCT = "a tree of samples without replacement"
+    CHOSEN = "a tree of chosen tokens"
+    BEAM = "the best beam"
+
+
 @dataclass(frozen=True)
 class Draft:
-    """A proposal as a token tree; a chain is the tree without branches."""
+    """A proposal as a token tree; a chain is the tree without branches. A node's parent comes before it."""
 
     tokens: Tensor  # (N,) long
     parents: Tensor  # (N,) long, the index of the node before, -1 = the context
     depth: Tensor  # (N,) long, 0 for a child of the context
-    draft_probs: Tensor | None  # (N, V), the warped law each token was drawn from; None where tokens were not sampled
-    order: Tensor  # (N,) long, when each node was drawn
+    # (<=N + 1, V), row p + 1 the warped law that the children of node p were drawn from, row 0 of the context's; None where no token
+    # was sampled.
+    draft_probs: Tensor | None
+    order: Tensor  # (M,) long, the node that each draw gave, in the order of drawing; one that was drawn twice stands there twice
     num_draft_calls: int  # draft forwards spent on it
     next_probs: Tensor | None = None  # (V,), of a chain: the law after its last token, where verification is owed it
+    copied: Tensor | None = (
+        None  # (N,) bool, of a graph: the nodes that were not drafted but copied from where the text had been before
+    )
+    replacement: bool = True  # whether a token may be drawn twice after the same node
+
+    @property
+    def num_drafted(self) -> int:
+        """How many tokens the draft model proposed."""
+        return len(self.tokens) if self.copied is None else int((~self.copied).sum())
 
     @classmethod
     def chain(cls, tokens: Tensor, draft_probs: Tensor | None, num_draft_calls: int, next_probs: Tensor | None = None) -> "Draft":
@@ -51,6 +73,7 @@ class Round:
     draft_seconds: float
     verify_seconds: float
     commit_seconds: float  # memory kept and rewound, tokens taken over
+    used_copy: bool = False  # of a graph: whether a copied node was accepted
 
     @property
     def seconds(self) -> float:
@@ -69,6 +92,7 @@ class DecodeStats:
     num_draft_calls: int
     seconds: float  # prompt included
     prefill_seconds: float
+    num_copy_rounds: int = 0  # rounds in which a copied node of a graph was accepted
 
     @classmethod
     def of(cls, rounds: Sequence[Round], prefill_seconds: float = 0.0) -> "DecodeStats":
@@ -82,6 +106,7 @@ class DecodeStats:
             num_draft_calls=sum(r.num_draft_calls for r in rounds),
             seconds=prefill_seconds + sum(r.seconds for r in rounds),
             prefill_seconds=prefill_seconds,
+            num_copy_rounds=sum(r.used_copy for r in rounds),
         )
 
     @classmethod
@@ -108,6 +133,16 @@ class DecodeStats:
     def acceptance_rate(self) -> float | None:
         """Accepted share of the drafted tokens; None where nothing was drafted."""
         return self.num_accepted / self.num_drafted if self.num_drafted else None
+
+    @property
+    def drafted_per_round(self) -> float:
+        """Drafted tokens per target forward."""
+        return self.num_drafted / self.num_target_calls
+
+    @property
+    def graph_success(self) -> float:
+        """The share of rounds in which a token was accepted that the draft had written elsewhere (GSD, section 4)."""
+        return self.num_copy_rounds / self.num_target_calls
 
     @property
     def tokens_per_second(self) -> float:

@@ -1,5 +1,6 @@
 """One token after the other, each sampled from the draft's own warped law."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -7,52 +8,33 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from specheads.decoding.drafting.drafter import Drafting
+from specheads.decoding.drafting.memory import DraftMemory
 from specheads.decoding.engine import Engine, ForwardOutput
-from specheads.decoding.records import Draft
+from specheads.decoding.records import Draft, DraftKind
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
 from specheads.pair import LanguageModel
 from specheads.sampling import CERTAINTY, Uniforms, Warp, certainty
 
 
-class Autoregressive:
+class Autoregressive(Drafting):
     """`drafting=autoregressive`: a chain, as long as the stopping rule lets it grow.
 
     `ahead`: issue each step before the last one's stop flag has arrived, and drop what it drafted if the flag says stop. The same
     tokens for a forward more per round, which pays where waiting for a flag costs more than a forward.
     """
 
+    kind = DraftKind.CHAIN
+
     def __init__(self, ahead: bool = False) -> None:
         if not isinstance(ahead, bool):
             raise UserError(f"drafting.ahead={ahead} is neither true nor false.")
         self.ahead = ahead
 
-    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: "DraftMemory") -> "ChainDrafter":
+    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "ChainDrafter":
         """Return what drafts with these choices into `memory`."""
         return ChainDrafter(engine, ChainStep(engine.lm, warp, rule), memory, self.ahead)
-
-
-class DraftMemory:
-    """Where drafted tokens and their laws are written, from round to round the same place: a draft is valid until the next one."""
-
-    def __init__(self, most: int, lm: LanguageModel, device: torch.device) -> None:
-        """Room for `most` tokens, one law more, and the committed token that verification reads first."""
-        self.sequence = torch.zeros(1, most + 1, dtype=torch.long, device=device)
-        self.tokens = self.sequence[0, 1:]
-        self.probs = torch.zeros(most + 1, lm.vocab_size, dtype=lm.probs_dtype, device=device)
-        # Views made once: making one costs as much as a copy.
-        self._rows = list(zip(self.tokens.split(1), self.probs.split(1), strict=False))
-
-    def write(self, index: int, token: Tensor, probs: Tensor) -> None:
-        """Take the token (1,) at `index` and the law (1, V) it was drawn from."""
-        token_row, probs_row = self._rows[index]
-        token_row.copy_(token)
-        probs_row.copy_(probs)
-
-    def copy_(self, other: "DraftMemory", count: int) -> None:
-        """Take over the first `count` tokens of another memory, and one law more."""
-        self.tokens[:count] = other.tokens[:count]
-        self.probs[: count + 1] = other.probs[: count + 1]
 
 
 class ChainState(NamedTuple):
@@ -106,14 +88,10 @@ class ChainDrafter:
         uniform = torch.zeros(1, dtype=torch.float64, device=ends.device)
         self._engine.rehearse(self._step, (1, 2), uniform, ends, ChainState(self._going, self._rule.init(1, ends.device)))
 
-    def draft(self, pending: Tensor, state: Any, limit: int, draws: Uniforms, ends: Tensor, owed: int = 0) -> tuple[Draft, Any]:
-        """Return a draft of at most `limit` tokens, and the rule's state.
-
-        Args:
-            pending: (1, p) long, p >= 1, committed tokens that the draft has not consumed yet.
-            owed: tokens to come whose verification needs the draft's law; a shorter draft carries the law after its last token.
-        """
-        memory, tokens, calls, limit = self._memory, pending, 0, min(limit, self._rule.max_tokens)
+    def draft(self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, owed: int = 0) -> Draft:
+        """Return a draft of at most `limit` tokens behind the committed ones; see Drafter."""
+        memory, calls, limit, self._base = self._memory, 0, min(limit, self._rule.max_tokens), len(committed)
+        tokens = torch.tensor([committed[self._engine.length :]], device=ends.device)
         count, state, next_probs = 0, ChainState(self._going, state), None
         while count < limit:
             token, probs, state = self._step(tokens, draws.take(1), ends, state)
@@ -136,7 +114,16 @@ class ChainDrafter:
                 calls += 1
             memory.probs[count] = next_probs[0]
         next_probs = memory.probs[count] if owed > count else None
-        return Draft.chain(memory.tokens[:count], memory.probs[:count], calls, next_probs), state.rule
+        self._state, self._count = state.rule, count
+        return Draft.chain(memory.tokens[:count], memory.probs[:count], calls, next_probs)
+
+    def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
+        """Return what the rule is to learn from, after the tokens `path` were accepted: its state, and how much was drafted and accepted."""
+        return self._state, self._count, len(path)
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Forget what was drafted last, but for the accepted tokens `path`."""
+        self._engine.rewind(min(self._engine.length, self._base + len(path)))
 
 
 class Flag:

@@ -151,6 +151,8 @@ class EagerEngine:
         reading = causal if tail is None else reading_tree(self.lm, tail, tail.base.new_tensor(start), tokens.shape[1], end)
         with reading as kwargs:
             hidden = self.lm.hidden_states(tokens, past_key_values=self._cache, use_cache=True, **kwargs)
+        for layer in self._layers:  # one that the model skips has no memory, but a length
+            layer.length = end
         return ForwardOutput(tokens, hidden, logits=self.lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
 
     def unit(self, work: Work, all_logits: bool = False, tree: bool = False) -> Unit:
@@ -185,18 +187,21 @@ class EagerEngine:
         stay = next((i for i, node in enumerate(accepted_nodes) if i != node), count)  # the first of them are where they belong
         if stay < count:
             moved = torch.tensor(accepted_nodes[stay:])
-            for layer in self._layers:
-                for memory in (layer.keys, layer.values) if layer.is_initialized else ():
+            for layer in self._written():
+                for memory in (layer.keys, layer.values):
                     memory[:, :, base + stay : base + count] = memory[:, :, base + moved.to(memory.device)]
         self.rewind(base + count)
 
     def clear(self) -> None:
         """Forget everything, so that no NaN stays behind: what is masked must be a number all the same."""
         self.rewind(0)
-        for layer in self._layers:
-            if layer.is_initialized:
-                layer.keys.zero_()
-                layer.values.zero_()
+        for layer in self._written():
+            layer.keys.zero_()
+            layer.values.zero_()
+
+    def _written(self) -> list[KVLayer]:
+        """Return the layers that have memory: of those that a model skips nothing is kept."""
+        return [layer for layer in self._layers if layer.is_initialized]
 
     def fork(self, rows: Tensor, lengths: Tensor, room: int) -> tuple["EagerEngine", Tensor]:
         """Return an engine whose row b goes on from the first `lengths[b]` >= 1 positions of row `rows[b]` of this one, and its mask.
@@ -208,11 +213,13 @@ class EagerEngine:
         index = torch.arange(width, device=lengths.device) - (width - lengths)[:, None]
         other = EagerEngine(self.lm, width + room)
         for ours, theirs in zip(self._layers, other._layers, strict=True):
+            theirs.length = width
+            if not ours.is_initialized:
+                continue
             row, place = rows.to(ours.keys.device)[:, None], index.clamp_min(0).to(ours.keys.device)
             theirs.lazy_initialization(*(memory[:1].expand(len(rows), -1, -1, -1) for memory in (ours.keys, ours.values)))
             theirs.keys[:, :, :width] = ours.keys[row, :, place].transpose(1, 2)
             theirs.values[:, :, :width] = ours.values[row, :, place].transpose(1, 2)
-            theirs.length = width
         return other, (index >= 0).long()
 
     def select_rows(self, rows: Tensor) -> None:
@@ -221,7 +228,7 @@ class EagerEngine:
         Only rows that change their place are copied, and only as far as they are written.
         """
         length, moved = self.length, (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
-        for layer in self._layers:
+        for layer in self._written():
             to = moved.to(layer.keys.device)
             come_from = rows[moved].to(layer.keys.device)
             for memory in (layer.keys, layer.values):

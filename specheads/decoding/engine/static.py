@@ -111,7 +111,8 @@ class StaticEngine(EagerEngine):
         super().forward(torch.zeros((1, 1), dtype=torch.long, device=lm.device), num_logits=0)  # allocates the memory
         self.rewind(0)
         self.clear()
-        self._memory = [(layer.keys, layer.values) for layer in self._layers]
+        nothing = torch.zeros(0, device=lm.device)  # of a layer that the model skips
+        self._memory = [(layer.keys, layer.values) if layer.is_initialized else (nothing, nothing) for layer in self._layers]
         self._start = torch.zeros((), dtype=torch.long, device=lm.device)
         self._places = torch.zeros(self._room, device=lm.device)
         self.num_prepared = 0  # compilations and captures so far; none is due once a decoder has warmed up

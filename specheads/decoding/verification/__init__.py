@@ -9,10 +9,15 @@ from specheads.decoding.verification.biased import BiasedVerification
 from specheads.decoding.verification.big_little import BigLittle
 from specheads.decoding.verification.block import BlockVerification, block_law, block_verification, greedy_block_law
 from specheads.decoding.verification.greedy_block import GreedyBlockVerification, Levels, NestedLaw, greedy_block_verification
+from specheads.decoding.verification.joint import JointVerification, joint_law
 from specheads.decoding.verification.law import AcceptanceLaw, Block
+from specheads.decoding.verification.multi_round import MultiRound, multi_round_law
+from specheads.decoding.verification.spectr import SpecTr, spectr_law
 from specheads.decoding.verification.step import NUM_FACTS, ChainVerification, VerificationRule, VerifyStep
 from specheads.decoding.verification.synthetic import SyntheticVerification
 from specheads.decoding.verification.token import TokenVerification, token_law, token_verification
+from specheads.decoding.verification.tree import TreeBlock, TreeLaw, TreeVerification
+from specheads.decoding.verification.tree_match import TreeMatch, tree_match_law
 
 __all__ = [
     "NUM_FACTS",
@@ -23,16 +28,27 @@ __all__ = [
     "BlockVerification",
     "ChainVerification",
     "GreedyBlockVerification",
+    "JointVerification",
     "Levels",
+    "MultiRound",
     "NestedLaw",
+    "SpecTr",
     "SyntheticVerification",
     "TokenVerification",
+    "TreeBlock",
+    "TreeLaw",
+    "TreeMatch",
+    "TreeVerification",
     "VerificationRule",
     "VerifyStep",
     "block_law",
     "block_verification",
     "greedy_block_law",
     "greedy_block_verification",
+    "joint_law",
+    "multi_round_law",
+    "spectr_law",
     "token_law",
     "token_verification",
+    "tree_match_law",
 ]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specheads.decoding.records import Verdict
+from specheads.decoding.records import DraftKind, Verdict
 from specheads.decoding.verification.block import prefix_law, reflected
 from specheads.decoding.verification.law import LARGEST_LOG_WEIGHT, AcceptanceLaw, Block
 from specheads.errors import UserError, is_count
@@ -179,6 +179,7 @@ class GreedyBlockVerification:
 
     lossless = True
     stopping = None
+    takes = frozenset({DraftKind.CHAIN})
     reads_next_law = True
     label = "greedy block verification"
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.engine import ForwardOutput
-from specheads.decoding.records import Verdict
+from specheads.decoding.records import DraftKind, Verdict
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification.law import AcceptanceLaw, Block
 from specheads.sampling import Warp
@@ -20,6 +20,7 @@ class VerificationRule(Protocol):
     label: str  # what reports call it
     program: Hashable  # rules of equal programs decide alike
     stopping: StoppingRule | None  # when to stop drafting unless another rule is chosen
+    takes: frozenset[DraftKind]  # drafts that it can judge
     reads_next_law: bool  # whether a block has the draft's law after its last token, where it owes that
 
     def init(self, batch: int, device: torch.device) -> Any:
@@ -35,6 +36,7 @@ class ChainVerification:
     lossless = True
     stopping = None
     reads_next_law = False
+    takes = frozenset({DraftKind.CHAIN})
 
     def init(self, batch: int, device: torch.device) -> tuple[()]:
         return ()

@@ -1,0 +1,89 @@
+"""The best of several beams: a chain that the draft finds likely as a whole, as joint verification wants it."""
+
+from collections.abc import Sequence
+from math import log
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.drafting.drafter import Drafting
+from specheads.decoding.drafting.growth import ROOT, Drawn, Frontier, Nodes, TreeDrafter
+from specheads.decoding.drafting.memory import DraftMemory
+from specheads.decoding.engine import Engine
+from specheads.decoding.records import Draft, DraftKind
+from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.stopping.rule import check_count
+from specheads.sampling import Uniforms, Warp
+
+
+class Beam(Drafting):
+    """`drafting=beam`: the likeliest chain that a beam search finds, as long as the stopping rule lets that one grow.
+
+    Args:
+        num_beams: B.
+
+    Source: Qin et al. 2024 (multi-token joint speculative decoding), section 4, with its defaults.
+    """
+
+    kind = DraftKind.BEAM
+
+    def __init__(self, num_beams: int = 8) -> None:
+        check_count("drafting.num_beams", num_beams, least=1)
+        self.num_beams = num_beams
+
+    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "BeamDrafter":
+        """Return what drafts with these choices into `memory`."""
+        return BeamDrafter(self.num_beams, engine, warp, rule, memory)
+
+
+class BeamDrafter(TreeDrafter):
+    """Searches with beams and hands over the best one, with the laws along it."""
+
+    def __init__(self, num_beams: int, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> None:
+        super().__init__(engine, warp, rule, num_beams * rule.max_tokens, num_beams)
+        self.num_beams, self._memory = num_beams, memory
+        shape = (num_beams * rule.max_tokens + 1, engine.lm.vocab_size)
+        self._laws = torch.zeros(shape, dtype=engine.lm.probs_dtype, device=engine.lm.device)
+
+    def draft(self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, owed: int = 0) -> Draft:
+        """Return the best beam behind the committed tokens, at most `limit` long."""
+        self._joint, self._ended, self._best = {ROOT: 0.0}, {}, ROOT
+        grown = self.grow(committed, state, limit, draws, ends)
+        self._path = grown.nodes.path(self._best)
+        for index, node in enumerate(self._path):
+            token = torch.tensor([grown.nodes.tokens[node]], device=self._laws.device)
+            self._memory.write(index, token, self._laws[grown.nodes.parents[node] + 1][None])
+        count = len(self._path)
+        return Draft.chain(self._memory.tokens[:count], self._memory.probs[:count], grown.num_draft_calls)
+
+    def propose(self, frontier: Frontier, draws: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
+        law, device = self.law(frontier.logits), frontier.logits.device
+        self._laws[torch.tensor(frontier.nodes, device=device) + 1] = law
+        before = torch.tensor([self._joint[node] for node in frontier.nodes], dtype=torch.float64, device=device)
+        joint = (before[:, None] + law.double().log()).flatten()
+        top = joint.topk(min(self.num_beams, len(joint))).indices
+        rows, tokens = top // law.shape[1], top % law.shape[1]
+        return rows, tokens, law[rows, tokens].double()
+
+    def admit(self, nodes: Nodes, drawn: Sequence[Drawn]) -> tuple[dict[int, Drawn], list[int]]:
+        """A beam that ends stays in the running; the search is over once the best one has ended."""
+        admitted = {}
+        for one in drawn:
+            if one.prob > 0:
+                node = nodes.draw(one.parent, one.token)
+                admitted[node], self._joint[node] = one, self._joint[one.parent] + log(one.prob)
+                self._ended |= {node: self._joint[node]} if one.stop else {}
+        running = {node: self._joint[node] for node in admitted} | self._ended
+        best = sorted(running, key=lambda node: (-running[node], node))[: self.num_beams]
+        self._best = best[0]
+        if self._best in self._ended:
+            return admitted, []
+        return admitted, sorted(node for node in best if node not in self._ended)
+
+    def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
+        """The rule learns from the best beam, of which as many tokens as `path` is long were accepted."""
+        return self._grown.state(self._best), len(self._path), len(path)
+
+    def keep(self, path: Sequence[int]) -> None:
+        super().keep(self._path[: len(path)])

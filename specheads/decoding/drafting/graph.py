@@ -1,0 +1,95 @@
+"""Token graphs (GSD): where a draft repeats itself on another branch, it is not drafted again but copied from there."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.drafting.growth import Nodes
+from specheads.decoding.drafting.memory import DraftMemory
+from specheads.decoding.drafting.tree import TopDrafter, Tree
+from specheads.decoding.engine import Engine
+from specheads.decoding.records import Draft
+from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.stopping.rule import check_count
+from specheads.sampling import Uniforms, Warp
+
+
+class Graph(Tree):
+    """`drafting=graph`: a tree in which a node that ends a run of `tau` tokens that the draft already has is not drafted on from.
+
+    Before verification what followed that run's first occurrence is copied behind the node, as deep as the draft may be, so that the target
+    judges it there too.
+
+    Args:
+        tau: tokens that must agree, the last of the context counting in.
+        max_verified: nodes that go to the target, copies counting in; shallow ones first.
+        Others as in Tree.
+
+    Source: Gong et al. 2024 (GSD), section 3.
+    """
+
+    def __init__(self, tau: int = 2, max_verified: int = 64, **choices: Any) -> None:
+        super().__init__(**choices)
+        check_count("drafting.tau", tau, least=1)
+        check_count("drafting.max_verified", max_verified, least=self.max_nodes)
+        self.tau, self.max_verified = tau, max_verified
+
+    def most_nodes(self, rule: StoppingRule) -> int:
+        return self.max_verified
+
+    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "GraphDrafter":
+        return GraphDrafter(self, engine, warp, rule)
+
+
+class GraphDrafter(TopDrafter):
+    """Drafts graphs and unmerges them."""
+
+    def __init__(self, choices: Graph, engine: Engine, warp: Warp, rule: StoppingRule) -> None:
+        self.most_pending = rule.max_tokens + 1  # accepted copies were not read
+        super().__init__(choices, engine, warp, rule)
+
+    def draft(self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, owed: int = 0) -> Draft:
+        self._first: dict[tuple[int, ...], int] = {}
+        self._same: dict[int, int] = {}  # by merged node: where the run was first
+        self._context = list(committed[-self.choices.tau :])
+        self._deepest = min(limit, self.rule.max_tokens)
+        return super().draft(committed, state, limit, draws, ends, owed)
+
+    def is_leaf(self, nodes: Nodes, node: int) -> bool:
+        run = (*self._context, *(nodes.tokens[one] for one in nodes.path(node)))[-self.choices.tau :]
+        first = self._first.setdefault(run, node)
+        if first != node:
+            self._same[node] = first
+        return first != node
+
+    def finished(self, nodes: Nodes, num_draft_calls: int) -> Draft:
+        count = len(nodes)
+        unmerge(nodes, self._same, self._deepest, self.choices.max_verified)
+        copied = torch.arange(len(nodes)) >= count
+        return nodes.draft(None, num_draft_calls, copied=copied)
+
+
+def unmerge(nodes: Nodes, same: dict[int, int], depth: int, most: int) -> None:
+    """Copy behind every merged node what follows the node that it repeats, to `depth` levels and `most` nodes in all.
+
+    Args:
+        same: by merged node the node whose run of tokens it repeats.
+    """
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(nodes.parents):
+        children.setdefault(parent, []).append(node)
+    # Nodes with the drafted node that they repeat or are: what follows the one follows the other.
+    todo = deque(sorted(((node, first) for node, first in same.items()), key=lambda pair: nodes.depth[pair[0]]))
+    while todo:
+        node, source = todo.popleft()
+        if nodes.depth[node] + 1 >= depth:
+            continue
+        while source in same:
+            source = same[source]
+        for child in children.get(source, ()):
+            if len(nodes) >= most:
+                return
+            todo.append((nodes.draw(node, nodes.tokens[child]), child))

@@ -1,0 +1,103 @@
+"""Self-speculative drafting: the draft is the target without some of its layers, whose weights it shares."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specheads.decoding.drafting.autoregressive import Autoregressive
+from specheads.errors import UserError, is_count
+from specheads.pair import Pair
+
+
+class LayerSkip(Autoregressive):
+    """`drafting=layer_skip`: chains of the target with the layers `skipped` left out; the pair's draft is not run.
+
+    Args:
+        skipped: numbers of layers, from 0.
+        ahead: as in Autoregressive.
+
+    Source: Zhang et al. 2023 (Draft & Verify), section 3.
+    """
+
+    def __init__(self, skipped: Sequence[int], ahead: bool = False) -> None:
+        super().__init__(ahead)
+        if isinstance(skipped, str) or not isinstance(skipped, Sequence) or not all(is_count(layer) for layer in skipped):
+            raise UserError(
+                f"drafting.skipped={skipped} is no list of layers; give their numbers from 0, for example 'drafting.skipped=[2,3]', or "
+                "let python -m specheads.decoding.drafting.search look for them."
+            )
+        if len(set(skipped)) < len(skipped) or not len(skipped):
+            raise UserError(f"drafting.skipped={list(skipped)} has a layer twice or none at all; name each layer to skip once.")
+        self.skipped = tuple(sorted(skipped))
+
+    def pair(self, pair: Pair) -> Pair:
+        """Return the pair whose draft is the target without these layers; raises UserError for layers that it does not have."""
+        name = f"{pair.target_id} without layers {', '.join(map(str, self.skipped))}"
+        revision = f"{pair.target_revision}-{'-'.join(map(str, self.skipped))}"
+        return replace(pair, draft=without_layers(pair.target, self.skipped), draft_id=name, draft_revision=revision)
+
+
+class Skipped(nn.Module):
+    """Stands where a layer was and hands on what it is given, as that layer would."""
+
+    def __init__(self, layer: nn.Module, returns_tuple: bool) -> None:
+        super().__init__()
+        self.returns_tuple = returns_tuple
+        if hasattr(layer, "attention_type"):  # by which some models choose a layer's mask
+            self.attention_type = layer.attention_type
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (hidden_states,) if self.returns_tuple else hidden_states
+
+
+def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrainedModel:
+    """Return `model` with some layers skipped: another model object on the same weights.
+
+    Raises:
+        UserError: layers that the model does not have, or a model whose layers are not found.
+    """
+    count = model.config.get_text_config().num_hidden_layers
+    if wrong := [layer for layer in skipped if layer >= count]:
+        raise UserError(f"drafting.skipped names layer {wrong[0]}, but {type(model).__name__} has layers 0 to {count - 1}.")
+    if len(skipped) == count:
+        raise UserError(f"drafting.skipped leaves out all {count} layers; keep some.")
+    place = next((name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == count), None)
+    if place is None:
+        raise UserError(f"the layers of {type(model).__name__} are not found, so that none can be skipped; use another drafting.")
+    # Modules on the way to the layers are copied, so that the target keeps its own; everything else is shared.
+    shallow, steps = _own(model), place.split(".")
+    parent = shallow
+    for step in steps[:-1]:
+        parent._modules[step] = _own(parent._modules[step])
+        parent = parent._modules[step]
+    layers = parent._modules[steps[-1]]
+    tuples = returns_tuple(model, layers[0])
+    parent._modules[steps[-1]] = nn.ModuleList(
+        Skipped(layer, tuples) if number in skipped else layer for number, layer in enumerate(layers)
+    )
+    return shallow.eval()
+
+
+def _own(module: nn.Module) -> nn.Module:
+    """Return a module that shares its parameters and parts with `module`, but whose parts may be exchanged."""
+    own = copy.copy(module)
+    own._modules = dict(module._modules)
+    return own
+
+
+@torch.no_grad()
+def returns_tuple(model: PreTrainedModel, layer: nn.Module) -> bool:
+    """Whether a layer of this model returns its state within a tuple, as one forward shows."""
+    found: list[bool] = []
+    handle = layer.register_forward_hook(lambda module, args, output: found.append(isinstance(output, tuple)))
+    try:
+        token = torch.zeros(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device)
+        model.base_model(input_ids=token, use_cache=False)
+    finally:
+        handle.remove()
+    return found[0]

@@ -1,0 +1,82 @@
+"""Drafts that were written before: what followed the last tokens where the text had them already. No draft model is run."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.drafting.drafter import Drafting
+from specheads.decoding.drafting.growth import ROOT, Nodes
+from specheads.decoding.drafting.memory import DraftMemory
+from specheads.decoding.engine import Engine
+from specheads.decoding.records import Draft, DraftKind
+from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.stopping.rule import check_count
+from specheads.errors import UserError
+from specheads.sampling import Uniforms, Warp
+
+
+class Lookup(Drafting):
+    """`drafting=lookup`: the tokens that followed the latest earlier occurrence of the text's last n tokens.
+
+    Args:
+        max_ngram: n of the longest run that is looked for; shorter ones, down to one token, where it is nowhere.
+
+    Source: prompt lookup decoding (Saxena 2023).
+    """
+
+    kind = DraftKind.CHOSEN
+    reads_draft = False
+
+    def __init__(self, max_ngram: int = 3) -> None:
+        check_count("drafting.max_ngram", max_ngram, least=1)
+        self.max_ngram = max_ngram
+
+    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "LookupDrafter":
+        """Return what drafts with these choices; raises UserError for a rule that looks at a draft's law."""
+        if rule.needs - {"token"}:
+            raise UserError(
+                f"drafting=lookup runs no draft model, so that stopping by {type(rule).__name__}, which looks at {min(rule.needs)}, is "
+                "not possible; use a length, for example stopping=[fixed_length]."
+            )
+        return LookupDrafter(self.max_ngram, rule, engine.lm.device)
+
+
+class LookupDrafter:
+    """Looks drafts up in the committed text."""
+
+    def __init__(self, max_ngram: int, rule: StoppingRule, device: torch.device) -> None:
+        self.max_ngram, self.rule, self._device = max_ngram, rule, device
+
+    def rehearse(self, ends: Tensor) -> None:
+        """There is nothing to prepare."""
+
+    def draft(self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, owed: int = 0) -> Draft:
+        """Return at most `limit` tokens that followed the same run of tokens before."""
+        nodes, node = Nodes(), ROOT
+        limit = min(limit, self.rule.max_tokens)
+        for token in found_before(committed, self.max_ngram, limit):
+            node = nodes.draw(node, token)
+            state, stop = self.rule.step(state, {"token": torch.tensor([token], device=self._device)})
+            if bool(stop | ends[token]):
+                break
+        self._state, self._count = state, len(nodes)
+        return nodes.draft()
+
+    def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
+        """Return what the rule is to learn from: its state, and how much was drafted and accepted."""
+        return self._state, self._count, len(path)
+
+    def keep(self, path: Sequence[int]) -> None:
+        """There is no memory."""
+
+
+def found_before(text: Sequence[int], max_ngram: int, limit: int) -> Sequence[int]:
+    """Return up to `limit` tokens that followed the latest earlier occurrence of the longest run, up to `max_ngram`, that ends `text`."""
+    for size in range(min(max_ngram, len(text) - 1), 0, -1):
+        run = list(text[len(text) - size :])
+        for start in range(len(text) - size - 1, -1, -1):
+            if list(text[start : start + size]) == run:
+                return text[start + size : start + size + max(0, limit)]
+    return []

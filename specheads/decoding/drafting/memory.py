@@ -1,0 +1,29 @@
+"""Where chains are written for verification."""
+
+import torch
+from torch import Tensor
+
+from specheads.pair import LanguageModel
+
+
+class DraftMemory:
+    """Where drafted tokens and their laws are written, from round to round the same place: a draft is valid until the next one."""
+
+    def __init__(self, most: int, lm: LanguageModel, device: torch.device) -> None:
+        """Room for `most` tokens, one law more, and the committed token that verification reads first."""
+        self.sequence = torch.zeros(1, most + 1, dtype=torch.long, device=device)
+        self.tokens = self.sequence[0, 1:]
+        self.probs = torch.zeros(most + 1, lm.vocab_size, dtype=lm.probs_dtype, device=device)
+        # Views made once: making one costs as much as a copy.
+        self._rows = list(zip(self.tokens.split(1), self.probs.split(1), strict=False))
+
+    def write(self, index: int, token: Tensor, probs: Tensor) -> None:
+        """Take the token (1,) at `index` and the law (1, V) it was drawn from."""
+        token_row, probs_row = self._rows[index]
+        token_row.copy_(token)
+        probs_row.copy_(probs)
+
+    def copy_(self, other: "DraftMemory", count: int) -> None:
+        """Take over the first `count` tokens of another memory, and one law more."""
+        self.tokens[:count] = other.tokens[:count]
+        self.probs[: count + 1] = other.probs[: count + 1]

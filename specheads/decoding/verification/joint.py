@@ -1,0 +1,45 @@
+"""Joint verification (MJSD): a chain stands as far as the target finds all of it together likely enough.
+
+Lossy by design: a likely token may carry an unlikely one before it, and what comes out is likelier than samples are.
+"""
+
+from specheads.decoding.records import DraftKind
+from specheads.decoding.stopping.rule import check_probability
+from specheads.decoding.verification.law import AcceptanceLaw, Block
+from specheads.decoding.verification.step import ChainVerification
+
+
+def joint_law(block: Block, threshold: float) -> AcceptanceLaw:
+    """Return the law of `verification=joint`: the longest prefix stands whose `min(1, T / D)` exceeds `threshold`, T and D being the
+    joint probabilities of its tokens under target and draft; a longer one may pass where a shorter one failed.
+    """
+    ratio = block.log_ratios().cumsum(dim=1).exp().clamp_max(1.0)
+    passes = ((ratio > threshold) & block.within).double()
+    return AcceptanceLaw(survival=passes.flip(1).cummax(dim=1).values.flip(1), weights=None, block=block)
+
+
+class JointVerification(ChainVerification):
+    """`verification=joint`: see `joint_law`.
+
+    Args:
+        threshold: in [0, 1), tau of the paper.
+
+    Source: Qin et al. 2024 (multi-token joint speculative decoding), algorithm 1.
+    """
+
+    lossless = False
+    takes = frozenset({DraftKind.BEAM, DraftKind.CHAIN})
+
+    def __init__(self, threshold: float = 0.1) -> None:
+        check_probability(
+            "verification.threshold", threshold, "the smallest ratio of joint probabilities that stands, for example 0.1"
+        )
+        self.threshold = threshold
+        self.program = ("joint", threshold)
+
+    @property
+    def label(self) -> str:
+        return f"joint verification, threshold {self.threshold:g}"
+
+    def law(self, block: Block) -> AcceptanceLaw:
+        return joint_law(block, self.threshold)

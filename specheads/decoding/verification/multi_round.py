@@ -1,0 +1,47 @@
+"""Multi-round rejection (SpecInfer): the tokens that were drawn at a node are tested one after the other, each against what the target
+still wants after the ones before it. Every draw is a round of its own, also of a token that was drawn before.
+"""
+
+import torch
+
+from specheads.decoding.records import DraftKind
+from specheads.decoding.verification.tree import TreeBlock, TreeLaw, TreeVerification
+from specheads.sampling import accept_prob
+
+
+def multi_round_law(block: TreeBlock) -> TreeLaw:
+    """Return the law of `verification=multi_round`.
+
+    Without replacement a draw's own law is the draft's without the tokens drawn before it, renormalised.
+
+    Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyStochastic; without replacement as in Jeon et al. 2024 (RSD), section 3.
+    """
+    target, draft = block.target_probs, block.draft_probs
+    moves = torch.zeros(len(block.tokens), dtype=torch.float64, device=target.device)
+    reach = torch.ones(len(target), dtype=torch.float64, device=target.device)  # chance that all draws so far were rejected
+    for number in range(block.most_draws):
+        there, node = block.draws[:, number] >= 0, block.draws[:, number].clamp_min(0)
+        token = block.tokens[node][:, None]
+        passes = accept_prob(target.gather(1, token), draft.gather(1, token)).squeeze(1).double()
+        passes = torch.where(there, passes, 0.0)
+        moves = moves.index_add(0, node, reach * passes)
+        reach = reach * (1 - passes)
+        residual = (target - draft).clamp_min(0)
+        mass = residual.sum(dim=1, keepdim=True)
+        target = torch.where(there[:, None] & (mass > 0), residual / mass.clamp_min(torch.finfo(mass.dtype).tiny), target)
+        if not block.replacement:
+            others = draft.scatter(1, token, 0.0)
+            others = others / others.sum(dim=1, keepdim=True).clamp_min(torch.finfo(others.dtype).tiny)
+            draft = torch.where(there[:, None], others, draft)
+    return TreeLaw(moves, target, block)
+
+
+class MultiRound(TreeVerification):
+    """`verification=multi_round`: see `multi_round_law`."""
+
+    program = "multi round"
+    label = "multi-round verification"
+    takes = frozenset({DraftKind.CHAIN, DraftKind.IID, DraftKind.DISTINCT})
+
+    def law(self, block: TreeBlock) -> TreeLaw:
+        return multi_round_law(block)

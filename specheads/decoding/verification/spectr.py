@@ -1,0 +1,61 @@
+"""SpecTr (Sun et al. 2023): k-sequential selection, which tests all draws at a node against the same law, lowered by a factor rho."""
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.records import DraftKind
+from specheads.decoding.verification.tree import TreeBlock, TreeLaw, TreeVerification
+
+NUM_HALVINGS = 40  # of an interval of length k - 1; what is left only costs acceptance
+
+
+def spectr_law(block: TreeBlock) -> TreeLaw:
+    """Return the law of `verification=spectr`.
+
+    With k draws at a node, `beta(rho) = sum min(d, t / rho)` is the chance that one draw passes `min(1, t / (rho d))`, and rho the
+    solution of `1 - (1 - beta)^k = rho beta` in [1, k]. The first draw that passes is taken; after none the next token follows
+    `t - min(d, t / rho) (1 - (1 - beta)^k) / beta`.
+
+    Source: Sun et al. 2023, algorithm 3 and theorem 2.
+    """
+    target, draft = block.target_probs, block.draft_probs
+    counts = (block.draws >= 0).sum(dim=1)
+    rho = spectr_factor(target, draft, counts)
+    passing = torch.minimum(draft, target / rho[:, None].to(target.dtype))
+    beta = passing.double().sum(dim=1)
+    taken = 1 - (1 - beta).clamp_min(0) ** counts
+    moves = torch.zeros(len(block.tokens), dtype=torch.float64, device=target.device)
+    reach = torch.ones(len(target), dtype=torch.float64, device=target.device)
+    for number in range(block.most_draws):
+        there, node = block.draws[:, number] >= 0, block.draws[:, number].clamp_min(0)
+        token = block.tokens[node][:, None]
+        drawn = draft.gather(1, token).squeeze(1).double()
+        share = passing.gather(1, token).squeeze(1).double() / drawn.clamp_min(torch.finfo(torch.float64).tiny)
+        passes = torch.where(there & (drawn > 0), share.clamp_max(1.0), 0.0)
+        moves = moves.index_add(0, node, reach * passes)
+        reach = reach * (1 - passes)
+    scale = torch.where(beta > 0, taken / beta.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+    return TreeLaw(moves, (target - passing * scale[:, None].to(target.dtype)).clamp_min(0), block)
+
+
+def spectr_factor(target: Tensor, draft: Tensor, counts: Tensor) -> Tensor:
+    """Return rho (R,) float64 for laws (R, V) and `counts` (R,) draws each: never below the solution, so that the rule is lossless."""
+    low = torch.ones(len(counts), dtype=torch.float64, device=target.device)
+    high = counts.double().clamp_min(1)
+    for _ in range(NUM_HALVINGS):
+        middle = (low + high) / 2
+        beta = torch.minimum(draft, target / middle[:, None].to(target.dtype)).double().sum(dim=1)
+        enough = 1 - (1 - beta).clamp_min(0) ** counts <= middle * beta
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    return high
+
+
+class SpecTr(TreeVerification):
+    """`verification=spectr`: see `spectr_law`."""
+
+    program = "spectr"
+    label = "SpecTr"
+    takes = frozenset({DraftKind.CHAIN, DraftKind.IID})
+
+    def law(self, block: TreeBlock) -> TreeLaw:
+        return spectr_law(block)

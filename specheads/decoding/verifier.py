@@ -1,0 +1,118 @@
+"""The target's forward over a draft and the verdict on it: as one unit for chains, under a tree's mask for trees."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.drafting.growth import Nodes, TreeReader
+from specheads.decoding.drafting.memory import DraftMemory
+from specheads.decoding.engine import Engine
+from specheads.decoding.records import Draft
+from specheads.decoding.verification import NUM_FACTS, TreeBlock, TreeVerification, VerificationRule, VerifyStep
+from specheads.sampling import Uniforms, Warp
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a draft."""
+
+    path: Sequence[int]  # the accepted nodes, from the context down
+    tokens: Sequence[int]  # theirs
+    next_token: int  # the target's own
+    owed: int  # tokens to come whose verification needs the draft's law
+    target_hidden: Tensor  # (1, H) that the target's own token was decided from
+    draft_nan: bool
+    target_nan: bool
+
+
+class Verifier(Protocol):
+    """Verifies the drafts of one decoder. The engine's memory ends before the last committed token."""
+
+    def rehearse(self) -> None:
+        """Prepare the engine for all that verification runs."""
+
+    def init(self) -> Any:
+        """Return the rule's state at the start of a prompt."""
+
+    def verify(self, last: int, draft: Draft, planned: Tensor | None, draws: Uniforms, state: Any) -> tuple[Outcome, Any]:
+        """Judge a draft behind the last committed token; return what became of it and the rule's new state. The engine keeps what stands.
+
+        Args:
+            planned: (1,) long, tokens that would have been drafted whatever they were; None: their number depends on them.
+        """
+
+
+class ChainVerifier:
+    """Verifies chains in the memory that they are drafted into, forward and rule in one unit."""
+
+    def __init__(self, engine: Engine, warp: Warp, rule: VerificationRule, drafted: DraftMemory, most: int) -> None:
+        """`most`: the longest chain that `drafted` has room for."""
+        self.engine, self.rule, self._drafted, self._memory = engine, rule, drafted, drafted
+        device = engine.lm.device
+        if drafted.probs.device != device:
+            self._memory = DraftMemory(drafted.probs.shape[0] - 1, engine.lm, device)
+        self._most = most
+        self._lengths = torch.zeros(3, dtype=torch.long, device=device)
+        self._num_drafted, self._planned, self._num_laws = self._lengths.split(1)
+        self._unit = engine.unit(VerifyStep(warp, rule, len(self._memory.probs)), all_logits=True)
+
+    def rehearse(self) -> None:
+        longest = self.engine.padded(self._most + 1)
+        counts = sorted({self.engine.padded(count) for count in range(1, longest + 1)})
+        draws = torch.zeros(2, dtype=torch.float64, device=self._lengths.device)
+        self.engine.rehearse(self._unit, counts, self._memory.probs, draws, self._lengths, self.init())
+
+    def init(self) -> Any:
+        return self.rule.init(1, self._lengths.device)
+
+    def verify(self, last: int, draft: Draft, planned: Tensor | None, draws: Uniforms, state: Any) -> tuple[Outcome, Any]:
+        base, num_drafted, memory = self.engine.length, len(draft.tokens), self._memory
+        if memory is not self._drafted:
+            memory.copy_(self._drafted, num_drafted)
+        memory.sequence[:, :1] = last
+        self._num_drafted.fill_(num_drafted)
+        self._planned.zero_() if planned is None else self._planned.copy_(planned)
+        self._num_laws.fill_(num_drafted + (draft.next_probs is not None))
+        inputs = memory.probs, draws.take(2), self._lengths, state
+        facts, hidden, state = self._unit(memory.sequence[:, : self.engine.padded(num_drafted + 1)], *inputs)
+        facts = facts.tolist()
+        num_accepted, next_token, owed, draft_nan, target_nan = facts[:NUM_FACTS]
+        self.engine.rewind(base + 1 + num_accepted)
+        tokens = facts[NUM_FACTS : NUM_FACTS + num_accepted]
+        path = range(num_accepted)
+        return Outcome(path, tokens, next_token, owed, hidden[:, num_accepted], bool(draft_nan), bool(target_nan)), state
+
+
+class TreeVerifier:
+    """Verifies trees: one forward over the last committed token and all nodes, then the rule."""
+
+    def __init__(self, engine: Engine, warp: Warp, rule: TreeVerification, most_nodes: int, deepest: int) -> None:
+        """`most_nodes`, `deepest`: of the largest draft."""
+        self.engine, self.warp, self.rule, self._deepest = engine, warp, rule, deepest
+        self.reader = TreeReader(engine, most_nodes, most_nodes + 1)
+
+    def rehearse(self) -> None:
+        self.reader.rehearse_nodes()
+
+    def init(self) -> tuple[()]:
+        return ()
+
+    def verify(self, last: int, draft: Draft, planned: Tensor | None, draws: Uniforms, state: Any) -> tuple[Outcome, Any]:
+        nodes = Nodes(*(column.tolist() for column in (draft.tokens, draft.parents, draft.depth)))
+        logits, hidden = self.reader.read_whole(nodes, last)
+        block = TreeBlock.of(draft, self.warp(logits))
+        draws = draws.take(self._deepest + 1)
+        verdict = self.rule.law(block).decide(draws[:-1], draws[-1:])
+        nans = [block.target_probs.isnan().any(), torch.zeros_like(verdict.next_token, dtype=torch.bool)[0]]
+        if block.draft_probs is not None:
+            nans[1] = block.draft_probs.isnan().any()
+        facts = torch.cat([verdict.next_token, torch.stack(nans).long(), verdict.accepted_nodes[0]]).tolist()
+        next_token, target_nan, draft_nan, *path = facts
+        path = [node for node in path if node >= 0]
+        self.reader.keep(path)
+        ended = path[-1] + 1 if path else 0
+        tokens = [nodes.tokens[node] for node in path]
+        return Outcome(path, tokens, next_token, 0, hidden[None, ended], bool(draft_nan), bool(target_nan)), state

@@ -1,0 +1,181 @@
+"""Rules for trees: what comes out follows the target's law, by enumeration of all drafts through the laws that decoding draws from."""
+
+import itertools
+
+import pytest
+import torch
+from chains import Model, difference
+
+from specheads.decoding.drafting.growth import Nodes
+from specheads.decoding.verification import MultiRound, SpecTr, TreeBlock, TreeMatch, multi_round_law, spectr_law, token_law
+from specheads.decoding.verification.law import Block
+from specheads.decoding.verification.spectr import spectr_factor
+
+RULES = {"tree_match": TreeMatch(), "multi_round": MultiRound(), "spectr": SpecTr()}
+
+
+def laws_after(model, nodes):
+    """Return a model's law after the context and after every node, (N + 1, V)."""
+    paths = [()]
+    for token, parent in zip(nodes.tokens, nodes.parents, strict=True):
+        paths.append((*paths[parent + 1], token))
+    return torch.stack([model(path) for path in paths]), paths
+
+
+def of_chains(chains, merge=True):
+    """Return the tree of chains that were drawn level by level."""
+    nodes, ends = Nodes(), [-1] * len(chains)
+    for depth in range(len(chains[0])):
+        ends = [nodes.draw(end, chain[depth], merge) for chain, end in zip(chains, ends, strict=True)]
+    return nodes
+
+
+def trees_of(draft, count, length, merge=True, replacement=True):
+    """Yield every tree of `count` chains of `length` tokens, and its probability; without replacement first tokens differ."""
+    options = list(itertools.product(range(draft.vocab_size), repeat=length))
+    for chains in itertools.product(options, repeat=count):
+        chance = 1.0
+        for number, chain in enumerate(chains):
+            law = draft(()).clone()
+            if not replacement:
+                law[[other[0] for other in chains[:number]]] = 0
+                law = law / law.sum().clamp_min(1e-300)
+            chance *= law[chain[0]].item() * draft.joint(chain[1:], chain[:1])
+        if chance > 0:
+            yield of_chains(chains, merge), chance
+
+
+def emitted(rule, target, draft, trees, num_tokens):
+    """Return the exact law of the first `num_tokens` tokens (V, ..., V) where a round drafts one of `trees` and the target goes on alone."""
+    total = torch.zeros((target.vocab_size,) * num_tokens, dtype=torch.float64)
+    for nodes, chance, replacement in trees:
+        target_probs, paths = laws_after(target, nodes)
+        draft_probs, _ = laws_after(draft, nodes)
+        law = rule.law(TreeBlock.of(nodes.draft(draft_probs, replacement=replacement), target_probs))
+        reach = [chance]
+        for move, parent in zip(law.moves.tolist(), nodes.parents, strict=True):
+            reach.append(reach[parent + 1] * move)
+        for row, path in enumerate(paths):
+            children = [n for n, parent in enumerate(nodes.parents) if parent == row - 1]
+            stay = reach[row] * (1 - law.moves[children].sum().item())
+            following = law.next_probs(torch.tensor([row]))[0]
+            for token, prob in enumerate((following / following.sum()).tolist()):
+                begun = (*path, token)
+                for rest in itertools.product(range(target.vocab_size), repeat=max(0, num_tokens - len(begun))):
+                    total[(*begun, *rest)[:num_tokens]] += stay * prob * target.joint(rest, begun)
+    return total
+
+
+def check(rule, target, draft, trees, length):
+    found = emitted(rule, target, draft, trees, length + 1)
+    assert difference(found, target) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "count", "length"), [(2, 1, 3), (2, 2, 2), (2, 2, 3), (2, 3, 2), (3, 2, 2), (3, 4, 1), (2, 4, 2)]
+)
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("rule", RULES)
+def test_iid_chains_are_lossless(rule, merge, vocab_size, count, length):
+    for seed in range(4):
+        target, draft = Model(vocab_size, 2 * seed, seed % 2 == 1), Model(vocab_size, 2 * seed + 1, seed % 4 > 1)
+        trees = [(nodes, chance, True) for nodes, chance in trees_of(draft, count, length, merge)]
+        assert sum(chance for _, chance, _ in trees) == pytest.approx(1)
+        check(RULES[rule], target, draft, trees, length)
+
+
+@pytest.mark.parametrize(("vocab_size", "count", "length"), [(2, 2, 2), (3, 2, 2), (3, 3, 1), (4, 3, 1)])
+@pytest.mark.parametrize("rule", ["tree_match", "multi_round"])
+def test_first_tokens_without_replacement_are_lossless(rule, vocab_size, count, length):
+    for seed in range(4):
+        target, draft = Model(vocab_size, 2 * seed), Model(vocab_size, 2 * seed + 1)
+        trees = [(nodes, chance, False) for nodes, chance in trees_of(draft, count, length, replacement=False)]
+        assert sum(chance for _, chance, _ in trees) == pytest.approx(1)
+        check(RULES[rule], target, draft, trees, length)
+
+
+def test_without_replacement_taken_for_with_it_would_be_noticed():
+    target, draft = Model(3, 4), Model(3, 5)
+    trees = [(nodes, chance, True) for nodes, chance in trees_of(draft, 2, 1, replacement=False)]
+    assert difference(emitted(MultiRound(), target, draft, trees, 2), target) > 0.1
+
+
+def test_forgotten_multiplicity_would_be_noticed():
+    """Merged duplicates that are tested once bias the law by a hundredth or more."""
+    target, draft, trees = Model(3, 4), Model(3, 5), []
+    for nodes, chance in trees_of(draft, 3, 1):
+        nodes.order = sorted(set(nodes.order))
+        trees.append((nodes, chance, True))
+    assert difference(emitted(MultiRound(), target, draft, trees, 2), target) > 1e-2
+
+
+def test_chosen_trees_are_lossless_under_matching():
+    """Any tree, twins among its siblings included."""
+    nodes = Nodes()
+    for parent, token in ((-1, 0), (-1, 1), (-1, 0), (0, 1), (0, 2), (2, 2), (3, 0), (1, 1)):
+        nodes.draw(parent, token, merge=False)
+    for seed in range(4):
+        target = Model(3, seed, seed % 2 == 1)
+        check(TreeMatch(), target, Model(3, 9), [(nodes, 1.0, True)], 3)
+
+
+@pytest.mark.parametrize("law", [multi_round_law, spectr_law])
+def test_a_single_chain_is_judged_as_token_verification_does(law):
+    target, draft = Model(4, 1), Model(4, 2)
+    nodes = of_chains([(1, 3, 0, 2)])
+    target_probs, draft_probs = laws_after(target, nodes)[0], laws_after(draft, nodes)[0]
+    found = law(TreeBlock.of(nodes.draft(draft_probs), target_probs))
+    plain = token_law(Block.of(torch.tensor([[1, 3, 0, 2]]), draft_probs[None, :4], target_probs[None]))
+    torch.testing.assert_close(found.moves.cumprod(0), plain.survival[0].double(), atol=1e-12, rtol=0)
+    for row in range(5):
+        one, other = found.next_probs(torch.tensor([row]))[0], plain.next_probs(torch.tensor([row]))[0]
+        torch.testing.assert_close(one / one.sum(), other / other.sum(), atol=1e-12, rtol=0)
+
+
+def test_the_factor_of_spectr_solves_its_equation():
+    target, draft = (torch.stack([Model(5, seed + shift)(()) for seed in range(20)]) for shift in (0, 50))
+    for k in (1, 2, 4, 8):
+        rho = spectr_factor(target, draft, torch.full((20,), k))
+        beta = torch.minimum(draft, target / rho[:, None]).sum(dim=1)
+        torch.testing.assert_close(1 - (1 - beta) ** k, rho * beta, atol=1e-9, rtol=0)
+        assert ((rho >= 1) & (rho <= k)).all()
+
+
+def test_more_draws_are_accepted_more_often():
+    target, draft = Model(4, 3), Model(4, 4)
+    for rule in (MultiRound(), SpecTr()):
+        chances = []
+        for count in (1, 2, 4):
+            laws = (
+                (rule.law(TreeBlock.of(n.draft(laws_after(draft, n)[0]), laws_after(target, n)[0])), p)
+                for n, p in trees_of(draft, count, 1)
+            )
+            chances.append(sum(p * law.moves.sum().item() for law, p in laws))
+        assert chances[0] < chances[1] < chances[2]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_draws_follow_the_law(rule):
+    """10,000 draws from one tree; a false alarm has a probability below 1e-6 per comparison (five standard errors)."""
+    target, draft = Model(3, 7), Model(3, 8)
+    nodes = of_chains([(0, 1), (0, 2), (1, 1), (0, 1)])
+    block = TreeBlock.of(nodes.draft(laws_after(draft, nodes)[0]), laws_after(target, nodes)[0])
+    law, number = RULES[rule].law(block), 10_000
+    uniform = torch.rand(number, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    verdicts = [law.decide(u[:2], u[2:]) for u in uniform]
+    ended = torch.bincount(torch.tensor([path_end(v) for v in verdicts]) + 1, minlength=len(nodes.tokens) + 1)
+    reach = [1.0]
+    for move, parent in zip(law.moves.tolist(), nodes.parents, strict=True):
+        reach.append(reach[parent + 1] * move)
+    for row in range(len(nodes.tokens) + 1):
+        children = [n for n, parent in enumerate(nodes.parents) if parent == row - 1]
+        chance = reach[row] * (1 - law.moves[children].sum().item())
+        share = ended[row].item() / len(verdicts)
+        assert abs(share - chance) <= 5 * (chance * (1 - chance) / len(verdicts)) ** 0.5 + 1e-12
+
+
+def path_end(verdict):
+    """Return the last accepted node, or -1; checks that the path goes down."""
+    path = [node for node in verdict.accepted_nodes[0].tolist() if node >= 0]
+    assert len(path) == verdict.num_accepted.item()
+    return path[-1] if path else -1
