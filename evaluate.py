@@ -13,8 +13,9 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from specheads.cli import command, load_configured_pair
-from specheads.decoding.drafting import Autoregressive
+from specheads.decoding.drafting import Drafting
 from specheads.decoding.engine import resolve_engine
+from specheads.decoding.pairing import check_pairing
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError
 from specheads.evaluation.checks import check_counts, check_lists, check_replay
@@ -34,6 +35,8 @@ def evaluate(cfg: DictConfig) -> Report:
     check(cfg)
     verification = instantiate(cfg.verification)  # before the models: a wrong rate should not wait for 70 B
     drafting, others = instantiate(cfg.drafting), {name: named_verification(name) for name in cfg.compare_verification}
+    for rule in (verification, *others.values()):
+        check_pairing(drafting, rule)
     # A login that fails should not wait either.
     loggers = [new_logger(one, Path(cfg.paths.run)) for one in (cfg.get("logger") or {}).values()]
     try:
@@ -45,12 +48,12 @@ def evaluate(cfg: DictConfig) -> Report:
 def run(
     cfg: DictConfig,
     loggers: Sequence[Logger],
-    drafting: Autoregressive,
+    drafting: Drafting,
     verification: VerificationRule,
     others: Mapping[str, VerificationRule],
 ) -> Report:
     """Load the models, do all steps, print and write the report."""
-    pair = load_configured_pair(cfg)
+    pair = drafting.pair(load_configured_pair(cfg))
     heads = find_heads(cfg, pair)
     logger.info("heads: %s", ", ".join(one.where for one in heads.values()) or "none")
     evaluation = Evaluation(cfg, pair, heads, drafting, verification, others)

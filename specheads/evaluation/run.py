@@ -13,7 +13,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.run import EncodedPrompt, GenerationSettings
-from specheads.decoding.drafting import Autoregressive
+from specheads.decoding.drafting import Autoregressive, Drafting
 from specheads.decoding.engine import resolve_engine
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength
 from specheads.decoding.verification import TokenVerification, VerificationRule
@@ -54,7 +54,7 @@ class Evaluation:
         cfg: DictConfig,
         pair: Pair,
         heads: Mapping[str, FoundHead],
-        drafting: Autoregressive,
+        drafting: Drafting,
         verification: VerificationRule,
         others: Mapping[str, VerificationRule],
     ) -> None:
@@ -69,10 +69,11 @@ class Evaluation:
 
     def run(self) -> Report:
         """Do all steps; return the report."""
-        if not isinstance(self.verification, TokenVerification):
+        if not isinstance(self.verification, TokenVerification) or not isinstance(self.drafting, Autoregressive):
             logger.info(
-                "verification=%s is decoded, rule by rule of live_rules: a recording foretells token verification only",
-                self.verification.label.removesuffix(" verification"),
+                "%s drafts under %s are decoded, rule by rule of live_rules: a recording foretells chains under token verification only",
+                type(self.drafting).__name__.lower(),
+                self.verification.label,
             )
             return self._decode_only()
         if self.drafting.ahead:
@@ -196,7 +197,9 @@ class Evaluation:
     def _decode_only(self) -> Report:
         """Decode every rule of `live_rules`, with no recording."""
         if self.cfg.live == "none":
-            raise UserError(f"live=none and verification={self.verification.label}: it can only be decoded; use live=all.")
+            raise UserError(
+                f"live=none, but {type(self.drafting).__name__.lower()} drafts under {self.verification.label} can only be decoded; use live=all."
+            )
         chosen = {name: rule for name, rule in self.stopping.items() if name in self.cfg.live_rules}
         found = candidates(without_auto(chosen), self.heads, None)
         settings = sweep_settings(found, self.verification.stopping, self.others)

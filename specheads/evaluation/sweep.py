@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
-from specheads.decoding.drafting import Autoregressive
+from specheads.decoding.drafting import Drafting
 from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import VerificationRule
@@ -92,7 +92,7 @@ def run_sweep(
     repeats: int,
     seed: int,
     engine: str = "auto",
-    drafting: Autoregressive | None = None,
+    drafting: Drafting | None = None,
     verification: VerificationRule | None = None,
     on_generation: Callable[[int], None] = lambda count: None,
     journal: Journal | None = None,

@@ -64,9 +64,10 @@ class Nodes:
 
 
 class Read:
-    """Work that hands over what a forward gives."""
+    """Work that hands over what a forward gives; for trees, in a tail of `width` slots."""
 
-    program = "read"
+    def __init__(self, width: int = 0) -> None:
+        self.program = ("read", width)
 
     def __call__(self, output: ForwardOutput) -> tuple[Tensor, Tensor]:
         return output.logits[0], output.hidden[0]
@@ -83,7 +84,7 @@ class TreeReader:
         self._tail, self._seen = Tail.empty(width, device), torch.eye(width, dtype=torch.bool)
         self._depth = torch.zeros(width, dtype=torch.long)
         self._context = engine.unit(Read())
-        self._nodes = engine.unit(Read(), all_logits=True, tree=True)
+        self._nodes = engine.unit(Read(width), all_logits=True, tree=True)
 
     def rehearse(self) -> None:
         """Prepare the engine for all that reading runs."""

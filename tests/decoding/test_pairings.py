@@ -1,0 +1,146 @@
+"""Every drafting with every rule that takes it: greedy output is the target's own, sampled output follows its law, others are refused."""
+
+import itertools
+import os
+
+import pytest
+import torch
+from fakes import needs_compiler, tiny_pair
+from families import CONFIGS, VOCAB_SIZE, family_pair
+from statistics_helper import chi_square_p_value
+
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, drafting, generate_baseline, stopping
+from specheads.decoding.pairing import RULES, check_pairing, default_verification
+from specheads.decoding.records import DraftKind
+
+DRAFTINGS = {
+    "chain": drafting.Autoregressive(),
+    "layer_skip": drafting.LayerSkip([0]),
+    "lookup": drafting.Lookup(),
+    "beam": drafting.Beam(3),
+    "multi": drafting.Multi(3),
+    "batch": drafting.Multi(3, merge=False),
+    "distinct": drafting.Multi(3, replacement=False),
+    "tree": drafting.Tree(3, 0.02, 0.02, max_nodes=20, max_width=5),
+    "graph": drafting.Graph(tau=1, max_verified=24, top_k=3, theta_prob=0.02, theta_sib=0.02, max_nodes=20, max_width=5),
+}
+LOSSLESS = [
+    (name, rule)
+    for (name, way), (rule, make) in itertools.product(DRAFTINGS.items(), RULES.items())
+    if way.kind in make.takes and make().lossless
+]
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def pair(request):
+    return family_pair(request.param)
+
+
+@pytest.fixture(scope="module")
+def references(pair):
+    found = []
+    for seed in range(2):
+        prompt = torch.randint(VOCAB_SIZE, (2 + 9 * seed,), generator=torch.Generator().manual_seed(seed)).tolist()
+        found.append((prompt, generate_baseline(pair, prompt, NUM_TOKENS, warp=Warp(0), engine="eager").tokens.tolist()))
+    return found
+
+
+def check_greedy(pair, references, way, rule, engine, stop=None):
+    stop = stop or stopping.FixedLength(4)
+    decoder = SpeculativeDecoder(pair, DRAFTINGS[way], stop, RULES[rule](), Warp(temperature=0), engine)
+    decoder.warm_up()
+    prepared = decoder.draft_engine.num_prepared + decoder.target_engine.num_prepared
+    for prompt, expected in references:
+        out = decoder.generate(prompt, NUM_TOKENS)
+        assert out.tokens.tolist() == expected
+        assert sum(len(one.tokens) for one in out.rounds) == NUM_TOKENS
+    assert decoder.draft_engine.num_prepared + decoder.target_engine.num_prepared == prepared  # nothing in mid-generation
+    return out
+
+
+@pytest.mark.parametrize(("way", "rule"), LOSSLESS)
+def test_greedy_output_is_the_targets_own(pair, references, way, rule):
+    check_greedy(pair, references, way, rule, "eager")
+
+
+@pytest.mark.parametrize("way", ["tree", "graph", "multi", "beam", "layer_skip"])
+def test_captured_units_give_the_same(pair, references, way):
+    check_greedy(pair, references, way, "tree_match", "cuda_graph")
+
+
+@needs_compiler
+@pytest.mark.skipif(
+    "SPECHEADS_COMPILE_ALL" not in os.environ, reason="set SPECHEADS_COMPILE_ALL=1 to compile; takes a minute each"
+)
+@pytest.mark.parametrize("way", ["tree", "layer_skip"])
+def test_compiled_units_give_the_same(pair, references, way):
+    check_greedy(pair, references, way, "tree_match", "compiled")
+
+
+def test_trees_and_graphs_are_more_than_chains(pair, references):
+    """Or the tests above would say little."""
+    for way in ("tree", "graph"):
+        out = check_greedy(pair, references, way, "tree_match", "eager")
+        assert out.stats.drafted_per_round > 6 and out.stats.num_accepted > 0
+
+
+def test_a_head_prunes_along_every_path():
+    torch.manual_seed(0)
+    pair, sizes, prompt = family_pair("llama"), [], [3, 1, 4, 1, 5]
+    expected = generate_baseline(pair, prompt, NUM_TOKENS, warp=Warp(0), engine="eager").tokens.tolist()
+    size = pair.draft.get_input_embeddings().weight.shape[1]
+    head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, embedding_size=size, depth=1, judges="next_token"))
+    torch.nn.init.normal_(head.readout.weight, std=0.3)
+    for threshold in (0.6, 0.9):
+        stop = stopping.HeadThreshold(head.requires_grad_(False), threshold, max_tokens=6)
+        sizes.append(check_greedy(pair, [(prompt, expected)], "tree", "tree_match", "eager", stop).stats.drafted_per_round)
+    assert 3 < sizes[0] < sizes[1]
+
+
+SAMPLED = [("chain", "spectr"), ("batch", "multi_round"), ("distinct", "multi_round")]
+SAMPLED += [("multi", rule) for rule in ("multi_round", "spectr")]
+SAMPLED += [(way, "tree_match") for way in ("lookup", "beam", "multi", "tree", "graph")]
+
+
+@pytest.mark.parametrize(("way", "rule"), SAMPLED)
+def test_sampled_output_follows_the_targets_law(way, rule):
+    """500 responses of three tokens; the chance of a false alarm is 1e-6 for each pairing."""
+    pair, warp, number = tiny_pair(3), Warp(1.0), 500
+    paths = list(itertools.product(range(3), repeat=3))
+    texts = torch.tensor([[0, 1, *path] for path in paths])
+    laws = warp(pair.target_lm.logits(pair.target_lm.hidden_states(texts)))[:, 1:-1]
+    law = laws.gather(2, torch.tensor(paths)[:, :, None])[..., 0].prod(dim=1)
+    decoder = SpeculativeDecoder(pair, DRAFTINGS[way], stopping.FixedLength(2), RULES[rule](), warp, "eager")
+    counts, accepted = torch.zeros(len(paths), dtype=torch.float64), 0
+    for seed in range(number):
+        out = decoder.generate([0, 1], 3, seed=seed, stop_tokens=[])
+        counts[paths.index(tuple(out.tokens.tolist()))] += 1
+        accepted += out.stats.num_accepted
+    assert accepted > 0.1 * number or way == "lookup"
+    assert chi_square_p_value(counts, law) > 1e-6
+
+
+def test_every_kind_of_draft_has_a_rule_that_is_its_default():
+    for way in DRAFTINGS.values():
+        check_pairing(way, default_verification(way))
+    assert {way.kind for way in DRAFTINGS.values()} == set(DraftKind)
+
+
+@pytest.mark.parametrize(
+    ("way", "rule", "message"),
+    [
+        (
+            "tree",
+            "token",
+            "token verification does not take what Tree drafts, a tree of chosen tokens; use verification=tree_match",
+        ),
+        ("multi", "block", "use verification=multi_round or spectr or tree_match"),
+        ("distinct", "spectr", "SpecTr does not take .* without replacement; use verification=multi_round or tree_match"),
+        ("beam", "token", "use verification=tree_match or joint"),
+        ("lookup", "joint", "joint verification, threshold 0.1 does not take what Lookup drafts"),
+    ],
+)
+def test_a_wrong_pairing_is_refused_with_the_right_ones(way, rule, message):
+    with pytest.raises(UserError, match=message):
+        SpeculativeDecoder(tiny_pair(3), DRAFTINGS[way], verification=RULES[rule]())
