@@ -135,7 +135,7 @@ def own_runs(
         device, speculative = pair.target_lm.device, isinstance(one, SpeculativeDecoder)
         if speculative:
             one._drafter._step = draft = Stopwatch(one._drafter._step, pair.draft_lm.device)
-            one._verify_unit = verify = Stopwatch(one._verify_unit, device)
+            one._verifier._unit = verify = Stopwatch(one._verifier._unit, device)
         else:
             one._unit = verify = Stopwatch(one._unit, device)
 
@@ -274,10 +274,11 @@ def print_forwards(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str) ->
         return lambda: (place(one.draft_engine, context), one._drafter._step(token, uniform, ends, state))
 
     def verify(count: int) -> Callable[[], object]:
-        memory, state = decoder._target_memory, decoder.verification.init(1, device)
-        inputs = (memory.probs, torch.zeros(2, dtype=torch.float64, device=device), decoder._lengths, state)
+        verifier = decoder._verifier
+        memory, draws = verifier._memory, torch.zeros(2, dtype=torch.float64, device=device)
+        inputs = (memory.probs, draws, verifier._lengths, verifier.init())
         tokens = memory.sequence[:, : decoder.target_engine.padded(count)]
-        return lambda: (place(decoder.target_engine, context), decoder._verify_unit(tokens, *inputs))
+        return lambda: (place(decoder.target_engine, context), verifier._unit(tokens, *inputs))
 
     limit = bandwidth(device)
     print(f"memory bandwidth, measured by a large copy: {limit / 1e9:,.1f} GB/s; context {context}; sampled\n")

@@ -15,7 +15,7 @@ from torch import Tensor
 from specheads.decoding.drafting import Autoregressive, Drafting, DraftMemory
 from specheads.decoding.engine import Engine, ForwardOutput, make_engine
 from specheads.decoding.pairing import check_pairing, default_verification
-from specheads.decoding.records import DecodeStats, Generation, Round
+from specheads.decoding.records import DecodeStats, DraftKind, Generation, Round
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, StoppingRule
 from specheads.decoding.verification import TreeVerification, VerificationRule
 from specheads.decoding.verifier import ChainVerifier, Outcome, TreeVerifier
@@ -26,6 +26,7 @@ from specheads.sampling import Uniforms, Warp, check_no_nan
 Prompt = str | Sequence[dict[str, str]] | Sequence[int] | Tensor
 
 
+CHAINS = {DraftKind.CHAIN, DraftKind.BEAM}
 MAX_WINDOW = 4096  # models that reach 128k positions would otherwise fill a device with empty memory
 
 
@@ -137,8 +138,11 @@ class SpeculativeDecoder:
         self.stopping = stopping or self.verification.stopping or FixedLength()
         self.warp = warp or Warp()
         window = checked_window(pair, window)
-        self.draft_engine = make_engine(engine, pair.draft_lm, window)
-        self.target_engine = make_engine(engine, pair.target_lm, window)
+        self._longest = max(self.stopping.max_tokens, MAX_TOKENS)
+        self.draft_engine = make_engine(engine, pair.draft_lm, window, self.drafting.most_read(self._longest))
+        # A chain ends within the window; a tree may have more nodes than are left of it.
+        room = 0 if self.drafting.kind in CHAINS else self.drafting.most_verified(self._longest)
+        self.target_engine = make_engine(engine, pair.target_lm, window, room)
         self.startup_seconds = 0.0  # spent on warming up, which no generation's seconds contain
         self._bind()
 
@@ -147,6 +151,11 @@ class SpeculativeDecoder:
         other = copy.copy(self)
         other.stopping, other.verification, other.startup_seconds = stopping, verification or self.verification, 0.0
         check_pairing(self.drafting, other.verification)
+        if stopping.max_tokens > self._longest and self.drafting.kind is not DraftKind.CHAIN:
+            raise UserError(
+                f"{type(stopping).__name__} drafts up to {stopping.max_tokens} tokens, but this decoder has memory for paths of "
+                f"{self._longest}; make it with that rule."
+            )
         other._bind()
         return other
 
@@ -257,7 +266,7 @@ class SpeculativeDecoder:
         memory = DraftMemory(most, self.pair.draft_lm, self.draft_engine.lm.device)
         self._drafter = self.drafting.drafter(self.draft_engine, self.warp, self.stopping, memory)
         if isinstance(self.verification, TreeVerification):
-            sizes = self.drafting.most_nodes(self.stopping), self.stopping.max_tokens
+            sizes = self.drafting.most_verified(self.stopping.max_tokens), self.stopping.max_tokens
             self._verifier = TreeVerifier(self.target_engine, self.warp, self.verification, *sizes)
         else:
             self._verifier = ChainVerifier(self.target_engine, self.warp, self.verification, memory, self.stopping.max_tokens)

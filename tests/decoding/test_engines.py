@@ -109,8 +109,8 @@ def test_no_verification_is_for_one_or_two_tokens_or_reads_all_memory():
         for capacity in (64, 500, 1000, 1900):
             engine = kind(lm, capacity)
             assert min(engine.padded(count) for count in range(1, 40)) >= 3
-            assert max(engine._size(end) for end in range(1, capacity + 33)) < engine._room
-            assert max(engine._sizes()) < engine._room
+            assert max(engine._size(end) for end in range(1, capacity + 33)) < engine._layers[0].capacity
+            assert max(engine._sizes()) < engine._layers[0].capacity
 
 
 def test_memory_comes_in_few_sizes():

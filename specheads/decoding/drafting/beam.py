@@ -32,6 +32,9 @@ class Beam(Drafting):
         check_count("drafting.num_beams", num_beams, least=1)
         self.num_beams = num_beams
 
+    def most_read(self, max_tokens: int) -> int:
+        return self.num_beams * max_tokens
+
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "BeamDrafter":
         """Return what drafts with these choices into `memory`."""
         return BeamDrafter(self.num_beams, engine, warp, rule, memory)

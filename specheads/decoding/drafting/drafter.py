@@ -48,9 +48,13 @@ class Drafting:
         """Return the pair that decodes: one that brings a draft of its own puts it in the place of the pair's."""
         return pair
 
-    def most_nodes(self, rule: StoppingRule) -> int:
-        """Return the nodes of the largest draft that goes to verification."""
-        return rule.max_tokens
+    def most_read(self, max_tokens: int) -> int:
+        """Return how many positions beyond the text the draft model may write, where paths have up to `max_tokens` tokens."""
+        return 0
+
+    def most_verified(self, max_tokens: int) -> int:
+        """Return the nodes of the largest draft that goes to verification, where paths have up to `max_tokens` tokens."""
+        return max_tokens
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> Drafter:
         """Return what drafts with these choices; chains go into `memory`.

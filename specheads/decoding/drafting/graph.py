@@ -37,7 +37,7 @@ class Graph(Tree):
         check_count("drafting.max_verified", max_verified, least=self.max_nodes)
         self.tau, self.max_verified = tau, max_verified
 
-    def most_nodes(self, rule: StoppingRule) -> int:
+    def most_verified(self, max_tokens: int) -> int:
         return self.max_verified
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "GraphDrafter":

@@ -36,8 +36,11 @@ class Multi(Drafting):
                 raise UserError(f"drafting.{name}={value} is neither true nor false.")
         self.num_chains, self.merge, self.replacement = num_chains, merge, replacement
 
-    def most_nodes(self, rule: StoppingRule) -> int:
-        return self.num_chains * rule.max_tokens
+    def most_read(self, max_tokens: int) -> int:
+        return self.num_chains * max_tokens
+
+    def most_verified(self, max_tokens: int) -> int:
+        return self.num_chains * max_tokens
 
     @property
     def kind(self) -> DraftKind:
@@ -52,7 +55,7 @@ class MultiDrafter(TreeDrafter):
     """Drafts i.i.d. chains side by side."""
 
     def __init__(self, choices: Multi, engine: Engine, warp: Warp, rule: StoppingRule) -> None:
-        most = choices.num_chains * rule.max_tokens
+        most = choices.most_read(rule.max_tokens)
         super().__init__(engine, warp, rule, most, choices.num_chains)
         self.choices, self.law = choices, warp
         self._laws = torch.zeros(most + 1, engine.lm.vocab_size, dtype=engine.lm.probs_dtype, device=engine.lm.device)

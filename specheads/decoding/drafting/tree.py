@@ -46,7 +46,10 @@ class Tree(Drafting):
         self.top_k, self.theta_prob, self.theta_sib = top_k, theta_prob, theta_sib
         self.max_nodes, self.max_width = max_nodes, max_width
 
-    def most_nodes(self, rule: StoppingRule) -> int:
+    def most_read(self, max_tokens: int) -> int:
+        return self.max_nodes
+
+    def most_verified(self, max_tokens: int) -> int:
         return self.max_nodes
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "TopDrafter":

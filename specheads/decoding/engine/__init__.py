@@ -34,28 +34,28 @@ def resolve_engine(name: str) -> str:
     return name
 
 
-def make_engine(name: str, lm: LanguageModel, capacity: int) -> Engine:
-    """Return the engine called `name` for one model, with memory for `capacity` positions.
+def make_engine(name: str, lm: LanguageModel, capacity: int, room: int = 0) -> Engine:
+    """Return the engine called `name` for one model, with memory for a text of `capacity` positions and `room` for a tree behind it.
 
     Raises:
         UserError: an unknown name, or an engine that cannot run this model here.
     """
     name = resolve_engine(name)
     if name == "eager":
-        return EagerEngine(lm, capacity)
+        return EagerEngine(lm, capacity, room)
     if name == "cuda_graph" and lm.device.type == "cpu":
         logger.warning("engine=cuda_graph without CUDA only goes through the motions; use engine=compiled for speed.")
-        return GraphEngine(lm, capacity)
+        return GraphEngine(lm, capacity, room=room)
     obstacle = obstacle_to_units(lm)
     if name == "auto" and obstacle:
         logger.warning("%s runs eagerly: %s", type(lm.model).__name__, obstacle)
-        return EagerEngine(lm, capacity)
+        return EagerEngine(lm, capacity, room)
     if name == "auto":
         chosen = GraphEngine if lm.device.type == "cuda" else CompiledEngine
-        return chosen(lm, capacity, strict=False)
+        return chosen(lm, capacity, strict=False, room=room)
     if obstacle:
         raise UserError(f"engine={name} cannot run {type(lm.model).__name__}: {obstacle}. Use engine=eager.")
-    return ENGINES[name](lm, capacity)
+    return ENGINES[name](lm, capacity, room=room)
 
 
 def obstacle_to_units(lm: LanguageModel) -> str | None:

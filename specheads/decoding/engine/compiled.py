@@ -48,8 +48,8 @@ class UnitModule(nn.Module):
 class CompiledEngine(StaticEngine):
     """`engine=compiled`. `strict`: raise UserError where a unit cannot be compiled, in place of running it as it is."""
 
-    def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True) -> None:
-        super().__init__(lm, capacity)
+    def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, room: int = 0) -> None:
+        super().__init__(lm, capacity, room)
         self.strict = strict
         self._compiled: dict[Hashable, Runner] = {}
 

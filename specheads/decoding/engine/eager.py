@@ -115,10 +115,11 @@ class EagerEngine:
 
     num_prepared = 0
 
-    def __init__(self, lm: LanguageModel, capacity: int) -> None:
+    def __init__(self, lm: LanguageModel, capacity: int, room: int = 0) -> None:
+        """Memory for texts of `capacity` positions, and `room` behind them for trees."""
         self.lm = lm
-        self.capacity = capacity
-        self._layers = [KVLayer(capacity) for _ in range(lm.config.num_hidden_layers)]
+        self.capacity, self._reach = capacity, capacity + room
+        self._layers = [KVLayer(self._reach) for _ in range(lm.config.num_hidden_layers)]
         self._cache = Cache(layers=self._layers)
 
     @property
@@ -171,8 +172,8 @@ class EagerEngine:
         return count
 
     def _check_fits(self, end: int) -> None:
-        if end > self.capacity:
-            raise RuntimeError(f"{end} positions do not fit into KV memory for {self.capacity}")
+        if end > self._reach:
+            raise RuntimeError(f"{end} positions do not fit into KV memory for {self._reach}")
 
     def rewind(self, length: int) -> None:
         """Forget every position from `length` on."""

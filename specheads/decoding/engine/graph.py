@@ -30,8 +30,8 @@ class GraphEngine(CompiledEngine):
 
     bucket = 128
 
-    def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True) -> None:
-        super().__init__(lm, capacity, strict)
+    def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, room: int = 0) -> None:
+        super().__init__(lm, capacity, strict, room)
         self._compiles = lm.device.type == "cuda" and has_triton()
         self._inputs: dict[Hashable, tuple[Any, ...]] = {}
         self._pool = torch.cuda.graph_pool_handle() if lm.device.type == "cuda" else None

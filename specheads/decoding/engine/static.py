@@ -100,11 +100,10 @@ class StaticEngine(EagerEngine):
 
     bucket = 64  # forwards read memory in multiples of this, so that cost follows the context and loops have no odd ends
 
-    def __init__(self, lm: LanguageModel, capacity: int) -> None:
-        self._room = room_for(capacity, self.bucket)
-        self._reach = self._room - self.bucket  # the most that a unit reads: code compiled for a part may not fit the whole
-        super().__init__(lm, self._room)
-        self.capacity = capacity
+    def __init__(self, lm: LanguageModel, capacity: int, room: int = 0) -> None:
+        whole = room_for(capacity + room, self.bucket)
+        super().__init__(lm, capacity, whole - capacity)
+        self._reach = whole - self.bucket  # the most that a unit reads: code compiled for a part may not fit the whole
         self._runners: dict[Hashable, Runner] = {}
         self._watched: list[tuple[nn.Module, list]] = []
         self._watch(lm.model)
@@ -114,7 +113,7 @@ class StaticEngine(EagerEngine):
         nothing = torch.zeros(0, device=lm.device)  # of a layer that the model skips
         self._memory = [(layer.keys, layer.values) if layer.is_initialized else (nothing, nothing) for layer in self._layers]
         self._start = torch.zeros((), dtype=torch.long, device=lm.device)
-        self._places = torch.zeros(self._room, device=lm.device)
+        self._places = torch.zeros(whole, device=lm.device)
         self.num_prepared = 0  # compilations and captures so far; none is due once a decoder has warmed up
 
     def unit(self, work: Work, all_logits: bool = False, tree: bool = False) -> Unit:

@@ -1,0 +1,91 @@
+"""Token graphs on hand-worked token sequences."""
+
+import pytest
+from fakes import tiny_pair
+
+from specheads import SpeculativeDecoder, UserError, Warp, drafting, stopping
+from specheads.decoding.drafting.graph import unmerge
+from specheads.decoding.drafting.growth import ROOT, Nodes
+
+
+def tree(*drawn):
+    nodes = Nodes()
+    for parent, token in drawn:
+        nodes.draw(parent, token)
+    return nodes
+
+
+def paths(nodes):
+    """Return the tokens of every path that ends in a leaf, sorted."""
+    leaves = set(range(len(nodes))) - set(nodes.parents)
+    return sorted([nodes.tokens[node] for node in nodes.path(leaf)] for leaf in leaves)
+
+
+def test_what_followed_the_first_occurrence_is_copied_behind_the_second():
+    # 7 8 9 6, and 5 7 8, which ends in the run 7 8: 9 6 follows there too.
+    nodes = tree((ROOT, 7), (0, 8), (1, 9), (2, 6), (ROOT, 5), (4, 7), (5, 8))
+    unmerge(nodes, {6: 1}, depth=5, most=64)
+    assert paths(nodes) == [[5, 7, 8, 9, 6], [7, 8, 9, 6]]
+    assert nodes.tokens[7:] == [9, 6] and nodes.parents[7:] == [6, 7] and nodes.depth[7:] == [3, 4]
+
+
+def test_copies_go_as_deep_as_the_draft_may():
+    nodes = tree((ROOT, 7), (0, 8), (1, 9), (2, 6), (ROOT, 5), (4, 7), (5, 8))
+    unmerge(nodes, {6: 1}, depth=4, most=64)
+    assert paths(nodes) == [[5, 7, 8, 9], [7, 8, 9, 6]]
+
+
+def test_all_branches_behind_the_first_occurrence_are_copied():
+    nodes = tree((ROOT, 7), (0, 8), (1, 9), (1, 6), (ROOT, 5), (4, 7), (5, 8))
+    unmerge(nodes, {6: 1}, depth=6, most=64)
+    assert paths(nodes) == [[5, 7, 8, 6], [5, 7, 8, 9], [7, 8, 6], [7, 8, 9]]
+
+
+def test_a_run_that_contains_itself_repeats_to_the_longest_draft():
+    # 1 2 1 2: the second 1 2 is the first again, so what follows it is 1 2 once more.
+    nodes = tree((ROOT, 1), (0, 2), (1, 1), (2, 2))
+    unmerge(nodes, {3: 1}, depth=7, most=64)
+    assert paths(nodes) == [[1, 2, 1, 2, 1, 2, 1]]
+
+
+def test_a_merged_node_behind_another_leads_on():
+    # What 3 repeats ends in 4, which repeats 0.
+    nodes = tree((ROOT, 1), (0, 2), (ROOT, 3), (1, 1), (2, 2))
+    unmerge(nodes, {3: 0, 4: 1}, depth=5, most=64)
+    assert paths(nodes) == [[1, 2, 1, 2, 1], [3, 2, 1, 2, 1]]
+
+
+def test_no_more_nodes_than_asked_for_shallow_ones_first():
+    nodes = tree((ROOT, 1), (0, 2), (1, 1), (2, 2))
+    unmerge(nodes, {3: 1}, depth=50, most=9)
+    assert len(nodes) == 9 and max(nodes.depth) == 8
+
+
+def test_a_graph_drafts_fewer_tokens_and_verifies_as_deep():
+    """On the same text: the greedy output is the tree's, fewer tokens are drafted, and copies are among the accepted ones."""
+    pair, stop, warp = tiny_pair(4), stopping.FixedLength(6), Warp(0)
+    sizes = {"theta_prob": 0.0, "theta_sib": 0.0, "top_k": 2, "max_nodes": 60, "max_width": 40}
+    found = {}
+    for way in (drafting.Tree(**sizes), drafting.Graph(tau=1, max_verified=200, **sizes)):
+        out = SpeculativeDecoder(pair, way, stop, warp=warp, engine="eager").generate([0, 1, 2], 40)
+        found[type(way).__name__] = out
+    tree_out, graph_out = found["Tree"], found["Graph"]
+    assert tree_out.tokens.tolist() == graph_out.tokens.tolist()
+    assert graph_out.stats.num_drafted < 0.5 * tree_out.stats.num_drafted
+    assert graph_out.stats.graph_success > 0 == tree_out.stats.graph_success
+    for one in graph_out.rounds:
+        assert one.num_discarded >= 0 and one.used_copy == (one.num_drafted - one.num_discarded < one.num_accepted)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"tau": 0}, "drafting.tau=0 is no count of at least 1"),
+        ({"max_nodes": 80, "max_verified": 70}, "drafting.max_verified=70 is no count of at least 80"),
+        ({"theta_prob": 2}, "drafting.theta_prob=2 is outside"),
+        ({"top_k": 0}, "drafting.top_k=0 is no count of at least 1"),
+    ],
+)
+def test_choices_that_cannot_be_are_refused(choices, message):
+    with pytest.raises(UserError, match=message):
+        drafting.Graph(**choices)

@@ -1,0 +1,50 @@
+import pytest
+import torch
+from fakes import tiny_pair
+from families import CONFIGS, family_pair
+
+from specheads import UserError, drafting
+from specheads.decoding.drafting.layer_skip import without_layers
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_skipping_a_layer_is_leaving_its_residual_out(family):
+    """The same as the model whose layer adds nothing; the model itself stays as it is, and weights are shared."""
+    model = family_pair(family).target
+    tokens = torch.arange(12)[None]
+    before = model(tokens).logits
+    skipped = without_layers(model, [1])
+    found = skipped(tokens).logits
+    assert torch.equal(model(tokens).logits, before) and not torch.allclose(found, before)
+    assert {weight.data_ptr() for weight in skipped.parameters()} < {weight.data_ptr() for weight in model.parameters()}
+
+    def unchanged(module, args, kwargs, output):
+        hidden = args[0] if args else kwargs["hidden_states"]
+        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+    layers = next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList) and len(part) == 2)
+    layers[1].register_forward_hook(unchanged, with_kwargs=True)
+    assert torch.equal(found, model(tokens).logits)
+
+
+def test_the_pair_has_a_draft_of_its_own_kind():
+    pair = tiny_pair(4)
+    other = drafting.LayerSkip([1]).pair(pair)
+    assert other.draft is not pair.draft and other.target is pair.target
+    assert other.draft_revision == "r1-1" and other.draft_id == "tiny-target without layers 1"  # heads know it by them
+
+
+@pytest.mark.parametrize(
+    ("skipped", "message"),
+    [
+        ("1", "no list of layers"),
+        ([0.5], "no list of layers"),
+        ([1, 1], "a layer twice or none at all"),
+        ([], "a layer twice or none at all"),
+        ([2], "names layer 2, but LlamaForCausalLM has layers 0 to 1"),
+        ([0, 1], "leaves out all 2 layers"),
+    ],
+)
+def test_layers_that_cannot_be_skipped_are_refused(skipped, message):
+    with pytest.raises(UserError, match=message):
+        drafting.LayerSkip(skipped).pair(tiny_pair(4))
