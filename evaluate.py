@@ -79,7 +79,9 @@ def check(cfg: DictConfig) -> None:
         raise UserError(
             f"live_rules names {wrong[0]!r}, which is no rule of conf/stopping; use for example 'live_rules=[fixed_length]'."
         )
-    check_counts({key: cfg[key] for key in ("num_live_prompts", "repeats")})
+    check_counts({key: cfg[key] for key in ("num_live_prompts", "repeats", "block", "beams")})
+    if cfg.baseline not in ("target", "mjgd"):
+        raise UserError(f"baseline={cfg.baseline} is not known; use target or mjgd.")
     if cfg.head is not None and not isinstance(cfg.head, str):
         raise UserError(f"head={cfg.head} is no name; give a folder, a hub id, latest, or null for rules without a head.")
     resolve_engine(cfg.engine)

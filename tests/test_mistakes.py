@@ -190,6 +190,27 @@ MISTAKES = {
     "evaluate's head": (["train.py", "head=null"], "head=None is a key of evaluate.py"),
     "mixing in words": (["train.py", "mixing.response_share=half"], "response_share=half"),
     "unknown key of loaders": (["train.py", "+loader.pin_memory=true"], "loader.pin_memory is not known"),
+    "rule that does not take trees": (
+        ["evaluate.py", "drafting=tree"],
+        "token verification does not take what Tree drafts, a tree of chosen tokens; use verification=tree_match",
+    ),
+    "layers to skip left open": (["evaluate.py", "drafting=layer_skip"], "drafting.skipped"),
+    "layer that is not there": (
+        ["evaluate.py", "drafting=layer_skip", "drafting.skipped=[9]"],
+        "names layer 9, but LlamaForCausalLM",
+    ),
+    "head that does not prune": (
+        [
+            "evaluate.py",
+            "head=null",
+            "drafting=tree",
+            "drafting.prune=head",
+            "verification=tree_match",
+            "live_rules=[fixed_length]",
+        ],
+        "prune=head leaves pruning to a head",
+    ),
+    "unknown baseline": (["evaluate.py", "baseline=beams"], "baseline=beams is not known; use target or mjgd"),
     "unknown input": (["train.py", "head.inputs=[colour]"], "colour"),
     "negative depth": (["train.py", "head.depth=-1"], "head.depth=-1"),
     "width of nothing": (["train.py", "head.width=0"], "head.width=0"),

@@ -74,6 +74,7 @@ class Round:
     verify_seconds: float
     commit_seconds: float  # memory kept and rewound, tokens taken over
     used_copy: bool = False  # of a graph: whether a copied node was accepted
+    num_target_calls: int = 1
 
     @property
     def seconds(self) -> float:
@@ -102,7 +103,7 @@ class DecodeStats:
             num_drafted=sum(r.num_drafted for r in rounds),
             num_accepted=sum(r.num_accepted for r in rounds),
             num_discarded=sum(r.num_discarded for r in rounds),
-            num_target_calls=len(rounds),
+            num_target_calls=sum(r.num_target_calls for r in rounds),
             num_draft_calls=sum(r.num_draft_calls for r in rounds),
             seconds=prefill_seconds + sum(r.seconds for r in rounds),
             prefill_seconds=prefill_seconds,

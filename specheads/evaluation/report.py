@@ -78,7 +78,7 @@ def _live_row(
         predicted_tokens_per_second=float(found.predicted(costs)[0]) if drafting else None,
         replayed_tokens_per_second=replayed.get(setting.name),
         predicted_speedup={name: interval(found.predicted(own)) for name, own in at.items()} if drafting else {},
-        lossless=not drafting or (lossless if other is None else other.lossless),
+        lossless=setting.search is None and (not drafting or (lossless if other is None else other.lossless)),
         efficiency_gain=interval(fixed[setting.value].verification_rate / found.verification_rate) if other else None,
     )
 

@@ -144,6 +144,10 @@ class Evaluation:
         return self.cfg.live == "all" or bool(self.others)
 
     def _decode(self, settings: Sequence[Setting]) -> list[Measured]:
+        if self.cfg.baseline == "mjgd":
+            block, beams = self.cfg.block, self.cfg.beams
+            name = f"MJGD of {block} tokens, {beams} beams, lossy"
+            settings = [*settings, Setting(name, "mjgd", None, None, search=(block, beams))]
         return self._sweep("generations", settings, prompts_of(self.cfg, self.pair, "test", self.cfg.num_live_prompts))
 
     def _sweep(self, name: str, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> list[Measured]:

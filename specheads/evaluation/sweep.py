@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from specheads.decoding.block_search import BlockSearch
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.drafting import Drafting
 from specheads.decoding.records import DecodeStats, Generation, Round
@@ -35,6 +36,7 @@ class Setting:
     value: float | None
     rule: StoppingRule | None
     verification: VerificationRule | None = None  # None: the sweep's own
+    search: tuple[int, int] | None = None  # of MJGD, which has no draft either: block and beams
 
 
 TARGET_ALONE = Setting("target alone", "target", 0, None)
@@ -105,7 +107,7 @@ def run_sweep(
     """
     window = min(pair.window, max(map(len, prompts)) + max_new_tokens)
     decoder = SpeculativeDecoder(pair, drafting, verification=verification, warp=warp, engine=engine, window=window)
-    decoders = _decoders(decoder, settings)
+    decoders = _decoders(decoder, settings, engine, window)
     logger.info("the engine was ready after %.1f s, which no figure contains", sum(one.warm_up() for one in decoders))
 
     def run(index: int, prompt: Sequence[int], seed: int) -> Generation:
@@ -139,10 +141,18 @@ def run_sweep(
     return measured
 
 
-def _decoders(decoder: SpeculativeDecoder, settings: Sequence[Setting]) -> list[SpeculativeDecoder | Baseline]:
-    """Return one decoder per setting; all share the memory of `decoder`."""
+def _decoders(
+    decoder: SpeculativeDecoder, settings: Sequence[Setting], engine: str, window: int
+) -> list[SpeculativeDecoder | Baseline | BlockSearch]:
+    """Return one decoder per setting; all but searches share the memory of `decoder`."""
     baseline = Baseline(decoder.pair, decoder.warp, decoder.target_engine)
-    return [baseline if one.rule is None else decoder.with_stopping(one.rule, one.verification) for one in settings]
+
+    def of(one: Setting) -> SpeculativeDecoder | Baseline | BlockSearch:
+        if one.search is not None:
+            return BlockSearch(decoder.pair, *one.search, warp=decoder.warp, engine=engine, window=window)
+        return baseline if one.rule is None else decoder.with_stopping(one.rule, one.verification)
+
+    return [of(one) for one in settings]
 
 
 def round_numbers(one: Round) -> RoundNumbers:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.drafting.growth import Nodes
-from specheads.decoding.drafting.memory import DraftMemory
 from specheads.decoding.drafting.tree import TopDrafter, Tree
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft
@@ -40,7 +39,7 @@ class Graph(Tree):
     def most_verified(self, max_tokens: int) -> int:
         return self.max_verified
 
-    def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "GraphDrafter":
+    def make_drafter(self, engine: Engine, warp: Warp, rule: StoppingRule) -> "GraphDrafter":
         return GraphDrafter(self, engine, warp, rule)
 
 

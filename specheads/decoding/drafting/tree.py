@@ -14,6 +14,7 @@ from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft, DraftKind
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.stopping.rule import check_count, check_probability
+from specheads.errors import UserError
 from specheads.sampling import Uniforms, Warp
 
 
@@ -24,6 +25,7 @@ class Tree(Drafting):
     `theta_prob`, or below `theta_sib` times that of its likeliest sibling.
 
     Args:
+        prune: `theta`, or `head`, which leaves pruning to a stopping rule with a head alone.
         top_k: children of a node.
         theta_prob, theta_sib: in [0, 1]; 0 prunes nothing.
         max_nodes: of a tree; those on the likeliest paths are taken.
@@ -35,15 +37,24 @@ class Tree(Drafting):
     kind = DraftKind.CHOSEN
 
     def __init__(
-        self, top_k: int = 4, theta_prob: float = 0.2, theta_sib: float = 0.3, max_nodes: int = 64, max_width: int = 16
+        self,
+        top_k: int = 4,
+        theta_prob: float = 0.2,
+        theta_sib: float = 0.3,
+        max_nodes: int = 64,
+        max_width: int = 16,
+        prune: str = "theta",
     ) -> None:
+        if prune not in ("theta", "head"):
+            raise UserError(f"drafting.prune={prune} is not known; use theta or head.")
         for name, value in (("top_k", top_k), ("max_nodes", max_nodes), ("max_width", max_width)):
             check_count(f"drafting.{name}", value, least=1)
         check_probability(
             "drafting.theta_prob", theta_prob, "the probability below which a node gets no children, for example 0.2"
         )
         check_probability("drafting.theta_sib", theta_sib, "a share of the likeliest sibling's probability, for example 0.3")
-        self.top_k, self.theta_prob, self.theta_sib = top_k, theta_prob, theta_sib
+        self.prune, self.top_k = prune, top_k
+        self.theta_prob, self.theta_sib = (theta_prob, theta_sib) if prune == "theta" else (0.0, 0.0)
         self.max_nodes, self.max_width = max_nodes, max_width
 
     def most_read(self, max_tokens: int) -> int:
@@ -53,7 +64,15 @@ class Tree(Drafting):
         return self.max_nodes
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "TopDrafter":
-        """Return what drafts with these choices."""
+        """Return what drafts with these choices; raises UserError for prune=head without a head."""
+        if self.prune == "head" and getattr(rule, "head", None) is None:
+            raise UserError(
+                f"drafting.prune=head leaves pruning to a head, but stopping by {type(rule).__name__} asks none; use for example "
+                "stopping=[head_threshold], or drafting.prune=theta."
+            )
+        return self.make_drafter(engine, warp, rule)
+
+    def make_drafter(self, engine: Engine, warp: Warp, rule: StoppingRule) -> "TopDrafter":
         return TopDrafter(self, engine, warp, rule)
 
 

@@ -1,0 +1,57 @@
+"""MJGD: blocks of the highest joint probability, against enumeration."""
+
+import itertools
+
+import pytest
+import torch
+from fakes import tiny_pair
+
+from specheads import Warp, generate_baseline
+from specheads.decoding.block_search import BlockSearch
+from specheads.errors import UserError
+
+
+def joint(pair, text, path):
+    lm = pair.target_lm
+    laws = lm.logits(lm.hidden_states(torch.tensor([[*text, *path]])))[0].softmax(-1)
+    return torch.stack([laws[len(text) - 1 + i, token] for i, token in enumerate(path)]).log().sum().item()
+
+
+@pytest.mark.parametrize("engine", ["eager", "cuda_graph"])
+def test_with_all_beams_every_block_is_the_likeliest(engine):
+    pair, block = tiny_pair(4, scale=2.0), 3
+    out = BlockSearch(pair, block, beams=64, engine=engine).generate([0, 1, 2], 9, stop_tokens=[])
+    text = [0, 1, 2]
+    for _ in range(3):
+        text += max(itertools.product(range(4), repeat=block), key=lambda path, text=text: joint(pair, text, path))
+    assert out.tokens.tolist() == text[3:]
+    assert out.stats.num_target_calls == 9 and len(out.rounds) == 3
+
+
+def test_blocks_of_one_token_are_greedy_decoding():
+    pair = tiny_pair(4, scale=2.0)
+    out = BlockSearch(pair, 1, 4).generate([0, 1], 12, stop_tokens=[])
+    assert out.tokens.tolist() == generate_baseline(pair, [0, 1], 12, warp=Warp(0), stop_tokens=[]).tokens.tolist()
+
+
+def test_more_beams_find_likelier_blocks():
+    pair, found = tiny_pair(9, scale=1.5), []
+    for beams in (1, 2, 16):
+        out = BlockSearch(pair, 6, beams).generate([0, 1], 6, stop_tokens=[])
+        found.append(joint(pair, [0, 1], out.tokens.tolist()))
+    assert found[0] <= found[1] <= found[2] and found[0] < found[2]
+
+
+def test_a_response_ends_with_a_stop_token_and_at_its_length():
+    pair = tiny_pair(4, scale=2.0)
+    whole = BlockSearch(pair, 4, 8).generate([0, 1], 10, stop_tokens=[])
+    assert len(whole.tokens) == 10 and whole.finish_reason == "length"
+    stop = whole.tokens.tolist()[0]
+    out = BlockSearch(pair, 4, 8).generate([0, 1], 10, stop_tokens=[stop])
+    assert out.finish_reason in ("stop", "length") and out.tokens.tolist().count(stop) <= 1
+
+
+@pytest.mark.parametrize("given", [{"block": 0}, {"beams": 0.5}])
+def test_sizes_that_cannot_be_are_refused(given):
+    with pytest.raises(UserError, match=f"{next(iter(given))}="):
+        BlockSearch(tiny_pair(3), **given)
