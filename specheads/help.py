@@ -22,6 +22,7 @@ PROGRAMS = {
     "evaluate": "python evaluate.py",
     "data_gen": "python -m data_gen",
     "learning_curve": "python -m specheads.evaluation.learning_curve",
+    "layer_search": "python -m specheads.evaluation.layer_search",
 }
 HYDRA = {
     "+key=value": "adds a key that is not listed; '~key' takes one away",

@@ -29,7 +29,7 @@ class LayerSkip(Autoregressive):
         if isinstance(skipped, str) or not isinstance(skipped, Sequence) or not all(is_count(layer) for layer in skipped):
             raise UserError(
                 f"drafting.skipped={skipped} is no list of layers; give their numbers from 0, for example 'drafting.skipped=[2,3]', or "
-                "let python -m specheads.decoding.drafting.search look for them."
+                "let python -m specheads.evaluation.layer_search look for them."
             )
         if len(set(skipped)) < len(skipped) or not len(skipped):
             raise UserError(f"drafting.skipped={list(skipped)} has a layer twice or none at all; name each layer to skip once.")
@@ -66,9 +66,7 @@ def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrained
         raise UserError(f"drafting.skipped names layer {wrong[0]}, but {type(model).__name__} has layers 0 to {count - 1}.")
     if len(skipped) == count:
         raise UserError(f"drafting.skipped leaves out all {count} layers; keep some.")
-    place = next((name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == count), None)
-    if place is None:
-        raise UserError(f"the layers of {type(model).__name__} are not found, so that none can be skipped; use another drafting.")
+    place = place_of_layers(model)
     # Modules on the way to the layers are copied, so that the target keeps its own; everything else is shared.
     shallow, steps = _own(model), place.split(".")
     parent = shallow
@@ -81,6 +79,20 @@ def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrained
         Skipped(layer, tuples) if number in skipped else layer for number, layer in enumerate(layers)
     )
     return shallow.eval()
+
+
+def place_of_layers(model: PreTrainedModel) -> str:
+    """Return the name of the module list that holds a model's layers; raises UserError if there is none."""
+    count = model.config.get_text_config().num_hidden_layers
+    for name, part in model.named_modules():
+        if isinstance(part, nn.ModuleList) and len(part) == count:
+            return name
+    raise UserError(f"the layers of {type(model).__name__} are not found, so that none can be skipped; use another drafting.")
+
+
+def layers_of(model: PreTrainedModel) -> nn.ModuleList:
+    """Return a model's layers."""
+    return model.get_submodule(place_of_layers(model))
 
 
 def _own(module: nn.Module) -> nn.Module:

@@ -1,0 +1,182 @@
+"""Drafts of several candidates beside chains: what each way of drafting and verifying accepts, writes and takes.
+
+    python benchmarks/candidates.py trees|samples|joint [--prompts 40] [--data humaneval.jsonl] [--engine auto]
+
+Decodes test prompts of nano, or those of a JSONL file, with every method of a table, interleaved prompt by prompt:
+`trees` at top-p 0.7 and temperature 0.7 and greedily (GSD's settings), `samples` at temperature 1, top-k 50, `joint` at top-k 20, top-p 0.9
+(MJSD's settings). Perplexities are the target's own, of all emitted tokens, without warping.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from data_gen.prompts import NanoSource
+from specheads import SpeculativeDecoder, Warp, drafting, load_pair, stopping, verification
+from specheads.decoding.block_search import BlockSearch
+from specheads.decoding.decoder import Baseline
+from specheads.decoding.records import DecodeStats, Generation
+from specheads.evaluation.intervals import resample_counts
+from specheads.pair import Pair
+
+MAX_TOKENS, DEPTH = 96, 10
+Make = Callable[[Pair, Warp, str], object]
+
+
+@dataclass
+class Tally:
+    """What a method did, prompt by prompt."""
+
+    stats: list[DecodeStats] = field(default_factory=list)
+    nats: list[float] = field(default_factory=list)
+
+    def rows(self, name: str) -> np.ndarray:
+        return np.array([getattr(one, name) for one in self.stats], dtype=float)
+
+
+def method(way: object, rule: object, stop: stopping.StoppingRule | None = None) -> Make:
+    return lambda pair, warp, engine: SpeculativeDecoder(pair, way, stop, rule, warp, engine)
+
+
+def tree_methods(skipped: Sequence[int]) -> dict[str, Make]:
+    """Return chains, trees and graphs with GSD's settings for small pairs."""
+    sizes = {"theta_prob": 0.4, "theta_sib": 0.1, "max_nodes": 64, "max_width": 16}
+    sure, deep = stopping.Confidence(0.4, retune=False, max_tokens=DEPTH), stopping.FixedLength(DEPTH)
+    wide = {"theta_prob": 0.05, "theta_sib": 0.05, "max_nodes": 64, "max_width": 16}
+    match = verification.TreeMatch()
+    return {
+        "SSD: chain while d >= 0.4": method(drafting.Autoregressive(), verification.TokenVerification(), sure),
+        "TSD: theta 0.4, 0.1": method(drafting.Tree(**sizes), match, deep),
+        "GSD, tau 1": method(drafting.Graph(tau=1, **sizes), match, deep),
+        "GSD, tau 2": method(drafting.Graph(tau=2, **sizes), match, deep),
+        "TSD: theta 0.05, 0.05": method(drafting.Tree(**wide), match, deep),
+        "GSD, tau 1 ": method(drafting.Graph(tau=1, **wide), match, deep),
+        "GSD, tau 2 ": method(drafting.Graph(tau=2, **wide), match, deep),
+        f"self-SSD, layers {', '.join(map(str, skipped))} skipped": method(
+            drafting.LayerSkip(skipped), verification.TokenVerification(), sure
+        ),
+        "look-up, 10 tokens": method(drafting.Lookup(), match, deep),
+    }
+
+
+def sample_methods() -> dict[str, Make]:
+    """Return rules for i.i.d. chains of four tokens, and chains."""
+    four, chain = stopping.FixedLength(4), drafting.Autoregressive()
+    found = {
+        "chain, token": method(chain, verification.TokenVerification(), four),
+        "chain, block": method(chain, verification.BlockVerification(), four),
+        "BiLD, fallback 0.9, rollback 2 (lossy)": method(chain, verification.BigLittle()),
+    }
+    for count in (2, 4, 8):
+        found[f"{count} chains, SpecTr"] = method(drafting.Multi(count), verification.SpecTr(), four)
+        found[f"{count} chains, multi-round"] = method(drafting.Multi(count), verification.MultiRound(), four)
+    found["4 chains without replacement, multi-round"] = method(
+        drafting.Multi(4, replacement=False), verification.MultiRound(), four
+    )
+    found["4 chains, batch"] = method(drafting.Multi(4, merge=False), verification.MultiRound(), four)
+    found["4 chains, matching"] = method(drafting.Multi(4), verification.TreeMatch(), four)
+    found["tree, matching, theta 0.1, 0.1"] = method(
+        drafting.Tree(theta_prob=0.1, theta_sib=0.1, max_nodes=16), verification.TreeMatch(), four
+    )
+    return found
+
+
+def joint_methods() -> dict[str, Make]:
+    """Return joint verification of beams, and what it lies between."""
+    four = stopping.FixedLength(4)
+    found = {"chain, token": method(drafting.Autoregressive(), verification.TokenVerification(), four)}
+    settings = [(beams, 0.1) for beams in (2, 4, 8)] + [(8, tau) for tau in (0.3, 0.5, 0.7, 0.9)]
+    for beams, tau in settings:
+        found[f"MJSD, {beams} beams, tau {tau:g} (lossy)"] = method(
+            drafting.Beam(beams), verification.JointVerification(tau), four
+        )
+    found["8 beams, matching"] = method(drafting.Beam(8), verification.TreeMatch(), four)
+    found["MJGD, 4 tokens, 8 beams (lossy)"] = lambda pair, warp, engine: BlockSearch(pair, 4, 8, warp, engine)
+    return found
+
+
+@torch.no_grad()
+def nats_of(pair: Pair, out: Generation) -> float:
+    """Return the negative log-likelihood of a response under the target."""
+    lm, text = pair.target_lm, torch.cat([out.prompt_ids, out.tokens])[None].to(pair.target_lm.device)
+    logits = lm.logits(lm.hidden_states(text[:, :-1], use_cache=False)[0, len(out.prompt_ids) - 1 :])
+    return torch.nn.functional.cross_entropy(logits, text[0, len(out.prompt_ids) :], reduction="sum").item()
+
+
+def run(pair: Pair, methods: dict[str, Make], warp: Warp, prompts: Sequence[Sequence[int]], engine: str) -> dict[str, Tally]:
+    """Decode every prompt with every method, in an order that rotates."""
+    decoders = {"target alone": Baseline(pair, warp, engine)}
+    decoders |= {name: make(pair, warp, engine) for name, make in methods.items()}
+    for one in decoders.values():
+        one.warm_up()
+        one.generate(prompts[0], MAX_TOKENS)
+    tallies, names = {name: Tally() for name in decoders}, list(decoders)
+    for number, prompt in enumerate(prompts):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            out = decoders[name].generate(prompt, MAX_TOKENS, seed=number)
+            tallies[name].stats.append(out.stats)
+            tallies[name].nats.append(nats_of(pair, out))
+        print(f"{number + 1} of {len(prompts)} prompts", end="\r", file=sys.stderr, flush=True)
+    return tallies
+
+
+def shown(over: np.ndarray, under: np.ndarray, counts: np.ndarray, digits: int = 2, unit: Callable = lambda x: x) -> str:
+    """Return a ratio of sums over prompts with half of its 95 % interval."""
+    values = unit((counts @ over) / np.maximum(counts @ under, 1e-12))
+    low, high = np.percentile(values[1:], [2.5, 97.5])
+    return f"{values[0]:.{digits}f} ±{(high - low) / 2:.{digits}f}"
+
+
+def table(tallies: dict[str, Tally]) -> Iterable[str]:
+    counts = resample_counts(len(next(iter(tallies.values())).stats))
+    alone = tallies["target alone"]
+    yield "| method | drafted per round | acceptance rate | tokens per round | rounds with a copy | perplexity | speed-up |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, one in tallies.items():
+        tokens, calls = one.rows("num_tokens"), one.rows("num_target_calls")
+        drafted, accepted = one.rows("num_drafted"), one.rows("num_accepted")
+        cells = [shown(drafted, calls, counts, 1), shown(accepted, drafted, counts)] if drafted.any() else ["", ""]
+        cells.append(shown(tokens, calls, counts))
+        cells.append(shown(one.rows("num_copy_rounds"), calls, counts, 3) if one.rows("num_copy_rounds").any() else "")
+        cells.append(shown(np.array(one.nats), tokens, counts, 2, np.exp))
+        rate = (counts @ tokens) / (counts @ one.rows("seconds"))
+        speed = rate / ((counts @ alone.rows("num_tokens")) / (counts @ alone.rows("seconds")))
+        low, high = np.percentile(speed[1:], [2.5, 97.5])
+        cells.append(f"{speed[0]:.2f} ±{(high - low) / 2:.2f}")
+        yield f"| {name.strip()} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("table", choices=["trees", "samples", "joint"])
+    parser.add_argument("--prompts", type=int, default=40)
+    parser.add_argument("--data", type=Path, help="a JSONL file with `prompt`; default: nano's test prompts")
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--skipped", type=int, nargs="+", default=[3], help="layers that self-SSD leaves out")
+    arguments = parser.parse_args()
+    pair = load_pair("nano")
+    if arguments.data:
+        texts = [json.loads(line)["prompt"] for line in arguments.data.read_text().splitlines()]
+    else:
+        texts = [one.text for one in NanoSource(0, 0, arguments.prompts * 2).load(pair.chats)]
+    prompts = [ids for ids in map(pair.encode_instruction, texts) if len(ids) <= 256][: arguments.prompts]
+    methods, warps = {
+        "trees": (tree_methods(arguments.skipped), [Warp(0.7, top_p=0.7), Warp(0)]),
+        "samples": (sample_methods(), [Warp(1.0, top_k=50)]),
+        "joint": (joint_methods(), [Warp(1.0, top_k=20, top_p=0.9)]),
+    }[arguments.table]
+    for warp in warps:
+        print(f"\n{warp}, {len(prompts)} prompts, at most {MAX_TOKENS} tokens\n")
+        print("\n".join(table(run(pair, methods, warp, prompts, arguments.engine))))
+
+
+if __name__ == "__main__":
+    main()
