@@ -1,0 +1,186 @@
+"""Trees, beams and i.i.d. chains against laws that are computed path by path."""
+
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+from fakes import tiny_pair
+
+from specheads import SpeculativeDecoder, UserError, Warp, drafting, stopping
+from specheads.decoding.drafting.growth import ROOT
+from specheads.sampling import Uniforms
+
+TEXT, VOCAB = [0, 3, 1], 6
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return tiny_pair(VOCAB, scale=1.5)
+
+
+def law_after(pair, path, warp=None):
+    lm = pair.draft_lm
+    return (warp or Warp())(lm.logits(lm.hidden_states(torch.tensor([[*TEXT, *path]])))[0, -1])
+
+
+def draft_of(pair, way, stop, warp=None, limit=20, seed=0, ends=()):
+    decoder = SpeculativeDecoder(pair, way, stop, warp=warp or Warp(0), engine="eager")
+    drafter, flags = decoder._drafter, torch.zeros(VOCAB, dtype=torch.bool)
+    flags[list(ends)] = True
+    draft = drafter.draft(TEXT, stop.init(1, torch.device("cpu")), limit, Uniforms(torch.device("cpu"), seed), flags)
+    return draft, drafter
+
+
+def tokens_above(draft, node):
+    path = []
+    while node != ROOT:
+        path.append(int(draft.tokens[node]))
+        node = int(draft.parents[node])
+    return path[::-1]
+
+
+def children_by_node(draft):
+    found = {node: [] for node in range(-1, len(draft.tokens))}
+    for node, parent in enumerate(draft.parents.tolist()):
+        found[parent].append(node)
+    return found
+
+
+@pytest.mark.parametrize(("theta_prob", "theta_sib"), [(0.0, 0.0), (0.2, 0.0), (0.0, 0.6), (0.15, 0.5)])
+def test_a_node_has_the_likeliest_children_unless_it_is_pruned(pair, theta_prob, theta_sib):
+    way = drafting.Tree(3, theta_prob, theta_sib, max_nodes=1000, max_width=1000)
+    draft, _ = draft_of(pair, way, stopping.FixedLength(4))
+    for node, children in children_by_node(draft).items():
+        law = law_after(pair, tokens_above(draft, node))
+        top = law.topk(3).indices.tolist()
+        if node != ROOT:
+            siblings = law_after(pair, tokens_above(draft, int(draft.parents[node])))
+            prob = siblings[draft.tokens[node]]
+            leaf = draft.depth[node] == 3 or prob < theta_prob or prob < theta_sib * siblings.max()
+            assert leaf == (not children)
+        if children:
+            assert [int(draft.tokens[child]) for child in children] == top
+    assert draft.depth.max() == 3 and draft.draft_probs is None
+    assert draft.num_draft_calls == 4
+
+
+def test_of_too_many_nodes_the_likeliest_paths_are_taken(pair):
+    whole, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0, max_nodes=1000, max_width=1000), stopping.FixedLength(2))
+    few, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0, max_nodes=7), stopping.FixedLength(2))
+    paths = {node: tokens_above(whole, node) for node in range(len(whole.tokens)) if whole.depth[node] == 1}
+    chance = {n: (law_after(pair, [])[p[0]] * law_after(pair, p[:1])[p[1]]).item() for n, p in paths.items()}
+    best = sorted(chance, key=lambda node: -chance[node])[:4]
+    kept = [tokens_above(few, node) for node in range(3, 7)]
+    assert len(few.tokens) == 7 and sorted(kept) == sorted(paths[node] for node in best)
+
+
+def test_no_path_goes_on_from_a_token_that_ends_the_response(pair):
+    draft, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0), stopping.FixedLength(4), ends=[2, 4])
+    children = children_by_node(draft)
+    ended = [node for node, token in enumerate(draft.tokens.tolist()) if token in (2, 4)]
+    assert ended and all(not children[node] for node in ended)
+
+
+def test_a_stopping_rule_stops_every_path_by_itself(pair):
+    """A path has no more tokens once its last one was less likely than the threshold."""
+    stop = stopping.Confidence(0.25, retune=False, max_tokens=5)
+    draft, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0, max_nodes=1000, max_width=1000), stop)
+    children, lengths = children_by_node(draft), set()
+    for node in range(len(draft.tokens)):
+        prob = law_after(pair, tokens_above(draft, int(draft.parents[node])))[draft.tokens[node]]
+        if draft.depth[node] < 4:
+            assert (prob < 0.25) == (not children[node])
+        lengths |= {int(draft.depth[node])} if not children[node] else set()
+    assert len(lengths) > 2
+
+
+def test_what_a_rule_learns_is_of_the_accepted_path_and_its_first_children(pair):
+    draft, drafter = draft_of(pair, drafting.Tree(2, 0.0, 0.0), stopping.FixedLength(3))
+    children = children_by_node(draft)
+    second = children[ROOT][1]
+    state, length, accepted = drafter.after([second])
+    assert (length, accepted) == (3, 1) and state.num_drafted.tolist() == [3]
+    assert drafter.after([])[1:] == (3, 0)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2])
+def test_no_deeper_than_is_of_use(pair, limit):
+    for way in (drafting.Tree(), drafting.Graph(), drafting.Multi(), drafting.Beam(2)):
+        draft, drafter = draft_of(pair, way, stopping.FixedLength(4), Warp(1.0), limit=limit)
+        assert len(draft.tokens) == 0 if not limit else draft.depth.max() == limit - 1
+        assert draft.num_draft_calls == limit
+        drafter.keep([])
+
+
+def test_a_beam_search_with_all_beams_finds_the_likeliest_chain(pair):
+    draft, _ = draft_of(pair, drafting.Beam(VOCAB**3), stopping.FixedLength(3))
+    joint = {
+        path: sum(law_after(pair, path[:i])[token].log().item() for i, token in enumerate(path))
+        for path in itertools.product(range(VOCAB), repeat=3)
+    }
+    assert tuple(draft.tokens.tolist()) == max(joint, key=joint.get)
+    for index in range(3):
+        torch.testing.assert_close(draft.draft_probs[index], law_after(pair, draft.tokens.tolist()[:index]))
+
+
+def test_a_beam_that_has_ended_stays_in_the_running(pair):
+    likeliest = int(law_after(pair, []).argmax())
+    draft, _ = draft_of(pair, drafting.Beam(3), stopping.FixedLength(4), ends=[likeliest])
+    assert draft.tokens.tolist() == [likeliest]
+
+
+def test_independent_chains_are_drawn_from_the_law_and_merged(pair):
+    warp, firsts = Warp(1.0), Counter()
+    for seed in range(300):
+        draft, _ = draft_of(pair, drafting.Multi(4), stopping.FixedLength(2), warp, seed=seed)
+        roots = [node for node in draft.order.tolist() if draft.depth[node] == 0]
+        assert len(roots) == 4 and len(draft.order) == 8
+        assert len({(int(draft.parents[n]), int(draft.tokens[n])) for n in range(len(draft.tokens))}) == len(draft.tokens)
+        firsts.update(int(draft.tokens[node]) for node in roots)
+    law = law_after(pair, [], warp)
+    for token in range(VOCAB):  # a false alarm in one of 6 has probability below 1e-5
+        share, chance = firsts[token] / 1200, law[token].item()
+        assert abs(share - chance) < 5 * (chance * (1 - chance) / 1200) ** 0.5
+    for node in range(len(draft.tokens)):
+        parent = int(draft.parents[node])
+        torch.testing.assert_close(draft.draft_probs[parent + 1], law_after(pair, tokens_above(draft, parent), warp))
+
+
+def test_chains_side_by_side_and_without_replacement(pair):
+    side, _ = draft_of(pair, drafting.Multi(4, merge=False), stopping.FixedLength(3), Warp(1.0))
+    assert len(side.tokens) == 12 == len(side.order)
+    apart, _ = draft_of(pair, drafting.Multi(4, replacement=False), stopping.FixedLength(2), Warp(1.0))
+    roots = apart.tokens[apart.depth == 0].tolist()
+    assert len(roots) == 4 == len(set(roots)) and not apart.replacement
+    point, _ = draft_of(pair, drafting.Multi(4, replacement=False), stopping.FixedLength(2), Warp(1.0, top_k=2))
+    assert (point.depth == 0).sum() == 2  # there are no more tokens
+
+
+def test_a_rule_with_longer_drafts_than_there_is_memory_for_is_refused(pair):
+    decoder = SpeculativeDecoder(pair, drafting.Multi(4), stopping.FixedLength(3), engine="eager")
+    with pytest.raises(UserError, match="FixedLength drafts up to 30 tokens, but this decoder has memory for paths of 20"):
+        decoder.with_stopping(stopping.FixedLength(30))
+
+
+def test_a_text_may_fill_the_window_to_its_end(pair):
+    """A tree at the end has more nodes than positions are left."""
+    for engine in ("eager", "cuda_graph"):
+        decoder = SpeculativeDecoder(pair, drafting.Tree(4, 0.0, 0.0), stopping.FixedLength(4), warp=Warp(0), engine=engine)
+        out = decoder.generate([0, 1, 2], 200, stop_tokens=[])
+        assert len(out.tokens) == pair.window - 3 and out.finish_reason == "context"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: drafting.Tree(prune="all"), "drafting.prune=all is not known"),
+        (lambda: drafting.Multi(0), "drafting.num_chains=0"),
+        (lambda: drafting.Multi(merge="yes"), "drafting.merge=yes is neither"),
+        (lambda: drafting.Beam(0), "drafting.num_beams=0"),
+        (lambda: drafting.Lookup(0), "drafting.max_ngram=0"),
+    ],
+)
+def test_choices_that_cannot_be_are_refused(make, message):
+    with pytest.raises(UserError, match=message):
+        make()

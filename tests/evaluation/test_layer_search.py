@@ -1,0 +1,51 @@
+"""Which layers a self-drafting target can do without."""
+
+import json
+
+import pytest
+from fakes import CountingTokenizer, tiny_llama
+from hydra import compose, initialize_config_dir
+
+from specheads.evaluation import layer_search
+from specheads.evaluation.layer_search import best_length, cost_without, search
+from specheads.pair import Pair, config_folder
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "cost"),
+    [(0.5, 0.1), (0.8, 0.1), (0.9, 0.05), (0.3, 0.9), (1.0, 0.2)],
+)
+def test_the_best_length_is_that_of_the_closed_form(acceptance, cost):
+    length, speed = best_length(acceptance, cost, 20)
+    tokens = 21 if acceptance == 1 else (1 - acceptance ** (length + 1)) / (1 - acceptance)
+    assert speed == pytest.approx(tokens / (length * cost + 1))
+    for other in range(1, 21):
+        total = other + 1 if acceptance == 1 else (1 - acceptance ** (other + 1)) / (1 - acceptance)
+        assert total / (other * cost + 1) <= speed + 1e-12
+
+
+@pytest.fixture
+def pair():
+    """A target whose layers 1 and 3 add next to nothing."""
+    target = tiny_llama(9, seed=1, scale=2.0, layers=4)
+    for number in (1, 3):
+        for part in (target.model.layers[number].self_attn.o_proj, target.model.layers[number].mlp.down_proj):
+            part.weight.mul_(1e-3)
+    return Pair(target, tiny_llama(9, seed=2), CountingTokenizer(9), "tiny", "tiny-target", "r1", "tiny-draft", "r2")
+
+
+def test_layers_that_add_nothing_are_found(pair, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(layer_search, "load_configured_pair", lambda cfg: pair)
+    monkeypatch.setattr(layer_search, "prompts_of", lambda cfg, pair, split, count: [("a", [0, 1, 2]), ("b", [3, 4])])
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        cfg = compose("layer_search", [f"paths.run={tmp_path}", "max_new_tokens=20", "most_skipped=0.8", "engine=eager"])
+    found = search(cfg)
+    assert found[0].skipped == (1, 3) and found[0].acceptance > 0.98
+    assert found[0].cost == pytest.approx(cost_without(pair, [1, 3])) and 0.3 < found[0].cost < 0.7
+    assert [len(one.skipped) for one in sorted(found, key=lambda one: len(one.skipped))] == [1, 2, 3]
+    assert json.loads((tmp_path / "layer_search.json").read_text())[0]["skipped"] == [1, 3]
+    assert "'drafting.skipped=[1,3]'" in capsys.readouterr().out
+    # What was tried is not tried again.
+    monkeypatch.setattr(layer_search, "is_resumed", lambda folder: True)
+    monkeypatch.setattr(layer_search, "without_layers", lambda *args: pytest.fail("tried again"))
+    assert search(cfg) == found
