@@ -4,11 +4,11 @@ What joint verification approximates, and the upper end of its quality: far more
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from specheads.decoding.decoder import Prompt, checked_window, commit, finish, start_session
+from specheads.decoding.decoder import Prompt, checked_window, commit, ends_among, finish, start_session
 from specheads.decoding.drafting import Beam, DraftMemory
 from specheads.decoding.engine import make_engine
 from specheads.decoding.records import Generation, Round
@@ -51,7 +51,7 @@ class BlockSearch:
     def warm_up(self) -> float:
         """Compile, load or capture what generation will run; return the seconds it took. The first generation does it too."""
         start = time.perf_counter()
-        self._search.rehearse(self._ends(frozenset()))
+        self._search.rehearse(self._ends(()))
         self.is_warm = True
         return time.perf_counter() - start
 
@@ -78,7 +78,5 @@ class BlockSearch:
             rounds.append(Round(emitted, 0, 0, 0, 0, **own, num_target_calls=found.num_draft_calls))
         return finish(self.pair, session, rounds)
 
-    def _ends(self, stops: frozenset[int]) -> torch.Tensor:
-        ends = torch.zeros(self.pair.vocab_size, dtype=torch.bool, device=self.pair.target_lm.device)
-        ends[[token for token in stops if 0 <= token < len(ends)]] = True
-        return ends
+    def _ends(self, stops: Iterable[int]) -> torch.Tensor:
+        return ends_among(self.pair.vocab_size, stops, self.pair.target_lm.device)

@@ -6,7 +6,7 @@ has all but the last committed token, the draft has at most that, and what it la
 
 import copy
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +37,13 @@ def checked_window(pair: Pair, window: int | None) -> int:
     if not 2 <= window <= pair.window:
         raise UserError(f"window={window} is outside 2..{pair.window}, what both models reach.")
     return window
+
+
+def ends_among(vocab_size: int, stops: Iterable[int], device: torch.device) -> Tensor:
+    """Return which tokens end a response, (V,) bool."""
+    ends = torch.zeros(vocab_size, dtype=torch.bool)
+    ends[[token for token in stops if 0 <= token < vocab_size]] = True
+    return ends.to(device)
 
 
 class Clock:
@@ -163,8 +170,7 @@ class SpeculativeDecoder:
         """Compile, load or capture all that generation will run; return the seconds it took. The first generation does it too."""
         start = time.perf_counter()
         with torch.no_grad():
-            ends = torch.zeros(self.pair.vocab_size, dtype=torch.bool, device=self.draft_engine.lm.device)
-            self._drafter.rehearse(ends)
+            self._drafter.rehearse(ends_among(self.pair.vocab_size, (), self.draft_engine.lm.device))
             self._verifier.rehearse()
         self.is_warm = True
         self.startup_seconds += time.perf_counter() - start
@@ -209,9 +215,7 @@ class SpeculativeDecoder:
     @torch.no_grad()
     def _rounds(self, session: Session, max_new_tokens: int, stop_tokens: Sequence[int] | None) -> Iterator[Round]:
         stops = self.pair.stop_tokens if stop_tokens is None else frozenset(stop_tokens)
-        ends = torch.zeros(self.pair.vocab_size, dtype=torch.bool)
-        ends[[token for token in stops if 0 <= token < len(ends)]] = True
-        ends = ends.to(self.draft_engine.lm.device)
+        ends = ends_among(self.pair.vocab_size, stops, self.draft_engine.lm.device)
         state = self.stopping.init(1, self.draft_engine.lm.device)
         judging, owed = self._verifier.init(), 0
         while session.finish_reason is None:

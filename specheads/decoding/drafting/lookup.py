@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,9 +75,11 @@ class LookupDrafter:
 
 def found_before(text: Sequence[int], max_ngram: int, limit: int) -> Sequence[int]:
     """Return up to `limit` tokens that followed the latest earlier occurrence of the longest run, up to `max_ngram`, that ends `text`."""
+    ids = np.asarray(text)
     for size in range(min(max_ngram, len(text) - 1), 0, -1):
-        run = list(text[len(text) - size :])
-        for start in range(len(text) - size - 1, -1, -1):
-            if list(text[start : start + size]) == run:
-                return text[start + size : start + size + max(0, limit)]
+        runs = np.lib.stride_tricks.sliding_window_view(ids[:-1], size)  # all but the one that ends the text
+        found = np.flatnonzero((runs == ids[len(ids) - size :]).all(axis=1))
+        if len(found):
+            start = int(found[-1]) + size
+            return text[start : start + max(0, limit)]
     return []

@@ -1,0 +1,1 @@
+"""Distilling a better draft for the same target."""
