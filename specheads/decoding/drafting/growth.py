@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -81,8 +82,10 @@ class TreeReader:
         self.engine, self._most_at_once, self._most_pending = engine, most_at_once, most_pending
         device = engine.lm.device
         width = most_nodes + 1 + engine.padded(most_at_once)
-        self._tail, self._seen = Tail.empty(width, device), torch.eye(width, dtype=torch.bool)
-        self._depth = torch.zeros(width, dtype=torch.long)
+        self._tail = Tail.empty(width, device)
+        # Rows are written one by one, which numpy does ten times as fast.
+        self._seen, self._depth = np.eye(width, dtype=bool), np.zeros(width, dtype=np.int64)
+        self._seen_tensor, self._depth_tensor = torch.from_numpy(self._seen), torch.from_numpy(self._depth)
         self._context = engine.unit(Read())
         self._nodes = engine.unit(Read(width), all_logits=True, tree=True)
 
@@ -119,8 +122,8 @@ class TreeReader:
             self._depth[slot] = nodes.depth[node] + 1
             self._seen[slot] = self._seen[self.slots[nodes.parents[node]]]
             self._seen[slot, slot] = True
-        self._tail.depth.copy_(self._depth)
-        self._tail.seen.copy_(self._seen)
+        self._tail.depth.copy_(self._depth_tensor)
+        self._tail.seen.copy_(self._seen_tensor)
         tokens = before + [nodes.tokens[node] for node in new]
         count = len(tokens)
         tokens += [0] * (self.engine.padded(count) - count)

@@ -7,6 +7,7 @@ enumerate the same law that decoding draws from.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,11 +63,11 @@ class TreeBlock:
 
 def lineage(parents: Sequence[int]) -> Tensor:
     """Return for nodes with these parents, each before its children, who is above whom: (N, N) bool, row i node i and all above it."""
-    ancestors = torch.eye(len(parents), dtype=torch.bool)
+    ancestors = np.eye(len(parents), dtype=bool)
     for node, parent in enumerate(parents):
         if parent >= 0:
             ancestors[node] |= ancestors[parent]
-    return ancestors
+    return torch.from_numpy(ancestors)
 
 
 @dataclass(frozen=True)
