@@ -53,7 +53,10 @@ def tree_methods(skipped: Sequence[int]) -> dict[str, Make]:
     wide = {"theta_prob": 0.05, "theta_sib": 0.05, "max_nodes": 64, "max_width": 16}
     match = verification.TreeMatch()
     return {
-        "SSD: chain while d >= 0.4": method(drafting.Autoregressive(), verification.TokenVerification(), sure),
+        "SSD: sampled chain while d >= 0.4 (without warping)": method(
+            drafting.Autoregressive(), verification.TokenVerification(), sure
+        ),
+        "SSD: likeliest chain, theta 0.4": method(drafting.Tree(**sizes | {"top_k": 1}), match, deep),
         "TSD: theta 0.4, 0.1": method(drafting.Tree(**sizes), match, deep),
         "GSD, tau 1": method(drafting.Graph(tau=1, **sizes), match, deep),
         "GSD, tau 2": method(drafting.Graph(tau=2, **sizes), match, deep),

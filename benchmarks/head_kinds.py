@@ -130,11 +130,11 @@ def drafted_lengths(rule: StoppingRule, rollouts: Rollouts) -> Tensor:
 
 
 def totals(rule: StoppingRule, rollouts: Rollouts, survival: Tensor) -> np.ndarray:
-    """Return (P, 3): expected emitted tokens, drafted tokens and rounds of each prompt's rollouts under a rule."""
+    """Return (P, 4): expected emitted tokens, draft forwards, rounds and drafted tokens of each prompt's rollouts under a rule."""
     length = drafted_lengths(rule, rollouts)
     within = torch.arange(LENGTH) < length[:, None]
     tokens = 1 + (survival * within).sum(1)
-    columns = (tokens, length, torch.ones_like(length))
+    columns = (tokens, length, torch.ones_like(length), length)
     return np.stack([np.bincount(rollouts.prompt, weights=column.double().numpy()) for column in columns], axis=1)
 
 

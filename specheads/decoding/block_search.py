@@ -15,7 +15,7 @@ from specheads.decoding.records import Generation, Round
 from specheads.decoding.stopping import FixedLength
 from specheads.decoding.stopping.rule import check_count
 from specheads.pair import Pair
-from specheads.sampling import Warp
+from specheads.sampling import Warp, check_no_nan
 
 
 class BlockSearch:
@@ -70,6 +70,9 @@ class BlockSearch:
             found = self._search.draft(
                 session.committed, state, session.limit - len(session.committed), session.verify_draws, ends
             )
+            if found.nan:
+                self.engine.clear()
+            check_no_nan(self.pair.target_id, found.nan)
             # The last token is read with the next block, as a decoder's own would be.
             self._search.keep(range(len(found.tokens) - 1))
             searched = session.clock()

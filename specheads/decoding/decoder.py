@@ -18,7 +18,7 @@ from specheads.decoding.pairing import check_pairing, default_verification
 from specheads.decoding.records import DecodeStats, DraftKind, Generation, Round
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, StoppingRule
 from specheads.decoding.verification import TreeVerification, VerificationRule
-from specheads.decoding.verifier import ChainVerifier, Outcome, TreeVerifier
+from specheads.decoding.verifier import ChainVerifier, TreeVerifier
 from specheads.errors import UserError
 from specheads.pair import Pair
 from specheads.sampling import Uniforms, Warp, check_no_nan
@@ -146,10 +146,12 @@ class SpeculativeDecoder:
         self.warp = warp or Warp()
         window = checked_window(pair, window)
         self._longest = max(self.stopping.max_tokens, MAX_TOKENS)
-        self.draft_engine = make_engine(engine, pair.draft_lm, window, self.drafting.most_read(self._longest))
         # A chain ends within the window; a tree may have more nodes than are left of it.
         room = 0 if self.drafting.kind in CHAINS else self.drafting.most_verified(self._longest)
-        self.target_engine = make_engine(engine, pair.target_lm, window, room)
+        self.draft_engine = self.target_engine = make_engine(engine, pair.target_lm, window, room)
+        if self.drafting.reads_draft:
+            self.draft_engine = make_engine(engine, pair.draft_lm, window, self.drafting.most_read(self._longest))
+        self._memory: DraftMemory | None = None
         self.startup_seconds = 0.0  # spent on warming up, which no generation's seconds contain
         self._bind()
 
@@ -158,7 +160,8 @@ class SpeculativeDecoder:
         other = copy.copy(self)
         other.stopping, other.verification, other.startup_seconds = stopping, verification or self.verification, 0.0
         check_pairing(self.drafting, other.verification)
-        if stopping.max_tokens > self._longest and self.drafting.kind is not DraftKind.CHAIN:
+        way, longest = self.drafting, max(stopping.max_tokens, self._longest)
+        if any(needs(longest) > needs(self._longest) for needs in (way.most_read, way.most_verified)) and way.kind not in CHAINS:
             raise UserError(
                 f"{type(stopping).__name__} drafts up to {stopping.max_tokens} tokens, but this decoder has memory for paths of "
                 f"{self._longest}; make it with that rule."
@@ -228,9 +231,10 @@ class SpeculativeDecoder:
                 # Copied, because an engine may overwrite a unit's outcome in the next one.
                 state = self.stopping.see(state, {"target_hidden": session.target_hidden.to(ends.device, copy=True)})
             draft = self._drafter.draft(session.committed, state, limit, session.draft_draws, ends, owed)
+            self._check_no_nan(draft.nan, False)
             drafted = session.clock()
             outcome, judging = self._verifier.verify(session.committed[-1], draft, planned, session.verify_draws, judging)
-            self._check_no_nan(outcome)
+            self._check_no_nan(outcome.draft_nan, outcome.target_nan)
             owed, session.target_hidden = outcome.owed, outcome.target_hidden
             verified = session.clock()
             state, *counts = self._drafter.after(outcome.path)
@@ -251,13 +255,13 @@ class SpeculativeDecoder:
                 used_copy=copies > 0,
             )
 
-    def _check_no_nan(self, outcome: Outcome) -> None:
+    def _check_no_nan(self, draft: bool, target: bool) -> None:
         """Raise UserError for a model that computes no numbers; what it has read is forgotten."""
-        if outcome.draft_nan or outcome.target_nan:
+        if draft or target:
             self.draft_engine.clear()
             self.target_engine.clear()
-        check_no_nan(self.pair.draft_id, outcome.draft_nan)
-        check_no_nan(self.pair.target_id, outcome.target_nan)
+        check_no_nan(self.pair.draft_id, draft)
+        check_no_nan(self.pair.target_id, target)
 
     def _bind(self) -> None:
         """Prepare drafting with the stopping rule; a head reads one draft's hidden states, with another's it means nothing."""
@@ -267,7 +271,9 @@ class SpeculativeDecoder:
             head.to(self.draft_engine.lm.device)
         # Room for the longest draft, and no less than what most rules need: few sizes, few units.
         most = self.target_engine.padded(max(self.stopping.max_tokens, MAX_TOKENS) + 1) - 1
-        memory = DraftMemory(most, self.pair.draft_lm, self.draft_engine.lm.device)
+        if self._memory is None or len(self._memory.probs) != most + 1:  # decoders that share an engine share it, too
+            self._memory = DraftMemory(most, self.pair.draft_lm, self.draft_engine.lm.device)
+        memory = self._memory
         self._drafter = self.drafting.drafter(self.draft_engine, self.warp, self.stopping, memory)
         if isinstance(self.verification, TreeVerification):
             sizes = self.drafting.most_verified(self.stopping.max_tokens), self.stopping.max_tokens

@@ -38,6 +38,7 @@ class Draft:
         None  # (N,) bool, of a graph: the nodes that were not drafted but copied from where the text had been before
     )
     replacement: bool = True  # whether a token may be drawn twice after the same node
+    nan: bool = False  # whether the draft computed no numbers, so that this is no draft
 
     @property
     def num_drafted(self) -> int:
@@ -132,8 +133,8 @@ class DecodeStats:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted share of the drafted tokens; None where nothing was drafted."""
-        return self.num_accepted / self.num_drafted if self.num_drafted else None
+        """Accepted share of the drafted tokens, copies of a graph's not counted; None where nothing was drafted."""
+        return 1 - self.num_discarded / self.num_drafted if self.num_drafted else None
 
     @property
     def drafted_per_round(self) -> float:

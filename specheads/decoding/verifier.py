@@ -108,7 +108,8 @@ class TreeVerifier:
         verdict = self.rule.law(block).decide(draws[:-1], draws[-1:])
         nans = [block.target_probs.isnan().any(), torch.zeros_like(verdict.next_token, dtype=torch.bool)[0]]
         if block.draft_probs is not None:
-            nans[1] = block.draft_probs.isnan().any()
+            drawn = (block.draws >= 0).any(dim=1)  # other rows hold what an earlier draft left there
+            nans[1] = (block.draft_probs.isnan().any(dim=1) & drawn).any()
         facts = torch.cat([verdict.next_token, torch.stack(nans).long(), verdict.accepted_nodes[0]]).tolist()
         next_token, target_nan, draft_nan, *path = facts
         path = [node for node in path if node >= 0]

@@ -114,7 +114,7 @@ def gain_over_fixed(measured: Sequence[Measured], costs: Costs) -> Interval | No
     families = {name: [m for m in measured if m.setting.family.startswith(name)] for name in ("fixed_length", "head_threshold")}
     if not all(families.values()) or len(measured[0].stats) < 4:
         return None
-    columns = ("num_tokens", "num_draft_calls", "num_target_calls")
+    columns = ("num_tokens", "num_draft_calls", "num_target_calls", "num_drafted")
     fixed, head = (
         np.array([[[getattr(part, name) for name in columns] for part in m.stats] for m in members], dtype=float)
         for members in families.values()
@@ -129,14 +129,14 @@ def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, costs: Costs) -> Int
     family has no advantage from being searched.
 
     Args:
-        ours, theirs: (settings, P, 3): tokens, draft forwards and target forwards of each prompt.
+        ours, theirs: (settings, P, 4): tokens, draft forwards, target forwards and drafted tokens of each prompt.
     """
     num_prompts = ours.shape[1]
     counts = resample_counts(num_prompts)
     even = np.arange(num_prompts) % 2 == 0
     seconds_per_token = []
     for family in (ours, theirs):
-        totals = np.zeros((len(counts), 3))
+        totals = np.zeros((len(counts), 4))
         for half in (even, ~even):
             best = int(np.argmin(_seconds_per_token(family[:, half].sum(axis=1), costs)))
             totals += (counts * ~half) @ family[best]
@@ -145,5 +145,5 @@ def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, costs: Costs) -> Int
 
 
 def _seconds_per_token(totals: np.ndarray, costs: Costs) -> np.ndarray:
-    tokens, draft_calls, target_calls = totals.T
-    return costs.seconds(draft_calls, target_calls, draft_calls) / tokens
+    tokens, draft_calls, target_calls, drafted = totals.T
+    return costs.seconds(draft_calls, target_calls, drafted) / tokens

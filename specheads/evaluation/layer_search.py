@@ -8,7 +8,7 @@ Source: Draft & Verify (Zhang et al. 2023) searches such a set by Bayesian optim
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -63,14 +63,12 @@ def cost_without(pair: Pair, skipped: Sequence[int]) -> float:
 
 
 @torch.no_grad()
-def laws_along(lm: LanguageModel, texts: Sequence[tuple[Sequence[int], Tensor]], warp: Warp) -> list[Tensor]:
-    """Return the laws (N, V) of the tokens of every response behind its prompt."""
-    found = []
+def laws_along(lm: LanguageModel, texts: Sequence[tuple[Sequence[int], Tensor]], warp: Warp) -> Iterator[Tensor]:
+    """Yield the laws (N, V) of the tokens of every response behind its prompt."""
     for prompt, response in texts:
         tokens = torch.cat([torch.tensor(prompt), response])[None].to(lm.device)
         hidden = lm.hidden_states(tokens[:, :-1], use_cache=False)[0, len(prompt) - 1 :]
-        found.append(warp(lm.logits(hidden)))
-    return found
+        yield warp(lm.logits(hidden))
 
 
 def search(cfg: DictConfig) -> list[Candidate]:
@@ -94,7 +92,7 @@ def search(cfg: DictConfig) -> list[Candidate]:
     logger.info("%d of %d layers at most, %d drafts to try on %d dev prompts", most, count, sum(rounds), len(prompts))
     decoder = Baseline(pair, warp, cfg.engine)
     texts = [(ids, decoder.generate(ids, cfg.max_new_tokens, seed=number).tokens) for number, ids in enumerate(prompts)]
-    laws = laws_along(pair.target_lm, texts, warp)
+    laws = [law.cpu() for law in laws_along(pair.target_lm, texts, warp)]  # beside a large target there is no room for them
     path = run / "candidates.jsonl"
     if not is_resumed(run):
         path.unlink(missing_ok=True)
@@ -108,7 +106,8 @@ def search(cfg: DictConfig) -> list[Candidate]:
                 key = sum(rounds[:number]) + len(tried)
                 if key not in journal.entries:
                     lm = LanguageModel(without_layers(pair.target, candidate), pair.vocab_size)
-                    overlap = [torch.minimum(t, d).sum(dim=1) for t, d in zip(laws, laws_along(lm, texts, warp), strict=True)]
+                    drafts = laws_along(lm, texts, warp)
+                    overlap = [torch.minimum(t.to(d.device), d).sum(dim=1) for t, d in zip(laws, drafts, strict=True)]
                     journal.add(key, {"acceptance": torch.cat(overlap).mean().item()})
                 acceptance, cost = journal.entries[key]["acceptance"], cost_without(pair, candidate)
                 tried.append(Candidate(candidate, acceptance, cost, *best_length(acceptance, cost, cfg.max_tokens)))

@@ -106,7 +106,9 @@ def run_sweep(
     with the number of responses that are done. Prompts that are in the `journal` are not decoded again.
     """
     window = min(pair.window, max(map(len, prompts)) + max_new_tokens)
-    decoder = SpeculativeDecoder(pair, drafting, verification=verification, warp=warp, engine=engine, window=window)
+    rules = [one.rule for one in settings if one.rule is not None]
+    longest = max(rules, key=lambda rule: rule.max_tokens, default=None)  # all share memory that is large enough for it
+    decoder = SpeculativeDecoder(pair, drafting, longest, verification, warp, engine, window)
     decoders = _decoders(decoder, settings, engine, window)
     logger.info("the engine was ready after %.1f s, which no figure contains", sum(one.warm_up() for one in decoders))
 

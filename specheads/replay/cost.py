@@ -25,7 +25,7 @@ class Costs:
     @property
     def ratio(self) -> float:
         """How many draft forwards one target forward costs."""
-        return self.target_seconds / self.draft_seconds
+        return self.target_seconds / self.draft_seconds if self.draft_seconds else float("inf")
 
     @classmethod
     def at_ratio(cls, ratio: float) -> "Costs":
@@ -54,12 +54,12 @@ def fit_costs(rounds: RoundTimes) -> Costs:
     Raises:
         UserError: fewer than three rounds, or rounds of one length only, from which the costs cannot be told apart.
     """
-    if len(rounds.drafted) < 3 or len(np.unique(rounds.drafted)) < 2 or not rounds.draft_calls.any():
+    if len(rounds.drafted) < 3 or len(np.unique(rounds.drafted)) < 2:
         raise UserError(
             "the costs of draft and target cannot be told apart from these runs; evaluate at least two draft lengths."
         )
     calls, drafted = rounds.draft_calls.astype(float), rounds.drafted.astype(float)
-    draft_seconds = float(calls @ rounds.draft_seconds / (calls @ calls))
+    draft_seconds = float(calls @ rounds.draft_seconds / max(calls @ calls, 1.0))  # 0 where no draft is run
     inputs = np.stack([np.ones_like(drafted), drafted], axis=1)
     (target_seconds, verified_seconds), *_ = np.linalg.lstsq(inputs, rounds.target_seconds, rcond=None)
     if verified_seconds < 0:  # a machine that was busy with something else
@@ -75,7 +75,7 @@ def own_costs(costs: Costs, rounds: RoundTimes) -> Costs:
 
     What verification costs more per drafted token stays, for rounds of one length do not tell.
     """
-    draft_seconds = rounds.draft_seconds.sum() / rounds.draft_calls.sum()
+    draft_seconds = rounds.draft_seconds.sum() / max(rounds.draft_calls.sum(), 1)
     target_seconds = (rounds.target_seconds - costs.verified_seconds * rounds.drafted).mean()
     return Costs(float(draft_seconds), float(target_seconds), costs.verified_seconds)
 

@@ -10,6 +10,7 @@ from families import CONFIGS, VOCAB_SIZE, family_pair
 from statistics_helper import chi_square_p_value
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, drafting, generate_baseline, stopping
+from specheads.decoding.block_search import BlockSearch
 from specheads.decoding.pairing import RULES, check_pairing, default_verification
 from specheads.decoding.records import DraftKind
 
@@ -123,6 +124,39 @@ def test_heads_that_look_at_the_round_do_so_on_every_path(way):
         rows = len(features["hidden"])
         expected = states[start - 2].to(features["target_hidden"].dtype).expand(rows, -1)
         torch.testing.assert_close(features["target_hidden"], expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("way", ["tree", "graph", "multi", "beam", "chain"])
+@pytest.mark.parametrize("engine", ["eager", "cuda_graph"])
+def test_a_draft_that_computes_no_numbers_is_told_and_leaves_nothing_behind(way, engine):
+    pair, prompt = tiny_pair(4), [0, 1, 2]
+    decoder = SpeculativeDecoder(pair, DRAFTINGS[way], stopping.FixedLength(3), warp=Warp(0), engine=engine)
+    expected = decoder.generate(prompt, 12)
+    weight = pair.draft.lm_head.weight
+    kept = weight.clone()
+    weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="tiny-draft"):
+        decoder.generate(prompt, 12)
+    weight.copy_(kept)
+    again = decoder.generate(prompt, 12)
+    assert torch.equal(again.tokens, expected.tokens) and again.stats.num_drafted == expected.stats.num_drafted
+
+
+def test_a_search_of_a_target_that_computes_no_numbers_is_told():
+    pair = tiny_pair(4)
+    pair.target.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="tiny-target"):
+        BlockSearch(pair, 3, 2).generate([0, 1], 6)
+
+
+def test_rules_of_a_decoder_share_its_units():
+    """Whatever their lengths, up to the usual longest: with each new size everything would be captured anew."""
+    for way in ("tree", "graph", "multi", "beam"):
+        decoder = SpeculativeDecoder(tiny_pair(4), DRAFTINGS[way], stopping.FixedLength(3), warp=Warp(0), engine="cuda_graph")
+        decoder.warm_up()
+        before = decoder.draft_engine.num_prepared
+        decoder.with_stopping(stopping.FixedLength(6)).generate([0, 1, 2], 8)
+        assert decoder.draft_engine.num_prepared == before or way == "graph"  # whose pending tokens are more
 
 
 SAMPLED = [("chain", "spectr"), ("batch", "multi_round"), ("distinct", "multi_round")]

@@ -1,6 +1,7 @@
 """The best of several beams: a chain that the draft finds likely as a whole, as joint verification wants it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import log
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.drafting.drafter import Drafting
-from specheads.decoding.drafting.growth import ROOT, Drawn, Frontier, Nodes, TreeDrafter
+from specheads.decoding.drafting.growth import ROOT, Drawn, Frontier, Nodes, TreeDrafter, usual_length
 from specheads.decoding.drafting.memory import DraftMemory
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft, DraftKind
@@ -44,10 +45,9 @@ class BeamDrafter(TreeDrafter):
     """Searches with beams and hands over the best one, with the laws along it."""
 
     def __init__(self, num_beams: int, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> None:
-        super().__init__(engine, warp, rule, num_beams * rule.max_tokens, num_beams)
-        self.num_beams, self._memory = num_beams, memory
-        shape = (num_beams * rule.max_tokens + 1, engine.lm.vocab_size)
-        self._laws = torch.zeros(shape, dtype=engine.lm.probs_dtype, device=engine.lm.device)
+        most = num_beams * usual_length(rule)
+        super().__init__(engine, warp, rule, most, num_beams)
+        self.num_beams, self._memory, self._laws = num_beams, memory, memory.laws(most + 1)
 
     def draft(self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, owed: int = 0) -> Draft:
         """Return the best beam behind the committed tokens, at most `limit` long."""
@@ -58,7 +58,8 @@ class BeamDrafter(TreeDrafter):
             token = torch.tensor([grown.nodes.tokens[node]], device=self._laws.device)
             self._memory.write(index, token, self._laws[grown.nodes.parents[node] + 1][None])
         count = len(self._path)
-        return Draft.chain(self._memory.tokens[:count], self._memory.probs[:count], grown.num_draft_calls)
+        draft = Draft.chain(self._memory.tokens[:count], self._memory.probs[:count], grown.num_draft_calls)
+        return replace(draft, nan=grown.nan)
 
     def propose(self, frontier: Frontier, draws: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
         law, device = self.law(frontier.logits), frontier.logits.device

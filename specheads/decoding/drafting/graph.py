@@ -1,13 +1,13 @@
 """Token graphs (GSD): where a draft repeats itself on another branch, it is not drafted again but copied from there."""
 
-from collections import deque
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specheads.decoding.drafting.growth import Nodes
+from specheads.decoding.drafting.growth import Grown, Nodes
 from specheads.decoding.drafting.tree import TopDrafter, Tree
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft
@@ -57,18 +57,27 @@ class GraphDrafter(TopDrafter):
         self._deepest = min(limit, self.rule.max_tokens)
         return super().draft(committed, state, limit, draws, ends, owed)
 
-    def is_leaf(self, nodes: Nodes, node: int) -> bool:
-        run = (*self._context, *(nodes.tokens[one] for one in nodes.path(node)))[-self.choices.tau :]
-        first = self._first.setdefault(run, node)
-        if first != node:
-            self._same[node] = first
-        return first != node
+    def without_repeats(self, nodes: Nodes, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
+        """A run's first occurrence is the likeliest node that goes on with it: a pruned one would have nothing to copy."""
+        taken = []
+        for node in onward:
+            if len(taken) < self.choices.max_width and self._run(nodes, node) not in self._first:
+                self._first[self._run(nodes, node)] = node
+                taken.append(node)
+        self._same |= {
+            node: first for node in new if (first := self._first.get(self._run(nodes, node))) is not None and first != node
+        }
+        return taken
 
-    def finished(self, nodes: Nodes, num_draft_calls: int) -> Draft:
-        count = len(nodes)
+    def _run(self, nodes: Nodes, node: int) -> tuple[int, ...]:
+        """Return the last `tau` tokens of a node's path."""
+        return (*self._context, *(nodes.tokens[one] for one in nodes.path(node)))[-self.choices.tau :]
+
+    def finished(self, grown: Grown) -> Draft:
+        nodes, count = grown.nodes, len(grown.nodes)
         unmerge(nodes, self._same, self._deepest, self.choices.max_verified)
         copied = torch.arange(len(nodes)) >= count
-        return nodes.draft(None, num_draft_calls, copied=copied)
+        return nodes.draft(None, grown.num_draft_calls, copied=copied, nan=grown.nan)
 
 
 def unmerge(nodes: Nodes, same: dict[int, int], depth: int, most: int) -> None:
@@ -81,9 +90,10 @@ def unmerge(nodes: Nodes, same: dict[int, int], depth: int, most: int) -> None:
     for node, parent in enumerate(nodes.parents):
         children.setdefault(parent, []).append(node)
     # Nodes with the drafted node that they repeat or are: what follows the one follows the other.
-    todo = deque(sorted(((node, first) for node, first in same.items()), key=lambda pair: nodes.depth[pair[0]]))
+    todo = [(nodes.depth[node], node, first) for node, first in same.items()]
+    heapify(todo)
     while todo:
-        node, source = todo.popleft()
+        _, node, source = heappop(todo)
         if nodes.depth[node] + 1 >= depth:
             continue
         while source in same:
@@ -91,4 +101,5 @@ def unmerge(nodes: Nodes, same: dict[int, int], depth: int, most: int) -> None:
         for child in children.get(source, ()):
             if len(nodes) >= most:
                 return
-            todo.append((nodes.draw(node, nodes.tokens[child]), child))
+            copy = nodes.draw(node, nodes.tokens[child])
+            heappush(todo, (nodes.depth[copy], copy, child))

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from specheads.decoding.drafting.autoregressive import drafting_features
 from specheads.decoding.engine import Engine, ForwardOutput, Tail
 from specheads.decoding.records import Draft
-from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.stopping import MAX_TOKENS, StoppingRule
 from specheads.sampling import Uniforms, Warp
 
 ROOT = -1  # the parent of first nodes: the context
@@ -137,6 +137,11 @@ class TreeReader:
         self.engine.keep(self.base, [0, *read])
 
 
+def usual_length(rule: StoppingRule) -> int:
+    """Return the length of paths to make room for: no less than what most rules need, for few sizes mean few units."""
+    return max(rule.max_tokens, MAX_TOKENS)
+
+
 @dataclass
 class Frontier:
     """The nodes that a tree grows from, n of them, and what the draft and the rule say after each."""
@@ -172,6 +177,7 @@ class Grown:
     nodes: Nodes
     states: dict[int, tuple[Any, int]]  # by node: a level's states (c, ...), and the row
     num_draft_calls: int = 0
+    nan: bool = False  # whether the draft computed no numbers
 
     def state(self, node: int) -> Any:
         """Return the rule's state (1, ...) after a node."""
@@ -217,7 +223,13 @@ class TreeDrafter:
         for depth in range(limit):
             rows, tokens, probs = self.propose(frontier, draws)
             states, stops = step_rule(self.engine, self.rule, frontier, rows, tokens)
-            told = torch.stack([rows, tokens, probs, stops | ends[tokens]]).tolist()  # to the wider type, which holds them all
+            nan = frontier.logits.isnan().any().expand(len(rows))
+            told = torch.stack(
+                [rows, tokens, probs, stops | ends[tokens], nan]
+            ).tolist()  # to the wider type, which holds them all
+            grown.nan = any(told.pop())
+            if grown.nan:
+                break
             drawn = [
                 Drawn(number, frontier.nodes[int(row)], int(token), prob, bool(stop))
                 for number, (row, token, prob, stop) in enumerate(zip(*told, strict=True))

@@ -57,10 +57,11 @@ class LookupDrafter:
         """Return at most `limit` tokens that followed the same run of tokens before."""
         nodes, node = Nodes(), ROOT
         limit = min(limit, self.rule.max_tokens)
-        for token in found_before(committed, self.max_ngram, limit):
+        found = torch.tensor(found_before(committed, self.max_ngram, limit), dtype=torch.long, device=self._device)
+        for token, ended in zip(found.tolist(), ends[found].tolist(), strict=True):
             node = nodes.draw(node, token)
-            state, stop = self.rule.step(state, {"token": torch.tensor([token], device=self._device)})
-            if bool(stop | ends[token]):
+            state, stop = self.rule.step(state, {"token": found[len(nodes) - 1 : len(nodes)]})
+            if ended or bool(stop):
                 break
         self._state, self._count = state, len(nodes)
         return nodes.draft()
@@ -81,5 +82,6 @@ def found_before(text: Sequence[int], max_ngram: int, limit: int) -> Sequence[in
         found = np.flatnonzero((runs == ids[len(ids) - size :]).all(axis=1))
         if len(found):
             start = int(found[-1]) + size
-            return text[start : start + max(0, limit)]
+            # Where the text ends before the draft does, the draft goes on as it has begun.
+            return [text[start + number % (len(text) - start)] for number in range(max(0, limit))]
     return []

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.drafting.drafter import Drafting
-from specheads.decoding.drafting.growth import ROOT, Drawn, Frontier, Nodes, TreeDrafter
+from specheads.decoding.drafting.growth import ROOT, Drawn, Frontier, Nodes, TreeDrafter, usual_length
 from specheads.decoding.drafting.memory import DraftMemory
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft, DraftKind
@@ -48,24 +48,23 @@ class Multi(Drafting):
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "MultiDrafter":
         """Return what drafts with these choices."""
-        return MultiDrafter(self, engine, warp, rule)
+        return MultiDrafter(self, engine, warp, rule, memory)
 
 
 class MultiDrafter(TreeDrafter):
     """Drafts i.i.d. chains side by side."""
 
-    def __init__(self, choices: Multi, engine: Engine, warp: Warp, rule: StoppingRule) -> None:
-        most = choices.most_read(rule.max_tokens)
+    def __init__(self, choices: Multi, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> None:
+        most = choices.most_read(usual_length(rule))
         super().__init__(engine, warp, rule, most, choices.num_chains)
-        self.choices, self.law = choices, warp
-        self._laws = torch.zeros(most + 1, engine.lm.vocab_size, dtype=engine.lm.probs_dtype, device=engine.lm.device)
+        self.choices, self.law, self._laws = choices, warp, memory.laws(most + 1)
 
     def draft(self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, owed: int = 0) -> Draft:
         """Return the chains behind the committed tokens, at most `limit` long."""
         self._chains = [ROOT] * self.choices.num_chains  # the end of each that still grows
         grown = self.grow(committed, state, limit, draws, ends)
         laws = self._laws[: len(grown.nodes) + 1]
-        return grown.nodes.draft(laws, grown.num_draft_calls, replacement=self.choices.replacement)
+        return grown.nodes.draft(laws, grown.num_draft_calls, replacement=self.choices.replacement, nan=grown.nan)
 
     def propose(self, frontier: Frontier, draws: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
         law, device = self.law(frontier.logits), frontier.logits.device

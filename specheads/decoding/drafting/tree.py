@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.drafting.drafter import Drafting
-from specheads.decoding.drafting.growth import ROOT, Drawn, Frontier, Nodes, TreeDrafter
+from specheads.decoding.drafting.growth import ROOT, Drawn, Frontier, Grown, Nodes, TreeDrafter
 from specheads.decoding.drafting.memory import DraftMemory
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft, DraftKind
@@ -87,11 +87,11 @@ class TopDrafter(TreeDrafter):
         """Return a tree behind the committed tokens, at most `limit` deep."""
         self._joint = {ROOT: 0.0}
         grown = self.grow(committed, state, limit, draws, ends)
-        return self.finished(grown.nodes, grown.num_draft_calls)
+        return self.finished(grown)
 
-    def finished(self, nodes: Nodes, num_draft_calls: int) -> Draft:
+    def finished(self, grown: Grown) -> Draft:
         """Return the tree as it is verified."""
-        return nodes.draft(None, num_draft_calls)
+        return grown.nodes.draft(None, grown.num_draft_calls, nan=grown.nan)
 
     def propose(self, frontier: Frontier, draws: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
         top = self.law(frontier.logits).topk(min(self.choices.top_k, self.engine.lm.vocab_size), dim=-1)
@@ -112,13 +112,12 @@ class TopDrafter(TreeDrafter):
             node = nodes.draw(one.parent, one.token)
             admitted[node], self._joint[node] = one, joint[one.number]
             small = one.prob < choices.theta_prob or one.prob < choices.theta_sib * largest[one.parent]
-            if not (one.stop or small or self.is_leaf(nodes, node)):
+            if not (one.stop or small):
                 onward.append(node)
-        if len(nodes) >= choices.max_nodes:
-            onward = []
-        likeliest = sorted(onward, key=lambda node: -self._joint[node])[: choices.max_width]
+        onward = sorted(onward, key=lambda node: -self._joint[node]) if len(nodes) < choices.max_nodes else []
+        likeliest = self.without_repeats(nodes, onward, [node for node, one in admitted.items() if not one.stop])
         return admitted, sorted(likeliest)
 
-    def is_leaf(self, nodes: Nodes, node: int) -> bool:
-        """Whether a new node gets no children whatever its probability."""
-        return False
+    def without_repeats(self, nodes: Nodes, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
+        """Return the nodes that get children, of those that might, `onward`, the likeliest first; `new` are those that no rule stopped."""
+        return onward[: self.choices.max_width]

@@ -187,10 +187,11 @@ class EagerEngine:
         count = len(accepted_nodes)
         stay = next((i for i, node in enumerate(accepted_nodes) if i != node), count)  # the first of them are where they belong
         if stay < count:
-            moved = torch.tensor(accepted_nodes[stay:])
-            for layer in self._written():
+            moved, written = torch.tensor(accepted_nodes[stay:]) + base, self._written()
+            places = {device: moved.to(device) for device in {layer.keys.device for layer in written}}
+            for layer in written:
                 for memory in (layer.keys, layer.values):
-                    memory[:, :, base + stay : base + count] = memory[:, :, base + moved.to(memory.device)]
+                    memory[:, :, base + stay : base + count] = memory[:, :, places[memory.device]]
         self.rewind(base + count)
 
     def clear(self) -> None:

@@ -4,9 +4,9 @@ Lossy by design: a likely token may carry an unlikely one before it, and what co
 """
 
 from specheads.decoding.records import DraftKind
-from specheads.decoding.stopping.rule import check_probability
 from specheads.decoding.verification.law import AcceptanceLaw, Block
 from specheads.decoding.verification.step import ChainVerification
+from specheads.errors import UserError, is_number
 
 
 def joint_law(block: Block, threshold: float) -> AcceptanceLaw:
@@ -31,9 +31,11 @@ class JointVerification(ChainVerification):
     takes = frozenset({DraftKind.BEAM, DraftKind.CHAIN})
 
     def __init__(self, threshold: float = 0.1) -> None:
-        check_probability(
-            "verification.threshold", threshold, "the smallest ratio of joint probabilities that stands, for example 0.1"
-        )
+        if not is_number(threshold) or not 0 <= threshold < 1:
+            raise UserError(
+                f"verification.threshold={threshold} is outside [0, 1); it is what the ratio of joint probabilities must exceed, for "
+                "example 0.1."
+            )
         self.threshold = threshold
         self.program = ("joint", threshold)
 

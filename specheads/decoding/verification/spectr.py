@@ -20,7 +20,9 @@ def spectr_law(block: TreeBlock) -> TreeLaw:
     """
     target, draft = block.target_probs, block.draft_probs
     counts = (block.draws >= 0).sum(dim=1)
-    rho = spectr_factor(target, draft, counts)
+    # A single draw is tested against the target itself; that is most rows.
+    rho, rows = torch.ones(len(counts), dtype=torch.float64, device=target.device), block.crowded
+    rho[rows] = spectr_factor(target[rows], draft[rows], counts[rows])
     passing = torch.minimum(draft, target / rho[:, None].to(target.dtype))
     beta = passing.double().sum(dim=1)
     taken = 1 - (1 - beta).clamp_min(0) ** counts

@@ -30,6 +30,7 @@ class TreeBlock:
     draft_probs: Tensor | None  # (N + 1, V), what the draws came from
     target_probs: Tensor  # (N + 1, V)
     replacement: bool = True  # whether a token could be drawn twice after the same node
+    crowded: Tensor | None = None  # (c,) long, the rows with several draws
 
     @classmethod
     def of(cls, draft: Draft, target_probs: Tensor) -> "TreeBlock":
@@ -52,9 +53,10 @@ class TreeBlock:
             draft_probs = at_least_float32(draft_probs.to(device))
             rows = count + 1 - len(draft_probs)
             draft_probs = torch.nn.functional.pad(draft_probs, (0, 0, 0, rows)) if rows else draft_probs
-        small = (draft.tokens, draft.depth, draft.parents + 1, table, lineage(parents))
-        tensors = (tensor.to(device) for tensor in small)
-        return cls(*tensors, draft_probs, at_least_float32(target_probs), draft.replacement)
+        crowded = torch.tensor([row for row, nodes in enumerate(drawn) if len(nodes) > 1], dtype=torch.long)
+        small = (draft.tokens, draft.depth, draft.parents + 1, table, lineage(parents), crowded)
+        *tensors, crowded = (tensor.to(device) for tensor in small)
+        return cls(*tensors, draft_probs, at_least_float32(target_probs), draft.replacement, crowded)
 
     @property
     def most_draws(self) -> int:

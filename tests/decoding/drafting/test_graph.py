@@ -55,6 +55,13 @@ def test_a_merged_node_behind_another_leads_on():
     assert paths(nodes) == [[1, 2, 1, 2, 1], [3, 2, 1, 2, 1]]
 
 
+def test_copies_come_level_by_level_whatever_they_are_of():
+    # 1 2 3 4 5 6, and 9 behind it; 1 again behind the context, and again at the end: the shallow one's copies come first.
+    nodes = tree((ROOT, 1), (0, 2), (1, 3), (2, 4), (3, 5), (ROOT, 8), (4, 1))
+    unmerge(nodes, {5: 0, 6: 0}, depth=9, most=11)
+    assert nodes.depth[7:] == [1, 2, 3, 4] and {nodes.path(node)[0] for node in range(7, 11)} == {5}
+
+
 def test_no_more_nodes_than_asked_for_shallow_ones_first():
     nodes = tree((ROOT, 1), (0, 2), (1, 1), (2, 2))
     unmerge(nodes, {3: 1}, depth=50, most=9)

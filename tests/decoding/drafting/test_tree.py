@@ -159,6 +159,7 @@ def test_chains_side_by_side_and_without_replacement(pair):
 
 def test_a_rule_with_longer_drafts_than_there_is_memory_for_is_refused(pair):
     decoder = SpeculativeDecoder(pair, drafting.Multi(4), stopping.FixedLength(3), engine="eager")
+    SpeculativeDecoder(pair, drafting.Tree(), engine="eager").with_stopping(stopping.FixedLength(30))  # a tree has its own limit
     with pytest.raises(UserError, match="FixedLength drafts up to 30 tokens, but this decoder has memory for paths of 20"):
         decoder.with_stopping(stopping.FixedLength(30))
 

@@ -50,5 +50,6 @@ def test_nothing_stands_beyond_a_rows_length():
 
 
 def test_a_threshold_that_is_none_is_refused():
-    with pytest.raises(UserError, match="verification.threshold=1.5 is outside"):
-        JointVerification(1.5)
+    for threshold in (1, -0.1, "x"):
+        with pytest.raises(UserError, match=rf"verification.threshold={threshold} is outside \[0, 1\)"):
+            JointVerification(threshold)
