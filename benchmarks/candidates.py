@@ -48,21 +48,22 @@ def method(way: object, rule: object, stop: stopping.StoppingRule | None = None)
 
 def tree_methods(skipped: Sequence[int]) -> dict[str, Make]:
     """Return chains, trees and graphs with GSD's settings for small pairs."""
-    sizes = {"theta_prob": 0.4, "theta_sib": 0.1, "max_nodes": 64, "max_width": 16}
+    # As many nodes as there are: a limit would cut trees off where graphs need not go.
+    wide = {"max_nodes": 500, "max_width": 200}
+    small, usual = {"theta_prob": 0.4, "theta_sib": 0.1, **wide}, {"theta_prob": 0.2, "theta_sib": 0.3, **wide}
     sure, deep = stopping.Confidence(0.4, retune=False, max_tokens=DEPTH), stopping.FixedLength(DEPTH)
-    wide = {"theta_prob": 0.05, "theta_sib": 0.05, "max_nodes": 64, "max_width": 16}
     match = verification.TreeMatch()
     return {
         "SSD: sampled chain while d >= 0.4 (without warping)": method(
             drafting.Autoregressive(), verification.TokenVerification(), sure
         ),
-        "SSD: likeliest chain, theta 0.4": method(drafting.Tree(**sizes | {"top_k": 1}), match, deep),
-        "TSD: theta 0.4, 0.1": method(drafting.Tree(**sizes), match, deep),
-        "GSD, tau 1": method(drafting.Graph(tau=1, **sizes), match, deep),
-        "GSD, tau 2": method(drafting.Graph(tau=2, **sizes), match, deep),
-        "TSD: theta 0.05, 0.05": method(drafting.Tree(**wide), match, deep),
-        "GSD, tau 1 ": method(drafting.Graph(tau=1, **wide), match, deep),
-        "GSD, tau 2 ": method(drafting.Graph(tau=2, **wide), match, deep),
+        "SSD: likeliest chain, theta 0.4": method(drafting.Tree(**small | {"top_k": 1}), match, deep),
+        "TSD: theta 0.4, 0.1": method(drafting.Tree(**small), match, deep),
+        "GSD: theta 0.4, 0.1, tau 1": method(drafting.Graph(tau=1, max_verified=500, **small), match, deep),
+        "GSD: theta 0.4, 0.1, tau 2": method(drafting.Graph(tau=2, max_verified=500, **small), match, deep),
+        "TSD: theta 0.2, 0.3": method(drafting.Tree(**usual), match, deep),
+        "GSD: theta 0.2, 0.3, tau 1": method(drafting.Graph(tau=1, max_verified=500, **usual), match, deep),
+        "GSD: theta 0.2, 0.3, tau 2": method(drafting.Graph(tau=2, max_verified=500, **usual), match, deep),
         f"self-SSD, layers {', '.join(map(str, skipped))} skipped": method(
             drafting.LayerSkip(skipped), verification.TokenVerification(), sure
         ),
@@ -154,7 +155,7 @@ def table(tallies: dict[str, Tally]) -> Iterable[str]:
         speed = rate / ((counts @ alone.rows("num_tokens")) / (counts @ alone.rows("seconds")))
         low, high = np.percentile(speed[1:], [2.5, 97.5])
         cells.append(f"{speed[0]:.2f} ±{(high - low) / 2:.2f}")
-        yield f"| {name.strip()} | {' | '.join(cells)} |"
+        yield f"| {name} | {' | '.join(cells)} |"
 
 
 def main() -> None:

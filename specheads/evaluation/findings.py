@@ -149,10 +149,10 @@ def notes_on(report: Report) -> list[str]:
                 found.append(f"{text}({head.name}, {head.speedup.value:.3f}x).")
     speeds = [row for row in report.live if row.family != "target"]
     if speeds and (fastest := max(speeds, key=lambda row: row.speedup.value)).speedup.value < 1:
-        found.append(
-            f"Speculative decoding makes this pair slower here: the best setting, {fastest.name}, reaches {fastest.speedup.value:.2f}x "
-            f"of the target alone, because a target forward costs only {report.costs.ratio:.1f} draft forwards on this machine."
-        )
+        text = f"Speculative decoding makes this pair slower here: the best setting, {fastest.name}, reaches {fastest.speedup.value:.2f}x of the target alone"
+        if report.costs.draft_seconds:
+            text += f", because a target forward costs only {report.costs.ratio:.1f} draft forwards on this machine"
+        found.append(f"{text}.")
     return found
 
 
