@@ -121,7 +121,7 @@ def train_head(cfg: DictConfig, pair: Pair) -> Path:
     judges, labels = specs[0].config.judges, list(dict.fromkeys(spec.config.label for spec in specs))
     share = checked_share(judges, cfg.mixing.response_share)
     optimizer = instantiate(cfg.optimizer)
-    loggers = [new_logger(logger_config, run) for logger_config in cfg.logger.values()]
+    loggers = [new_logger(logger_config, run) for logger_config in (cfg.get("logger") or {}).values()]
     checkpoints = Checkpoints(run / "checkpoints" / "last.ckpt", cfg.checkpoint.every_steps)
     callbacks = [checkpoints, TimeToGo(), RichProgressBar()]
     trainer = instantiate(

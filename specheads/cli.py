@@ -84,6 +84,12 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], object]], Call
             except (HydraException, OmegaConfBaseException) as error:
                 tell(user_error(error) or error)
                 failed.append(None)
+            except ValueError as error:
+                groups = [word.removesuffix("=null") for word in sys.argv[1:] if word.endswith("=null")]
+                if "Config group override" not in str(error) or not groups:
+                    raise
+                tell(UserError(f"{groups[0]}=null: a group of configs cannot be null; write '~{groups[0]}' to leave it out."))
+                failed.append(None)
             except OSError as error:  # Hydra cannot make the run's folder
                 message = user_error(error)
                 if message is None:

@@ -210,6 +210,7 @@ MISTAKES = {
         ],
         "prune=head leaves pruning to a head",
     ),
+    "group that is null": (["train.py", "logger=null"], "logger=null: a group of configs cannot be null; write '~logger'"),
     "unknown baseline": (["evaluate.py", "baseline=beams"], "baseline=beams is not known; use target or mjgd"),
     "unknown input": (["train.py", "head.inputs=[colour]"], "colour"),
     "negative depth": (["train.py", "head.depth=-1"], "head.depth=-1"),
