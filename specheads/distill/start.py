@@ -1,0 +1,77 @@
+"""Where distillation starts: from the pair's draft, from some of the target's own layers, or from random weights."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from specheads.decoding.drafting.layer_skip import place_of_layers
+from specheads.errors import UserError, is_count
+
+PER_LAYER = ("layer_types",)  # lists in a config that have an entry for each layer
+
+
+def of_layers(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
+    """Return a smaller model of the target's family, made of its embeddings and of `layers`, in that order.
+
+    Raises:
+        UserError: layers that the target does not have.
+    """
+    count = target.config.get_text_config().num_hidden_layers
+    if not layers or any(not is_count(layer) or layer >= count for layer in layers):
+        raise UserError(
+            f"init.layers={list(layers)} are not layers of {type(target).__name__}, which has 0 to {count - 1}; for example init.layers=[0,{count - 1}]."
+        )
+    config = copy.deepcopy(target.config)
+    text = config.get_text_config()
+    text.num_hidden_layers = len(layers)
+    for name in PER_LAYER:
+        if (kinds := getattr(text, name, None)) is not None:
+            setattr(text, name, [kinds[layer] for layer in layers])
+    model, place = new_model(config, target.dtype, seed=0), place_of_layers(target)
+    states = {}
+    for name, tensor in target.state_dict().items():
+        if not name.startswith(f"{place}."):
+            states[name] = tensor
+            continue
+        number, rest = name.removeprefix(f"{place}.").split(".", 1)
+        states |= {f"{place}.{new}.{rest}": tensor for new, layer in enumerate(layers) if layer == int(number)}
+    model.load_state_dict(states)
+    return model.to(target.device)
+
+
+def evenly_spread(count: int, wanted: int) -> list[int]:
+    """Return `wanted` of `count` layers, the first and the last among them where there are two."""
+    if not is_count(wanted, least=1) or wanted > count:
+        raise UserError(f"init.num_layers={wanted} is no count from 1 to the target's {count} layers.")
+    return [0] if wanted == 1 else [round(number * (count - 1) / (wanted - 1)) for number in range(wanted)]
+
+
+def fresh(target: PreTrainedModel, changes: Mapping[str, Any], seed: int) -> PreTrainedModel:
+    """Return a model with random weights whose config is the target's with `changes`.
+
+    Raises:
+        UserError: keys that the config does not have, or values that make no model.
+    """
+    config = copy.deepcopy(target.config)
+    text = config.get_text_config()
+    if unknown := [key for key in changes if not hasattr(text, key)]:
+        raise UserError(f"init.config.{unknown[0]} is no key of {type(config).__name__}; look at the target's config.json.")
+    facts = text.to_dict() | dict(changes)
+    if "num_hidden_layers" in changes:
+        for name in PER_LAYER:
+            if (kinds := facts.get(name)) is not None:
+                facts[name] = [kinds[number % len(kinds)] for number in range(facts["num_hidden_layers"])]
+    try:
+        return new_model(AutoConfig.for_model(**facts), target.dtype, seed).to(target.device)
+    except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
+        raise UserError(f"init.config={dict(changes)} makes no model: {str(error).splitlines()[0]}") from error
+
+
+def new_model(config: PretrainedConfig, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+    """Return a model with random weights of a seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
