@@ -122,7 +122,7 @@ class SpeculativeDecoder:
         pair: draft and target.
         drafting: how tokens are proposed; default a chain.
         stopping: when a draft is long enough; default what the verification rule says, or five tokens.
-        verification: how much of it stands; default token verification for chains, else the first lossless rule that takes such drafts.
+        verification: how much of it stands; default token verification for chains, joint (lossy) for beams, else a lossless rule for such drafts.
         warp: temperature, top-k, top-p of both models.
         engine: `auto`, `eager`, `compiled` or `cuda_graph`.
         window: positions of KV memory, for prompt and response together; default what both models reach, at most MAX_WINDOW.
@@ -161,7 +161,10 @@ class SpeculativeDecoder:
         other.stopping, other.verification, other.startup_seconds = stopping, verification or self.verification, 0.0
         check_pairing(self.drafting, other.verification)
         way, longest = self.drafting, max(stopping.max_tokens, self._longest)
-        if any(needs(longest) > needs(self._longest) for needs in (way.most_read, way.most_verified)) and way.kind not in CHAINS:
+        if (
+            any(needs(longest) > needs(self._longest) for needs in (way.most_read, way.most_verified))
+            and way.kind is not DraftKind.CHAIN
+        ):
             raise UserError(
                 f"{type(stopping).__name__} drafts up to {stopping.max_tokens} tokens, but this decoder has memory for paths of "
                 f"{self._longest}; make it with that rule."

@@ -158,6 +158,10 @@ def test_chains_side_by_side_and_without_replacement(pair):
 
 
 def test_a_rule_with_longer_drafts_than_there_is_memory_for_is_refused(pair):
+    SpeculativeDecoder(pair, engine="eager").with_stopping(stopping.FixedLength(30))  # a chain ends within the window
+    for way in (drafting.Beam(3), drafting.Multi(2)):
+        with pytest.raises(UserError, match="memory for paths of 20"):
+            SpeculativeDecoder(pair, way, stopping.FixedLength(3), engine="eager").with_stopping(stopping.FixedLength(30))
     decoder = SpeculativeDecoder(pair, drafting.Multi(4), stopping.FixedLength(3), engine="eager")
     SpeculativeDecoder(pair, drafting.Tree(), engine="eager").with_stopping(stopping.FixedLength(30))  # a tree has its own limit
     with pytest.raises(UserError, match="FixedLength drafts up to 30 tokens, but this decoder has memory for paths of 20"):
