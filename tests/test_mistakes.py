@@ -211,6 +211,7 @@ MISTAKES = {
         "prune=head leaves pruning to a head",
     ),
     "group that is null": (["train.py", "logger=null"], "logger=null: a group of configs cannot be null; write '~logger'"),
+    "no branches at once": (["evaluate.py", "record.batch_size=0"], "record.batch_size=0 is no count"),
     "unknown baseline": (["evaluate.py", "baseline=beams"], "baseline=beams is not known; use target or mjgd"),
     "unknown input": (["train.py", "head.inputs=[colour]"], "colour"),
     "negative depth": (["train.py", "head.depth=-1"], "head.depth=-1"),
