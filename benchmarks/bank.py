@@ -23,11 +23,13 @@ from data_gen.__main__ import data_cache
 from data_gen.shards import load_split
 from specheads import load_pair
 from specheads.heads.bank import HeadBank, HeadSpec
-from specheads.heads.loading import HeadData
-from specheads.heads.module import HeadModule, OptimizerSettings
+from specheads.heads.features import collate
+from specheads.heads.module import HeadModule
 from specheads.heads.texts import MixedResponses
+from specheads.heads.training import head_specs
+from specheads.loading import ResumableData
 from specheads.pair import config_folder
-from train import head_specs
+from specheads.training import OptimizerSettings
 
 LLAMA_2_7B = {"hidden": 4096, "multiply_adds": 6.61e9}  # per token: the weights of all linear maps, output embedding included
 LABELLED = 0.85  # share of positions that a head that judges its input learns from, at the paper's mixing
@@ -35,7 +37,9 @@ LABELLED = 0.85  # share of positions that a head that judges its input learns f
 
 def epoch_seconds(pair, rows, specs: list[HeadSpec]) -> float:
     """Return the seconds of one epoch."""
-    data = HeadData({"train": MixedResponses(rows, specs[0].config.judges, None, 0)}, batch_size=32, num_workers=0, seed=0)
+    data = ResumableData(
+        {"train": MixedResponses(rows, specs[0].config.judges, None, 0)}, batch_size=32, num_workers=0, seed=0, collate=collate
+    )
     module = HeadModule(HeadBank(specs, 0), pair.draft_lm, OptimizerSettings(lr=1e-3))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(

@@ -34,14 +34,16 @@ from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification.block import reflected
 from specheads.evaluation.intervals import cross_fitted_gain
 from specheads.heads.bank import HeadBank, HeadSpec
+from specheads.heads.features import collate
 from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.heads.loading import HeadData
 from specheads.heads.metrics import auroc
-from specheads.heads.module import HeadModule, OptimizerSettings
+from specheads.heads.module import HeadModule
 from specheads.heads.texts import MixedResponses
+from specheads.loading import ResumableData
 from specheads.pair import config_folder
 from specheads.replay.cost import Costs
 from specheads.sampling import sample, uniforms
+from specheads.training import OptimizerSettings
 
 LENGTH = 20
 RATIOS = (5, 10, 20)
@@ -153,7 +155,7 @@ def train_bank(pair: Pair, folder: Path, specs: list[HeadSpec], share: float, ep
     module = HeadModule(HeadBank(specs, 0), pair.draft_lm, OptimizerSettings(lr=1e-3))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(max_epochs=epochs, accelerator="cpu", num_sanity_val_steps=0, limit_val_batches=0, **quiet)
-    trainer.fit(module, HeadData(splits, 32, 0, 0))
+    trainer.fit(module, ResumableData(splits, 32, 0, 0, collate))
     return module.bank.eval()
 
 

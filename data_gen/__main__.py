@@ -1,11 +1,13 @@
 """`python -m data_gen model=nano data=nano`: make the data cache that train.py reads."""
 
 import logging
+from collections.abc import Collection
 from pathlib import Path
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from data_gen.prompts import SPLITS
 from data_gen.run import GenerationSettings, generate_data
 from specheads.cli import command, load_configured_pair, next_command
 from specheads.errors import UserError, is_count
@@ -15,10 +17,10 @@ from specheads.sampling import Warp
 logger = logging.getLogger(__name__)
 
 
-def data_cache(cfg: DictConfig, pair: Pair) -> Path:
-    """Return the complete cache for a composed config, making what is missing."""
+def data_cache(cfg: DictConfig, pair: Pair, splits: Collection[str] = SPLITS) -> Path:
+    """Return the complete cache for the prompts of a composed config in `splits`, making what is missing."""
     source, settings = instantiate(cfg.data.source), generation_settings(cfg)
-    return generate_data(pair, source, Warp(**cfg.warp), settings, cfg.seed, Path(cfg.paths.data))
+    return generate_data(pair, source, Warp(**cfg.warp), settings, cfg.seed, Path(cfg.paths.data), splits)
 
 
 def generation_settings(cfg: DictConfig) -> GenerationSettings:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.engine import EagerEngine
-from specheads.pair import Pair
+from specheads.pair import LanguageModel, Pair
 from specheads.sampling import Warp, check_finite, sample
 
 # Prompts are read in columns of at most this many tokens over all rows, so that activations stay small (and in a CPU's cache).
@@ -49,8 +49,9 @@ def generate_batch(
     warp: Warp,
     max_new_tokens: int,
     on_step: Callable[[int, int], None] = lambda made, done: None,
+    lm: LanguageModel | None = None,
 ) -> list[Response]:
-    """Return the target's response to each prompt of one batch.
+    """Return the response of the target, or of `lm`, to each prompt of one batch.
 
     Args:
         prompts: token ids per row.
@@ -58,7 +59,7 @@ def generate_batch(
         on_step: called after each step with the tokens it produced, and with these plus all that rows which ended in it leave
             out of `max_new_tokens`; the latter add up to B * max_new_tokens.
     """
-    lm = pair.target_lm
+    lm = lm or pair.target_lm
     device = lm.device
     longest = max(map(len, prompts))
     limits = [min(max_new_tokens, pair.window - len(prompt)) for prompt in prompts]
@@ -83,7 +84,7 @@ def generate_batch(
     for step in range(max(limits)):
         output = engine.forward(tokens, positions=positions, attention_mask=mask[:, : engine.length + 1])
         probs = warp(output.logits[:, -1])
-        check_finite(pair.target_id, probs)
+        check_finite(pair.target_id if lm is pair.target_lm else pair.draft_id, probs)
         token = sample(probs, draws[rows, step])
         responses[rows, step] = token
         num_tokens[rows] += 1

@@ -19,11 +19,15 @@ DEV_FILES = 0.12  # share of the held-out "dev" files whose prompts are the head
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: `text` goes through the pair's chat template where it has one; `prompt_id` is stable across runs."""
+    """One prompt: `text` goes through the pair's chat template where it has one; `prompt_id` is stable across runs.
+
+    `response` is the data set's own, where it was asked for and there is one.
+    """
 
     prompt_id: str
     split: str
     text: str
+    response: str | None = None
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,10 @@ class NanoSource:
         """Raise UserError for what is no count, and if there would be no prompts."""
         check_counts(self.num_train, self.num_dev, self.num_test)
 
-    def load(self, chats: bool) -> Iterator[Prompt]:
+    def load(self, chats: bool, responses: bool = False) -> Iterator[Prompt]:
         """Yield up to the wanted number of prompts per split, in an order that looks random but is fixed.
 
-        They are code to go on with, for a pair that chats (`chats`) as for any other.
+        They are code to go on with, for a pair that chats (`chats`) as for any other. With `responses` each has its function's body.
         """
         self.check()
         wanted = {"train": self.num_train, "dev": self.num_dev, "test": self.num_test}
@@ -52,7 +56,8 @@ class NanoSource:
         for side in ("dev", "test"):
             for function in corpus.standard_library(side):
                 split = "test" if side == "test" else "dev" if _share(function.source) < DEV_FILES else "train"
-                found[split].append(Prompt(_id(function.prompt), split, function.prompt))
+                body = function.body if responses else None
+                found[split].append(Prompt(_id(function.prompt), split, function.prompt, body))
         for split in SPLITS:
             distinct = {prompt.prompt_id: prompt for prompt in found[split]}
             yield from sorted(distinct.values(), key=lambda prompt: prompt.prompt_id)[: wanted[split]]
@@ -75,6 +80,7 @@ class DatasetSource:
     num_train: int
     num_dev: int
     num_test: int
+    response_template: str | Sequence[str] | None = None
 
     def check(self) -> None:
         """Raise UserError for what can be known to be wrong before data is read."""
@@ -83,6 +89,8 @@ class DatasetSource:
         check_counts(self.num_train, self.num_dev, self.num_test)
         for chats in (True, False):
             self._template(chats)
+        if self.response_template is not None:
+            self._response_template()
         data_set.check_path(self.path)
         if not isinstance(self.name, str | None):
             raise UserError(f"data.name={self.name!r} is no text; give the name of a configuration, or null.")
@@ -90,11 +98,12 @@ class DatasetSource:
         if self.test_split is not None:
             data_set.check_split("data.test_split", self.test_split)
 
-    def load(self, chats: bool) -> list[Prompt]:
+    def load(self, chats: bool, responses: bool = False) -> list[Prompt]:
         """Return the prompts; short data gives fewer of each split, in proportion.
 
         Args:
             chats: whether the pair that answers takes instructions; if not, `completion_template` is used where there is one.
+            responses: whether to fill in the data set's own, by `response_template`, where a row has one.
 
         Raises:
             UserError: settings that are wrong, a data set that cannot be loaded, rows that the template does not fit.
@@ -111,9 +120,10 @@ class DatasetSource:
             counts = {split: getattr(self, f"num_{split}") for split in splits}
             if any(counts.values()):
                 rows = data_set.cut(tables, self.path, key, taken)
-                texts = self._texts(rows, self._template(chats), limit=sum(counts.values()))
+                answers = self._response_template() if responses else None
+                texts = self._texts(rows, self._template(chats), answers, limit=sum(counts.values()))
                 names = [split for split, count in self._available(counts, len(texts)).items() for _ in range(count)]
-                prompts += [Prompt(_id(text), split, text) for split, text in zip(names, texts, strict=True)]
+                prompts += [Prompt(_id(text), split, text, own) for split, (text, own) in zip(names, texts, strict=True)]
         return prompts
 
     def _available(self, counts: dict[str, int], num_texts: int) -> dict[str, int]:
@@ -131,20 +141,32 @@ class DatasetSource:
             return Template.parse("data.template", self.template)
         return Template.parse("data.completion_template", self.completion_template)
 
-    def _texts(self, tables: Sequence[Table], template: Template, limit: int) -> list[str]:
-        """Return the first `limit` texts that the template makes of the rows, or as many as there are."""
+    def _response_template(self) -> Template:
+        if self.response_template is None:
+            raise UserError(
+                "data.response_template=null, but the data set's own responses are asked for; say where they are, for example "
+                "'data.response_template=\"{output}\"', or take other samples."
+            )
+        return Template.parse("data.response_template", self.response_template)
+
+    def _texts(
+        self, tables: Sequence[Table], template: Template, answers: Template | None, limit: int
+    ) -> list[tuple[str, str | None]]:
+        """Return what `template` makes of the first `limit` rows that fit it, or of as many as there are, each with its own response."""
         known = list(dict.fromkeys(field for table in tables for field in table.fields))
         template = template.restricted(known, self.path)
+        answers = answers and answers.restricted(known, self.path)
+        fields = list(dict.fromkeys([*template.fields, *(answers.fields if answers else [])]))
         texts, num_unfit, seen = [], 0, {}
-        for place, row in itertools.chain.from_iterable(table.numbered(template.fields) for table in tables):
+        for place, row in itertools.chain.from_iterable(table.numbered(fields) for table in tables):
             if len(texts) == limit:
                 break
-            check_values(row, template.fields, self.path, place, seen)
+            check_values(row, fields, self.path, place, seen)
             text = template.fill(row)
             if text is None:
                 num_unfit += 1
             else:
-                texts.append(text)
+                texts.append((text, answers.fill(row) if answers else None))
         if num_unfit:
             num_read = num_unfit + len(texts)
             logger.info(

@@ -1,22 +1,24 @@
 """The whole stage: prompts in, a complete cache out; what is already there is kept."""
 
 import hashlib
+import json
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow.parquet as pq
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from data_gen.generate import Response, batch_plan, generate_batch, row_uniforms
 from data_gen.label import label_responses
 from data_gen.prompts import SPLITS, Prompt, unique
 from data_gen.rollouts import roll_out, rollout_uniforms
-from data_gen.shards import ShardStore, exclusive, fingerprint
+from data_gen.shards import ShardStore, checksum, exclusive, fingerprint, read_manifest
 from specheads.errors import UserError, is_count
 from specheads.forecast import Forecast
 from specheads.pair import Pair
@@ -25,14 +27,21 @@ from specheads.sampling import Warp
 logger = logging.getLogger(__name__)
 
 
+# Settings that decide responses; the others decide what the draft is asked about them.
+RESPONSE_LIMITS = ("max_new_tokens", "max_prompt_tokens", "batch_size", "rows_per_shard", "responses_per_prompt")
+
+
 class PromptSource(Protocol):
     """Where prompts come from."""
 
     def check(self) -> None:
         """Raise UserError for what can be known to be wrong before data is read."""
 
-    def load(self, chats: bool) -> Iterable[Prompt]:
-        """Return the prompts, for a pair that takes instructions (`chats`) or for one that goes on with a text."""
+    def load(self, chats: bool, responses: bool = False) -> Iterable[Prompt]:
+        """Return the prompts, for a pair that takes instructions (`chats`) or for one that goes on with a text.
+
+        With `responses` they bring the data set's own, where it has one.
+        """
 
 
 @dataclass(frozen=True)
@@ -67,13 +76,21 @@ class GenerationSettings:
         return {name: value for name, value in asdict(self).items() if name not in without}
 
 
-def generate_data(pair: Pair, source: PromptSource, warp: Warp, settings: GenerationSettings, seed: int, root: Path) -> Path:
+def generate_data(
+    pair: Pair,
+    source: PromptSource,
+    warp: Warp,
+    settings: GenerationSettings,
+    seed: int,
+    root: Path,
+    splits: Collection[str] = SPLITS,
+) -> Path:
     """Return the folder of the complete cache for these arguments, made or finished first if need be.
 
     Raises:
         UserError: no usable prompt; another run at work on the same cache.
     """
-    prompts = unique(source.load(pair.chats))
+    prompts = [prompt for prompt in unique(source.load(pair.chats)) if prompt.split in splits]
     facts = facts_of(pair, prompts, warp, seed) | {"settings": settings.facts()}
     folder = root / fingerprint(facts)
     if ShardStore(folder, facts).is_complete():
@@ -88,8 +105,10 @@ def generate_data(pair: Pair, source: PromptSource, warp: Warp, settings: Genera
             total = settings.tokens_per_response * sum(len(shard.prompts) for shard in missing.values())
             task = bar.add_task("responses", total=total, speed="")
             meter = _Meter(bar, task)
+            twin = twin_of(root, facts, settings)
             for name, shard in missing.items():
-                store.write(name, make_rows(pair, shard, warp, settings, seed, meter.add))
+                answers = shared_responses(twin, name, shard, pair, settings) if twin else None
+                store.write(name, make_rows(pair, shard, warp, settings, seed, meter.add, answers))
         store.complete(list(shards))
     return folder
 
@@ -124,6 +143,42 @@ def prompts_fingerprint(prompts: Sequence[Prompt]) -> str:
     return hashlib.sha256("".join(f"{prompt.prompt_id} {prompt.split} " for prompt in prompts).encode()).hexdigest()[:16]
 
 
+def twin_of(root: Path, facts: Mapping[str, Any], settings: GenerationSettings) -> Path | None:
+    """Return a complete cache of the same target, prompts and limits for another draft, if there is one: its responses are ours."""
+    ours = json.loads(json.dumps(facts))
+    for manifest in sorted(root.glob("*/manifest.json")):
+        found = read_manifest(manifest.parent)
+        theirs = found.get("made_of", {})
+        if not found.get("complete") or theirs.keys() != ours.keys():
+            continue
+        limits = [{name: made_of["settings"].get(name) for name in RESPONSE_LIMITS} for made_of in (ours, theirs)]
+        same = all(theirs[name] == ours[name] for name in ours.keys() - {"draft", "dtype", "settings"})
+        if same and theirs["dtype"][0] == ours["dtype"][0] and limits[0] == limits[1]:
+            logger.info(
+                "data: the target's responses are taken from %s, which was made for the draft %s",
+                manifest.parent,
+                theirs["draft"][0],
+            )
+            return manifest.parent
+    return None
+
+
+def shared_responses(twin: Path, name: str, shard: "Shard", pair: Pair, settings: GenerationSettings) -> list[Response] | None:
+    """Return the responses of a shard from a cache for another draft; None where that is damaged, or where a window cut them elsewhere."""
+    entry, path = read_manifest(twin)["shards"].get(name), twin / name
+    if entry is None or not path.is_file() or checksum(path) != entry["sha256"]:
+        return None
+    rows = pq.read_table(path, columns=["prompt_ids", "response_ids", "finished"]).to_pylist()
+    if [row["prompt_ids"] for row in rows] != [ids for _, ids in shard.prompts]:
+        return None
+    responses = [Response(row["response_ids"], row["finished"]) for row in rows]
+    for (_, ids), response in zip(shard.prompts, responses, strict=True):
+        limit = min(settings.max_new_tokens, pair.window - len(ids))
+        if len(response.ids) > limit or (len(response.ids) < limit and not response.finished):
+            return None
+    return responses
+
+
 def encode_prompts(pair: Pair, prompts: Sequence[Prompt], settings: GenerationSettings) -> list[EncodedPrompt]:
     """Return each prompt with its ids; those over the limit are left out and counted in the log."""
     encoded = [(prompt, pair.encode_instruction(prompt.text)) for prompt in prompts]
@@ -152,15 +207,26 @@ def plan_shards(prompts: Sequence[EncodedPrompt], settings: GenerationSettings) 
     return shards
 
 
-def make_rows(pair: Pair, shard: Shard, warp: Warp, settings: GenerationSettings, seed: int, on_step) -> list[dict]:
-    """Return the finished rows of one shard, in the order of its prompts."""
+def make_rows(
+    pair: Pair,
+    shard: Shard,
+    warp: Warp,
+    settings: GenerationSettings,
+    seed: int,
+    on_step: Callable[[int, int], None],
+    responses: list[Response] | None = None,
+) -> list[dict]:
+    """Return the finished rows of one shard, in the order of its prompts; `responses` are the target's, where they are known."""
     draws = 1 if warp.greedy else settings.draws_per_position
     ids = [ids for _, ids in shard.prompts]
     sizes = settings.max_new_tokens, draws, shard.sample
     uniform = np.stack([row_uniforms(seed, prompt.prompt_id, *sizes) for prompt, _ in shard.prompts])
     # A greedy target has one response. Text that it would not have written shows the heads of a greedy pair more.
     law = replace(warp, temperature=1.0) if warp.greedy and shard.sample else warp
-    responses = make_responses(pair, ids, uniform[:, 0], law, settings, on_step)
+    if responses is None:
+        responses = make_responses(pair, ids, uniform[:, 0], law, settings, on_step)
+    else:
+        on_step(0, settings.max_new_tokens * len(ids))
     answers = [response.ids for response in responses]
     labels = label_responses(pair, ids, answers, uniform[:, 1:], warp)
     sizes = shard.sample, settings.rollouts_per_response, settings.rollout_tokens

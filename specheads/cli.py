@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from specheads import interrupts, runs
 from specheads.errors import UserError, user_error
 from specheads.help import help_text
-from specheads.pair import Pair, config_folder, load_pair
+from specheads.pair import NewDraft, Pair, config_folder, load_pair
 
 EXIT_USER_ERROR = 2
 # How a launcher is known, and where it says how many processes it has started.
@@ -133,13 +133,16 @@ def is_first_process() -> bool:
 def next_command(script: str, *words: str) -> str:
     """Return the command line that goes on from this one: with its overrides of what both commands share."""
     overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    kept = [each for each in overrides if each.lstrip("+").split("=")[0].split(".")[0] in SHARED_KEYS]
+    given = {word.split("=")[0] for word in words}
+    keys = [each.lstrip("+").split("=")[0] for each in overrides]
+    kept = [each for key, each in zip(keys, overrides, strict=True) if key.split(".")[0] in SHARED_KEYS and key not in given]
     return shlex.join(["python", *script.split(), *kept, *words])
 
 
-def load_configured_pair(cfg: DictConfig, only_draft: bool = False) -> Pair:
-    """Return the pair that `cfg.model` describes, with or without the target's weights."""
-    return load_pair(only_draft=only_draft, **OmegaConf.to_container(cfg.model, resolve=True, throw_on_missing=True))
+def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: NewDraft | None = None) -> Pair:
+    """Return the pair that `cfg.model` describes, with or without the target's weights, with the draft that it names or a new one."""
+    keys = OmegaConf.to_container(cfg.model, resolve=True, throw_on_missing=True)
+    return load_pair(only_draft=only_draft, new_draft=new_draft, **keys)
 
 
 def tell(error: Exception) -> None:

@@ -8,10 +8,10 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from omegaconf import OmegaConf
@@ -199,6 +199,14 @@ def config_folder() -> Path:
     return beside if (beside / "model").is_dir() else package / "conf"
 
 
+class NewDraft(Protocol):
+    """A draft that does not exist yet."""
+
+    name: str
+
+    def make(self, target: PreTrainedModel) -> PreTrainedModel: ...
+
+
 def load_pair(name: str | None = None, **keys: Any) -> Pair:
     """Load a pair by config name (`"nano"`), or by `draft=` and `target=`; other keys as in conf/model/*.yaml.
 
@@ -213,6 +221,7 @@ def load_pair(name: str | None = None, **keys: Any) -> Pair:
         instruction_format: how instructions are wrapped instead of that, such as "[INST] {instruction} [/INST]".
         trust_remote_code: run code that comes with a model. Off unless said.
         only_draft: leave the target without weights, for a process that only asks what shape it has.
+        new_draft: what makes the draft from the target, in place of one that is loaded.
 
     Raises:
         UserError: an unknown name, a folder or id that cannot be loaded, models that do not fit together.
@@ -241,23 +250,28 @@ def _load(
     instruction_format: str | None = None,
     trust_remote_code: bool = False,
     only_draft: bool = False,
+    new_draft: NewDraft | None = None,
 ) -> Pair:
-    if draft is None or target is None:
+    if target is None or (draft is None and new_draft is None):
         raise UserError(f"draft={draft} and target={target}: a pair needs both; give folders or hub ids.")
     check_instruction_format(instruction_format)
     device = checked_device(device)
     shared = {"dtype": checked_dtype(dtype), "device": device, "trust_remote_code": trust_remote_code}
     target_tokenizer = _load_tokenizer(tokenizer or target, None if tokenizer else target_revision, trust_remote_code)
     for own, revision in ((draft, draft_revision), (target, target_revision)):
+        if own == draft and new_draft:
+            continue
         if tokenizer is None or (Path(resolve(own)) / "tokenizer_config.json").is_file():
             own_tokenizer = _load_tokenizer(own, revision, trust_remote_code)
             check_tokenizers(own_tokenizer, target_tokenizer, str(own), str(tokenizer or target))
     # The draft first: a target that may spread takes what is left.
-    draft_model = _load_model(draft, draft_revision, **shared)
+    draft_model = None if new_draft else _load_model(draft, draft_revision, **shared)
     where = {"weightless": True} if only_draft else {"device_map": device_map}
     target_model = _load_model(target, target_revision, **shared, **where)
     if device_map and device.startswith("cuda"):
         check_placement(getattr(target_model, "hf_device_map", {}), str(target))
+    if new_draft:
+        draft, draft_model = new_draft.name, new_draft.make(target_model)
     for model in (draft_model, target_model):
         model.requires_grad_(False).eval()
     pair = Pair(
@@ -268,7 +282,7 @@ def _load(
         target_id=str(target),
         target_revision=revision_of(target_model, target),
         draft_id=str(draft),
-        draft_revision=revision_of(draft_model, draft),
+        draft_revision="not saved" if new_draft else revision_of(draft_model, draft),
         chat=chat,
         instruction_format=instruction_format,
     )
@@ -277,6 +291,14 @@ def _load(
         pair.target_lm.check()
     pair.draft_lm.check()
     return pair
+
+
+def load_draft(location: str | Path, pair: Pair, dtype: str | torch.dtype = "auto") -> LanguageModel:
+    """Return another draft for a pair, on its draft's device. Raises UserError for one that cannot be loaded or does not fit."""
+    model = _load_model(location, None, checked_dtype(dtype), str(pair.draft_lm.device), trust_remote_code=False)
+    model.requires_grad_(False).eval()
+    check_vocabulary(replace(pair, draft=model))
+    return LanguageModel(model, pair.vocab_size)
 
 
 def resolve(location: str | Path) -> str:

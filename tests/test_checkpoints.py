@@ -9,16 +9,17 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
-import train
 from specheads.checkpoints import Checkpoints, differences
 from specheads.errors import UserError
 from specheads.files import write_json
 from specheads.heads.bank import HeadBank, HeadSpec
+from specheads.heads.features import collate
 from specheads.heads.head import HeadConfig
-from specheads.heads.loading import EpochSampler, HeadData, ResumableLoader
-from specheads.heads.module import HeadModule, OptimizerSettings
+from specheads.heads.module import HeadModule
 from specheads.heads.texts import MixedResponses
 from specheads.interrupts import Interrupted, Request
+from specheads.loading import EpochSampler, ResumableData, ResumableLoader
+from specheads.training import OptimizerSettings, check_named_checkpoint, checkpoint_to_resume
 
 pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")
 
@@ -62,7 +63,9 @@ class KillAt(L.Callback):
 def attempt(nano, rows, folder, judges, moment=None, request=None, num_workers=0, **changes):
     """One start of the same command; returns its curves, weights and counters, or None if it was killed."""
     splits = {"train": rows, "dev": rows[:6], "test": rows[6:11]}
-    data = HeadData({n: MixedResponses(r, judges, 0.15, 0) for n, r in splits.items()}, 4, num_workers, seed=0)
+    data = ResumableData(
+        {n: MixedResponses(r, judges, 0.15, 0) for n, r in splits.items()}, 4, num_workers, seed=0, collate=collate
+    )
     spec = HeadSpec("head", HeadConfig(hidden_size=nano.draft_lm.hidden_size, judges=judges, depth=1))
     module = HeadModule(HeadBank([spec], seed=0), nano.draft_lm, OptimizerSettings(lr=1e-2))
     checkpoints = Checkpoints(folder / "last.ckpt", EVERY)
@@ -265,28 +268,28 @@ def stopped(tmp_path):
 
 def test_an_interrupted_run_goes_on_from_its_own_checkpoint_rather_than_a_named_one(stopped):
     checkpoints, named = stopped
-    assert train.checkpoint_to_resume(True, checkpoints) == checkpoints.path
-    assert train.checkpoint_to_resume(named, checkpoints) == checkpoints.path
+    assert checkpoint_to_resume(True, checkpoints) == checkpoints.path
+    assert checkpoint_to_resume(named, checkpoints) == checkpoints.path
 
 
 def test_a_run_that_is_not_resumed_leaves_a_checkpoint_alone(stopped):
     checkpoints, named = stopped
     write_json(checkpoints.path.parents[1] / "run.json", {"resumed": False})
-    assert train.checkpoint_to_resume(False, checkpoints) is None
-    assert train.checkpoint_to_resume(named, checkpoints) == Path(named)
+    assert checkpoint_to_resume(False, checkpoints) is None
+    assert checkpoint_to_resume(named, checkpoints) == Path(named)
 
 
 def test_a_checkpoint_of_other_settings_is_left_with_a_warning_that_names_them(stopped, caplog):
     checkpoints, _ = stopped
     checkpoints.made_of["seed"] = 2
-    assert train.checkpoint_to_resume(True, checkpoints) is None
+    assert checkpoint_to_resume(True, checkpoints) is None
     assert "there are other seed" in caplog.text
 
 
 def test_a_named_checkpoint_is_taken_where_the_runs_own_cannot_be_read(stopped, caplog):
     checkpoints, named = stopped
     checkpoints.path.write_bytes(b"cut off")
-    assert train.checkpoint_to_resume(named, checkpoints) == Path(named)
+    assert checkpoint_to_resume(named, checkpoints) == Path(named)
     assert "starts anew" in caplog.text
 
 
@@ -295,7 +298,7 @@ def test_a_named_checkpoint_of_other_settings_is_refused(stopped):
     checkpoints.made_of |= {"seed": 2, "data": "b"}
     checkpoints.path.unlink()
     with pytest.raises(UserError, match=r"named\.ckpt is of a run with other data, seed"):
-        train.checkpoint_to_resume(named, checkpoints)
+        checkpoint_to_resume(named, checkpoints)
     with pytest.raises(UserError, match=r"named\.ckpt is of a run with other seed;"):
-        train.check_named_checkpoint(named, {"seed": 2}, but="data")
-    train.check_named_checkpoint(named, {"seed": 1}, but="data")
+        check_named_checkpoint(named, {"seed": 2}, but="data")
+    check_named_checkpoint(named, {"seed": 1}, but="data")

@@ -66,9 +66,9 @@ def test_keys_come_in_order_under_what_was_chosen():
     text = help_text("train", ["experiment=specdecpp", "data=alpaca"])
     assert "\n\n\n" not in text
     titles = re.findall(r"^(\w+=[\w.-]+|general|Hydra)\b", text, re.MULTILINE)
-    expected = ["model=nano", "data=alpaca", "task=head", "trainer=default", "logger=default", "experiment=specdecpp"]
+    expected = ["model=nano", "data=alpaca", "trainer=default", "task=head", "logger=default", "experiment=specdecpp"]
     assert titles == ["general", *expected, "Hydra"]
-    places = [text.index(f"\n  {key}") for key in ("seed=", "model.draft=", "data.path=", "head.judges=", "trainer.precision=")]
+    places = [text.index(f"\n  {key}") for key in ("seed=", "model.draft=", "data.path=", "trainer.precision=", "head.judges=")]
     assert places == sorted(places)
 
 

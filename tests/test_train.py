@@ -4,8 +4,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from specheads import UserError
+from specheads.heads.training import head_specs
 from specheads.pair import config_folder
-from train import head_specs
 
 
 def specs(nano, *overrides):

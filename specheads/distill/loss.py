@@ -1,4 +1,4 @@
-"""The loss of a draft on tokens of texts, in pieces: never more than a slice of both models' laws is held, nor kept for gradients."""
+"""The loss of a draft on tokens of texts, in pieces: never more than one piece of both models' laws is held, nor kept for gradients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,34 @@ from specheads.sampling import Warp
 
 SLICE_ELEMENTS = 2**24  # logits of each model held at once
 
-TargetLaws = Callable[[slice], Tensor]  # log-probabilities (n, V) of a slice of the tokens
+
+@dataclass(frozen=True)
+class Law:
+    """The target's laws of n tokens: log-probabilities (n, V); or, with `ids` (n, k), of these and of all others together (n, k + 1)."""
+
+    log_probs: Tensor
+    ids: Tensor | None = None
+
+    def of_draft(self, log_probs: Tensor) -> Tensor:
+        """Return a draft's log-probabilities (n, V) of the same outcomes."""
+        return log_probs if self.ids is None else with_rest(log_probs.gather(1, self.ids))
+
+
+TargetLaws = Callable[[slice], Law]  # of a slice of the tokens
+
+
+def with_rest(log_probs: Tensor) -> Tensor:
+    """Return log-probabilities (n, k) of some tokens with that of all others behind them (n, k + 1)."""
+    rest = (1 - log_probs.exp().sum(dim=-1, keepdim=True)).clamp_min(0)
+    # Rounding leaves a rest where there is none; what is smaller than it could be counts as none, and has no gradient.
+    limits = torch.finfo(log_probs.dtype)
+    return torch.cat([log_probs, torch.where(rest > 4 * limits.eps, rest, limits.tiny).log()], dim=-1)
+
+
+def kept(log_probs: Tensor, count: int) -> Law:
+    """Return laws (n, V) reduced to their `count` likeliest tokens and the rest."""
+    found = log_probs.topk(min(count, log_probs.shape[-1]), dim=-1)
+    return Law(with_rest(found.values), found.indices)
 
 
 @dataclass(frozen=True)
@@ -79,10 +106,15 @@ def laws_of(lm: LanguageModel, hidden: Tensor, settings: LossSettings) -> Target
     """Return what gives the target's laws of the tokens that come from states `hidden` (N, H)."""
 
     @torch.no_grad()
-    def of(piece: slice) -> Tensor:
-        return settings.log_target(lm.logits(hidden[piece]))
+    def of(piece: slice) -> Law:
+        return Law(settings.log_target(lm.logits(hidden[piece])))
 
     return of
+
+
+def stored_laws(ids: Tensor, log_probs: Tensor) -> TargetLaws:
+    """Return what gives laws of which some tokens `ids` (N, k) and `log_probs` (N, k + 1), the last of all others, were stored."""
+    return lambda piece: Law(log_probs[piece].float(), ids[piece].long())
 
 
 def token_losses(
@@ -98,16 +130,19 @@ def token_losses(
     measure = settings.function
 
     def of(hidden: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
-        logits, target = draft.logits(hidden), laws(piece).to(hidden.device)
-        learnt = settings.log_draft(logits)
+        logits, law = draft.logits(hidden), laws(piece)
+        target = law.log_probs.to(hidden.device)
+        learnt = law.of_draft(settings.log_draft(logits))
         value = measure(target, learnt)
         if settings.hard_weight:
             value = value - settings.hard_weight * logits.log_softmax(dim=-1).gather(1, tokens[piece, None])[:, 0]
         return value, overlap(target, learnt.detach())
 
+    pieces = slices(len(tokens), draft.vocab_size)
+    if len(pieces) == 1:
+        return of(hidden, pieces[0])
     # Laws are computed again for the gradient: kept, they would be larger than the draft.
-    parts = [checkpoint(of, hidden[piece], piece, use_reentrant=False) for piece in slices(len(tokens), draft.vocab_size)]
-    values, shares = zip(*parts, strict=True)
+    values, shares = zip(*(checkpoint(of, hidden[piece], piece, use_reentrant=False) for piece in pieces), strict=True)
     return torch.cat(values), torch.cat(shares)
 
 

@@ -2,7 +2,7 @@
 
 All of them learn from one data cache and one store of features, for as many steps, and are judged by replay: thresholds are chosen on
 dev prompts. Each has a folder of its own in the run's, as the jobs of a sweep have, and a rerun goes on with the one that is not done.
-`python -m specheads.evaluation.learning_curve --help` lists every key. Runs in a source tree, for training is train.py's.
+`python -m specheads.evaluation.learning_curve --help` lists every key.
 """
 
 import copy
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-import train
 from data_gen.__main__ import data_cache
 from data_gen.shards import load_split
 from specheads import runs
@@ -35,6 +34,7 @@ from specheads.evaluation.offline import Prices
 from specheads.evaluation.results import Winner
 from specheads.evaluation.run import Evaluation
 from specheads.forecast import Forecast
+from specheads.heads import training
 from specheads.heads.checkpoint import load_head
 from specheads.heads.share import check_train_share, first_rows
 from specheads.pair import Pair
@@ -76,7 +76,7 @@ def learning_curve(cfg: DictConfig) -> list[Curve]:
     """
     check(cfg)
     pair, run = load_configured_pair(cfg), Path(cfg.paths.run)
-    if len(specs := train.head_specs(cfg, pair)) > 1:
+    if len(specs := training.head_specs(cfg, pair)) > 1:
         raise UserError(
             f"a learning curve is of one head, but {len(specs)} are asked for; give each key of head and loss one value."
         )
@@ -106,7 +106,7 @@ def check(cfg: DictConfig) -> None:
             raise UserError(f"{key}={given} does not fit a learning curve: {reason}; leave it out.")
     if not isinstance(cfg.resume, bool):
         raise UserError(f"resume={cfg.resume}: expected true or false; each head of a learning curve has checkpoints of its own.")
-    train.check(cfg)
+    training.check(cfg)
     check_replay(cfg)
     if not any(takes_head(rule) for rule in OmegaConf.to_container(cfg.stopping, resolve=True).values()):
         raise UserError("stopping has no rule that takes a head; use for example 'stopping=[fixed_length,head_threshold]'.")
@@ -142,7 +142,7 @@ def train_heads(cfg: DictConfig, pair: Pair, found: Sequence[Plan]) -> dict[str,
         if runs.begin_job(Path(cfg.paths.run), plan.folder):
             forecast.update(number, len(found))
             logger.info("head %d of %d: %s of the train prompts", number + 1, len(found), f"{plan.share:.4g}")
-            train.train(settings_of(cfg, plan), pair)
+            training.train(settings_of(cfg, plan), pair)
             runs.finish(plan.folder)
             forecast.update(number + 1, len(found))
         (heads[plan.name],) = (config.parent for config in plan.folder.glob("heads/*/config.json"))

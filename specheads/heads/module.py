@@ -3,42 +3,20 @@
 The draft is kept out of the module's parameters and checkpoints: only heads are trained and saved.
 """
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import lightning as L
 import torch
-from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
-from specheads.errors import UserError, is_number
+from specheads.errors import UserError
 from specheads.heads.bank import HeadBank
 from specheads.heads.checkpoint import CONSTANT
 from specheads.heads.features import HeadBatch, head_features, target_states
 from specheads.heads.metrics import auroc, fit_logistic, prediction_metrics
 from specheads.pair import LanguageModel
 from specheads.sampling import CERTAINTY
+from specheads.training import CurveModule, OptimizerSettings, cosine_after_warmup
 
 
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """AdamW with a linear warm-up and a cosine to zero (SpecDec++, appendix)."""
-
-    lr: float = 5e-5
-    weight_decay: float = 0.01
-    warmup_share: float = 0.03
-
-    def __post_init__(self) -> None:
-        if not is_number(self.lr) or self.lr <= 0:
-            raise UserError(f"optimizer.lr={self.lr} is not above 0; use for example 1e-3.")
-        if not is_number(self.weight_decay) or self.weight_decay < 0:
-            raise UserError(f"optimizer.weight_decay={self.weight_decay} is no number of at least 0.")
-        if not is_number(self.warmup_share) or not 0 <= self.warmup_share <= 1:
-            raise UserError(f"optimizer.warmup_share={self.warmup_share} is outside [0, 1]; it is a share of the steps.")
-
-
-class HeadModule(L.LightningModule):
+class HeadModule(CurveModule):
     """A bank of heads, their weighted loss, and the metrics that say how good they are."""
 
     def __init__(
@@ -51,8 +29,6 @@ class HeadModule(L.LightningModule):
         self._draft, self._target = (draft,), (target,)  # in tuples, so that their weights are not taken for ours
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []
         self.test_results: dict[str, dict[str, float]] = {}
-        # The curves so far, kept in checkpoints: a log file may lag behind a checkpoint or be ahead of it.
-        self.history: list[tuple[int, dict[str, float]]] = []
 
     def features(self, batch: HeadBatch, needs: frozenset[str] | None = None, judges: str | None = None) -> dict[str, Tensor]:
         """Return the bank's features of a batch, or others."""
@@ -83,31 +59,14 @@ class HeadModule(L.LightningModule):
                 for name in parts[0]
             }
             self.bank.standardise(features)
-
-        for step, metrics in self.history:  # of the run that this one goes on with
-            for logger in self.loggers:
-                if isinstance(logger, CSVLogger):  # it starts its file anew; W&B keeps what it was given before the interruption
-                    logger.log_metrics(metrics, step)
-
-    def record(self, metrics: dict[str, float]) -> None:
-        """Add a point to the curves, at the number of optimiser steps done; callbacks see it too."""
-        self.history.append((self.global_step, {"epoch": self.current_epoch, **metrics}))
-        for logger in self.loggers:
-            logger.log_metrics(self.history[-1][1], self.global_step)
-        self.log_dict(metrics, logger=False)
-
-    def on_save_checkpoint(self, checkpoint: dict) -> None:
-        checkpoint["history"] = self.history
-
-    def on_load_checkpoint(self, checkpoint: dict) -> None:
-        self.history = checkpoint["history"]
+        self.log_history()
 
     def training_step(self, batch: HeadBatch, batch_index: int) -> Tensor:
         losses, weights = self.bank.losses(self.bank(self.features(batch)), batch.labels, batch.alive)
         # Lightning averages gradients over processes, so the global sum of weights is divided by their number.
         weights = self.all_gather(weights).reshape(-1, len(losses)).sum(0) / self.trainer.world_size
         values = losses / weights.clamp_min(torch.finfo(weights.dtype).tiny)  # weights of 0 in a whole step teach nothing
-        if batch_index % self.trainer.accumulate_grad_batches == 0 and self.global_step % self.trainer.log_every_n_steps == 0:
+        if self.is_recorded(batch_index):
             names = [f"train/{spec.name}/loss" for spec in self.bank.specs]
             self.record(dict(zip(names, values.tolist(), strict=True)))
         self.log("loss", values.mean(), prog_bar=True, logger=False)
@@ -200,15 +159,3 @@ class HeadModule(L.LightningModule):
                         f"head {name} predicts a constant, or no number, after training; train longer (trainer.max_epochs), on more prompts "
                         "(data.num_train), or with another learning rate (optimizer.lr). Its checkpoint is kept."
                     )
-
-
-def cosine_after_warmup(num_steps: int, warmup_share: float) -> Callable[[int], float]:
-    """Return the learning rate's share of its peak by step."""
-    warmup = max(1, math.ceil(num_steps * warmup_share))
-
-    def share(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / warmup
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, num_steps - warmup))))
-
-    return share

@@ -13,23 +13,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import track
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from data_gen.shards import ShardStore, exclusive, fingerprint
+from data_gen.shards import fingerprint
 from specheads.errors import UserError, is_number
 from specheads.heads.features import BATCH_TOKENS, collate, drawn_features, target_states, texts_of
 from specheads.heads.texts import MixedResponses
 from specheads.pair import LanguageModel
 from specheads.sampling import CERTAINTY
+from specheads.tensor_shards import GIB, ShardReader, make_missing, packed, spans
 
 logger = logging.getLogger(__name__)
 
-GIB = 2**30
-SHARD_BYTES = 2**28  # while a shard is made, twice as much is held in memory
 CHOICES = ("auto", "cached", "online")
 
 
@@ -112,14 +108,10 @@ class FeatureStore:
         return self.bytes_per_token * int(self.lengths[part.split][part.first : part.first + part.count].sum())
 
     def parts(self) -> Iterator[Part]:
-        """Yield the shards, each of at most SHARD_BYTES unless a single row is larger."""
+        """Yield the shards."""
         for split, epochs in self.epochs.items():
-            sizes = self.lengths[split] * self.bytes_per_token
-            shard = np.cumsum(sizes) // SHARD_BYTES
-            starts = np.flatnonzero(np.diff(shard, prepend=-1))
-            counts = np.diff(starts, append=len(sizes))
             for epoch in epochs:
-                for first, count in zip(starts.tolist(), counts.tolist(), strict=True):
+                for first, count in spans(self.lengths[split] * self.bytes_per_token):
                     if first < self.num_rows[split]:
                         yield Part(split, epoch, first, count)
 
@@ -152,24 +144,12 @@ class FeatureStore:
 
     def make(self) -> None:
         """Compute what is missing."""
-        parts = list(self.parts())
-        store = ShardStore(self.folder, self.facts)
-        # A complete store may be that of a training of fewer epochs.
-        if store.is_complete() and all(part.name in store.shards for part in parts):
-            logger.info("features: complete in %s", self.folder)
-            return
-        with exclusive(self.folder):
-            store = ShardStore(self.folder, self.facts)
-            missing = [part for part in parts if not store.has(part.name)]
-            sizes = self.bytes() / GIB, len(missing), len(parts), self.folder
-            logger.info("features: at most %.2f GiB, %d of %d shards to do, in %s", *sizes)
-            for part in track(missing, "features", transient=True):
-                tensors = self._computed(part)
-                store.put(part.name, part.count, lambda path, tensors=tensors: save_file(tensors, path))
-            store.complete([part.name for part in parts])
+        parts = {part.name: part for part in self.parts()}
+        num_rows = {name: part.count for name, part in parts.items()}
+        make_missing(self.folder, self.facts, num_rows, lambda name: self._computed(parts[name]), "features", self.bytes() / GIB)
 
     def _computed(self, part: Part) -> dict[str, Tensor]:
-        """Return the tensors of a shard: features (n, ...), `draft_prob` (n, draws), and `ends` (rows,), where each row's stop."""
+        """Return the tensors of a shard: features (n, ...), `draft_prob` (n, draws)."""
         data = self.splits[part.split]
         items = [data[part.epoch, number] for number in range(part.first, part.first + part.count)]
         # Rows of similar length are read together; their features are put back in order.
@@ -192,8 +172,7 @@ class FeatureStore:
             for name, values in first.items():
                 for number, value in zip(numbers, values.cpu().split(counts), strict=True):
                     rows[number][name] = value
-        ends = torch.tensor([len(item["index"]) for item in items]).cumsum(0)
-        return {name: torch.cat([row[name] for row in rows]).contiguous() for name in rows[0]} | {"ends": ends}
+        return packed(rows)
 
 
 def _batches(order: Sequence[int], lengths: Sequence[int], counts: Sequence[int]) -> Iterator[list[int]]:
@@ -211,28 +190,19 @@ class StoredResponses(Dataset):
     """Mixed responses with their features from a store."""
 
     def __init__(self, data: MixedResponses, store: FeatureStore, split: str) -> None:
-        self.data, self.folder, self.varies = data, store.folder, data.varies
+        self.data, self.varies = data, data.varies
         self.parts = sorted((part for part in store.parts() if part.split == split), key=lambda part: (part.epoch, part.first))
         self.firsts = np.array([part.first for part in self.parts if part.epoch == 0])
-        self._open: dict[str, tuple[Any, Tensor]] = {}
+        self.reader = ShardReader(store.folder)
 
     def __len__(self) -> int:
         return len(self.data)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open": {}}  # a process of a loader opens its own files
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, number = key
         place = int(np.searchsorted(self.firsts, number, side="right")) - 1
         part = self.parts[(epoch if self.varies else 0) * len(self.firsts) + place]
-        if part.name not in self._open:
-            file = safe_open(self.folder / part.name, "pt")
-            self._open[part.name] = file, file.get_tensor("ends")
-        file, ends = self._open[part.name]
-        row = number - part.first
-        span = slice(int(ends[row - 1]) if row else 0, int(ends[row]))
-        features = {name: file.get_slice(name)[span] for name in file.keys() if name != "ends"}  # noqa: SIM118
+        features = self.reader.row(part.name, number - part.first)
         item = self.data[key]
         if "target_hidden" in features:
             features["target_hidden"] = features["target_hidden"][item["start"] - item["index"][0]]

@@ -37,7 +37,7 @@ def test_a_saved_start_is_an_ordinary_model(family, tmp_path):
 def test_layers_are_spread_from_the_first_to_the_last():
     assert evenly_spread(6, 1) == [0] and evenly_spread(6, 2) == [0, 5] and evenly_spread(6, 6) == list(range(6))
     assert evenly_spread(32, 4) == [0, 10, 21, 31]
-    with pytest.raises(UserError, match="init.num_layers=7"):
+    with pytest.raises(UserError, match="init_layers=7"):
         evenly_spread(6, 7)
 
 
@@ -52,10 +52,10 @@ def test_a_fresh_start_has_the_shape_that_is_asked_for():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda target: of_layers(target, [2]), r"init.layers=\[2\] are not layers of LlamaForCausalLM, which has 0 to 1"),
-        (lambda target: of_layers(target, []), "init.layers"),
-        (lambda target: fresh(target, {"depth": 3}, 0), "init.config.depth is no key of LlamaConfig"),
-        (lambda target: fresh(target, {"num_attention_heads": 0}, 0), "init.config=.*makes no model"),
+        (lambda target: of_layers(target, [2]), r"init_layers=\[2\] are not layers of LlamaForCausalLM, which has 0 to 1"),
+        (lambda target: of_layers(target, []), "init_layers"),
+        (lambda target: fresh(target, {"depth": 3}, 0), "init_config.depth is no key of LlamaConfig"),
+        (lambda target: fresh(target, {"num_attention_heads": 0}, 0), "init_config=.*makes no model"),
     ],
 )
 def test_starts_that_cannot_be_are_refused(make, message):

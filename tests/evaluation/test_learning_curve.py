@@ -10,7 +10,6 @@ from hydra import compose, initialize_config_dir
 from rich.console import Console
 from safetensors.torch import load_file
 
-import train
 from data_gen.shards import load_split
 from specheads.evaluation import learning_curve as module
 from specheads.evaluation.curve import Curve, Point, figure_of, print_curve, verdict
@@ -18,6 +17,7 @@ from specheads.evaluation.intervals import Interval
 from specheads.evaluation.learning_curve import learning_curve, plans, settings_of
 from specheads.evaluation.results import Winner
 from specheads.files import write_json
+from specheads.heads import training
 from specheads.heads.checkpoint import load_head
 from specheads.interrupts import Interrupted
 from specheads.pair import config_folder
@@ -85,7 +85,7 @@ def test_a_share_is_trained_as_train_would():
 
 
 def test_a_curve_is_trained_once_goes_on_after_a_kill_and_is_written(cfg, tmp_path, monkeypatch, capsys):
-    trained, whole = [], train.train
+    trained, whole = [], training.train
 
     def stopped(own, pair):
         trained.append(own.train_share)
@@ -93,7 +93,7 @@ def test_a_curve_is_trained_once_goes_on_after_a_kill_and_is_written(cfg, tmp_pa
             raise Interrupted(2)
         return whole(own, pair)
 
-    monkeypatch.setattr(train, "train", stopped)
+    monkeypatch.setattr(training, "train", stopped)
     with pytest.raises(Interrupted):
         learning_curve(cfg)
     first = tmp_path / "run/share-0.5/heads/next_token-d0-r1/model.safetensors"
@@ -126,7 +126,7 @@ def test_all_prompts_in_a_curve_are_those_of_train(cfg, tmp_path, nano):
     cfg.shares = [1]
     (curve,) = learning_curve(cfg)
     assert curve.last_step is None
-    alone = train.train(composed("paths.run=alone"), nano)
+    alone = training.train(composed("paths.run=alone"), nano)
     ours, theirs = (load_file(f"{folder}/model.safetensors") for folder in (curve.points[0].head, alone))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
     (cache,) = (path.parent for path in tmp_path.glob("data/*/manifest.json"))

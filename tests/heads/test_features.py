@@ -5,8 +5,8 @@ import torch
 from specheads.errors import UserError
 from specheads.heads import features as features_module
 from specheads.heads.features import HeadBatch, collate, head_features
-from specheads.heads.loading import EpochSampler
 from specheads.heads.texts import MixedResponses, checked_share
+from specheads.loading import EpochSampler
 
 KINDS = ["input_token", "next_token"]
 ALL = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy"})

@@ -9,10 +9,11 @@ from specheads.errors import UserError
 from specheads.heads.bank import HeadBank, HeadSpec
 from specheads.heads.features import collate
 from specheads.heads.head import HeadConfig
-from specheads.heads.loading import HeadData
 from specheads.heads.metrics import prediction_metrics
-from specheads.heads.module import HeadModule, OptimizerSettings, cosine_after_warmup
+from specheads.heads.module import HeadModule
 from specheads.heads.texts import MixedResponses
+from specheads.loading import ResumableData
+from specheads.training import OptimizerSettings, cosine_after_warmup
 
 KINDS = ["input_token", "next_token"]
 NUM_ROWS = 12
@@ -54,7 +55,7 @@ def rows(nano, prompts):
 def data_of(rows, judges, batch_size=4, response_share=0.15):
     splits = {"train": rows, "dev": rows[:5], "test": rows[5:9]}
     recorded = {name: Recorded(part, judges, response_share, 0) for name, part in splits.items()}
-    return HeadData(recorded, batch_size=batch_size, num_workers=0, seed=0)
+    return ResumableData(recorded, batch_size=batch_size, num_workers=0, seed=0, collate=collate)
 
 
 def spec(nano, judges="next_token", name="head", reject_weight=1.0, **kwargs):

@@ -13,12 +13,13 @@ from specheads.heads import store as store_module
 from specheads.heads.bank import HeadBank, HeadSpec
 from specheads.heads.features import collate, head_features
 from specheads.heads.head import HeadConfig
-from specheads.heads.loading import HeadData
 from specheads.heads.loss import weighted_bce
 from specheads.heads.metrics import prediction_metrics
-from specheads.heads.module import HeadModule, OptimizerSettings
+from specheads.heads.module import HeadModule
 from specheads.heads.store import FeatureStore
 from specheads.heads.texts import LABELS, MixedResponses, check_rollouts
+from specheads.loading import ResumableData
+from specheads.training import OptimizerSettings
 
 KINDS = ["input_token", "next_token"]
 NEEDS = {
@@ -168,7 +169,7 @@ def test_features_are_the_drafts_own_after_the_words_of_the_rollout(nano64, rows
 @pytest.mark.parametrize("judges", KINDS)
 @pytest.mark.parametrize("shard_bytes", [1, 2**28])
 def test_stored_features_equal_the_drafts_own_in_every_epoch(nano64, rows, tmp_path, monkeypatch, judges, shard_bytes):
-    monkeypatch.setattr(store_module, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr("specheads.tensor_shards.SHARD_BYTES", shard_bytes)
     monkeypatch.setattr(store_module, "BATCH_TOKENS", 60)
     splits = {"train": mixed(rows, judges), "dev": mixed(rows[:3], judges)}
     data = FeatureStore(tmp_path, nano64.draft_lm, splits, NEEDS[judges], NUM_EPOCHS).splits_by("cached", 1.0)
@@ -243,7 +244,10 @@ def trained(nano, rows, tmp_path, judges, specs, labels):
     splits = {
         name: MixedResponses(part, judges, 0.4, 0, labels) for name, part in {"train": rows, "dev": rows, "test": rows}.items()
     }
-    module, data = HeadModule(HeadBank(specs, 0), nano.draft_lm, OptimizerSettings(lr=1e-2)), HeadData(splits, 4, 0, 0)
+    module, data = (
+        HeadModule(HeadBank(specs, 0), nano.draft_lm, OptimizerSettings(lr=1e-2)),
+        ResumableData(splits, 4, 0, 0, collate),
+    )
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     fit = L.Trainer(max_epochs=3, accelerator="cpu", num_sanity_val_steps=0, default_root_dir=tmp_path, **quiet)
     fit.fit(module, data)

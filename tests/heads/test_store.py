@@ -13,9 +13,10 @@ from specheads.heads import store as store_module
 from specheads.heads.bank import HeadBank, HeadSpec
 from specheads.heads.features import collate, head_features, target_states
 from specheads.heads.head import HeadConfig
-from specheads.heads.module import HeadModule, OptimizerSettings
+from specheads.heads.module import HeadModule
 from specheads.heads.store import FeatureStore, StoredResponses
 from specheads.heads.texts import MixedResponses
+from specheads.training import OptimizerSettings
 
 NEEDS = {
     "input_token": frozenset({"hidden", "entropy"}),
@@ -73,7 +74,7 @@ def assert_equals_online(nano64, dataset, judges, keys):
 @pytest.mark.parametrize("judges", KINDS)
 @pytest.mark.parametrize("shard_bytes", [1, 20_000, 2**28])
 def test_stored_features_equal_the_drafts_own_in_every_epoch(nano64, rows, tmp_path, monkeypatch, judges, shard_bytes):
-    monkeypatch.setattr(store_module, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr("specheads.tensor_shards.SHARD_BYTES", shard_bytes)
     monkeypatch.setattr(store_module, "BATCH_TOKENS", 40)
     data = stored(tmp_path, nano64, rows, judges)
     for epoch in range(NUM_EPOCHS):
@@ -129,7 +130,7 @@ def count_forwards(monkeypatch, nano64):
 
 
 def test_a_complete_store_is_not_made_again_and_a_damaged_shard_alone_is(nano64, rows, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(store_module, "SHARD_BYTES", 1)
+    monkeypatch.setattr("specheads.tensor_shards.SHARD_BYTES", 1)
     stored(tmp_path, nano64, rows, "next_token")
     calls = count_forwards(monkeypatch, nano64)
     stored(tmp_path, nano64, rows, "next_token")
@@ -143,7 +144,7 @@ def test_a_complete_store_is_not_made_again_and_a_damaged_shard_alone_is(nano64,
 
 
 def test_an_interrupted_store_goes_on_where_it_was(nano64, rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(store_module, "SHARD_BYTES", 1)
+    monkeypatch.setattr("specheads.tensor_shards.SHARD_BYTES", 1)
     calls = count_forwards(monkeypatch, nano64)
     real = FeatureStore._computed
     monkeypatch.setattr(FeatureStore, "_computed", lambda self, part: 1 / 0 if part.first == 4 else real(self, part))

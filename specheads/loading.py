@@ -1,14 +1,14 @@
 """Batches for training, in an order that a resumed run goes on with."""
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import lightning as L
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from specheads import interrupts, runs
-from specheads.heads.features import HeadBatch, collate
 
 
 class EpochSampler(Sampler):
@@ -29,10 +29,14 @@ class EpochSampler(Sampler):
     def __len__(self) -> int:
         return self.num_rows // self.world_size
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        epoch = self.epoch if self.shuffle else 0
+    def order(self, epoch: int) -> list[tuple[int, int]]:
+        """Return this process's keys of an epoch, all of them."""
+        epoch = epoch if self.shuffle else 0
         order = np.random.default_rng([self.seed, epoch]).permutation(self.num_rows) if self.shuffle else np.arange(self.num_rows)
-        return iter([(epoch, int(i)) for i in order[self.rank :: self.world_size][self.start : len(self)]])
+        return [(epoch, int(i)) for i in order[self.rank :: self.world_size][: len(self)]]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(self.order(self.epoch)[self.start :])
 
 
 class ResumableLoader(DataLoader):
@@ -41,7 +45,7 @@ class ResumableLoader(DataLoader):
     position = 0  # batches of this epoch that were handed out
     skip = 0
 
-    def __iter__(self) -> Iterator[HeadBatch]:
+    def __iter__(self) -> Iterator[Any]:
         self.position, self.skip = self.skip, 0
         self.sampler.start = self.position * self.batch_size
         for batch in super().__iter__():
@@ -64,12 +68,20 @@ def begin_worker(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-class HeadData(L.LightningDataModule):
-    """Batches of mixed responses from the rows of the splits `train`, `dev` and `test`."""
+class ResumableData(L.LightningDataModule):
+    """Batches from the rows of the splits `train`, `dev` and `test`."""
 
-    def __init__(self, splits: Mapping[str, Dataset], batch_size: int, num_workers: int, seed: int) -> None:
+    def __init__(
+        self,
+        splits: Mapping[str, Dataset],
+        batch_size: int,
+        num_workers: int,
+        seed: int,
+        collate: Callable[[list], Any],
+    ) -> None:
         super().__init__()
         self.splits, self.batch_size, self.num_workers, self.seed = splits, batch_size, num_workers, seed
+        self.collate = collate
         self._train: ResumableLoader | None = None
         self._place: dict[str, int] = {}
 
@@ -83,7 +95,13 @@ class HeadData(L.LightningDataModule):
         data = self.splits[split]
         sampler = EpochSampler(len(data), self.seed, shuffle, rank, world_size)
         workers = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0, "worker_init_fn": begin_worker}
-        return ResumableLoader(data, batch_size=self.batch_size, sampler=sampler, collate_fn=collate, **workers)
+        return ResumableLoader(data, batch_size=self.batch_size, sampler=sampler, collate_fn=self.collate, **workers)
+
+    def upcoming(self, key: tuple[int, int], count: int) -> list[tuple[int, int]]:
+        """Return `count` keys that training gets from this one on, fewer at the end of an epoch."""
+        order = self._train.sampler.order(key[0])
+        place = order.index(tuple(key))
+        return order[place : place + count]
 
     def train_dataloader(self) -> ResumableLoader:
         self._train = self.loader("train", shuffle=True)

@@ -1,0 +1,85 @@
+"""A cache for another draft takes over the target's responses, and is what it would have been without."""
+
+from dataclasses import replace
+
+import pyarrow.parquet as pq
+import pytest
+from fakes import tiny_pair
+
+import data_gen.run
+from data_gen.prompts import Prompt
+from data_gen.run import GenerationSettings, generate_data
+from specheads.sampling import Warp
+
+SETTINGS = GenerationSettings(max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=3, responses_per_prompt=2)
+
+
+class Letters:
+    def load(self, chats):
+        for number, text in enumerate(("abcd", "bcde", "hgfe", "aabb", "ccdd", "gg", "fgh")):
+            yield Prompt(f"{number:x}", "train" if number < 5 else "dev" if number < 6 else "test", text)
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """Two pairs of the same target."""
+    first = tiny_pair(8, scale=2.0)
+    first.target.generation_config.eos_token_id = 0
+    return first, replace(first, draft=tiny_pair(8, scale=1.0).draft, draft_id="other", draft_revision="2")
+
+
+def make(pair, root, settings=SETTINGS, seed=0):
+    return generate_data(pair, Letters(), Warp(1.0, top_k=5), settings, seed, root)
+
+
+@pytest.fixture
+def generated(monkeypatch):
+    """How many responses were generated."""
+    counts, original = [], data_gen.run.make_responses
+    monkeypatch.setattr(
+        data_gen.run, "make_responses", lambda pair, prompts, *rest: counts.append(len(prompts)) or original(pair, prompts, *rest)
+    )
+    return counts
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+
+
+def test_another_draft_gets_the_same_rows_without_generating(pairs, tmp_path, generated):
+    make(pairs[0], tmp_path / "shared")
+    alone = make(pairs[1], tmp_path / "alone")
+    generated.clear()
+    shared = make(pairs[1], tmp_path / "shared")
+    assert not generated and content(shared) == content(alone)
+
+
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"settings": replace(SETTINGS, max_new_tokens=5)}])
+def test_other_settings_share_nothing(pairs, tmp_path, generated, changed):
+    make(pairs[0], tmp_path)
+    generated.clear()
+    make(pairs[1], tmp_path, **changed)
+    assert sum(generated) == 12
+
+
+def test_other_questions_to_the_draft_share_responses(pairs, tmp_path, generated):
+    make(pairs[0], tmp_path)
+    generated.clear()
+    make(pairs[1], tmp_path, replace(SETTINGS, draws_per_position=1, rollouts_per_response=2))
+    assert not generated
+
+
+def test_a_damaged_shard_is_not_taken_over(pairs, tmp_path, generated):
+    folder = make(pairs[0], tmp_path)
+    (folder / "train-00001.parquet").write_bytes(b"nothing")
+    generated.clear()
+    other = make(pairs[1], tmp_path)
+    assert sum(generated) == len(pq.read_table(other / "train-00001.parquet"))
+
+
+def test_what_another_window_has_cut_is_not_taken_over(pairs, tmp_path, generated):
+    narrow = replace(pairs[0], draft=tiny_pair(8, window=7).draft, draft_id="narrow", draft_revision="3")
+    make(narrow, tmp_path)
+    generated.clear()
+    whole = make(pairs[1], tmp_path)
+    assert generated and content(whole) == content(make(pairs[1], tmp_path / "alone"))

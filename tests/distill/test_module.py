@@ -1,0 +1,234 @@
+"""Training steps, their measures, and going on after a kill, on tiny models."""
+
+import copy
+import math
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from fakes import tiny_llama, tiny_pair
+from lightning.pytorch.loggers import CSVLogger
+
+from specheads import Warp
+from specheads.checkpoints import Checkpoints
+from specheads.distill.laws import LawStore
+from specheads.distill.loss import LossSettings
+from specheads.distill.module import DistillModule, LiveSettings, Texts, block_efficiency
+from specheads.distill.on_policy import OwnResponses
+from specheads.distill.samples import Answered, Ragged, Responses, Sample, Samples, SampleSettings
+from specheads.interrupts import Request
+from specheads.loading import ResumableData
+from specheads.pair import LanguageModel
+from specheads.training import OptimizerSettings
+
+pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")
+
+VOCAB, EPOCHS, BATCHES, EVERY = 10, 3, 4, 2
+WARP = Warp(1.0, top_k=6)
+RANDOM = np.random.default_rng(0)
+PROMPTS = Ragged([RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(2, 6, 8)])
+ANSWERS = Ragged([RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(1, 9, 8)])
+RESPONSES = {
+    "target": Responses(ANSWERS, [[row] for row in range(8)]),
+    "text": Responses(ANSWERS, [[7 - row] for row in range(8)]),
+}
+MIXED = SampleSettings("mixed", {"text": 1, "target": 1, "on_policy": 2}, refresh_every=3)
+
+
+@pytest.fixture
+def pair():
+    return tiny_pair(VOCAB, scale=2.0)
+
+
+def new_module(pair, loss=None, lr=1e-2, refresh_every=3, reference=None):
+    pair.draft.requires_grad_(True).train()
+    own = OwnResponses(pair, WARP, 8, 4, seed=0)
+    live = LiveSettings(num_prompts=2, max_new_tokens=8)
+    settings = OptimizerSettings(lr=lr, weight_decay=0.0)
+    return DistillModule(pair, loss or LossSettings(), settings, WARP, own, refresh_every, reference, live)
+
+
+def splits(settings=None, laws=None):
+    train = Samples(PROMPTS, RESPONSES, settings or SampleSettings("target"), 0, laws)
+    return {"train": train, "dev": Answered(PROMPTS, ANSWERS), "test": Answered(PROMPTS, ANSWERS)}
+
+
+def fit(module, data, folder, epochs=EPOCHS, callbacks=(), earlier=None, **changes):
+    trainer = L.Trainer(
+        default_root_dir=folder,
+        max_epochs=epochs,
+        accelerator="cpu",
+        devices=1,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+        use_distributed_sampler=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        logger=CSVLogger(folder, name="csv", version=""),
+        callbacks=list(callbacks),
+        **changes,
+    )
+    trainer.fit(module, data, ckpt_path=earlier)
+    module.draft.eval()
+    trainer.test(module, data, verbose=False)
+    return trainer
+
+
+def test_texts_know_where_their_tokens_come_from(pair):
+    samples = [Sample((0, row), "target", PROMPTS[row], ANSWERS[row]) for row in range(3)]
+    texts = Texts.of(samples, torch.device("cpu"))
+    assert texts.learnt.tolist() == [token for row in range(3) for token in ANSWERS[row]]
+    states = texts.states(pair.target_lm)
+    place = 0
+    for row in range(3):
+        whole = torch.tensor([[*PROMPTS[row], *ANSWERS[row]]])
+        own = pair.target_lm.hidden_states(whole, use_cache=False)[0, len(PROMPTS[row]) - 1 : -1]
+        torch.testing.assert_close(states[place : place + len(own)], own)
+        place += len(own)
+
+
+def test_a_blocks_yield_is_the_sum_over_its_lengths():
+    """By enumeration of how many tokens are accepted before the first rejection."""
+    for chance in (0.0, 0.3, 0.9, 1.0):
+        lengths = [chance**n * (1 - chance) for n in range(4)] + [chance**4]
+        assert block_efficiency(chance) == pytest.approx(sum(p * (n + 1) for n, p in enumerate(lengths)))
+
+
+def test_measures_are_those_of_the_laws(pair, tmp_path):
+    data = ResumableData(splits(), 3, 0, seed=0, collate=list)
+    module = new_module(pair)
+    fit(module, data, tmp_path, epochs=1, limit_train_batches=1)
+    overlaps, divergences, same = [], [], []
+    for row in range(8):
+        whole = torch.tensor([[*PROMPTS[row], *ANSWERS[row]]])
+        with torch.no_grad():
+            laws = [model(whole).logits[0, len(PROMPTS[row]) - 1 : -1] for model in (pair.target, pair.draft)]
+        t, d = (WARP(logits) for logits in laws)
+        overlaps += torch.minimum(t, d).sum(-1).tolist()
+        t, d = (logits.softmax(-1) for logits in laws)
+        divergences += (t * (t / d).log()).sum(-1).tolist()
+        same += (t.argmax(-1) == d.argmax(-1)).tolist()
+    found = module.results["after"]
+    assert found["overlap"] == pytest.approx(np.mean(overlaps)) and found["kl"] == pytest.approx(np.mean(divergences))
+    assert found["agreement"] == pytest.approx(np.mean(same))
+    assert found["block_efficiency_4"] == pytest.approx(block_efficiency(np.mean(overlaps)))
+
+
+@pytest.mark.parametrize("samples", ["text", "target", "on_policy"])
+@pytest.mark.parametrize("divergence", ["total_variation", "forward_kl"])
+def test_training_brings_the_draft_closer(pair, tmp_path, samples, divergence):
+    data = ResumableData(splits(SampleSettings(samples)), 4, 0, seed=0, collate=list)
+    module = new_module(pair, LossSettings(divergence), lr=3e-2)
+    before = copy.deepcopy(pair.target.state_dict())
+    fit(module, data, tmp_path, epochs=12)
+    first, last = module.results["before"], module.results["after"]
+    assert last["overlap"] > first["overlap"] + 0.1 and last["kl"] < first["kl"]
+    assert all(torch.equal(weight, before[name]) for name, weight in pair.target.state_dict().items())
+    curve = [point["dev/overlap"] for _, point in module.history if "dev/overlap" in point]
+    assert len(curve) == 13 and curve[0] == pytest.approx(first["overlap"]) and curve[-1] == pytest.approx(last["overlap"])
+    lives = [point["dev/live_block_efficiency_4"] for _, point in module.history if "dev/overlap" in point]
+    assert all(1 <= value <= 5 for value in lives) and len(set(lives)) > 1
+
+
+def test_stored_and_recomputed_laws_train_alike(pair, tmp_path):
+    """All tokens of each law are kept, so what differs is half precision."""
+    twin = tiny_pair(VOCAB, scale=2.0)
+    store = LawStore(tmp_path, pair.target_lm, ["t"], PROMPTS, RESPONSES["target"], LossSettings(), VOCAB)
+    store.make()
+    found = []
+    for own, laws in ((pair, None), (twin, {"target": store})):
+        module = new_module(own)
+        found.append(module.losses([splits(laws=laws)["train"][0, row] for row in range(4)]))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=0)
+
+
+def test_a_step_of_both_kinds_is_a_step_of_their_tokens_together(pair, tmp_path):
+    store = LawStore(tmp_path, pair.target_lm, ["t"], PROMPTS, RESPONSES["target"], LossSettings(), VOCAB)
+    store.make()
+    rows = splits(laws={"target": store})["train"]
+    stored, plain = rows[0, 1], splits()["train"][0, 2]
+    module = new_module(pair)
+    together, parts = module.losses([plain, stored])[0], [module.losses([one])[0] for one in (stored, plain)]
+    torch.testing.assert_close(together, torch.cat(parts))
+
+
+def test_tokens_are_chosen_by_what_a_reference_has_learnt_of_them(pair):
+    reference = LanguageModel(tiny_llama(VOCAB, seed=9, scale=2.0), VOCAB)
+    samples = [splits()["train"][0, row] for row in range(4)]
+    whole = new_module(pair).losses(samples)[0]
+    other = copy.copy(pair)
+    other.draft = reference.model
+    other.__dict__.pop("draft_lm", None)
+    theirs = new_module(other).losses(samples)[0]
+    pair.draft.requires_grad_(True)
+    some = new_module(pair, LossSettings(token_share=0.3), reference=reference).losses(samples)[0]
+    best = (whole - theirs).topk(round(0.3 * len(whole))).indices.sort().values
+    torch.testing.assert_close(some, whole[best])
+
+
+def test_accumulated_batches_make_one_step(pair, tmp_path):
+    data = ResumableData(splits(MIXED), 2, 0, seed=0, collate=list)
+    module = new_module(pair)
+    trainer = fit(module, data, tmp_path, epochs=2, accumulate_grad_batches=2)
+    assert trainer.global_step == 4
+    assert [step for step, point in module.history if "train/loss" in point] == [0, 1, 2, 3]
+
+
+# --- killed and started again
+
+
+class Killed(BaseException):
+    pass
+
+
+class KillAt(L.Callback):
+    def __init__(self, moment):
+        self.moment, self.count = moment, 0
+
+    def tick(self, *args, **kwargs):
+        self.count += 1
+        if self.count == self.moment:
+            raise Killed
+
+    on_train_batch_start = on_before_optimizer_step = on_train_batch_end = on_validation_end = on_train_epoch_end = tick
+
+
+def attempt(folder, settings, moment=None, **changes):
+    """One start of the same command; returns what it leaves, or None if it was killed."""
+    pair = tiny_pair(VOCAB, scale=2.0)
+    module, data = new_module(pair), ResumableData(splits(settings), 2, 0, seed=0, collate=list)
+    checkpoints = Checkpoints(folder / "last.ckpt", EVERY)
+    checkpoints.request = Request()
+    earlier = folder / "last.ckpt"
+    try:
+        fit(module, data, folder, EPOCHS, [checkpoints, KillAt(moment)], earlier if earlier.exists() else None, **changes)
+    except Killed:
+        return None
+    weights = {name: weight.detach().clone() for name, weight in pair.draft.named_parameters()}
+    return module.history, module.results, weights, (folder / "csv" / "metrics.csv").read_text()
+
+
+MOMENTS = EPOCHS * (3 * BATCHES + 2)
+
+
+@pytest.mark.parametrize("settings", [SampleSettings("on_policy", refresh_every=3), MIXED], ids=["on_policy", "mixed"])
+def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(settings, tmp_path):
+    whole = attempt(tmp_path / "whole", settings)
+    assert not math.isnan(whole[1]["after"]["overlap"])
+    for moment in range(2, MOMENTS + 1, 3):
+        folder = tmp_path / str(moment)
+        assert attempt(folder, settings, moment) is None
+        history, results, weights, csv = attempt(folder, settings)
+        assert (history, results, csv) == (whole[0], whole[1], whole[3]), moment
+        assert all(torch.equal(weight, whole[2][name]) for name, weight in weights.items())
+
+
+def test_the_same_with_accumulated_batches(tmp_path):
+    settings = SampleSettings("on_policy", refresh_every=1)
+    whole = attempt(tmp_path / "whole", settings, accumulate_grad_batches=2)
+    assert attempt(tmp_path / "killed", settings, 20, accumulate_grad_batches=2) is None
+    again = attempt(tmp_path / "killed", settings, accumulate_grad_batches=2)
+    assert (again[0], again[1]) == (whole[0], whole[1])
