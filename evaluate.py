@@ -5,6 +5,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import wandb
@@ -19,6 +20,7 @@ from specheads.decoding.pairing import check_pairing
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError
 from specheads.evaluation.checks import check_counts, check_lists, check_replay
+from specheads.evaluation.drafts import compared, read_report
 from specheads.evaluation.find import find_heads
 from specheads.evaluation.report import print_report, write_report
 from specheads.evaluation.results import Report
@@ -53,11 +55,14 @@ def run(
     others: Mapping[str, VerificationRule],
 ) -> Report:
     """Load the models, do all steps, print and write the report."""
+    earlier = {str(where): read_report(where) for where in cfg.compare}
     pair = drafting.pair(load_configured_pair(cfg))
     heads = find_heads(cfg, pair)
     logger.info("heads: %s", ", ".join(one.where for one in heads.values()) or "none")
     evaluation = Evaluation(cfg, pair, heads, drafting, verification, others)
     report = evaluation.run()
+    if earlier:
+        report = replace(report, drafts=compared(report, earlier))
     print_report(report)
     for path in write_report(report, Path(cfg.paths.run)):
         print(path)
@@ -68,7 +73,7 @@ def run(
 
 def check(cfg: DictConfig) -> None:
     """Raise UserError for what can be known to be wrong before models are loaded."""
-    check_lists(cfg, "compare_verification", "live_rules")
+    check_lists(cfg, "compare", "compare_verification", "live_rules")
     check_replay(cfg)
     if cfg.live not in ("winners", "all", "none"):
         raise UserError(f"live={cfg.live} is not known; use winners, all or none.")

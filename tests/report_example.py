@@ -3,7 +3,18 @@
 import random
 
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.results import BankRow, DataSet, LiveRow, Positions, Reliability, Report, RuleRow, TextSample, Winner
+from specheads.evaluation.results import (
+    BankRow,
+    DataSet,
+    DraftRow,
+    LiveRow,
+    Positions,
+    Reliability,
+    Report,
+    RuleRow,
+    TextSample,
+    Winner,
+)
 from specheads.replay.cost import Costs
 
 RATIOS = ("measured", "5", "10", "20")
@@ -53,6 +64,7 @@ def report_example() -> Report:
         gains={"measured": about(1.02), "10": about(1.044), "20": None},
         data_sets=sets,
         bank=_bank(rng),
+        drafts=_drafts(),
         notes=[
             "logistic, which needs no head, beats head_threshold shallow on gsm8k & elsewhere.",
             "Only 40 prompts: <wide> intervals.",
@@ -122,6 +134,16 @@ def _texts(rng: random.Random) -> list[TextSample]:
             kinds = rng.choices(("accepted", "accepted", "accepted", "rejected", "target"), k=len(words) * 3)
             samples.append(TextSample(rule, prompt, [(kind, f" {word}") for kind, word in zip(kinds, words * 3, strict=True)]))
     return samples
+
+
+def _drafts() -> list[DraftRow]:
+    rows = []
+    for draft, factor in (("meta-llama/Llama-3.2-1B-Instruct", 1.0), ("outputs/distill/<today>/draft", 1.1)):
+        for kind, gain in (("fixed length", 1.0), ("rule without a head", 1.02), ("head", 1.06)):
+            speeds = {ratio: about(factor * gain * 1.7) for ratio in RATIOS}
+            names, blocks = dict.fromkeys(RATIOS, f"{kind} <best>"), dict.fromkeys(RATIOS, 2.9 * factor)
+            rows.append(DraftRow(draft, kind, names, blocks, speeds, about(150 * factor) if kind != "head" else None))
+    return rows
 
 
 def _live(rng: random.Random) -> list[LiveRow]:

@@ -22,7 +22,7 @@ from specheads.evaluation.findings import (
     ratios_of,
 )
 from specheads.evaluation.results import MEASURED, DataSet, Report, TextSample
-from specheads.evaluation.tables import across_table, bank_table, live_table, winners_table
+from specheads.evaluation.tables import across_table, bank_table, drafts_table, live_table, winners_table
 from specheads.files import write_whole
 
 POOR_FIT = 0.5  # R² below which a reader is warned
@@ -68,6 +68,10 @@ LIVE = (
     "By costs: from a setting’s own counts, at costs common to all; by replay: from replayed counts, at what its own rounds cost; in parentheses how far off. Discard and "
     "verification rates are per token, latencies in milliseconds per token. Click a heading to sort."
 )
+DRAFTS = (
+    "Each draft with the best fixed length, the best rule without a head and the best with one, chosen on dev prompts. A cost ratio is that of "
+    "each draft itself: a smaller draft reaches a larger one. Decoded speeds were measured in runs of their own."
+)
 KINDS = {
     "accepted": "drafted and accepted",
     "rejected": "drafted and thrown away",
@@ -84,7 +88,15 @@ def write_page(report: Report, path: Path) -> None:
 def html_of(report: Report) -> str:
     """Return the page as text."""
     figures, name = figures_of(report), escape(_title(report))
-    sections = {**_winners(report), **_plots(figures), **_live(report), **_bank(report), **_texts(report), **_context(report)}
+    sections = {
+        **_winners(report),
+        **_plots(figures),
+        **_live(report),
+        **_bank(report),
+        **_drafts(report),
+        **_texts(report),
+        **_context(report),
+    }
     links = "".join(f'<li><a href="#{key}">{escape(title)}</a></li>' for key, (title, _) in sections.items())
     body = "".join(f'<section id="{key}"><h2>{escape(title)}</h2>{inner}</section>' for key, (title, inner) in sections.items())
     return "\n".join(
@@ -233,6 +245,15 @@ def _live(report: Report) -> dict[str, tuple[str, str]]:
 
 def _bank(report: Report) -> dict[str, tuple[str, str]]:
     return {"bank": ("Heads compared", bank_table(report))} if report.bank else {}
+
+
+def _drafts(report: Report) -> dict[str, tuple[str, str]]:
+    if not report.drafts:
+        return {}
+    ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.drafts)]
+    first = preferred(ratios)
+    panels = "".join(_panel(drafts_table(report, ratio), ratio == first, ratio=ratio) for ratio in ratios)
+    return {"drafts": ("Drafts compared", f'<p class="about">{DRAFTS}</p><div class="names">{panels}</div>')}
 
 
 def _texts(report: Report) -> dict[str, tuple[str, str]]:

@@ -106,6 +106,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
         _print_winners(data, console)
     if report.live:
         _print_live(report, console)
+    if report.drafts:
+        _print_drafts(report, console)
     for note in report.notes:
         console.print(note, highlight=False)
 
@@ -124,6 +126,19 @@ def _print_winners(data: DataSet, console: Console) -> None:
         cells.setdefault(winner.family, {})[winner.ratio] = _cell(winner)
     for family, row in cells.items():
         table.add_row(family.replace("_", " "), *(row.get(ratio, "-") for ratio in ratios))
+    console.print(table)
+
+
+def _print_drafts(report: Report, console: Console) -> None:
+    ratios = list(dict.fromkeys(ratio for row in report.drafts for ratio in row.speedup))
+    table = Table(title="drafts and what stops them: speed-up and block efficiency, each at the draft's own cost ratio")
+    for column in ("draft", "with"):
+        table.add_column(column)
+    for ratio in ratios:
+        table.add_column(ratio if ratio == MEASURED else f"at {ratio}", justify="right", no_wrap=True)
+    for row in report.drafts:
+        cells = [f"{row.speedup[r].value:.3f}x {row.block_efficiency[r]:.2f}" if r in row.speedup else "-" for r in ratios]
+        table.add_row(row.draft, row.kind, *cells)
     console.print(table)
 
 

@@ -131,6 +131,18 @@ class BankRow:
 
 
 @dataclass(frozen=True)
+class DraftRow:
+    """What one draft reaches on test prompts with the best rule of a kind, chosen on dev prompts, by ratio."""
+
+    draft: str
+    kind: str  # fixed length, rule without a head, head
+    rules: Mapping[str, str]
+    block_efficiency: Mapping[str, float]
+    speedup: Mapping[str, Interval]
+    tokens_per_second: Interval | None  # of the fastest such rule that was decoded
+
+
+@dataclass(frozen=True)
 class Report:
     """A whole evaluation. `gains`: of the live head over the best live fixed length, by ratio, cross-fitted; for full live sweeps."""
 
@@ -140,4 +152,5 @@ class Report:
     gains: Mapping[str, Interval | None] = field(default_factory=dict)
     data_sets: Sequence[DataSet] = field(default_factory=list)
     bank: Sequence[BankRow] = field(default_factory=list)
+    drafts: Sequence[DraftRow] = field(default_factory=list)  # where other evaluations are compared
     notes: Sequence[str] = field(default_factory=list)  # what a reader should know, such as a simple rule that beats the head

@@ -158,7 +158,7 @@ def _live(row: LiveRow, fastest: bool) -> list[Cell]:
     speed = row.tokens_per_second
     return [
         Cell(escape(row.name) + mark + tag, row.name),
-        interval_cell(f"{speed.value:,.1f}", f"[{speed.low:,.1f}, {speed.high:,.1f}]", speed.value),
+        _tokens_per_second(speed),
         times_cell(row.speedup),
         _predicted(row.predicted_tokens_per_second, speed.value),
         _predicted(row.replayed_tokens_per_second, speed.value),
@@ -202,6 +202,36 @@ def bank_table(report: Report) -> str:
     columns = ["head", "AUROC", "KL (nats)", "ECE", *(_at_ratio(report, ratio) for ratio in ratios)]
     caption = "Heads by speed-up on test prompts at each cost ratio, with the threshold t that was best on dev prompts"
     return table(caption, columns, rows, sorted_by=columns.index(_at_ratio(report, first)) if first else -1)
+
+
+def drafts_table(report: Report, ratio: str) -> str:
+    """Return what each draft reaches with each kind of rule at a ratio; the fastest is marked."""
+    rows = [row for row in report.drafts if ratio in row.speedup]
+    top = max(rows, key=lambda row: row.speedup[ratio].value, default=None)
+    cells = [
+        Row(
+            [
+                text_cell(row.draft),
+                text_cell(row.kind),
+                text_cell(row.rules[ratio]),
+                times_cell(row.speedup[ratio]),
+                number_cell(row.block_efficiency[ratio], 2),
+                _tokens_per_second(row.tokens_per_second),
+            ],
+            "best" if row is top else "",
+        )
+        for row in rows
+    ]
+    columns = ("draft", "with", "rule", "speed-up", "block eff.", "tok/s, decoded")
+    return table(f"Drafts and what stops them, ratio {ratio_text(report, ratio)}", columns, cells)
+
+
+def _tokens_per_second(found: Interval | None) -> Cell:
+    return (
+        Cell(NONE)
+        if found is None
+        else interval_cell(f"{found.value:,.1f}", f"[{found.low:,.1f}, {found.high:,.1f}]", found.value)
+    )
 
 
 def _at_ratio(report: Report, ratio: str) -> str:

@@ -1,0 +1,118 @@
+"""`python benchmarks/distill.py`: six losses, each on texts of the data set, of the target and of the draft itself, for as many steps.
+
+Every draft begins as nano's own and is measured on the target's responses to held-out prompts. Prints a table of overlaps with 95 %
+intervals over prompts; `--out` keeps the figures of each training, and a rerun goes on with those that are not there.
+"""
+
+import argparse
+import copy
+import itertools
+import json
+import logging
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from hydra import compose, initialize_config_dir
+from lightning import Trainer
+
+from specheads import Warp, load_pair
+from specheads.distill.divergences import DIVERGENCES
+from specheads.distill.loss import LossSettings
+from specheads.distill.module import DistillModule, LiveSettings
+from specheads.distill.on_policy import OwnResponses
+from specheads.distill.samples import KINDS, SampleSettings
+from specheads.distill.training import load_samples, prepare
+from specheads.evaluation.intervals import resample_counts
+from specheads.loading import ResumableData
+from specheads.pair import config_folder
+from specheads.training import CHATTER, OptimizerSettings
+
+
+def main() -> None:
+    """Run what is not there yet and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("outputs/distill_losses"))
+    parser.add_argument("--losses", nargs="*", default=list(DIVERGENCES))
+    parser.add_argument("--samples", nargs="*", default=list(KINDS))
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("words", nargs="*", help="overrides of the config, such as generation.responses_per_prompt=4")
+    given = parser.parse_args()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    for message in (*CHATTER, ".*"):
+        warnings.filterwarnings("ignore", message)
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        cfg = compose("train", ["task=distill", "paths.run=unused", *given.words])
+    given.out.mkdir(parents=True, exist_ok=True)
+    pair = load_pair("nano")
+    start = copy.deepcopy(pair.draft.state_dict())
+    for samples, loss in itertools.product(given.samples, given.losses):
+        path = given.out / f"{samples}-{loss}.json"
+        if not path.exists():
+            pair.draft.load_state_dict(start)
+            found = train(cfg, pair, SampleSettings(samples), loss, given.steps, given.seed)
+            path.write_text(json.dumps(found) + "\n")
+            print(f"{samples:<12}{loss:<18}{np.mean(found['overlap']):.4f}  {found['seconds']:.0f} s", flush=True)
+    table(given.out, given.samples, given.losses)
+
+
+def train(cfg, pair, settings: SampleSettings, divergence: str, steps: int, seed: int) -> dict:
+    """Return the overlaps by test prompt before and after so many steps, and the seconds that they took."""
+    torch.manual_seed(seed)
+    loss, warp = LossSettings(divergence), Warp(**cfg.warp)
+    splits, folder = load_samples(cfg, pair, settings, loss)
+    prepare(pair.draft, cfg)
+    own = OwnResponses(pair, warp, cfg.data.max_new_tokens, cfg.generation.batch_size, seed)
+    optimizer = OptimizerSettings(lr=None, weight_decay=0.0).for_width(pair.draft_lm.hidden_size)
+    module = DistillModule(pair, loss, optimizer, warp, own, cfg.refresh_every, live=LiveSettings(num_prompts=0))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(
+        max_steps=steps,
+        accelerator="cpu",
+        num_sanity_val_steps=0,
+        gradient_clip_val=1.0,
+        limit_val_batches=0,
+        **quiet,
+        use_distributed_sampler=False,
+    )
+    begin = time.perf_counter()
+    trainer.fit(module, ResumableData(splits, **cfg.loader, seed=seed, collate=list))
+    seconds = time.perf_counter() - begin
+    pair.draft.requires_grad_(False).eval()
+    per_prompt = [module.measures([splits["test"][0, row]]) for row in range(len(splits["test"]))]
+    sums = torch.stack(per_prompt)
+    return {
+        "seconds": seconds,
+        "before": module.results["before"]["overlap"],
+        "overlap": sums[:, 0].tolist(),
+        "kl": sums[:, 1].tolist(),
+        "agreement": sums[:, 2].tolist(),
+        "tokens": sums[:, 3].tolist(),
+        "data": folder.name,
+    }
+
+
+def table(folder: Path, samples: list[str], losses: list[str]) -> None:
+    """Print overlaps with intervals, KL divergences and seconds."""
+    print(f"{'samples':<12}{'loss':<18}{'overlap':>9}{'95 %':>18}{'gain':>8}{'KL':>8}{'agreement':>11}{'seconds':>9}")
+    for kind, loss in itertools.product(samples, losses):
+        path = folder / f"{kind}-{loss}.json"
+        if not path.exists():
+            continue
+        found = json.loads(path.read_text())
+        overlap, tokens = np.array(found["overlap"]), np.array(found["tokens"])
+        counts = resample_counts(len(tokens))
+        low, high = np.quantile(counts @ overlap / (counts @ tokens), [0.025, 0.975])
+        value = overlap.sum() / tokens.sum()
+        kl, same = (sum(found[name]) / tokens.sum() for name in ("kl", "agreement"))
+        gain = value / found["before"] - 1
+        print(
+            f"{kind:<12}{loss:<18}{value:9.4f}  [{low:.4f}, {high:.4f}]{gain:+8.1%}{kl:8.3f}{same:11.3f}{found['seconds']:9.0f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

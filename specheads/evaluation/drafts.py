@@ -1,0 +1,98 @@
+"""Several evaluations side by side: what each draft reaches by itself, with the best rule without a head, and with a head.
+
+The first is the evaluation at hand; the others are reports of earlier ones, of other drafts for the same target, prompts and warping.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from specheads.errors import UserError
+from specheads.evaluation.candidates import FIXED
+from specheads.evaluation.findings import achievable, has_head, main_data_set
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.results import DraftRow, Report
+
+SAME = ("target", "warp", "max_new_tokens", "verification")  # what evaluations must have in common to be compared
+KINDS = {  # by what it is called, which families it is the best of
+    "fixed length": lambda family: family == FIXED,
+    "rule without a head": lambda family: family != FIXED and not has_head(family),
+    "head": has_head,
+}
+
+
+def read_report(location: str | Path) -> dict[str, Any]:
+    """Return an earlier evaluation's report, of its run folder or of report.json itself. Raises UserError where there is none."""
+    path = Path(location)
+    path = path / "report.json" if path.is_dir() else path
+    try:
+        content = json.loads(path.read_text())
+        if {"context", "data_sets", "live"} <= content.keys():
+            return content
+    except (OSError, ValueError, AttributeError):
+        pass
+    raise UserError(
+        f"compare={location} holds no report of an evaluation; give run folders of evaluate.py, for example "
+        "'compare=[outputs/evaluate/<date_time>]'."
+    )
+
+
+def compared(report: Report, earlier: Mapping[str, Mapping[str, Any]]) -> list[DraftRow]:
+    """Return the rows of this report and of earlier ones, by where they lie, on the first set of test prompts.
+
+    Raises:
+        UserError: an evaluation of another target, of other prompts or under another law.
+    """
+    number = main_data_set(report)
+    if number is None:
+        raise UserError("compare= needs replayed rules: verification=token and chains, and some of ratios= or live=winners.")
+    ours = json.loads(json.dumps(asdict(report), default=str))
+    rows = _rows(ours, number)
+    for where, theirs in earlier.items():
+        check_comparable(ours, theirs, number, where)
+        rows += _rows(theirs, number)
+    return rows
+
+
+def check_comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any], number: int, where: str) -> None:
+    """Raise UserError, naming both sides, unless two reports speak of the same prompts, target and law."""
+    facts = [{name: report["context"].get(name) for name in SAME} for report in (ours, theirs)]
+    for report, found in zip((ours, theirs), facts, strict=True):
+        sets = report["data_sets"]
+        found["test prompts"] = [sets[number][key] for key in ("name", "num_prompts")] if len(sets) > number else None
+    for name, value in facts[0].items():
+        if facts[1][name] != value:
+            raise UserError(
+                f"compare={where} cannot be compared with this evaluation: its {name} is {facts[1][name]}, here it is {value}; "
+                "evaluate both with the same settings."
+            )
+
+
+def _rows(report: Mapping[str, Any], number: int) -> list[DraftRow]:
+    """Return a row for each of KINDS that a report has."""
+    data, draft = report["data_sets"][number], report["context"]["draft"]
+    blocks = {(row["family"], row["name"]): row["block_efficiency"] for row in data["rules"]}
+    live = [(row["family"], Interval(**row["tokens_per_second"])) for row in report["live"] if row["family"] != "target"]
+    rows = []
+    for kind, belongs in KINDS.items():
+        found: dict[str, Mapping[str, Any]] = {}
+        for row in data["winners"]:
+            if achievable(row["family"]) and belongs(row["family"]):
+                best = found.get(row["ratio"])
+                if best is None or row["dev_speedup"] > best["dev_speedup"]:
+                    found[row["ratio"]] = row
+        if found:
+            speeds = [speed for family, speed in live if belongs(family)]
+            rows.append(
+                DraftRow(
+                    draft=draft,
+                    kind=kind,
+                    rules={ratio: row["name"] for ratio, row in found.items()},
+                    block_efficiency={ratio: blocks[row["family"], row["name"]] for ratio, row in found.items()},
+                    speedup={ratio: Interval(**row["speedup"]) for ratio, row in found.items()},
+                    tokens_per_second=max(speeds, key=lambda speed: speed.value, default=None),
+                )
+            )
+    return rows
