@@ -85,6 +85,8 @@ def check(cfg: DictConfig) -> None:
             f"live_rules names {wrong[0]!r}, which is no rule of conf/stopping; use for example 'live_rules=[fixed_length]'."
         )
     check_counts({key: cfg[key] for key in ("num_live_prompts", "repeats", "block", "beams")})
+    if not isinstance(cfg.any_draft, bool):
+        raise UserError(f"any_draft={cfg.any_draft} is neither true nor false.")
     if cfg.baseline not in ("target", "mjgd"):
         raise UserError(f"baseline={cfg.baseline} is not known; use target or mjgd.")
     if cfg.head is not None and not isinstance(cfg.head, str):

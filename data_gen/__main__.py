@@ -1,13 +1,13 @@
 """`python -m data_gen model=nano data=nano`: make the data cache that train.py reads."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from data_gen.prompts import SPLITS
+from data_gen.prompts import SPLITS, LoadedPrompts, Prompt
 from data_gen.run import GenerationSettings, generate_data
 from specheads.cli import command, load_configured_pair, next_command
 from specheads.errors import UserError, is_count
@@ -17,9 +17,13 @@ from specheads.sampling import Warp
 logger = logging.getLogger(__name__)
 
 
-def data_cache(cfg: DictConfig, pair: Pair, splits: Collection[str] = SPLITS) -> Path:
-    """Return the complete cache for the prompts of a composed config in `splits`, making what is missing."""
+def data_cache(cfg: DictConfig, pair: Pair, splits: Collection[str] = SPLITS, prompts: Sequence[Prompt] | None = None) -> Path:
+    """Return the complete cache for the prompts of a composed config in `splits`, making what is missing.
+
+    `prompts` are those of its source, where they were loaded already.
+    """
     source, settings = instantiate(cfg.data.source), generation_settings(cfg)
+    source = source if prompts is None else LoadedPrompts(prompts)
     return generate_data(pair, source, Warp(**cfg.warp), settings, cfg.seed, Path(cfg.paths.data), splits)
 
 

@@ -180,6 +180,20 @@ class DatasetSource:
         return texts
 
 
+@dataclass(frozen=True)
+class LoadedPrompts:
+    """Prompts that another source has given."""
+
+    prompts: Sequence[Prompt]
+
+    def check(self) -> None:
+        """Nothing can be wrong with them."""
+
+    def load(self, chats: bool, responses: bool = False) -> Sequence[Prompt]:
+        """Return them as they are."""
+        return self.prompts
+
+
 def unique(prompts: Iterable[Prompt]) -> list[Prompt]:
     """Return the prompts without repeated ids; a text stays in the first split that has it."""
     first: dict[str, Prompt] = {}

@@ -27,6 +27,7 @@ from specheads.nano import corpus
 
 COMMANDS = {"train.py": train.main, "evaluate.py": evaluate.main, "data_gen": data_gen.__main__.main}
 COMMANDS["learning_curve"] = specheads.evaluation.learning_curve.main
+DISTILL = ["train.py", "task=distill"]
 SMALL = ["data.num_train=4", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=4"]
 FILES = {
     "good.jsonl": '{"instruction": "a", "input": ""}\n{"instruction": "b", "input": "c"}\n{"instruction": "d", "input": ""}\n',
@@ -292,6 +293,39 @@ MISTAKES = {
         "compare_verification=block is not a list",
     ),
     "negative margin": (["evaluate.py", "head=null", "verification=biased", "verification.eps=-1"], "verification.eps=-1"),
+    # distillation
+    "unknown task": (["train.py", "task=distil"], "distil.*distill"),
+    "task in its own key": (["train.py", "++task=both"], "both"),
+    "unknown samples": ([*DISTILL, "samples=own"], "samples=own is not known; use one of text, target, on_policy, mixed"),
+    "mixed of nothing": ([*DISTILL, "samples=mixed", "mixed={target: 0, on_policy: 0}"], "samples=mixed: all shares are 0"),
+    "mixed in words": ([*DISTILL, "mixed=half"], "mixed=half is no set of keys"),
+    "refreshed never": ([*DISTILL, "refresh_every=0"], "refresh_every=0 is not a count"),
+    "unknown divergence": ([*DISTILL, "loss.divergence=kl"], "loss.divergence=kl is not known; use one of forward_kl"),
+    "loss without heat": ([*DISTILL, "loss.temperature=0"], "loss.temperature=0 is not above 0"),
+    "unknown start": ([*DISTILL, "init=nothing"], "init=nothing is not known; use one of draft, layers, fresh"),
+    "fresh like the target": ([*DISTILL, "init=fresh"], "init=fresh needs init_config"),
+    "layers of a loaded draft": ([*DISTILL, "init_layers=2"], "init_layers is for init=layers, but init=draft"),
+    "more layers than there are": (
+        [*DISTILL, "init=layers", "init_layers=7"],
+        "init_layers=7 is no count from 1 to the target's 6",
+    ),
+    "layer that is not there": ([*DISTILL, "init=layers", "init_layers=[0,6]"], r"init_layers=\[0, 6\] are not layers"),
+    "key that no config has": ([*DISTILL, "init=fresh", "init_config={depth: 2}"], "init_config.depth is no key of LlamaConfig"),
+    "config in words": ([*DISTILL, "init=fresh", "init_config=small"], "init_config=small is no set of keys"),
+    "laws kept somehow": ([*DISTILL, "target_laws.keep=yes"], "target_laws.keep=.*auto, cached, recomputed"),
+    "laws beyond the budget": ([*DISTILL, "target_laws.keep=cached", "target_laws.budget=0"], "target_laws.budget=0 and"),
+    "share without a reference": ([*DISTILL, "loss.token_share=0.5"], "loss.token_share=0.5 and reference=None go together"),
+    "reference that is not there": (
+        [*DISTILL, "loss.token_share=0.5", "reference=/none"],
+        "the model '/none' could not be loaded",
+    ),
+    "no dev prompts to measure on": ([*DISTILL, "validation.num_prompts=0"], "validation.num_prompts=0 is not a count"),
+    "checkpointing in words": (
+        [*DISTILL, "gradient_checkpointing=some"],
+        "gradient_checkpointing=some is neither true nor false",
+    ),
+    "head's learning rate left out": (["train.py", "optimizer.lr=null"], "optimizer.lr=null is for task=distill"),
+    "compared with nothing": (["evaluate.py", "head=null", "compare=[a_folder]"], "compare=a_folder holds no report"),
     # learning curves
     "share of more than all": (["train.py", "train_share=1.5"], r"train_share=1.5 is outside \(0, 1\]"),
     "share of nothing": (["learning_curve", "shares=[0,1]"], r"share=0 is outside \(0, 1\]"),

@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel
 
 from data_gen.__main__ import check_data, data_cache, generation_settings
-from data_gen.prompts import SPLITS, unique
+from data_gen.prompts import SPLITS, Prompt, unique
 from data_gen.run import EncodedPrompt, encode_prompts
 from data_gen.shards import load_split
 from specheads.cli import load_configured_pair
@@ -86,9 +86,9 @@ def start_of(cfg: DictConfig) -> Start:
     layers, config = (
         OmegaConf.to_container(OmegaConf.create({"value": cfg[key]}))["value"] for key in ("init_layers", "init_config")
     )
-    if not isinstance(config, dict):
+    if not isinstance(config, dict | None):
         raise UserError(f"init_config={config} is no set of keys; give for example 'init_config={{num_hidden_layers: 2}}'.")
-    return Start(cfg.init, layers, config, cfg.seed)
+    return Start(cfg.init, layers, config or {}, cfg.seed)
 
 
 def sample_settings(cfg: DictConfig) -> SampleSettings:
@@ -179,12 +179,13 @@ def decisive_settings(
 def load_samples(cfg: DictConfig, pair: Pair, settings: SampleSettings, loss: LossSettings) -> tuple[dict[str, Any], Path]:
     """Return the splits: samples for train prompts, the target's responses for dev and test prompts; and the data cache."""
     kinds = settings.shares
-    folder = data_cache(cfg, pair, SPLITS if "target" in kinds else HELD_OUT)
+    loaded = unique(instantiate(cfg.data.source).load(pair.chats, responses="text" in kinds))
+    folder = data_cache(cfg, pair, SPLITS if "target" in kinds else HELD_OUT, loaded)
     splits: dict[str, Any] = {}
     for split, most in (("dev", cfg.validation.num_prompts), ("test", None)):
         rows = load_split(folder, split).with_format("arrow")[:most]
         splits[split] = Answered(*(Ragged.of_column(rows.column(name)) for name in ("prompt_ids", "response_ids")))
-    prompts, responses = train_texts(cfg, pair, kinds, folder)
+    prompts, responses = train_texts(cfg, pair, loaded, kinds, folder)
     laws = {}
     for kind, known in responses.items():
         who = [pair.target_id, pair.target_revision, str(pair.target.dtype)]
@@ -197,11 +198,12 @@ def load_samples(cfg: DictConfig, pair: Pair, settings: SampleSettings, loss: Lo
     return splits, folder
 
 
-def train_texts(cfg: DictConfig, pair: Pair, kinds: Mapping[str, float], folder: Path) -> tuple[Ragged, dict[str, Responses]]:
-    """Return the train prompts, and by kind the responses to them that are known beforehand."""
-    source, limits = instantiate(cfg.data.source), generation_settings(cfg)
-    loaded = unique(source.load(pair.chats, responses=True) if "text" in kinds else source.load(pair.chats))
-    encoded = [row for row in encode_prompts(pair, loaded, limits) if row[0].split == "train"]
+def train_texts(
+    cfg: DictConfig, pair: Pair, loaded: Sequence[Prompt], kinds: Mapping[str, float], folder: Path
+) -> tuple[Ragged, dict[str, Responses]]:
+    """Return the train prompts, of all that were loaded, and by kind the responses to them that are known beforehand."""
+    limits = generation_settings(cfg)
+    encoded = encode_prompts(pair, [prompt for prompt in loaded if prompt.split == "train"], limits)
     found: dict[str, dict[str, list]] = {}
     if "text" in kinds:
         most = limits.max_new_tokens
@@ -295,5 +297,6 @@ def report(module: DistillModule, folder: Path) -> None:
     before, after = module.results["before"], module.results["after"]
     print(f"\n{'on test prompts':<24}{'before':>10}{'after':>10}{'change':>10}")
     for name, value in after.items():
-        print(f"{name:<24}{before[name]:10.4f}{value:10.4f}{value / before[name] - 1:+10.1%}")
+        change = f"{value / before[name] - 1:+10.1%}" if before[name] else f"{'-':>10}"
+        print(f"{name:<24}{before[name]:10.4f}{value:10.4f}{change}")
     print(f"\ndraft: {folder}")

@@ -40,7 +40,7 @@ def find_heads(cfg: DictConfig, pair: Pair) -> dict[str, FoundHead]:
         folders = {Path(where).name: where}
     found = {}
     for name, folder in folders.items():
-        head = load_head(folder)
+        head = load_head(folder, cfg.any_draft)
         head.check_fits(pair)
         if head.config.warp and dict(head.config.warp) != dict(cfg.warp):
             logger.warning("head %s was trained under %s, but decoding uses %s", name, dict(head.config.warp), dict(cfg.warp))

@@ -271,8 +271,8 @@ class Evaluation:
         return replace(data, positions=places, texts=texts)
 
     def recommend(self) -> None:
-        """Store the threshold that was best on dev prompts in each local head, for threshold=auto."""
-        for where, values in self._recommended.items():
+        """Store the threshold that was best on dev prompts in each local head, for threshold=auto, if it is this draft's own."""
+        for where, values in ({} if self.cfg.any_draft else self._recommended).items():
             try:
                 store_in_config(where, recommended=values)
                 logger.info("%s now recommends threshold %g, for threshold=auto", where, values["threshold"])

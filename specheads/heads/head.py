@@ -180,5 +180,6 @@ class AcceptanceHead(nn.Module):
             if trained and trained.get("revision") != revision:
                 raise UserError(
                     f"the head was trained for {role} {trained.get('id')} at revision {trained.get('revision')}, but this pair's {role} is "
-                    f"{name} at revision {revision}; load that {role}, or train a head for this one: python train.py model=..."
+                    f"{name} at revision {revision}; load that {role}, or train a head for this one: python train.py model=... "
+                    "To take it nevertheless: any_draft=true."
                 )
