@@ -38,7 +38,7 @@ def test_commands_are_shown():
 
 @pytest.mark.parametrize("command, overrides", shown_commands())
 def test_shown_command_lines_compose(command, overrides):
-    words = [re.sub(r"(<.*|\.\.\.)", "folder", word) for word in shlex.split(overrides) if word not in ("-m", "")]
+    words = [re.sub(r"(<.*?(?=\]?$)|\.\.\.)", "folder", word) for word in shlex.split(overrides) if word not in ("-m", "")]
     words = [re.sub(r"=(?![\[\x22])([^,]+),.*", r"=\1", word) for word in words]  # the first value of each swept key
     composed(command, words)
 

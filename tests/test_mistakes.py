@@ -309,7 +309,7 @@ MISTAKES = {
         [*DISTILL, "init=layers", "init_layers=7"],
         "init_layers=7 is no count from 1 to the target's 6",
     ),
-    "layer that is not there": ([*DISTILL, "init=layers", "init_layers=[0,6]"], r"init_layers=\[0, 6\] are not layers"),
+    "layer that the target has not": ([*DISTILL, "init=layers", "init_layers=[0,6]"], r"init_layers=\[0, 6\] are not layers"),
     "key that no config has": ([*DISTILL, "init=fresh", "init_config={depth: 2}"], "init_config.depth is no key of LlamaConfig"),
     "config in words": ([*DISTILL, "init=fresh", "init_config=small"], "init_config=small is no set of keys"),
     "laws kept somehow": ([*DISTILL, "target_laws.keep=yes"], "target_laws.keep=.*auto, cached, recomputed"),
