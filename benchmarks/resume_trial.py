@@ -1,10 +1,10 @@
-"""`python benchmarks/resume_trial.py`: kill data_gen and train.py at random moments, start them again, compare with a run
+"""`python benchmarks/resume_trial.py`: kill data_gen and train.py (both tasks) at random moments, start them again, compare with a run
 that nobody disturbed.
 
 Each trial is one command in an empty folder, killed with SIGKILL at a moment drawn uniformly from its working time, then
 given again until it ends. `--signal TERM` or INT asks for an end in order in place of a kill. Compared are: every shard and
-the manifest of the data, byte for byte; every point of the curves, the head's tensors and the test metrics of the training,
-exactly. On 2 cores it takes about 15 minutes.
+the manifest of the data, byte for byte; every point of the curves, the tensors of head or draft and the test metrics of the trainings,
+exactly. On 2 cores it takes about half an hour.
 """
 
 import argparse
@@ -32,15 +32,26 @@ COMMANDS = {
         "checkpoint.every_steps=5",
         "trainer.log_every_n_steps=1",
     ],
+    "distill": [
+        str(ROOT / "train.py"),
+        "task=distill",
+        *SMALL,
+        "samples=mixed",
+        "trainer.max_epochs=2",
+        "checkpoint.every_steps=3",
+        "trainer.log_every_n_steps=1",
+        "refresh_every=5",
+    ],
 }
 # What a command prints when its own work begins; a kill during the imports before it would be no trial.
-WORK_BEGINS = {"data_gen": "still to do, in", "train.py": "training "}
+WORK_BEGINS = {"data_gen": "still to do, in", "train.py": "training ", "distill": "distilling "}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the trials and print the table; the exit code is 1 if anything differed."""
     parser = argparse.ArgumentParser(prog="benchmarks/resume_trial.py", description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=10, help="trials of each command")
+    parser.add_argument("--commands", nargs="*", choices=COMMANDS, default=list(COMMANDS))
     parser.add_argument("--signal", choices=["KILL", "TERM", "INT"], default="KILL")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--folder", type=Path, default=Path("outputs/resume_trial"))
@@ -48,11 +59,13 @@ def main(argv: list[str] | None = None) -> int:
     draw = random.Random(arguments.seed)
     print(f"{'command':<10}{'trial':>6}{'killed after':>14}{'exit code':>11}  {'state at the kill':<44}{'differences':>11}")
     total = 0
-    for command in COMMANDS:
+    for command in arguments.commands:
         folder = arguments.folder.absolute() / command.removesuffix(".py")
         shutil.rmtree(folder, ignore_errors=True)
         whole = folder / "whole"
         data = folder.parent / "data_gen" / "whole" / "data"
+        if command != "data_gen" and not data.exists():
+            uninterrupted("data_gen", data.parent, data)
         seconds = uninterrupted(command, whole, data)
         print(f"{command:<10}{'whole':>6}{seconds:>12.1f} s{'0':>11}  {progress(command, whole):<44}", flush=True)
         for trial in range(1, arguments.kills + 1):
@@ -74,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
 def start(command: str, folder: Path, data: Path) -> subprocess.Popen:
     """Start a command in `folder`; training finds the data ready."""
     folder.mkdir(parents=True, exist_ok=True)
-    if command == "train.py" and not (folder / "data").exists():
+    if command != "data_gen" and not (folder / "data").exists():
         shutil.copytree(data, folder / "data")
     environment = {
         **os.environ,
@@ -127,10 +140,10 @@ def progress(command: str, folder: Path) -> str:
         shards = [json.loads(path.read_text())["shards"] for path in manifests]
         unfinished = len(list(folder.glob("data/*/.*.tmp")))
         return f"{sum(map(len, shards))} shards, {unfinished} unfinished files"
-    curves = list(folder.glob("outputs/head/*/csv/metrics.csv"))
+    curves = list(folder.glob("outputs/*/*/csv/metrics.csv"))
     points = sum(len(path.read_text().splitlines()) - 1 for path in curves)
-    heads = len(list(folder.glob("outputs/head/*/heads/*/config.json")))
-    return f"{len(list(folder.glob('outputs/head/*/checkpoints/last.ckpt')))} checkpoint, {points} points, {heads} heads"
+    done = len([*folder.glob("outputs/head/*/heads/*/config.json"), *folder.glob("outputs/distill/*/draft/config.json")])
+    return f"{len(list(folder.glob('outputs/*/*/checkpoints/last.ckpt')))} checkpoint, {points} points, {done} exported"
 
 
 def compare(command: str, whole: Path, place: Path) -> list[str]:
@@ -148,13 +161,16 @@ def data_content(folder: Path) -> dict:
 
 def training_content(folder: Path) -> dict:
     """Return points, tensors, test metrics and the number of runs of a training."""
-    runs = sorted(folder.glob("outputs/head/*"))
+    runs = sorted(path.parent for path in folder.glob("outputs/*/*/checkpoints"))
     content = {"runs": len(runs)}
     for run in runs:
         for number, line in enumerate((run / "csv" / "metrics.csv").read_text().splitlines()):
             content[f"point {number}"] = line
-        content["test"] = (run / "test.json").read_text()
-        for path in run.glob("heads/*/*.safetensors"):
+        if (run / "test.json").exists():
+            content["test"] = (run / "test.json").read_text()
+        else:
+            content["test"] = json.loads((run / "draft" / "distill.json").read_text())["test"]
+        for path in [*run.glob("heads/*/*.safetensors"), *run.glob("draft/*.safetensors")]:
             for name, tensor in load_file(path).items():
                 content[f"{path.parent.name}/{path.name} {name}"] = tensor.numpy().tobytes()
     return content

@@ -147,7 +147,10 @@ def twin_of(root: Path, facts: Mapping[str, Any], settings: GenerationSettings) 
     """Return a complete cache of the same target, prompts and limits for another draft, if there is one: its responses are ours."""
     ours = json.loads(json.dumps(facts))
     for manifest in sorted(root.glob("*/manifest.json")):
-        found = read_manifest(manifest.parent)
+        try:
+            found = read_manifest(manifest.parent)
+        except UserError:
+            continue  # it is not the cache that is asked for
         theirs = found.get("made_of", {})
         if not found.get("complete") or theirs.keys() != ours.keys():
             continue

@@ -38,7 +38,7 @@ def user_error(error: BaseException | None) -> UserError | None:
         if is_out_of_memory(error):
             return UserError(
                 f"out of memory ({(str(error).splitlines() or ['no details'])[0]}). Use smaller batches (generation.batch_size= where "
-                "data is made, loader.batch_size= where heads are trained, calibration.batch_size= and record.batch_size= where prompts are "
+                "data is made, loader.batch_size= where heads or drafts are trained, write_batch_size= where drafts write, calibration.batch_size= and record.batch_size= where prompts are "
                 "recorded), shorter responses (data.max_new_tokens=) or a smaller "
                 "dtype (model.dtype=bfloat16). What was finished stays; other sizes make a cache or a run of their own."
             )

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,8 @@ class CurveModule(L.LightningModule):
 def check_training(cfg: DictConfig) -> None:
     """Raise UserError for settings of trainer, batches, optimiser and checkpoints that cannot be."""
     counts = {key: cfg.trainer[name] for name in ("max_epochs", "log_every_n_steps") for key in [f"trainer.{name}"]}
+    if "accumulate_grad_batches" in cfg.trainer:
+        counts["trainer.accumulate_grad_batches"] = cfg.trainer.accumulate_grad_batches
     counts |= {"loader.batch_size": cfg.loader.batch_size, "checkpoint.every_steps": cfg.checkpoint.every_steps}
     for key, value in counts.items():
         check_positive(key, value)
@@ -186,9 +188,9 @@ def checkpoint_to_resume(resume: bool | str, checkpoints: Checkpoints) -> Path |
     return Path(resume) if isinstance(resume, str) else None
 
 
-def check_named_checkpoint(resume: bool | str, made_of: Mapping[str, Any], but: str = "") -> None:
+def check_named_checkpoint(resume: bool | str, made_of: Mapping[str, Any], but: Collection[str] = ()) -> None:
     """Raise UserError unless the checkpoint that `resume` names, if it names one, is of the same settings, leaving out `but`."""
-    changed = [name for name in differences(Path(resume), made_of) if name != but] if isinstance(resume, str) else []
+    changed = [name for name in differences(Path(resume), made_of) if name not in but] if isinstance(resume, str) else []
     if changed:
         raise UserError(
             f"resume={resume} is of a run with other {', '.join(changed)}; give the same settings as that run had, "

@@ -300,5 +300,5 @@ def test_a_named_checkpoint_of_other_settings_is_refused(stopped):
     with pytest.raises(UserError, match=r"named\.ckpt is of a run with other data, seed"):
         checkpoint_to_resume(named, checkpoints)
     with pytest.raises(UserError, match=r"named\.ckpt is of a run with other seed;"):
-        check_named_checkpoint(named, {"seed": 2}, but="data")
-    check_named_checkpoint(named, {"seed": 1}, but="data")
+        check_named_checkpoint(named, {"seed": 2}, but=["data"])
+    check_named_checkpoint(named, {"seed": 1}, but=["data"])

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from specheads.errors import UserError, is_number
+from specheads.sampling import overlap
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 FLOOR = -60.0  # stands for minus infinity where it is weighed with a draft's probability: e^-60 is nothing
 
 
 def finite(target: Tensor) -> Tensor:
-    """Return log-probabilities with FLOOR in place of minus infinity."""
-    return torch.where(target == -torch.inf, FLOOR, target)
+    """Return log-probabilities with FLOOR in place of minus infinity, and of what lies below it."""
+    return target.clamp_min(FLOOR)
 
 
 def forward_kl(target: Tensor, draft: Tensor) -> Tensor:
@@ -39,9 +40,9 @@ def jensen_shannon(target: Tensor, draft: Tensor, beta: float = 0.5) -> Tensor:
     return (beta * target.exp() * (target - mixture) + (1 - beta) * draft.exp() * (draft - mixture)).sum(dim=-1)
 
 
-def overlap(target: Tensor, draft: Tensor) -> Tensor:
-    """Return sum min(t, d): the chance that token verification accepts a token of the draft."""
-    return torch.minimum(target.exp(), draft.exp()).sum(dim=-1)
+def acceptance(target: Tensor, draft: Tensor) -> Tensor:
+    """Return the overlap of the laws, sum min(t, d): the chance that token verification accepts a token of the draft."""
+    return overlap(target.exp(), draft.exp())
 
 
 def total_variation(target: Tensor, draft: Tensor) -> Tensor:
@@ -51,7 +52,7 @@ def total_variation(target: Tensor, draft: Tensor) -> Tensor:
 
 def log_overlap(target: Tensor, draft: Tensor) -> Tensor:
     """Return -log overlap: total variation with gradients that do not vanish where laws hardly meet."""
-    return -overlap(target, draft).clamp_min(torch.finfo(draft.dtype).tiny).log()
+    return -acceptance(target, draft).clamp_min(torch.finfo(draft.dtype).tiny).log()
 
 
 def adaptive_mix(target: Tensor, draft: Tensor, rate: float = 3.0) -> Tensor:
@@ -59,7 +60,7 @@ def adaptive_mix(target: Tensor, draft: Tensor, rate: float = 3.0) -> Tensor:
 
     Where laws hardly meet it is the divergence whose gradients do not vanish, and where they do the chance of a rejection.
     """
-    share = torch.exp(-rate * overlap(target, draft).detach())
+    share = torch.exp(-rate * acceptance(target, draft).detach())
     return share * forward_kl(target, draft) + (1 - share) * total_variation(target, draft)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from data_gen.shards import fingerprint
-from specheads.distill.loss import LossSettings, kept
+from specheads.distill.loss import LossSettings, kept, slices
 from specheads.distill.samples import Ragged, Responses
 from specheads.errors import UserError, is_count, is_number
 from specheads.pair import LanguageModel
@@ -22,7 +22,6 @@ from specheads.tensor_shards import GIB, ShardReader, make_missing, packed, span
 
 CHOICES = ("auto", "cached", "recomputed")
 BATCH_TOKENS = 8192  # padded, that the target reads at once
-SLICE_ELEMENTS = 2**24  # logits held at once
 
 
 def check_laws(choice: Any, top_k: Any, budget_gib: Any) -> None:
@@ -35,6 +34,15 @@ def check_laws(choice: Any, top_k: Any, budget_gib: Any) -> None:
         raise UserError(
             f"target_laws.budget={budget_gib} is no number of at least 0; it is the largest size of the store in GiB."
         )
+
+
+def fingerprint_of(prompts: Ragged, responses: Mapping[str, Responses]) -> str:
+    """Return what identifies prompts and the responses to them that are known beforehand."""
+    digest = hashlib.sha256(prompts.values.tobytes() + prompts.ends.tobytes())
+    for kind, known in responses.items():
+        digest.update(f"{kind} {[list(numbers) for numbers in known.of_prompt]}".encode())
+        digest.update(known.tokens.values.tobytes() + known.tokens.ends.tobytes())
+    return digest.hexdigest()[:16]
 
 
 class LawStore:
@@ -55,19 +63,19 @@ class LawStore:
         self.prompt_of = np.zeros(len(responses.tokens), dtype=np.int64)
         for row, numbers in enumerate(responses.of_prompt):
             self.prompt_of[list(numbers)] = row
-        texts = hashlib.sha256()
-        for array in (prompts.values, prompts.ends, responses.tokens.values, responses.tokens.ends, self.prompt_of):
-            texts.update(array.tobytes())
         warp = settings.warp
         self.facts = {
             "laws_of": who,
-            "texts": texts.hexdigest()[:16],
+            "texts": fingerprint_of(prompts, {"": responses}),
             "law": [warp.temperature, warp.top_k, warp.top_p, min(top_k, target.vocab_size)],
         }
         self.root, self.folder = root, root / "laws" / fingerprint(self.facts)
         self.parts = {f"{first:08d}.safetensors": (first, count) for first, count in spans(self.sizes)}
         self.firsts = np.array([first for first, _ in self.parts.values()])
         self.reader = ShardReader(self.folder)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"target": None}  # what reads the store in a process of a loader does not make it
 
     @property
     def sizes(self) -> np.ndarray:
@@ -110,8 +118,8 @@ class LawStore:
         for numbers in in_batches(order, [len(text) for text in texts]):
             tokens, judged = padded([texts[row] for row in numbers], [starts[row] for row in numbers])
             hidden = self.target.hidden_states(tokens.to(self.target.device), use_cache=False)[judged.to(self.target.device)]
-            pieces = hidden.split(max(1, SLICE_ELEMENTS // self.target.vocab_size))
-            laws = [kept(self.settings.log_target(self.target.logits(piece)), self.top_k) for piece in pieces]
+            pieces = slices(len(hidden), self.target.vocab_size)
+            laws = [kept(self.settings.log_target(self.target.logits(hidden[piece])), self.top_k) for piece in pieces]
             counts = judged.sum(dim=1).tolist()
             ids, log_probs = torch.cat([law.ids for law in laws]).int(), torch.cat([law.log_probs for law in laws]).half()
             columns = ids.cpu().split(counts), log_probs.cpu().split(counts)

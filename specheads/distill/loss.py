@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from specheads.distill.divergences import Divergence, named_divergence, overlap
+from specheads.distill.divergences import Divergence, acceptance, named_divergence
 from specheads.errors import UserError, is_number
 from specheads.pair import LanguageModel
 from specheads.sampling import Warp
@@ -136,7 +136,7 @@ def token_losses(
         value = measure(target, learnt)
         if settings.hard_weight:
             value = value - settings.hard_weight * logits.log_softmax(dim=-1).gather(1, tokens[piece, None])[:, 0]
-        return value, overlap(target, learnt.detach())
+        return value, acceptance(target, learnt.detach())
 
     pieces = slices(len(tokens), draft.vocab_size)
     if len(pieces) == 1:

@@ -4,62 +4,19 @@ The target stays out of the module's parameters and checkpoints.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor
 
-from specheads.decoding.decoder import SpeculativeDecoder
-from specheads.decoding.stopping import FixedLength
-from specheads.distill.divergences import forward_kl
-from specheads.distill.laws import BATCH_TOKENS, padded
-from specheads.distill.loss import LossSettings, laws_of, most_to_gain, slices, stored_laws, token_losses
+from specheads.distill.loss import LossSettings, laws_of, most_to_gain, stored_laws, token_losses
+from specheads.distill.measures import LiveSettings, live_measures, named_measures, sums_of
 from specheads.distill.on_policy import OwnResponses
 from specheads.distill.samples import Sample
+from specheads.distill.texts import Texts
 from specheads.pair import LanguageModel, Pair
-from specheads.sampling import Warp, overlap
+from specheads.sampling import Warp
 from specheads.training import CurveModule, OptimizerSettings, cosine_after_warmup
-
-BLOCK = 4  # drafted tokens per round of the block efficiencies that are watched
-
-
-@dataclass(frozen=True)
-class LiveSettings:
-    """What is decoded at every validation: so many dev prompts, each for so many tokens."""
-
-    num_prompts: int = 4
-    max_new_tokens: int = 64
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Samples as tensors: `tokens` (B, T), zeros behind their ends, and `judged` (B, T) bool, the places that the N learnt tokens come from."""
-
-    tokens: Tensor
-    judged: Tensor
-
-    @classmethod
-    def of(cls, samples: Sequence[Sample], device: torch.device) -> "Texts":
-        texts = [torch.cat([torch.from_numpy(part) for part in (sample.prompt, sample.response)]).numpy() for sample in samples]
-        tokens, judged = padded(texts, [len(sample.prompt) for sample in samples])
-        return cls(tokens.to(device), judged.to(device))
-
-    @property
-    def learnt(self) -> Tensor:
-        """The texts' own tokens (N,) at the learnt places."""
-        return self.tokens[:, 1:][self.judged[:, :-1]]
-
-    def states(self, lm: LanguageModel) -> Tensor:
-        """Return a model's states (N, H) that the learnt tokens come from, on the texts' device."""
-        parts = zip(*(x.split(max(1, BATCH_TOKENS // self.tokens.shape[1])) for x in (self.tokens, self.judged)), strict=True)
-        found = [lm.hidden_states(tokens.to(lm.device), use_cache=False)[judged.to(lm.device)] for tokens, judged in parts]
-        return torch.cat(found)
-
-
-def block_efficiency(overlap: float, num_tokens: int = BLOCK) -> float:
-    """Return the tokens that a round of `num_tokens` drafted ones yields where each is accepted with this chance (Leviathan et al. 2023)."""
-    return sum(overlap**count for count in range(num_tokens + 1))
 
 
 class DistillModule(CurveModule):
@@ -84,7 +41,7 @@ class DistillModule(CurveModule):
         self.live = live or LiveSettings()
         self._models = (pair, reference)  # in a tuple, so that their weights are not taken for ours
         self._sums: list[Tensor] = []
-        self.results: dict[str, dict[str, float]] = {}  # of the draft before and after, on test prompts
+        self.before: dict[str, float] = {}  # measures on dev prompts before the first step
 
     @property
     def pair(self) -> Pair:
@@ -92,27 +49,24 @@ class DistillModule(CurveModule):
 
     # --- training
 
-    def on_fit_start(self) -> None:
-        """Measure the draft as it is; write the curves of a run that is gone on with."""
-        self.draft.to(self.device)
+    def on_train_start(self) -> None:
+        """Begin the curves, or write those of a run that is gone on with."""
         if reference := self._models[1]:
             reference.model.to(self.device)
         self.log_history()
         if not self.history:
-            self.results["before"] = self.measured_on("test")
-            self.record({f"dev/{name}": value for name, value in self.measured_on("dev", live=True).items()}, beforehand=True)
+            self.record({f"dev/{name}": value for name, value in self.before.items()}, beforehand=True)
 
     def training_step(self, samples: Sequence[Sample], batch_index: int) -> Tensor:
         data = self.trainer.datamodule
         if any(sample.response is None for sample in samples):
             count = self.refresh_every * self.trainer.accumulate_grad_batches * data.batch_size
-            rows = data.splits["train"]
-            upcoming = [rows[key] for key in data.upcoming(samples[0].key, count)]
-            samples = self.own.answered(samples, upcoming)
+            first = samples[0].key
+            samples = self.own.answered(samples, lambda: data.splits["train"].unanswered(data.upcoming(first, count)))
         values, shares = self.losses(samples)
         # Lightning averages gradients over processes, so the sum is divided by the mean number of tokens.
-        counts = self.all_gather(torch.tensor(float(len(values)), device=self.device))
-        value = values.sum() / counts.mean()
+        counts = self.all_gather(torch.tensor(len(values), device=self.device))
+        value = values.sum() / counts.float().mean()
         if self.is_recorded(batch_index):
             self.record({"train/loss": value.item(), "train/overlap": shares.mean().item()})
         self.log("loss", value.detach(), prog_bar=True, logger=False)
@@ -155,74 +109,21 @@ class DistillModule(CurveModule):
     # --- measures
 
     def validation_step(self, samples: Sequence[Sample], batch_index: int) -> None:
-        self._sums.append(self.measures(samples))
+        with torch.autocast(self.device.type, enabled=False):  # as before training and after it
+            self._sums.append(sums_of(self.pair, samples, self.warp, self.device))
 
     def on_validation_epoch_end(self) -> None:
-        metrics = self._gathered() | self.live_measures()
+        metrics = self._gathered()
+        if not shards_weights(self.trainer.strategy):  # every process decodes the same: they would wait for one in any case
+            metrics |= live_measures(self.pair, self.trainer.datamodule.splits["dev"], self.warp, self.live)
         self.record({f"dev/{name}": value for name, value in metrics.items()})
         self.log("dev overlap", metrics["overlap"], prog_bar=True, logger=False)
 
-    def test_step(self, samples: Sequence[Sample], batch_index: int) -> None:
-        self._sums.append(self.measures(samples))
-
-    def on_test_epoch_end(self) -> None:
-        self.results["after"] = self._gathered()
-        self.log_dict({f"test/{name}": value for name, value in self.results["after"].items()})
-
-    @torch.no_grad()
-    def measures(self, samples: Sequence[Sample]) -> Tensor:
-        """Return (4,) sums over the tokens of the target's responses: overlap, KL(t || d), same likeliest token, and their number."""
-        pair = self.pair
-        texts = Texts.of(samples, self.device)
-        states = [texts.states(lm) for lm in (pair.target_lm, pair.draft_lm)]
-        sums = torch.zeros(4, dtype=torch.float64, device=self.device)
-        for piece in slices(len(states[0]), pair.vocab_size):
-            logits = [
-                lm.logits(hidden[piece]).to(self.device)
-                for lm, hidden in zip((pair.target_lm, pair.draft_lm), states, strict=True)
-            ]
-            likeliest = [own.argmax(-1) for own in logits]
-            parts = (
-                overlap(*map(self.warp, logits)).sum(),
-                forward_kl(*(own.log_softmax(-1) for own in logits)).sum(),
-                (likeliest[0] == likeliest[1]).sum(),
-                torch.tensor(float(len(logits[0]))),
-            )
-            sums += torch.stack([part.double().to(self.device) for part in parts])
-        return sums
-
-    def measured_on(self, split: str, live: bool = False) -> dict[str, float]:
-        """Return the measures of the draft as it is on a split."""
-        was_training = self.draft.training
-        self.draft.eval()
-        self._sums = [self.measures(samples) for samples in self.trainer.datamodule.loader(split)]
-        found = self._gathered() | (self.live_measures() if live else {})
-        self.draft.train(was_training)
-        return found
-
     def _gathered(self) -> dict[str, float]:
-        """Return the means over what all processes have measured."""
+        """Return the measures over what all processes have seen."""
         sums = torch.stack(self._sums).sum(0)
         self._sums = []
-        sums = self.all_gather(sums).reshape(-1, len(sums)).sum(0)
-        share, divergence, agreement = (sums[:3] / sums[3]).tolist()
-        return {"overlap": share, "kl": divergence, "agreement": agreement, f"block_efficiency_{BLOCK}": block_efficiency(share)}
-
-    @torch.no_grad()
-    def live_measures(self) -> dict[str, float]:
-        """Return the block efficiency of decoding some dev prompts with drafts of BLOCK tokens."""
-        rows = self.trainer.datamodule.splits["dev"]
-        prompts = [rows[0, row].prompt.tolist() for row in range(min(self.live.num_prompts, len(rows)))]
-        if not prompts or shards_weights(self.trainer.strategy):
-            return {}
-        was_training = self.draft.training
-        self.draft.eval()
-        # Alone: other processes would wait for this one in any case.
-        decoder = SpeculativeDecoder(self.pair, stopping=FixedLength(BLOCK), warp=self.warp, engine="eager")
-        stats = [decoder.generate(prompt, self.live.max_new_tokens, seed=number).stats for number, prompt in enumerate(prompts)]
-        self.draft.train(was_training)
-        calls = sum(each.num_target_calls for each in stats)
-        return {f"live_block_efficiency_{BLOCK}": sum(each.num_tokens for each in stats) / calls}
+        return named_measures(self.all_gather(sums).reshape(-1, len(sums)).sum(0))
 
     # --- checkpoints
 
@@ -232,12 +133,11 @@ class DistillModule(CurveModule):
         if self.trainer.world_size > 1:
             states *= self.trainer.world_size
             torch.distributed.all_gather_object(states, self.own.state())
-        checkpoint |= {"own_responses": states, "results": self.results}
+        checkpoint["own_responses"] = states
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         super().on_load_checkpoint(checkpoint)
         self.own.load(checkpoint["own_responses"][self.trainer.global_rank])
-        self.results = checkpoint["results"]
 
 
 def shards_weights(strategy: Strategy) -> bool:

@@ -6,7 +6,7 @@ weights that wrote them are gone when a run is resumed.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,10 +31,10 @@ class OwnResponses:
         self.found: dict[tuple[int, int], np.ndarray] = {}
         self.told = False
 
-    def answered(self, samples: Sequence[Sample], upcoming: Sequence[Sample]) -> list[Sample]:
-        """Return `samples` with responses; where one is not there yet, the draft answers all of `upcoming`, which begin with these."""
+    def answered(self, samples: Sequence[Sample], upcoming: Callable[[], Sequence[Sample]]) -> list[Sample]:
+        """Return `samples` with responses; where one is not there yet, the draft writes all that `upcoming` gives, these among them."""
         if any(sample.response is None and sample.key not in self.found for sample in samples):
-            self.write([sample for sample in upcoming if sample.response is None])
+            self.write(upcoming())
         return [replace(sample, response=self.found[sample.key]) if sample.response is None else sample for sample in samples]
 
     @torch.no_grad()

@@ -126,14 +126,22 @@ class Samples(Dataset):
     def __len__(self) -> int:
         return len(self.prompts)
 
+    def kind(self, key: tuple[int, int]) -> str:
+        """Return whose response a prompt gets in an epoch."""
+        shares = self.settings.shares
+        if len(shares) == 1:
+            return next(iter(shares))
+        drawn = np.random.default_rng([self.seed, *key, 2]).random()
+        place = np.searchsorted(np.cumsum(list(shares.values())), drawn, side="right")
+        return list(shares)[min(int(place), len(shares) - 1)]
+
+    def unanswered(self, keys: Sequence[tuple[int, int]]) -> list[Sample]:
+        """Return the samples among `keys` that the draft is to write."""
+        return [Sample(key, "on_policy", self.prompts[key[1]], None) for key in keys if self.kind(key) == "on_policy"]
+
     def __getitem__(self, key: tuple[int, int]) -> Sample:
         epoch, row = key
-        shares = self.settings.shares
-        kind, *others = shares
-        if others:
-            drawn = np.random.default_rng([self.seed, epoch, row, 2]).random()
-            place = np.searchsorted(np.cumsum(list(shares.values())), drawn, side="right")
-            kind = list(shares)[min(int(place), len(shares) - 1)]
+        kind = self.kind(key)
         if kind == "on_policy":
             return Sample(key, kind, self.prompts[row], None)
         known = self.responses[kind]

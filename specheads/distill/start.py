@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from specheads.decoding.drafting.layer_skip import place_of_layers
@@ -102,18 +103,19 @@ def fresh(target: PreTrainedModel, changes: Mapping[str, Any], seed: int) -> Pre
     Raises:
         UserError: keys that the config does not have, or values that make no model.
     """
-    config = copy.deepcopy(target.config)
-    text = config.get_text_config()
+    text = target.config.get_text_config()
     if unknown := [key for key in changes if not hasattr(text, key)]:
-        raise UserError(f"init_config.{unknown[0]} is no key of {type(config).__name__}; look at the target's config.json.")
+        raise UserError(f"init_config.{unknown[0]} is no key of {type(text).__name__}; look at the target's config.json.")
     facts = text.to_dict() | dict(changes)
-    if "num_hidden_layers" in changes:
-        for name in PER_LAYER:
+    try:
+        for name in PER_LAYER if "num_hidden_layers" in changes else ():
             if (kinds := facts.get(name)) is not None:
                 facts[name] = [kinds[number % len(kinds)] for number in range(facts["num_hidden_layers"])]
-    try:
-        return new_model(AutoConfig.for_model(**facts), target.dtype, seed).to(target.device)
-    except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
+        model = new_model(AutoConfig.for_model(**facts), target.dtype, seed).to(target.device)
+        with torch.no_grad():
+            model(torch.zeros((1, 4), dtype=torch.long, device=target.device))  # some sizes only fail here
+        return model
+    except (ValueError, TypeError, RuntimeError, ZeroDivisionError, LookupError, StrictDataclassError) as error:
         raise UserError(f"init_config={dict(changes)} makes no model: {str(error).splitlines()[0]}") from error
 
 

@@ -1,18 +1,21 @@
 """Distilling a draft: where it starts, what it learns from, and the folder that it becomes."""
 
+import contextlib
 import json
 import logging
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.utils import instantiate
+from lightning import Trainer
 from omegaconf import DictConfig, OmegaConf
+from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 from data_gen.__main__ import check_data, data_cache, generation_settings
@@ -21,9 +24,10 @@ from data_gen.run import EncodedPrompt, encode_prompts
 from data_gen.shards import load_split
 from specheads.cli import load_configured_pair
 from specheads.distill.card import card
-from specheads.distill.laws import LawStore, check_laws
+from specheads.distill.laws import LawStore, check_laws, fingerprint_of
 from specheads.distill.loss import LossSettings
-from specheads.distill.module import DistillModule, LiveSettings, shards_weights
+from specheads.distill.measures import LiveSettings, live_measures, measured
+from specheads.distill.module import DistillModule, shards_weights
 from specheads.distill.on_policy import OwnResponses
 from specheads.distill.samples import Answered, Ragged, Responses, Samples, SampleSettings
 from specheads.distill.start import Start
@@ -34,6 +38,7 @@ from specheads.loading import ResumableData
 from specheads.pair import LanguageModel, Pair, load_draft
 from specheads.sampling import Warp
 from specheads.training import (
+    OptimizerSettings,
     check_named_checkpoint,
     check_positive,
     check_training,
@@ -46,6 +51,16 @@ from specheads.training import (
 logger = logging.getLogger(__name__)
 
 HELD_OUT = ("dev", "test")  # splits that a draft is measured on
+OF_DATA = ("data", "texts", "stored laws")  # what of a checkpoint is known once the data is there, which may take hours
+DROPOUT = (
+    "p",
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "hidden_dropout",
+    "layerdrop",
+)  # as transformers' modules call it
+PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
 
 
 def train(cfg: DictConfig, pair: Pair | None = None) -> Path:
@@ -58,7 +73,13 @@ def train(cfg: DictConfig, pair: Pair | None = None) -> Path:
 
 def check(cfg: DictConfig) -> None:
     """Raise UserError for what can be known to be wrong before models are loaded and data is made."""
+    check_groups(cfg)
     check_training(cfg)
+    if cfg.trainer.precision not in PRECISIONS:
+        raise UserError(
+            f"trainer.precision={cfg.trainer.precision} does not fit a draft, whose weights are trained in float32: half-precision ones lose "
+            f"small steps. Use one of {', '.join(PRECISIONS)}."
+        )
     for split in ("train", "dev", "test"):
         check_positive(f"data.num_{split}", cfg.data[f"num_{split}"])
     check_data(cfg)
@@ -66,6 +87,7 @@ def check(cfg: DictConfig) -> None:
     start_of(cfg)
     check_laws(cfg.target_laws.keep, cfg.target_laws.top_k, cfg.target_laws.budget)
     check_positive("validation.num_prompts", cfg.validation.num_prompts)
+    check_positive("write_batch_size", cfg.write_batch_size)
     check_positive("validation.live_tokens", cfg.validation.live_tokens)
     if not is_count(cfg.validation.live_prompts):
         raise UserError(f"validation.live_prompts={cfg.validation.live_prompts} is no count; 0 decodes none.")
@@ -79,6 +101,17 @@ def check(cfg: DictConfig) -> None:
         )
     if samples.samples == "mixed" and len(samples.shares) == 1:
         logger.warning("samples=mixed has only %s in it", *samples.shares)
+
+
+def check_groups(cfg: DictConfig) -> None:
+    """Raise UserError for sets of keys that are none, or that have keys which nothing reads."""
+    for name in ("loss", "optimizer", "loader", "validation", "target_laws", "checkpoint", "trainer"):
+        if not isinstance(cfg[name], DictConfig):
+            raise UserError(f"{name}={cfg[name]} is no set of keys; leave it out for the usual ones.")
+    for name, known in (("loss", LossSettings), ("optimizer", OptimizerSettings)):
+        names = {"_target_", *(field.name for field in fields(known))}
+        if unknown := sorted(set(cfg[name]) - names):
+            raise UserError(f"{name}.{unknown[0]} is not known; {name} has {', '.join(sorted(names - {'_target_'}))}.")
 
 
 def start_of(cfg: DictConfig) -> Start:
@@ -100,49 +133,90 @@ def sample_settings(cfg: DictConfig) -> SampleSettings:
 
 def distill(cfg: DictConfig, pair: Pair) -> Path:
     """Train the pair's draft; return the folder that it was exported to."""
-    run, settings, loss = Path(cfg.paths.run), sample_settings(cfg), instantiate(cfg.loss)
+    run, settings, loss, warp = Path(cfg.paths.run), sample_settings(cfg), instantiate(cfg.loss), Warp(**cfg.warp)
     optimizer = instantiate(cfg.optimizer).for_width(pair.draft_lm.hidden_size)
     trainer, checkpoints = new_trainer(cfg, pair.draft_lm.device.type)
-    if shards_weights(trainer.strategy) and "on_policy" in settings.shares:
-        raise UserError(
-            f"trainer.strategy={cfg.trainer.get('strategy')} leaves no process a whole draft that could write samples; use samples=target "
-            "or text, or +trainer.strategy=ddp."
-        )
+    check_trainer(cfg, trainer, settings)
     reference = reference_of(cfg, pair)
-    checkpoints.made_of = decisive_settings(cfg, pair, optimizer, reference, trainer.world_size)
-    check_named_checkpoint(cfg.resume, checkpoints.made_of, but="data")
-    splits, folder = load_samples(cfg, pair, settings, loss)
-    checkpoints.made_of["data"] = folder.name
-    saved_dtype = pair.draft.dtype
-    prepare(pair.draft, cfg)
-    own = OwnResponses(pair, Warp(**cfg.warp), cfg.data.max_new_tokens, cfg.generation.batch_size, cfg.seed)
-    live = LiveSettings(cfg.validation.live_prompts, cfg.validation.live_tokens)
-    module = DistillModule(pair, loss, optimizer, Warp(**cfg.warp), own, cfg.refresh_every, reference, live)
-    data = ResumableData(splits, **cfg.loader, seed=cfg.seed, collate=list)
-    announce(cfg, pair, settings, splits, trainer, run)
+    checkpoints.made_of = decisive_settings(cfg, pair, optimizer, trainer.world_size)
+    check_named_checkpoint(cfg.resume, checkpoints.made_of, but=OF_DATA)
+    splits, texts = load_samples(cfg, pair, settings, loss)
+    checkpoints.made_of |= texts
+    check_sizes(splits, trainer.world_size)
     earlier = checkpoint_to_resume(cfg.resume, checkpoints)
+    live = LiveSettings(cfg.validation.live_prompts, cfg.validation.live_tokens)
+    own = OwnResponses(pair, warp, cfg.data.max_new_tokens, cfg.write_batch_size, cfg.seed)
+    module = DistillModule(pair, loss, optimizer, warp, own, cfg.refresh_every, reference, live)
+    announce(cfg, pair, settings, splits, trainer, run)
+    logger.info("measuring the draft as it is")
+    before = measured(pair, splits["test"], warp, cfg.loader.batch_size)
+    module.before = measured(pair, splits["dev"], warp, cfg.loader.batch_size) | live_measures(pair, splits["dev"], warp, live)
+    saved_dtype = pair.draft.dtype
+    prepare(pair.draft, cfg.gradient_checkpointing)
     if earlier:
         logger.info("goes on from %s", earlier)
+    data = ResumableData(splits, **cfg.loader, seed=cfg.seed, collate=list)
     with deferred() as checkpoints.request:
         trainer.fit(module, data, ckpt_path=earlier)
         states = trainer.strategy.lightning_module_state_dict()  # gathered, where processes have parts
-        pair.draft.eval()
-        trainer.test(module, data, verbose=False)
-    exported = run / "draft"
-    if trainer.is_global_zero:
-        facts = facts_of(cfg, pair, optimizer, module, checkpoints.seconds, trainer.global_step)
-        weights = {name.removeprefix("draft."): weight for name, weight in states.items() if name.startswith("draft.")}
-        export(pair, weights, saved_dtype, exported, facts)
-        report(module, exported)
-    return exported
+    folder = run / "draft"
+    if not trainer.is_global_zero:
+        return folder
+    weights = {name.removeprefix("draft."): weight for name, weight in states.items() if name.startswith("draft.")}
+    facts = facts_of(cfg, pair, optimizer, loss, len(splits["train"])) | {
+        "steps": trainer.global_step,
+        "seconds": round(checkpoints.seconds, 1),
+    }
+    with exported(pair, weights, saved_dtype, folder) as temporary:
+        new = replace(pair, draft=load_draft(temporary, pair, saved_dtype).model)
+        results = {"before": before, "after": measured(new, splits["test"], warp, cfg.loader.batch_size)}
+        write_json(temporary / "distill.json", facts | {"test": results})
+        (temporary / "README.md").write_text(card(facts | {"test": results}))
+    report(results, folder, trainer)
+    return folder
 
 
-def prepare(draft: PreTrainedModel, cfg: DictConfig) -> None:
-    """Make a draft ready to be trained: its weights may change, and are float32 where autocasting does the half-precision work."""
-    if not str(cfg.trainer.precision).endswith("-true") or "32" in str(cfg.trainer.precision):
-        draft.float()
-    draft.requires_grad_(True).train()
-    if cfg.gradient_checkpointing:
+def check_trainer(cfg: DictConfig, trainer: Trainer, settings: SampleSettings) -> None:
+    """Raise UserError for what several processes cannot do."""
+    if shards_weights(trainer.strategy):
+        if "on_policy" in settings.shares:
+            raise UserError(
+                f"trainer.strategy={cfg.trainer.strategy} leaves no process a whole draft that could write samples; use samples=target "
+                "or text, or +trainer.strategy=ddp."
+            )
+        if cfg.trainer.gradient_clip_val is not None:
+            raise UserError(
+                f"trainer.gradient_clip_val={cfg.trainer.gradient_clip_val}: with trainer.strategy={cfg.trainer.strategy} the norm of a gradient "
+                "that is in parts cannot be limited; give trainer.gradient_clip_val=null."
+            )
+    if trainer.world_size > 1 and cfg.model.device_map:
+        raise UserError(
+            f"model.device_map={cfg.model.device_map} with trainer.devices={cfg.trainer.devices}: each process would spread a target of its "
+            "own over all GPUs; use trainer.devices=1, or a target that fits each GPU and model.device_map=null."
+        )
+
+
+def check_sizes(splits: Mapping[str, Dataset], world_size: int) -> None:
+    """Raise UserError for splits that leave a process without a text."""
+    keys = {"train": "data.num_train", "dev": "validation.num_prompts", "test": "data.num_test"}
+    for split, key in keys.items():
+        if len(splits[split]) < world_size:
+            raise UserError(
+                f"{len(splits[split])} {split} texts are too few for {world_size} processes; ask for more with {key}."
+            )
+
+
+def prepare(draft: PreTrainedModel, gradient_checkpointing: bool = False) -> None:
+    """Make a draft ready to be trained: weights in float32 that may change, and nothing dropped at random.
+
+    Small steps would be lost in the rounding of half-precision weights. What is dropped would depend on a state that no checkpoint has.
+    """
+    draft.float().requires_grad_(True).train()
+    for module in draft.modules():
+        for name in DROPOUT:
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    if gradient_checkpointing:
         draft.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
@@ -153,9 +227,7 @@ def reference_of(cfg: DictConfig, pair: Pair) -> LanguageModel | None:
     return load_draft(cfg.reference, pair, dtype=cfg.model.dtype)
 
 
-def decisive_settings(
-    cfg: DictConfig, pair: Pair, optimizer: Any, reference: LanguageModel | None, num_processes: int
-) -> dict[str, Any]:
+def decisive_settings(cfg: DictConfig, pair: Pair, optimizer: OptimizerSettings, num_processes: int) -> dict[str, Any]:
     """Return what decides the numbers of a training, beside its data: a run goes on only where none of it has changed."""
     return {
         "draft": [pair.draft_id, pair.draft_revision],
@@ -164,7 +236,7 @@ def decisive_settings(
         "init": json.dumps(asdict(start_of(cfg)), sort_keys=True),
         "seed": cfg.seed,
         "samples": json.dumps(asdict(sample_settings(cfg)), sort_keys=True),
-        "target_laws.top_k": cfg.target_laws.top_k,
+        "write_batch_size": cfg.write_batch_size,
         "loader.batch_size": cfg.loader.batch_size,
         "devices": num_processes,
         **{f"loss.{key}": value for key, value in asdict(instantiate(cfg.loss)).items()},
@@ -176,12 +248,14 @@ def decisive_settings(
 # --- what is learnt from
 
 
-def load_samples(cfg: DictConfig, pair: Pair, settings: SampleSettings, loss: LossSettings) -> tuple[dict[str, Any], Path]:
-    """Return the splits: samples for train prompts, the target's responses for dev and test prompts; and the data cache."""
+def load_samples(
+    cfg: DictConfig, pair: Pair, settings: SampleSettings, loss: LossSettings
+) -> tuple[dict[str, Dataset], dict[str, Any]]:
+    """Return the splits, samples for train prompts and the target's responses for others, and what they are made of (OF_DATA)."""
     kinds = settings.shares
     loaded = unique(instantiate(cfg.data.source).load(pair.chats, responses="text" in kinds))
     folder = data_cache(cfg, pair, SPLITS if "target" in kinds else HELD_OUT, loaded)
-    splits: dict[str, Any] = {}
+    splits: dict[str, Dataset] = {}
     for split, most in (("dev", cfg.validation.num_prompts), ("test", None)):
         rows = load_split(folder, split).with_format("arrow")[:most]
         splits[split] = Answered(*(Ragged.of_column(rows.column(name)) for name in ("prompt_ids", "response_ids")))
@@ -195,7 +269,8 @@ def load_samples(cfg: DictConfig, pair: Pair, settings: SampleSettings, loss: Lo
             store.make()
             laws[kind] = store
     splits["train"] = Samples(prompts, responses, settings, cfg.seed, laws)
-    return splits, folder
+    stored = {kind: store.facts["law"] for kind, store in laws.items()}
+    return splits, {"data": folder.name, "texts": fingerprint_of(prompts, responses), "stored laws": json.dumps(stored)}
 
 
 def train_texts(
@@ -238,7 +313,9 @@ def _responses(prompts: list[EncodedPrompt], known: Mapping[str, list]) -> Respo
     return Responses(Ragged([response for row in rows for response in row]), [[next(numbers) for _ in row] for row in rows])
 
 
-def announce(cfg: DictConfig, pair: Pair, settings: SampleSettings, splits: Mapping[str, Any], trainer: Any, run: Path) -> None:
+def announce(
+    cfg: DictConfig, pair: Pair, settings: SampleSettings, splits: Mapping[str, Dataset], trainer: Trainer, run: Path
+) -> None:
     """Say in the log what is about to be done, and how large it is."""
     train, weights = splits["train"], sum(weight.numel() for weight in pair.draft.parameters())
     shares = ", ".join(f"{share:.0%} {kind}" for kind, share in settings.shares.items())
@@ -247,8 +324,7 @@ def announce(cfg: DictConfig, pair: Pair, settings: SampleSettings, splits: Mapp
         "into %s",
         pair.draft_id,
         weights / 1e6,
-        # AdamW's two moments and the gradient are as wide as the weights.
-        4 * sum(weight.numel() * weight.element_size() for weight in pair.draft.parameters()) / 2**30,
+        16 * weights / 2**30,  # all in float32: the weights, their gradients, AdamW's two moments
         pair.target_id,
         len(train),
         shares,
@@ -260,41 +336,42 @@ def announce(cfg: DictConfig, pair: Pair, settings: SampleSettings, splits: Mapp
 # --- what becomes of it
 
 
-def facts_of(cfg: DictConfig, pair: Pair, optimizer: Any, module: DistillModule, seconds: float, steps: int) -> dict[str, Any]:
+def facts_of(cfg: DictConfig, pair: Pair, optimizer: OptimizerSettings, loss: LossSettings, num_prompts: int) -> dict[str, Any]:
     """Return what a distilled draft's folder says of where it comes from."""
     return {
         "name": pair.name,
         "draft": {"id": pair.draft_id, "revision": pair.draft_revision},
         "target": {"id": pair.target_id, "revision": pair.target_revision},
         "init": asdict(start_of(cfg)),
-        "loss": asdict(module.loss),
+        "loss": asdict(loss),
         "samples": asdict(sample_settings(cfg)),
         "optimizer": asdict(optimizer),
         "warp": OmegaConf.to_container(cfg.warp),
         "data": cfg.data.get("path") or cfg.model.name,
-        "num_prompts": len(module.trainer.datamodule.splits["train"]),
-        "steps": steps,
-        "seconds": round(seconds, 1),
+        "num_prompts": num_prompts,
         "seed": cfg.seed,
-        "test": module.results,
     }
 
 
-def export(pair: Pair, weights: Mapping[str, torch.Tensor], dtype: torch.dtype, folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write the draft as an ordinary transformers folder, with tokenizer, card and `distill.json`; it appears by rename."""
+@contextlib.contextmanager
+def exported(pair: Pair, weights: Mapping[str, torch.Tensor], dtype: torch.dtype, folder: Path) -> Iterator[Path]:
+    """Write the draft as an ordinary transformers folder with its tokenizer; the block adds to it, and then it gets its name."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    pair.draft.to(dtype).save_pretrained(temporary, state_dict={name: weight.to(dtype) for name, weight in weights.items()})
+    pair.draft.save_pretrained(temporary, state_dict={name: weight.to(dtype) for name, weight in weights.items()})
+    pair.draft.config.dtype = dtype  # which save_pretrained has set to that of the weights in training
+    pair.draft.config.save_pretrained(temporary)
     pair.tokenizer.save_pretrained(temporary)
-    write_json(temporary / "distill.json", facts)
-    (temporary / "README.md").write_text(card(facts))
+    yield temporary
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(temporary, folder)
 
 
-def report(module: DistillModule, folder: Path) -> None:
-    """Print what distillation has changed on test prompts."""
-    before, after = module.results["before"], module.results["after"]
+def report(results: Mapping[str, Mapping[str, float]], folder: Path, trainer: Trainer) -> None:
+    """Print and log what distillation has changed on test prompts."""
+    before, after = results["before"], results["after"]
+    for each in trainer.loggers:
+        each.log_metrics({f"test/{name}": value for name, value in after.items()}, trainer.global_step)
     print(f"\n{'on test prompts':<24}{'before':>10}{'after':>10}{'change':>10}")
     for name, value in after.items():
         change = f"{value / before[name] - 1:+10.1%}" if before[name] else f"{'-':>10}"

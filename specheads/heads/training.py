@@ -91,7 +91,7 @@ def train_heads(cfg: DictConfig, pair: Pair) -> Path:
     optimizer = instantiate(cfg.optimizer)
     trainer, checkpoints = new_trainer(cfg, pair.draft_lm.device.type)
     checkpoints.made_of = decisive_settings(cfg, specs, share, trainer.world_size)
-    check_named_checkpoint(cfg.resume, checkpoints.made_of, but="data")  # known once it is there, which may take hours
+    check_named_checkpoint(cfg.resume, checkpoints.made_of, but=["data"])  # known once it is there, which may take hours
     folder = data_cache(cfg, pair)
     checkpoints.made_of["data"] = folder.name
     module = HeadModule(HeadBank(specs, cfg.seed), pair.draft_lm, optimizer, pair.target_lm)

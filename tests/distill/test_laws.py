@@ -84,16 +84,20 @@ def test_shards_and_batches_of_any_size_hold_the_same(pair, texts, tmp_path, mon
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_laws_that_are_cut_to_what_is_kept_lose_nothing(pair, texts, tmp_path, divergence):
-    """Reverse KL weighs what the target rules out by a floor that depends on how the outcomes are grouped, so it only comes close."""
+    """Reverse KL alone sees less, as it weighs each token that the target rules out by the draft's own probability."""
     settings = LossSettings(divergence, top_k=4)
     laws = store(tmp_path, pair, texts, settings)
     laws.make()
     own, target, draft = along(pair, texts, 2)
     full = token_losses(pair.draft_lm, draft, laws_of(pair.target_lm, target, settings), own.learnt, settings)
     found = token_losses(pair.draft_lm, draft, stored_laws(**laws[2]), own.learnt, settings)
-    if divergence != "reverse_kl":
-        torch.testing.assert_close(found, full, atol=2e-3, rtol=2e-3)
-    assert ((found[1] - full[1]).abs() < 2e-3).all()
+    if divergence == "reverse_kl":
+        log_draft = pair.draft_lm.logits(draft).log_softmax(-1)
+        out = log_draft.scatter(1, laws[2]["ids"].long(), -torch.inf)
+        rest = out.logsumexp(-1)
+        entropy = torch.where(out > -torch.inf, out.exp() * (out - rest[:, None]), 0.0).sum(-1)
+        full = (full[0] - entropy, full[1])
+    torch.testing.assert_close(found, full, atol=2e-2, rtol=2e-3)
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)

@@ -1,7 +1,6 @@
 """Training steps, their measures, and going on after a kill, on tiny models."""
 
 import copy
-import math
 
 import lightning as L
 import numpy as np
@@ -14,11 +13,13 @@ from specheads import Warp
 from specheads.checkpoints import Checkpoints
 from specheads.distill.laws import LawStore
 from specheads.distill.loss import LossSettings
-from specheads.distill.module import DistillModule, LiveSettings, Texts, block_efficiency
+from specheads.distill.measures import LiveSettings, block_efficiency, measured
+from specheads.distill.module import DistillModule
 from specheads.distill.on_policy import OwnResponses
 from specheads.distill.samples import Answered, Ragged, Responses, Sample, Samples, SampleSettings
+from specheads.distill.texts import Texts
 from specheads.interrupts import Request
-from specheads.loading import ResumableData
+from specheads.loading import EpochSampler, ResumableData
 from specheads.pair import LanguageModel
 from specheads.training import OptimizerSettings
 
@@ -70,9 +71,8 @@ def fit(module, data, folder, epochs=EPOCHS, callbacks=(), earlier=None, **chang
         callbacks=list(callbacks),
         **changes,
     )
+    module.before = measured(module.pair, data.splits["dev"], WARP, 3)
     trainer.fit(module, data, ckpt_path=earlier)
-    module.draft.eval()
-    trainer.test(module, data, verbose=False)
     return trainer
 
 
@@ -96,10 +96,8 @@ def test_a_blocks_yield_is_the_sum_over_its_lengths():
         assert block_efficiency(chance) == pytest.approx(sum(p * (n + 1) for n, p in enumerate(lengths)))
 
 
-def test_measures_are_those_of_the_laws(pair, tmp_path):
-    data = ResumableData(splits(), 3, 0, seed=0, collate=list)
-    module = new_module(pair)
-    fit(module, data, tmp_path, epochs=1, limit_train_batches=1)
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_measures_are_those_of_the_laws(pair, batch_size):
     overlaps, divergences, same = [], [], []
     for row in range(8):
         whole = torch.tensor([[*PROMPTS[row], *ANSWERS[row]]])
@@ -110,7 +108,9 @@ def test_measures_are_those_of_the_laws(pair, tmp_path):
         t, d = (logits.softmax(-1) for logits in laws)
         divergences += (t * (t / d).log()).sum(-1).tolist()
         same += (t.argmax(-1) == d.argmax(-1)).tolist()
-    found = module.results["after"]
+    pair.draft.train()
+    found = measured(pair, Answered(PROMPTS, ANSWERS), WARP, batch_size)
+    assert pair.draft.training
     assert found["overlap"] == pytest.approx(np.mean(overlaps)) and found["kl"] == pytest.approx(np.mean(divergences))
     assert found["agreement"] == pytest.approx(np.mean(same))
     assert found["block_efficiency_4"] == pytest.approx(block_efficiency(np.mean(overlaps)))
@@ -123,13 +123,13 @@ def test_training_brings_the_draft_closer(pair, tmp_path, samples, divergence):
     module = new_module(pair, LossSettings(divergence), lr=3e-2)
     before = copy.deepcopy(pair.target.state_dict())
     fit(module, data, tmp_path, epochs=12)
-    first, last = module.results["before"], module.results["after"]
+    first, last = module.before, measured(pair, data.splits["dev"], WARP, 4)
     assert last["overlap"] > first["overlap"] + 0.1 and last["kl"] < first["kl"]
     assert all(torch.equal(weight, before[name]) for name, weight in pair.target.state_dict().items())
     curve = [point["dev/overlap"] for _, point in module.history if "dev/overlap" in point]
     assert len(curve) == 13 and curve[0] == pytest.approx(first["overlap"]) and curve[-1] == pytest.approx(last["overlap"])
-    lives = [point["dev/live_block_efficiency_4"] for _, point in module.history if "dev/overlap" in point]
-    assert all(1 <= value <= 5 for value in lives) and len(set(lives)) > 1
+    lives = [point["dev/live_block_efficiency_4"] for _, point in module.history[1:] if "dev/overlap" in point]
+    assert len(lives) == 12 and all(1 <= value <= 5 for value in lives) and len(set(lives)) > 1
 
 
 def test_stored_and_recomputed_laws_train_alike(pair, tmp_path):
@@ -177,6 +177,21 @@ def test_accumulated_batches_make_one_step(pair, tmp_path):
     assert [step for step, point in module.history if "train/loss" in point] == [0, 1, 2, 3]
 
 
+def test_a_step_is_the_mean_of_its_batches(pair, tmp_path):
+    """One step of plain gradient descent, against the gradients of both batches by themselves."""
+    twin = tiny_pair(VOCAB, scale=2.0)
+    data = ResumableData(splits(), 4, 0, seed=0, collate=list)
+    module = new_module(pair)
+    module.configure_optimizers = lambda: torch.optim.SGD(module.draft.parameters(), lr=1.0)
+    before = {name: weight.detach().clone() for name, weight in pair.draft.named_parameters()}
+    fit(module, data, tmp_path, epochs=1, accumulate_grad_batches=2, gradient_clip_val=None)
+    other, keys = new_module(twin), EpochSampler(8, 0, shuffle=True).order(0)
+    for batch in (keys[:4], keys[4:]):
+        (other.losses([data.splits["train"][key] for key in batch])[0].mean() / 2).backward()
+    for name, weight in twin.draft.named_parameters():
+        torch.testing.assert_close(pair.draft.get_parameter(name).detach(), before[name] - weight.grad)
+
+
 # --- killed and started again
 
 
@@ -208,7 +223,7 @@ def attempt(folder, settings, moment=None, **changes):
     except Killed:
         return None
     weights = {name: weight.detach().clone() for name, weight in pair.draft.named_parameters()}
-    return module.history, module.results, weights, (folder / "csv" / "metrics.csv").read_text()
+    return module.history, weights, (folder / "csv" / "metrics.csv").read_text()
 
 
 MOMENTS = EPOCHS * (3 * BATCHES + 2)
@@ -217,13 +232,13 @@ MOMENTS = EPOCHS * (3 * BATCHES + 2)
 @pytest.mark.parametrize("settings", [SampleSettings("on_policy", refresh_every=3), MIXED], ids=["on_policy", "mixed"])
 def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(settings, tmp_path):
     whole = attempt(tmp_path / "whole", settings)
-    assert not math.isnan(whole[1]["after"]["overlap"])
+    assert len(whole[0]) == 1 + EPOCHS * (BATCHES + 1) and "dev/overlap" in whole[0][0][1]
     for moment in range(2, MOMENTS + 1, 3):
         folder = tmp_path / str(moment)
         assert attempt(folder, settings, moment) is None
-        history, results, weights, csv = attempt(folder, settings)
-        assert (history, results, csv) == (whole[0], whole[1], whole[3]), moment
-        assert all(torch.equal(weight, whole[2][name]) for name, weight in weights.items())
+        history, weights, csv = attempt(folder, settings)
+        assert (history, csv) == (whole[0], whole[2]), moment
+        assert all(torch.equal(weight, whole[1][name]) for name, weight in weights.items())
 
 
 def test_the_same_with_accumulated_batches(tmp_path):
@@ -231,4 +246,4 @@ def test_the_same_with_accumulated_batches(tmp_path):
     whole = attempt(tmp_path / "whole", settings, accumulate_grad_batches=2)
     assert attempt(tmp_path / "killed", settings, 20, accumulate_grad_batches=2) is None
     again = attempt(tmp_path / "killed", settings, accumulate_grad_batches=2)
-    assert (again[0], again[1]) == (whole[0], whole[1])
+    assert again[0] == whole[0] and all(torch.equal(weight, whole[1][name]) for name, weight in again[1].items())

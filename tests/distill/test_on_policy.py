@@ -28,9 +28,9 @@ def writer(pair, warp=None, batch_size=2, seed=0):
 
 
 def test_responses_are_the_drafts_whatever_batch_they_are_in(pair):
-    whole = writer(pair, batch_size=4).answered(asked(), asked())
+    whole = writer(pair, batch_size=4).answered(asked(), lambda: asked())
     for row, sample in enumerate(whole):
-        (alone,) = writer(pair, batch_size=1).answered(asked(rows=[row]), asked(rows=[row]))
+        (alone,) = writer(pair, batch_size=1).answered(asked(rows=[row]), lambda row=row: asked(rows=[row]))
         assert alone.response.tolist() == sample.response.tolist() and len(alone.response) == 6
         # Each token by inverting the draft's own law at the number that belongs to it.
         uniform = np.random.default_rng([0, 0, row, 3]).random(6)
@@ -43,7 +43,7 @@ def test_responses_are_the_drafts_whatever_batch_they_are_in(pair):
 
 def test_other_epochs_and_seeds_draw_other_responses(pair):
     first, other, seeded = (
-        [sample.response.tolist() for sample in writer(pair, seed=seed).answered(asked(epoch), asked(epoch))]
+        [sample.response.tolist() for sample in writer(pair, seed=seed).answered(asked(epoch), lambda epoch=epoch: asked(epoch))]
         for epoch, seed in ((0, 0), (1, 0), (0, 1))
     )
     assert first != other and first != seeded
@@ -53,24 +53,26 @@ def test_a_stretch_is_written_at_once_and_kept_until_the_next(pair, monkeypatch)
     own, calls = writer(pair), []
     original = own.write
     monkeypatch.setattr(own, "write", lambda samples: calls.append([s.key for s in samples]) or original(samples))
-    first = own.answered(asked(rows=[0, 1]), asked())
+    first = own.answered(asked(rows=[0, 1]), lambda: asked())
     pair.draft.lm_head.weight.neg_()  # a training step
-    second = own.answered(asked(rows=[2, 3]), asked(rows=[2, 3]))
+    second = own.answered(asked(rows=[2, 3]), lambda: asked(rows=[2, 3]))
     assert calls == [[(0, row) for row in range(4)]]
     pair.draft.lm_head.weight.neg_()
-    assert [s.response.tolist() for s in first + second] == [s.response.tolist() for s in writer(pair).answered(asked(), asked())]
-    own.answered(asked(1), asked(1))
+    assert [s.response.tolist() for s in first + second] == [
+        s.response.tolist() for s in writer(pair).answered(asked(), lambda: asked())
+    ]
+    own.answered(asked(1), lambda: asked(1))
     assert calls[1] == [(1, row) for row in range(4)] and set(own.found) == {(1, row) for row in range(4)}
 
 
 def test_what_has_a_response_keeps_it(pair):
     known = replace(asked(rows=[0])[0], kind="text", response=np.array([7, 7], dtype=np.int32))
-    found = writer(pair).answered([known, *asked(rows=[1])], [known, *asked(rows=[1, 2])])
+    found = writer(pair).answered([known, *asked(rows=[1])], lambda: asked(rows=[1, 2]))
     assert found[0] is known and len(found[1].response) == 6
 
 
 def test_a_greedy_pair_samples(pair):
-    greedy, sampled = (writer(pair, Warp(t)).answered(asked(), asked()) for t in (0.0, 1.0))
+    greedy, sampled = (writer(pair, Warp(t)).answered(asked(), lambda: asked()) for t in (0.0, 1.0))
     assert [s.response.tolist() for s in greedy] == [s.response.tolist() for s in sampled]
 
 
@@ -87,5 +89,5 @@ def test_a_checkpoint_holds_what_was_written(pair, count, tmp_path):
 
 def test_writing_leaves_the_draft_in_the_mode_it_was_in(pair):
     pair.draft.train()
-    writer(pair).answered(asked(), asked())
+    writer(pair).answered(asked(), lambda: asked())
     assert pair.draft.training
