@@ -20,7 +20,7 @@ from specheads.decoding.pairing import check_pairing
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError
 from specheads.evaluation.checks import check_counts, check_lists, check_replay
-from specheads.evaluation.drafts import compared, read_report
+from specheads.evaluation.drafts import check_context, compared, read_report
 from specheads.evaluation.find import find_heads
 from specheads.evaluation.report import print_report, write_report
 from specheads.evaluation.results import Report
@@ -60,12 +60,15 @@ def run(
     heads = find_heads(cfg, pair)
     logger.info("heads: %s", ", ".join(one.where for one in heads.values()) or "none")
     evaluation = Evaluation(cfg, pair, heads, drafting, verification, others)
+    for where, theirs in earlier.items():
+        check_context(evaluation.context(), theirs, where)
     report = evaluation.run()
-    if earlier:
-        report = replace(report, drafts=compared(report, earlier))
-    print_report(report)
-    for path in write_report(report, Path(cfg.paths.run)):
-        print(path)
+    try:
+        report = replace(report, drafts=compared(report, earlier) if earlier else [])
+    finally:  # what was evaluated is kept, even if it cannot be compared
+        print_report(report)
+        for path in write_report(report, Path(cfg.paths.run)):
+            print(path)
     evaluation.recommend()
     log_report(report, loggers)
     return report

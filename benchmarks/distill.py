@@ -21,7 +21,8 @@ from lightning import Trainer
 from specheads import Warp, load_pair
 from specheads.distill.divergences import DIVERGENCES
 from specheads.distill.loss import LossSettings
-from specheads.distill.module import DistillModule, LiveSettings
+from specheads.distill.measures import LiveSettings, measured, sums_of
+from specheads.distill.module import DistillModule
 from specheads.distill.on_policy import OwnResponses
 from specheads.distill.samples import KINDS, SampleSettings
 from specheads.distill.training import load_samples, prepare
@@ -46,16 +47,19 @@ def main() -> None:
         warnings.filterwarnings("ignore", message)
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         cfg = compose("train", ["task=distill", "paths.run=unused", *given.words])
+    made_of = {"steps": given.steps, "seed": given.seed, "words": given.words}
     given.out.mkdir(parents=True, exist_ok=True)
     pair = load_pair("nano")
     start = copy.deepcopy(pair.draft.state_dict())
     for samples, loss in itertools.product(given.samples, given.losses):
         path = given.out / f"{samples}-{loss}.json"
-        if not path.exists():
+        if not path.exists() or json.loads(path.read_text())["made_of"] != made_of:
             pair.draft.load_state_dict(start)
-            found = train(cfg, pair, SampleSettings(samples), loss, given.steps, given.seed)
+            found = train(cfg, pair, SampleSettings(samples), loss, given.steps, given.seed) | {"made_of": made_of}
             path.write_text(json.dumps(found) + "\n")
-            print(f"{samples:<12}{loss:<18}{np.mean(found['overlap']):.4f}  {found['seconds']:.0f} s", flush=True)
+            print(
+                f"{samples:<12}{loss:<18}{sum(found['overlap']) / sum(found['tokens']):.4f}  {found['seconds']:.0f} s", flush=True
+            )
     table(given.out, given.samples, given.losses)
 
 
@@ -63,8 +67,9 @@ def train(cfg, pair, settings: SampleSettings, divergence: str, steps: int, seed
     """Return the overlaps by test prompt before and after so many steps, and the seconds that they took."""
     torch.manual_seed(seed)
     loss, warp = LossSettings(divergence), Warp(**cfg.warp)
-    splits, folder = load_samples(cfg, pair, settings, loss)
-    prepare(pair.draft, cfg)
+    splits, _ = load_samples(cfg, pair, settings, loss)
+    before = measured(pair, splits["test"], warp, cfg.loader.batch_size)["overlap"]
+    prepare(pair.draft)
     own = OwnResponses(pair, warp, cfg.data.max_new_tokens, cfg.generation.batch_size, seed)
     optimizer = OptimizerSettings(lr=None, weight_decay=0.0).for_width(pair.draft_lm.hidden_size)
     module = DistillModule(pair, loss, optimizer, warp, own, cfg.refresh_every, live=LiveSettings(num_prompts=0))
@@ -82,16 +87,15 @@ def train(cfg, pair, settings: SampleSettings, divergence: str, steps: int, seed
     trainer.fit(module, ResumableData(splits, **cfg.loader, seed=seed, collate=list))
     seconds = time.perf_counter() - begin
     pair.draft.requires_grad_(False).eval()
-    per_prompt = [module.measures([splits["test"][0, row]]) for row in range(len(splits["test"]))]
-    sums = torch.stack(per_prompt)
+    rows = splits["test"]
+    sums = torch.stack([sums_of(pair, [rows[0, row]], warp, torch.device("cpu")) for row in range(len(rows))])
     return {
         "seconds": seconds,
-        "before": module.results["before"]["overlap"],
+        "before": before,
         "overlap": sums[:, 0].tolist(),
         "kl": sums[:, 1].tolist(),
         "agreement": sums[:, 2].tolist(),
         "tokens": sums[:, 3].tolist(),
-        "data": folder.name,
     }
 
 

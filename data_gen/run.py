@@ -90,7 +90,10 @@ def generate_data(
     Raises:
         UserError: no usable prompt; another run at work on the same cache.
     """
-    prompts = [prompt for prompt in unique(source.load(pair.chats)) if prompt.split in splits]
+    loaded = unique(source.load(pair.chats))
+    prompts = [prompt for prompt in loaded if prompt.split in splits]
+    if len(prompts) < len(loaded) and (whole := complete_cache(root, pair, loaded, warp, settings, seed)):
+        return whole
     facts = facts_of(pair, prompts, warp, seed) | {"settings": settings.facts()}
     folder = root / fingerprint(facts)
     if ShardStore(folder, facts).is_complete():
@@ -141,6 +144,18 @@ def facts_of(pair: Pair, prompts: Sequence[Prompt], warp: Warp, seed: int) -> di
 def prompts_fingerprint(prompts: Sequence[Prompt]) -> str:
     """Return what identifies a prompt set, wherever it came from: its texts, their order and splits."""
     return hashlib.sha256("".join(f"{prompt.prompt_id} {prompt.split} " for prompt in prompts).encode()).hexdigest()[:16]
+
+
+def complete_cache(
+    root: Path, pair: Pair, prompts: Sequence[Prompt], warp: Warp, settings: GenerationSettings, seed: int
+) -> Path | None:
+    """Return the cache for these prompts if it is there and complete; nothing is made."""
+    facts = facts_of(pair, prompts, warp, seed) | {"settings": settings.facts()}
+    folder = root / fingerprint(facts)
+    if not (folder / "manifest.json").is_file() or not ShardStore(folder, facts).is_complete():
+        return None
+    logger.info("data: complete in %s, with all splits", folder)
+    return folder
 
 
 def twin_of(root: Path, facts: Mapping[str, Any], settings: GenerationSettings) -> Path | None:

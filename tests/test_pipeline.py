@@ -225,6 +225,30 @@ def test_two_processes_train_one_head_and_stop_together(tmp_path):
     assert curves[0] == curves[1]
 
 
+def test_two_processes_distil_one_draft_and_go_on_after_a_kill(tmp_path):
+    words = ["train.py", "task=distill", *SMALL, "samples=mixed", "refresh_every=3", "trainer.max_epochs=2", "loader.batch_size=3"]
+    words += ["trainer.devices=2", "trainer.accelerator=cpu", "checkpoint.every_steps=2", "trainer.log_every_n_steps=1"]
+    words += ["validation={num_prompts: 4, live_prompts: 1, live_tokens: 8}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / words[0]), *words[1:]]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **pipes)
+    wait_for(lambda: list(tmp_path.glob("outputs/distill/*/checkpoints/last.ckpt")) or process.poll() is not None)
+    os.killpg(process.pid, signal.SIGKILL)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == -signal.SIGKILL, output
+    done = run(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert "goes on from" in done.stdout + done.stderr
+    whole = run(tmp_path, *words, "resume=false")
+    assert whole.returncode == 0, whole.stderr
+    resumed, undisturbed = sorted(tmp_path.glob("outputs/distill/*/draft"))
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (resumed, undisturbed))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    curves = [next(folder.parent.glob("**/metrics.csv")).read_text() for folder in (resumed, undisturbed)]
+    assert curves[0] == curves[1]
+
+
 def wait_for(condition, seconds=180):
     end = time.monotonic() + seconds
     while not condition():

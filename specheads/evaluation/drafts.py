@@ -15,7 +15,18 @@ from specheads.evaluation.findings import achievable, has_head, main_data_set
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.results import DraftRow, Report
 
-SAME = ("target", "warp", "max_new_tokens", "verification")  # what evaluations must have in common to be compared
+SAME = (
+    "target",
+    "target_revision",
+    "warp",
+    "max_new_tokens",
+    "verification",
+)  # what evaluations must have in common to be compared
+PROMPTS = (
+    "name",
+    "num_prompts",
+    "num_tokens",
+)  # and their test prompts; the tokens are of the target's responses, whatever the draft
 KINDS = {  # by what it is called, which families it is the best of
     "fixed length": lambda family: family == FIXED,
     "rule without a head": lambda family: family != FIXED and not has_head(family),
@@ -51,23 +62,25 @@ def compared(report: Report, earlier: Mapping[str, Mapping[str, Any]]) -> list[D
     ours = json.loads(json.dumps(asdict(report), default=str))
     rows = _rows(ours, number)
     for where, theirs in earlier.items():
-        check_comparable(ours, theirs, number, where)
+        check_context(ours["context"], theirs, where)
+        sets = [[data[key] for key in PROMPTS] for data in (ours["data_sets"][number], *theirs["data_sets"][number : number + 1])]
+        _check_same("test prompts (name, number, tokens)", sets[0], sets[1] if len(sets) > 1 else None, where)
         rows += _rows(theirs, number)
     return rows
 
 
-def check_comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any], number: int, where: str) -> None:
-    """Raise UserError, naming both sides, unless two reports speak of the same prompts, target and law."""
-    facts = [{name: report["context"].get(name) for name in SAME} for report in (ours, theirs)]
-    for report, found in zip((ours, theirs), facts, strict=True):
-        sets = report["data_sets"]
-        found["test prompts"] = [sets[number][key] for key in ("name", "num_prompts")] if len(sets) > number else None
-    for name, value in facts[0].items():
-        if facts[1][name] != value:
-            raise UserError(
-                f"compare={where} cannot be compared with this evaluation: its {name} is {facts[1][name]}, here it is {value}; "
-                "evaluate both with the same settings."
-            )
+def check_context(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
+    """Raise UserError, naming both sides, unless an earlier report is of the same target and law as a context says."""
+    for name in SAME:
+        _check_same(name, ours.get(name), theirs["context"].get(name), where)
+
+
+def _check_same(name: str, ours: Any, theirs: Any, where: str) -> None:
+    if ours != theirs:
+        raise UserError(
+            f"compare={where} cannot be compared with this evaluation: its {name} is {theirs}, here it is {ours}; evaluate both with the "
+            "same settings."
+        )
 
 
 def _rows(report: Mapping[str, Any], number: int) -> list[DraftRow]:

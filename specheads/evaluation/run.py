@@ -237,7 +237,7 @@ class Evaluation:
             sets[1] = self._detailed(sets[1], tables[1].recording, found, choices)
             ranking = offline.bank(judges, tables[1], found, choices, prices) if len(judges) > 1 else []
             self._note_recommended(found, choices, sets[1])
-        report = Report(self._context(measured), costs, live, gains, sets, ranking)
+        report = Report(self.context(measured), costs, live, gains, sets, ranking)
         return replace(report, notes=notes_on(report))
 
     def _replayed_speeds(
@@ -290,11 +290,13 @@ class Evaluation:
             values = {"threshold": rule.threshold, "min_tokens": rule.min_tokens, "max_tokens": rule.max_tokens}
             self._recommended[Path(one.where)] = values | {"predicted_speedup": row.speedup[ratio].value}
 
-    def _context(self, measured: Sequence[Measured]) -> dict[str, Any]:
+    def context(self, measured: Sequence[Measured] = ()) -> dict[str, Any]:
+        """Return what is evaluated, where and how; `measured` is what was decoded."""
         cfg, pair = self.cfg, self.pair
         return {
             "model": pair.name,
             "target": pair.target_id,
+            "target_revision": pair.target_revision,
             "draft": pair.draft_id,
             "heads": [one.where for one in self.found.values()],
             "warp": dict(cfg.warp),

@@ -83,3 +83,23 @@ def test_what_another_window_has_cut_is_not_taken_over(pairs, tmp_path, generate
     generated.clear()
     whole = make(pairs[1], tmp_path)
     assert generated and content(whole) == content(make(pairs[1], tmp_path / "alone"))
+
+
+def test_a_cache_of_all_splits_serves_for_some(pairs, tmp_path, generated):
+    whole = make(pairs[0], tmp_path)
+    generated.clear()
+    some = generate_data(pairs[0], Letters(), Warp(1.0, top_k=5), SETTINGS, 0, tmp_path, ("dev", "test"))
+    assert some == whole and not generated
+    alone = generate_data(pairs[0], Letters(), Warp(1.0, top_k=5), SETTINGS, 0, tmp_path / "alone", ("dev", "test"))
+    assert sorted(content(alone)) == ["dev-00000.parquet", "test-00000.parquet"] and sum(generated) == 2
+    assert all(content(alone)[name] == content(whole)[name] for name in content(alone))
+    assert [path.name for path in (tmp_path / "alone").iterdir()] == [alone.name]
+
+
+def test_an_unreadable_manifest_of_another_cache_is_passed_over(pairs, tmp_path, generated):
+    (tmp_path / "broken").mkdir(parents=True)
+    (tmp_path / "broken" / "manifest.json").write_text("{")
+    make(pairs[0], tmp_path)
+    generated.clear()
+    make(pairs[1], tmp_path)
+    assert not generated

@@ -75,10 +75,11 @@ def test_what_cannot_be_compared_is_refused_with_both_sides(report, earlier, cha
         compared(report, {"there": content})
 
 
-def test_other_prompts_are_refused(report, earlier):
+@pytest.mark.parametrize("key", ["num_prompts", "num_tokens"])
+def test_other_prompts_are_refused(report, earlier, key):
     content = read_report(earlier)
-    content["data_sets"][1]["num_prompts"] = 5
-    with pytest.raises(UserError, match="its test prompts"):
+    content["data_sets"][1][key] = 5
+    with pytest.raises(UserError, match="its test prompts .* is .*5"):
         compared(report, {"there": content})
 
 
