@@ -226,7 +226,15 @@ def test_two_processes_train_one_head_and_stop_together(tmp_path):
 
 
 def test_two_processes_distil_one_draft_and_go_on_after_a_kill(tmp_path):
-    words = ["train.py", "task=distill", *SMALL, "samples=mixed", "refresh_every=3", "trainer.max_epochs=2", "loader.batch_size=3"]
+    words = [
+        "train.py",
+        "task=distill",
+        *SMALL,
+        "samples=mixed",
+        "refresh_every=3",
+        "trainer.max_epochs=2",
+        "loader.batch_size=3",
+    ]
     words += ["trainer.devices=2", "trainer.accelerator=cpu", "checkpoint.every_steps=2", "trainer.log_every_n_steps=1"]
     words += ["validation={num_prompts: 4, live_prompts: 1, live_tokens: 8}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

@@ -35,7 +35,7 @@ from specheads.errors import UserError, is_count
 from specheads.files import write_json
 from specheads.interrupts import deferred
 from specheads.loading import ResumableData
-from specheads.pair import LanguageModel, Pair, load_draft
+from specheads.pair import LanguageModel, Pair, load_draft, revision_of
 from specheads.sampling import Warp
 from specheads.training import (
     OptimizerSettings,
@@ -52,15 +52,9 @@ logger = logging.getLogger(__name__)
 
 HELD_OUT = ("dev", "test")  # splits that a draft is measured on
 OF_DATA = ("data", "texts", "stored laws")  # what of a checkpoint is known once the data is there, which may take hours
-DROPOUT = (
-    "p",
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "hidden_dropout",
-    "layerdrop",
-)  # as transformers' modules call it
-PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
+# What dropout is called in transformers' modules.
+DROPOUT = ("p", "dropout", "attention_dropout", "activation_dropout", "hidden_dropout", "layerdrop")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 
 def train(cfg: DictConfig, pair: Pair | None = None) -> Path:
@@ -139,6 +133,8 @@ def distill(cfg: DictConfig, pair: Pair) -> Path:
     check_trainer(cfg, trainer, settings)
     reference = reference_of(cfg, pair)
     checkpoints.made_of = decisive_settings(cfg, pair, optimizer, trainer.world_size)
+    if reference:
+        checkpoints.made_of["reference"] = revision_of(reference.model, cfg.reference)
     check_named_checkpoint(cfg.resume, checkpoints.made_of, but=OF_DATA)
     splits, texts = load_samples(cfg, pair, settings, loss)
     checkpoints.made_of |= texts
@@ -211,7 +207,7 @@ def prepare(draft: PreTrainedModel, gradient_checkpointing: bool = False) -> Non
 
     Small steps would be lost in the rounding of half-precision weights. What is dropped would depend on a state that no checkpoint has.
     """
-    draft.float().requires_grad_(True).train()
+    draft.to(torch.promote_types(draft.dtype, torch.float32)).requires_grad_(True).train()
     for module in draft.modules():
         for name in DROPOUT:
             if isinstance(getattr(module, name, None), float):
@@ -232,7 +228,6 @@ def decisive_settings(cfg: DictConfig, pair: Pair, optimizer: OptimizerSettings,
     return {
         "draft": [pair.draft_id, pair.draft_revision],
         "target": [pair.target_id, pair.target_revision],
-        "reference": str(cfg.reference),
         "init": json.dumps(asdict(start_of(cfg)), sort_keys=True),
         "seed": cfg.seed,
         "samples": json.dumps(asdict(sample_settings(cfg)), sort_keys=True),
