@@ -413,14 +413,20 @@ def check_vocabulary(pair: Pair) -> None:
 
 
 def revision_of(model: nn.Module, location: str | Path) -> str:
-    """Return what tells two versions of a model apart: the hub commit, or a hash of a local folder's weight files.
+    """Return what tells two versions of a model apart: the hub commit, or `folder_revision` of a local one."""
+    return getattr(model.config, "_commit_hash", None) or folder_revision(location)
+
+
+def folder_revision(location: str | Path) -> str:
+    """Return a hash of a local folder's weight files.
 
     Of each file 64 pieces of 64 KiB are read, spread evenly, so that a model of 140 GB takes no time.
+
+    Raises:
+        UserError: a folder without weights, or none at all.
     """
-    commit = getattr(model.config, "_commit_hash", None)
-    if commit:
-        return commit
-    files = sorted(f for f in Path(resolve(location)).iterdir() if f.suffix in (".safetensors", ".bin"))
+    folder = Path(resolve(location))
+    files = sorted(f for f in folder.iterdir() if f.suffix in (".safetensors", ".bin")) if folder.is_dir() else []
     if not files:
         raise UserError(f"{location} holds no .safetensors or .bin weights, so its version cannot be told; save the model there.")
     digest = hashlib.sha256()
