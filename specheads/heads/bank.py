@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from specheads.errors import UserError, is_number
-from specheads.heads.head import AcceptanceHead, HeadConfig, assemble
+from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.loss import weighted_bce
+from specheads.heads.network import assemble
 from specheads.heads.stack import HeadStack
 
 

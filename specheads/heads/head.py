@@ -5,15 +5,16 @@ sampled. `judges=next_token` (look-ahead): the state that y_i was sampled from, 
 judge y_i before that forward is spent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specheads.errors import UserError, is_count
 from specheads.heads.calibration import IndexCalibration
+from specheads.heads.network import Network
 from specheads.pair import Pair
 
 FORMAT_VERSION = 1
@@ -77,6 +78,11 @@ class HeadConfig:
         sizes = {"hidden": self.hidden_size, "embedding": self.embedding_size, "target_hidden": self.target_size}
         return sum(sizes.get(name, 1) for name in self.inputs)
 
+    @property
+    def projected(self) -> bool:
+        """Whether a linear layer comes before the blocks."""
+        return self.judges == "next_token" or self.input_size != self.width
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"inputs": list(self.inputs)}
 
@@ -97,44 +103,12 @@ class HeadConfig:
         return cls(**{**values, "inputs": tuple(values["inputs"])})
 
 
-def assemble(inputs: Sequence[str], features: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """Return what a network reads (..., input_size) of named features, each (..., size) or (...)."""
-    columns = []
-    for name in inputs:
-        value = features[name].to(dtype)
-        if name == "draft_prob":
-            value = value.clamp_min(1e-12).log()
-        elif name == "index":
-            value = value.log1p()
-        columns.append(value if name in ("hidden", "embedding", "target_hidden") else value.unsqueeze(-1))
-    return torch.cat(columns, dim=-1)
-
-
-class ResidualBlock(nn.Module):
-    """`x + SiLU(W x + b)`, the identity plus SiLU(0) = 0 at the start of training."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + nn.functional.silu(self.linear(x))
-
-
-class AcceptanceHead(nn.Module):
-    """Features -> logit of the acceptance probability. Computes in float32 (SpecDec++, section 3.2)."""
+class AcceptanceHead(Network):
+    """A network that knows its config. Computes in float32 (SpecDec++, section 3.2)."""
 
     def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
+        super().__init__(config.inputs, config.input_size, config.width, config.depth, config.projected)
         self.config = config
-        self.register_buffer("input_mean", torch.zeros(config.input_size))
-        self.register_buffer("input_scale", torch.ones(config.input_size))
-        projected = config.judges == "next_token" or config.input_size != config.width
-        self.projection = nn.Linear(config.input_size, config.width) if projected else nn.Identity()
-        self.blocks = nn.ModuleList(ResidualBlock(config.width) for _ in range(config.depth))
-        self.readout = nn.Linear(config.width, 1)
 
     def extra_repr(self) -> str:
         """Return what the layers do not show; names of compiled code depend on it."""
@@ -142,21 +116,6 @@ class AcceptanceHead(nn.Module):
         return (
             f"judges={self.config.judges}, inputs={self.config.inputs}, {weight.dtype}, {weight.device}, training={self.training}"
         )
-
-    def assemble(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Return the network's input (..., input_size) from named features, each (..., size) or (...)."""
-        return assemble(self.config.inputs, features, self.readout.weight.dtype)
-
-    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Return logits (...) for features named in `config.inputs`."""
-        return self.score(self.assemble(features))
-
-    def score(self, inputs: Tensor) -> Tensor:
-        """Return logits (...) of assembled inputs (..., input_size)."""
-        x = self.projection((inputs - self.input_mean) * self.input_scale)
-        for block in self.blocks:
-            x = block(x)
-        return self.readout(x).squeeze(-1)
 
     @torch.no_grad()
     def standardise(self, inputs: Tensor) -> None:

@@ -7,7 +7,8 @@ from fakes import tiny_pair
 from torch import nn
 
 from specheads.errors import UserError
-from specheads.heads.head import AcceptanceHead, HeadConfig, ResidualBlock
+from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.network import ResidualBlock
 
 H, E = 16, 12  # hidden and embedding size
 KINDS = ["input_token", "next_token"]
