@@ -1,4 +1,4 @@
-"""The `specheads` command: look at a head, check that it is what it was, write its card anew."""
+"""The `specheads` command: look at a head, check that it is what it was, take it elsewhere, write its card anew."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -8,6 +8,7 @@ from pathlib import Path
 from specheads.errors import UserError, user_error
 from specheads.files import write_whole
 from specheads.heads.checkpoint import card, load_head
+from specheads.integrations.standalone import write_standalone
 from specheads.pair import folder_revision
 
 EXIT_USER_ERROR = 2
@@ -61,6 +62,17 @@ def rewrite_card(head: str) -> str:
     return f"{path} written"
 
 
+def export(head: str, format: str) -> str:
+    """Write a local head for another decoder; return where it is."""
+    load_head(head)
+    if format not in FORMATS:
+        raise UserError(f"format={format} is not known; use {' or '.join(FORMATS)}.")
+    if not Path(head).is_dir():
+        raise UserError(f"head={head} is on the hub, and files are written into a local folder; give one.")
+    return f"{FORMATS[format](Path(head))} written"
+
+
+FORMATS = {"standalone": write_standalone}
 VERBS = {
     "inspect": Verb("say what a head is: shape, inputs, whose it is, what was measured", HEAD, {}, inspect),
     "verify": Verb(
@@ -68,6 +80,12 @@ VERBS = {
         HEAD,
         {"draft": "a draft's folder: is the head for it, as it is?"},
         verify,
+    ),
+    "export": Verb(
+        "write a head for another decoder into its folder",
+        HEAD | {"format": "standalone: one Python file beside the weights that needs torch and safetensors alone"},
+        {},
+        export,
     ),
     "card": Verb("write the card (README.md) of a head anew from its config", HEAD, {}, rewrite_card),
 }

@@ -114,12 +114,14 @@ def test_help_names_what_there_is(run, words):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["look"], "there is no such verb; use inspect, verify, card"),
+        (["look"], "there is no such verb; use inspect, verify, export, card"),
         (["inspect"], "specheads inspect needs head=: a folder"),
         (["inspect", "head="], "specheads inspect needs head="),
         (["inspect", "folder"], "'folder' is not known; it takes head="),
         (["inspect", "head=a", "draft=b"], "'draft=b' is not known"),
         (["inspect", "head=./none"], "there is no head folder './none'"),
+        (["export", "head=HEAD", "format=pickle"], "format=pickle is not known; use standalone"),
+        (["export", "head=HEAD"], "specheads export needs format="),
         (["verify", "head=HEAD", "draft=./none"], "./none holds no .safetensors"),
     ],
 )

@@ -1,0 +1,1 @@
+"""Heads in other decoders."""
