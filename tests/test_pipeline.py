@@ -22,14 +22,19 @@ ROOT = Path(__file__).parents[1]
 SMALL = ["data.num_train=24", "data.num_dev=6", "data.num_test=6", "data.max_new_tokens=24"]
 
 
+def shell(**variables):
+    """The environment of a user's shell: without the W&B service of this process, in which the runs killed here would live on."""
+    ours = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+    return {**ours, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **variables}
+
+
 def run(folder, *words, **variables):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **variables}
     script = [str(ROOT / words[0])] if words[0].endswith(".py") else ["-m", words[0]]
     return subprocess.run(
         [sys.executable, *script, *words[1:]],
         check=False,
         cwd=folder,
-        env=environment,
+        env=shell(**variables),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -203,7 +208,7 @@ def test_two_processes_train_one_head_and_stop_together(tmp_path):
     assert load_head(head).config.train["num_prompts"] == 24
     # SIGTERM to all of them, as a scheduler sends it, some steps into a longer training; then the same command again.
     longer = [*words, "trainer.max_epochs=8", "seed=1", "trainer.log_every_n_steps=1"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = shell()
     command = [sys.executable, str(ROOT / longer[0]), *longer[1:]]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **pipes)
@@ -237,7 +242,7 @@ def test_two_processes_distil_one_draft_and_go_on_after_a_kill(tmp_path):
     ]
     words += ["trainer.devices=2", "trainer.accelerator=cpu", "checkpoint.every_steps=2", "trainer.log_every_n_steps=1"]
     words += ["validation={num_prompts: 4, live_prompts: 1, live_tokens: 8}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = shell()
     command = [sys.executable, str(ROOT / words[0]), *words[1:]]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **pipes)
