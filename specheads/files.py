@@ -13,8 +13,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     temporary = temporary_of(path)
     try:
         write(temporary)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # a full disk needs the space
+    except Exception:
+        temporary.unlink(missing_ok=True)  # a full disk needs the space, and what was refused is of no use
         raise
     os.replace(temporary, path)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from specheads.errors import UserError, user_error
 from specheads.files import write_whole
-from specheads.heads.checkpoint import card, load_head
-from specheads.integrations.standalone import write_standalone
+from specheads.heads.card import card
+from specheads.heads.checkpoint import load_head
+from specheads.integrations.formats import FORMATS
 from specheads.pair import folder_revision
 
 EXIT_USER_ERROR = 2
@@ -64,15 +65,14 @@ def rewrite_card(head: str) -> str:
 
 def export(head: str, format: str) -> str:
     """Write a local head for another decoder; return where it is."""
-    load_head(head)
+    found = load_head(head)
     if format not in FORMATS:
         raise UserError(f"format={format} is not known; use {' or '.join(FORMATS)}.")
     if not Path(head).is_dir():
         raise UserError(f"head={head} is on the hub, and files are written into a local folder; give one.")
-    return f"{FORMATS[format](Path(head))} written"
+    return f"{FORMATS[format].write(found, Path(head))} written"
 
 
-FORMATS = {"standalone": write_standalone}
 VERBS = {
     "inspect": Verb("say what a head is: shape, inputs, whose it is, what was measured", HEAD, {}, inspect),
     "verify": Verb(
@@ -83,7 +83,7 @@ VERBS = {
     ),
     "export": Verb(
         "write a head for another decoder into its folder",
-        HEAD | {"format": "standalone: one Python file beside the weights that needs torch and safetensors alone"},
+        HEAD | {"format": "one of:" + "".join(f"\n{'':19}{name:<13} {made.about}" for name, made in FORMATS.items())},
         {},
         export,
     ),

@@ -99,7 +99,9 @@ def test_card_is_written_anew_from_the_config(head, run):
     (head / "config.json").write_text(json.dumps(config))
     code, text, _ = run("card", f"head={head}")
     assert code == 0 and f"{head}/README.md written" in text
-    assert (head / "README.md").read_text() == before.replace("| auroc | 0.7500 |", "| auroc | 0.8125 |")
+    assert (head / "README.md").read_text() == before.replace(
+        "accepted against rejected tokens | 0.7500 |", "accepted against rejected tokens | 0.8125 |"
+    )
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["verify", "--help"]])

@@ -1,4 +1,4 @@
-"""Heads as files: a folder of `config.json`, `model.safetensors`, `golden.safetensors` and a card.
+"""Heads as files: a folder of `config.json` (head.schema.json), `model.safetensors`, `golden.safetensors`, a card and transformers' loader.
 
 Loading is strict. The golden vectors are inputs with the outputs that the head gave when it was saved, so that a file that
 was damaged or is read differently shows at once.
@@ -6,8 +6,10 @@ was damaged or is read differently shows at once.
 
 import copy
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -16,7 +18,10 @@ from safetensors.torch import load_file, save_file
 
 from specheads.errors import UserError
 from specheads.files import write_whole
+from specheads.heads.card import card
 from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.integrations import specdecpp
+from specheads.integrations.loaders import CUSTOM_GENERATE, write_loader
 from specheads.pair import Pair
 from specheads.runs import has_ended
 
@@ -24,11 +29,15 @@ NUM_GOLDEN = 32
 CONSTANT = 1e-6  # a spread of golden logits below this is a head that says the same of every token
 
 
-def save_head(head: AcceptanceHead, folder: Path, golden_inputs: torch.Tensor) -> Path:
-    """Write a head to `folder` (made, or replaced file by file); `golden_inputs` is (N, input_size), real assembled inputs."""
+def save_head(head: AcceptanceHead, folder: Path, golden_inputs: torch.Tensor | None = None) -> Path:
+    """Write a head to `folder` (made, or replaced file by file).
+
+    `golden_inputs` is (N, input_size), real assembled inputs; default those that the head was loaded with, or random ones of its scale.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     head = copy.deepcopy(head).cpu().eval()  # the one that is given may be decoding
-    inputs = golden_inputs[:NUM_GOLDEN].float().cpu().contiguous()
+    golden_inputs = head.golden_inputs if golden_inputs is None else golden_inputs
+    inputs = (_random_inputs(head) if golden_inputs is None else golden_inputs)[:NUM_GOLDEN].float().cpu().contiguous()
     with torch.no_grad():
         outputs = head.score(inputs)
     files = {
@@ -37,22 +46,27 @@ def save_head(head: AcceptanceHead, folder: Path, golden_inputs: torch.Tensor) -
         "README.md": lambda path: path.write_text(card(head.config)),
         "config.json": lambda path: path.write_text(json.dumps(head.config.to_dict(), indent=2) + "\n"),
     }
+    write_loader(folder, CUSTOM_GENERATE)
     for name, write in files.items():  # the config last: a folder with one is complete
         write_whole(folder / name, write)
     return folder
 
 
-def load_head(location: str | Path, any_draft: bool = False) -> AcceptanceHead:
-    """Load a head from a folder or hub id, on CPU in float32.
+def load_head(location: str | Path, any_draft: bool = False, **hub: Any) -> AcceptanceHead:
+    """Load a head from a folder or hub id, on CPU in float32; one of the SpecDec++ authors' is read, too.
 
     With `any_draft` it no longer says for which draft and target it was trained, so that it decodes with any of its size: a draft that was
-    distilled a little further, for example. What it then predicts is not what it learnt.
+    distilled a little further, for example. What it then predicts is not what it learnt. `hub`: of huggingface_hub's snapshot_download, such as
+    `revision` and `token`.
 
     Raises:
         UserError: no such folder or hub id; a missing, extra or wrongly shaped tensor; golden vectors that do not come out.
     """
-    folder = _folder(location)
-    config = HeadConfig.from_dict(_read_json(folder / "config.json"), str(folder / "config.json"))
+    folder = _folder(location, hub)
+    config = _read_json(folder / "config.json")
+    if specdecpp.is_theirs(config):
+        return specdecpp.head_from(config, _read_tensors(folder / "model.safetensors"), folder)
+    config = HeadConfig.from_dict(config, str(folder / "config.json"))
     if any_draft:
         config = replace(config, draft={}, target={})
     head = AcceptanceHead(config)
@@ -79,6 +93,7 @@ def load_head(location: str | Path, any_draft: bool = False) -> AcceptanceHead:
         raise UserError(
             f"{folder}: this head predicts a constant, so no threshold tells drafts apart; train it longer or on more prompts."
         )
+    head.golden_inputs = golden["inputs"]
     return head
 
 
@@ -112,18 +127,23 @@ def _trained_at(config: Path) -> float:
     return (weights if weights.exists() else config).stat().st_mtime
 
 
+def _random_inputs(head: AcceptanceHead) -> torch.Tensor:
+    sample = torch.randn(NUM_GOLDEN, head.config.input_size, generator=torch.Generator().manual_seed(0))
+    return sample / head.input_scale + head.input_mean
+
+
 def _tensors(head: AcceptanceHead) -> dict[str, torch.Tensor]:
     return {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
 
 
-def _folder(location: str | Path) -> Path:
+def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:
     folder = Path(location)
     if folder.is_dir():
         return folder
     if folder.is_absolute() or str(location).startswith(".") or str(location).count("/") != 1:
         raise UserError(f"there is no head folder {str(location)!r}; train one with python train.py, or use head=latest.")
     try:
-        return Path(snapshot_download(str(location), allow_patterns=["*.json", "*.safetensors"]))
+        return Path(snapshot_download(str(location), allow_patterns=["*.json", "*.safetensors"], **hub))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{str(location)!r} is no local folder, and no head of that name could be loaded from the hub: "
@@ -144,28 +164,11 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise UserError(f"{path.parent} has no {path.name}; export the head again.") from None
+        pickled = (
+            " Its weights are a pickle, which is not read: save them as safetensors." if list(path.parent.glob("*.bin")) else ""
+        )
+        raise UserError(f"{path.parent} has no {path.name}; export the head again.{pickled}") from None
     except SafetensorError as error:
         raise UserError(
             f"{path} cannot be read ({error}); it is cut off or no safetensors file, export the head again."
         ) from None
-
-
-def card(config: HeadConfig) -> str:
-    """Return the model card of a head."""
-    results = "".join(f"| {name} | {value:.4f} |\n" for name, value in config.train.get("test", {}).items())
-    rows = {
-        "draft": f"{config.draft.get('id')} (revision {config.draft.get('revision')})",
-        "target": f"{config.target.get('id')} (revision {config.target.get('revision')})",
-        "judges": config.judges,
-        "shape": f"{config.input_size} inputs, width {config.width}, {config.depth} residual blocks",
-        "warp": ", ".join(f"{k}={v}" for k, v in config.warp.items()),
-    }
-    facts = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
-    return (
-        "---\nlibrary_name: specheads\ntags: [speculative-decoding]\n---\n"
-        "# Acceptance head\n\nPredicts whether the target will accept a token that the draft proposes.\n\n"
-        f"| | |\n|---|---|\n{facts}\n"
-        + (f"Held-out metrics:\n\n| metric | value |\n|---|---|\n{results}\n" if results else "")
-        + '```python\nhead = specheads.load_head("<this folder>")\n```\n'
-    )

@@ -7,9 +7,11 @@ judge y_i before that forward is spent.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor
 
 from specheads.errors import UserError, is_count
@@ -103,12 +105,28 @@ class HeadConfig:
         return cls(**{**values, "inputs": tuple(values["inputs"])})
 
 
-class AcceptanceHead(Network):
-    """A network that knows its config. Computes in float32 (SpecDec++, section 3.2)."""
+class AcceptanceHead(Network, PyTorchModelHubMixin):
+    """A network that knows its config. Computes in float32 (SpecDec++, section 3.2).
+
+    `save_pretrained`, `from_pretrained` and `push_to_hub` are huggingface_hub's; their folder is that of `save_head`.
+    """
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config.inputs, config.input_size, config.width, config.depth, config.projected)
         self.config = config
+        self.golden_inputs: Tensor | None = None  # (N, input_size) that a loaded head was checked on
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        from specheads.heads.checkpoint import save_head  # which knows heads
+
+        save_head(self, save_directory)
+
+    @classmethod
+    def from_pretrained(cls, location: str | Path, *, any_draft: bool = False, **hub: Any) -> "AcceptanceHead":
+        """Return the head of a folder or hub id; see load_head, whose errors it raises."""
+        from specheads.heads.checkpoint import load_head
+
+        return load_head(location, any_draft, **hub)
 
     def extra_repr(self) -> str:
         """Return what the layers do not show; names of compiled code depend on it."""
@@ -135,10 +153,14 @@ class AcceptanceHead(Network):
         if "target_hidden" in self.config.inputs:
             here["target"] = (pair.target_id, pair.target_revision)
         for role, (name, revision) in here.items():
-            trained = dict(getattr(self.config, role))
-            if trained and trained.get("revision") != revision:
-                raise UserError(
-                    f"the head was trained for {role} {trained.get('id')} at revision {trained.get('revision')}, but this pair's {role} is "
-                    f"{name} at revision {revision}; load that {role}, or train a head for this one: python train.py model=... "
-                    "To take it nevertheless: any_draft=true."
-                )
+            self.check_trained_for(role, name, revision)
+
+    def check_trained_for(self, role: str, name: str, revision: str) -> None:
+        """Raise UserError unless this is the draft or target, by `role`, that this head was trained for, or it does not say."""
+        trained = dict(getattr(self.config, role))
+        if trained and trained.get("revision") != revision:
+            raise UserError(
+                f"the head was trained for {role} {trained.get('id')} at revision {trained.get('revision')}, but this pair's {role} is "
+                f"{name} at revision {revision}; load that {role}, or train a head for this one: python train.py model=... "
+                "To take it nevertheless: any_draft=true."
+            )

@@ -72,6 +72,9 @@ class DraftRound:
 
     `threshold`, `min_tokens` and `max_tokens` are by default those that the head's config recommends; without them 0.7, 1 (2 for a head that judges
     its input token) and 20.
+
+    Raises:
+        ValueError: a threshold outside [0, 1], or no such lengths.
     """
 
     def __init__(
@@ -83,6 +86,14 @@ class DraftRound:
         chosen = {name: usual[name] if value is None else value for name, value in given.items()}
         self.head, self.threshold = head, chosen["threshold"]
         self.min_tokens, self.max_tokens = int(chosen["min_tokens"]), int(chosen["max_tokens"])
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(
+                f"threshold={self.threshold} is outside [0, 1]; it is the chance of a rejection from which a draft ends."
+            )
+        if not 0 < self.min_tokens <= self.max_tokens:
+            raise ValueError(
+                f"min_tokens={self.min_tokens} and max_tokens={self.max_tokens} bound no draft; use 1 or more, the larger one last."
+            )
         self.num_drafted, self.survival = 0, 1.0
 
     @torch.no_grad()

@@ -8,12 +8,14 @@ this project's own dependencies go to the training side only. `data=nano` reads 
 import ast
 import hashlib
 import inspect
+import os
 import re
 import sysconfig
 import textwrap
 import warnings
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -126,16 +128,19 @@ def read_functions(files: Iterable[tuple[Path, str]]) -> Iterator[Function]:
         yield from functions_in(source, name)
 
 
-def standard_library(split: str) -> Iterator[Function]:
-    """Yield the de-duplicated functions of this interpreter's standard library on one side of the split."""
-    root = Path(sysconfig.get_path("stdlib"))
-    names = sorted(
-        path.relative_to(root).as_posix()
-        for path in root.rglob("*.py")
-        if not SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)
-    )
-    files = ((root / name, name) for name in names if split_of(name) == split)
-    return deduplicated(read_functions(files), set())
+def standard_library(split: str) -> Sequence[Function]:
+    """Return the de-duplicated functions of this interpreter's standard library on one side of the split."""
+    return _functions_under(Path(sysconfig.get_path("stdlib")), split)
+
+
+@cache  # some seconds of parsing, a few MB
+def _functions_under(root: Path, split: str) -> tuple[Function, ...]:
+    names = []
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]  # not read at all: some are large
+        names += [(Path(folder) / file).relative_to(root).as_posix() for file in files if file.endswith(".py")]
+    files = ((root / name, name) for name in sorted(names) if split_of(name) == split)
+    return tuple(deduplicated(read_functions(files), set()))
 
 
 def dependencies(project: str = "specheads") -> list[tuple[metadata.Distribution, str]]:

@@ -1,15 +1,20 @@
 import json
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 
+import jsonschema
 import pytest
 import torch
 from fakes import tiny_pair
 from safetensors.torch import load_file, save_file
 
 from specheads.errors import UserError
+from specheads.heads import head as head_module
 from specheads.heads.checkpoint import NUM_GOLDEN, latest_head, load_head, save_head
-from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head import KNOWN_INPUTS, AcceptanceHead, HeadConfig
+
+SCHEMA = json.loads(Path(head_module.__file__).with_name("head.schema.json").read_text())
 
 CONFIG = HeadConfig(
     hidden_size=8,
@@ -53,15 +58,15 @@ def edit_tensors(folder, name, change):
 # --- a round trip
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        CONFIG,
-        HeadConfig(hidden_size=8, judges="input_token", depth=3),
-        HeadConfig(hidden_size=8, judges="input_token", depth=0, width=3),
-        HeadConfig(hidden_size=8, embedding_size=4, inputs=("max_prob", "embedding"), depth=1, label="overlap"),
-    ],
-)
+CONFIGS = [
+    CONFIG,
+    HeadConfig(hidden_size=8, judges="input_token", depth=3),
+    HeadConfig(hidden_size=8, judges="input_token", depth=0, width=3),
+    HeadConfig(hidden_size=8, embedding_size=4, inputs=("max_prob", "embedding"), depth=1, label="overlap"),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
 def test_a_head_comes_back_as_it_was_saved(tmp_path, config):
     head = new_head(config)
     loaded = load_head(save_head(head, tmp_path / "head", inputs(config)))
@@ -77,10 +82,11 @@ def test_a_loaded_head_is_ready_to_use_and_not_to_train(folder):
     assert {tensor.dtype for tensor in loaded.state_dict().values()} == {torch.float32}
 
 
-def test_a_head_folder_holds_config_weights_golden_vectors_and_a_card(folder):
+def test_a_head_folder_holds_config_weights_golden_vectors_a_card_and_a_loader(folder):
     assert sorted(path.name for path in folder.iterdir()) == [
         "README.md",
         "config.json",
+        "custom_generate",
         "golden.safetensors",
         "model.safetensors",
     ]
@@ -94,9 +100,35 @@ def test_a_head_folder_holds_config_weights_golden_vectors_and_a_card(folder):
         "next_token",
         "2 residual blocks",
         "top_k=50",
-        "| auroc | 0.7500 |",
+        "trained on | 7 prompts",
+        "| AUROC of accepted against rejected tokens | 0.7500 |",
     ):
         assert fact in card
+
+
+def test_the_card_tells_what_an_evaluation_found(tmp_path):
+    known = {"threshold": 0.65, "max_tokens": 8, "predicted_speedup": 1.5812}
+    text = (save_head(new_head(replace(CONFIG, recommended=known)), tmp_path, inputs()) / "README.md").read_text()
+    assert "| recommended threshold | 0.65 |" in text and "| recommended predicted speedup | 1.581 |" in text
+    assert 'HeadThreshold(head, threshold="auto")' in text
+    assert "not named" in save_head(new_head(HeadConfig(hidden_size=8)), tmp_path / "plain").joinpath("README.md").read_text()
+
+
+def test_the_schema_names_what_a_config_holds(tmp_path):
+    assert SCHEMA["properties"].keys() == {one.name for one in fields(HeadConfig)}
+    assert set(SCHEMA["properties"]["inputs"]["items"]["enum"]) == {name for known in KNOWN_INPUTS.values() for name in known}
+    assert set(SCHEMA["properties"]["judges"]["enum"]) == KNOWN_INPUTS.keys()
+    for config in CONFIGS:
+        jsonschema.validate(json.loads(save_head(new_head(config), tmp_path).joinpath("config.json").read_text()), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hidden_size": 0}, {"judges": "all"}, {"new": 1}, {"format_version": 2}, {"inputs": ["words"]}]
+)
+def test_the_schema_refuses_what_is_no_head(folder, changes):
+    edit_config(folder, **changes)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(json.loads((folder / "config.json").read_text()), SCHEMA)
 
 
 def test_saving_again_replaces_the_head(folder):

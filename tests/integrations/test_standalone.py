@@ -12,7 +12,7 @@ from specheads import SpeculativeDecoder, Warp
 from specheads.decoding.stopping import HeadThreshold
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.integrations.standalone import FILE, standalone_source, write_standalone
+from specheads.integrations.loaders import STANDALONE, loader_source, write_loader
 from specheads.integrations.standalone_head import DraftRound, StandaloneHead
 
 CALIBRATION = {"slope": [1.2, 0.8, 0.7], "intercept": [0.1, 0.0, -0.2]}
@@ -56,7 +56,7 @@ def folder(request, nano, tmp_path):
     for tensor in head.state_dict().values():
         tensor.add_(0.1 * torch.randn_like(tensor))
     folder = save_head(head, tmp_path / "head", torch.randn(32, config.input_size))
-    write_standalone(folder)
+    write_loader(folder, STANDALONE)
     return folder
 
 
@@ -136,10 +136,10 @@ def test_another_format_is_refused(folder):
 
 
 def test_the_file_is_whole_and_names_no_part_of_this_project(folder):
-    source = standalone_source()
-    assert (folder / FILE).read_text() == source
+    source = loader_source(STANDALONE)
+    assert (folder / STANDALONE).read_text() == source
     assert "import specheads" not in source and "from specheads" not in source
-    compile(source, FILE, "exec")
+    compile(source, STANDALONE, "exec")
 
 
 def test_rounds_by_it_are_the_decoders(nano, prompts, tmp_path):

@@ -1,0 +1,61 @@
+"""A head's model card: what it is, for whom, how good it was on held-out prompts, and how to decode with it."""
+
+from specheads.heads.head import HeadConfig
+
+METRICS = {
+    "kl": "binary KL divergence of the predictions, nats",
+    "auroc": "AUROC of accepted against rejected tokens",
+    "brier": "Brier score",
+    "ece": "expected calibration error",
+}
+USE = """```python
+import specheads
+head = specheads.load_head("{folder}")
+decoder = specheads.SpeculativeDecoder(pair, stopping=specheads.stopping.HeadThreshold(head{threshold}))
+```
+
+In plain transformers, without specheads (the code that runs is `custom_generate/generate.py` in this folder):
+
+```python
+target.generate(**inputs, custom_generate="{folder}", trust_remote_code=True, draft_model=draft)
+```
+"""
+
+
+def card(config: HeadConfig) -> str:
+    """Return the model card of a head."""
+    facts = {
+        "draft": _who(config.draft),
+        "target": _who(config.target),
+        "judges": f"{config.judges}, from {', '.join(config.inputs)}",
+        "shape": f"{config.input_size} inputs, width {config.width}, {config.depth} residual blocks",
+        "labels": f"{config.label}, under {', '.join(f'{name}={value}' for name, value in config.warp.items()) or 'a law it does not name'}",
+        "trained on": _data(config),
+        "calibrated": "no" if config.calibration is None else f"by {len(config.calibration['slope'])} indices in the round",
+    }
+    results = {METRICS.get(name, name): f"{value:.4f}" for name, value in config.train.get("test", {}).items()}
+    if config.recommended:
+        results |= {f"recommended {name.replace('_', ' ')}": f"{value:.4g}" for name, value in config.recommended.items()}
+    return (
+        "---\nlibrary_name: specheads\nlicense: apache-2.0\ntags: [speculative-decoding, specdec++, custom_generate]\n---\n"
+        "# Acceptance head\n\nPredicts whether the target will accept a token that the draft proposes, so that drafting stops in time.\n\n"
+        + _table("", "", facts)
+        + (f"## Results on held-out prompts\n\n{_table('measure', 'value', results)}" if results else "")
+        + "## Use\n\n"
+        + USE.format(folder="<this folder or hub id>", threshold=', threshold="auto"' if config.recommended else "")
+    )
+
+
+def _who(model: object) -> str:
+    known = dict(model)
+    return f"{known['id']} (revision {known.get('revision')})" if known.get("id") else "not named"
+
+
+def _data(config: HeadConfig) -> str:
+    prompts, responses = (config.train.get(name) for name in ("num_prompts", "num_responses"))
+    return "not known" if prompts is None else f"{prompts:,} prompts, {responses or prompts:,} responses"
+
+
+def _table(first: str, second: str, rows: dict[str, str]) -> str:
+    lines = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
+    return f"| {first} | {second} |\n|---|---|\n{lines}\n"

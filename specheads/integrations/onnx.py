@@ -1,0 +1,58 @@
+"""A head as an ONNX graph, for decoders without Python or torch."""
+
+import logging
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specheads.errors import UserError
+from specheads.files import write_whole
+from specheads.heads.head import AcceptanceHead
+from specheads.integrations.judgement import check_same, example, traced
+
+FILE = "head.onnx"
+
+
+def write_onnx(head: AcceptanceHead, folder: Path) -> Path:
+    """Write `head.onnx`, checked against the head by onnxruntime; return its path.
+
+    Inputs are the head's features by name, (batch, size) or (batch,) float32, and `index` (batch,) int64; outputs `logit` and `acceptance`, (batch,).
+
+    Raises:
+        UserError: packages that are missing; a graph that computes something else.
+    """
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  what torch writes graphs with
+    except ImportError as error:
+        raise UserError(f"format=onnx needs {error.name}: pip install 'specheads[onnx]'.") from None
+    path, names = folder / FILE, [*example(head, 1)[0], "index"]
+    chatter = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = chatter.level
+    chatter.setLevel(logging.ERROR)  # it warns of torchvision, which a head has no use for
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch about its own trees
+            program = torch.onnx.export(traced(head), input_names=names, output_names=["logit", "acceptance"], verbose=False)
+    finally:
+        chatter.setLevel(level)
+
+    def write(temporary: Path) -> None:
+        program.save(temporary)
+        session = onnxruntime.InferenceSession(temporary, providers=["CPUExecutionProvider"])
+        check_same(head, partial(judged_by, session), FILE)
+
+    write_whole(path, write)
+    return path
+
+
+def judged_by(session: Any, features: Mapping[str, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits and chances (B,) that an onnxruntime session gives."""
+    given = {name: value.numpy() for name, value in (features | {"index": index}).items()}
+    logit, acceptance = session.run(None, given)
+    return torch.from_numpy(logit), torch.from_numpy(acceptance)

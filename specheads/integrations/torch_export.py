@@ -1,0 +1,32 @@
+"""A head as an exported torch program, for runtimes that load those (C++, AOTInductor, ExecuTorch) and for Python without this project."""
+
+from pathlib import Path
+
+import torch
+
+from specheads.files import write_whole
+from specheads.heads.head import AcceptanceHead
+from specheads.integrations.judgement import check_same, traced
+
+FILE = "head.pt2"
+
+
+def write_program(head: AcceptanceHead, folder: Path) -> Path:
+    """Write `head.pt2`, reloaded and checked against the head; return its path.
+
+    `torch.export.load(path).module()(features, index)` returns `logit` and `acceptance`, (B,) each, for features by name, (B, size) or (B,) float32,
+    and `index` (B,) long.
+
+    Raises:
+        UserError: a program that computes something else.
+    """
+    path, program = folder / FILE, traced(head)
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as stream:  # by name it would insist on its own suffix
+            torch.export.save(program, stream)
+        with temporary.open("rb") as stream:
+            check_same(head, torch.export.load(stream).module(), FILE)
+
+    write_whole(path, write)
+    return path

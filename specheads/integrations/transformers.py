@@ -1,0 +1,43 @@
+"""A head in transformers' own `generate(assistant_model=draft)`."""
+
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from specheads.heads.checkpoint import load_head
+from specheads.heads.head import AcceptanceHead
+from specheads.integrations.assisted import Assisted
+from specheads.integrations.standalone_head import StandaloneHead
+from specheads.pair import revision_of
+
+
+def assist(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    head: AcceptanceHead | str | Path,
+    threshold: float | None = None,
+    min_tokens: int | None = None,
+    max_tokens: int | None = None,
+    any_draft: bool = False,
+) -> Assisted:
+    """Let `target.generate(assistant_model=draft)` ask a head when a draft is long enough, until the outcome's `remove()`, or within a `with`.
+
+    Args:
+        target, draft: transformers models that share a tokenizer; they decode one prompt at a time.
+        head: a head, its folder or hub id.
+        threshold, min_tokens, max_tokens: of HeadThreshold; default what the head recommends, or the usual ones.
+        any_draft: take a head that was trained for another draft of this size.
+
+    Raises:
+        UserError: no such head, or one of another draft.
+        ValueError: a head of another size.
+    """
+    head = head if isinstance(head, AcceptanceHead) else load_head(head)
+    models = {"draft": draft, "target": target} if "target_hidden" in head.config.inputs else {"draft": draft}
+    for role, model in models.items():
+        if getattr(head.config, role) and not any_draft:
+            head.check_trained_for(role, model.name_or_path, revision_of(model, model.name_or_path))
+    own = StandaloneHead(head.config.to_dict())
+    own.load_state_dict(head.state_dict())
+    bounds = {"threshold": threshold, "min_tokens": min_tokens, "max_tokens": max_tokens}
+    return Assisted(target, draft, own.requires_grad_(False).eval(), **bounds)

@@ -1,0 +1,89 @@
+"""Exported graphs judge as the head does, for any number of tokens at once."""
+
+import sys
+
+import onnxruntime
+import pytest
+import torch
+
+from specheads.errors import UserError
+from specheads.heads.checkpoint import load_head, save_head
+from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.integrations import judgement
+from specheads.integrations.formats import FORMATS
+from specheads.integrations.onnx import judged_by, write_onnx
+from specheads.integrations.torch_export import write_program
+
+KINDS = {
+    "look-ahead": {"judges": "next_token", "depth": 2, "width": 24},
+    "all inputs": {
+        "judges": "next_token",
+        "depth": 1,
+        "width": 8,
+        "inputs": ("hidden", "embedding", "draft_prob", "max_prob", "entropy", "index", "target_hidden"),
+        "target_size": 48,
+    },
+    "one number": {"judges": "next_token", "depth": 0, "inputs": ("max_prob",)},
+    "the paper's": {"judges": "input_token", "depth": 3},
+}
+CALIBRATION = {"slope": [1.2, 0.8, 0.7], "intercept": [0.1, 0.0, -0.2]}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def folder(kind, tmp_path):
+    torch.manual_seed(0)
+    head = AcceptanceHead(HeadConfig(hidden_size=32, calibration=CALIBRATION, **KINDS[kind]))
+    for tensor in head.state_dict().values():
+        tensor.add_(0.1 * torch.randn_like(tensor))
+    return save_head(head, tmp_path / "head", torch.randn(32, head.config.input_size))
+
+
+def expected(head, features, index):
+    """Logit and calibrated chance, by the formula."""
+    logit = head(features | {"index": index})
+    slope, intercept = (torch.tensor(CALIBRATION[name])[index.clamp_max(2)] for name in ("slope", "intercept"))
+    return logit, torch.sigmoid(slope * logit + intercept)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 40])
+def test_a_torch_program_judges_so(folder, batch):
+    head = load_head(folder)
+    judge = torch.export.load(write_program(head, folder)).module()
+    given = judgement.example(head, batch)
+    for found, wanted in zip(judge(*given), expected(head, *given), strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+
+
+def test_onnxruntime_judges_so(folder):
+    head = load_head(folder)
+    session = onnxruntime.InferenceSession(write_onnx(head, folder), providers=["CPUExecutionProvider"])
+    assert {one.name for one in session.get_inputs()} == {*head.config.inputs, "index"}
+    for batch in (1, 2, 40):
+        given = judgement.example(head, batch)
+        for found, wanted in zip(judged_by(session, *given), expected(head, *given), strict=True):
+            torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["look-ahead"])
+def test_a_graph_that_computes_something_else_is_refused_and_not_left(folder, monkeypatch):
+    other = AcceptanceHead(load_head(folder).config).eval()
+    torch.nn.init.ones_(other.readout.bias)
+    for name in ("onnx", "torch_export"):
+        graph = judgement.traced(other)
+        monkeypatch.setattr(f"specheads.integrations.{name}.traced", lambda head, graph=graph: graph)
+        before = set(folder.iterdir())
+        with pytest.raises(UserError, match="differs from the head by"):
+            FORMATS[name].write(load_head(folder), folder)
+        assert set(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("kind", ["look-ahead"])
+def test_a_missing_package_is_named(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UserError, match=r"format=onnx needs onnxruntime: pip install 'specheads\[onnx\]'"):
+        write_onnx(load_head(folder), folder)

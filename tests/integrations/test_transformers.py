@@ -1,0 +1,214 @@
+"""transformers' own generate decodes with a head as the decoder here does: the same tokens, in the same rounds."""
+
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList, TextStreamer
+
+from data_gen.prompts import NanoSource
+from specheads import SpeculativeDecoder, Warp
+from specheads.decoding.stopping import HeadThreshold
+from specheads.errors import UserError
+from specheads.heads.checkpoint import load_head, save_head
+from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.integrations.loaders import CUSTOM_GENERATE, loader_source, write_loader
+from specheads.integrations.transformers import assist
+
+KINDS = {
+    "look-ahead": {"judges": "next_token", "depth": 2, "width": 24},
+    "all inputs": {
+        "judges": "next_token",
+        "depth": 1,
+        "width": 8,
+        "inputs": ("hidden", "embedding", "draft_prob", "max_prob", "entropy", "index", "target_hidden"),
+        "target_size": 256,
+    },
+    "the paper's": {"judges": "input_token", "depth": 3},
+}
+BOUNDS = {"threshold": 0.6, "max_tokens": 7}
+
+
+def new_head(pair, folder, **kind):
+    """A head with random weights and a spread of opinions, for the pair."""
+    torch.manual_seed(1)
+    who = {
+        role: {"id": getattr(pair, f"{role}_id"), "revision": getattr(pair, f"{role}_revision")} for role in ("draft", "target")
+    }
+    calibration = {"slope": [1.5, 1.0], "intercept": [1.5, 1.0]}
+    head = AcceptanceHead(HeadConfig(hidden_size=pair.draft_lm.hidden_size, calibration=calibration, **kind, **who))
+    torch.nn.init.normal_(head.readout.weight, std=0.3)
+    return save_head(head, folder, torch.randn(32, head.config.input_size))
+
+
+@pytest.fixture(params=KINDS)
+def folder(request, nano, tmp_path):
+    return new_head(nano, tmp_path / "head", **KINDS[request.param])
+
+
+@pytest.fixture
+def simple(nano, tmp_path):
+    """A head that everybody has: look-ahead, with the loader for transformers beside it."""
+    folder = new_head(nano, tmp_path / "head", **KINDS["look-ahead"])
+    write_loader(folder, CUSTOM_GENERATE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def many(nano):
+    return [nano.encode_instruction(prompt.text) for prompt in NanoSource(20, 0, 0).load(nano.chats)]
+
+
+def inputs(prompt):
+    ids = torch.tensor([prompt])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def ours(pair, folder, prompt, count):
+    """What the decoder here gives: tokens, and for each round how many were drafted and accepted."""
+    decoder = SpeculativeDecoder(pair, stopping=HeadThreshold(load_head(folder), **BOUNDS), warp=Warp(0.0))
+    out = decoder.generate(prompt, count)
+    return out.tokens.tolist(), [(one.num_drafted, one.num_accepted) for one in out.rounds]
+
+
+def test_assisted_generation_decodes_as_the_decoder_here(nano, many, folder):
+    lengths, kind = set(), load_head(folder).config
+    with assist(nano.target, nano.draft, folder, **BOUNDS) as handle:
+        for prompt in many if kind.inputs == HeadConfig(hidden_size=1).inputs else many[:6]:
+            found = nano.target.generate(**inputs(prompt), assistant_model=nano.draft, do_sample=False, max_new_tokens=24)
+            tokens, rounds = ours(nano, folder, prompt, 24)
+            assert found[0, len(prompt) :].tolist() == tokens
+            assert [drafted for drafted, _ in handle.rounds] == [drafted for drafted, _ in rounds]
+            # transformers counts no token beyond the end of the text as accepted
+            assert [accepted for _, accepted in handle.rounds[:-1]] == [accepted for _, accepted in rounds[:-1]]
+            lengths |= {drafted for drafted, _ in rounds}
+    assert len(lengths) > 3  # the head is heard
+
+
+def test_the_folder_itself_decodes_so(nano, many, simple):
+    for prompt in many:
+        found = nano.target.generate(
+            **inputs(prompt),
+            custom_generate=str(simple),
+            trust_remote_code=True,
+            draft_model=nano.draft,
+            do_sample=False,
+            max_new_tokens=24,
+            **BOUNDS,
+        )
+        assert found[0, len(prompt) :].tolist() == ours(nano, simple, prompt, 24)[0]
+
+
+class NoMore(StoppingCriteria):
+    def __init__(self, length):
+        self.length = length
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
+
+
+class Without(LogitsProcessor):
+    def __init__(self, token):
+        self.token = token
+
+    def __call__(self, input_ids, scores):
+        scores = scores.clone()
+        scores[:, self.token] = -float("inf")
+        return scores
+
+
+class Heard(TextStreamer):
+    def on_finalized_text(self, text, stream_end=False):
+        self.text = getattr(self, "text", "") + text
+
+
+def test_what_users_of_generate_expect(nano, prompts, simple):
+    """Streamers, criteria, processors and whole outputs, against plain greedy generation."""
+    folder = {"custom_generate": str(simple), "trust_remote_code": True, "draft_model": nano.draft}
+    for prompt in prompts[:3]:
+        plain = nano.target.generate(**inputs(prompt), do_sample=False, max_new_tokens=24)
+        streamer = Heard(nano.tokenizer, skip_prompt=True)
+        given = inputs(prompt) | {"do_sample": False, "max_new_tokens": 24}
+        assert torch.equal(nano.target.generate(**given, **folder, streamer=streamer), plain)
+        assert streamer.text == nano.tokenizer.decode(plain[0, len(prompt) :])
+        out = nano.target.generate(**given, **folder, return_dict_in_generate=True, output_scores=True, output_logits=True)
+        assert torch.equal(out.sequences, plain)
+        assert len(out.scores) == len(out.logits) == plain.shape[1] - len(prompt)
+        assert torch.equal(torch.stack(out.scores).argmax(-1).T, plain[:, len(prompt) :])
+        token = int(plain[0, len(prompt)])
+        processors = LogitsProcessorList([Without(token)])
+        expected = nano.target.generate(**given, logits_processor=processors)
+        assert torch.equal(
+            nano.target.generate(**given, **folder, logits_processor=LogitsProcessorList([Without(token)])), expected
+        )
+        enough = StoppingCriteriaList([NoMore(len(prompt) + 5)])
+        cut = nano.target.generate(**given, **folder, stopping_criteria=enough)
+        assert torch.equal(cut, plain[:, : cut.shape[1]])  # asked after each round, as transformers does
+        assert len(prompt) + 5 <= cut.shape[1] <= min(len(prompt) + 5 + 20, plain.shape[1])
+
+
+def test_sampling_is_seeded_and_stays_below_the_limit(nano, prompts, simple):
+    def drawn(seed):
+        torch.manual_seed(seed)
+        with assist(nano.target, nano.draft, simple) as handle:
+            found = nano.target.generate(
+                **inputs(prompts[0]), assistant_model=nano.draft, do_sample=True, top_k=50, max_new_tokens=20
+            )
+        return found.tolist(), handle.rounds
+
+    assert drawn(0) == drawn(0) != drawn(1)
+    assert len(drawn(0)[0][0]) <= len(prompts[0]) + 20
+
+
+def test_another_draft_has_nothing_to_do_with_the_head(nano, prompts, simple):
+    alone = nano.target.generate(**inputs(prompts[0]), assistant_model=nano.target, do_sample=False, max_new_tokens=12)
+    with assist(nano.target, nano.draft, simple) as handle:
+        found = nano.target.generate(**inputs(prompts[0]), assistant_model=nano.target, do_sample=False, max_new_tokens=12)
+        assert handle.rounds == [] and torch.equal(found, alone)
+    assert "_get_candidate_generator" not in vars(nano.target)
+    assert not any(
+        module._forward_pre_hooks or module._forward_hooks for module in (nano.draft, nano.draft.lm_head, nano.target.lm_head)
+    )
+
+
+def test_two_heads_come_and_go(nano, prompts, simple):
+    given = inputs(prompts[0]) | {"assistant_model": nano.draft, "do_sample": False, "max_new_tokens": 12}
+    with assist(nano.target, nano.draft, simple, threshold=0.3) as outer:
+        nano.target.generate(**given)
+        first = outer.rounds
+        with assist(nano.target, nano.draft, simple, threshold=1.0, max_tokens=2) as inner:
+            nano.target.generate(**given)
+            assert max(drafted for drafted, _ in inner.rounds) == 2 and outer.rounds is first
+        nano.target.generate(**given)
+        assert outer.rounds == first and outer.rounds is not first
+
+
+def test_mistakes_are_told(nano, prompts, simple, tmp_path):
+    given = inputs(prompts[0]) | {"do_sample": False, "max_new_tokens": 4}
+    folder = {"custom_generate": str(simple), "trust_remote_code": True}
+    with pytest.raises(ValueError, match="draft_model= is missing"):
+        nano.target.generate(**given, **folder)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        nano.target.generate(**given, custom_generate=str(simple), draft_model=nano.draft, trust_remote_code=False)
+    with pytest.raises(ValueError, match=r"size 160 of the draft, but those of .* have 256"):
+        nano.target.generate(**given, **folder, draft_model=nano.target)
+    with pytest.raises(ValueError, match=r"threshold=1.5 is outside \[0, 1\]"):
+        nano.target.generate(**given, **folder, draft_model=nano.draft, threshold=1.5)
+    with pytest.raises(ValueError, match="batch_size = 1"):
+        nano.target.generate(input_ids=torch.tensor([prompts[0]] * 2), **folder, draft_model=nano.draft, max_new_tokens=4)
+    with pytest.raises(UserError, match=r"there is no head folder"):
+        assist(nano.target, nano.draft, tmp_path / "nothing")
+    nano.draft.save_pretrained(tmp_path / "changed")
+    changed = type(nano.draft).from_pretrained(tmp_path / "changed")
+    torch.nn.init.zeros_(changed.lm_head.weight)
+    changed.save_pretrained(tmp_path / "changed")
+    changed = type(nano.draft).from_pretrained(tmp_path / "changed")
+    with pytest.raises(UserError, match="the head was trained for draft embedded:nano/draft at revision"):
+        assist(nano.target, changed, simple)
+    with assist(nano.target, changed, simple, any_draft=True):
+        nano.target.generate(**given, assistant_model=changed)
+    assert "_get_candidate_generator" not in vars(nano.target)
+
+
+def test_the_loader_names_no_part_of_this_project(simple):
+    source = loader_source(CUSTOM_GENERATE)
+    assert (simple / CUSTOM_GENERATE).read_text() == source
+    assert "import specheads" not in source and "from specheads" not in source
