@@ -301,6 +301,23 @@ def load_draft(location: str | Path, pair: Pair, dtype: str | torch.dtype = "aut
     return LanguageModel(model, pair.vocab_size)
 
 
+def load_language_model(
+    location: str | Path, device: str | None = None, dtype: str | torch.dtype = "auto", trust_remote_code: bool = False
+) -> tuple[LanguageModel, str]:
+    """Return a model without a pair, and its revision; its vocabulary is that of its own tokenizer, where it has one.
+
+    Raises:
+        UserError: a folder or id that cannot be loaded, or a model whose states and logits are not known how to take apart.
+    """
+    model = _load_model(location, None, checked_dtype(dtype), checked_device(device), trust_remote_code=trust_remote_code)
+    model.requires_grad_(False).eval()
+    has_tokenizer = not Path(resolve(location)).is_dir() or (Path(resolve(location)) / "tokenizer_config.json").is_file()
+    vocabulary = _load_tokenizer(location, None, trust_remote_code).get_vocab() if has_tokenizer else {}
+    found = LanguageModel(model, max(vocabulary.values()) + 1 if vocabulary else None)
+    found.check()
+    return found, revision_of(model, location)
+
+
 def resolve(location: str | Path) -> str:
     """Return the folder of an `embedded:` location, or the location itself."""
     location = str(location)

@@ -1,0 +1,169 @@
+"""A draft model with a head as vLLM's proposer of drafted tokens, each request's draft as long as the head wants it.
+
+vLLM is given this class by name, and the draft and its head by `additional_config` (see the README):
+
+    speculative_config={"method": "custom_class", "model": "specheads.integrations.vllm.HeadProposer", "num_speculative_tokens": 20}
+    additional_config={"specheads": {"draft": "<folder or hub id>", "head": "<folder or hub id>"}}
+
+The contract (vllm/v1/spec_decode/custom_class_proposer.py): after each step vLLM asks what to verify next. It hands over all requests' tokens and no
+hidden states, and takes token ids and no probabilities; so the draft is ours to run, with memory of its own, and drafts greedily. Nothing names a
+request, and rows move when others end: a row is known by its text. Requests are drafted for one after another.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from specheads.decoding.drafting.autoregressive import drafting_features
+from specheads.decoding.stopping import MAX_TOKENS, HeadThreshold
+from specheads.errors import UserError
+from specheads.heads.checkpoint import load_head
+from specheads.pair import load_language_model
+
+KEYS = {"draft", "head", "threshold", "min_tokens", "max_tokens", "device", "dtype", "any_draft"}
+USAGE = 'additional_config={"specheads": {"draft": "<folder or hub id>", "head": "<folder or hub id>"}}'
+
+
+@dataclass
+class Request:
+    """What the draft has read of one request: `tokens`, of which the first `num_verified` stand in the request's text."""
+
+    cache: DynamicCache
+    tokens: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    num_verified: int = 0
+
+    def continues_as(self, text: np.ndarray) -> bool:
+        """Whether this may be the request that now reads `text`: its text only ever grows."""
+        count = self.num_verified
+        return count <= len(text) and np.array_equal(self.tokens[:count], text[:count])
+
+    def rewind(self, text: np.ndarray) -> None:
+        """Forget what is not in `text`, and its last token, which has to be read for a law of the next one."""
+        shared = min(len(self.tokens), len(text) - 1)
+        differing = np.flatnonzero(self.tokens[:shared] != text[:shared])
+        kept = int(differing[0]) if len(differing) else shared
+        if kept < len(self.tokens):
+            self.cache.crop(kept - len(self.tokens))
+        self.tokens, self.num_verified = text[:kept].astype(np.int64), kept
+
+
+class HeadProposer:
+    """vLLM's `custom_class` proposer.
+
+    Keys of `additional_config["specheads"]`: `draft` and `head`, folders or hub ids; `threshold`, `min_tokens` and `max_tokens` of HeadThreshold
+    (default what the head recommends, else its usual ones), of which vLLM's num_speculative_tokens is the upper bound; `device` and `dtype` of the
+    draft; `any_draft`.
+
+    Raises:
+        UserError: keys that are unknown or missing; a head of another draft, or one that reads the target's states, which vLLM keeps to itself.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        given = _given(vllm_config)
+        self.longest = int(vllm_config.speculative_config.num_speculative_tokens)
+        self.window = int(vllm_config.model_config.max_model_len)
+        self._where = {name: given.get(name) for name in ("device", "dtype") if given.get(name)}
+        self._draft_location = given["draft"]
+        self._any_draft = bool(given.get("any_draft", False))
+        self.head = load_head(given["head"], self._any_draft)
+        if "target_hidden" in self.head.config.inputs:
+            raise UserError(
+                f"the head {given['head']} reads the target's hidden state, which vLLM does not hand over; train one without it."
+            )
+        bounds = {name: given[name] for name in ("threshold", "min_tokens", "max_tokens") if given.get(name) is not None}
+        known = {
+            name: value
+            for name, value in (self.head.config.recommended or {}).items()
+            if name in ("threshold", "min_tokens", "max_tokens")
+        }
+        bounds = {"max_tokens": MAX_TOKENS} | known | bounds
+        self.rule = HeadThreshold(self.head, **bounds | {"max_tokens": min(int(bounds["max_tokens"]), self.longest)})
+        self._requests: list[Request | None] = []  # by the row they had last
+        self._draft = None
+
+    def load_model(self, *arguments: Any, **others: Any) -> None:
+        """Load the draft; vLLM calls this while it loads models, so that the draft's memory is not taken for free."""
+        draft, revision = load_language_model(self._draft_location, **self._where)
+        if draft.hidden_size != self.head.config.hidden_size:
+            raise UserError(
+                f"the head reads hidden states of size {self.head.config.hidden_size}, but the draft {self._draft_location} has {draft.hidden_size}; "
+                f"it was trained for {self.head.config.draft.get('id', 'another draft')}."
+            )
+        self.head.check_trained_for("draft", str(self._draft_location), revision)
+        self.head.to(draft.device)
+        ends = draft.model.generation_config.eos_token_id
+        self._ends = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
+        self._draft = draft
+
+    @torch.no_grad()
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Sequence[int],
+        token_ids_cpu: Any,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Return drafted tokens for each request, at most num_speculative_tokens.
+
+        Args:
+            sampled_token_ids: by request, what the last step gave it; nothing for one whose prompt is still being read, which gets no draft.
+            num_tokens_no_spec: by request, how many tokens it has, these included.
+            token_ids_cpu: (rows, max_model_len), of which the first rows are the requests.
+            slot_mappings: of vLLM's own memory, not used here.
+        """
+        if self._draft is None:
+            self.load_model()
+        texts = [np.asarray(token_ids_cpu[row][: int(num_tokens_no_spec[row])]) for row in range(len(sampled_token_ids))]
+        self._requests = self._found(texts)
+        return [
+            self._drafted(request, text) if len(sampled) else []
+            for request, text, sampled in zip(self._requests, texts, sampled_token_ids, strict=True)
+        ]
+
+    def _found(self, texts: Sequence[np.ndarray]) -> list[Request]:
+        """Return each row's request: most stay where they were, some have moved, others are new."""
+        left = dict(enumerate(self._requests))
+        found: list[Request | None] = [None] * len(texts)
+        for row, text in enumerate(texts):
+            if row in left and left[row].continues_as(text):
+                found[row] = left.pop(row)
+        for row, text in enumerate(texts):
+            if found[row] is None:
+                moved = [place for place, request in left.items() if request.continues_as(text)]
+                longest = max(moved, key=lambda place: left[place].num_verified, default=None)
+                found[row] = Request(DynamicCache(config=self._draft.config)) if longest is None else left.pop(longest)
+        return found
+
+    def _drafted(self, request: Request, text: np.ndarray) -> list[int]:
+        draft, drafted = self._draft, []
+        limit = min(self.rule.max_tokens, min(self.window, draft.window) - len(text))
+        if limit < 1:
+            return []
+        request.rewind(text)
+        state = self.rule.init(1, draft.device)
+        pending = torch.as_tensor(text[len(request.tokens) :], dtype=torch.long, device=draft.device)[None]
+        request.num_verified = len(text)
+        while True:
+            hidden = draft.hidden_states(pending, past_key_values=request.cache, use_cache=True)[:, -1]
+            request.tokens = np.concatenate([request.tokens, pending[0].cpu().numpy()])
+            logits = draft.logits(hidden)
+            token = logits.argmax(dim=-1)
+            drafted.append(int(token))
+            state, stop = self.rule.step(state, drafting_features(draft, self.rule.needs, logits, token, hidden))
+            if len(drafted) >= limit or bool(stop) or drafted[-1] in self._ends:
+                return drafted
+            pending = token[:, None]
+
+
+def _given(vllm_config: Any) -> dict[str, Any]:
+    config = getattr(vllm_config, "additional_config", None)
+    given = config.get("specheads") if isinstance(config, dict) else None
+    if not isinstance(given, dict) or not given.get("draft") or not given.get("head"):
+        raise UserError(f"vLLM was not told which draft and head to propose with; give it {USAGE}.")
+    if strange := sorted(given.keys() - KEYS):
+        raise UserError(f"additional_config names {strange[0]!r}, which is not known; it takes {', '.join(sorted(KEYS))}.")
+    return given

@@ -1,0 +1,197 @@
+"""The proposer for vLLM, under a stand-in that keeps its documented contract: rows without names, that move and are reused.
+
+vLLM itself needs a GPU; this has not been run on it.
+"""
+
+import importlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from data_gen.prompts import NanoSource
+from specheads import SpeculativeDecoder, Warp
+from specheads.decoding.stopping import HeadThreshold
+from specheads.errors import UserError
+from specheads.heads.checkpoint import load_head, save_head
+from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.integrations import vllm as module
+
+WINDOW, LONGEST = 384, 6
+KINDS = {"look-ahead": {"judges": "next_token", "depth": 2, "width": 24}, "the paper's": {"judges": "input_token", "depth": 1}}
+
+
+def config(head, draft="embedded:nano/draft", **given):
+    """What vLLM's constructor of proposers is given, as far as the contract goes."""
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(num_speculative_tokens=LONGEST),
+        model_config=SimpleNamespace(max_model_len=WINDOW),
+        additional_config={"specheads": {"draft": draft, "head": str(head), "threshold": 0.6, **given}},
+    )
+
+
+@pytest.fixture(params=KINDS)
+def folder(request, nano, tmp_path):
+    torch.manual_seed(1)
+    calibration = {"slope": [1.5, 1.0], "intercept": [1.5, 1.0]}
+    who = {"draft": {"id": nano.draft_id, "revision": nano.draft_revision}}
+    head = AcceptanceHead(HeadConfig(hidden_size=160, calibration=calibration, **KINDS[request.param], **who))
+    torch.nn.init.normal_(head.readout.weight, std=0.3)
+    return save_head(head, tmp_path / "head")
+
+
+class Server:
+    """As much of vLLM's runner as a proposer meets: a batch of requests whose rows are packed again whenever one ends."""
+
+    def __init__(self, pair, vllm_config, rows=4):
+        path = "specheads.integrations.vllm.HeadProposer"  # imported by name, as there
+        name = path.rpartition(".")
+        self.proposer = getattr(importlib.import_module(name[0]), name[2])(vllm_config)
+        self.proposer.load_model(None)
+        self.pair, self.running = pair, []
+        self.token_ids_cpu, self.num_tokens_no_spec = np.zeros((rows, WINDOW), np.int32), np.zeros(rows, np.int32)
+
+    def add(self, prompt, count):
+        row = len(self.running)
+        self.token_ids_cpu[row, : len(prompt)], self.num_tokens_no_spec[row] = prompt, len(prompt)
+        self.running.append(SimpleNamespace(prompt=prompt, count=count, drafted=[], lengths=[], reading=row % 2))
+        return self.running[-1]
+
+    def step(self):
+        """Verify what was drafted, greedily; ask for new drafts; then let requests that are complete go."""
+        sampled = []
+        for row, request in enumerate(self.running):
+            if request.reading:  # a prompt that is read in two parts
+                request.reading -= 1
+                sampled.append([])
+                continue
+            length = self.num_tokens_no_spec[row]
+            text = torch.tensor([[*self.token_ids_cpu[row, :length].tolist(), *request.drafted]])
+            with torch.no_grad():
+                best = self.pair.target(text).logits[0, length - 1 :].argmax(-1).tolist()
+            agreed = next((i for i, token in enumerate(request.drafted) if token != best[i]), len(request.drafted))
+            new = best[: agreed + 1]
+            self.token_ids_cpu[row, length : length + len(new)] = new
+            self.num_tokens_no_spec[row] += len(new)
+            sampled.append(new)
+        count = len(self.running)
+        drafts = self.proposer.propose(
+            sampled_token_ids=sampled,
+            num_tokens_no_spec=self.num_tokens_no_spec[:count],
+            token_ids_cpu=self.token_ids_cpu,
+            slot_mappings=None,
+        )
+        assert len(drafts) == count
+        for request, drafted, new in zip(self.running, drafts, sampled, strict=True):
+            assert all(isinstance(token, int) for token in drafted) and (drafted == [] or new != [])
+            request.drafted = drafted
+            if new:
+                request.lengths.append(len(drafted))
+        for row in reversed(range(count)):
+            request, length = self.running[row], self.num_tokens_no_spec[row]
+            if length - len(request.prompt) >= request.count:
+                request.text = self.token_ids_cpu[row, len(request.prompt) : length].tolist()
+                last = len(self.running) - 1  # takes the place that gets free
+                self.token_ids_cpu[row], self.num_tokens_no_spec[row] = self.token_ids_cpu[last], self.num_tokens_no_spec[last]
+                self.running[row] = self.running[last]
+                self.running.pop()
+
+
+def test_a_server_gives_the_decoders_tokens_in_its_rounds(nano, folder):
+    """20 prompts of different lengths come and go four at a time."""
+    waiting = [nano.encode_instruction(prompt.text) for prompt in NanoSource(20, 0, 0).load(nano.chats)]
+    server, served = Server(nano, config(folder)), []
+    for number, prompt in enumerate(waiting):
+        while len(server.running) == 4:
+            server.step()
+        served.append(server.add(prompt, 8 + 5 * (number % 4)))
+    while server.running:
+        server.step()
+    decoder = SpeculativeDecoder(nano, stopping=HeadThreshold(load_head(folder), 0.6, max_tokens=LONGEST), warp=Warp(0.0))
+    num_compared = 0
+    for request in served:
+        first = request.text[0]
+        if first in nano.stop_tokens:
+            continue
+        out = decoder.generate([*request.prompt, first], 60)
+        tokens = [first, *out.tokens.tolist()]
+        shared = min(len(tokens), len(request.text))  # the server goes on beyond the end of a text
+        assert request.text[:shared] == tokens[:shared]
+        read = 1
+        for length, one in zip(request.lengths, out.rounds, strict=False):
+            if read + LONGEST > min(len(tokens), 60):
+                break  # the decoder drafts no more than it may emit
+            assert length == one.num_drafted
+            read, num_compared = read + len(one.tokens), num_compared + 1
+    assert num_compared > 60
+
+
+class Counted:
+    """Counts what a draft reads."""
+
+    def __init__(self, draft):
+        self.count = 0
+        self.hook = draft.model.base_model.register_forward_pre_hook(self.read, with_kwargs=True)
+
+    def read(self, model, arguments, given):
+        self.count += given["input_ids"].numel()
+
+
+def test_the_draft_reads_each_token_once(nano, prompts, folder):
+    server = Server(nano, config(folder))
+    counted = Counted(server.proposer._draft)
+    for prompt in prompts[:3]:
+        server.add(prompt, 30)
+    requests = list(server.running)
+    while server.running:
+        server.step()
+    num_tokens = sum(len(one.prompt) + len(one.text) for one in requests)
+    num_drafted = sum(map(sum, (one.lengths for one in requests)))
+    # Each round reads what is new and all that it drafts but the last; what was accepted is not read again.
+    assert counted.count <= num_tokens + num_drafted
+
+
+def test_memory_of_requests_that_are_gone_is_let_go(nano, prompts, folder):
+    server = Server(nano, config(folder))
+    for prompt in prompts[:4]:
+        server.add(prompt, 4)
+    while server.running:
+        server.step()
+    server.add(prompts[4], 4)
+    server.step()
+    assert len(server.proposer._requests) == 1
+
+
+def test_a_full_window_gets_no_draft(nano, prompts, folder):
+    proposer = module.HeadProposer(config(folder))
+    rows = np.zeros((1, WINDOW), np.int32)
+    for length in (WINDOW - 2, WINDOW):
+        rows[0, :length] = np.resize(prompts[0], length)
+        (drafted,) = proposer.propose([[1]], [length], rows)
+        assert len(drafted) <= WINDOW - length
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"draft": None}, "vLLM was not told which draft and head to propose with"),
+        ({"color": 1}, "additional_config names 'color', which is not known"),
+        ({"head": "./none"}, "there is no head folder './none'"),
+        ({"draft": "embedded:nano/target"}, "size 160, but the draft embedded:nano/target has 256"),
+        ({"threshold": 2}, r"threshold=2 is outside \[0, 1\]"),
+        ({"device": "gpu9"}, "device='gpu9' cannot be used here"),
+    ],
+)
+def test_mistakes_are_told(change, message, folder):
+    given = config(folder)
+    given.additional_config["specheads"].update(change)
+    with pytest.raises(UserError, match=message):
+        module.HeadProposer(given).load_model()
+
+
+def test_a_head_that_reads_the_target_is_refused(tmp_path):
+    head = AcceptanceHead(HeadConfig(hidden_size=160, inputs=("hidden", "target_hidden"), target_size=256))
+    folder = save_head(head, tmp_path / "head")
+    with pytest.raises(UserError, match="reads the target's hidden state, which vLLM does not hand over"):
+        module.HeadProposer(config(folder))
