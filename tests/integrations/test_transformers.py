@@ -54,7 +54,7 @@ def simple(nano, tmp_path):
 
 @pytest.fixture(scope="module")
 def many(nano):
-    return [nano.encode_instruction(prompt.text) for prompt in NanoSource(20, 0, 0).load(nano.chats)]
+    return [nano.encode_instruction(prompt.text) for prompt in NanoSource(6, 0, 0).load(nano.chats)]
 
 
 def inputs(prompt):
@@ -70,9 +70,9 @@ def ours(pair, folder, prompt, count):
 
 
 def test_assisted_generation_decodes_as_the_decoder_here(nano, many, folder):
-    lengths, kind = set(), load_head(folder).config
+    lengths = set()
     with assist(nano.target, nano.draft, folder, **BOUNDS) as handle:
-        for prompt in many if kind.inputs == HeadConfig(hidden_size=1).inputs else many[:6]:
+        for prompt in many:
             found = nano.target.generate(**inputs(prompt), assistant_model=nano.draft, do_sample=False, max_new_tokens=24)
             tokens, rounds = ours(nano, folder, prompt, 24)
             assert found[0, len(prompt) :].tolist() == tokens

@@ -1,0 +1,206 @@
+"""Run by test_wheel.py where only a wheel is installed: every way to decode with a head, on the same prompts.
+
+    python every_path.py <folder>
+
+Trains nothing: heads with random weights. Prints JSON: by way, for each prompt the greedy tokens and the lengths of the drafts.
+"""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnxruntime
+import torch
+from safetensors.torch import load_model
+from torch import nn
+
+import specheads
+from data_gen.prompts import NanoSource
+from specheads.decoding.stopping import HeadThreshold
+from specheads.heads.checkpoint import load_head, save_head
+from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.integrations.transformers import assist
+from specheads.integrations.vllm import HeadProposer
+from specheads.tool import done
+
+NUM_PROMPTS, NUM_TOKENS, THRESHOLD, LONGEST = 20, 20, 0.6, 7
+KINDS = {
+    "next_token": {"depth": 2, "width": 24, "calibration": {"slope": [1.5, 1.0], "intercept": [1.5, 1.0]}},
+    "input_token": {"depth": 1},  # the authors' format holds it
+}
+
+
+def new_head(pair, kind, folder):
+    torch.manual_seed(1)
+    who = {"draft": {"id": pair.draft_id, "revision": pair.draft_revision}}
+    head = AcceptanceHead(HeadConfig(hidden_size=pair.draft_lm.hidden_size, judges=kind, **KINDS[kind], **who))
+    nn.init.normal_(head.readout.weight, std=0.1)
+    nn.init.constant_(head.readout.bias, 1.5)
+    return save_head(head, folder)
+
+
+@torch.no_grad()
+def decoded(pair, prompt, begin):
+    """Decode greedily without memory; `begin()` gives what is asked after each drafted token, by its features, whether to stop."""
+    text, lengths, ends = list(prompt), [], pair.stop_tokens
+    while len(text) < len(prompt) + NUM_TOKENS and not ends & set(text[len(prompt) :]):
+        drafted, stops = [], begin()
+        while len(drafted) < len(prompt) + NUM_TOKENS - len(text) - 1:
+            tokens = torch.tensor([text + drafted])
+            hidden = pair.draft_lm.hidden_states(tokens)[:, -1]
+            law = pair.draft_lm.logits(hidden).softmax(-1)
+            token = law.argmax(-1)
+            drafted.append(int(token))
+            entropy = -(law * law.clamp_min(1e-38).log()).sum(-1)
+            features = {"hidden": hidden, "embedding": pair.draft_lm.embed(token), "draft_prob": law[:, token[0]]}
+            if stops(features | {"max_prob": law.max(-1).values, "entropy": entropy}) or drafted[-1] in ends:
+                break
+        best = pair.target(torch.tensor([text + drafted])).logits[0, len(text) - 1 :].argmax(-1).tolist()
+        agreed = next((i for i, token in enumerate(drafted) if token != best[i]), len(drafted))
+        lengths.append(len(drafted))
+        for token in best[: agreed + 1]:
+            text.append(token)
+            if token in ends:
+                break
+    return text[len(prompt) :], lengths
+
+
+def threshold_on(judges, chance):
+    """The rule by its definition, on `chance(features, index)` of a token: stop once a rejection is likelier than the threshold."""
+
+    def begin():
+        survival, count = 1.0, 0
+
+        def stops(features):
+            nonlocal survival, count
+            index = count - (judges == "input_token")
+            survival *= float(chance(features, torch.tensor([index]))) if index >= 0 else 1.0
+            count += 1
+            return (1 - survival > THRESHOLD and count >= (2 if judges == "input_token" else 1)) or count >= LONGEST
+
+        return stops
+
+    return begin
+
+
+class Theirs(nn.Module):
+    """The SpecDec++ authors' network, for one block."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.model = nn.Sequential(nn.ModuleDict({"linear": nn.Linear(size, size)}), nn.Linear(size, 2))
+
+    def forward(self, hidden):
+        return self.model[1](hidden + nn.functional.silu(self.model[0]["linear"](hidden))).softmax(-1)[..., 1]
+
+
+def new_proposer(pair, folder):
+    """Return vLLM's proposer."""
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(num_speculative_tokens=LONGEST),
+        model_config=SimpleNamespace(max_model_len=pair.window),
+        additional_config={"specheads": {"draft": pair.draft_id, "head": str(folder), "threshold": THRESHOLD}},
+    )
+    return HeadProposer(config)
+
+
+@torch.no_grad()
+def by_proposals(pair, prompt, proposer):
+    """Decode greedily what vLLM's proposer drafts."""
+    text, lengths, ends = list(prompt), [], pair.stop_tokens
+    while len(text) < len(prompt) + NUM_TOKENS and not ends & set(text[len(prompt) :]):
+        rows = np.array([text], dtype=np.int32)
+        (drafted,) = proposer.propose([text[-1:]], [len(text)], rows)
+        drafted = drafted[: len(prompt) + NUM_TOKENS - len(text) - 1]
+        best = pair.target(torch.tensor([text + drafted])).logits[0, len(text) - 1 :].argmax(-1).tolist()
+        agreed = next((i for i, token in enumerate(drafted) if token != best[i]), len(drafted))
+        lengths.append(len(drafted))
+        for token in best[: agreed + 1]:
+            text.append(token)
+            if token in ends:
+                break
+    return text[len(prompt) :], lengths
+
+
+def ways(pair, kind, folder):
+    """Return, by name, functions of a prompt that return tokens and draft lengths."""
+    head = load_head(folder)
+    for form in ("standalone", "onnx", "torch_export", *(["specdecpp"] if kind == "input_token" else [])):
+        print(done(["export", f"head={folder}", f"format={form}"]), file=sys.stderr)
+    bounds = {"threshold": THRESHOLD, "max_tokens": LONGEST}
+    decoder = specheads.SpeculativeDecoder(pair, stopping=HeadThreshold(head, **bounds), warp=specheads.Warp(0.0))
+
+    def ours(prompt):
+        out = decoder.generate(prompt, NUM_TOKENS)
+        return out.tokens.tolist(), [one.num_drafted for one in out.rounds]
+
+    def given(prompt):
+        ids = torch.tensor([prompt])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": NUM_TOKENS}
+
+    def assisted(prompt):
+        with assist(pair.target, pair.draft, folder, **bounds) as handle:
+            found = pair.target.generate(**given(prompt), assistant_model=pair.draft)
+        return found[0, len(prompt) :].tolist(), [drafted for drafted, _ in handle.rounds]
+
+    def custom(prompt):
+        lengths = []  # forwards of the draft: one for each drafted token
+        hook = pair.draft.register_forward_hook(lambda *_: lengths.append(1))
+        found = pair.target.generate(
+            **given(prompt), custom_generate=str(folder), trust_remote_code=True, draft_model=pair.draft, **bounds
+        )
+        hook.remove()
+        return found[0, len(prompt) :].tolist(), len(lengths)
+
+    spec = importlib.util.spec_from_file_location("acceptance_head", folder / "acceptance_head.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    alone = module.StandaloneHead.load(folder)
+    session = onnxruntime.InferenceSession(folder / "head.onnx", providers=["CPUExecutionProvider"])
+    program = torch.export.load(folder / "head.pt2").module()
+
+    proposer = new_proposer(pair, folder)
+
+    def in_onnx(features, index):
+        known = {name: features[name].numpy() for name in head.config.inputs}
+        return session.run(["acceptance"], known | {"index": index.numpy()})[0][0]
+
+    def in_torch(features, index):
+        return program({name: features[name] for name in head.config.inputs}, index)[1]
+
+    found = {
+        "decoder": ours,
+        "transformers": assisted,
+        "custom_generate": custom,
+        "standalone": lambda prompt: decoded(pair, prompt, lambda: module.DraftRound(alone, **bounds).stops),
+        "onnx": lambda prompt: decoded(pair, prompt, threshold_on(kind, in_onnx)),
+        "torch_export": lambda prompt: decoded(pair, prompt, threshold_on(kind, in_torch)),
+        "vllm": lambda prompt: by_proposals(pair, prompt, proposer),
+    }
+    if kind == "input_token":
+        theirs = Theirs(pair.draft_lm.hidden_size)
+        load_model(theirs, folder / "specdecpp" / "model.safetensors")
+        found["specdecpp"] = lambda prompt: decoded(
+            pair, prompt, threshold_on(kind, lambda features, _: theirs(features["hidden"]))
+        )
+    return found
+
+
+def main():
+    torch.set_num_threads(1)
+    pair = specheads.load_pair("nano")
+    prompts = [pair.encode_instruction(prompt.text) for prompt in NanoSource(NUM_PROMPTS, 0, 0).load(pair.chats)]
+    report = {"specheads": specheads.__file__}
+    for kind in KINDS:
+        folder = new_head(pair, kind, Path(sys.argv[1]) / kind)
+        # All prompts for the kind that train.py makes; the paper's, which few paths treat differently, on some.
+        some = prompts if kind == "next_token" else prompts[:5]
+        report[kind] = {name: [way(prompt) for prompt in some] for name, way in ways(pair, kind, folder).items()}
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

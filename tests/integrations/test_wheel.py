@@ -1,0 +1,138 @@
+"""What users install: a wheel, in an environment that knows nothing of the source tree. Every way to decode with a head gives the same there."""
+
+import json
+import os
+import shutil
+import site
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specheads.heads.checkpoint import save_head
+from specheads.heads.head import AcceptanceHead, HeadConfig
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "specheads", "data_gen", "conf")
+
+
+def run(*words, cwd, **variables):
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "WANDB_SERVICE")}
+    return subprocess.run(
+        [str(word) for word in words],
+        cwd=cwd,
+        env={**environment, "OMP_NUM_THREADS": "1", **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """The programs of an environment with the wheel, this one's packages and nothing of ours beside it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in SOURCES:  # copied, as building writes into the tree
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    built = run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source, cwd=folder)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = folder.glob("*.whl")
+    made = run(sys.executable, "-m", "venv", "--without-pip", folder / "env", cwd=folder)
+    assert made.returncode == 0, made.stderr
+    programs = folder / "env" / "bin"
+    (packages,) = (folder / "env").glob("lib/python*/site-packages")
+    # Paths that are added so are searched, but the editable installs among them are not followed.
+    (packages / "dependencies.pth").write_text("".join(f"{path}\n" for path in site.getsitepackages()))
+    installed = run(
+        sys.executable, "-m", "pip", "--python", programs / "python", "install", "--no-deps", "--no-index", wheel, cwd=folder
+    )
+    assert installed.returncode == 0, installed.stderr
+    return programs
+
+
+def test_every_path_decodes_the_same_tokens_in_the_same_rounds(environment, tmp_path):
+    script = shutil.copy(Path(__file__).with_name("every_path.py"), tmp_path)
+    done = run(environment / "python", script, tmp_path, cwd=tmp_path, SPECHEADS_ENGINE="eager", HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report.pop("specheads").startswith(str(environment.parent))
+    lengths = set()
+    for ways in report.values():
+        ours = ways.pop("decoder")
+        assert ways.keys() >= {"transformers", "custom_generate", "standalone", "onnx", "torch_export", "vllm"}
+        for name, found in ways.items():
+            assert [tokens for tokens, _ in found] == [tokens for tokens, _ in ours], name
+            # custom_generate is a function of tokens alone; it tells how often the draft ran
+            expected = [sum(drafts) for _, drafts in ours] if name == "custom_generate" else [drafts for _, drafts in ours]
+            assert [drafts for _, drafts in found] == expected, name
+        lengths |= {length for _, drafts in ours for length in drafts}
+    assert len(report["next_token"]["onnx"]) == 20 and "specdecpp" in report["input_token"]
+    assert len(lengths) > 4  # the heads are heard
+
+
+def new_head(folder):
+    torch.manual_seed(0)
+    return save_head(AcceptanceHead(HeadConfig(hidden_size=160, depth=1, width=16)), folder)
+
+
+def test_a_head_loads_by_the_wheel(environment, tmp_path):
+    folder = new_head(tmp_path / "head")
+    done = run(environment / "specheads", "inspect", f"head={folder}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "323 inputs, width 16, 1 residual blocks" in done.stdout
+
+
+def truncated(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def edited(change):
+    def apply(folder):
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return apply
+
+
+DAMAGES = {
+    "truncated": (truncated, "model.safetensors cannot be read"),
+    "renamed": (
+        edited(lambda tensors: tensors.update({"readout.gain": tensors.pop("readout.weight")})),
+        "tensor 'readout.gain' is (1, 16), expected no such tensor",
+    ),
+    "wrong shape": (
+        edited(lambda tensors: tensors.update({"readout.weight": torch.zeros(1, 8)})),
+        "tensor 'readout.weight' is (1, 8), expected (1, 16)",
+    ),
+    "changed": (edited(lambda tensors: tensors["readout.bias"].add_(1)), "outputs differ from the golden vectors"),
+}
+VERIFY_ALL = """
+import sys
+from specheads import tool
+for folder in sys.argv[1:]:
+    sys.argv = ["specheads", "verify", f"head={folder}"]
+    try:
+        tool.main()
+    except SystemExit as end:
+        print(f"exit {end.code}", file=sys.stderr)
+"""
+
+
+def test_a_damaged_head_is_refused_by_name(environment, tmp_path):
+    folders = [new_head(tmp_path / name) for name in ("as it was", *DAMAGES)]
+    for folder, (damage, _) in zip(folders[1:], DAMAGES.values(), strict=True):
+        damage(folder)
+    done = run(environment / "python", "-c", VERIFY_ALL, *folders, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout == f"{folders[0]}: as it was exported\n"
+    errors = done.stderr.splitlines()
+    assert len(errors) == 2 * len(DAMAGES)
+    for error, end, folder, (_, message) in zip(errors[::2], errors[1::2], folders[1:], DAMAGES.values(), strict=True):
+        assert error.startswith("error: ") and str(folder) in error and message in error and end == "exit 2"
