@@ -19,6 +19,11 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     os.replace(temporary, path)
 
 
+def cache_folder() -> Path:
+    """Return where things are kept that can be made anew: `$SPECHEADS_CACHE`, default `~/.cache/specheads`. It may be removed at any time."""
+    return Path(os.environ.get("SPECHEADS_CACHE") or Path.home() / ".cache" / "specheads")
+
+
 def temporary_of(path: Path) -> Path:
     """Return where a file is written before it gets its name."""
     return path.with_name(f".{path.name}.tmp")

@@ -17,6 +17,14 @@ from specheads import load_pair
 torch.set_num_threads(1)
 
 
+# The files that take longest, first, so that processes that share the tests end together.
+LONGEST = ("test_pipeline", "test_processes", "test_wheel", "test_families", "test_replay", "test_engines", "test_decoder")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
 @pytest.fixture(scope="session")
 def nano():
     return load_pair("nano")

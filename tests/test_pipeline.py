@@ -2,43 +2,15 @@
 
 import itertools
 import json
-import os
 import re
 import shlex
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
+from commands import ROOT, SMALL, heads, run
 
 from specheads import load_head
 from specheads.decoding.stopping import HeadThreshold
-
-ROOT = Path(__file__).parents[1]
-SMALL = ["data.num_train=24", "data.num_dev=6", "data.num_test=6", "data.max_new_tokens=24"]
-
-
-def shell(**variables):
-    """The environment of a user's shell: without the W&B service of this process, in which the runs killed here would live on."""
-    ours = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-    return {**ours, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **variables}
-
-
-def run(folder, *words, **variables):
-    script = [str(ROOT / words[0])] if words[0].endswith(".py") else ["-m", words[0]]
-    return subprocess.run(
-        [sys.executable, *script, *words[1:]],
-        check=False,
-        cwd=folder,
-        env=shell(**variables),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +20,6 @@ def folder(tmp_path_factory):
     done = run(folder, "train.py", *SMALL, "trainer.max_epochs=2")
     assert done.returncode == 0, done.stderr
     return folder
-
-
-def heads(folder):
-    return sorted(path.parent for path in folder.glob("outputs/head/**/heads/*/config.json"))
 
 
 def test_train_leaves_a_head_its_logs_and_the_next_command(folder):
@@ -191,79 +159,3 @@ def test_a_pair_without_a_config_goes_through_every_stage(tmp_path):
     words = shlex.split(command.removeprefix("next: python "))
     done = run(tmp_path, *words, "num_prompts=1", "fixed_lengths=[1,2]", "thresholds=[0.5]")
     assert done.returncode == 0, done.stderr
-
-
-def test_two_processes_train_one_head_and_stop_together(tmp_path):
-    words = [
-        "train.py",
-        *SMALL,
-        "trainer.devices=2",
-        "trainer.accelerator=cpu",
-        "loader.batch_size=3",
-        "checkpoint.every_steps=2",
-    ]
-    done = run(tmp_path, *words, "trainer.max_epochs=2")
-    assert done.returncode == 0, done.stderr
-    (head,) = heads(tmp_path)
-    assert load_head(head).config.train["num_prompts"] == 24
-    # SIGTERM to all of them, as a scheduler sends it, some steps into a longer training; then the same command again.
-    longer = [*words, "trainer.max_epochs=8", "seed=1", "trainer.log_every_n_steps=1"]
-    environment = shell()
-    command = [sys.executable, str(ROOT / longer[0]), *longer[1:]]
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **pipes)
-    wait_for(lambda: len(list(tmp_path.glob("outputs/head/*/checkpoints/last.ckpt"))) == 2 or process.poll() is not None)
-    os.killpg(process.pid, signal.SIGTERM)
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 143, output
-    assert "stopped by SIGTERM; the same command goes on from what was finished" in output and "Traceback" not in output
-    assert len(heads(tmp_path)) == 1
-    done = run(tmp_path, *longer)
-    assert done.returncode == 0, done.stderr
-    assert "going on from" in done.stdout + done.stderr
-    undisturbed = run(tmp_path, *longer, "resume=false")
-    assert undisturbed.returncode == 0, undisturbed.stderr
-    _, resumed, whole = sorted(heads(tmp_path))
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (resumed, whole))
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    curves = [next(folder.parents[1].glob("**/metrics.csv")).read_text() for folder in (resumed, whole)]
-    assert curves[0] == curves[1]
-
-
-def test_two_processes_distil_one_draft_and_go_on_after_a_kill(tmp_path):
-    words = [
-        "train.py",
-        "task=distill",
-        *SMALL,
-        "samples=mixed",
-        "refresh_every=3",
-        "trainer.max_epochs=2",
-        "loader.batch_size=3",
-    ]
-    words += ["trainer.devices=2", "trainer.accelerator=cpu", "checkpoint.every_steps=2", "trainer.log_every_n_steps=1"]
-    words += ["validation={num_prompts: 4, live_prompts: 1, live_tokens: 8}"]
-    environment = shell()
-    command = [sys.executable, str(ROOT / words[0]), *words[1:]]
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **pipes)
-    wait_for(lambda: list(tmp_path.glob("outputs/distill/*/checkpoints/last.ckpt")) or process.poll() is not None)
-    os.killpg(process.pid, signal.SIGKILL)
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == -signal.SIGKILL, output
-    done = run(tmp_path, *words)
-    assert done.returncode == 0, done.stderr
-    assert "goes on from" in done.stdout + done.stderr
-    whole = run(tmp_path, *words, "resume=false")
-    assert whole.returncode == 0, whole.stderr
-    resumed, undisturbed = sorted(tmp_path.glob("outputs/distill/*/draft"))
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (resumed, undisturbed))
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    curves = [next(folder.parent.glob("**/metrics.csv")).read_text() for folder in (resumed, undisturbed)]
-    assert curves[0] == curves[1]
-
-
-def wait_for(condition, seconds=180):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.2)

@@ -6,20 +6,25 @@ this project's own dependencies go to the training side only. `data=nano` reads 
 """
 
 import ast
+import contextlib
 import hashlib
 import inspect
+import json
 import os
 import re
+import sys
 import sysconfig
 import textwrap
 import warnings
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
+
+from specheads.files import cache_folder, write_whole
 
 INDENT = "    "
 MAX_PROMPT_CHARS, MAX_BODY_CHARS = 1_000, 4_000
@@ -133,14 +138,28 @@ def standard_library(split: str) -> Sequence[Function]:
     return _functions_under(Path(sysconfig.get_path("stdlib")), split)
 
 
-@cache  # some seconds of parsing, a few MB
+@cache
 def _functions_under(root: Path, split: str) -> tuple[Function, ...]:
-    names = []
-    for folder, subfolders, files in os.walk(root):
+    """Return what is read once per machine and kept in the cache folder: parsing takes seconds, for some MB."""
+    files = []
+    for folder, subfolders, found in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]  # not read at all: some are large
-        names += [(Path(folder) / file).relative_to(root).as_posix() for file in files if file.endswith(".py")]
-    files = ((root / name, name) for name in sorted(names) if split_of(name) == split)
-    return tuple(deduplicated(read_functions(files), set()))
+        files += [Path(folder) / file for file in found if file.endswith(".py")]
+    named = sorted((path.relative_to(root).as_posix(), path) for path in files)
+    named = [(name, path) for name, path in named if split_of(name) == split]
+    made_of = [
+        sys.version,
+        Path(__file__).read_text(),
+        *((name, path.stat().st_size, path.stat().st_mtime_ns) for name, path in named),
+    ]
+    kept = cache_folder() / "nano" / f"{split}-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError):  # not there, or damaged
+        return tuple(Function(*values) for values in json.loads(kept.read_text()))
+    functions = tuple(deduplicated(read_functions((path, name) for name, path in named), set()))
+    with contextlib.suppress(OSError):  # no room, or not ours to write
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, lambda temporary: temporary.write_text(json.dumps([astuple(function) for function in functions])))
+    return functions
 
 
 def dependencies(project: str = "specheads") -> list[tuple[metadata.Distribution, str]]:

@@ -1,6 +1,6 @@
 """Compiled units on disk, so that a unit is compiled once per machine and loaded in every run after that.
 
-They lie in `$SPECHEADS_CACHE/compiled` (default `~/.cache/specheads`), one file per unit, named by a hash of all that they depend
+They lie in `compiled` of the cache folder, one file per unit, named by a hash of all that they depend
 on. The folder may be removed at any time. The files are code: load none that somebody else has written.
 """
 
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from specheads.decoding.engine.eager import Work
 from specheads.decoding.engine.program import Program, modules_in
+from specheads.files import cache_folder
 from specheads.pair import LanguageModel
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ UNREADABLE += (RuntimeError, AssertionError)
 
 def folder() -> Path:
     """Return where compiled units are kept."""
-    return Path(os.environ.get("SPECHEADS_CACHE") or Path.home() / ".cache" / "specheads") / "compiled"
+    return cache_folder() / "compiled"
 
 
 def name_of(lm: LanguageModel, work: Work, *facts: Any) -> str | None:
