@@ -17,6 +17,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.hub import extract_commit_hash
 
 from specheads.errors import UserError
 from specheads.sampling import at_least_float32
@@ -432,6 +433,14 @@ def check_vocabulary(pair: Pair) -> None:
 def revision_of(model: nn.Module, location: str | Path) -> str:
     """Return what tells two versions of a model apart: the hub commit, or `folder_revision` of a local one."""
     return getattr(model.config, "_commit_hash", None) or folder_revision(location)
+
+
+def revision_at(location: str | Path) -> str:
+    """Return `revision_of` a model that is not loaded. Raises UserError for one that is not there."""
+    folder = Path(resolve(location))
+    if folder.is_dir() or str(location).startswith(".") or str(location).count("/") != 1:
+        return extract_commit_hash(str(folder / "config.json"), None) or folder_revision(location)
+    return _from_hub(AutoConfig, location, None)._commit_hash
 
 
 def folder_revision(location: str | Path) -> str:

@@ -10,7 +10,7 @@ from specheads.files import write_whole
 from specheads.heads.card import card
 from specheads.heads.checkpoint import load_head
 from specheads.integrations.formats import FORMATS
-from specheads.pair import folder_revision
+from specheads.pair import revision_at
 
 EXIT_USER_ERROR = 2
 HEAD = {"head": "a folder that train.py exported, or a hub id"}
@@ -44,9 +44,12 @@ def inspect(head: str) -> str:
 
 
 def verify(head: str, draft: str | None = None) -> str:
-    """Load a head strictly, its golden vectors included; with `draft`, check that it was trained for that folder as it is now."""
-    trained = load_head(head).config.draft
-    if draft is not None and trained.get("revision") != (here := folder_revision(draft)):
+    """Load a head strictly, its golden vectors included; with `draft`, check that it was trained for that model as it is now."""
+    found = load_head(head)
+    trained = found.config.draft
+    if found.golden_inputs is None:
+        return f"{head}: a whole checkpoint of the SpecDec++ authors', which does not say for which draft, nor what it gave when it was saved"
+    if draft is not None and trained.get("revision") != (here := revision_at(draft)):
         raise UserError(
             f"{head} was trained for draft {trained.get('id')} at revision {trained.get('revision')}, but {draft} is at revision {here}; train "
             "a head for it: python train.py model.draft=..."
@@ -70,6 +73,11 @@ def export(head: str, format: str) -> str:
         raise UserError(f"format={format} is not known; use {' or '.join(FORMATS)}.")
     if not Path(head).is_dir():
         raise UserError(f"head={head} is on the hub, and files are written into a local folder; give one.")
+    if found.golden_inputs is None:
+        raise UserError(
+            f"head={head} is a checkpoint of the SpecDec++ authors'; make it a head of this project first: "
+            f"python -c \"import specheads; specheads.load_head('{head}').save_pretrained('my-head')\""
+        )
     return f"{FORMATS[format].write(found, Path(head))} written"
 
 
@@ -78,7 +86,7 @@ VERBS = {
     "verify": Verb(
         "check tensors, shapes and golden vectors of a head",
         HEAD,
-        {"draft": "a draft's folder: is the head for it, as it is?"},
+        {"draft": "a draft's folder or hub id: is the head for it, as it is?"},
         verify,
     ),
     "export": Verb(

@@ -125,6 +125,7 @@ def test_help_names_what_there_is(run, words):
         (["export", "head=HEAD", "format=pickle"], "format=pickle is not known; use standalone"),
         (["export", "head=HEAD"], "specheads export needs format="),
         (["verify", "head=HEAD", "draft=./none"], "./none holds no .safetensors"),
+        (["inspect", "head=specheads/nano/draft/../draft"], "config.json is a model's, not a head's"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_two(run, head, words, message):

@@ -26,6 +26,7 @@ from specheads.pair import Pair
 from specheads.runs import has_ended
 
 NUM_GOLDEN = 32
+FILES = ("config.json", "model.safetensors", "golden.safetensors")  # what a head is loaded from
 CONSTANT = 1e-6  # a spread of golden logits below this is a head that says the same of every token
 
 
@@ -83,6 +84,11 @@ def load_head(location: str | Path, any_draft: bool = False, **hub: Any) -> Acce
     if golden.keys() != {"inputs", "logits"}:
         raise UserError(
             f"{folder}/golden.safetensors holds {', '.join(sorted(golden))}, expected inputs and logits; export the head again."
+        )
+    if golden["inputs"].shape != (len(golden["logits"]), head.config.input_size):
+        raise UserError(
+            f"{folder}/golden.safetensors: inputs are {tuple(golden['inputs'].shape)} for {tuple(golden['logits'].shape)} logits of a head that "
+            f"reads {head.config.input_size} numbers; the files are damaged, export the head again."
         )
     difference = (head.score(golden["inputs"]) - golden["logits"]).abs().max().item()
     if not difference < 1e-3 * (1 + golden["logits"].abs().max().item()):
@@ -143,7 +149,11 @@ def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:
     if folder.is_absolute() or str(location).startswith(".") or str(location).count("/") != 1:
         raise UserError(f"there is no head folder {str(location)!r}; train one with python train.py, or use head=latest.")
     try:
-        return Path(snapshot_download(str(location), allow_patterns=["*.json", "*.safetensors"], **hub))
+        # A look at what it is first: an id may be that of a model, of any size.
+        config = _read_json(Path(snapshot_download(str(location), allow_patterns=["config.json"], **hub)) / "config.json")
+        if not specdecpp.is_theirs(config):
+            HeadConfig.from_dict(config, f"{location}/config.json")
+        return Path(snapshot_download(str(location), allow_patterns=list(FILES), **hub))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{str(location)!r} is no local folder, and no head of that name could be loaded from the hub: "

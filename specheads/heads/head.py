@@ -44,6 +44,9 @@ class HeadConfig:
     width: int | None = None
     embedding_size: int | None = None
     target_size: int | None = None  # of the target's hidden state, where that is an input
+    vocab_size: int | None = (
+        None  # tokens of which draft_prob, max_prob and entropy speak; a draft may have padded logits beyond them
+    )
     label: str = "sampled"
     tap: str = "output_embedding_input"
     warp: Mapping[str, float] = field(default_factory=dict)
@@ -91,6 +94,8 @@ class HeadConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str) -> "HeadConfig":
         """Read `config.json`; raises UserError for a newer format or keys that are unknown or missing."""
+        if {"model_type", "architectures"} & values.keys():
+            raise UserError(f"{where} is a model's, not a head's; give the folder of a head, which train.py exports.")
         version = values.get("format_version")
         if version != FORMAT_VERSION:
             raise UserError(

@@ -155,6 +155,7 @@ def head_specs(cfg: DictConfig, pair: Pair | None) -> list[HeadSpec]:
         of_pair = {
             "hidden_size": pair.draft_lm.hidden_size,
             "embedding_size": pair.draft.get_input_embeddings().weight.shape[1],
+            "vocab_size": pair.vocab_size,
             "draft": {"id": pair.draft_id, "revision": pair.draft_revision},
             "target": {"id": pair.target_id, "revision": pair.target_revision},
         }

@@ -14,6 +14,7 @@ from specheads.heads import calibration, network
 from specheads.integrations import assisted, custom_generate, standalone_head
 
 STANDALONE, CUSTOM_GENERATE = "acceptance_head.py", "custom_generate/generate.py"
+REQUIREMENTS = "transformers>=5.17,<6\nsafetensors\n"  # transformers looks at them before it runs the file
 HEAD = ((network, None), (calibration, {"calibrated"}), (standalone_head, None))
 # What each file is made of: modules, whole or some of their definitions; the last one's docstring is the file's.
 PARTS = {
@@ -32,6 +33,8 @@ def write_loader(folder: Path, name: str) -> Path:
     path = folder / name
     path.parent.mkdir(exist_ok=True)
     write_whole(path, lambda temporary: temporary.write_text(loader_source(name)))
+    if name == CUSTOM_GENERATE:
+        write_whole(path.with_name("requirements.txt"), lambda temporary: temporary.write_text(REQUIREMENTS))
     return path
 
 

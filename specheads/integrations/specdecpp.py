@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 def is_theirs(config: Mapping[str, Any]) -> bool:
     """Whether a `config.json` is one of theirs."""
-    return "hidden_size" in config and not {"format_version", "inputs"} & config.keys()
+    return "hidden_size" in config and not {"format_version", "inputs", "model_type", "architectures"} & config.keys()
 
 
 def head_from(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: object) -> AcceptanceHead:

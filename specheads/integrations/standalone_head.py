@@ -32,7 +32,7 @@ class StandaloneHead(Network):
     def __init__(self, config: Mapping[str, Any]) -> None:
         sizes = {
             "hidden": config["hidden_size"],
-            "embedding": config["embedding_size"],
+            "embedding": config.get("embedding_size") or config["hidden_size"],
             "target_hidden": config.get("target_size"),
         }
         input_size = sum(sizes.get(name, 1) for name in config["inputs"])
@@ -45,7 +45,7 @@ class StandaloneHead(Network):
         """Return the head of a folder, on the CPU in float32.
 
         Raises:
-            ValueError: another format, or a tensor that is missing, too many or of another shape; the message names it.
+            ValueError: another format; a tensor that is missing, too many or of another shape; golden vectors that do not come out.
         """
         config = json.loads((Path(folder) / "config.json").read_text())
         if config.get("format_version") != FORMAT_VERSION:
@@ -57,43 +57,59 @@ class StandaloneHead(Network):
             if ours != theirs:
                 raise ValueError(f"{folder}/model.safetensors: tensor {name!r} is {theirs}, expected {ours} from config.json.")
         head.load_state_dict(found)
-        return head.requires_grad_(False).eval()
+        head.requires_grad_(False).eval()
+        golden = load_file(Path(folder) / "golden.safetensors")
+        difference = (head.score(golden["inputs"]) - golden["logits"]).abs().max().item()
+        if not difference < 1e-3 * (1 + golden["logits"].abs().max().item()):
+            raise ValueError(
+                f"{folder}: outputs differ from golden.safetensors by {difference:.3g}; the files are damaged, get them again."
+            )
+        return head
 
     def acceptance(self, features: Mapping[str, Tensor], index: Tensor) -> Tensor:
         """Return the calibrated chances (B,) that tokens at `index` (B,) long in their drafts are accepted."""
-        known = {**features, "index": index.clamp_min(0)}
+        device = self.readout.weight.device  # a draft may be spread over several, and its head is on one
+        index = index.to(device)
+        known = {name: value.to(device) for name, value in features.items()} | {"index": index.clamp_min(0)}
         fitted = self.config.get("calibration") or {"slope": [1.0], "intercept": [0.0]}
         rows = (torch.tensor(fitted[name], device=index.device)[None].expand(len(index), -1) for name in ("slope", "intercept"))
         return calibrated(self(known), index, *rows).sigmoid()
 
 
-class DraftRound:
-    """Says when one draft is long enough: once the chance that some token of it is rejected exceeds a threshold (SpecDec++, section 3.3).
+def bounds_of(
+    config: Mapping[str, Any], threshold: float | None = None, min_tokens: int | None = None, max_tokens: int | None = None
+) -> dict[str, Any]:
+    """Return when drafts end: what is given, else what the head's config recommends, else 0.7, 1 (2 for a head that judges its input token) and 20.
 
-    `threshold`, `min_tokens` and `max_tokens` are by default those that the head's config recommends; without them 0.7, 1 (2 for a head that judges
-    its input token) and 20.
+    A `min_tokens` that was not given is never above `max_tokens`.
 
     Raises:
-        ValueError: a threshold outside [0, 1], or no such lengths.
+        ValueError: a threshold outside [0, 1], or lengths that bound no draft.
     """
+    usual = {"threshold": 0.7, "min_tokens": 2 if config["judges"] == "input_token" else 1, "max_tokens": 20}
+    known = {name: value for name, value in (config.get("recommended") or {}).items() if name in usual}
+    given = {"threshold": threshold, "min_tokens": min_tokens, "max_tokens": max_tokens}
+    found = usual | known | {name: value for name, value in given.items() if value is not None}
+    if not isinstance(found["threshold"], int | float) or not 0 <= found["threshold"] <= 1:
+        raise ValueError(
+            f"threshold={found['threshold']!r} is outside [0, 1]; it is the chance of a rejection from which a draft ends."
+        )
+    longest = found["max_tokens"] = int(found["max_tokens"])
+    found["min_tokens"] = int(found["min_tokens"]) if min_tokens is not None else min(int(found["min_tokens"]), longest)
+    if not 0 < found["min_tokens"] <= longest:
+        raise ValueError(
+            f"min_tokens={found['min_tokens']} and max_tokens={longest} bound no draft; use 1 or more, the larger one last."
+        )
+    return found
 
-    def __init__(
-        self, head: StandaloneHead, threshold: float | None = None, min_tokens: int | None = None, max_tokens: int | None = None
-    ) -> None:
-        known = head.config.get("recommended") or {}
-        usual = {"threshold": 0.7, "min_tokens": 2 if head.config["judges"] == "input_token" else 1, "max_tokens": 20} | known
-        given = {"threshold": threshold, "min_tokens": min_tokens, "max_tokens": max_tokens}
-        chosen = {name: usual[name] if value is None else value for name, value in given.items()}
-        self.head, self.threshold = head, chosen["threshold"]
-        self.min_tokens, self.max_tokens = int(chosen["min_tokens"]), int(chosen["max_tokens"])
-        if not 0 <= self.threshold <= 1:
-            raise ValueError(
-                f"threshold={self.threshold} is outside [0, 1]; it is the chance of a rejection from which a draft ends."
-            )
-        if not 0 < self.min_tokens <= self.max_tokens:
-            raise ValueError(
-                f"min_tokens={self.min_tokens} and max_tokens={self.max_tokens} bound no draft; use 1 or more, the larger one last."
-            )
+
+class DraftRound:
+    """Says when one draft is long enough: once the chance that some token of it is rejected exceeds a threshold (SpecDec++, section 3.3)."""
+
+    def __init__(self, head: StandaloneHead, **bounds: float | None) -> None:
+        """`bounds`, and what is raised, are those of `bounds_of`."""
+        self.head = head
+        self.threshold, self.min_tokens, self.max_tokens = bounds_of(head.config, **bounds).values()
         self.num_drafted, self.survival = 0, 1.0
 
     @torch.no_grad()

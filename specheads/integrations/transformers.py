@@ -4,6 +4,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from specheads.errors import UserError
 from specheads.heads.checkpoint import load_head
 from specheads.heads.head import AcceptanceHead
 from specheads.integrations.assisted import Assisted
@@ -25,17 +26,21 @@ def assist(
     Args:
         target, draft: transformers models that share a tokenizer; they decode one prompt at a time.
         head: a head, its folder or hub id.
-        threshold, min_tokens, max_tokens: of HeadThreshold; default what the head recommends, or the usual ones.
+        threshold, min_tokens, max_tokens: of HeadThreshold; default what the head recommends, else 0.7, 1 (2 for input_token) and 20.
         any_draft: take a head that was trained for another draft of this size.
 
     Raises:
         UserError: no such head, or one of another draft.
-        ValueError: a head of another size.
+        ValueError: a head of another size, vocabularies of different sizes, bounds that bound nothing.
     """
     head = head if isinstance(head, AcceptanceHead) else load_head(head)
     models = {"draft": draft, "target": target} if "target_hidden" in head.config.inputs else {"draft": draft}
     for role, model in models.items():
         if getattr(head.config, role) and not any_draft:
+            if not model.name_or_path:
+                raise UserError(
+                    f"the {role} was not loaded from anywhere, so that it cannot be told whether the head is for it; any_draft=True takes it."
+                )
             head.check_trained_for(role, model.name_or_path, revision_of(model, model.name_or_path))
     own = StandaloneHead(head.config.to_dict())
     own.load_state_dict(head.state_dict())

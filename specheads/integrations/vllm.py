@@ -19,12 +19,14 @@ import torch
 from transformers import DynamicCache
 
 from specheads.decoding.drafting.autoregressive import drafting_features
-from specheads.decoding.stopping import MAX_TOKENS, HeadThreshold
+from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.heads.checkpoint import load_head
+from specheads.integrations.standalone_head import bounds_of
 from specheads.pair import load_language_model
 
-KEYS = {"draft", "head", "threshold", "min_tokens", "max_tokens", "device", "dtype", "any_draft"}
+KEYS = {"draft", "head", "threshold", "min_tokens", "max_tokens", "max_requests", "device", "dtype", "any_draft"}
+MAX_REQUESTS = 32
 USAGE = 'additional_config={"specheads": {"draft": "<folder or hub id>", "head": "<folder or hub id>"}}'
 
 
@@ -46,7 +48,7 @@ class Request:
         shared = min(len(self.tokens), len(text) - 1)
         differing = np.flatnonzero(self.tokens[:shared] != text[:shared])
         kept = int(differing[0]) if len(differing) else shared
-        if kept < len(self.tokens):
+        if len(self.tokens):  # by none, too: layers with a window then forget what is behind it
             self.cache.crop(kept - len(self.tokens))
         self.tokens, self.num_verified = text[:kept].astype(np.int64), kept
 
@@ -55,8 +57,8 @@ class HeadProposer:
     """vLLM's `custom_class` proposer.
 
     Keys of `additional_config["specheads"]`: `draft` and `head`, folders or hub ids; `threshold`, `min_tokens` and `max_tokens` of HeadThreshold
-    (default what the head recommends, else its usual ones), of which vLLM's num_speculative_tokens is the upper bound; `device` and `dtype` of the
-    draft; `any_draft`.
+    (default what the head recommends, else its usual ones), of which vLLM's num_speculative_tokens is the upper bound; `max_requests`, 32, of the
+    batch that are drafted for, the first ones, as the draft's memory of each is beside vLLM's own; `device` and `dtype` of the draft; `any_draft`.
 
     Raises:
         UserError: keys that are unknown or missing; a head of another draft, or one that reads the target's states, which vLLM keeps to itself.
@@ -67,6 +69,8 @@ class HeadProposer:
         self.longest = int(vllm_config.speculative_config.num_speculative_tokens)
         self.window = int(vllm_config.model_config.max_model_len)
         self._where = {name: given.get(name) for name in ("device", "dtype") if given.get(name)}
+        sizes = getattr(vllm_config.model_config, "get_vocab_size", None)
+        self._vocab_size = None if sizes is None else int(sizes())
         self._draft_location = given["draft"]
         self._any_draft = bool(given.get("any_draft", False))
         self.head = load_head(given["head"], self._any_draft)
@@ -74,14 +78,10 @@ class HeadProposer:
             raise UserError(
                 f"the head {given['head']} reads the target's hidden state, which vLLM does not hand over; train one without it."
             )
-        bounds = {name: given[name] for name in ("threshold", "min_tokens", "max_tokens") if given.get(name) is not None}
-        known = {
-            name: value
-            for name, value in (self.head.config.recommended or {}).items()
-            if name in ("threshold", "min_tokens", "max_tokens")
-        }
-        bounds = {"max_tokens": MAX_TOKENS} | known | bounds
-        self.rule = HeadThreshold(self.head, **bounds | {"max_tokens": min(int(bounds["max_tokens"]), self.longest)})
+        bounds = {name: given.get(name) for name in ("threshold", "min_tokens", "max_tokens")}
+        longest = min(bounds_of(self.head.config.to_dict(), **bounds)["max_tokens"], self.longest)
+        self.rule = HeadThreshold(self.head, **bounds_of(self.head.config.to_dict(), **bounds | {"max_tokens": longest}))
+        self._most = int(given.get("max_requests", MAX_REQUESTS))
         self._requests: list[Request | None] = []  # by the row they had last
         self._draft = None
 
@@ -92,6 +92,11 @@ class HeadProposer:
             raise UserError(
                 f"the head reads hidden states of size {self.head.config.hidden_size}, but the draft {self._draft_location} has {draft.hidden_size}; "
                 f"it was trained for {self.head.config.draft.get('id', 'another draft')}."
+            )
+        theirs = self._vocab_size
+        if theirs is not None and draft.vocab_size > theirs:
+            raise UserError(
+                f"the draft {self._draft_location} knows {draft.vocab_size} tokens, the target {theirs}; choose a draft with the target's tokenizer."
             )
         self.head.check_trained_for("draft", str(self._draft_location), revision)
         self.head.to(draft.device)
@@ -117,12 +122,14 @@ class HeadProposer:
         """
         if self._draft is None:
             self.load_model()
-        texts = [np.asarray(token_ids_cpu[row][: int(num_tokens_no_spec[row])]) for row in range(len(sampled_token_ids))]
+        texts = [
+            np.asarray(token_ids_cpu[row][: int(num_tokens_no_spec[row])]) for row in range(len(sampled_token_ids[: self._most]))
+        ]
         self._requests = self._found(texts)
         return [
             self._drafted(request, text) if len(sampled) else []
-            for request, text, sampled in zip(self._requests, texts, sampled_token_ids, strict=True)
-        ]
+            for request, text, sampled in zip(self._requests, texts, sampled_token_ids, strict=False)
+        ] + [[] for _ in sampled_token_ids[self._most :]]
 
     def _found(self, texts: Sequence[np.ndarray]) -> list[Request]:
         """Return each row's request: most stay where they were, some have moved, others are new."""
@@ -135,8 +142,13 @@ class HeadProposer:
             if found[row] is None:
                 moved = [place for place, request in left.items() if request.continues_as(text)]
                 longest = max(moved, key=lambda place: left[place].num_verified, default=None)
-                found[row] = Request(DynamicCache(config=self._draft.config)) if longest is None else left.pop(longest)
+                found[row] = self._new_request() if longest is None else left.pop(longest)
         return found
+
+    def _new_request(self) -> Request:
+        cache = DynamicCache(config=self._draft.config)
+        cache.activate_past_recording()  # so that drafts behind a window can be taken back
+        return Request(cache)
 
     def _drafted(self, request: Request, text: np.ndarray) -> list[int]:
         draft, drafted = self._draft, []

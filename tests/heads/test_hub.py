@@ -144,6 +144,7 @@ def test_push_to_hub_and_back(hub, tmp_path):
         "README.md",
         "config.json",
         "custom_generate/generate.py",
+        "custom_generate/requirements.txt",
         "golden.safetensors",
         "model.safetensors",
     }

@@ -69,6 +69,19 @@ def test_onnxruntime_judges_so(folder):
             torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
 
 
+def test_a_head_of_a_large_draft_is_exported_at_its_own_scale(tmp_path):
+    """States of 1 and embeddings of 0.02, as Llama has: read at another scale, logits would be in the hundreds."""
+    torch.manual_seed(0)
+    head = AcceptanceHead(HeadConfig(hidden_size=2048, width=256))
+    inputs = torch.randn(64, head.config.input_size)
+    inputs[:, 2048:4096] *= 0.02
+    head.standardise(inputs)
+    for parameter in head.parameters():
+        parameter.data += 0.03 * torch.randn_like(parameter)
+    for write in (write_onnx, write_program):
+        assert write(head.eval(), tmp_path).stat().st_size > 1_000_000
+
+
 @pytest.mark.parametrize("kind", ["look-ahead"])
 def test_a_graph_that_computes_something_else_is_refused_and_not_left(folder, monkeypatch):
     other = AcceptanceHead(load_head(folder).config).eval()

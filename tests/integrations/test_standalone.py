@@ -128,6 +128,32 @@ def test_a_tensor_that_does_not_fit_is_named(folder, change, message):
         StandaloneHead.load(folder)
 
 
+def test_bounds_that_are_not_given_make_room_for_those_that_are(folder):
+    head = StandaloneHead.load(folder)
+    head.config["recommended"] = None
+    assert (DraftRound(head, max_tokens=1).min_tokens, DraftRound(head, max_tokens=1).max_tokens) == (1, 1)
+    for wrong in ({"threshold": 1.5}, {"threshold": "auto"}, {"min_tokens": 3, "max_tokens": 2}, {"max_tokens": 0}):
+        with pytest.raises(ValueError, match=r"is outside \[0, 1\]|bound no draft"):
+            DraftRound(head, **wrong)
+
+
+def test_damaged_weights_are_found_out(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["readout.bias"] += 5
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"outputs differ from golden.safetensors by 5"):
+        StandaloneHead.load(folder)
+
+
+def test_a_config_of_what_must_be_there_is_enough_for_all(folder):
+    config = json.loads((folder / "config.json").read_text())
+    needed = {key: config[key] for key in ("format_version", "hidden_size", "depth", "judges", "inputs", "width", "target_size")}
+    (folder / "config.json").write_text(json.dumps(needed))
+    given, index = features(load_head(folder)), torch.arange(9)
+    found = StandaloneHead.load(folder)
+    assert torch.equal(found(given | {"index": index}), load_head(folder)(given | {"index": index}))
+
+
 def test_another_format_is_refused(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"format_version": 9}))
@@ -157,7 +183,7 @@ def test_rounds_by_it_are_the_decoders(nano, prompts, tmp_path):
             if len(text) - len(prompt) > 30 or nano.tokenizer.eos_token_id in one.tokens:
                 break  # the limit or the end cuts drafts short, too
             num_compared += 1
-            found, drafted = DraftRound(head, 0.6, max_tokens=8), []
+            found, drafted = DraftRound(head, threshold=0.6, max_tokens=8), []
             while True:
                 with torch.no_grad():
                     law = nano.draft(torch.tensor([text + drafted])).logits[0, -1].softmax(-1)

@@ -1,8 +1,21 @@
 """transformers' own generate decodes with a head as the decoder here does: the same tokens, in the same rounds."""
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList, TextStreamer
+from fakes import tiny_pair
+from statistics_helper import chi_square_p_value
+from transformers import (
+    AutoModelForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TextStreamer,
+)
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from data_gen.prompts import NanoSource
 from specheads import SpeculativeDecoder, Warp
@@ -25,6 +38,7 @@ KINDS = {
     "the paper's": {"judges": "input_token", "depth": 3},
 }
 BOUNDS = {"threshold": 0.6, "max_tokens": 7}
+LONGEST_ROUND = 21  # without bounds: 20 drafted tokens and the target's own
 
 
 def new_head(pair, folder, **kind):
@@ -83,18 +97,36 @@ def test_assisted_generation_decodes_as_the_decoder_here(nano, many, folder):
     assert len(lengths) > 3  # the head is heard
 
 
-def test_the_folder_itself_decodes_so(nano, many, simple):
+@pytest.fixture
+def heard(monkeypatch):
+    """What drafts with a head, one for each generation."""
+    found, before = [], AssistedCandidateGenerator.__init__
+
+    def made(self, *arguments, **given):
+        before(self, *arguments, **given)
+        if type(self).__name__ == "HeadCandidates":
+            found.append(self)
+
+    monkeypatch.setattr(AssistedCandidateGenerator, "__init__", made)
+    return found
+
+
+def test_the_folder_itself_decodes_so(nano, many, folder, heard):
     for prompt in many:
         found = nano.target.generate(
             **inputs(prompt),
-            custom_generate=str(simple),
+            custom_generate=str(folder),
             trust_remote_code=True,
             draft_model=nano.draft,
             do_sample=False,
             max_new_tokens=24,
             **BOUNDS,
         )
-        assert found[0, len(prompt) :].tolist() == ours(nano, simple, prompt, 24)[0]
+        tokens, rounds = ours(nano, folder, prompt, 24)
+        assert found[0, len(prompt) :].tolist() == tokens
+        drafts = heard.pop()
+        assert type(drafts).__module__.startswith("transformers_modules.")  # the folder's copy, not this project's
+        assert [drafted for drafted, _ in drafts._rounds] == [drafted for drafted, _ in rounds]
 
 
 class NoMore(StoppingCriteria):
@@ -139,10 +171,14 @@ def test_what_users_of_generate_expect(nano, prompts, simple):
         assert torch.equal(
             nano.target.generate(**given, **folder, logits_processor=LogitsProcessorList([Without(token)])), expected
         )
+        words = nano.tokenizer.decode(plain[0, len(prompt) + 2 : len(prompt) + 4])
+        ended = nano.target.generate(**given, **folder, stop_strings=[words], tokenizer=nano.tokenizer)
+        assert words in nano.tokenizer.decode(ended[0, len(prompt) :]) and torch.equal(ended, plain[:, : ended.shape[1]])
+        assert nano.tokenizer.decode(ended[0, len(prompt) : -LONGEST_ROUND]).find(words) < 0
         enough = StoppingCriteriaList([NoMore(len(prompt) + 5)])
         cut = nano.target.generate(**given, **folder, stopping_criteria=enough)
         assert torch.equal(cut, plain[:, : cut.shape[1]])  # asked after each round, as transformers does
-        assert len(prompt) + 5 <= cut.shape[1] <= min(len(prompt) + 5 + 20, plain.shape[1])
+        assert len(prompt) + 5 <= cut.shape[1] <= min(len(prompt) + 5 + LONGEST_ROUND, plain.shape[1])
 
 
 def test_sampling_is_seeded_and_stays_below_the_limit(nano, prompts, simple):
@@ -156,6 +192,97 @@ def test_sampling_is_seeded_and_stays_below_the_limit(nano, prompts, simple):
 
     assert drawn(0) == drawn(0) != drawn(1)
     assert len(drawn(0)[0][0]) <= len(prompts[0]) + 20
+
+
+def test_samples_follow_the_targets_law(tmp_path):
+    """Two tokens of a tiny pair, by chi square with a false alarm in a million; the head stops drafts after some tokens and not after others."""
+    pair = tiny_pair(vocab_size=5)
+    head = AcceptanceHead(HeadConfig(hidden_size=pair.draft_lm.hidden_size, depth=0, inputs=("draft_prob",)))
+    torch.nn.init.constant_(head.readout.weight, 2.0)
+    prompt, count = torch.tensor([[1, 2]]), 700
+    with torch.no_grad():
+        first = pair.target(prompt).logits[0, -1].double().softmax(-1)
+        pairs = torch.stack([pair.target(torch.tensor([[1, 2, token]])).logits[0, -1].double().softmax(-1) for token in range(5)])
+    law, lengths = (first[:, None] * pairs).flatten(), set()
+    torch.manual_seed(0)
+    found = torch.zeros(25, dtype=torch.float64)
+    with assist(pair.target, pair.draft, head, threshold=0.5, max_tokens=3, any_draft=True) as handle:
+        for _ in range(count):
+            tokens = pair.target.generate(
+                prompt, assistant_model=pair.draft, do_sample=True, top_k=0, max_new_tokens=4, eos_token_id=None
+            )
+            found[5 * tokens[0, 2] + tokens[0, 3]] += 1
+            lengths |= {drafted for drafted, _ in handle.rounds}
+    assert len(lengths) > 2
+    assert chi_square_p_value(found, law) > 1e-6
+
+
+def test_threads_do_not_disturb_each_other(nano, prompts, simple):
+    folder = {"custom_generate": str(simple), "trust_remote_code": True, "draft_model": nano.draft, "do_sample": False}
+
+    def generated(number):
+        bounds = {"threshold": (0.2, 0.6, 1.0)[number % 3], "max_tokens": 5}
+        return nano.target.generate(**inputs(prompts[number % 4]), **folder, max_new_tokens=16, **bounds).tolist()
+
+    alone = [generated(number) for number in range(12)]
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(generated, range(12))) == alone
+    assert "_get_candidate_generator" not in vars(nano.target)
+
+
+def test_heads_are_taken_away_in_any_order(nano, prompts, simple):
+    given = inputs(prompts[0]) | {"assistant_model": nano.draft, "do_sample": False, "max_new_tokens": 12}
+    first, second = (assist(nano.target, nano.draft, simple, threshold=threshold, max_tokens=5) for threshold in (0.3, 1.0))
+    first.remove()
+    nano.target.generate(**given)
+    assert second.rounds and not first.rounds
+    second.remove()
+    second.remove()
+    assert "_get_candidate_generator" not in vars(nano.target)
+
+
+def test_a_head_that_nobody_asked_is_told(nano, prompts, simple):
+    with pytest.warns(UserWarning, match="the head was never asked"), assist(nano.target, nano.draft, simple):
+        nano.target.generate(**inputs(prompts[0]), do_sample=False, max_new_tokens=2)
+
+
+def test_the_drafts_own_settings_stay_as_they_are(nano, prompts, simple, monkeypatch):
+    config = nano.draft.generation_config
+    monkeypatch.setattr(config, "num_assistant_tokens_schedule", "heuristic")
+    monkeypatch.setattr(config, "num_assistant_tokens", 3)
+    with assist(nano.target, nano.draft, simple):
+        nano.target.generate(**inputs(prompts[0]), assistant_model=nano.draft, do_sample=False, max_new_tokens=8)
+    assert config.num_assistant_tokens == 3
+
+
+def test_padded_logits_count_for_nothing(nano, many, tmp_path):
+    """A draft with more logits than tokens, as embeddings padded to a round number have."""
+    kind = {"inputs": ("draft_prob", "max_prob", "entropy"), "depth": 1, "width": 8}
+    folder = new_head(nano, tmp_path / "head", **kind, vocab_size=nano.vocab_size)
+    padded, num_padded = {}, 640
+    for role in ("draft", "target"):
+        getattr(nano, role).save_pretrained(tmp_path / role)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / role)
+        model.resize_token_embeddings(nano.vocab_size + num_padded, mean_resizing=False)
+        with torch.no_grad():  # with the logits of the first tokens, many times over
+            weight = model.get_output_embeddings().weight
+            weight[nano.vocab_size :] = weight[:64].repeat(num_padded // 64, 1)
+        padded[role] = model.eval()
+    different = []
+    for head in (folder, new_head(nano, tmp_path / "other", **kind)):
+        with assist(padded["target"], padded["draft"], head, any_draft=True, **BOUNDS) as handle:
+            for prompt in many:
+                found = padded["target"].generate(
+                    **inputs(prompt),
+                    assistant_model=padded["draft"],
+                    do_sample=False,
+                    max_new_tokens=12,
+                    suppress_tokens=list(range(nano.vocab_size, nano.vocab_size + num_padded)),
+                )
+                tokens, rounds = ours(nano, folder, prompt, 12)
+                assert found[0, len(prompt) :].tolist() == tokens
+                different.append([drafted for drafted, _ in handle.rounds] != [drafted for drafted, _ in rounds])
+    assert not any(different[: len(many)]) and any(different[len(many) :])
 
 
 def test_another_draft_has_nothing_to_do_with_the_head(nano, prompts, simple):
@@ -194,6 +321,14 @@ def test_mistakes_are_told(nano, prompts, simple, tmp_path):
         nano.target.generate(**given, **folder, draft_model=nano.draft, threshold=1.5)
     with pytest.raises(ValueError, match="batch_size = 1"):
         nano.target.generate(input_ids=torch.tensor([prompts[0]] * 2), **folder, draft_model=nano.draft, max_new_tokens=4)
+    for wrong in ({"threshold": 1.5}, {"threshold": "auto"}, {"max_tokens": 0}):
+        with pytest.raises(ValueError, match=r"outside \[0, 1\]|bound no draft"):
+            assist(nano.target, nano.draft, simple, **wrong)
+    unlike = tiny_pair(vocab_size=7).target
+    with pytest.raises(
+        ValueError, match="the draft has 2048 logits and the target 7, which transformers takes for different tokenizers"
+    ):
+        assist(unlike, nano.draft, simple)
     with pytest.raises(UserError, match=r"there is no head folder"):
         assist(nano.target, nano.draft, tmp_path / "nothing")
     nano.draft.save_pretrained(tmp_path / "changed")
@@ -206,6 +341,20 @@ def test_mistakes_are_told(nano, prompts, simple, tmp_path):
     with assist(nano.target, changed, simple, any_draft=True):
         nano.target.generate(**given, assistant_model=changed)
     assert "_get_candidate_generator" not in vars(nano.target)
+
+
+def test_another_commit_of_the_draft_is_refused(nano, prompts, tmp_path, monkeypatch):
+    folder = new_head(nano, tmp_path / "head", **KINDS["look-ahead"])
+    config = json.loads((folder / "config.json").read_text())
+    config["draft"] = {"id": "somebody/draft", "revision": "a" * 40}
+    (folder / "config.json").write_text(json.dumps(config))
+    given = inputs(prompts[0]) | {"do_sample": False, "max_new_tokens": 4, "draft_model": nano.draft}
+    given |= {"custom_generate": str(folder), "trust_remote_code": True}
+    nano.target.generate(**given)  # nano is no commit
+    monkeypatch.setattr(nano.draft.config, "_commit_hash", "b" * 40, raising=False)
+    with pytest.raises(ValueError, match=f"for somebody/draft at commit {'a' * 40}, but the draft is .* at {'b' * 40}"):
+        nano.target.generate(**given)
+    nano.target.generate(**given, any_draft=True)
 
 
 def test_the_loader_names_no_part_of_this_project(simple):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 from data_gen.prompts import NanoSource
 from specheads import SpeculativeDecoder, Warp
@@ -186,8 +187,59 @@ def test_a_full_window_gets_no_draft(nano, prompts, folder):
 def test_mistakes_are_told(change, message, folder):
     given = config(folder)
     given.additional_config["specheads"].update(change)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises((UserError, ValueError), match=message):
         module.HeadProposer(given).load_model()
+
+
+def test_a_draft_that_knows_more_tokens_than_the_target_is_refused(folder):
+    given = config(folder)
+    given.model_config.get_vocab_size = lambda: 2000
+    with pytest.raises(UserError, match="knows 2048 tokens, the target 2000"):
+        module.HeadProposer(given).load_model()
+
+
+def test_no_more_requests_than_wanted_are_drafted_for(prompts, folder):
+    proposer = module.HeadProposer(config(folder, max_requests=2))
+    rows = np.zeros((4, WINDOW), np.int32)
+    for row, prompt in enumerate(prompts[:4]):
+        rows[row, : len(prompt)] = prompt
+    drafts = proposer.propose([[1]] * 4, [len(prompt) for prompt in prompts[:4]], rows)
+    assert [bool(draft) for draft in drafts] == [True, True, False, False] and len(proposer._requests) == 2
+
+
+def test_one_token_per_step_is_a_bound_too(folder):
+    given = config(folder)
+    given.speculative_config.num_speculative_tokens = 1
+    assert module.HeadProposer(given).rule.max_tokens == 1
+
+
+def test_a_draft_with_a_sliding_window_is_rewound(tmp_path):
+    """Beyond the window layers forget, and can be taken back only as far as they recorded."""
+    small = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    torch.manual_seed(0)
+    draft = MistralForCausalLM(MistralConfig(vocab_size=50, sliding_window=12, max_position_embeddings=256, **small)).eval()
+    draft.save_pretrained(tmp_path / "draft")
+    head = AcceptanceHead(HeadConfig(hidden_size=16, judges="input_token", depth=1))
+    proposer = module.HeadProposer(config(save_head(head, tmp_path / "head"), str(tmp_path / "draft"), threshold=1.0))
+    proposer.load_model()
+    rows, length = np.zeros((1, WINDOW), np.int32), 5
+    rows[0] = torch.randint(50, (WINDOW,)).numpy()
+    while length < 60:
+        (drafted,) = proposer.propose([[1]], [length], rows)
+        text, expected = rows[0, :length].tolist(), []
+        for _ in range(len(drafted)):
+            with torch.no_grad():
+                expected.append(int(draft(torch.tensor([text + expected])).logits[0, -1].argmax()))
+        assert drafted == expected and len(drafted) == LONGEST
+        agreed = length % 3  # some of them are accepted, then the text goes on otherwise
+        rows[0, length : length + agreed] = drafted[:agreed]
+        length += agreed + 1
 
 
 def test_a_head_that_reads_the_target_is_refused(tmp_path):
