@@ -223,7 +223,7 @@ def test_a_draft_with_a_sliding_window_is_rewound(tmp_path):
         "num_key_value_heads": 1,
     }
     torch.manual_seed(0)
-    draft = MistralForCausalLM(MistralConfig(vocab_size=50, sliding_window=12, max_position_embeddings=256, **small)).eval()
+    draft = MistralForCausalLM(MistralConfig(vocab_size=50, sliding_window=12, eos_token_id=None, **small)).eval()
     draft.save_pretrained(tmp_path / "draft")
     head = AcceptanceHead(HeadConfig(hidden_size=16, judges="input_token", depth=1))
     proposer = module.HeadProposer(config(save_head(head, tmp_path / "head"), str(tmp_path / "draft"), threshold=1.0))
