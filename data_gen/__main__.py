@@ -17,14 +17,16 @@ from specheads.sampling import Warp
 logger = logging.getLogger(__name__)
 
 
-def data_cache(cfg: DictConfig, pair: Pair, splits: Collection[str] = SPLITS, prompts: Sequence[Prompt] | None = None) -> Path:
+def data_cache(
+    cfg: DictConfig, pair: Pair, splits: Collection[str] = SPLITS, prompts: Sequence[Prompt] | None = None, labelled: bool = True
+) -> Path:
     """Return the complete cache for the prompts of a composed config in `splits`, making what is missing.
 
-    `prompts` are those of its source, where they were loaded already.
+    `prompts` are those of its source, where they were loaded already; see generate_data for `labelled`.
     """
     source, settings = instantiate(cfg.data.source), generation_settings(cfg)
     source = source if prompts is None else LoadedPrompts(prompts)
-    return generate_data(pair, source, Warp(**cfg.warp), settings, cfg.seed, Path(cfg.paths.data), splits)
+    return generate_data(pair, source, Warp(**cfg.warp), settings, cfg.seed, Path(cfg.paths.data), splits, labelled)
 
 
 def generation_settings(cfg: DictConfig) -> GenerationSettings:

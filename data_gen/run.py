@@ -6,7 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from data_gen.generate import Response, batch_plan, generate_batch, row_uniforms
-from data_gen.label import label_responses
+from data_gen.label import Labels, label_responses
 from data_gen.prompts import SPLITS, Prompt, unique
-from data_gen.rollouts import roll_out, rollout_uniforms
+from data_gen.rollouts import Rollouts, roll_out, rollout_uniforms
 from data_gen.shards import ShardStore, checksum, exclusive, fingerprint, read_manifest
 from specheads.errors import UserError, is_count
 from specheads.forecast import Forecast
@@ -84,21 +84,24 @@ def generate_data(
     seed: int,
     root: Path,
     splits: Collection[str] = SPLITS,
+    labelled: bool = True,
 ) -> Path:
     """Return the folder of the complete cache for these arguments, made or finished first if need be.
+
+    With `labelled` false only responses are wanted: a cache with labels serves, and one that is made has none, for whatever draft.
 
     Raises:
         UserError: no usable prompt; another run at work on the same cache.
     """
     loaded = unique(source.load(pair.chats))
     prompts = [prompt for prompt in loaded if prompt.split in splits]
-    if len(prompts) < len(loaded) and (whole := complete_cache(root, pair, loaded, warp, settings, seed)):
-        return whole
-    facts = facts_of(pair, prompts, warp, seed) | {"settings": settings.facts()}
-    folder = root / fingerprint(facts)
-    if ShardStore(folder, facts).is_complete():
-        logger.info("data: complete in %s", folder)
-        return folder
+    # Labels do no harm, and all splits serve for some.
+    every = [cache_facts(pair, some, warp, seed, settings, more) for some in (loaded, prompts) for more in (True, labelled)]
+    caches = {root / fingerprint(facts): facts for facts in every}
+    for folder, facts in caches.items():
+        if (folder / "manifest.json").is_file() and ShardStore(folder, facts).is_complete():
+            logger.info("data: complete in %s", folder)
+            return folder
     with exclusive(folder):
         store = ShardStore(folder, facts)
         shards = plan_shards(encode_prompts(pair, prompts, settings), settings)
@@ -111,7 +114,7 @@ def generate_data(
             twin = twin_of(root, facts, settings)
             for name, shard in missing.items():
                 answers = shared_responses(twin, name, shard, pair, settings) if twin else None
-                store.write(name, make_rows(pair, shard, warp, settings, seed, meter.add, answers))
+                store.write(name, make_rows(pair, shard, warp, settings, seed, meter.add, answers, labelled))
         store.complete(list(shards))
     return folder
 
@@ -146,16 +149,19 @@ def prompts_fingerprint(prompts: Sequence[Prompt]) -> str:
     return hashlib.sha256("".join(f"{prompt.prompt_id} {prompt.split} " for prompt in prompts).encode()).hexdigest()[:16]
 
 
-def complete_cache(
-    root: Path, pair: Pair, prompts: Sequence[Prompt], warp: Warp, settings: GenerationSettings, seed: int
-) -> Path | None:
-    """Return the cache for these prompts if it is there and complete; nothing is made."""
-    facts = facts_of(pair, prompts, warp, seed) | {"settings": settings.facts()}
-    folder = root / fingerprint(facts)
-    if not (folder / "manifest.json").is_file() or not ShardStore(folder, facts).is_complete():
-        return None
-    logger.info("data: complete in %s, with all splits", folder)
-    return folder
+def cache_facts(
+    pair: Pair, prompts: Sequence[Prompt], warp: Warp, seed: int, settings: GenerationSettings, labelled: bool
+) -> dict[str, Any]:
+    """Return everything that decides a cache's content. Responses know of the draft only how far it reaches."""
+    facts = facts_of(pair, prompts, warp, seed)
+    if labelled:
+        return facts | {"settings": settings.facts()}
+    limits = {name: value for name, value in settings.facts().items() if name in RESPONSE_LIMITS}
+    return facts | {
+        "draft": ["every draft", f"of window {pair.window}"],
+        "dtype": [str(pair.target.dtype), "any"],
+        "settings": limits,
+    }
 
 
 def twin_of(root: Path, facts: Mapping[str, Any], settings: GenerationSettings) -> Path | None:
@@ -173,9 +179,9 @@ def twin_of(root: Path, facts: Mapping[str, Any], settings: GenerationSettings) 
         same = all(theirs[name] == ours[name] for name in ours.keys() - {"draft", "dtype", "settings"})
         if same and theirs["dtype"][0] == ours["dtype"][0] and limits[0] == limits[1]:
             logger.info(
-                "data: the target's responses are taken from %s, which was made for the draft %s",
+                "data: the target's responses are taken from %s, which was made for %s %s",
                 manifest.parent,
-                theirs["draft"][0],
+                *theirs["draft"],
             )
             return manifest.parent
     return None
@@ -233,8 +239,12 @@ def make_rows(
     seed: int,
     on_step: Callable[[int, int], None],
     responses: list[Response] | None = None,
+    labelled: bool = True,
 ) -> list[dict]:
-    """Return the finished rows of one shard, in the order of its prompts; `responses` are the target's, where they are known."""
+    """Return the finished rows of one shard, in the order of its prompts; `responses` are the target's, where they are known.
+
+    Without labels, what the draft would be asked stays empty.
+    """
     draws = 1 if warp.greedy else settings.draws_per_position
     ids = [ids for _, ids in shard.prompts]
     sizes = settings.max_new_tokens, draws, shard.sample
@@ -246,10 +256,13 @@ def make_rows(
     else:
         on_step(0, settings.max_new_tokens * len(ids))
     answers = [response.ids for response in responses]
-    labels = label_responses(pair, ids, answers, uniform[:, 1:], warp)
-    sizes = shard.sample, settings.rollouts_per_response, settings.rollout_tokens
-    uniform = np.stack([rollout_uniforms(seed, prompt.prompt_id, *sizes) for prompt, _ in shard.prompts])
-    rollouts = roll_out(pair, ids, answers, uniform, warp, settings.max_new_tokens, settings.batch_size, on_step)
+    if labelled:
+        labels = label_responses(pair, ids, answers, uniform[:, 1:], warp)
+        sizes = shard.sample, settings.rollouts_per_response, settings.rollout_tokens
+        uniform = np.stack([rollout_uniforms(seed, prompt.prompt_id, *sizes) for prompt, _ in shard.prompts])
+        rollouts = roll_out(pair, ids, answers, uniform, warp, settings.max_new_tokens, settings.batch_size, on_step)
+    else:
+        labels, rollouts = ([kind(*([] for _ in fields(kind)))] * len(ids) for kind in (Labels, Rollouts))
     return [
         {
             "prompt_id": prompt.prompt_id,

@@ -249,7 +249,7 @@ def load_samples(
     """Return the splits, samples for train prompts and the target's responses for others, and what they are made of (OF_DATA)."""
     kinds = settings.shares
     loaded = unique(instantiate(cfg.data.source).load(pair.chats, responses="text" in kinds))
-    folder = data_cache(cfg, pair, SPLITS if "target" in kinds else HELD_OUT, loaded)
+    folder = data_cache(cfg, pair, SPLITS if "target" in kinds else HELD_OUT, loaded, labelled=False)
     splits: dict[str, Dataset] = {}
     for split, most in (("dev", cfg.validation.num_prompts), ("test", None)):
         rows = load_split(folder, split).with_format("arrow")[:most]

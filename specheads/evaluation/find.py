@@ -14,9 +14,10 @@ from data_gen.__main__ import generation_settings
 from data_gen.prompts import unique
 from data_gen.run import EncodedPrompt, PromptSource, encode_prompts
 from specheads.errors import UserError
-from specheads.files import write_json
+from specheads.files import write_json, write_whole
+from specheads.heads.card import card
 from specheads.heads.checkpoint import latest_head, load_head
-from specheads.heads.head import AcceptanceHead
+from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.pair import Pair, config_folder
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,9 @@ def known_data_sets(test_sets: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def store_in_config(folder: Path, **values: Mapping[str, Any]) -> None:
-    """Write what was found out about a head after its training into its config."""
+    """Write what was found out about a head after its training into its config and its card."""
     path = folder / "config.json"
-    write_json(path, json.loads(path.read_text()) | values)
+    content = json.loads(path.read_text()) | values
+    write_json(path, content)
+    text = card(HeadConfig.from_dict(content, str(path)))
+    write_whole(folder / "README.md", lambda temporary: temporary.write_text(text))

@@ -96,6 +96,39 @@ def test_a_cache_of_all_splits_serves_for_some(pairs, tmp_path, generated):
     assert [path.name for path in (tmp_path / "alone").iterdir()] == [alone.name]
 
 
+def only_responses(pair, root, settings=SETTINGS):
+    return generate_data(pair, Letters(), Warp(1.0, top_k=5), settings, 0, root, labelled=False)
+
+
+def test_responses_alone_are_made_once_for_all_drafts(pairs, tmp_path, generated, monkeypatch):
+    monkeypatch.setattr(data_gen.run, "label_responses", None)  # nothing is labelled
+    folder = only_responses(pairs[0], tmp_path, replace(SETTINGS, draws_per_position=2, rollouts_per_response=3))
+    rows = pq.read_table(folder / "train-00000.parquet").to_pylist()
+    assert all(row["response_ids"] and not row["accept_prob"] and not row["draft_ids"] for row in rows)
+    generated.clear()
+    assert only_responses(pairs[1], tmp_path) == folder and not generated
+
+
+def test_labels_are_added_to_responses_that_are_there(pairs, tmp_path, generated):
+    only_responses(pairs[0], tmp_path)
+    alone = make(pairs[1], tmp_path / "alone")
+    generated.clear()
+    assert content(make(pairs[1], tmp_path)) == content(alone) and not generated
+
+
+def test_a_labelled_cache_serves_who_wants_responses(pairs, tmp_path, generated):
+    folder = make(pairs[0], tmp_path)
+    generated.clear()
+    assert only_responses(pairs[0], tmp_path) == folder
+    other = only_responses(pairs[1], tmp_path)  # of the other draft: no labels are needed, its responses are
+    assert other != folder and not generated
+
+
+def test_responses_alone_know_how_far_the_draft_reaches(pairs, tmp_path):
+    narrow = replace(pairs[0], draft=tiny_pair(8, window=7).draft)
+    assert only_responses(pairs[0], tmp_path) != only_responses(narrow, tmp_path)
+
+
 def test_an_unreadable_manifest_of_another_cache_is_passed_over(pairs, tmp_path, generated):
     (tmp_path / "broken").mkdir(parents=True)
     (tmp_path / "broken" / "manifest.json").write_text("{")

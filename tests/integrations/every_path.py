@@ -43,6 +43,15 @@ def new_head(pair, kind, folder):
 
 
 @torch.no_grad()
+def verified(pair, text, drafted):
+    """Return what the target makes of a draft, greedily: its own tokens up to the first that differs, and no further than the end."""
+    best = pair.target(torch.tensor([text + drafted])).logits[0, len(text) - 1 :].argmax(-1).tolist()
+    agreed = next((i for i, token in enumerate(drafted) if token != best[i]), len(drafted))
+    ended = next((i for i, token in enumerate(best) if token in pair.stop_tokens), len(best))
+    return best[: min(agreed, ended) + 1]
+
+
+@torch.no_grad()
 def decoded(pair, prompt, begin):
     """Decode greedily without memory; `begin()` gives what is asked after each drafted token, by its features, whether to stop."""
     text, lengths, ends = list(prompt), [], pair.stop_tokens
@@ -58,13 +67,8 @@ def decoded(pair, prompt, begin):
             features = {"hidden": hidden, "embedding": pair.draft_lm.embed(token), "draft_prob": law[:, token[0]]}
             if stops(features | {"max_prob": law.max(-1).values, "entropy": entropy}) or drafted[-1] in ends:
                 break
-        best = pair.target(torch.tensor([text + drafted])).logits[0, len(text) - 1 :].argmax(-1).tolist()
-        agreed = next((i for i, token in enumerate(drafted) if token != best[i]), len(drafted))
         lengths.append(len(drafted))
-        for token in best[: agreed + 1]:
-            text.append(token)
-            if token in ends:
-                break
+        text += verified(pair, text, drafted)
     return text[len(prompt) :], lengths
 
 
@@ -115,13 +119,8 @@ def by_proposals(pair, prompt, proposer):
         rows = np.array([text], dtype=np.int32)
         (drafted,) = proposer.propose([text[-1:]], [len(text)], rows)
         drafted = drafted[: len(prompt) + NUM_TOKENS - len(text) - 1]
-        best = pair.target(torch.tensor([text + drafted])).logits[0, len(text) - 1 :].argmax(-1).tolist()
-        agreed = next((i for i, token in enumerate(drafted) if token != best[i]), len(drafted))
         lengths.append(len(drafted))
-        for token in best[: agreed + 1]:
-            text.append(token)
-            if token in ends:
-                break
+        text += verified(pair, text, drafted)
     return text[len(prompt) :], lengths
 
 

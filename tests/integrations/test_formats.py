@@ -5,6 +5,7 @@ import sys
 import onnxruntime
 import pytest
 import torch
+from head_kinds import KINDS
 
 from specheads.errors import UserError
 from specheads.heads.checkpoint import load_head, save_head
@@ -14,18 +15,7 @@ from specheads.integrations.formats import FORMATS
 from specheads.integrations.onnx import judged_by, write_onnx
 from specheads.integrations.torch_export import write_program
 
-KINDS = {
-    "look-ahead": {"judges": "next_token", "depth": 2, "width": 24},
-    "all inputs": {
-        "judges": "next_token",
-        "depth": 1,
-        "width": 8,
-        "inputs": ("hidden", "embedding", "draft_prob", "max_prob", "entropy", "index", "target_hidden"),
-        "target_size": 48,
-    },
-    "one number": {"judges": "next_token", "depth": 0, "inputs": ("max_prob",)},
-    "the paper's": {"judges": "input_token", "depth": 3},
-}
+KINDS = KINDS | {"one number": {"judges": "next_token", "depth": 0, "inputs": ("max_prob",)}}
 CALIBRATION = {"slope": [1.2, 0.8, 0.7], "intercept": [0.1, 0.0, -0.2]}
 
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from head_kinds import KINDS
 from safetensors.torch import load_file, save_file
 
 from specheads import SpeculativeDecoder, Warp
@@ -17,18 +18,7 @@ from specheads.integrations.standalone_head import DraftRound, StandaloneHead
 
 CALIBRATION = {"slope": [1.2, 0.8, 0.7], "intercept": [0.1, 0.0, -0.2]}
 RECOMMENDED = {"threshold": 0.55, "min_tokens": 1, "max_tokens": 6, "predicted_speedup": 1.3}
-KINDS = {
-    "look-ahead": {"judges": "next_token", "depth": 2, "width": 24},
-    "all inputs": {
-        "judges": "next_token",
-        "depth": 1,
-        "width": 8,
-        "inputs": ("hidden", "embedding", "draft_prob", "max_prob", "entropy", "index", "target_hidden"),
-        "target_size": 256,
-    },
-    "the paper's": {"judges": "input_token", "depth": 3},
-    "linear": {"judges": "input_token", "depth": 0},
-}
+KINDS = KINDS | {"linear": {"judges": "input_token", "depth": 0}}
 ALONE = """
 import importlib.util, sys
 class Gone:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from fakes import tiny_pair
+from head_kinds import KINDS, LOOK_AHEAD
 from statistics_helper import chi_square_p_value
 from transformers import (
     AutoModelForCausalLM,
@@ -26,17 +27,6 @@ from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.integrations.loaders import CUSTOM_GENERATE, loader_source, write_loader
 from specheads.integrations.transformers import assist
 
-KINDS = {
-    "look-ahead": {"judges": "next_token", "depth": 2, "width": 24},
-    "all inputs": {
-        "judges": "next_token",
-        "depth": 1,
-        "width": 8,
-        "inputs": ("hidden", "embedding", "draft_prob", "max_prob", "entropy", "index", "target_hidden"),
-        "target_size": 256,
-    },
-    "the paper's": {"judges": "input_token", "depth": 3},
-}
 BOUNDS = {"threshold": 0.6, "max_tokens": 7}
 LONGEST_ROUND = 21  # without bounds: 20 drafted tokens and the target's own
 
@@ -61,7 +51,7 @@ def folder(request, nano, tmp_path):
 @pytest.fixture
 def simple(nano, tmp_path):
     """A head that everybody has: look-ahead, with the loader for transformers beside it."""
-    folder = new_head(nano, tmp_path / "head", **KINDS["look-ahead"])
+    folder = new_head(nano, tmp_path / "head", **LOOK_AHEAD)
     write_loader(folder, CUSTOM_GENERATE)
     return folder
 
@@ -344,7 +334,7 @@ def test_mistakes_are_told(nano, prompts, simple, tmp_path):
 
 
 def test_another_commit_of_the_draft_is_refused(nano, prompts, tmp_path, monkeypatch):
-    folder = new_head(nano, tmp_path / "head", **KINDS["look-ahead"])
+    folder = new_head(nano, tmp_path / "head", **LOOK_AHEAD)
     config = json.loads((folder / "config.json").read_text())
     config["draft"] = {"id": "somebody/draft", "revision": "a" * 40}
     (folder / "config.json").write_text(json.dumps(config))
