@@ -13,6 +13,7 @@ draft step of Llama-2-7B.
 """
 
 import argparse
+import contextlib
 import copy
 import platform
 import statistics
@@ -36,6 +37,7 @@ from specheads.decoding.engine import Engine
 from specheads.decoding.records import DecodeStats, Round
 from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.decoding.verification import SyntheticVerification, TokenVerification, VerificationRule
+from specheads.integrations.transformers import assist
 from specheads.pair import LanguageModel, Pair
 
 FIXED, THRESHOLDS, CONTEXTS = (2, 4, 6, 8), (0.3, 0.5, 0.7), (128, 512, 2048)
@@ -84,13 +86,13 @@ class Stopwatch:
         return event
 
 
-def transformers_runs(pair: Pair, warp: Warp, length: int, assisted: bool) -> dict[str, Run]:
-    """Return transformers' own ways to generate from the pair, `assisted` ones if that is asked for."""
+def transformers_runs(pair: Pair, head: AcceptanceHead, warp: Warp, length: int, assisted: bool) -> dict[str, Run]:
+    """Return transformers' ways to generate from the pair; if `assisted` is asked for those with a draft, too, its own and with the head in it."""
     chosen = {"do_sample": False} if warp.greedy else {"do_sample": True, "temperature": warp.temperature, "top_k": warp.top_k}
     chosen |= {} if warp.greedy else {"top_p": warp.top_p, "repetition_penalty": 1.0}
     chosen |= {"max_new_tokens": length, "pad_token_id": 0}
 
-    def run(assistant: dict | None) -> Run:
+    def run(assistant: dict | None, threshold: float | None = None) -> Run:
         config = copy.deepcopy(pair.draft.generation_config)  # kept from call to call: the heuristic goes on from where it was
         for name, value in (assistant or {}).items():
             setattr(config, name, value)
@@ -101,7 +103,13 @@ def transformers_runs(pair: Pair, warp: Warp, length: int, assisted: bool) -> di
             draft = None if assistant is None else pair.draft
             pair.draft.generation_config = config
             start = time.perf_counter()
-            out = pair.target.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=draft, **chosen)
+            asked = (
+                contextlib.nullcontext()
+                if threshold is None
+                else assist(pair.target, pair.draft, head, threshold, any_draft=True)
+            )
+            with asked:
+                out = pair.target.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=draft, **chosen)
             return Made(out.shape[1] - len(prompt), time.perf_counter() - start)
 
         return generate
@@ -116,6 +124,7 @@ def transformers_runs(pair: Pair, warp: Warp, length: int, assisted: bool) -> di
     runs |= {f"transformers, assisted, K={k}": run(assistant(k)) for k in FIXED}
     runs["transformers, assisted, heuristic"] = run(assistant(5, "heuristic"))
     runs["transformers, assisted, confidence 0.4"] = run(assistant(20, confidence=0.4))
+    runs |= {f"transformers with the head, {t}": run({}, t) for t in THRESHOLDS}
     return runs
 
 
@@ -354,7 +363,7 @@ def main() -> None:
         mode = "greedy" if warp.greedy else "sampled at temperature 1, top-k 50"
         own, startup = own_runs(pair, head, warp, arguments.new_tokens, arguments.engine, verification)
         print(f"## {mode}; start-up of all settings {startup:.1f} s\n")
-        runs = {**transformers_runs(pair, warp, arguments.new_tokens, arguments.rate is None), **own}
+        runs = {**transformers_runs(pair, head, warp, arguments.new_tokens, arguments.rate is None), **own}
         print_speeds(compare(runs, prompts, arguments.repeats))
         print_never(pair, head, warp, arguments.engine, prompts, arguments.new_tokens, 3 * arguments.repeats)
     print_forwards(pair, head, warp, arguments.engine)
