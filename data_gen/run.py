@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 
 
 # Settings that decide responses; the others decide what the draft is asked about them.
-RESPONSE_LIMITS = ("max_new_tokens", "max_prompt_tokens", "batch_size", "rows_per_shard", "responses_per_prompt")
+SHARD_LIMITS = ("max_new_tokens", "max_prompt_tokens", "batch_size", "rows_per_shard")
+RESPONSE_LIMITS = (*SHARD_LIMITS, "responses_per_prompt")  # which decides how many shards there are, not what is in one
 
 
 class PromptSource(Protocol):
@@ -165,8 +166,8 @@ def cache_facts(
 
 
 def twin_of(root: Path, facts: Mapping[str, Any], settings: GenerationSettings) -> Path | None:
-    """Return a complete cache of the same target, prompts and limits for another draft, if there is one: its responses are ours."""
-    ours = json.loads(json.dumps(facts))
+    """Return a complete cache of the same target, prompts and limits, if there is one, whatever the draft was asked: its responses are ours."""
+    ours, twins = json.loads(json.dumps(facts)), {}
     for manifest in sorted(root.glob("*/manifest.json")):
         try:
             found = read_manifest(manifest.parent)
@@ -175,16 +176,14 @@ def twin_of(root: Path, facts: Mapping[str, Any], settings: GenerationSettings) 
         theirs = found.get("made_of", {})
         if not found.get("complete") or theirs.keys() != ours.keys():
             continue
-        limits = [{name: made_of["settings"].get(name) for name in RESPONSE_LIMITS} for made_of in (ours, theirs)]
+        limits = [{name: made_of["settings"].get(name) for name in SHARD_LIMITS} for made_of in (ours, theirs)]
         same = all(theirs[name] == ours[name] for name in ours.keys() - {"draft", "dtype", "settings"})
         if same and theirs["dtype"][0] == ours["dtype"][0] and limits[0] == limits[1]:
-            logger.info(
-                "data: the target's responses are taken from %s, which was made for %s %s",
-                manifest.parent,
-                *theirs["draft"],
-            )
-            return manifest.parent
-    return None
+            twins[manifest.parent] = theirs
+    most = max(twins, key=lambda folder: twins[folder]["settings"].get("responses_per_prompt", 1), default=None)
+    if most is not None:
+        logger.info("data: the target's responses are taken from %s, which was made for %s %s", most, *twins[most]["draft"])
+    return most
 
 
 def shared_responses(twin: Path, name: str, shard: "Shard", pair: Pair, settings: GenerationSettings) -> list[Response] | None:
@@ -192,8 +191,8 @@ def shared_responses(twin: Path, name: str, shard: "Shard", pair: Pair, settings
     entry, path = read_manifest(twin)["shards"].get(name), twin / name
     if entry is None or not path.is_file() or checksum(path) != entry["sha256"]:
         return None
-    rows = pq.read_table(path, columns=["prompt_ids", "response_ids", "finished"]).to_pylist()
-    if [row["prompt_ids"] for row in rows] != [ids for _, ids in shard.prompts]:
+    rows = pq.read_table(path, columns=["prompt_ids", "sample", "response_ids", "finished"]).to_pylist()
+    if [(row["prompt_ids"], row["sample"]) for row in rows] != [(ids, shard.sample) for _, ids in shard.prompts]:
         return None
     responses = [Response(row["response_ids"], row["finished"]) for row in rows]
     for (_, ids), response in zip(shard.prompts, responses, strict=True):

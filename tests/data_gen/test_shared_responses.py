@@ -69,6 +69,15 @@ def test_other_questions_to_the_draft_share_responses(pairs, tmp_path, generated
     assert not generated
 
 
+@pytest.mark.parametrize(("count", "new"), [(1, 0), (3, 5)])
+def test_more_or_fewer_responses_share_the_first_ones(pairs, tmp_path, generated, count, new):
+    settings = replace(SETTINGS, responses_per_prompt=count)
+    alone = make(pairs[1], tmp_path / "alone", settings)
+    make(pairs[0], tmp_path)
+    generated.clear()
+    assert content(make(pairs[1], tmp_path, settings)) == content(alone) and sum(generated) == new
+
+
 def test_a_damaged_shard_is_not_taken_over(pairs, tmp_path, generated):
     folder = make(pairs[0], tmp_path)
     (folder / "train-00001.parquet").write_bytes(b"nothing")
