@@ -28,6 +28,12 @@ def column(text):
     return "\n".join(line.split("  ")[1] for line in text.splitlines() if line.startswith("  ") and "  " in line[2:])
 
 
+@pytest.fixture(autouse=True)
+def usual_width(monkeypatch):
+    """What the text looks like is not to depend on where the tests run."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+
 @pytest.mark.parametrize("command, choice", compositions())
 def test_every_key_is_explained(command, choice):
     found = rows(command, choice)
