@@ -44,9 +44,8 @@ class HeadConfig:
     width: int | None = None
     embedding_size: int | None = None
     target_size: int | None = None  # of the target's hidden state, where that is an input
-    vocab_size: int | None = (
-        None  # tokens of which draft_prob, max_prob and entropy speak; a draft may have padded logits beyond them
-    )
+    # Tokens of which draft_prob, max_prob and entropy speak; a draft may have padded logits beyond them.
+    vocab_size: int | None = None
     label: str = "sampled"
     tap: str = "output_embedding_input"
     warp: Mapping[str, float] = field(default_factory=dict)

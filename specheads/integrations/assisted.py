@@ -146,11 +146,11 @@ class Assisted:
         same = head.readout.weight.device == device
         self.head = head if same else copy.deepcopy(head).to(device)  # it may serve another draft elsewhere
         self.new_round()
-        _Dispatcher.of(target).add(self)
+        self._dispatcher = _Dispatcher.serving(target, self)
 
     def remove(self) -> None:
         """Give the target its own assisted generation back."""
-        _Dispatcher.of(self.target).take_out(self)
+        self._dispatcher.take_out(self)
 
     def __enter__(self) -> Self:
         return self
@@ -202,14 +202,14 @@ class _Dispatcher:
         self._had = vars(target).get(REPLACED)  # of a copy of this code, for example, which a head's folder carries
 
     @classmethod
-    def of(cls, target: PreTrainedModel) -> "_Dispatcher":
-        found = getattr(vars(target).get(REPLACED), "__self__", None)
-        return found if isinstance(found, cls) else cls(target)
-
-    def add(self, user: Assisted) -> None:
+    def serving(cls, target: PreTrainedModel, user: Assisted) -> "_Dispatcher":
+        """Return the target's dispatcher, the one that is there or a new one, which from now on asks `user`, too."""
         with _LOCK:
-            self._users.append(user)
-            setattr(self._target, REPLACED, self.candidates)
+            there = getattr(vars(target).get(REPLACED), "__self__", None)
+            found = there if isinstance(there, cls) else cls(target)
+            found._users.append(user)
+            setattr(target, REPLACED, found.candidates)
+        return found
 
     def take_out(self, user: Assisted) -> None:
         with _LOCK:
@@ -217,7 +217,9 @@ class _Dispatcher:
                 self._users.remove(user)
             if not self._users and getattr(vars(self._target).get(REPLACED), "__self__", None) is self:
                 delattr(self._target, REPLACED)
-                if self._had is not None:
+                if self._had is not None and getattr(
+                    getattr(self._had, "__self__", None), "_users", True
+                ):  # whose own heads may have gone meanwhile
                     setattr(self._target, REPLACED, self._had)
 
     def candidates(self, assistant_model: PreTrainedModel | None = None, **arguments: Any) -> Any:

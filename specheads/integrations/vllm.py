@@ -98,6 +98,8 @@ class HeadProposer:
             raise UserError(
                 f"the draft {self._draft_location} knows {draft.vocab_size} tokens, the target {theirs}; choose a draft with the target's tokenizer."
             )
+        # What the head learnt from, where the draft's folder has no tokenizer to count its tokens.
+        draft.vocab_size = self.head.config.vocab_size or draft.vocab_size
         self.head.check_trained_for("draft", str(self._draft_location), revision)
         self.head.to(draft.device)
         ends = draft.model.generation_config.eos_token_id

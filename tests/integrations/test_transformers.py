@@ -231,6 +231,22 @@ def test_heads_are_taken_away_in_any_order(nano, prompts, simple):
     assert "_get_candidate_generator" not in vars(nano.target)
 
 
+def test_a_head_can_go_while_a_folders_own_code_is_at_work(nano, prompts, simple):
+    """Both replace the same method of the target, and neither knows the other's classes."""
+    handle = assist(nano.target, nano.draft, simple)
+
+    class TakenAway(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            handle.remove()
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    folder = {"custom_generate": str(simple), "trust_remote_code": True, "draft_model": nano.draft, "do_sample": False}
+    nano.target.generate(**inputs(prompts[0]), **folder, max_new_tokens=8, stopping_criteria=StoppingCriteriaList([TakenAway()]))
+    assert not handle._dispatcher._users
+    nano.target.generate(**inputs(prompts[0]), assistant_model=nano.draft, do_sample=False, max_new_tokens=8)
+    assert handle.rounds == [] and "_get_candidate_generator" not in vars(nano.target)
+
+
 def test_a_head_that_nobody_asked_is_told(nano, prompts, simple):
     with pytest.warns(UserWarning, match="the head was never asked"), assist(nano.target, nano.draft, simple):
         nano.target.generate(**inputs(prompts[0]), do_sample=False, max_new_tokens=2)
