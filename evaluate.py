@@ -69,7 +69,7 @@ def run(
         print_report(report)
         for path in write_report(report, Path(cfg.paths.run)):
             print(path)
-    evaluation.recommend()
+    evaluation.recommend(report)
     log_report(report, loggers)
     return report
 

@@ -85,7 +85,8 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], object]], Call
                 tell(user_error(error) or error)
                 failed.append(None)
             except ValueError as error:
-                groups = [word.removesuffix("=null") for word in sys.argv[1:] if word.endswith("=null")]
+                nulls = [word.removesuffix("=null") for word in sys.argv[1:] if word.endswith("=null")]
+                groups = [name for name in nulls if (config_folder() / name).is_dir()]
                 if "Config group override" not in str(error) or not groups:
                     raise
                 tell(UserError(f"{groups[0]}=null: a group of configs cannot be null; write '~{groups[0]}' to leave it out."))

@@ -15,7 +15,7 @@ from specheads.evaluation.results import (
     TextSample,
     Winner,
 )
-from specheads.replay.cost import Costs
+from specheads.replay.cost import CostFit, Costs, RuleCosts
 
 RATIOS = ("measured", "5", "10", "20")
 NASTY = "Say \"</script><b>bold</b>\" & 'quote' — naïve 日本語 {x} %{y}\nsecond line"
@@ -59,7 +59,8 @@ def report_example() -> Report:
     }
     return Report(
         context,
-        Costs(0.0021, 0.0113, 0.00004, 0.94, 0.41, 12_345),
+        CostFit(Costs(0.0021, 0.0113, 0.00004, 0.0002, (0.0113, 0.0114)), [RuleCosts(0.0003, 0.0)], 0.94, 0.41, 12_345),
+        ["The machine was <busy>."],
         live=_live(rng),
         gains={"measured": about(1.02), "10": about(1.044), "20": None},
         data_sets=sets,
@@ -108,7 +109,8 @@ def _winners(rules: list[RuleRow]) -> list[Winner]:
                 None if family == "fixed_length" else about((speed.value - fixed) / (top - fixed), 0.25)
                 for top in (ceiling, oracle)
             ]
-            found.append(Winner(family, row.name, ratio, speed, about(speed.value / fixed, 0.015), *gaps, speed.value))
+            head = (0.15, about(0.2, 0.1)) if family.startswith("head") else ()
+            found.append(Winner(family, row.name, ratio, speed, about(speed.value / fixed, 0.015), *gaps, speed.value, *head))
     return found
 
 
@@ -180,5 +182,6 @@ def _bank(rng: random.Random) -> list[BankRow]:
         speedup = {ratio: about(1.6 + 0.2 * rng.random()) for ratio in RATIOS}
         threshold = {ratio: round(rng.uniform(0.3, 0.8), 2) for ratio in RATIOS}
         name = f"layers {number // 4}, <weight> {1 + number % 4}"
-        rows.append(BankRow(name, 0.8 + 0.005 * number, 0.3 - 0.005 * number, 0.01 + 0.001 * number, speedup, threshold))
+        shares = dict.fromkeys(RATIOS, 0.05 + 0.01 * number)
+        rows.append(BankRow(name, 0.8 + 0.005 * number, 0.3 - 0.005 * number, 0.01 + 0.001 * number, speedup, threshold, shares))
     return rows

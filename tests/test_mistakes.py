@@ -211,7 +211,10 @@ MISTAKES = {
         ],
         "prune=head leaves pruning to a head",
     ),
-    "group that is null": (["train.py", "logger=null"], "logger=null: a group of configs cannot be null; write '~logger'"),
+    "group that is null": (
+        ["train.py", "calibration=null", "logger=null"],
+        "logger=null: a group of configs cannot be null; write '~logger'",
+    ),
     "no branches at once": (["evaluate.py", "record.batch_size=0"], "record.batch_size=0 is no count"),
     "unknown baseline": (["evaluate.py", "baseline=beams"], "baseline=beams is not known; use target or mjgd"),
     "unknown input": (["train.py", "head.inputs=[colour]"], "colour"),
@@ -257,6 +260,14 @@ MISTAKES = {
     "length that is a fraction": (["evaluate.py", "head=null", "fixed_lengths=[1.5,2]"], "fixed length 1.5 is no count"),
     "length that is a word": (["evaluate.py", "head=null", "fixed_lengths=[2,a]"], "fixed length a is no count"),
     "threshold that is a word": (["evaluate.py", "thresholds=[a]"], "threshold=a is outside"),
+    "head that costs less than nothing": (
+        ["evaluate.py", "costs.head_share=-0.1"],
+        "costs.head_share=-0.1: expected a number of at least 0",
+    ),
+    "verification that costs a word": (
+        ["evaluate.py", "costs.verified_share=x"],
+        "costs.verified_share=x: .* forward pass of the target",
+    ),
     "ratio that is a word": (["evaluate.py", "head=null", "ratios=[x]"], "ratio x is not above 1"),
     "all prompts": (["evaluate.py", "head=null", "num_prompts=all"], "num_prompts=all is no count of at least 1"),
     "half a repeat": (["evaluate.py", "head=null", "repeats=1.5"], "repeats=1.5 is no count"),

@@ -10,7 +10,6 @@ import pytest
 from commands import ROOT, SMALL, heads, run
 
 from specheads import load_head
-from specheads.decoding.stopping import HeadThreshold
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +61,7 @@ def test_evaluate_replays_every_rule_and_decodes_the_best(folder):
     ]
     families = {row["family"] for row in content["data_sets"][1]["rules"]}
     assert {"fixed_length", "head_threshold", "head_threshold auto", "expected_throughput", "ceiling", "oracle"} <= families
-    assert [row["family"].split()[0] for row in content["live"]][:2] == ["target", "fixed_length"] and len(content["live"]) == 4
+    assert [row["family"].split()[0] for row in content["live"]][:2] == ["target", "fixed_length"] and len(content["live"]) >= 4
     assert all(row["replayed_tokens_per_second"] for row in content["live"][1:])
     assert len(list((folder / "data" / "recordings").iterdir())) == 3 and (dev / "judges" / "truth").is_dir()
     (exported,) = heads(folder)
@@ -73,8 +72,9 @@ def test_evaluate_replays_every_rule_and_decodes_the_best(folder):
     assert "at 10" in done.stdout and str(report.parent.name) in done.stdout
     names = {path.name for path in report.parent.iterdir()}
     assert {"report.html", "report.csv", "pareto.png", "speed.png", "generations.jsonl", "costs.jsonl", "wandb"} <= names
-    assert 0 <= json.loads((exported / "config.json").read_text())["recommended"]["threshold"] <= 1
-    assert HeadThreshold(load_head(exported), "auto").threshold == load_head(exported).config.recommended["threshold"]
+    # Three short responses on a machine that runs tests tell nothing: what they took is doubted, and no threshold is stored.
+    assert content["doubts"] and json.loads((exported / "config.json").read_text())["recommended"] is None
+    assert "no threshold was stored" in done.stdout + done.stderr or "no threshold is recommended" in done.stdout + done.stderr
 
 
 def test_the_same_evaluation_gives_the_same_numbers_and_records_nothing_twice(folder):
@@ -84,7 +84,7 @@ def test_the_same_evaluation_gives_the_same_numbers_and_records_nothing_twice(fo
     assert [one.returncode for one in done] == [0, 0], done[0].stderr
     reports = sorted(folder.glob("outputs/evaluate/*/report.json"))[-2:]
     first, second = (json.loads(path.read_text()) for path in reports)
-    assert first["data_sets"] == second["data_sets"] and first["live"] == [] and first["costs"] is None
+    assert first["data_sets"] == second["data_sets"] and first["live"] == [] and first["fit"] is None
     assert {row["family"] for row in first["data_sets"][0]["rules"]} == {"fixed_length", "draft_product", "ceiling", "oracle"}
     assert before and {path: path.stat().st_mtime_ns for path in before} == before
 

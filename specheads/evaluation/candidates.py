@@ -6,107 +6,21 @@ weights of a logistic, the calibration of a head, the costs that a rule reckons 
 
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 from hydra.utils import get_class
 
-from specheads.decoding.stopping import ExpectedThroughput, HeadThreshold, Logistic, StoppingRule, logistic_inputs
+from specheads.decoding.stopping import ExpectedThroughput, Logistic
 from specheads.errors import UserError, is_number
-from specheads.heads.calibration import IndexCalibration
+from specheads.evaluation.candidate import CEILING, Candidate
+from specheads.evaluation.tuning import Tuning
 from specheads.heads.head import AcceptanceHead
-from specheads.heads.metrics import fit_logistic
 from specheads.replay.cost import Costs
-from specheads.replay.recording import Recording
-from specheads.replay.replay import TRUTH, Ceiling, RecordedHead, head_logits, recorded_head, replay
+from specheads.replay.replay import TRUTH, Ceiling, RecordedHead, recorded_head
 
-GRID = np.linspace(0.02, 0.98, 25)  # thresholds between which a head's own is looked for
 CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
 TITLES = {"fixed_length": "fixed K=", "head_threshold": "head "}  # others go by their file's name
-FIXED, CEILING, ORACLE = "fixed_length", "ceiling", "oracle"
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One rule with its numbers. `live` is None for what knows more than a decoder does; `ratio` is None for what suits all."""
-
-    family: str
-    name: str
-    rule: StoppingRule
-    live: StoppingRule | None
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    ratio: str | None = None
-    head: str | None = None  # the name of the head that it listens to
-
-    @property
-    def value(self) -> float | None:
-        """The first of the parameters that are numbers, for plots."""
-        return next((value for value in self.parameters.values() if is_number(value)), None)
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What open parameters are fitted with: the recording of dev prompts, and the costs by the name of their ratio."""
-
-    recording: Recording
-    costs: Mapping[str, Costs]
-    _curves: dict[tuple[RecordedHead, int], np.ndarray] = field(default_factory=dict)
-    _fits: dict[Any, dict[str, float]] = field(default_factory=dict)  # each is asked for by every value of a rule
-
-    def logistic(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the weights of a logistic of the draft's certainty."""
-        if tuple(names) not in self._fits:
-            self._fits[tuple(names)] = self._fit_logistic(names)
-        return self._fits[tuple(names)]
-
-    def _fit_logistic(self, names: Sequence[str]) -> dict[str, float]:
-        node, _, accepted, _ = self.recording.labels()
-        features = {name: self.recording.features[name][node] for name in ("draft_prob", "max_prob", "entropy")}
-        inputs = [name for name in names if name != "bias"]
-        weights = fit_logistic(logistic_inputs(inputs, features), accepted.double()).tolist()
-        return dict(zip([*inputs, "bias"], weights, strict=True))
-
-    def calibration(self, head: RecordedHead) -> dict[str, float]:
-        """Return slope and intercept that make a head's logits calibrated here (Platt scaling), on top of its own calibration: that may
-        be of another warping. Each token counts once, at its largest index.
-        """
-        if head not in self._fits:
-            logits, accepted, furthest = head_logits(self.recording, head)
-            heard = IndexCalibration.from_dict(head.config.calibration)(logits[:, -1], furthest)
-            fitted = fit_logistic(heard[:, None], accepted.double()).tolist()
-            self._fits[head] = dict(zip(("slope", "intercept"), fitted, strict=True))
-        return self._fits[head]
-
-    @cached_property
-    def mean_acceptance(self) -> float:
-        """The share of proposed tokens that are accepted."""
-        return self.recording.labels()[2].double().mean().item()
-
-    def throughputs(self, head: RecordedHead, max_tokens: int, costs: Costs) -> np.ndarray:
-        """Return the throughput of a head at each of GRID, in tokens per time of a draft forward."""
-        if (head, max_tokens) not in self._curves:
-            rounds = replay(self.recording, [HeadThreshold(head, float(t), max_tokens=max_tokens) for t in GRID])
-            counts = [one.per_prompt(self.recording.num_prompts) for one in rounds]
-            self._curves[head, max_tokens] = np.array([[c.tokens.sum(), c.drafted.sum(), c.target_calls.sum()] for c in counts])
-        tokens, drafted, target_calls = self._curves[head, max_tokens].T
-        return tokens * (costs.draft_seconds + costs.verified_seconds) / costs.seconds(drafted, target_calls, drafted)
-
-    def auto_threshold(self, head: RecordedHead, max_tokens: int, costs: Costs) -> tuple[float, float]:
-        """Return the threshold at which one more draft forward yields no more than the throughput, and that throughput.
-
-        The threshold is `1 - lambda t_d / m`, m the mean acceptance of the tokens not yet judged, and lambda t_d the throughput that
-        it leads to: a fixed point (SpecDec++, theorem 3.1, in renewal-reward form).
-        """
-        worth = self.mean_acceptance ** (2 if head.config.judges == "input_token" else 1)
-        found = self.throughputs(head, max_tokens, costs)
-        excess = 1 - found / worth - GRID  # positive where going on would pay
-        last = int(np.flatnonzero(excess > 0).max(initial=0))
-        part = np.clip(excess[last] / (excess[last] - excess[last + 1]), 0, 1) if last + 1 < len(GRID) else 0.0
-        threshold = GRID[last] + part * (GRID[1] - GRID[0])
-        return round(float(threshold), 3), float(np.interp(threshold, GRID, found))
 
 
 def candidates(
@@ -156,7 +70,7 @@ def _variants(
     title = TITLES.get(name, f"{name.replace('_', ' ')} ") + (f"{head_name} " if several else "")
     for values in itertools.product(*choices.values()):
         swept = dict(zip(choices, values, strict=True))
-        for ratio, own in _settled(cls, arguments | swept, tuning, recorded_head(head) if head else None):
+        for ratio, own in _settled(cls, arguments | swept, tuning, head_name, recorded_head(head) if head else None):
             shown = {key: value for key, value in swept.items() if len(choices[key]) > 1 or is_number(value)}
             automatic = swept.get("threshold") == "auto"
             label = title + ", ".join(
@@ -170,7 +84,7 @@ def _variants(
 
 
 def _settled(
-    cls: type, arguments: dict[str, Any], tuning: Tuning | None, head: RecordedHead | None
+    cls: type, arguments: dict[str, Any], tuning: Tuning | None, head_name: str | None, head: RecordedHead | None
 ) -> Iterator[tuple[str | None, dict[str, Any]]]:
     """Yield a rule's arguments with everything open fitted, for each ratio of costs where they matter (else for None)."""
     if issubclass(cls, Logistic) and None in (arguments.get("weights") or {"": None}).values():
@@ -186,8 +100,8 @@ def _settled(
         yield None, arguments
         return
     _need(tuning, cls, depends[0])
-    for ratio, costs in tuning.costs.items():
-        own = dict(arguments)
+    for ratio in tuning.prices.costs:
+        own, costs = dict(arguments), tuning.prices.of_head(head_name, ratio)
         if "cost_ratio" in depends:
             own["cost_ratio"] = costs.target_seconds / (costs.draft_seconds + costs.verified_seconds)
         if "threshold" in depends:

@@ -22,6 +22,11 @@ def check_replay(cfg: DictConfig) -> None:
         raise UserError(
             f"ratio {wrong[0]} is not above 1; it says how many draft forwards a target forward costs, for example 10."
         )
+    if wrong := [key for key, value in cfg.costs.items() if not (is_share(value) or (key == "head_share" and value is None))]:
+        raise UserError(
+            f"costs.{wrong[0]}={cfg.costs[wrong[0]]}: expected a number of at least 0, a share of a "
+            f"{'draft step' if wrong[0] == 'head_share' else 'forward pass of the target'}, for example 0.1."
+        )
     if "fixed_length" not in (cfg.get("stopping") or {}):
         raise UserError(
             "stopping leaves out fixed_length, over which every gain is stated; add it, for example "
@@ -32,6 +37,11 @@ def check_replay(cfg: DictConfig) -> None:
     check_counts(counts | {f"record.{key}": cfg.record[key] for key in ("num_draws", "batch_size")})
     known_data_sets(cfg.test_sets or {})
     check_data(cfg)
+
+
+def is_share(value: Any) -> bool:
+    """Whether a value is a number of at least 0."""
+    return is_number(value) and value >= 0
 
 
 def check_lists(cfg: DictConfig, *keys: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specheads.errors import UserError
-from specheads.evaluation.candidates import FIXED
+from specheads.evaluation.candidate import FIXED
 from specheads.evaluation.findings import achievable, has_head, main_data_set
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.results import DraftRow, Report

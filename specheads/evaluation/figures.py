@@ -6,7 +6,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from specheads.evaluation.candidates import FIXED
+from specheads.evaluation.candidate import FIXED
 from specheads.evaluation.findings import (
     BOUNDS,
     achievable,

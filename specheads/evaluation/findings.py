@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
+from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.results import MEASURED, DataSet, Report, Winner
 
@@ -129,6 +129,29 @@ def _at(report: Report, ratio: str) -> str:
     return f"the measured ratio {report.costs.ratio:.1f}" if report.costs else "the measured ratio"
 
 
+def costs_text(report: Report) -> str:
+    """Return what heads and verification cost at the ratios, as it was counted, and what was measured here."""
+    given = report.context.get("costs") or {}
+    how = "counted from weights" if given.get("counted") else "as given"
+    heads = [f"{name} {share:.1%}" for name, share in (given.get("head_shares") or {}).items()]
+    text = f"at the ratios, a head adds to a draft step ({how}): {', '.join(heads)}; " if heads else ""
+    text += f"verifying one more token costs {given.get('verified_share', 0):.1%} of the target's forward pass"
+    shares = {row.name: row.head_share for data in report.data_sets for row in data.winners if row.ratio == MEASURED}
+    measured = [f"{name} {share:.1%}" for name, share in shares.items() if share is not None]
+    return f"{text}. Measured here, as a share of a draft step: {', '.join(measured)}." if measured else f"{text}."
+
+
+def fit_text(report: Report) -> str:
+    """Return the measured costs."""
+    fit, costs = report.fit, report.costs
+    text = f"Measured costs, by medians of {fit.num_rounds:,} rounds: draft step {costs.draft_seconds * 1e3:.2f} ms, the target's forward pass "
+    text += f"{costs.target_seconds * 1e3:.2f} ms and {costs.verified_seconds * 1e3:.3f} ms more per drafted token, a round beside these "
+    text += f"{costs.round_seconds * 1e3:.2f} ms, ratio {costs.ratio:.2f}"
+    if fit.r_squared is None:
+        return f"{text}."
+    return f"{text}; R\u00b2 {fit.r_squared:.3f} over responses that were not fitted, {fit.round_r_squared or 0:.3f} over their rounds."
+
+
 def _live(report: Report) -> list[str]:
     rows = [row for row in report.live if row.family != "target" and row.lossless]
     if not rows:
@@ -139,8 +162,17 @@ def _live(report: Report) -> list[str]:
 
 
 def notes_on(report: Report) -> list[str]:
-    """Return what a reader must not miss: where a rule without a head was faster than the head, and where drafting does not pay."""
+    """Return what a reader must not miss: heads that do not pay for themselves, where a rule without a head was faster than the head, and
+    where drafting does not pay.
+    """
     found = []
+    for data_set in (one for one in report.data_sets if one.role == "test"):
+        for row in data_set.winners:
+            if row.break_even is not None and row.head_share is not None and row.head_share >= row.break_even.value:
+                found.append(
+                    f"On {data_set.name} prompts, at {ratio_name(row.ratio)}, {row.name} does not pay for its head: it adds "
+                    f"{row.head_share:.1%} to a draft step and would break even at {minus(f'{row.break_even.value:.1%}')}."
+                )
     for data_set in (one for one in report.data_sets if one.role == "test"):
         for ratio in dict.fromkeys(winner.ratio for winner in data_set.winners):
             head, other = (_fastest(data_set, ratio, with_head) for with_head in (True, False))

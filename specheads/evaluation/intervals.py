@@ -1,12 +1,12 @@
 """Intervals over prompts by the bootstrap: whole prompts are drawn anew, the same draws for every setting."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from specheads.decoding.records import DecodeStats
-from specheads.evaluation.sweep import Measured
+from specheads.evaluation.sweep import Measured, Setting
 from specheads.replay.cost import Costs
 from specheads.replay.replay import Counts
 
@@ -47,10 +47,6 @@ class Sums:
     @property
     def tokens_per_second(self) -> np.ndarray:
         return self.tokens / self.seconds
-
-    def predicted(self, costs: Costs) -> np.ndarray:
-        """Return tokens per second by the costs."""
-        return self.tokens / costs.seconds(self.draft_calls, self.target_calls, self.drafted)
 
 
 def resample_counts(num_prompts: int, seed: int = 0) -> np.ndarray:
@@ -109,41 +105,46 @@ def interval(values: np.ndarray) -> Interval:
     return Interval(float(values[0]), float(low), float(high))
 
 
-def gain_over_fixed(measured: Sequence[Measured], costs: Costs) -> Interval | None:
-    """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without both families."""
+def predicted_speed(one: Measured, costs: Costs, resamples: np.ndarray) -> np.ndarray:
+    """Return the tokens per second (R,) that costs predict of a decoded setting's own counts, under each row of `resamples` (R, P)."""
+    tokens = np.array([part.num_tokens for part in one.stats], dtype=float)
+    return (resamples @ tokens) / (resamples @ one.predicted_seconds(costs))
+
+
+def gain_over_fixed(measured: Sequence[Measured], costs_of: Callable[[Setting], Costs]) -> Interval | None:
+    """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without both families.
+
+    `costs_of` gives the costs of a setting's rule.
+    """
     families = {name: [m for m in measured if m.setting.family.startswith(name)] for name in ("fixed_length", "head_threshold")}
     if not all(families.values()) or len(measured[0].stats) < 4:
         return None
-    columns = ("num_tokens", "num_draft_calls", "num_target_calls", "num_drafted")
     fixed, head = (
-        np.array([[[getattr(part, name) for name in columns] for part in m.stats] for m in members], dtype=float)
+        np.array(
+            [[[part.num_tokens for part in m.stats], m.predicted_seconds(costs_of(m.setting))] for m in members], dtype=float
+        )
         for members in families.values()
     )
-    return cross_fitted_gain(head, fixed, costs)
+    return cross_fitted_gain(head, fixed)
 
 
-def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, costs: Costs) -> Interval:
+def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray) -> Interval:
     """Return how much faster the best setting of one family is than the best of another, as a ratio of throughputs.
 
     The best is chosen on one half of the prompts and judged on the other, and the halves then swapped, so that the larger
     family has no advantage from being searched.
 
     Args:
-        ours, theirs: (settings, P, 4): tokens, draft forwards, target forwards and drafted tokens of each prompt.
+        ours, theirs: (settings, 2, P): tokens and seconds of each prompt.
     """
-    num_prompts = ours.shape[1]
+    num_prompts = ours.shape[-1]
     counts = resample_counts(num_prompts)
     even = np.arange(num_prompts) % 2 == 0
     seconds_per_token = []
     for family in (ours, theirs):
-        totals = np.zeros((len(counts), 4))
+        totals = np.zeros((2, len(counts)))
         for half in (even, ~even):
-            best = int(np.argmin(_seconds_per_token(family[:, half].sum(axis=1), costs)))
-            totals += (counts * ~half) @ family[best]
-        seconds_per_token.append(_seconds_per_token(totals, costs))
+            tokens, seconds = family[..., half].sum(axis=-1).T
+            totals += family[np.argmin(seconds / tokens)] @ (counts * ~half).T
+        seconds_per_token.append(totals[1] / totals[0])
     return interval(seconds_per_token[1] / seconds_per_token[0])
-
-
-def _seconds_per_token(totals: np.ndarray, costs: Costs) -> np.ndarray:
-    tokens, draft_calls, target_calls, drafted = totals.T
-    return costs.seconds(draft_calls, target_calls, drafted) / tokens

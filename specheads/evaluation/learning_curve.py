@@ -24,15 +24,15 @@ from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.verification import TokenVerification
 from specheads.errors import UserError
 from specheads.evaluation import offline
-from specheads.evaluation.candidates import Tuning, candidates, takes_head
+from specheads.evaluation.candidates import candidates, takes_head
 from specheads.evaluation.checks import check_lists, check_replay
 from specheads.evaluation.curve import Curve, Point, print_curve, write_curves
 from specheads.evaluation.find import FoundHead
 from specheads.evaluation.intervals import auroc_samples, interval, mean_samples, resample_counts
 from specheads.evaluation.machine import versions
-from specheads.evaluation.offline import Prices
 from specheads.evaluation.results import Winner
 from specheads.evaluation.run import Evaluation
+from specheads.evaluation.tuning import Tuning
 from specheads.forecast import Forecast
 from specheads.heads import training
 from specheads.heads.checkpoint import load_head
@@ -163,9 +163,9 @@ def judge_heads(cfg: DictConfig, pair: Pair, found: Sequence[Plan], folders: Map
     """Replay the rules of all heads on the same recordings; return a curve for each set of test prompts."""
     heads = {name: FoundHead(load_head(folder), str(folder)) for name, folder in folders.items()}
     evaluation = Evaluation(cfg, pair, heads, Autoregressive(), TokenVerification(), {})
-    recordings, prices = evaluation.record(), Prices(evaluation.ratios)
+    recordings, prices = evaluation.record(), evaluation.counted_prices()
     (_, dev), *_ = recordings.values()
-    rules = candidates(evaluation.stopping, evaluation.heads, Tuning(dev, prices.costs))
+    rules = candidates(evaluation.stopping, evaluation.heads, Tuning(dev, prices))
     dev_table, *tables = evaluation.replay(recordings, rules)
     choices = offline.choose(dev_table, rules, prices)
     head_of = {one.family: one.head for one in rules}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
+from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
 from specheads.evaluation.findings import best, has_head, winners_at
 from specheads.evaluation.results import DataSet, Report
 

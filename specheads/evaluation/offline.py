@@ -1,18 +1,18 @@
 """Replay every candidate on every set of prompts, choose the best of each family on dev prompts, and judge it on the others."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate
+from specheads.evaluation.candidate import CEILING, FIXED, ORACLE, Candidate
 from specheads.evaluation.intervals import Interval, Sums, interval, replayed_sums, resample_counts
+from specheads.evaluation.prices import Prices
 from specheads.evaluation.results import MEASURED, BankRow, DataSet, Positions, Reliability, RuleRow, TextSample, Winner
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.metrics import auroc, binary_kl, calibration, ece_by_index
 from specheads.pair import Pair
-from specheads.replay.cost import Costs
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, RecordedHead, Replayed, head_logits, oracle, replay
 
@@ -42,18 +42,6 @@ class Recorded:
         return cls(name, role, recording, [*found, oracle(recording).per_prompt(recording.num_prompts)])
 
 
-@dataclass(frozen=True)
-class Prices:
-    """Costs by the name of their ratio, and the target's own tokens per second at the measured ones."""
-
-    costs: Mapping[str, Costs]
-    alone: float | None = None
-
-    def speedup(self, found: Sums, ratio: str) -> np.ndarray:
-        """Return the speed-up over the target alone."""
-        return found.predicted(self.costs[ratio]) / (self.alone if ratio == MEASURED else 1.0)
-
-
 Choice = dict[str, int]  # family -> number of the best candidate
 
 
@@ -76,7 +64,10 @@ def choose(dev: Recorded, candidates: Sequence[Candidate], prices: Prices) -> Ch
     once = np.ones((1, dev.recording.num_prompts))
     choices, speeds = {}, {}
     for ratio in prices.costs:
-        speeds[ratio] = [float(prices.speedup(replayed_sums(counts, once), ratio)[0]) for counts in dev.counts]
+        speeds[ratio] = [
+            float(prices.speedup(counts, once, one, ratio)[0])
+            for counts, one in zip(dev.counts, [*candidates, None], strict=True)
+        ]
         best: Choice = {}
         for number, one in enumerate(candidates):
             if one.ratio in (None, ratio) and (one.family not in best or speeds[ratio][number] > speeds[ratio][best[one.family]]):
@@ -90,8 +81,11 @@ def data_set(recorded: Recorded, candidates: Sequence[Candidate], choices: Choic
     recording = recorded.recording
     resamples = resample_counts(recording.num_prompts)
     found = [replayed_sums(counts, resamples) for counts in recorded.counts]
-    speeds = {ratio: [prices.speedup(one, ratio) for one in found] for ratio in prices.costs}
     named = [(one.family, one.name, one) for one in candidates] + [(ORACLE, ORACLE, None)]
+    speeds = {
+        ratio: [prices.speedup(counts, resamples, one, ratio) for counts, (_, _, one) in zip(recorded.counts, named, strict=True)]
+        for ratio in prices.costs
+    }
     rows = []
     for number, (family, name, one) in enumerate(named):
         meant_for = [ratio for ratio in prices.costs if one is None or one.ratio in (None, ratio)]
@@ -108,11 +102,15 @@ def data_set(recorded: Recorded, candidates: Sequence[Candidate], choices: Choic
                 speedup={ratio: interval(speeds[ratio][number]) for ratio in meant_for},
             )
         )
-    winners = [
-        winner
-        for ratio, choice in choices.best.items()
-        for winner in _winners(ratio, choice, [(f, name) for f, name, _ in named], speeds[ratio], choices.speeds[ratio])
-    ]
+    winners = []
+    for ratio, choice in choices.best.items():
+        fixed = speeds[ratio][choice[FIXED]] if FIXED in choice else None
+        for winner, number in _winners(ratio, choice, [(f, name) for f, name, _ in named], speeds[ratio], choices.speeds[ratio]):
+            one, allowed = named[number][2], None
+            if fixed is not None:
+                allowed = prices.break_even(recorded.counts[number], resamples, one, ratio, fixed)
+            share = prices.head_share(one, ratio)
+            winners.append(replace(winner, head_share=share, break_even=None if allowed is None else interval(allowed)))
     return DataSet(
         recorded.name, recorded.role, recording.num_prompts, int(recording.lengths.sum()), recording.num_draws, rows, winners
     )
@@ -124,27 +122,23 @@ def _acceptance_rate(found: Sums) -> float | None:
 
 def _winners(
     ratio: str, choice: Choice, named: Sequence[tuple[str, str]], speeds: Sequence[np.ndarray], dev_speeds: Sequence[float]
-) -> list[Winner]:
-    """Return the best of each family at one ratio, and the best fixed length in hindsight: the one that this data set would choose."""
+) -> list[tuple[Winner, int]]:
+    """Return the best of each family at one ratio with its number, and the best fixed length in hindsight: the one that this data set
+    would choose.
+    """
     fixed = speeds[choice[FIXED]] if FIXED in choice else None
     ceiling = speeds[choice[CEILING]] if CEILING in choice else None
     lengths = [number for number, (family, _) in enumerate(named) if family == FIXED]
     chosen = list(choice.items())
     if lengths:
         chosen.insert(1, (f"{FIXED} in hindsight", max(lengths, key=lambda number: speeds[number][0])))
-    return [
-        Winner(
-            family,
-            named[number][1],
-            ratio,
-            interval(speeds[number]),
-            interval(speeds[number] / (1 if fixed is None else fixed)),
-            _gap(speeds[number], fixed, ceiling),
-            _gap(speeds[number], fixed, speeds[choice[ORACLE]]),
-            float(dev_speeds[number]),
-        )
-        for family, number in chosen
-    ]
+    found = []
+    for family, number in chosen:
+        gain = interval(speeds[number] / (1 if fixed is None else fixed))
+        gaps = _gap(speeds[number], fixed, ceiling), _gap(speeds[number], fixed, speeds[choice[ORACLE]])
+        winner = Winner(family, named[number][1], ratio, interval(speeds[number]), gain, *gaps, float(dev_speeds[number]))
+        found.append((winner, number))
+    return found
 
 
 def _gap(ours: np.ndarray, fixed: np.ndarray | None, best: np.ndarray | None) -> Interval | None:
@@ -226,17 +220,19 @@ def bank(
         if None in best.values():
             continue  # no threshold of it was asked for
         _, logits, labels, _ = logits_in_rounds(test.recording, head)
+        speeds = {
+            ratio: interval(prices.speedup(test.counts[number], resamples, candidates[number], ratio))
+            for ratio, number in best.items()
+        }
         rows.append(
             BankRow(
                 head=name,
                 auroc=auroc(logits, labels),
                 kl=binary_kl(logits, labels).item(),
                 ece=calibration(torch.sigmoid(logits), labels).ece,
-                speedup={
-                    ratio: interval(prices.speedup(replayed_sums(test.counts[number], resamples), ratio))
-                    for ratio, number in best.items()
-                },
+                speedup=speeds,
                 threshold={ratio: candidates[number].value for ratio, number in best.items()},
+                head_share={ratio: prices.head_share(candidates[number], ratio) for ratio, number in best.items()},
             )
         )
     return sorted(rows, key=lambda row: -row.speedup[choices.middle].value)

@@ -14,9 +14,10 @@ from specheads.evaluation.figures import figures_of
 from specheads.evaluation.findings import (
     change,
     change_limits,
+    costs_text,
+    fit_text,
     key_findings,
     main_data_set,
-    minus,
     preferred,
     ratio_text,
     ratios_of,
@@ -25,7 +26,6 @@ from specheads.evaluation.results import MEASURED, DataSet, Report, TextSample
 from specheads.evaluation.tables import across_table, bank_table, drafts_table, live_table, winners_table
 from specheads.files import write_whole
 
-POOR_FIT = 0.5  # R² below which a reader is warned
 # Whatever a text or a name may hold, the page fetches nothing.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 PLOTS = {  # title, what a reader should know, what selects the figure
@@ -40,8 +40,8 @@ PLOTS = {  # title, what a reader should know, what selects the figure
     "threshold": (
         "Speed-up against threshold",
         (
-            "Rules that stop at a threshold. Horizontal lines: the best fixed length, the informed ceiling (a head that knows every true "
-            "acceptance probability) and the oracle (which knows every coin flip)."
+            "Rules that stop at a threshold. Horizontal lines: the best fixed length, the informed ceiling (the best constant threshold on "
+            "the true acceptance probabilities) and the oracle (which knows every outcome)."
         ),
         "set ratio",
     ),
@@ -65,7 +65,7 @@ PLOTS = {  # title, what a reader should know, what selects the figure
     ),
 }
 LIVE = (
-    "By costs: from a setting’s own counts, at costs common to all; by replay: from replayed counts, at what its own rounds cost; in parentheses how far off. Discard and "
+    "By costs: from a setting’s own counts; by replay: from replayed counts; both at what its rule’s steps and rounds cost, in parentheses how far off. Discard and "
     "verification rates are per token, latencies in milliseconds per token. Click a heading to sort."
 )
 DRAFTS = (
@@ -105,7 +105,8 @@ def html_of(report: Report) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><link rel="icon" href="data:,">',
             f"<style>\n{_resource('page.css')}</style>\n</head>\n<body>",
-            f'<header class="head"><h1>{name}</h1>{_facts(report)}{_list("findings", _findings_title(report), key_findings(report))}',
+            f'<header class="head"><h1>{name}</h1>{_list("doubts", "What was measured is not to be trusted", report.doubts)}',
+            f"{_facts(report)}{_list('findings', _findings_title(report), key_findings(report))}",
             f'{_list("notes", "Notes", report.notes)}<nav aria-label="Sections"><ul>{links}</ul></nav></header>',
             _selectors(report),
             f"<main>{body}</main>",
@@ -138,7 +139,7 @@ def _facts(report: Report) -> str:
         "heads": ", ".join(context.get("heads") or []),
         "sampling": ", ".join(f"{key} {value}" for key, value in warp.items() if value is not None),
     }
-    shown |= {key: context.get(key) for key in ("seed", "device")}
+    shown |= {key: context.get(key) for key in ("seed", "device")} | {"costs": costs_text(report)}
     sets = [
         f"{one.name} ({one.role}): {one.num_prompts:,} prompts, {one.num_tokens:,} tokens, {one.num_draws} draws"
         for one in report.data_sets
@@ -171,7 +172,7 @@ def _selectors(report: Report) -> str:
     if not report.data_sets:
         return ""
     sets = f'<label>data set <select data-select="set" autocomplete="off">{options}</select></label>'
-    title = "how many draft forwards a target forward costs"
+    title = "how many draft steps a forward pass of the target costs"
     ratio = (
         f'<fieldset title="{title}"><legend>cost ratio</legend><div class="choice">{choices}</div></fieldset>' if ratios else ""
     )
@@ -181,20 +182,28 @@ def _selectors(report: Report) -> str:
 def _winners(report: Report) -> dict[str, tuple[str, str]]:
     if not any(data_set.winners for data_set in report.data_sets):
         return {}
-    number, ratios = main_data_set(report), ratios_of(report)
+    ratios = ratios_of(report)
+    first = (main_data_set(report), preferred(ratios))
     panels = "".join(
-        _panel(winners_table(report, data_set, ratio), (i, ratio) == (number, preferred(ratios)), set=i, ratio=ratio)
+        _panel(_greyed(report, ratio, winners_table(report, data_set, ratio)), (i, ratio) == first, set=i, ratio=ratio)
         for i, data_set in enumerate(report.data_sets)
         for ratio in ratios
         if any(row.ratio == ratio for row in data_set.winners)
     )
-    across = "".join(_panel(across_table(report, ratio), ratio == preferred(ratios), ratio=ratio) for ratio in ratios)
+    across = "".join(_panel(_greyed(report, r, across_table(report, r)), r == preferred(ratios), ratio=r) for r in ratios)
     about = (
-        "Each family’s rule was chosen on dev prompts, at each cost ratio anew (how many draft forwards a target forward costs). Brackets "
-        "hold 95 % intervals over prompts. In italics: what no decoder can have, which is bounds and hindsight."
+        "Each family’s rule was chosen on dev prompts, at each cost ratio again (how many draft steps a forward pass of the target costs). "
+        "A head’s cost is what it adds to a draft step, as a share of the step, and is counted; at its break-even the rule would be as fast "
+        "as the best fixed length. Brackets hold 95 % intervals over prompts. In italics: what no decoder can have. The informed ceiling "
+        "is the best constant threshold on the true acceptance probabilities, the oracle knows every outcome, and neither pays for it."
     )
     inner = f'<p class="about">{about}</p><div class="names">{panels}</div>{across if len(report.data_sets) > 1 else ""}'
     return {"winners": ("The best of each family", inner)}
+
+
+def _greyed(report: Report, ratio: str, inner: str) -> str:
+    """Return a table at a ratio, greyed where it is the measured one and what was measured is not to be trusted."""
+    return f'<div class="doubtful">{inner}</div>' if report.doubts and ratio == MEASURED else inner
 
 
 def _panel(inner: str, shown: bool, **selection: object) -> str:
@@ -221,18 +230,8 @@ def _plots(figures: Iterable[str]) -> dict[str, tuple[str, str]]:
 def _live(report: Report) -> dict[str, tuple[str, str]]:
     if not report.live:
         return {}
-    costs, gains = report.costs, {ratio: gain for ratio, gain in report.gains.items() if gain}
-    texts = []
-    if costs:
-        text = f"Fitted costs: draft forward {costs.draft_seconds * 1e3:.2f} ms, target forward {costs.target_seconds * 1e3:.2f} ms and "
-        text += f"{minus(f'{costs.verified_seconds * 1e3:.3f}')} ms more per verified token, ratio {costs.ratio:.2f}"
-        rounds = "" if costs.num_rounds is None else f" over {costs.num_rounds:,} rounds"
-        of_rounds = "" if costs.round_r_squared is None else f", {costs.round_r_squared:.3f} over single rounds"
-        texts.append(
-            text + ("." if costs.r_squared is None else f"; R² {costs.r_squared:.3f} over responses{of_rounds}{rounds}.")
-        )
-        if costs.r_squared is not None and costs.r_squared < POOR_FIT:
-            texts.append("The costs explain little of how long rounds took; so what is said at the measured ratio means little.")
+    gains = {ratio: gain for ratio, gain in report.gains.items() if gain}
+    texts = [fit_text(report)] if report.fit else []
     if gains:
         each = [
             f"{change(g)} {change_limits(g)} at {'the measured ratio' if r == MEASURED else f'ratio {r}'}"
@@ -240,7 +239,10 @@ def _live(report: Report) -> dict[str, tuple[str, str]]:
         ]
         texts.append(f"The live head over the best live fixed length, cross-fitted: {'; '.join(each)}.")
     paragraphs = "".join(f"<p>{escape(text)}</p>" for text in texts)
-    return {"live": ("Live measurements", f'{paragraphs}<p class="about">{LIVE}</p>{live_table(report)}')}
+    kind = "doubtful" if report.doubts else ""
+    return {
+        "live": ("Live measurements", f'<div class="{kind}">{paragraphs}<p class="about">{LIVE}</p>{live_table(report)}</div>')
+    }
 
 
 def _bank(report: Report) -> dict[str, tuple[str, str]]:

@@ -10,17 +10,18 @@ from typing import Any
 import matplotlib
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from specheads.decoding.records import DecodeStats
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
-from specheads.evaluation.findings import ratio_name
-from specheads.evaluation.intervals import Interval, Sums, interval, resample_counts, sums
+from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
+from specheads.evaluation.findings import costs_text, fit_text, ratio_name
+from specheads.evaluation.intervals import Interval, Sums, interval, predicted_speed, resample_counts, sums
 from specheads.evaluation.page import write_page
+from specheads.evaluation.prices import Prices
 from specheads.evaluation.results import MEASURED, DataSet, LiveRow, Report, Winner
 from specheads.evaluation.sweep import Measured
 from specheads.files import write_json, write_whole
-from specheads.replay.cost import Costs
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -31,31 +32,26 @@ LABELS = {FIXED: "fixed K", "head_threshold": "head, threshold", CEILING: "infor
 
 
 def live_rows(
-    measured: Sequence[Measured],
-    costs: Costs,
-    at: Mapping[str, Costs],
-    lossless: bool,
-    replayed: Mapping[str, float] | None = None,
+    measured: Sequence[Measured], prices: Prices, lossless: bool, replayed: Mapping[str, float] | None = None
 ) -> list[LiveRow]:
     """Return a row for every setting that was decoded, the first of which is the target alone.
 
     Args:
-        at: by name the costs at which speed-ups are predicted.
+        prices: what rules pay at every ratio, the measured one among them.
         lossless: whether the sweep's own verification rule is.
         replayed: by setting, tokens per second from replayed counts of the same prompts.
     """
     counts = resample_counts(len(measured[0].stats))
     alone = sums(measured[0].stats, counts).tokens_per_second
     fixed = {m.setting.value: sums(m.stats, counts) for m in measured if m.setting.family == FIXED}
-    return [_live_row(m, counts, alone, costs, at, fixed, lossless, replayed or {}) for m in measured]
+    return [_live_row(m, counts, alone, prices, fixed, lossless, replayed or {}) for m in measured]
 
 
 def _live_row(
     measured: Measured,
     counts: np.ndarray,
     alone: np.ndarray,
-    costs: Costs,
-    at: Mapping[str, Costs],
+    prices: Prices,
     fixed: Mapping[float, Sums],
     lossless: bool,
     replayed: Mapping[str, float],
@@ -64,6 +60,9 @@ def _live_row(
     found, total = sums(measured.stats, counts), DecodeStats.total(measured.stats)
     drafting = setting.rule is not None
     percentiles = np.percentile(measured.token_seconds, [50, 90, 99]) * 1e3
+    predicted = {}
+    if drafting:
+        predicted = {ratio: predicted_speed(measured, prices.of(setting, ratio), counts) for ratio in prices.costs}
     return LiveRow(
         name=setting.name,
         family=setting.family,
@@ -75,9 +74,11 @@ def _live_row(
         block_efficiency=total.block_efficiency,
         acceptance_rate=total.acceptance_rate,
         milliseconds=dict(zip(("p50", "p90", "p99"), percentiles.tolist(), strict=True)),
-        predicted_tokens_per_second=float(found.predicted(costs)[0]) if drafting else None,
+        predicted_tokens_per_second=float(predicted[MEASURED][0]) if drafting else None,
         replayed_tokens_per_second=replayed.get(setting.name),
-        predicted_speedup={name: interval(found.predicted(own)) for name, own in at.items()} if drafting else {},
+        predicted_speedup={
+            ratio: interval(speed / (prices.alone if ratio == MEASURED else 1.0)) for ratio, speed in predicted.items()
+        },
         lossless=setting.search is None and (not drafting or (lossless if other is None else other.lossless)),
         efficiency_gain=interval(fixed[setting.value].verification_rate / found.verification_rate) if other else None,
     )
@@ -102,8 +103,11 @@ def write_report(report: Report, folder: Path) -> list[Path]:
 def print_report(report: Report, console: Console | None = None) -> None:
     """Print what was found by replay and live, and the findings."""
     console = console or Console(width=None if sys.stdout.isatty() else 160)
+    for doubt in report.doubts:
+        console.print(f"[bold]{escape(doubt)}[/bold]", highlight=False)
+    console.print(f"Costs: {costs_text(report)}", highlight=False)
     for data in report.data_sets:
-        _print_winners(data, console)
+        _print_winners(data, console, bool(report.doubts))
     if report.live:
         _print_live(report, console)
     if report.drafts:
@@ -112,15 +116,17 @@ def print_report(report: Report, console: Console | None = None) -> None:
         console.print(note, highlight=False)
 
 
-def _print_winners(data: DataSet, console: Console) -> None:
+def _print_winners(data: DataSet, console: Console, doubtful: bool) -> None:
     ratios = list(dict.fromkeys(winner.ratio for winner in data.winners))
     tuned = "the prompts that rules were tuned on" if data.role == "dev" else "rules tuned on dev prompts"
     table = Table(
-        title=f"{data.name}: {data.num_prompts} prompts replayed, {tuned}; speed-up, and share of the gap to the ceiling"
+        title=f"{data.name}: {data.num_prompts} prompts replayed, {tuned}; speed-up, share of the gap to the ceiling, and for a head the "
+        "cost at which it would break even, as a share of a draft step"
     )
     table.add_column("rule", no_wrap=True)
     for ratio in ratios:
-        table.add_column(ratio if ratio == MEASURED else f"at {ratio}", justify="right", no_wrap=True)
+        style = "dim" if doubtful and ratio == MEASURED else None
+        table.add_column(ratio if ratio == MEASURED else f"at {ratio}", justify="right", no_wrap=True, style=style)
     cells: dict[str, dict[str, str]] = {}
     for winner in data.winners:
         cells.setdefault(winner.family, {})[winner.ratio] = _cell(winner)
@@ -145,7 +151,8 @@ def _print_drafts(report: Report, console: Console) -> None:
 def _cell(winner: Winner) -> str:
     half = (winner.speedup.high - winner.speedup.low) / 2
     gap = "" if winner.gap_ceiling is None else f" {winner.gap_ceiling.value:4.0%}"
-    return f"{winner.speedup.value:.3f}x \u00b1{half:.3f}{gap}"
+    even = "" if winner.break_even is None else f" (even at {winner.break_even.value:.0%})"
+    return f"{winner.speedup.value:.3f}x \u00b1{half:.3f}{gap}{even}"
 
 
 def _print_live(report: Report, console: Console) -> None:
@@ -173,12 +180,7 @@ def _print_live(report: Report, console: Console) -> None:
         speeds = [f"{row.tokens_per_second.value:.0f}", *guesses, f"{row.speedup.value:.2f}x"]
         table.add_row(row.name, *speeds, *rates, f"{row.block_efficiency:.2f}", accepted, latency)
     console.print(table)
-    costs = report.costs
-    console.print(
-        f"fitted to {costs.num_rounds} rounds: draft forward {costs.draft_seconds * 1e3:.2f} ms, target forward "
-        f"{costs.target_seconds * 1e3:.2f} ms and {costs.verified_seconds * 1e3:.3f} ms per drafted token, ratio {costs.ratio:.2f}, "
-        f"R\u00b2 {costs.r_squared or 0:.3f} over responses, {costs.round_r_squared or 0:.3f} over rounds"
-    )
+    console.print(fit_text(report), highlight=False)
     for ratio, gain in report.gains.items():
         if gain is not None:
             console.print(f"decoded, head over best fixed K at {ratio_name(ratio)}: {_percent(gain)}")

@@ -1,7 +1,8 @@
 """What an evaluation found: frozen records, the content of `report.json` (its schema is in report.schema.json).
 
-Speed-ups are over the target alone. A *ratio* says how many draft forwards a target forward costs: `measured` on this machine, or a
-number such as `10`, at which a target forward counts 1, a draft forward 1/10 and nothing else.
+Speed-ups are over the target alone. A *ratio* says how many draft steps a forward pass of the target costs: `measured` on this machine, or a
+number such as `10`, at which a forward pass of the target counts 1, a draft step 1/10, a head its share of a draft step, and a drafted
+token that is verified the share that `costs.verified_share` says.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specheads.evaluation.intervals import Interval
-from specheads.replay.cost import Costs
+from specheads.replay.cost import CostFit, Costs
 
 MEASURED = "measured"
 
@@ -62,6 +63,8 @@ class Winner:
     gap_ceiling: Interval | None  # share of the way from the best fixed length to the informed ceiling
     gap_oracle: Interval | None  # the same to the oracle, which knows every coin flip
     dev_speedup: float = 0.0  # on dev prompts, by which one family is preferred to another
+    head_share: float | None = None  # what its head adds to a draft step, as a share of it: this was counted
+    break_even: Interval | None = None  # the share at which it would be as fast as the best fixed length
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ class BankRow:
     ece: float
     speedup: Mapping[str, Interval]
     threshold: Mapping[str, float]
+    head_share: Mapping[str, float]  # by ratio, what it adds to a draft step, as a share of it
 
 
 @dataclass(frozen=True)
@@ -147,10 +151,16 @@ class Report:
     """A whole evaluation. `gains`: of the live head over the best live fixed length, by ratio, cross-fitted; for full live sweeps."""
 
     context: Mapping[str, Any]
-    costs: Costs | None
+    fit: CostFit | None  # of the measured costs
+    doubts: Sequence[str] = field(default_factory=list)  # why what was measured is not to be trusted; empty if it is
     live: Sequence[LiveRow] = field(default_factory=list)
     gains: Mapping[str, Interval | None] = field(default_factory=dict)
     data_sets: Sequence[DataSet] = field(default_factory=list)
     bank: Sequence[BankRow] = field(default_factory=list)
     drafts: Sequence[DraftRow] = field(default_factory=list)  # where other evaluations are compared
     notes: Sequence[str] = field(default_factory=list)  # what a reader should know, such as a simple rule that beats the head
+
+    @property
+    def costs(self) -> Costs | None:
+        """The measured costs that are common to all rules."""
+        return self.fit and self.fit.costs

@@ -6,33 +6,40 @@ Everything long is kept as it comes: recordings in the data folder, decoded prom
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.run import EncodedPrompt, GenerationSettings
 from specheads.decoding.drafting import Autoregressive, Drafting
 from specheads.decoding.engine import resolve_engine
-from specheads.decoding.stopping import MAX_TOKENS, FixedLength
+from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
 from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError
 from specheads.evaluation import offline
-from specheads.evaluation.candidates import FIXED, Candidate, Tuning, candidates, longest_draft, takes_head
+from specheads.evaluation.candidate import FIXED, Candidate
+from specheads.evaluation.candidates import candidates, longest_draft, takes_head
 from specheads.evaluation.find import FoundHead, prompts_of, prompts_of_set, store_in_config
-from specheads.evaluation.findings import BOUNDS, notes_on
+from specheads.evaluation.findings import BOUNDS, notes_on, ratio_name
 from specheads.evaluation.intervals import gain_over_fixed
 from specheads.evaluation.journal import Journal
 from specheads.evaluation.machine import device_name, versions
-from specheads.evaluation.offline import Choices, Prices, Recorded
+from specheads.evaluation.offline import Choices, Recorded
+from specheads.evaluation.prices import Prices
 from specheads.evaluation.recorded import recorded
 from specheads.evaluation.report import live_rows
 from specheads.evaluation.results import MEASURED, DataSet, Report
-from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, round_times, run_sweep, sweep_settings
+from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, fitted_costs, run_sweep, sweep_settings
+from specheads.evaluation.trust import alone_steps, doubts_of
+from specheads.evaluation.tuning import Tuning
 from specheads.forecast import progress
+from specheads.heads.cost import counted_share
 from specheads.pair import Pair
-from specheads.replay.cost import Costs, fit_costs, own_costs
+from specheads.replay.cost import Costs
 from specheads.replay.judge import head_fingerprint
 from specheads.replay.record import RecordSettings
 from specheads.replay.recording import Recording
@@ -42,7 +49,8 @@ from specheads.sampling import Warp
 
 logger = logging.getLogger(__name__)
 
-PROBES, NUM_PROBED = (1, 8), 4  # fixed lengths decoded on so many dev prompts, to know the costs before rules are chosen
+PROBES, NUM_PROBED = (1, 4, 12), 4  # fixed lengths decoded on so many dev prompts, to know the costs before rules are chosen
+MOST_TURNS = 4  # of choosing rules and decoding them
 NUM_OTHERS = 2  # rules without a head whose drafts are shown in detail
 
 
@@ -65,7 +73,11 @@ class Evaluation:
         rules = OmegaConf.to_container(cfg.stopping, resolve=True)
         self.stopping = {name: rule for name, rule in rules.items() if heads or not takes_head(rule)}
         self._recommended: dict[Path, dict[str, float]] = {}
-        self.ratios = {f"{ratio:g}": Costs.at_ratio(ratio) for ratio in cfg.ratios}
+        self.ratios = {f"{ratio:g}": Costs.at_ratio(ratio, cfg.costs.verified_share) for ratio in cfg.ratios}
+        given = cfg.costs.head_share
+        self.head_shares = {
+            name: counted_share(head, pair.draft_lm) if given is None else given for name, head in self.heads.items()
+        }
 
     def run(self) -> Report:
         """Do all steps; return the report."""
@@ -79,14 +91,14 @@ class Evaluation:
         if self.drafting.ahead:
             logger.warning("drafting.ahead=true spends a draft forward more in most rounds, which replayed counts leave out")
         recordings = self.record()
-        prices = self._probe()
+        probed = self._probe() if self.cfg.live != "none" else []
+        prices = self._prices(probed) if probed else self.counted_prices()
         (_, dev), *_ = recordings.values()
-        found = candidates(self.stopping, self.heads, Tuning(dev, prices.costs))
+        found = candidates(self.stopping, self.heads, Tuning(dev, prices))
         tables = self.replay(recordings, found)
-        choices = offline.choose(tables[0], found, prices)
-        measured = self._decode(self._settings(found, choices)) if self.cfg.live != "none" else []
-        if measured:
-            prices = self._prices(measured)
+        choices, measured = offline.choose(tables[0], found, prices), []
+        if probed:
+            choices, prices, measured = self._settle(tables[0], found, choices, probed)
         return self._report(found, tables, choices, prices, measured)
 
     # Recordings
@@ -113,19 +125,50 @@ class Evaluation:
 
     # Decoding
 
-    def _probe(self) -> Prices:
-        """Return the costs at the wanted ratios, and the measured ones by decoding a few dev prompts with fixed lengths."""
-        if self.cfg.live == "none":
-            return Prices(self.ratios)
+    def _probe(self) -> list[Measured]:
+        """Decode a few dev prompts with fixed lengths, and with the smallest and the largest head."""
         settings = [TARGET_ALONE, *(Setting(f"fixed K={k}", FIXED, k, FixedLength(k)) for k in PROBES)]
-        prompts = prompts_of(self.cfg, self.pair, "dev", NUM_PROBED)
-        return self._prices(self._sweep("costs", settings, prompts))
+        sizes = sorted(self.heads, key=self.head_shares.__getitem__)
+        for name in dict.fromkeys(sizes[:1] + sizes[-1:]):
+            settings.append(Setting(f"head {name}", "head_threshold", 0.5, HeadThreshold(self.heads[name], 0.5), head=name))
+        return self._sweep("costs", settings, prompts_of(self.cfg, self.pair, "dev", NUM_PROBED))
+
+    def _settle(
+        self, dev: Recorded, found: Sequence[Candidate], choices: Choices, probed: Sequence[Measured]
+    ) -> tuple[Choices, Prices, list[Measured]]:
+        """Decode the chosen rules, fit the costs to what that took, and choose again, until what is chosen was decoded.
+
+        All of a turn's settings are decoded side by side, so that a slow minute falls on all of them.
+        """
+        settings, turn = self._settings(found, choices), 0
+        while True:
+            turn += 1
+            measured = self._decode(settings, "generations" if turn == 1 else f"generations-{turn}")
+            prices = self._prices([*probed, *measured])
+            choices, decoded = offline.choose(dev, found, prices), {one.name for one in settings}
+            missing = [one for one in self._settings(found, choices) if one.name not in decoded]
+            if self._decodes_all or not missing or turn == MOST_TURNS:
+                return choices, prices, measured
+            settings = [*settings, *missing]
+            logger.info("at the costs of these rounds other rules are best: %s", ", ".join(one.name for one in missing))
+
+    def counted_prices(self) -> Prices:
+        """Return what rules pay at the ratios, where nothing is measured."""
+        return Prices(self.ratios, self.head_shares)
 
     def _prices(self, measured: Sequence[Measured]) -> Prices:
-        costs = fit_costs(round_times(measured))
-        alone = measured[0].stats
-        per_second = sum(part.num_tokens for part in alone) / sum(part.seconds - part.prefill_seconds for part in alone)
-        return Prices({MEASURED: costs, **self.ratios}, per_second)
+        """Return what rules pay at the ratios, and as it was measured."""
+        fit, rules = fitted_costs(measured)
+        costs, steps = {MEASURED: fit.costs, **self.ratios}, {}
+        for one in measured:
+            if one.setting.head is not None:
+                steps.setdefault(one.setting.head, []).append(max(rules[one.setting.name].step_seconds, 0.0))
+        timed = {name: float(np.median(seconds)) for name, seconds in steps.items()}
+        counted = sum(self.head_shares[name] for name in timed)
+        # A head that was not decoded is taken to cost, for its size, what the decoded ones cost.
+        heads = {name: share * sum(timed.values()) / counted for name, share in self.head_shares.items()} if counted else {}
+        alone = np.concatenate([alone_steps(one) for one in measured if one.setting == TARGET_ALONE])
+        return Prices(costs, self.head_shares, fit, heads | timed, rules, float(1 / np.median(alone)))
 
     def _settings(self, found: Sequence[Candidate], choices: Choices) -> list[Setting]:
         """Return what is decoded: the best of each kind at the measured costs, or all rules that the config names."""
@@ -143,12 +186,12 @@ class Evaluation:
     def _decodes_all(self) -> bool:
         return self.cfg.live == "all" or bool(self.others)
 
-    def _decode(self, settings: Sequence[Setting]) -> list[Measured]:
+    def _decode(self, settings: Sequence[Setting], name: str = "generations") -> list[Measured]:
         if self.cfg.baseline == "mjgd":
             block, beams = self.cfg.block, self.cfg.beams
-            name = f"MJGD of {block} tokens, {beams} beams, lossy"
-            settings = [*settings, Setting(name, "mjgd", None, None, search=(block, beams))]
-        return self._sweep("generations", settings, prompts_of(self.cfg, self.pair, "test", self.cfg.num_live_prompts))
+            title = f"MJGD of {block} tokens, {beams} beams, lossy"
+            settings = [*settings, Setting(title, "mjgd", None, None, search=(block, beams))]
+        return self._sweep(name, settings, prompts_of(self.cfg, self.pair, "test", self.cfg.num_live_prompts))
 
     def _sweep(self, name: str, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> list[Measured]:
         """Decode with every setting; what is done is kept in the journal `name`."""
@@ -220,14 +263,12 @@ class Evaluation:
         prices: Prices,
         measured: Sequence[Measured],
     ) -> Report:
-        costs = prices.costs.get(MEASURED)
-        at = {name: scaled(own, prices.alone) if name == MEASURED else own for name, own in prices.costs.items()}
         same_prompts = tables and len(measured[0].stats if measured else ()) <= tables[1].recording.num_prompts
-        replayed = self._replayed_speeds(found, tables, measured, costs) if costs and same_prompts else {}
-        live = live_rows(measured, costs, at, self.verification.lossless, replayed) if measured else []
+        replayed = self._replayed_speeds(found, tables, measured, prices) if measured and same_prompts else {}
+        live = live_rows(measured, prices, self.verification.lossless, replayed) if measured else []
         # The winners at the measured ratio are not those of others.
-        fair = at if choices is None or self._decodes_all else {MEASURED: at[MEASURED]} if measured else {}
-        gains = {name: gain_over_fixed(measured, own) for name, own in fair.items()} if measured else {}
+        fair = [MEASURED] if choices is not None and not self._decodes_all else prices.costs
+        gains = {ratio: gain_over_fixed(measured, partial(prices.of, ratio=ratio)) for ratio in fair} if measured else {}
         judges = {name: recorded_head(head) for name, head in self.heads.items()}
         sets, ranking = [], []
         for table in tables:
@@ -237,21 +278,20 @@ class Evaluation:
             sets[1] = self._detailed(sets[1], tables[1].recording, found, choices)
             ranking = offline.bank(judges, tables[1], found, choices, prices) if len(judges) > 1 else []
             self._note_recommended(found, choices, sets[1])
-        report = Report(self.context(measured), costs, live, gains, sets, ranking)
+        doubts = doubts_of(measured[0], prices.fit, live) if measured else []
+        report = Report(self.context(measured), prices.fit, doubts, live, gains, sets, ranking)
         return replace(report, notes=notes_on(report))
 
     def _replayed_speeds(
-        self, found: Sequence[Candidate], tables: Sequence[Recorded], measured: Sequence[Measured], costs: Costs
+        self, found: Sequence[Candidate], tables: Sequence[Recorded], measured: Sequence[Measured], prices: Prices
     ) -> dict[str, float]:
         """Return tokens per second of decoded rules on the decoded test prompts, by replayed counts and what their own rounds cost."""
         some, speeds, named = slice(0, self.cfg.num_live_prompts), {}, {one.name: number for number, one in enumerate(found)}
         for one in measured:
             if one.setting.name in named and one.setting.verification is None:
-                counts, own = tables[1].counts[named[one.setting.name]], own_costs(costs, round_times([one]))
-                drafted = counts.drafted[some].sum()
-                speeds[one.setting.name] = counts.tokens[some].sum() / own.seconds(
-                    drafted, counts.target_calls[some].sum(), drafted
-                )
+                number = named[one.setting.name]
+                counts, costs = tables[1].counts[number], prices.of(found[number], MEASURED)
+                speeds[one.setting.name] = counts.tokens[some].sum() / costs.seconds(counts.drafted, counts.rounds)[some].sum()
         return speeds
 
     def _detailed(self, data: DataSet, recording: Recording, found: Sequence[Candidate], choices: Choices) -> DataSet:
@@ -270,9 +310,16 @@ class Evaluation:
         places = [offline.positions(*pair) for pair in zip(shown, rounds, strict=True)]
         return replace(data, positions=places, texts=texts)
 
-    def recommend(self) -> None:
-        """Store the threshold that was best on dev prompts in each local head, for threshold=auto, if it is this draft's own."""
-        for where, values in ({} if self.cfg.any_draft else self._recommended).items():
+    def recommend(self, report: Report) -> None:
+        """Store the threshold that was best on dev prompts in each local head, for threshold=auto, if it is this draft's own, if it pays
+        for itself, and if what was measured can be trusted.
+        """
+        if self.cfg.any_draft:
+            return
+        for where, values in self._recommended.items():
+            if report.doubts:
+                logger.warning("no threshold was stored in %s, because the measured costs are not to be trusted", where)
+                continue
             try:
                 store_in_config(where, recommended=values)
                 logger.info("%s now recommends threshold %g, for threshold=auto", where, values["threshold"])
@@ -287,6 +334,10 @@ class Evaluation:
             if number is None or not Path(one.where).is_dir():
                 continue
             rule, row = found[number].live, data.rules[number]
+            gain = next(winner.gain for winner in data.winners if (winner.family, winner.ratio) == (family, ratio))
+            if choices.speeds[ratio][number] <= choices.speeds[ratio][choices.best[ratio][FIXED]] or gain.value <= 1:
+                logger.info("%s does not pay for itself at %s: no threshold is recommended", one.where, ratio_name(ratio))
+                continue
             values = {"threshold": rule.threshold, "min_tokens": rule.min_tokens, "max_tokens": rule.max_tokens}
             self._recommended[Path(one.where)] = values | {"predicted_speedup": row.speedup[ratio].value}
 
@@ -306,18 +357,16 @@ class Evaluation:
             "repeats": cfg.repeats,
             "verification": self.verification.label,
             "lossless": self.verification.lossless,
+            "costs": {
+                "verified_share": cfg.costs.verified_share,
+                "head_shares": self.head_shares,
+                "counted": cfg.costs.head_share is None,
+            },
             "device": device_name(pair),
             "threads": torch.get_num_threads(),
             "versions": versions(),
             "config": OmegaConf.to_yaml(cfg, resolve=True),
         }
-
-
-def scaled(costs: Costs, tokens_per_second: float) -> Costs:
-    """Return costs in units of the time that the target alone takes for a token, so that a throughput is a speed-up."""
-    return Costs(
-        *(seconds * tokens_per_second for seconds in (costs.draft_seconds, costs.target_seconds, costs.verified_seconds))
-    )
 
 
 def without_auto(stopping: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

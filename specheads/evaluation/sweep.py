@@ -12,10 +12,11 @@ from specheads.decoding.drafting import Drafting
 from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import VerificationRule
-from specheads.evaluation.candidates import FIXED, Candidate
+from specheads.evaluation.candidate import FIXED, Candidate
 from specheads.evaluation.journal import Journal
 from specheads.pair import Pair
-from specheads.replay.cost import RoundTimes
+from specheads.replay.cost import CostFit, Costs, RoundTimes, RuleCosts, fit_costs
+from specheads.replay.replay import rounds_by_length
 from specheads.sampling import Warp
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class Setting:
     rule: StoppingRule | None
     verification: VerificationRule | None = None  # None: the sweep's own
     search: tuple[int, int] | None = None  # of MJGD, which has no draft either: block and beams
+    head: str | None = None  # the name of the head that the rule asks
 
 
 TARGET_ALONE = Setting("target alone", "target", 0, None)
@@ -56,14 +58,37 @@ class Measured:
         tokens, _, _, *seconds = np.array([numbers for prompt in self.rounds for numbers in prompt]).T
         return np.repeat(sum(seconds) / tokens, tokens.astype(int))
 
+    def predicted_seconds(self, costs: Costs) -> np.ndarray:
+        """Return the seconds (P,) that costs predict of each prompt's rounds."""
+        drafted = [[int(numbers[1]) for numbers in prompt] for prompt in self.rounds]
+        prompt = np.repeat(np.arange(len(drafted)), [len(one) for one in drafted])
+        rounds = rounds_by_length(prompt, np.concatenate(drafted).astype(int), len(drafted))
+        return costs.seconds(np.array([part.num_draft_calls for part in self.stats]), rounds)
 
-def round_times(measured: Sequence[Measured]) -> RoundTimes:
-    """Return what the rounds of all settings that draft took; those of the target alone say nothing about a round's costs."""
-    prompts = [prompt for one in measured if one.setting.rule is not None for prompt in one.rounds]
-    rows = np.array([numbers for prompt in prompts for numbers in prompt])
+
+def fitted_costs(measured: Sequence[Measured]) -> tuple[CostFit, dict[str, RuleCosts]]:
+    """Return the costs that are fitted to the rounds of all settings that draft, and by a setting's name what its rule adds.
+
+    Those of the target alone say nothing about a round's costs.
+    """
+    drafting = [one for one in measured if one.setting.rule is not None]
+    fit = fit_costs(round_times(drafting), [one.setting.family == FIXED for one in drafting])
+    return fit, {one.setting.name: own for one, own in zip(drafting, fit.rules, strict=True)}
+
+
+def round_times(drafting: Sequence[Measured]) -> RoundTimes:
+    """Return what the rounds of settings that draft took. The responses to a prompt have numbers of the same parity, so that both
+    halves of the responses have every setting.
+    """
+    prompts = [(number, place, prompt) for number, one in enumerate(drafting) for place, prompt in enumerate(one.rounds)]
+    rows = np.array([numbers for _, _, prompt in prompts for numbers in prompt])
     _, drafted, draft_calls, draft_seconds, target_seconds = rows.T
-    group = np.repeat(np.arange(len(prompts)), [len(prompt) for prompt in prompts])
-    return RoundTimes(draft_calls, drafted, draft_seconds, target_seconds, group)
+    lengths, most = [len(prompt) for _, _, prompt in prompts], 2 * max(len(one.rounds) for one in drafting)
+    rule, response = (
+        np.repeat(column, lengths)
+        for column in ([number for number, _, _ in prompts], [number * most + place for number, place, _ in prompts])
+    )
+    return RoundTimes(draft_calls.astype(int), drafted.astype(int), draft_seconds, target_seconds, rule, response)
 
 
 def sweep_settings(
@@ -75,7 +100,7 @@ def sweep_settings(
     `others`.
     """
     settings = [TARGET_ALONE]
-    settings += [Setting(one.name, one.family, one.value, one.live) for one in candidates if one.live is not None]
+    settings += [Setting(one.name, one.family, one.value, one.live, head=one.head) for one in candidates if one.live is not None]
     if own is not None:
         settings.append(Setting(own.program.replace("_", " "), "own", 0, own))
     for name, rule in (others or {}).items():

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from specheads.evaluation.candidates import FIXED
+from specheads.evaluation.candidate import FIXED
 from specheads.evaluation.findings import (
     BOUNDS,
     achievable,
@@ -101,7 +101,16 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> str:
     """Return what the best of each family does on a data set at a ratio."""
     winners = winners_at(data_set, ratio)
     top = next((row for row in winners if achievable(row.family)), None)
-    columns = ("family", "rule", "speed-up", "over best fixed", "of gap to ceiling", "of gap to oracle")
+    columns = (
+        "family",
+        "rule",
+        "speed-up",
+        "over best fixed",
+        "of gap to ceiling",
+        "of gap to oracle",
+        "head’s cost",
+        "break-even",
+    )
     caption = f"{data_set.name}, ratio {ratio_text(report, ratio)}: the best of each family"
     return table(caption, columns, [_winner(row, row is top) for row in winners])
 
@@ -111,6 +120,7 @@ def _winner(row: Winner, best: bool) -> Row:
     cells = [family_cell(row.family, note), text_cell(row.name), times_cell(row.speedup)]
     gains = [change_cell(row.gain), share_cell(row.gap_ceiling), share_cell(row.gap_oracle)]
     cells += [Cell(NONE)] * 3 if row.family == FIXED else gains
+    cells += [Cell(NONE) if row.head_share is None else Cell(f"{row.head_share:.1%}", row.head_share), share_cell(row.break_even)]
     return Row(cells, "best" if best else "" if achievable(row.family) else "bound")
 
 

@@ -1,40 +1,70 @@
-"""The cost model of speculative decoding (SpecDec++, section 2): seconds from counts of forwards."""
+"""The cost model of speculative decoding (SpecDec++, section 2): seconds from counts.
 
-from dataclasses import dataclass, replace
+A round that drafts n tokens takes n draft steps, one verification of n tokens, and some time beside these. A rule may add seconds of its
+own to each draft step (a head) and to each round (what learns from it). Costs are fitted to live rounds by medians, because a busy machine
+makes a few rounds very slow, and are judged on responses that they were not fitted to.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from specheads.errors import UserError
 
+LEAST_ROUNDS = 5  # of one number of drafted tokens, for their median to say something
+
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a draft forward, of a target forward, and of the target's more for each drafted token that it verifies.
-
-    `round_r_squared` says how well they explain the times of the `num_rounds` rounds that they were fitted to, and `r_squared` those of
-    whole responses, of which each has its counts of forwards and its time.
-    """
+    """Seconds of a draft step, of a verification by its number of drafted tokens, and of a round beside these."""
 
     draft_seconds: float
-    target_seconds: float
-    verified_seconds: float = 0.0
-    r_squared: float | None = None
-    round_r_squared: float | None = None
-    num_rounds: int | None = None
+    target_seconds: float  # of a verification without a drafted token: one forward pass of the target
+    verified_seconds: float = 0.0  # more for each drafted token
+    round_seconds: float = 0.0
+    # Measured seconds of verifying 0, 1, 2, ... drafted tokens, where there are any; beyond them each token takes `verified_seconds`.
+    verification: tuple[float, ...] = ()
 
     @property
     def ratio(self) -> float:
-        """How many draft forwards one target forward costs."""
+        """How many draft steps one forward pass of the target costs."""
         return self.target_seconds / self.draft_seconds if self.draft_seconds else float("inf")
 
     @classmethod
-    def at_ratio(cls, ratio: float) -> "Costs":
-        """Return costs in units of a target forward, so that a throughput is a speed-up over the target alone."""
-        return cls(draft_seconds=1 / ratio, target_seconds=1.0)
+    def at_ratio(cls, ratio: float, verified_share: float = 0.0) -> "Costs":
+        """Return costs in units of a target's forward pass, so that a throughput is a speed-up over the target alone.
 
-    def seconds(self, draft_calls, target_calls, drafted):
-        """Return the seconds of so many draft and target forwards and drafted tokens, numbers or arrays."""
-        return self.draft_seconds * draft_calls + self.target_seconds * target_calls + self.verified_seconds * drafted
+        `verified_share` is what verifying one more drafted token costs, as a share of that pass.
+        """
+        return cls(draft_seconds=1 / ratio, target_seconds=1.0, verified_seconds=verified_share)
+
+    def verify_seconds(self, num_drafted: np.ndarray) -> np.ndarray:
+        """Return the seconds of verifying so many drafted tokens at once."""
+        if not self.verification:
+            return self.target_seconds + self.verified_seconds * num_drafted
+        last = len(self.verification) - 1
+        within = np.asarray(self.verification)[np.minimum(num_drafted, last)]
+        return within + self.verified_seconds * np.maximum(num_drafted - last, 0)
+
+    def seconds(self, draft_calls: np.ndarray, rounds: np.ndarray) -> np.ndarray:
+        """Return the seconds (...) of draft steps (...) and of rounds (..., n + 1), given by their numbers of drafted tokens 0 to n."""
+        each = self.round_seconds + self.verify_seconds(np.arange(rounds.shape[-1]))
+        return self.draft_seconds * draft_calls + rounds @ each
+
+    def with_rule(self, rule: "RuleCosts") -> "Costs":
+        """Return the costs of a rule that adds its own."""
+        return replace(
+            self, draft_seconds=self.draft_seconds + rule.step_seconds, round_seconds=self.round_seconds + rule.round_seconds
+        )
+
+
+@dataclass(frozen=True)
+class RuleCosts:
+    """Seconds that a stopping rule adds: to each draft step, and to each round."""
+
+    step_seconds: float = 0.0
+    round_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,39 +75,131 @@ class RoundTimes:
     drafted: np.ndarray
     draft_seconds: np.ndarray
     target_seconds: np.ndarray  # verification and what follows it
-    group: np.ndarray  # which response, by which rule, a round is of
+    rule: np.ndarray  # number of the rule that decoded a round
+    response: np.ndarray  # number of the response that a round is of
+
+    def part(self, which: np.ndarray) -> "RoundTimes":
+        """Return the rounds that `which` (R,) bool selects."""
+        return RoundTimes(*(column[which] for column in vars(self).values()))
 
 
-def fit_costs(rounds: RoundTimes) -> Costs:
-    """Fit the costs by least squares over rounds: drafting takes `t_d` per forward, verification `t_t + g K` for K drafted tokens.
+@dataclass(frozen=True)
+class CostFit:
+    """Costs that were fitted to live rounds: those common to all rules, and each rule's own, by its number.
+
+    R squared is over responses, and over single rounds, that each fit had not seen; None where there are too few.
+    """
+
+    costs: Costs
+    rules: Sequence[RuleCosts] = field(default_factory=tuple)
+    r_squared: float | None = None
+    round_r_squared: float | None = None
+    num_rounds: int = 0
+
+    def predicted(self, times: RoundTimes) -> np.ndarray:
+        """Return the expected seconds (R,) of rounds, by what they did."""
+        steps, rounds = (np.array([getattr(rule, name) for rule in self.rules]) for name in ("step_seconds", "round_seconds"))
+        drafting = (self.costs.draft_seconds + steps[times.rule]) * times.draft_calls
+        return drafting + self.costs.round_seconds + rounds[times.rule] + self.costs.verify_seconds(times.drafted)
+
+
+def fit_costs(times: RoundTimes, plain: Sequence[bool]) -> CostFit:
+    """Fit costs to rounds by medians: of the rounds with equal numbers of drafted tokens, and of what those medians say.
+
+    Args:
+        times: rounds of one or more rules.
+        plain: by a rule's number, whether it computes nothing worth counting (a fixed length). What rounds of such rules take is common
+            to all; other rules' are compared with it.
 
     Raises:
         UserError: fewer than three rounds, or rounds of one length only, from which the costs cannot be told apart.
     """
-    if len(rounds.drafted) < 3 or len(np.unique(rounds.drafted)) < 2:
+    if len(times.drafted) < 3 or len(np.unique(times.drafted)) < 2:
         raise UserError(
             "the costs of draft and target cannot be told apart from these runs; evaluate at least two draft lengths."
         )
-    calls, drafted = rounds.draft_calls.astype(float), rounds.drafted.astype(float)
-    draft_seconds = float(calls @ rounds.draft_seconds / max(calls @ calls, 1.0))  # 0 where no draft is run
-    inputs = np.stack([np.ones_like(drafted), drafted], axis=1)
-    (target_seconds, verified_seconds), *_ = np.linalg.lstsq(inputs, rounds.target_seconds, rcond=None)
-    if verified_seconds < 0:  # a machine that was busy with something else
-        target_seconds, verified_seconds = rounds.target_seconds.mean(), 0.0
-    costs = Costs(draft_seconds, float(target_seconds), float(verified_seconds))
-    total, expected = rounds.draft_seconds + rounds.target_seconds, costs.seconds(calls, 1, drafted)
-    sums = (np.bincount(rounds.group, weights=seconds) for seconds in (total, expected))
-    return replace(costs, r_squared=_r_squared(*sums), round_r_squared=_r_squared(total, expected), num_rounds=len(total))
+    fit = _fit(times, plain)
+    even = times.response % 2 == 0
+    if len(np.unique(times.response)) < 4 or any(len(np.unique(times.drafted[half])) < 2 for half in (even, ~even)):
+        return fit
+    expected = np.zeros(len(even))
+    for half in (even, ~even):
+        expected[half] = _fit(times.part(~half), plain).predicted(times.part(half))
+    found = times.draft_seconds + times.target_seconds
+    sums = (np.bincount(times.response, weights=seconds)[np.unique(times.response)] for seconds in (found, expected))
+    return replace(fit, r_squared=_r_squared(*sums), round_r_squared=_r_squared(found, expected))
 
 
-def own_costs(costs: Costs, rounds: RoundTimes) -> Costs:
-    """Return `costs` with the mean times of one rule's rounds: what a rule computes itself, in a draft step or between rounds, is its own.
+def _fit(times: RoundTimes, plain: Sequence[bool]) -> CostFit:
+    is_plain = np.array(plain)[times.rule]
+    if not is_plain.any() or len(np.unique(times.drafted[is_plain])) < 2:
+        is_plain[:] = True
+    common = times.part(is_plain)
+    draft_seconds, round_seconds = _line(*_medians(common.draft_calls, common.draft_seconds))
+    number, seconds, weight = _medians(common.drafted, common.target_seconds)
+    verified_seconds, target_seconds = _line(number, seconds, weight)
+    seconds = _non_decreasing(seconds, weight)
+    if number[0] > 0:
+        number, seconds = np.append(0, number), np.append(min(target_seconds, seconds[0]), seconds)
+    table = np.interp(np.arange(number[-1] + 1), number, seconds)
+    costs = Costs(draft_seconds, float(table[0]), verified_seconds, round_seconds, tuple(table.tolist()))
+    rules = [RuleCosts() if one else _own_costs(costs, times.part(times.rule == rule)) for rule, one in enumerate(plain)]
+    return CostFit(costs, rules, num_rounds=len(times.drafted))
 
-    What verification costs more per drafted token stays, for rounds of one length do not tell.
+
+def _own_costs(costs: Costs, times: RoundTimes) -> RuleCosts:
+    """Return what one rule's rounds take beyond the common costs."""
+    if not len(times.drafted):
+        return RuleCosts()
+    calls, drafting, weight = _medians(times.draft_calls, times.draft_seconds)
+    some = calls > 0
+    step = 0.0
+    if some.any():
+        more = (drafting[some] - costs.round_seconds) / calls[some] - costs.draft_seconds
+        step = _weighted_median(more, weight[some] * calls[some])
+    number, verifying, weight = _medians(times.drafted, times.target_seconds)
+    return RuleCosts(step, _weighted_median(verifying - costs.verify_seconds(number), weight))
+
+
+def _medians(number: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return each number that rounds have, in order, the median seconds of those rounds, and how many they are; rare numbers are left out
+    where enough others are not.
     """
-    draft_seconds = rounds.draft_seconds.sum() / max(rounds.draft_calls.sum(), 1)
-    target_seconds = (rounds.target_seconds - costs.verified_seconds * rounds.drafted).mean()
-    return Costs(float(draft_seconds), float(target_seconds), costs.verified_seconds)
+    numbers, which, counts = np.unique(number, return_inverse=True, return_counts=True)
+    medians = np.array([np.median(seconds[which == index]) for index in range(len(numbers))])
+    often = counts >= LEAST_ROUNDS
+    often = often if often.sum() >= 2 else np.ones_like(often)
+    return numbers[often].astype(int), medians[often], counts[often]
+
+
+def _line(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[float, float]:
+    """Return slope and intercept, neither below 0, of the line through points by the weighted median of their pairs' slopes (Theil-Sen)."""
+    first, second = np.triu_indices(len(x), 1)
+    distance = (x[second] - x[first]).astype(float)
+    slope = 0.0
+    if len(distance):
+        slope = max(_weighted_median((y[second] - y[first]) / distance, weight[first] * weight[second] * distance), 0.0)
+    intercept = _weighted_median(y - slope * x, weight)
+    if intercept < 0:
+        slope, intercept = max(_weighted_median(y[x > 0] / x[x > 0], (weight * x)[x > 0]), 0.0), 0.0
+    return slope, intercept
+
+
+def _weighted_median(values: np.ndarray, weight: np.ndarray) -> float:
+    order = np.argsort(values)
+    reached = np.cumsum(weight[order])
+    return float(values[order][np.searchsorted(reached, reached[-1] / 2)])
+
+
+def _non_decreasing(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return the closest values that never fall, by weighted least squares (pooling adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, members
+    for value, own in zip(values.tolist(), weight.tolist(), strict=True):
+        pools.append((value, own, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (low, less, some), (high, more, others) = pools.pop(), pools.pop()
+            pools.append(((low * less + high * more) / (less + more), less + more, some + others))
+    return np.concatenate([np.full(members, mean) for mean, _, members in pools])
 
 
 def _r_squared(found: np.ndarray, expected: np.ndarray) -> float | None:

@@ -36,22 +36,34 @@ class Replayed:
 
     def per_prompt(self, num_prompts: int) -> "Counts":
         """Return the sums over each prompt's draws."""
-        columns = (self.tokens, self.drafted, self.accepted, np.ones_like(self.tokens))
-        return Counts(*(np.bincount(self.prompt, weights=column, minlength=num_prompts) for column in columns))
+        columns = (self.tokens, self.drafted, self.accepted)
+        sums = (np.bincount(self.prompt, weights=column, minlength=num_prompts) for column in columns)
+        return Counts(*sums, rounds_by_length(self.prompt, self.drafted, num_prompts))
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a rule spent on each prompt: arrays (P,) of floats, sums over draws."""
+    """What a rule spent on each prompt: arrays (P,), sums over draws."""
 
     tokens: np.ndarray
     drafted: np.ndarray  # also the draft's forwards, where none is issued ahead of a stop
     accepted: np.ndarray
-    target_calls: np.ndarray
+    rounds: np.ndarray  # (P, n + 1), how many rounds drafted 0, 1, ... n tokens
 
     @property
     def discarded(self) -> np.ndarray:
         return self.drafted - self.accepted
+
+    @property
+    def target_calls(self) -> np.ndarray:
+        return self.rounds.sum(axis=1)
+
+
+def rounds_by_length(prompt: np.ndarray, drafted: np.ndarray, num_prompts: int) -> np.ndarray:
+    """Return (P, n + 1): of each prompt's rounds, given by their prompts and drafted tokens (rounds,), how many drafted 0 to n tokens."""
+    longest = int(drafted.max(initial=0))
+    place = prompt.astype(int) * (longest + 1) + drafted
+    return np.bincount(place, minlength=num_prompts * (longest + 1)).reshape(num_prompts, longest + 1)
 
 
 class RecordedHead:

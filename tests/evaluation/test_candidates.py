@@ -1,5 +1,7 @@
 """Rules from configs, with what they leave open fitted on a small recording."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,10 @@ from omegaconf import OmegaConf
 from data_gen.prompts import Prompt
 from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
-from specheads.evaluation.candidates import FIXED, Candidate, Tuning, candidates, longest_draft
+from specheads.evaluation.candidate import FIXED, Candidate
+from specheads.evaluation.candidates import candidates, longest_draft
+from specheads.evaluation.prices import Prices
+from specheads.evaluation.tuning import Tuning
 from specheads.pair import config_folder
 from specheads.replay.cost import Costs
 from specheads.replay.judge import head_fingerprint, judge
@@ -20,6 +25,7 @@ from specheads.replay.replay import RecordedHead, head_logits, recorded_head, re
 
 STOPPING = "specheads.decoding.stopping."
 COSTS = {"measured": Costs(0.001, 0.004, 0.0002), "10": Costs.at_ratio(10)}
+SHARE = 0.25  # of a draft step, for every head
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +50,7 @@ def tuning(pair, heads, tmp_path_factory):
     folder = make_recording(pair, prompts, Warp(0.8), GenerationSettings(30), settings, 0, tmp_path_factory.mktemp("data"))
     named = {head_fingerprint(head): head for head in heads.values()}
     judge(folder, pair, named, truth=True)
-    return Tuning(load_recording(folder, [*named, TRUTH]), COSTS)
+    return Tuning(load_recording(folder, [*named, TRUTH]), Prices(COSTS, dict.fromkeys(heads, SHARE)))
 
 
 def all_rules():
@@ -107,11 +113,22 @@ def test_the_automatic_threshold_is_a_fixed_point(tuning, heads, judges, ratio):
     threshold, speed = tuning.auto_threshold(head, 20, costs)
     (rounds,) = replay(tuning.recording, [stopping.HeadThreshold(head, threshold)])
     counts = rounds.per_prompt(12)
-    seconds = costs.seconds(counts.drafted.sum(), counts.target_calls.sum(), counts.drafted.sum())
+    seconds = costs.seconds(counts.drafted, counts.rounds).sum()
     achieved = counts.tokens.sum() / seconds * (costs.draft_seconds + costs.verified_seconds)
     assert achieved == pytest.approx(speed, rel=0.05)
     worth = tuning.mean_acceptance ** (1 if judges == "next_token" else 2)
     assert threshold == pytest.approx(max(0.02, 1 - achieved / worth), abs=0.05)
+
+
+@pytest.mark.parametrize("ratio", COSTS)
+def test_a_heads_own_cost_is_in_what_is_fitted_for_it(tuning, heads, ratio):
+    (one,) = [
+        c for c in candidates(all_rules(), heads, tuning) if c.family == "head_threshold next_token auto" and c.ratio == ratio
+    ]
+    dearer = replace(COSTS[ratio], draft_seconds=(1 + SHARE) * COSTS[ratio].draft_seconds)
+    expected, _ = tuning.auto_threshold(recorded_head(heads["next_token"]), 20, dearer)
+    free, _ = tuning.auto_threshold(recorded_head(heads["next_token"]), 20, COSTS[ratio])
+    assert one.rule.threshold == expected < free
 
 
 @pytest.mark.parametrize("own", [None, {"slope": [2.0, 0.5], "intercept": [1.0, -1.0]}], ids=["raw", "calibrated before"])

@@ -11,11 +11,17 @@ from specheads.replay.cost import Costs
 
 def measured(family, value, rounds_of):
     """A setting whose prompt i has `rounds_of(i) = (rounds, drafted, accepted)`."""
-    parts = []
+    parts, rounds = [], []
     for i in range(40):
-        rounds, drafted, accepted = rounds_of(i)
-        parts.append(DecodeStats(rounds + accepted, drafted, accepted, drafted - accepted, rounds, drafted, 1.0, 0.0))
-    return Measured(Setting(f"{family} {value}", family, value, None), parts)
+        number, drafted, accepted = rounds_of(i)
+        parts.append(DecodeStats(number + accepted, drafted, accepted, drafted - accepted, number, drafted, 1.0, 0.0))
+        lengths = [drafted // number + (place < drafted % number) for place in range(number)]
+        rounds.append([[0, length, length, 0.0, 0.0] for length in lengths])
+    return Measured(Setting(f"{family} {value}", family, value, None), parts, rounds)
+
+
+def at_ten(setting):
+    return Costs.at_ratio(10)
 
 
 def test_resamples_keep_the_number_of_prompts_of_both_halves():
@@ -44,8 +50,15 @@ def test_rates_are_ratios_of_sums():
 def test_the_gain_of_a_better_rule_is_its_true_ratio():
     fixed = measured("fixed_length", 2, lambda i: (10, 20, 10))
     head = measured("head_threshold", 0.5, lambda i: (10, 15, 10))
-    gain = gain_over_fixed([fixed, head], Costs.at_ratio(10))
+    gain = gain_over_fixed([fixed, head], at_ten)
     assert gain.value == gain.low == gain.high == pytest.approx((20 / 10 + 10) / (15 / 10 + 10))
+
+
+def test_each_rule_pays_its_own_costs():
+    fixed = measured("fixed_length", 2, lambda i: (10, 20, 10))
+    head = measured("head_threshold", 0.5, lambda i: (10, 15, 10))
+    gain = gain_over_fixed([fixed, head], lambda setting: Costs(0.1 if setting.family == "fixed_length" else 0.12, 1.0))
+    assert gain.value == pytest.approx((20 * 0.1 + 10) / (15 * 0.12 + 10))
 
 
 def test_choosing_among_many_equal_rules_gains_nothing():
@@ -59,14 +72,14 @@ def test_choosing_among_many_equal_rules_gains_nothing():
     gains = []
     for _ in range(10):
         family = [noisy("head_threshold", v) for v in range(40)]
-        gains.append(gain_over_fixed([noisy("fixed_length", 0), *family], Costs.at_ratio(10)).value - 1)
+        gains.append(gain_over_fixed([noisy("fixed_length", 0), *family], at_ten).value - 1)
     assert abs(np.mean(gains)) < 0.05  # five standard errors
     best = max(sum(p.num_tokens for p in m.stats) for m in family) / (40 * 20)
     assert best > 1.05
 
 
 def test_without_a_head_there_is_no_gain_to_report():
-    assert gain_over_fixed([measured("fixed_length", 2, lambda i: (10, 20, 10))], Costs.at_ratio(10)) is None
+    assert gain_over_fixed([measured("fixed_length", 2, lambda i: (10, 20, 10))], at_ten) is None
 
 
 @pytest.mark.parametrize("levels", [3, 10**6])

@@ -9,11 +9,12 @@ import torch
 
 from specheads import stopping
 from specheads.evaluation import offline
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE, Candidate
-from specheads.evaluation.offline import Prices, Recorded, choose, data_set
+from specheads.evaluation.candidate import CEILING, FIXED, ORACLE, Candidate
+from specheads.evaluation.offline import Recorded, choose, data_set
+from specheads.evaluation.prices import Prices
 from specheads.evaluation.results import MEASURED
 from specheads.heads.metrics import calibration
-from specheads.replay.cost import Costs
+from specheads.replay.cost import Costs, RuleCosts
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, RecordedHead, Replayed
 
@@ -21,15 +22,15 @@ NUM_PROMPTS = 20
 RULE = stopping.FixedLength(2)
 
 
-def candidate(family, name, ratio=None):
-    return Candidate(family, name, RULE, RULE, {"number": 1}, ratio)
+def candidate(family, name, ratio=None, head=None):
+    return Candidate(family, name, RULE, RULE, {"number": 1}, ratio, head)
 
 
 CANDIDATES = [
     candidate(FIXED, "few"),
     candidate(FIXED, "many"),
-    candidate("head", "a"),
-    candidate("head", "b"),
+    candidate("head", "a", head="mine"),
+    candidate("head", "b", head="mine"),
     candidate("other", "only at ten", "10"),
     candidate(CEILING, "best"),
 ]
@@ -37,7 +38,11 @@ CANDIDATES = [
 DEV = [(100, 60, 50, 50), (100, 200, 60, 40), (100, 70, 55, 45), (100, 160, 65, 35), (100, 60, 55, 45), (100, 80, 65, 35)]
 TEST = [(100, 60, 45, 55), (100, 150, 62, 38), (100, 70, 55, 45), (100, 160, 62, 38), (100, 60, 50, 50), (100, 75, 65, 35)]
 LAST = (100, 70, 70, 30)  # the oracle
-PRICES = Prices({MEASURED: Costs(0.001, 0.003, 0.001), "10": Costs.at_ratio(10)}, alone=400.0)
+SHARE, STEP = 0.2, 0.0003  # what a head adds to a draft step: as a share at the ratios, in seconds as measured
+PRICES = Prices(
+    {MEASURED: Costs(0.001, 0.003), "10": Costs.at_ratio(10)}, {"mine": SHARE}, measured_heads={"mine": STEP}, alone=400.0
+)
+FREE = replace(PRICES, head_shares={}, measured_heads={})
 
 
 def recorded(table, role="dev", noise=0.0):
@@ -45,20 +50,26 @@ def recorded(table, role="dev", noise=0.0):
     scale = 1 + noise * rng.standard_normal(NUM_PROMPTS)
     recording = SimpleNamespace(num_prompts=NUM_PROMPTS, lengths=torch.full((NUM_PROMPTS,), 100), num_draws=1)
     counts = [
-        Counts(np.full(NUM_PROMPTS, float(t)), d * scale, float(a) * scale, float(c) * scale) for t, d, a, c in [*table, LAST]
+        Counts(np.full(NUM_PROMPTS, float(t)), d * scale, float(a) * scale, (c * scale)[:, None]) for t, d, a, c in [*table, LAST]
     ]
     return Recorded("set", role, recording, counts)
 
 
-def speed(row, ratio):
+def speed(row, ratio, head=False):
     tokens, drafted, _, calls = row
-    return tokens / (drafted / 10 + calls) if ratio == "10" else tokens / (0.002 * drafted + 0.003 * calls) / 400
+    if ratio == "10":
+        return tokens / (drafted / 10 * (1 + SHARE * head) + calls)
+    return tokens / ((0.001 + STEP * head) * drafted + 0.003 * calls) / 400
+
+
+def speeds_of(table, ratio):
+    return [speed(row, ratio, number in (2, 3)) for number, row in enumerate([*table, LAST])]
 
 
 @pytest.mark.parametrize("ratio", [MEASURED, "10"])
 def test_the_best_of_each_family_is_chosen_on_dev_prompts(ratio):
     choices = choose(recorded(DEV), CANDIDATES, PRICES)
-    speeds = [speed(row, ratio) for row in [*DEV, LAST]]
+    speeds = speeds_of(DEV, ratio)
     assert choices.speeds[ratio] == pytest.approx(speeds)
     best = choices.best[ratio]
     assert best[FIXED] == max((0, 1), key=speeds.__getitem__) and best["head"] == max((2, 3), key=speeds.__getitem__)
@@ -72,7 +83,7 @@ def test_winners_are_judged_on_other_prompts(ratio):
     choices = choose(recorded(DEV), CANDIDATES, PRICES)
     data = data_set(recorded(TEST, "test"), CANDIDATES, choices, PRICES)
     winners = {winner.family: winner for winner in data.winners if winner.ratio == ratio}
-    speeds = [speed(row, ratio) for row in [*TEST, LAST]]
+    speeds = speeds_of(TEST, ratio)
     fixed, ours, ceiling, oracle = (speeds[choices.best[ratio][family]] for family in (FIXED, "head", CEILING, ORACLE))
     head = winners["head"]
     assert head.speedup.value == head.speedup.low == pytest.approx(ours)
@@ -82,6 +93,30 @@ def test_winners_are_judged_on_other_prompts(ratio):
     assert winners[FIXED].gap_ceiling.value == 0 and winners[CEILING].gap_ceiling.value == pytest.approx(1)
     hindsight = winners[f"{FIXED} in hindsight"]
     assert hindsight.speedup.value == pytest.approx(max(speeds[:2])) and hindsight.name in ("few", "many")
+
+
+@pytest.mark.parametrize("ratio, share", [(MEASURED, STEP / 0.001), ("10", SHARE)])
+def test_a_head_at_its_break_even_is_as_fast_as_the_best_fixed_length(ratio, share):
+    choices, table = choose(recorded(DEV), CANDIDATES, PRICES), recorded(TEST, "test", noise=0.1)
+    winners = {one.family: one for one in data_set(table, CANDIDATES, choices, PRICES).winners if one.ratio == ratio}
+    head = winners["head"]
+    assert head.head_share == pytest.approx(share) and winners[FIXED].head_share is winners[FIXED].break_even is None
+    assert head.break_even.low < head.break_even.value < head.break_even.high
+    assert (head.gain.value > 1) == (share < head.break_even.value)
+    even = head.break_even.value
+    priced = replace(FREE, head_shares={"mine": even}, measured_heads={"mine": 0.001 * even})
+    found = data_set(table, CANDIDATES, choices, priced).winners
+    gain = next(one.gain for one in found if (one.family, one.ratio) == ("head", ratio))
+    assert gain.value == pytest.approx(1)
+
+
+def test_a_rule_whose_rounds_were_timed_pays_what_they_took():
+    timed = replace(PRICES, measured_rules={"a": RuleCosts(0.0001, 0.0002)})
+    one, other = CANDIDATES[2:4]
+    assert timed.of(one, MEASURED) == Costs(0.0011, 0.003, round_seconds=0.0002)
+    assert timed.of(other, MEASURED) == Costs(0.0013, 0.003)
+    assert timed.of(one, "10").draft_seconds == pytest.approx(0.1 * (1 + SHARE))
+    assert timed.head_share(one, MEASURED) == pytest.approx(0.1) and timed.of(None, MEASURED) == timed.costs[MEASURED]
 
 
 def test_rows_have_the_speed_ups_that_their_rule_is_meant_for():

@@ -147,6 +147,22 @@ def test_findings_say_what_the_best_head_does_and_what_needs_none(report):
     assert "head 0.5, decodes 135.0" in found[-1]  # the lossy setting is faster
 
 
+def test_doubts_stand_first_and_what_was_measured_is_greyed(report, html):
+    assert html.index("The machine was &lt;busy&gt;.") < html.index("Key findings")
+    assert html.count('<div class="doubtful">') == len(report.data_sets) + 2  # a table each, one across, and the live section
+    trusted = html_of(replace(report, doubts=[]))
+    assert '<div class="doubtful">' not in trusted and "not to be trusted" not in trusted
+
+
+def test_what_heads_cost_is_said(report, page):
+    text = "".join(page.text)
+    assert "break-even" in text and "15.0%" in text
+    counted = {"verified_share": 0.01, "head_shares": {"<deep>": 0.123}, "counted": True}
+    shown = "".join(Page(html_of(replace(report, context=report.context | {"costs": counted}))).text)
+    assert "a head adds to a draft step (counted from weights): <deep> 12.3%" in shown
+    assert "verifying one more token costs 1.0% of the target's forward pass" in shown
+
+
 def test_an_empty_report_is_a_page_too():
     page = Page(html_of(Report({}, None)))
     assert page.open == [] and "section" not in page.tags
@@ -158,9 +174,9 @@ def test_parts_of_a_report_make_a_page(report):
     bare = replace(first, winners=[], reliability=[], positions=[], texts=[])
     unbound = [replace(row, gap_ceiling=None, gap_oracle=None) for row in first.winners if row.ratio == MEASURED]
     sets = [bare, DataSet("none", "dev", 0, 0, 0, [], []), replace(first, winners=unbound, rules=[])]
-    for part in (replace(report, data_sets=[one], costs=None, bank=[], live=[]) for one in sets):
+    for part in (replace(report, data_sets=[one], fit=None, bank=[], live=[]) for one in sets):
         assert Page(html_of(part)).open == []
-    assert Page(html_of(replace(report, data_sets=sets, costs=None))).open == []
+    assert Page(html_of(replace(report, data_sets=sets, fit=None))).open == []
     assert Page(html_of(replace(report, data_sets=[]))).open == []
 
 

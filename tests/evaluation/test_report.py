@@ -1,8 +1,10 @@
 import csv
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fakes import tiny_pair
@@ -15,12 +17,14 @@ from specheads.evaluation import report as module
 from specheads.evaluation.candidates import candidates
 from specheads.evaluation.findings import has_head, notes_on
 from specheads.evaluation.intervals import Interval, gain_over_fixed
+from specheads.evaluation.prices import Prices
 from specheads.evaluation.report import live_rows, print_report, write_report
 from specheads.evaluation.results import Report
-from specheads.evaluation.sweep import round_times, run_sweep, sweep_settings
-from specheads.replay.cost import Costs, fit_costs
+from specheads.evaluation.sweep import fitted_costs, round_times, run_sweep, sweep_settings
+from specheads.replay.cost import Costs
 
 STOPPING = "specheads.decoding.stopping."
+ALONE = 900.0  # tokens per second
 SCHEMA = json.loads((Path(module.__file__).parent / "report.schema.json").read_text())
 
 
@@ -46,11 +50,12 @@ def measured():
 
 @pytest.fixture(scope="module")
 def report(measured):
-    costs = fit_costs(round_times(measured))
-    at = {"measured": Costs.at_ratio(costs.ratio), "10": Costs.at_ratio(10)}
-    live = live_rows(measured, costs, at, True, {"head 0.6": 123.0})
+    fit, rules = fitted_costs(measured)
+    prices = Prices({"measured": fit.costs, "10": Costs.at_ratio(10)}, {"mine": 0.1}, fit, measured_rules=rules, alone=ALONE)
+    live = live_rows(measured, prices, True, {"head 0.6": 123.0})
     context = {"model": "tiny", "num_live_prompts": 4, "verification": "token verification", "lossless": True}
-    return Report(context, costs, live, {name: gain_over_fixed(measured, own) for name, own in at.items()})
+    gains = {ratio: gain_over_fixed(measured, partial(prices.of, ratio=ratio)) for ratio in prices.costs}
+    return Report(context, fit, ["The machine was busy."], live, gains)
 
 
 def test_every_setting_decoded_every_prompt_as_often_as_asked(measured):
@@ -71,7 +76,7 @@ def test_the_counts_do_not_depend_on_which_settings_run_beside_them(measured):
 
 
 def test_costs_are_fitted_to_the_rounds_of_what_drafts(measured):
-    times = round_times(measured)
+    times = round_times(measured[1:])
     assert len(times.drafted) == sum(part.num_target_calls for m in measured[1:] for part in m.stats)
     total = times.draft_seconds.sum() + times.target_seconds.sum()
     assert total == pytest.approx(sum(part.seconds - part.prefill_seconds for m in measured[1:] for part in m.stats))
@@ -85,8 +90,11 @@ def test_a_row_says_what_its_setting_did(measured, report):
     assert row.milliseconds["p50"] <= row.milliseconds["p90"] <= row.milliseconds["p99"]
     assert report.live[0].speedup.value == pytest.approx(1)
     assert set(row.predicted_speedup) == {"measured", "10"}
-    drafted, calls = (sum(getattr(s, n) for s in stats) for n in ("num_drafted", "num_target_calls"))
-    assert row.predicted_tokens_per_second == pytest.approx(96 / report.costs.seconds(drafted, calls, drafted))
+    numbers = np.array([numbers for prompt in measured[2].rounds for numbers in prompt])
+    seconds = report.costs.draft_seconds * numbers[:, 2] + report.costs.verify_seconds(numbers[:, 1].astype(int))
+    expected = 96 / (seconds.sum() + len(numbers) * report.costs.round_seconds)
+    assert row.predicted_tokens_per_second == pytest.approx(expected)
+    assert row.predicted_speedup["measured"].value == pytest.approx(expected / ALONE)
     assert [row.replayed_tokens_per_second for row in report.live] == [None] * 4 + [123.0]
 
 
@@ -94,7 +102,7 @@ def test_the_files_hold_the_report(report, tmp_path):
     paths = write_report(report, tmp_path / "new")
     assert [p.name for p in paths] == ["report.html", "report.json", "report.csv", "speed.png"]
     content = json.loads(paths[1].read_text())
-    assert content["costs"]["draft_seconds"] == report.costs.draft_seconds
+    assert content["fit"]["costs"]["draft_seconds"] == report.costs.draft_seconds
     assert [row["name"] for row in content["live"]] == [row.name for row in report.live]
     with paths[2].open() as stream:
         rows = list(csv.DictReader(stream))
@@ -122,7 +130,9 @@ def test_report_json_follows_its_schema(report, tmp_path, which):
 def test_the_schema_refuses_what_is_no_report():
     validator = Draft202012Validator(SCHEMA)
     assert not validator.is_valid({"context": {}})
-    assert not validator.is_valid({"context": {}, "costs": {"draft_seconds": "fast"}, "live": [], "gains": {}, "data_sets": []})
+    assert not validator.is_valid(
+        {"context": {}, "fit": {"costs": {"draft_seconds": "fast"}}, "doubts": [], "live": [], "gains": {}, "data_sets": []}
+    )
 
 
 def test_the_tables_show_every_setting_and_the_fit(report):
@@ -131,6 +141,22 @@ def test_the_tables_show_every_setting_and_the_fit(report):
     text = console.export_text()
     for word in ("target alone", "fixed K=3", "head 0.6", "R²", "head over best fixed K at ratio 10"):
         assert word in text
+
+
+def test_doubts_are_the_first_lines():
+    report, console = report_example(), Console(record=True, width=220)
+    print_report(report, console)
+    assert console.export_text().startswith("The machine was <busy>.\nCosts: ")
+
+
+def test_a_head_that_does_not_pay_for_itself_is_named():
+    report = report_example()
+    (data, *_) = [one for one in report.data_sets if one.role == "test"]
+    row = next(row for row in data.winners if row.family.startswith("head_threshold") and row.ratio == "10")
+    dear = replace(row, head_share=0.25, break_even=Interval(0.2, 0.1, 0.3))
+    for one, said in ((dear, True), (replace(dear, head_share=0.15), False)):
+        notes = notes_on(replace(report, data_sets=[replace(data, winners=[one])], notes=[]))
+        assert any("does not pay for its head: it adds 25.0% to a draft step" in note for note in notes) == said
 
 
 def test_the_tables_show_every_rule_that_was_replayed():
@@ -150,8 +176,8 @@ def test_other_verification_rules_are_compared_at_equal_lengths():
     assert [one.name for one in settings][:-1] == names
     prompts = [[0], [1, 2], [3], [4, 4], [2, 2], [1, 1]]
     measured = run_sweep(tiny_pair(5), settings, prompts, Warp(), max_new_tokens=40, repeats=2, seed=0)
-    costs = fit_costs(round_times(measured))
-    live = live_rows(measured, costs, {}, True)
+    fit, own = fitted_costs(measured)
+    live = live_rows(measured, Prices({"measured": fit.costs}, measured_rules=own, alone=ALONE), True)
     rows = {row.name: row for row in live}
     assert [row.lossless for row in live] == [True] * 6 + [False] * 2
     gain = rows["block K=4"].efficiency_gain
@@ -161,7 +187,7 @@ def test_other_verification_rules_are_compared_at_equal_lengths():
     assert rows["fixed K=4"].efficiency_gain is None and rows["max probability"].efficiency_gain is None
     console = Console(record=True, width=220)
     context = {"model": "tiny", "num_live_prompts": 6, "verification": "token verification", "lossless": True}
-    print_report(Report(context, costs, live), console)
+    print_report(Report(context, fit, [], live), console)
     assert "block K=4: block efficiency" in console.export_text()
 
 

@@ -1,0 +1,28 @@
+"""One rule with its numbers, as it decodes and as it is replayed, and the families that every evaluation has."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specheads.decoding.stopping import StoppingRule
+from specheads.errors import is_number
+
+FIXED, CEILING, ORACLE = "fixed_length", "ceiling", "oracle"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One rule with its numbers. `live` is None for what knows more than a decoder does; `ratio` is None for what suits all."""
+
+    family: str
+    name: str
+    rule: StoppingRule
+    live: StoppingRule | None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    ratio: str | None = None
+    head: str | None = None  # the name of the head that it listens to
+
+    @property
+    def value(self) -> float | None:
+        """The first of the parameters that are numbers, for plots."""
+        return next((value for value in self.parameters.values() if is_number(value)), None)

@@ -1,0 +1,81 @@
+"""Fitting what rules leave open, on recorded dev prompts: weights of a logistic, a head's calibration, automatic thresholds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from specheads.decoding.stopping import HeadThreshold, logistic_inputs
+from specheads.evaluation.prices import Prices
+from specheads.heads.calibration import IndexCalibration
+from specheads.heads.metrics import fit_logistic
+from specheads.replay.cost import Costs
+from specheads.replay.recording import Recording
+from specheads.replay.replay import Counts, RecordedHead, head_logits, replay
+
+GRID = np.linspace(0.02, 0.98, 25)  # thresholds between which a head's own is looked for
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What open parameters are fitted with: the recording of dev prompts, and what rules pay at each ratio."""
+
+    recording: Recording
+    prices: Prices
+    _curves: dict[tuple[RecordedHead, int], list[Counts]] = field(default_factory=dict)
+    _fits: dict[Any, dict[str, float]] = field(default_factory=dict)  # each is asked for by every value of a rule
+
+    def logistic(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the weights of a logistic of the draft's certainty."""
+        if tuple(names) not in self._fits:
+            self._fits[tuple(names)] = self._fit_logistic(names)
+        return self._fits[tuple(names)]
+
+    def _fit_logistic(self, names: Sequence[str]) -> dict[str, float]:
+        node, _, accepted, _ = self.recording.labels()
+        features = {name: self.recording.features[name][node] for name in ("draft_prob", "max_prob", "entropy")}
+        inputs = [name for name in names if name != "bias"]
+        weights = fit_logistic(logistic_inputs(inputs, features), accepted.double()).tolist()
+        return dict(zip([*inputs, "bias"], weights, strict=True))
+
+    def calibration(self, head: RecordedHead) -> dict[str, float]:
+        """Return slope and intercept that make a head's logits calibrated here (Platt scaling), on top of its own calibration: that may
+        be of another warping. Each token counts once, at its largest index.
+        """
+        if head not in self._fits:
+            logits, accepted, furthest = head_logits(self.recording, head)
+            heard = IndexCalibration.from_dict(head.config.calibration)(logits[:, -1], furthest)
+            fitted = fit_logistic(heard[:, None], accepted.double()).tolist()
+            self._fits[head] = dict(zip(("slope", "intercept"), fitted, strict=True))
+        return self._fits[head]
+
+    @cached_property
+    def mean_acceptance(self) -> float:
+        """The share of proposed tokens that are accepted."""
+        return self.recording.labels()[2].double().mean().item()
+
+    def throughputs(self, head: RecordedHead, max_tokens: int, costs: Costs) -> np.ndarray:
+        """Return the throughput of a head at each of GRID, in tokens per time of a draft step."""
+        if (head, max_tokens) not in self._curves:
+            rounds = replay(self.recording, [HeadThreshold(head, float(t), max_tokens=max_tokens) for t in GRID])
+            counts = [one.per_prompt(self.recording.num_prompts) for one in rounds]
+            self._curves[head, max_tokens] = counts
+        found = self._curves[head, max_tokens]
+        seconds = np.array([costs.seconds(one.drafted, one.rounds).sum() for one in found])
+        return np.array([one.tokens.sum() for one in found]) * (costs.draft_seconds + costs.verified_seconds) / seconds
+
+    def auto_threshold(self, head: RecordedHead, max_tokens: int, costs: Costs) -> tuple[float, float]:
+        """Return the threshold at which one more draft step yields no more than the throughput, and that throughput.
+
+        The threshold is `1 - lambda t_d / m`, m the mean acceptance of the tokens not yet judged, and lambda t_d the throughput that
+        it leads to: a fixed point (SpecDec++, theorem 3.1, in renewal-reward form).
+        """
+        worth = self.mean_acceptance ** (2 if head.config.judges == "input_token" else 1)
+        found = self.throughputs(head, max_tokens, costs)
+        excess = 1 - found / worth - GRID  # positive where going on would pay
+        last = int(np.flatnonzero(excess > 0).max(initial=0))
+        part = np.clip(excess[last] / (excess[last] - excess[last + 1]), 0, 1) if last + 1 < len(GRID) else 0.0
+        threshold = GRID[last] + part * (GRID[1] - GRID[0])
+        return round(float(threshold), 3), float(np.interp(threshold, GRID, found))

@@ -1,0 +1,73 @@
+"""A busy machine is noticed, and a quiet one is not called busy."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from report_example import about, report_example
+
+from specheads.decoding.records import DecodeStats
+from specheads.decoding.stopping import FixedLength
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, fitted_costs
+from specheads.evaluation.trust import alone_steps, doubts_of
+
+NUM_PROMPTS, TOKENS = 16, 60
+STEP, PASS = 0.001, 0.004
+
+
+def decoded(k, slow, rng):
+    """A fixed length (None: the target alone) on prompts of various lengths; a share `slow` of its rounds takes ten times as long."""
+    prompts, stats = [], []
+    for prompt in range(NUM_PROMPTS):
+        rows, tokens = [], 0
+        while tokens < TOKENS * (1 + prompt % 4) / 2:
+            accepted = 0 if k is None else int(rng.integers(0, k + 1))
+            busy = (1 + 9 * (rng.random() < slow)) * (1 + 0.05 * rng.standard_normal())
+            rows.append([accepted + 1, k or 0, k or 0, STEP * (k or 0) * busy, (PASS + 0.0002 * (k or 0)) * busy])
+            tokens += accepted + 1
+        prompts.append(rows)
+        drafted = (k or 0) * len(rows)
+        stats.append(DecodeStats(tokens, drafted, 0, drafted, len(rows), drafted, sum(r[3] + r[4] for r in rows), 0.0))
+    setting = TARGET_ALONE if k is None else Setting(f"fixed K={k}", "fixed_length", k, FixedLength(k))
+    return Measured(setting, stats, prompts)
+
+
+def sweep(slow):
+    rng = np.random.default_rng(0)
+    return [decoded(k, slow, rng) for k in (None, 1, 2, 4)]
+
+
+def doubts(slow, live=()):
+    measured = sweep(slow)
+    return doubts_of(measured[0], fitted_costs(measured)[0], live)
+
+
+def test_a_quiet_machine_raises_no_doubt():
+    assert doubts(0.0) == []
+
+
+def test_one_slow_round_in_ten_is_noticed():
+    found = doubts(0.1)
+    assert len(found) == 2
+    assert "a step of the target alone took 2." in found[0] and "R²" in found[1]
+    assert all("quiet machine" in one for one in found)
+
+
+def test_the_steps_of_the_target_alone_are_per_token():
+    measured = sweep(0.0)[0]
+    assert np.median(alone_steps(measured)) == pytest.approx(PASS, rel=0.02)
+
+
+def test_a_speed_that_is_hardly_known_is_named():
+    live = report_example().live
+    wide = replace(live[2], name="the wide one", tokens_per_second=Interval(100.0, 85.0, 110.0))
+    assert doubts(0.0, live) == []
+    (found,) = doubts(0.0, [*live, wide])
+    assert "the wide one is known to ±12% only" in found and about(1.0).high < 1.1
+
+
+def test_too_few_responses_are_a_doubt():
+    measured = [Measured(one.setting, one.stats[:1], one.rounds[:1]) for one in sweep(0.0)]
+    (found,) = doubts_of(measured[0], fitted_costs(measured)[0], [])
+    assert "Too few responses" in found
