@@ -121,7 +121,8 @@ def write_result(
 ) -> Path | None:
     """Write a result and return its file, or None where the name is `none`.
 
-    `command`, `machine`: those of this process where they are not given. `prompts`: from `prompt_record`.
+    `command`: that of this process where none is given. `prompts`: from `prompt_record`. `machine`: only where another process measured;
+    the load at that time is then not known.
     """
     if name == "none":
         return None
@@ -131,7 +132,7 @@ def write_result(
         date=datetime.now(UTC).date().isoformat(),
         commit=COMMIT,
         machine=dict(machine or this_machine()),
-        load={"start": LOAD, "end": load_average(), "quiet": is_quiet()},
+        load=None if machine else {"start": LOAD, "end": load_average(), "quiet": is_quiet()},
         split=split,
         seeds=list(seeds),
         prompts=prompts and dict(prompts),

@@ -4,10 +4,13 @@ import copy
 import json
 import re
 import shutil
+from dataclasses import asdict
 from importlib.util import find_spec
 
 import pytest
+from report_example import report_example
 
+from benchmarks import from_report
 from benchmarks import results as benchmark_results
 from benchmarks.render import (
     BLOCK,
@@ -54,7 +57,7 @@ def test_results_have_every_field(name):
     assert content["name"] == name
     assert content.keys() == Result.__dataclass_fields__.keys()
     assert content["machine"]["cpu"] and re.fullmatch(r"\d{4}-\d\d-\d\d", content["date"])
-    assert content["transcribed"] or (content["commit"] and content["load"])
+    assert content["transcribed"] or content["commit"]
     keys = [table["key"] for table in content["tables"]]
     assert keys and len(keys) == len(set(keys))
     for table in content["tables"]:
@@ -188,6 +191,33 @@ def test_results_say_where_they_come_from(tmp_path):
     assert content["load"].keys() == {"start", "end", "quiet"} and content["machine"]["cores"]
     assert "seeds 0 to 3" in source(content) and source(content).endswith(" One.</sub>")
     assert write_result("none", [], folder=tmp_path) is None and [each.name for each in tmp_path.iterdir()] == ["made.json"]
+
+
+def test_reports_become_results(tmp_path, capsys):
+    """Also with fields that are not known here, and of two reports that differ in what they have."""
+    report = asdict(report_example())
+    for winner in report["data_sets"][1]["winners"]:
+        winner |= {"cost_share": 0.1, "surprise": interval(1.5, 1.4, 1.6)}
+    (tmp_path / "one.json").write_text(json.dumps(report))
+    (tmp_path / "two.json").write_text(json.dumps(report | {"live": [], "drafts": []}))
+    words = ["made", f"first={tmp_path}/one.json", f"second={tmp_path}/two.json", "--command", "python evaluate.py head=x"]
+    from_report.main([*words, "--fields", "speedup", "cost_share", "surprise:ratio:1"], tmp_path)
+    tables = {table["key"]: table for table in json.loads((tmp_path / "made.json").read_text())["tables"]}
+    assert list(tables) == ["winners_alpaca", "winners_mt_bench_test", "winners_gsm8k", "live", "reliability", "drafts"]
+    names = [column["name"] for column in tables["winners_mt_bench_test"]["columns"]]
+    assert names[:5] == [
+        "report",
+        "rule",
+        "speed-up, measured",
+        "the head's share of a draft step, measured",
+        "surprise, measured",
+    ]
+    assert len(tables["winners_gsm8k"]["columns"]) == 2 + 4 and len(tables["winners_gsm8k"]["rows"]) == 30
+    assert {row[0] for row in tables["live"]["rows"]} == {"first"}
+    assert "1.5x [1.4, 1.6]" in "\n".join(table_lines(tmp_path, "made", "winners_mt_bench_test", True))
+    with pytest.raises(SystemExit):
+        from_report.main(["made", *[f"{tmp_path}/one.json"] * 2, "--command", "python evaluate.py"], tmp_path)
+    assert "two reports have the same label" in capsys.readouterr().err
 
 
 def test_commands_hold_no_folders_of_a_machine(monkeypatch):
