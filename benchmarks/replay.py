@@ -128,15 +128,11 @@ def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Name
     Recorded.of("test", "test", recording, found, lambda count: None)
     marks.append(time.perf_counter())
     live, *steps = np.diff(marks)
-    names = (
-        "record",
-        "20 heads predict at every node",
-        "the target's probabilities, for the ceiling",
-        f"replay {len(found)} rules",
-    )
+    names = ("record", "20 heads predict at every node", "the target's probabilities, for the ceiling", "replay all rules")
     rows = [[name, seconds, seconds / live] for name, seconds in zip(names, steps, strict=True)]
     rows += [["all steps", sum(steps), sum(steps) / live], ["one live pass, fixed K=4", live, 1.0]]
     title = f"Time for {len(prompts)} prompts, sampled, {settings.num_draws} draw{'s' * (settings.num_draws > 1)} per response"
+    title += f"; {len(found)} rules"
     return Table("time", title, [Column("step"), Column("seconds", "fixed:1"), Column("live passes", "fixed")], rows)
 
 

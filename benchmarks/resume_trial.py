@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import random
-import shlex
 import shutil
 import signal
 import subprocess
@@ -47,6 +46,11 @@ COMMANDS = {
         "trainer.log_every_n_steps=1",
         "refresh_every=5",
     ],
+}
+SHOWN = {
+    "data_gen": "python -m data_gen",
+    "train.py": "python train.py",
+    "distill": "python train.py task=distill samples=mixed",
 }
 # What a command prints when its own work begins; a kill during the imports before it would be no trial.
 WORK_BEGINS = {"data_gen": "still to do, in", "train.py": "training ", "distill": "distilling "}
@@ -89,8 +93,9 @@ def main(argv: list[str] | None = None) -> int:
             differences += count
             print(f"{command:<10}{trial:>6}{moment:>12.1f} s{code:>11}  {state:<44}{count:>11}", flush=True)
         total += differences
-        shown = f"python {shlex.join(COMMANDS[command]).replace(f'{ROOT}/', '')}"
-        rows.append([f"`{shown}`", seconds, arguments.kills, min(moments, default=None), max(moments, default=None), differences])
+        rows.append(
+            [f"`{SHOWN[command]}`", seconds, arguments.kills, min(moments, default=None), max(moments, default=None), differences]
+        )
     columns = [
         Column("command"),
         Column("work, seconds", "fixed:0"),
