@@ -19,6 +19,7 @@ from hydra import compose, initialize_config_dir
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.results import Column, Table, add_result_option, prompt_record, write_result
 from data_gen.__main__ import data_cache
 from data_gen.shards import load_split
 from specheads import load_pair
@@ -59,6 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompts", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=3)
+    add_result_option(parser, "bank")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -84,6 +86,25 @@ def main() -> None:
     weights = {spec.name: head_multiply_adds(spec.config.depth, hidden) for spec in specs}
     steps = [draft + 3 * LABELLED * sum(some) for some in (weights.values(), [weights[one[0].name]])]
     print(f"at Llama 2 7B's shape, multiply-adds of a training step: {steps[0] / steps[1]:.2f} of one head's")
+    tables = [
+        Table(
+            "time",
+            f"One epoch over {arguments.prompts} prompts, median of {arguments.repeats}",
+            [Column("what"), Column("seconds", "fixed:1"), Column("of 20 runs", "percent")],
+            [
+                ["20 heads in one pass", together, together / apart],
+                ["20 heads in 20 runs", apart, 1.0],
+                ["one head (depth 3)", alone, alone / apart],
+            ],
+        ),
+        Table(
+            "operations",
+            "Multiply-adds of a training step at the shape of Llama 2 7B, counted",
+            [Column("what"), Column("over a step of one head", "ratio")],
+            [["20 heads in one pass", steps[0] / steps[1]]],
+        ),
+    ]
+    write_result(arguments.result, tables, split="train", seeds=[0], prompts=prompt_record(rows["prompt_ids"]))
 
 
 if __name__ == "__main__":

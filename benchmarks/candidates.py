@@ -19,6 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.results import Column, Table, interval, prompt_record, text_of, write_result
 from data_gen.prompts import NanoSource
 from specheads import SpeculativeDecoder, Warp, drafting, load_pair, stopping, verification
 from specheads.decoding.block_search import BlockSearch
@@ -28,6 +29,16 @@ from specheads.evaluation.intervals import resample_counts
 from specheads.pair import Pair
 
 MAX_TOKENS, DEPTH = 96, 10
+COLUMNS = [
+    Column("method"),
+    Column("drafted per round", "plus_minus:1"),
+    Column("accepted / drafted", "plus_minus"),
+    Column("accepted / emitted", "plus_minus:3"),
+    Column("tokens per round", "plus_minus"),
+    Column("rounds with a copy", "plus_minus:3"),
+    Column("perplexity", "plus_minus"),
+    Column("speed-up", "plus_minus"),
+]
 Make = Callable[[Pair, Warp, str], object]
 
 
@@ -132,30 +143,31 @@ def run(pair: Pair, methods: dict[str, Make], warp: Warp, prompts: Sequence[Sequ
     return tallies
 
 
-def shown(over: np.ndarray, under: np.ndarray, counts: np.ndarray, digits: int = 2, unit: Callable = lambda x: x) -> str:
-    """Return a ratio of sums over prompts with half of its 95 % interval."""
+def ratio(over: np.ndarray, under: np.ndarray, counts: np.ndarray, unit: Callable = lambda x: x) -> dict[str, float]:
+    """Return a ratio of sums over prompts with its 95 % interval; the first row of `counts` is the prompts as they are."""
     values = unit((counts @ over) / np.maximum(counts @ under, 1e-12))
-    low, high = np.percentile(values[1:], [2.5, 97.5])
-    return f"{values[0]:.{digits}f} ±{(high - low) / 2:.{digits}f}"
+    return interval(values[0], *np.percentile(values[1:], [2.5, 97.5]))
 
 
-def table(tallies: dict[str, Tally]) -> Iterable[str]:
+def table_rows(tallies: dict[str, Tally]) -> Iterable[list]:
+    """Return a row of COLUMNS for each method."""
     counts = resample_counts(len(next(iter(tallies.values())).stats))
     alone = tallies["target alone"]
-    yield "| method | drafted per round | acceptance rate | tokens per round | rounds with a copy | perplexity | speed-up |"
-    yield "|---|---|---|---|---|---|---|"
+    pace = (counts @ alone.rows("num_tokens")) / (counts @ alone.rows("seconds"))
     for name, one in tallies.items():
         tokens, calls = one.rows("num_tokens"), one.rows("num_target_calls")
         drafted, accepted = one.rows("num_drafted"), one.rows("num_accepted")
-        cells = [shown(drafted, calls, counts, 1), shown(accepted, drafted, counts)] if drafted.any() else ["", ""]
-        cells.append(shown(tokens, calls, counts))
-        cells.append(shown(one.rows("num_copy_rounds"), calls, counts, 3) if one.rows("num_copy_rounds").any() else "")
-        cells.append(shown(np.array(one.nats), tokens, counts, 2, np.exp))
-        rate = (counts @ tokens) / (counts @ one.rows("seconds"))
-        speed = rate / ((counts @ alone.rows("num_tokens")) / (counts @ alone.rows("seconds")))
-        low, high = np.percentile(speed[1:], [2.5, 97.5])
-        cells.append(f"{speed[0]:.2f} ±{(high - low) / 2:.2f}")
-        yield f"| {name} | {' | '.join(cells)} |"
+        copied = one.rows("num_copy_rounds")
+        yield [
+            name,
+            ratio(drafted, calls, counts) if drafted.any() else None,
+            ratio(accepted, drafted, counts) if drafted.any() else None,
+            ratio(accepted, tokens, counts) if drafted.any() else None,
+            ratio(tokens, calls, counts),
+            ratio(copied, calls, counts) if copied.any() else None,
+            ratio(np.array(one.nats), tokens, counts, np.exp),
+            ratio(tokens, one.rows("seconds"), counts, lambda speed: speed / pace),
+        ]
 
 
 def main() -> None:
@@ -165,6 +177,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="a JSONL file with `prompt`; default: nano's test prompts")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--skipped", type=int, nargs="+", default=[3], help="layers that self-SSD leaves out")
+    parser.add_argument("--result", metavar="NAME", help="default: candidates_TABLE, with the data's name; none: keep none")
     arguments = parser.parse_args()
     pair = load_pair("nano")
     if arguments.data:
@@ -177,9 +190,23 @@ def main() -> None:
         "samples": (sample_methods(), [Warp(1.0, top_k=50)]),
         "joint": (joint_methods(), [Warp(1.0, top_k=20, top_p=0.9)]),
     }[arguments.table]
+    tables = []
     for warp in warps:
-        print(f"\n{warp}, {len(prompts)} prompts, at most {MAX_TOKENS} tokens\n")
-        print("\n".join(table(run(pair, methods, warp, prompts, arguments.engine))))
+        rows = list(table_rows(run(pair, methods, warp, prompts, arguments.engine)))
+        title = f"{warp_text(warp)}; {len(prompts)} prompts, at most {MAX_TOKENS} tokens each; ± half of the 95 % interval over prompts"
+        tables.append(Table("greedy" if warp.greedy else "sampled", title, COLUMNS, rows))
+        print("\n".join(["", title, "", text_of(tables[-1])]))
+    name = "_".join(["candidates", arguments.table, *([arguments.data.stem] if arguments.data else [])])
+    split = arguments.data.stem if arguments.data else "test, read before"
+    write_result(arguments.result or name, tables, split=split, seeds=range(len(prompts)), prompts=prompt_record(prompts))
+
+
+def warp_text(warp: Warp) -> str:
+    """Return how tokens are sampled, in words."""
+    if warp.greedy:
+        return "Greedy"
+    limits = [f"top-k {warp.top_k}"] * (warp.top_k > 0) + [f"top-p {warp.top_p:g}"] * (warp.top_p < 1)
+    return ", ".join([f"Temperature {warp.temperature:g}", *limits])
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.results import Column, Table, add_result_option, prompt_record, text_of, write_result
 from data_gen.generate import batch_plan, generate_batch, row_uniforms
 from data_gen.prompts import NanoSource
 from specheads import Warp, load_pair
@@ -39,6 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompts", type=int, default=512, help="one shard of data_gen")
     parser.add_argument("--repeats", type=int, default=3)
+    add_result_option(parser, "data_generation")
     arguments = parser.parse_args()
     pair = load_pair("nano")
     prompts = [(p.prompt_id, pair.encode_instruction(p.text)) for p in NanoSource(arguments.prompts, 0, 0).load(pair.chats)]
@@ -49,12 +50,14 @@ def main() -> None:
             share = prompts[:: max(1, len(prompts) // 16)] if size == 1 else prompts
             speeds[size].append(tokens_per_second(pair, share, size))
     medians = {size: statistics.median(values) for size, values in speeds.items()}
-    print(
-        f"nano, {len(prompts)} prompts, at most {MAX_NEW_TOKENS} tokens, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    table = Table(
+        "speed",
+        f"Responses to {len(prompts)} prompts of nano, at most {MAX_NEW_TOKENS} tokens each, median of {arguments.repeats}",
+        [Column("batch size"), Column("tokens/s", "fixed:0"), Column("over one at a time", "ratio:1")],
+        [[size, value, value / medians[1]] for size, value in medians.items()],
     )
-    print("| batch size | tokens/s | over one at a time |\n|---|---|---|")
-    for size, value in medians.items():
-        print(f"| {size} | {value:,.0f} | {value / medians[1]:.1f}x |")
+    print(f"{table.title}\n\n{text_of(table)}")
+    write_result(arguments.result, [table], split="train", seeds=[0], prompts=prompt_record(ids for _, ids in prompts))
 
 
 if __name__ == "__main__":

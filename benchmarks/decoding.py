@@ -15,7 +15,6 @@ draft step of Llama-2-7B.
 import argparse
 import contextlib
 import copy
-import platform
 import statistics
 import sys
 import time
@@ -28,6 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.results import Column, Table, prompt_record, text_of, write_result
 from data_gen.prompts import NanoSource
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_head, load_pair
 from specheads.decoding.decoder import Baseline
@@ -174,26 +174,32 @@ def compare(runs: dict[str, Run], prompts: list[list[int]], repeats: int) -> dic
     return made
 
 
-def print_speeds(made: dict[str, list[Made]]) -> None:
+def speed_table(made: dict[str, list[Made]], mode: str) -> Table:
+    """Return how fast each setting is, beside transformers' own, and where a round's time goes."""
     speeds = {name: statistics.median(one.tokens / one.seconds for one in all_) for name, all_ in made.items()}
     plain = speeds["transformers, plain"]
-    best = max((name for name in speeds if "assisted" in name), key=speeds.get, default="transformers, plain")
-    print(f"transformers' best assisted setting: {best if 'assisted' in best else 'not run'}\n")
-    print(f"| setting | tokens/s | over plain | over best assisted | tokens per round | {' ms | '.join(STAGES)} ms |")
-    print("|" + "---|" * (5 + len(STAGES)))
+    best = max((name for name in speeds if "assisted" in name), key=speeds.get, default=None)
     fixed = made[f"fixed K={FIXED[1]}"]
     step = statistics.median(one.draft_seconds / DecodeStats.of(one.rounds).num_draft_calls for one in fixed)
+    rows = []
     for name, speed in speeds.items():
-        shown = [""] * (1 + len(STAGES))
+        shown = [None] * (1 + len(STAGES))
         if made[name][0].rounds:
             efficiency = DecodeStats.of([part for one in made[name] for part in one.rounds]).block_efficiency
             stages = zip(*(round_stages(one, step) for one in made[name]), strict=True)
-            shown = [f"{efficiency:.2f}", *(f"{1e3 * max(0, statistics.median(values)):.2f}" for values in stages)]
-        print(f"| {name} | {speed:,.0f} | {speed / plain:.2f}x | {speed / speeds[best]:.2f}x | {' | '.join(shown)} |")
+            shown = [efficiency, *(max(0.0, statistics.median(values)) for values in stages)]
+        rows.append([name, speed, speed / plain, speed / speeds[best] if best else None, *shown])
+    columns = [
+        Column("setting"),
+        Column("tokens/s", "fixed:0"),
+        Column("over plain", "ratio"),
+        Column("over best assisted", "ratio"),
+    ]
+    columns += [Column("tokens per round", "fixed"), *(Column(stage, "ms") for stage in STAGES)]
     longest = made[f"fixed K={FIXED[-1]}"]
     over = [sum(r.seconds for r in one.rounds) / (one.draft_seconds + one.verify_seconds) for one in longest]
-    print(f"\nA whole round with K={FIXED[-1]} takes {statistics.median(over):.2f}x of its forwards alone.")
-    print()
+    title = f"{mode}; a whole round with K={FIXED[-1]} takes {statistics.median(over):.2f}x of its forward passes alone"
+    return Table(mode.split(maxsplit=1)[0].strip(";").lower(), title, columns, rows)
 
 
 def round_stages(made: Made, step: float) -> tuple[float, ...]:
@@ -209,14 +215,14 @@ def round_stages(made: Made, step: float) -> tuple[float, ...]:
     return tuple(value / count for value in (*stages, total - sum(stages)))
 
 
-def print_never(
+def never_rows(
     pair: Pair, head: AcceptanceHead, warp: Warp, engine: str, prompts: list[list[int]], length: int, repeats: int
-) -> None:
+) -> list[list]:
     """Time a head that never stops beside fixed lengths, round by round: both draft the same tokens.
 
     A round's time is its median over repeats, so that a disturbance of the machine falls out of it.
     """
-    decoder = SpeculativeDecoder(pair, warp=warp, engine=engine)
+    decoder, rows = SpeculativeDecoder(pair, warp=warp, engine=engine), []
     for most in (FIXED[1], FIXED[3]):
         both = [decoder.with_stopping(rule) for rule in (FixedLength(most), HeadThreshold(head, 1.0, 1, most))]
         seconds = [0.0, 0.0]
@@ -229,10 +235,8 @@ def print_never(
                     taken[which].append([part.seconds for part in both[which].generate(prompt, length, seed=number).rounds])
             for which in (0, 1):
                 seconds[which] += sum(statistics.median(parts) for parts in zip(*taken[which], strict=True))
-        print(
-            f"A head that never stops before {most} tokens costs {100 * (seconds[1] / seconds[0] - 1):+.1f} % over the fixed length K={most}."
-        )
-    print()
+        rows.append(["greedy" if warp.greedy else "sampled", most, seconds[1] / seconds[0] - 1])
+    return rows
 
 
 def median_seconds(work: Callable[[], object], device: torch.device, times: int = 50) -> float:
@@ -265,8 +269,8 @@ def bytes_read(lm: LanguageModel, engine: Engine, context: int) -> int:
     return weights + sum(kv[:, :, :context].nbytes for layer in engine._layers for kv in (layer.keys, layer.values))
 
 
-def print_forwards(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str) -> None:
-    """Time single units at a context of 256 positions."""
+def forward_table(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str) -> Table:
+    """Time single compiled steps at a context of 256 positions."""
     decoder = SpeculativeDecoder(pair, stopping=HeadThreshold(head), warp=warp, engine=engine)
     plain, target = decoder.with_stopping(FixedLength(8)), Baseline(pair, warp, decoder.target_engine)
     for one in (decoder, plain, target):
@@ -290,17 +294,18 @@ def print_forwards(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str) ->
         return lambda: (place(decoder.target_engine, context), verifier._unit(tokens, *inputs))
 
     limit = bandwidth(device)
-    print(f"memory bandwidth, measured by a large copy: {limit / 1e9:,.1f} GB/s; context {context}; sampled\n")
-    print("| unit | ms | MB that must be read | read at, of the copy's bandwidth |\n|---|---|---|---|")
     alone = lambda: (place(decoder.target_engine, context), target._unit(token, uniform))
     lines = [("target alone", alone, pair.target_lm, decoder.target_engine)]
     lines += [("draft step, fixed length", step(plain), pair.draft_lm, decoder.draft_engine)]
     lines += [("draft step with head", step(decoder), pair.draft_lm, decoder.draft_engine)]
     lines += [(f"verification of {k}", verify(k + 1), pair.target_lm, decoder.target_engine) for k in (2, 4, 8)]
+    rows = []
     for name, work, lm, memory in lines:
         seconds, size = median_seconds(work, device), bytes_read(lm, memory, context)
-        print(f"| {name} | {1e3 * seconds:.3f} | {size / 1e6:,.1f} | {100 * size / seconds / limit:.0f} % |")
-    print()
+        rows.append([name, seconds, size / 1e6, size / seconds / limit])
+    columns = [Column("step"), Column("time", "ms:3"), Column("MB that must be read", "fixed:1")]
+    columns.append(Column("read at, of a large copy's bandwidth", "percent"))
+    return Table("steps", f"Sampled, {context} positions of context; a large copy makes {limit / 1e9:,.1f} GB/s", columns, rows)
 
 
 def place(engine: Engine, length: int) -> None:
@@ -309,11 +314,11 @@ def place(engine: Engine, length: int) -> None:
         layer.length = length
 
 
-def print_contexts(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str, text: list[int], length: int, repeats: int) -> None:
+def context_table(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str, text: list[int], length: int, repeats: int) -> Table:
     """Time per token behind contexts of several lengths, the prompt itself not counted."""
     decoder = SpeculativeDecoder(pair, stopping=HeadThreshold(head, 0.5), warp=warp, engine=engine)
     ways = {"target alone": Baseline(pair, warp, decoder.target_engine), "head 0.5": decoder}
-    print("| context | " + " | ".join(f"{name}, ms per token" for name in ways) + " |\n|---|---|---|")
+    rows = []
     for context in CONTEXTS:
         size = min(context, pair.window) - length
         prompt = (text * (1 + size // len(text)))[:size]
@@ -322,23 +327,23 @@ def print_contexts(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str, te
             for name, way in ways.items():
                 out = way.generate(prompt, length, seed=repeat, stop_tokens=()).stats
                 taken[name].append(1e3 * (out.seconds - out.prefill_seconds) / out.num_tokens)
-        print(f"| {size} | " + " | ".join(f"{statistics.median(values[1:]):.2f}" for values in taken.values()) + " |")
-    print()
+        rows.append([size, *(statistics.median(values[1:]) / 1e3 for values in taken.values())])
+    columns = [Column("context"), *(Column(f"{name}, per token", "ms") for name in ways)]
+    return Table("contexts", "Sampled, the time of reading the prompt not counted", columns, rows)
 
 
-def print_head_share() -> None:
-    """Count the multiply-adds (as many as weights, at one token) of heads beside a forward of Llama-2-7B."""
+def share_table() -> Table:
+    """Count the multiply-adds (as many as weights, at one token) of heads beside a forward pass of Llama-2-7B."""
+    rows = []
     with torch.device("meta"):
         draft = LlamaForCausalLM(LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, vocab_size=32000))
         weights = sum(w.numel() for w in draft.parameters()) - draft.get_input_embeddings().weight.numel()
         for judges in ("next_token", "input_token"):
             head = AcceptanceHead(HeadConfig(4096, embedding_size=4096, judges=judges))
             share = sum(w.numel() for w in head.parameters()) / weights
-            print(
-                f"{judges} head beside a Llama-2-7B step: {100 * share:.2f} % of the multiply-adds; in float32 beside bfloat16,",
-                end=" ",
-            )
-            print(f"{200 * share:.2f} % of the bytes")
+            rows.append([f"`{judges}`", share, 2 * share])
+    columns = [Column("head"), Column("of the multiply-adds", "percent:2"), Column("of the bytes", "percent:2")]
+    return Table("share", "A head in float32 next to a draft step at the shape of Llama 2 7B in bfloat16, counted", columns, rows)
 
 
 def main() -> None:
@@ -350,26 +355,40 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--result", metavar="NAME", help="default: decoding, with the model's name if it is not nano; none: keep none"
+    )
     arguments = parser.parse_args()
     pair = load_pair(arguments.model)
     head = load_head(arguments.head) if arguments.head else AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size))
     head.requires_grad_(False)
     verification = TokenVerification() if arguments.rate is None else SyntheticVerification(arguments.rate)
     prompts = [pair.encode_instruction(p.text) for p in NanoSource(arguments.prompts, 0, 0).load(pair.chats)]
-    where = torch.cuda.get_device_name() if pair.target_lm.device.type == "cuda" else f"{platform.machine()} CPU"
-    print(f"{pair.name}, {len(prompts)} prompts, at most {arguments.new_tokens} tokens, {arguments.repeats} repeats,", end=" ")
-    print(f"{where}, {torch.get_num_threads()} threads, torch {torch.__version__}; {verification.label}\n")
+    tables, never = [], []
     for warp in (Warp(temperature=0), Warp(temperature=1.0, top_k=50)):
-        mode = "greedy" if warp.greedy else "sampled at temperature 1, top-k 50"
         own, startup = own_runs(pair, head, warp, arguments.new_tokens, arguments.engine, verification)
-        print(f"## {mode}; start-up of all settings {startup:.1f} s\n")
         runs = {**transformers_runs(pair, head, warp, arguments.new_tokens, arguments.rate is None), **own}
-        print_speeds(compare(runs, prompts, arguments.repeats))
-        print_never(pair, head, warp, arguments.engine, prompts, arguments.new_tokens, 3 * arguments.repeats)
-    print_forwards(pair, head, warp, arguments.engine)
+        mode = f"{'Greedy' if warp.greedy else 'Sampled at temperature 1, top-k 50'}; start-up of all settings {startup:.1f} s"
+        keep(tables, speed_table(compare(runs, prompts, arguments.repeats), mode))
+        never += never_rows(pair, head, warp, arguments.engine, prompts, arguments.new_tokens, 3 * arguments.repeats)
+    columns = [Column("mode"), Column("K"), Column("over the fixed length", "signed_percent")]
+    title = f"Time of a head that never stops over a fixed length of as many tokens, medians of {3 * arguments.repeats}"
+    keep(tables, Table("never", title, columns, never))
+    keep(tables, forward_table(pair, head, warp, arguments.engine))
     text = [token for prompt in prompts for token in prompt]
-    print_contexts(pair, head, warp, arguments.engine, text, 64, arguments.repeats)
-    print_head_share()
+    keep(tables, context_table(pair, head, warp, arguments.engine, text, 64, arguments.repeats))
+    keep(tables, share_table())
+    note = f"{pair.name}, {len(prompts)} prompts, at most {arguments.new_tokens} tokens, {verification.label}, medians of "
+    note += f"{arguments.repeats} repeats."
+    name = "decoding" if arguments.model == "nano" else f"decoding_{arguments.model}"
+    seeds = [1000 * repeat for repeat in range(arguments.repeats)]
+    write_result(arguments.result or name, tables, split="train", seeds=seeds, prompts=prompt_record(prompts), notes=note)
+
+
+def keep(tables: list[Table], table: Table) -> None:
+    """Print a table and put it to the others."""
+    print(f"\n{table.title}\n\n{text_of(table)}", flush=True)
+    tables.append(table)
 
 
 if __name__ == "__main__":

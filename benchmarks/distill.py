@@ -9,6 +9,7 @@ import copy
 import itertools
 import json
 import logging
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -18,6 +19,9 @@ import torch
 from hydra import compose, initialize_config_dir
 from lightning import Trainer
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.results import Column, Table, add_result_option, interval, text_of, write_result
 from specheads import Warp, load_pair
 from specheads.distill.divergences import DIVERGENCES
 from specheads.distill.loss import LossSettings
@@ -31,6 +35,16 @@ from specheads.loading import ResumableData
 from specheads.pair import config_folder
 from specheads.training import CHATTER, OptimizerSettings
 
+COLUMNS = [
+    Column("samples"),
+    Column("loss"),
+    Column("overlap", "fixed:4"),
+    Column("gain", "signed_percent"),
+    Column("KL", "fixed:3"),
+    Column("agreement", "fixed:3"),
+    Column("seconds", "fixed:0"),
+]
+
 
 def main() -> None:
     """Run what is not there yet and print the table."""
@@ -40,6 +54,7 @@ def main() -> None:
     parser.add_argument("--samples", nargs="*", default=list(KINDS))
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
+    add_result_option(parser, "distill_losses")
     parser.add_argument("words", nargs="*", help="overrides of the config, such as generation.responses_per_prompt=4")
     given = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -60,7 +75,9 @@ def main() -> None:
             print(
                 f"{samples:<12}{loss:<18}{sum(found['overlap']) / sum(found['tokens']):.4f}  {found['seconds']:.0f} s", flush=True
             )
-    table(given.out, given.samples, given.losses)
+    table = loss_table(given.out, given.samples, given.losses, given.steps)
+    print(f"{table.title}\n\n{text_of(table)}")
+    write_result(given.result, [table], split="test, read before", seeds=[given.seed])
 
 
 def train(cfg, pair, settings: SampleSettings, divergence: str, steps: int, seed: int) -> dict:
@@ -99,23 +116,18 @@ def train(cfg, pair, settings: SampleSettings, divergence: str, steps: int, seed
     }
 
 
-def table(folder: Path, samples: list[str], losses: list[str]) -> None:
-    """Print overlaps with intervals, KL divergences and seconds."""
-    print(f"{'samples':<12}{'loss':<18}{'overlap':>9}{'95 %':>18}{'gain':>8}{'KL':>8}{'agreement':>11}{'seconds':>9}")
+def loss_table(folder: Path, samples: list[str], losses: list[str], steps: int) -> Table:
+    """Return overlaps with 95 % intervals over prompts, KL divergences, agreements and seconds."""
+    rows = []
     for kind, loss in itertools.product(samples, losses):
-        path = folder / f"{kind}-{loss}.json"
-        if not path.exists():
-            continue
-        found = json.loads(path.read_text())
+        found = json.loads((folder / f"{kind}-{loss}.json").read_text())
         overlap, tokens = np.array(found["overlap"]), np.array(found["tokens"])
         counts = resample_counts(len(tokens))
-        low, high = np.quantile(counts @ overlap / (counts @ tokens), [0.025, 0.975])
         value = overlap.sum() / tokens.sum()
+        limits = np.quantile(counts @ overlap / (counts @ tokens), [0.025, 0.975])
         kl, same = (sum(found[name]) / tokens.sum() for name in ("kl", "agreement"))
-        gain = value / found["before"] - 1
-        print(
-            f"{kind:<12}{loss:<18}{value:9.4f}  [{low:.4f}, {high:.4f}]{gain:+8.1%}{kl:8.3f}{same:11.3f}{found['seconds']:9.0f}"
-        )
+        rows.append([kind, loss, interval(value, *limits), value / found["before"] - 1, kl, same, found["seconds"]])
+    return Table("losses", f"Each draft after {steps} steps; overlap on {len(tokens)} prompts", COLUMNS, rows)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,14 @@ from typing import Self
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.results import Column, Table, add_result_option, text_of, write_result
 from specheads.distill.loss import LossSettings, kept, laws_of, stored_laws, token_losses
 from specheads.pair import LanguageModel
 
 VOCAB, WIDTH = 150_000, 64
+FORMS = {"plain": "plain formula", "pieces": "in pieces", "stored": "in pieces, the target's distributions from disk"}
 MIB = 2**20
 
 
@@ -26,12 +30,13 @@ def main() -> None:
     """Print the table, or take one measurement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--one", nargs=3, metavar=("FORM", "LOSS", "TOKENS"))
+    add_result_option(parser, "distill_memory")
     given = parser.parse_args()
     if given.one:
         form, loss, tokens = given.one
         print(*measure(form, loss, int(tokens)))
         return
-    print(f"{'form':<10}{'loss':<18}{'tokens':>8}{'peak, MiB':>11}{'seconds':>9}")
+    rows = []
     for form, loss, tokens in (
         ("plain", "forward_kl", 512),
         ("plain", "forward_kl", 1024),
@@ -46,7 +51,11 @@ def main() -> None:
             [sys.executable, __file__, "--one", form, loss, str(tokens)], capture_output=True, text=True, check=True
         )
         peak, seconds = map(float, done.stdout.split())
-        print(f"{form:<10}{loss:<18}{tokens:>8}{peak:>11.0f}{seconds:>9.1f}", flush=True)
+        rows.append([FORMS[form], loss, tokens, peak, seconds])
+    columns = [Column("form"), Column("loss"), Column("tokens"), Column("peak, MiB", "fixed:0"), Column("seconds", "fixed:1")]
+    table = Table("peak", f"Vocabulary {VOCAB:,}, hidden size {WIDTH}, float32", columns, rows)
+    print(f"{table.title}\n\n{text_of(table)}")
+    write_result(given.result, [table])
 
 
 def measure(form: str, divergence: str, count: int) -> tuple[float, float]:

@@ -6,6 +6,7 @@ One process; for each shape of a weight (out x in) twelve of them are multiplied
 weights come from. Prints BLAS's time over the loops' (`specheads/decoding/engine/narrow.py`), medians of interleaved repeats.
 """
 
+import argparse
 import statistics
 import sys
 import time
@@ -16,6 +17,7 @@ from torch.nn.functional import linear
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.results import Column, Table, add_result_option, text_of, write_result
 from specheads.decoding.engine.narrow import narrow_linear
 
 SHAPES = ((256, 256), (768, 256), (256, 768), (2048, 256), (432, 160), (2048, 2048))
@@ -32,9 +34,11 @@ def loops(x: torch.Tensor, weights: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_result_option(parser, "narrow_products")
+    arguments = parser.parse_args()
     torch.manual_seed(0)
-    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}: BLAS's time over that of loops\n")
-    print("| weight | " + " | ".join(f"{tokens} tokens" for tokens in TOKENS) + " |\n|" + "---|" * (len(TOKENS) + 1))
+    rows = []
     for shape in SHAPES:
         weights, ratios = [torch.randn(shape) for _ in range(NUM_WEIGHTS)], []
         torch._dynamo.reset()
@@ -50,7 +54,11 @@ def main() -> None:
                     way(x, weights)
                     seconds.append(time.perf_counter() - start)
             ratios.append(statistics.median(taken[blas][5:]) / statistics.median(taken[compiled][5:]))
-        print(f"| {shape[0]} x {shape[1]} | " + " | ".join(f"{ratio:.1f}" for ratio in ratios) + " |")
+        rows.append([f"{shape[0]} x {shape[1]}", *ratios])
+    columns = [Column("weight"), *(Column(f"{tokens} token{'s' * (tokens > 1)}", "ratio:1") for tokens in TOKENS)]
+    table = Table("ratios", f"BLAS's time over that of loops, median of {REPEATS}", columns, rows)
+    print(f"{table.title}\n\n{text_of(table)}")
+    write_result(arguments.result, [table], seeds=[0])
 
 
 if __name__ == "__main__":

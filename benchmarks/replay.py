@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.results import Column, Table, add_result_option, prompt_record, text_of, write_result
 from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, Pair, SpeculativeDecoder, Warp, load_head, load_pair, stopping
 from specheads.evaluation.candidates import Tuning, candidates, longest_draft
@@ -32,6 +33,16 @@ from specheads.replay.judge import head_fingerprint, judge
 from specheads.replay.record import RecordSettings
 from specheads.replay.recording import TRUTH, load_recording, make_recording
 from specheads.replay.replay import recorded_head, replay
+
+COLUMNS = [
+    Column("rule"),
+    Column("target calls, decoded", "fixed:4"),
+    Column("target calls, replayed", "fixed:4"),
+    Column("z of calls", "fixed"),
+    Column("discards, decoded", "fixed:4"),
+    Column("discards, replayed", "fixed:4"),
+    Column("z of discards", "fixed"),
+]
 
 
 def five_rules(head: AcceptanceHead) -> dict[str, list[stopping.StoppingRule]]:
@@ -73,26 +84,25 @@ def agreement(live: np.ndarray, replayed: np.ndarray) -> list[tuple[float, float
 
 def compare(
     pair: Pair, prompts, warp: Warp, head: AcceptanceHead, arguments: argparse.Namespace, limit: int, folder: Path
-) -> None:
-    print(f"\n{'greedy' if warp.greedy else 'sampled'}: {len(prompts)} prompts, decoded {arguments.repeats} times each")
-    print(f"{'rule':<22}{'calls live':>12}{'replayed':>10}{'z':>7}{'discards live':>16}{'replayed':>10}{'z':>7}")
+) -> Table:
+    """Return target calls and discarded tokens per emitted token, decoded and replayed."""
     settings = RecordSettings(8, 20, 64)
     path = make_recording(pair, prompts, warp, GenerationSettings(limit), settings, 0, folder)
     judge(path, pair, {head_fingerprint(head): head}, truth=False)
     recording = load_recording(path, [head_fingerprint(head)])
-    repeats = 1 if warp.greedy else arguments.repeats
+    repeats, rows = 1 if warp.greedy else arguments.repeats, []
     for name, (live, recorded) in five_rules(head).items():
         counts = replay(recording, [recorded])[0].per_prompt(len(prompts))
         replayed = np.stack([counts.tokens, counts.target_calls, counts.discarded], axis=1)
         calls, discards = agreement(live_counts(pair, live, warp, prompts, repeats, limit, arguments.engine), replayed)
-        print(
-            f"{name:<22}{calls[0]:12.4f}{calls[1]:10.4f}{calls[2]:7.2f}{discards[0]:16.4f}{discards[1]:10.4f}{discards[2]:7.2f}",
-            flush=True,
-        )
+        rows.append([name, *calls, *discards])
+    mode = "greedy" if warp.greedy else "sampled"
+    title = f"{mode.capitalize()}, {len(prompts)} prompts, decoded {'once' if repeats == 1 else f'{repeats} times'} each"
+    return Table(mode, title, COLUMNS, rows)
 
 
-def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Namespace, limit: int, folder: Path) -> None:
-    """Print how long every step took, and their sum over one live pass."""
+def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Namespace, limit: int, folder: Path) -> Table:
+    """Return how long every step took, and their sum, in seconds and in live passes."""
     size, heads = pair.draft_lm.hidden_size, {}
     for number in range(20):
         torch.manual_seed(number)
@@ -118,11 +128,12 @@ def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Name
     Recorded.of("test", "test", recording, found, lambda count: None)
     marks.append(time.perf_counter())
     live, *steps = np.diff(marks)
-    names = ("record", "judge by 20 heads", "judge by the target", f"replay {len(found)} rules")
-    print(f"\none live pass over {len(prompts)} prompts (fixed K=4): {live:.1f} s; {settings.num_draws} draws per response")
-    for name, seconds in zip(names, steps, strict=True):
-        print(f"{name:<24}{seconds:7.1f} s {seconds / live:6.2f} live passes")
-    print(f"{'in all':<24}{sum(steps):7.1f} s {sum(steps) / live:6.2f} live passes")
+    names = ("record", "20 heads predict at every node", "the target's probabilities, for the ceiling", "replay all rules")
+    rows = [[name, seconds, seconds / live] for name, seconds in zip(names, steps, strict=True)]
+    rows += [["all steps", sum(steps), sum(steps) / live], ["one live pass, fixed K=4", live, 1.0]]
+    title = f"Time for {len(prompts)} prompts, sampled, {settings.num_draws} draw{'s' * (settings.num_draws > 1)} per response"
+    title += f"; {len(found)} rules"
+    return Table("time", title, [Column("step"), Column("seconds", "fixed:1"), Column("live passes", "fixed")], rows)
 
 
 def main() -> None:
@@ -133,6 +144,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--draws", type=int, default=1, help="acceptance draws per response, where time is taken")
     parser.add_argument("--engine", default="auto")
+    add_result_option(parser, "replay")
     parser.add_argument("--only", choices=("agreement", "time"), default=None)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
@@ -140,13 +152,20 @@ def main() -> None:
         cfg = compose("evaluate", overrides=[f"model={arguments.model}", "paths.run=."])
     pair, head, sampled = load_pair(arguments.model), load_head(arguments.head), Warp(**cfg.warp)
     prompts, limit = prompts_of(cfg, pair, "test", arguments.prompts), cfg.max_new_tokens
+    tables = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if arguments.only != "time":
             for warp in (sampled, Warp(0)):
-                compare(pair, prompts, warp, head, arguments, limit, folder)
+                tables.append(compare(pair, prompts, warp, head, arguments, limit, folder))
+                print(f"\n{tables[-1].title}\n\n{text_of(tables[-1])}", flush=True)
         if arguments.only != "agreement":
-            times(pair, prompts, sampled, OmegaConf.to_container(cfg.stopping, resolve=True), arguments, limit, folder)
+            rules = OmegaConf.to_container(cfg.stopping, resolve=True)
+            tables.append(times(pair, prompts, sampled, rules, arguments, limit, folder))
+            print(f"\n{tables[-1].title}\n\n{text_of(tables[-1])}", flush=True)
+    seeds = [1000 * repeat for repeat in range(arguments.repeats)]
+    record = prompt_record(ids for _, ids in prompts)
+    write_result(arguments.result, tables, split="test, read before", seeds=seeds, prompts=record)
 
 
 if __name__ == "__main__":

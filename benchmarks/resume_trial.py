@@ -21,6 +21,10 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.results import Column, Table, add_result_option, text_of, write_result
+
 ROOT = Path(__file__).parents[1]
 SMALL = ["data.num_train=256", "data.num_dev=32", "data.num_test=32", "data.max_new_tokens=48"]
 COMMANDS = {
@@ -43,6 +47,11 @@ COMMANDS = {
         "refresh_every=5",
     ],
 }
+SHOWN = {
+    "data_gen": "python -m data_gen",
+    "train.py": "python train.py",
+    "distill": "python train.py task=distill samples=mixed",
+}
 # What a command prints when its own work begins; a kill during the imports before it would be no trial.
 WORK_BEGINS = {"data_gen": "still to do, in", "train.py": "training ", "distill": "distilling "}
 
@@ -54,11 +63,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--commands", nargs="*", choices=COMMANDS, default=list(COMMANDS))
     parser.add_argument("--signal", choices=["KILL", "TERM", "INT"], default="KILL")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    add_result_option(parser, "resume_trial")
     parser.add_argument("--folder", type=Path, default=Path("outputs/resume_trial"))
     arguments = parser.parse_args(argv)
     draw = random.Random(arguments.seed)
     print(f"{'command':<10}{'trial':>6}{'killed after':>14}{'exit code':>11}  {'state at the kill':<44}{'differences':>11}")
-    total = 0
+    total, rows = 0, []
     for command in arguments.commands:
         folder = arguments.folder.absolute() / command.removesuffix(".py")
         shutil.rmtree(folder, ignore_errors=True)
@@ -68,6 +78,7 @@ def main(argv: list[str] | None = None) -> int:
             uninterrupted("data_gen", data.parent, data)
         seconds = uninterrupted(command, whole, data)
         print(f"{command:<10}{'whole':>6}{seconds:>12.1f} s{'0':>11}  {progress(command, whole):<44}", flush=True)
+        moments, differences = [], 0
         for trial in range(1, arguments.kills + 1):
             place = folder / str(trial)
             code = 0
@@ -78,9 +89,23 @@ def main(argv: list[str] | None = None) -> int:
             state = progress(command, place)
             uninterrupted(command, place, data)
             count = len(compare(command, whole, place))
-            total += count
+            moments.append(moment)
+            differences += count
             print(f"{command:<10}{trial:>6}{moment:>12.1f} s{code:>11}  {state:<44}{count:>11}", flush=True)
-    print(f"differences in all: {total}")
+        total += differences
+        rows.append(
+            [f"`{SHOWN[command]}`", seconds, arguments.kills, min(moments, default=None), max(moments, default=None), differences]
+        )
+    columns = [
+        Column("command"),
+        Column("work, seconds", "fixed:0"),
+        Column("kills"),
+        Column("first kill after seconds", "fixed:1"),
+    ]
+    columns += [Column("last kill after seconds", "fixed:1"), Column("differences")]
+    table = Table("trials", f"Killed by SIG{arguments.signal} at random moments, and started again", columns, rows)
+    print(f"\n{table.title}\n\n{text_of(table)}")
+    write_result(arguments.result, [table], seeds=[arguments.seed])
     return int(total > 0)
 
 

@@ -7,7 +7,6 @@ of the target over the block at the shape of Llama 3.1 8B: one layer and the out
 """
 
 import argparse
-import platform
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.results import Column, Table, add_result_option, text_of, write_result
 from specheads import Warp
 from specheads.decoding.verification import (
     BiasedVerification,
@@ -51,11 +51,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--vocab", type=int, default=128256)
     parser.add_argument("--repeats", type=int, default=30)
+    add_result_option(parser, "verification")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    where = (
-        torch.cuda.get_device_name() if device.type == "cuda" else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    )
     torch.manual_seed(0)
     count, warp = arguments.tokens, Warp(temperature=1.0, top_k=50)
     logits = 4 * torch.randn(1, count + 1, arguments.vocab, device=device)
@@ -64,12 +62,10 @@ def main() -> None:
     block = Block.of(tokens, draft, target)
     draws = torch.rand(2, 1, dtype=torch.float64, device=device)
     forward = forward_seconds(count + 1, arguments.vocab, arguments.repeats, device)
-    print(f"{count} drafted tokens, vocabulary {arguments.vocab:,}; {where}, torch {torch.__version__}")
-    print(f"a forward over {count + 1} tokens at the shape of Llama 3.1 8B: {1e3 * forward:.2f} ms\n")
-    print("| step | eager ms | of a forward | compiled ms | of a forward |\n|---|---|---|---|---|")
     rules = [TokenVerification(), BlockVerification(), GreedyBlockVerification(1), GreedyBlockVerification(4)]
     rules += [BiasedVerification(0.1), BigLittle()]
-    work = {f"softmax and top-k of {count + 1} laws": lambda: warp(logits)}
+    work = {f"softmax and top-k of {count + 1} distributions": lambda: warp(logits)}
+    rows = []
     for rule in rules:
         label = f"{rule.label}, {rule.num_levels} levels" if isinstance(rule, GreedyBlockVerification) else rule.label
         state = rule.init(1, device)
@@ -77,7 +73,15 @@ def main() -> None:
     for label, step in work.items():
         torch._dynamo.reset()
         times = [median_seconds(one, device, arguments.repeats) for one in (step, torch.compile(step))]
-        print(f"| {label} | " + " | ".join(f"{1e3 * t:.2f} | {100 * t / forward:.2f} %" for t in times) + " |", flush=True)
+        rows.append([label, *(value for t in times for value in (t, t / forward))])
+    title = f"{count} drafted tokens, vocabulary {arguments.vocab:,}; a forward pass of the target over {count + 1} tokens at the shape of"
+    title += f" Llama 3.1 8B takes {1e3 * forward:.2f} ms; median of {arguments.repeats}"
+    columns = [Column("step")]
+    for way in ("eager", "compiled"):
+        columns += [Column(way, "ms"), Column(f"{way}, of a forward pass", "percent:2")]
+    table = Table("rules", title, columns, rows)
+    print(f"{table.title}\n\n{text_of(table)}")
+    write_result(arguments.result, [table], seeds=[0])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,219 @@
+"""Write every table of README.md and benchmarks/README.md from `benchmarks/results/*.json`.
+
+    python benchmarks/render.py [--check]
+
+A table stands between `<!-- table: result/key -->` and `<!-- end -->`; what is between them is replaced. `--check` writes nothing, and
+exits with 1 where a table differs, naming it. A result holds `tables`, or a `selection`: rows of text with numbers of other results.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+# Only the second says where numbers come from: the first is what a reader sees first.
+DOCUMENTS = {"README.md": False, "benchmarks/README.md": True}
+BLOCK = re.compile(r"(<!-- table: ([\w-]+)/([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+# By name: (what a number is multiplied by, its sign, the unit behind it, digits unless `name:digits` says otherwise)
+FORMATS = {
+    "fixed": (1, "", "", 2),
+    "percent": (100, "", " %", 0),
+    "signed_percent": (100, "+", " %", 1),
+    "ratio": (1, "", "x", 2),
+    "ms": (1000, "", " ms", 2),  # of seconds
+    "plus_minus": (1, "", "", 2),  # an interval as half of its width
+}
+
+
+class RenderError(ValueError):
+    """A block or a selection that no result can fill."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the tables, or say which differ; the exit code is 1 if some do."""
+    parser = argparse.ArgumentParser(prog="benchmarks/render.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a table differs")
+    arguments = parser.parse_args(argv)
+    try:
+        differing = update(ROOT, RESULTS, arguments.check)
+    except RenderError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for name in differing:
+        print(f"{name} {'differs from its result; run python benchmarks/render.py' if arguments.check else 'written'}")
+    return int(arguments.check and bool(differing))
+
+
+def update(root: Path, results: Path, check: bool = False) -> list[str]:
+    """Render both documents below `root` and return the tables that differed, as `document: result/key`."""
+    differing = []
+    for document, provenance in DOCUMENTS.items():
+        path = root / document
+        text = path.read_text()
+        rendered = render(text, results, provenance)
+        before, after = BLOCK.finditer(text), BLOCK.finditer(rendered)
+        differing += [
+            f"{document}: {old[2]}/{old[3]}" for old, new in zip(before, after, strict=True) if old.group() != new.group()
+        ]
+        if rendered != text and not check:
+            path.write_text(rendered)
+    return differing
+
+
+def render(text: str, results: Path, provenance: bool) -> str:
+    """Return a document with all of its blocks filled."""
+
+    def filled(block: re.Match) -> str:
+        lines = table_lines(results, block[2], block[3], provenance)
+        return block[1] + "\n".join(lines) + "\n" + block[4]
+
+    return BLOCK.sub(filled, text)
+
+
+def table_lines(results: Path, name: str, key: str, provenance: bool) -> list[str]:
+    """Return a block's lines: title, table, and where it comes from."""
+    result = load(results, name)
+    if "selection" in result:
+        return ["", *markdown(["what", "result"], ["", ""], selected(results, result, key)), ""]
+    table = table_of(result, key)
+    names, formats = ([column.get(field) for column in table["columns"]] for field in ("name", "format"))
+    rows = [[cell(value, form) for value, form in zip(row, formats, strict=True)] for row in table["rows"]]
+    lines = ["", f"*{table['title']}*", "", *markdown(names, formats, rows), ""]
+    return lines + [source(result), ""] if provenance else lines
+
+
+def load(results: Path, name: str) -> dict[str, Any]:
+    """Return a result's content."""
+    path = results / f"{name}.json"
+    if not path.exists():
+        raise RenderError(f"there is no result {name!r} in {results.name}/; known: {', '.join(known(results))}")
+    return json.loads(path.read_text())
+
+
+def known(results: Path) -> list[str]:
+    return sorted(path.stem for path in results.glob("*.json"))
+
+
+def table_of(result: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return one of a result's tables."""
+    for table in result["tables"]:
+        if table["key"] == key:
+            return table
+    keys = ", ".join(table["key"] for table in result["tables"])
+    raise RenderError(f"result {result['name']!r} has no table {key!r}; it has {keys}")
+
+
+def selected(results: Path, result: Mapping[str, Any], key: str) -> list[list[str]]:
+    """Return the rows of a selection: what it is, and a text with cells of other tables in it."""
+    if key not in result["selection"]:
+        raise RenderError(f"{result['name']!r} has no selection {key!r}; it has {', '.join(result['selection'])}")
+    rows = []
+    for item in result["selection"][key]:
+        shown = [selected_cell(results, item, one) for one in item["cells"]]
+        if item["text"].count("{}") != len(shown):
+            raise RenderError(
+                f"selection {item['what']!r}: {item['text']!r} has not as many {{}} as there are {len(shown)} cells"
+            )
+        rows.append([item["what"], item["text"].format(*shown)])
+    return rows
+
+
+def selected_cell(results: Path, item: Mapping[str, Any], one: Mapping[str, Any]) -> str:
+    """Return the cell in `column` of the only row whose values are those of `row`, in the table `from`: result/key."""
+    name, key = one["from"].split("/")
+    table = table_of(load(results, name), key)
+    names = [column["name"] for column in table["columns"]]
+    missing = [column for column in (*one["row"], one["column"]) if column not in names]
+    if missing:
+        raise RenderError(f"selection {item['what']!r}: {one['from']} has no column {missing[0]!r}; it has {', '.join(names)}")
+    fitting = [row for row in table["rows"] if all(row[names.index(column)] == value for column, value in one["row"].items())]
+    if len(fitting) != 1:
+        raise RenderError(f"selection {item['what']!r}: {len(fitting)} rows of {one['from']} have {one['row']!r}, not one")
+    place = names.index(one["column"])
+    return cell(fitting[0][place], table["columns"][place].get("format"))
+
+
+def markdown(names: Sequence[str], formats: Sequence[str | None], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table's lines; columns with a format of numbers stand to the right."""
+    ruler = "|".join("---:" if form else "---" for form in formats)
+    return [f"| {' | '.join(names)} |", f"|{ruler}|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def format_of(form: str | None) -> tuple[str, float, str, str, int] | None:
+    """Return the parts of a format such as `percent:1`; raises RenderError for one that is not known."""
+    if form is None:
+        return None
+    name, _, digits = form.partition(":")
+    if name not in FORMATS or not (digits.isdigit() or not digits):
+        raise RenderError(f"format {form!r} is not known; known: {', '.join(FORMATS)}, with `:digits` behind them")
+    scale, sign, unit, usual = FORMATS[name]
+    return name, scale, sign, unit, int(digits or usual)
+
+
+def cell(value: Any, form: str | None) -> str:
+    """Return a value as text: a number, an interval {value, low, high}, text, or nothing."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value.replace("|", "\\|")
+    parts = format_of(form)
+    if not isinstance(value, dict):
+        return number(value, parts) + (parts[3] if parts else "")
+    low, high = value["low"], value["high"]
+    if parts and parts[0] == "plus_minus":
+        return f"{number(value['value'], parts)} ±{number((high - low) / 2, parts)}"
+    return f"{number(value['value'], parts)}{parts[3] if parts else ''} [{number(low, parts)}, {number(high, parts)}]"
+
+
+def number(value: float, parts: tuple[str, float, str, str, int] | None) -> str:
+    """Return a number without its unit."""
+    if parts is None:
+        return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    _, scale, sign, _, digits = parts
+    rounded = round(scale * value, digits) + 0.0  # and no minus sign before a zero
+    return f"{rounded:{sign},.{digits}f}"
+
+
+def source(result: Mapping[str, Any]) -> str:
+    """Return one line on where a result comes from."""
+    parts = [f"`{result['command']}`", result["date"]]
+    parts.append(f"commit {result['commit']}" if result["commit"] else "commit not recorded")
+    parts.append(machine_text(result["machine"]))
+    if result["load"]:
+        state = "quiet" if result["load"]["quiet"] else "busy with other work, too"
+        parts.append(f"{state} (load {result['load']['start']:g} to {result['load']['end']:g})")
+    parts.append(f"prompts: {result['split'] or 'none'}")
+    if result["seeds"]:
+        parts.append(seed_text(result["seeds"]))
+    if result["transcribed"]:
+        parts.append("transcribed from an earlier table")
+    return f"<sub>{'; '.join(parts)}.{''.join(f' {note}' for note in result['notes'])}</sub>"
+
+
+def seed_text(seeds: Sequence[int]) -> str:
+    """Return `seed 0`, `seeds 1, 7` or, for a range, `seeds 0 to 39`."""
+    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+
+
+def machine_text(machine: Mapping[str, Any]) -> str:
+    """Return a machine in words; what is not known is left out."""
+    cores, threads = machine.get("cores"), machine.get("threads")
+    texts = [
+        machine.get("gpu"),
+        f"{cores} cores of {machine['cpu']}" if cores else machine["cpu"],
+        f"{threads} thread{'s' * (threads > 1)}" if threads else None,
+        f"torch {machine['torch']}" if machine.get("torch") else None,
+        f"Python {machine['python']}" if machine.get("python") else None,
+    ]
+    return ", ".join(text for text in texts if text)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

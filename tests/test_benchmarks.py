@@ -1,0 +1,237 @@
+"""Every table of the READMEs is made of results, and every result says how to make it again."""
+
+import copy
+import json
+import re
+import shutil
+from dataclasses import asdict
+from importlib.util import find_spec
+
+import pytest
+from report_example import report_example
+
+from benchmarks import from_report
+from benchmarks import results as benchmark_results
+from benchmarks.render import (
+    BLOCK,
+    DOCUMENTS,
+    RESULTS,
+    ROOT,
+    RenderError,
+    cell,
+    main,
+    render,
+    selected,
+    source,
+    table_lines,
+    update,
+)
+from benchmarks.results import (
+    Column,
+    Result,
+    Table,
+    evenly_timed,
+    half_width,
+    interval,
+    prompt_record,
+    without_folders,
+    write_result,
+)
+
+FILES = sorted(RESULTS.glob("*.json"))
+CONTENTS = {path.stem: json.loads(path.read_text()) for path in FILES}
+MEASURED = {name: content for name, content in CONTENTS.items() if "tables" in content}
+
+
+def blocks(document):
+    return [(block[2], block[3]) for block in BLOCK.finditer((ROOT / document).read_text())]
+
+
+def test_tables_agree_with_their_results(capsys):
+    assert main(["--check"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_results_have_every_field(name):
+    content = MEASURED[name]
+    assert content["name"] == name
+    assert content.keys() == Result.__dataclass_fields__.keys()
+    assert content["machine"]["cpu"] and re.fullmatch(r"\d{4}-\d\d-\d\d", content["date"])
+    assert content["transcribed"] or content["commit"]
+    keys = [table["key"] for table in content["tables"]]
+    assert keys and len(keys) == len(set(keys))
+    for table in content["tables"]:
+        columns = [Column(**column) for column in table["columns"]]
+        Table(table["key"], table["title"], columns, table["rows"])  # refuses formats and rows that do not fit
+        assert all(column.format for column, *values in zip(columns, *table["rows"], strict=True) if has_interval(values))
+
+
+def has_interval(values):
+    found = [value for value in values if isinstance(value, dict)]
+    assert all(value.keys() == {"value", "low", "high"} for value in found)
+    return bool(found)
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_commands_name_what_exists(name):
+    command = MEASURED[name]["command"]
+    assert "\n" not in command and command == without_folders(command)
+    program = re.match(r"python (?:-m (?P<module>[\w.]+)|(?P<script>[\w/]+\.py))( |$)", command)
+    assert program, command
+    assert find_spec(program["module"]) if program["module"] else (ROOT / program["script"]).is_file()
+
+
+def test_every_result_is_shown_and_every_block_has_a_result():
+    shown = [block for document in DOCUMENTS for block in blocks(document)]
+    assert len(shown) == len(set(shown))
+    known = {(name, table["key"]) for name, content in MEASURED.items() for table in content["tables"]}
+    known |= {(name, key) for name, content in CONTENTS.items() for key in content.get("selection", ())}
+    assert set(shown) <= known
+    assert {name for name, _ in shown} == CONTENTS.keys()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_no_table_is_typed_by_hand(document):
+    text = BLOCK.sub("", (ROOT / document).read_text())
+    assert "<!-- table:" not in text and "<!-- end -->" not in text
+    if document == "README.md":
+        text = text.split("\n## Measured\n")[1]
+    assert not [line for line in text.splitlines() if line.startswith("|") and re.search(r"\d", line)]
+
+
+def test_a_changed_number_is_found(tmp_path, capsys):
+    """A number of each result is changed by hand: the check names its table."""
+    for document in DOCUMENTS:
+        (tmp_path / document).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / document, tmp_path / document)
+    folder = tmp_path / "results"
+    shutil.copytree(RESULTS, folder)
+    assert update(tmp_path, folder, check=True) == []
+    for name, content in MEASURED.items():
+        changed = copy.deepcopy(content)
+        table = changed["tables"][0]
+        row = table["rows"][0]
+        formats = [column["format"] for column in table["columns"]]  # what has none may be what a selection finds rows by
+        place = next(place for place, form in enumerate(formats) if form and not isinstance(row[place], str | None))
+        value = row[place]["value"] if isinstance(row[place], dict) else row[place]
+        row[place] = row[place] | {"value": value + 1} if isinstance(row[place], dict) else value + 1
+        (folder / f"{name}.json").write_text(json.dumps(changed))
+        assert f"benchmarks/README.md: {name}/{table['key']}" in update(tmp_path, folder, check=True)
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    assert update(tmp_path, folder, check=True) == []
+
+
+def test_rendering_writes_what_the_check_wants(tmp_path):
+    (tmp_path / "benchmarks").mkdir()
+    folder = tmp_path / "benchmarks" / "results"
+    columns = [Column("rule"), Column("speed", "ratio:1"), Column("overlap", "percent:1")]
+    write_result("made", [Table("up", "Up", columns, [["a|b", 1.25, interval(0.5, 0.4, 0.6)]])], "python train.py", folder=folder)
+    for document in DOCUMENTS:
+        (tmp_path / document).write_text("Text.\n\n<!-- table: made/up -->\nold\n<!-- end -->\n\nMore.\n")
+    assert len(update(tmp_path, folder)) == 2 and update(tmp_path, folder, check=True) == []
+    short, long = ((tmp_path / document).read_text() for document in DOCUMENTS)
+    assert "*Up*\n\n| rule | speed | overlap |\n|---|---:|---:|\n| a\\|b | 1.2x | 50.0 % [40.0, 60.0] |\n" in short
+    assert "`python train.py`" not in short and "`python train.py`" in long
+    assert short.startswith("Text.\n") and short.endswith("<!-- end -->\n\nMore.\n")
+
+
+@pytest.mark.parametrize(
+    "value, form, text",
+    [
+        (None, "fixed", ""),
+        ("auto", "fixed", "auto"),
+        (2047, None, "2,047"),
+        (0.1, None, "0.1"),
+        (2047.4, "fixed:0", "2,047"),
+        (0.0044, "signed_percent", "+0.4 %"),
+        (-0.0001, "signed_percent", "+0.0 %"),
+        (0.00053, "ms", "0.53 ms"),
+        (1.417, "ratio", "1.42x"),
+        (interval(0.044, -0.01, 0.072), "signed_percent", "+4.4 % [-1.0, +7.2]"),
+        (half_width(2.5, 0.3), "plus_minus:1", "2.5 ±0.3"),
+    ],
+)
+def test_formats(value, form, text):
+    assert cell(value, form) == text
+
+
+def test_mistakes_are_named(tmp_path):
+    write_result("made", [Table("up", "Up", [Column("a")], [[1]])], "python train.py", folder=tmp_path)
+    with pytest.raises(RenderError, match="no result 'other'.* made"):
+        render("<!-- table: other/up -->\n<!-- end -->", tmp_path, True)
+    with pytest.raises(RenderError, match="no table 'down'; it has up"):
+        table_lines(tmp_path, "made", "down", True)
+    with pytest.raises(RenderError, match="'pounds' is not known"):
+        Table("up", "Up", [Column("a", "pounds")], [])
+    with pytest.raises(ValueError, match="2 values for 1 columns"):
+        Table("up", "Up", [Column("a")], [[1, 2]])
+    for cells, message in (
+        ([{"from": "made/up", "row": {"a": 2}, "column": "a"}], "0 rows of made/up"),
+        ([{"from": "made/up", "row": {"b": 1}, "column": "a"}], "no column 'b'"),
+        ([], "not as many {}"),
+    ):
+        with pytest.raises(RenderError, match=re.escape(message)):
+            selected(tmp_path, {"name": "front", "selection": {"all": [{"what": "w", "text": "{}", "cells": cells}]}}, "all")
+
+
+def test_results_say_where_they_come_from(tmp_path):
+    prompts = prompt_record([[1, 2], [3]])
+    assert prompts["number"] == 2 and prompts["hash"] != prompt_record([[1], [2, 3]])["hash"]
+    path = write_result(
+        "made",
+        [Table("up", "Up", [Column("a")], [[1]])],
+        split="dev",
+        seeds=range(4),
+        prompts=prompts,
+        notes="One.",
+        folder=tmp_path,
+    )
+    content = json.loads(path.read_text())
+    assert content["prompts"] == prompts and content["notes"] == ["One."] and content["seeds"] == [0, 1, 2, 3]
+    assert content["load"].keys() == {"start", "end", "quiet"} and content["machine"]["cores"]
+    assert "seeds 0 to 3" in source(content) and source(content).endswith(" One.</sub>")
+    assert write_result("none", [], folder=tmp_path) is None and [each.name for each in tmp_path.iterdir()] == ["made.json"]
+
+
+def test_reports_become_results(tmp_path, capsys):
+    """Also with fields that are not known here, and of two reports that differ in what they have."""
+    report = asdict(report_example())
+    for winner in report["data_sets"][1]["winners"]:
+        winner |= {"cost_share": 0.1, "surprise": interval(1.5, 1.4, 1.6)}
+    (tmp_path / "one.json").write_text(json.dumps(report))
+    (tmp_path / "two.json").write_text(json.dumps(report | {"live": [], "drafts": []}))
+    words = ["made", f"first={tmp_path}/one.json", f"second={tmp_path}/two.json", "--command", "python evaluate.py head=x"]
+    from_report.main([*words, "--fields", "speedup", "cost_share", "surprise:ratio:1"], tmp_path)
+    tables = {table["key"]: table for table in json.loads((tmp_path / "made.json").read_text())["tables"]}
+    assert list(tables) == ["winners_alpaca", "winners_mt_bench_test", "winners_gsm8k", "live", "reliability", "drafts"]
+    names = [column["name"] for column in tables["winners_mt_bench_test"]["columns"]]
+    assert names[:5] == [
+        "report",
+        "rule",
+        "speed-up, measured",
+        "the head's share of a draft step, measured",
+        "surprise, measured",
+    ]
+    assert len(tables["winners_gsm8k"]["columns"]) == 2 + 4 and len(tables["winners_gsm8k"]["rows"]) == 30
+    assert {row[0] for row in tables["live"]["rows"]} == {"first"}
+    assert "1.5x [1.4, 1.6]" in "\n".join(table_lines(tmp_path, "made", "winners_mt_bench_test", True))
+    with pytest.raises(SystemExit):
+        from_report.main(["made", *[f"{tmp_path}/one.json"] * 2, "--command", "python evaluate.py"], tmp_path)
+    assert "two reports have the same label" in capsys.readouterr().err
+
+
+def test_commands_hold_no_folders_of_a_machine(monkeypatch):
+    words = (
+        f"python evaluate.py head={ROOT}/outputs/head/x 'test_sets={{humaneval: /some/where/humaneval.jsonl}}' --data /a/b.json"
+    )
+    assert (
+        without_folders(words) == "python evaluate.py head=outputs/head/x 'test_sets={humaneval: humaneval.jsonl}' --data b.json"
+    )
+    monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "bank.py"), "--prompts", "8", "a b"])
+    assert benchmark_results.started_command() == "python benchmarks/bank.py --prompts 8 'a b'"
+
+
+def test_quiet_is_even_times():
+    assert evenly_timed([1.0] * 100)
+    assert not evenly_timed([1.0] * 90 + [3.0] * 10)
+    assert not evenly_timed([1.0] * 60 + [1.6] * 40)
