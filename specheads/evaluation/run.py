@@ -195,7 +195,7 @@ class Evaluation:
 
     def _sweep(self, name: str, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> list[Measured]:
         """Decode with every setting; what is done is kept in the journal `name`."""
-        cfg, total = self.cfg, len(settings) * len(prompts) * self.cfg.repeats
+        cfg, pair, total = self.cfg, self.pair, len(settings) * len(prompts) * self.cfg.repeats
         logger.info(
             "%s: %d settings x %d prompts x %d repeats = %d responses of at most %d tokens, into %s",
             *(name, len(settings), len(prompts), cfg.repeats, total, cfg.max_new_tokens, self.folder),
@@ -206,7 +206,7 @@ class Evaluation:
         journal = Journal(path, self._made_of(settings, prompts))
         with progress("decoding", total) as advance:
             return run_sweep(
-                self.pair,
+                pair,
                 settings,
                 [ids for _, ids in prompts],
                 self.warp,
@@ -218,6 +218,7 @@ class Evaluation:
                 verification=self.verification,
                 on_generation=advance,
                 journal=journal,
+                window=min(pair.window, cfg.data.max_prompt_tokens + cfg.max_new_tokens),
             )
 
     def _made_of(self, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:

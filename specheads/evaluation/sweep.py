@@ -123,14 +123,16 @@ def run_sweep(
     verification: VerificationRule | None = None,
     on_generation: Callable[[int], None] = lambda count: None,
     journal: Journal | None = None,
+    window: int | None = None,
 ) -> list[Measured]:
     """Decode every prompt `repeats` times with every setting; return what each setting did.
 
     Each (prompt, repeat) has a seed of its own, the same for all settings. The order of settings rotates from prompt to
     prompt and from repeat to repeat. Every setting decodes one prompt first that is not counted. `on_generation` is called
-    with the number of responses that are done. Prompts that are in the `journal` are not decoded again.
+    with the number of responses that are done. Prompts that are in the `journal` are not decoded again. `window` is the memory's
+    positions, enough for every prompt and its response; compiled steps depend on it, so sweeps with the same one share them.
     """
-    window = min(pair.window, max(map(len, prompts)) + max_new_tokens)
+    window = window or min(pair.window, max(map(len, prompts)) + max_new_tokens)
     rules = [one.rule for one in settings if one.rule is not None]
     longest = max(rules, key=lambda rule: rule.max_tokens, default=None)  # all share memory that is large enough for it
     decoder = SpeculativeDecoder(pair, drafting, longest, verification, warp, engine, window)
