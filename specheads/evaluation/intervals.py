@@ -1,6 +1,9 @@
-"""Intervals over prompts by the bootstrap: whole prompts are drawn anew, the same draws for every setting."""
+"""Intervals over prompts by the bootstrap: whole groups of prompts are resampled, with the same samples for every setting.
 
-from collections.abc import Sequence
+Prompts of one group, such as functions of one file, resemble each other: as independent ones they would make intervals too narrow.
+"""
+
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,18 +56,44 @@ class Sums:
         return self.tokens / costs.seconds(self.draft_calls, self.target_calls, self.drafted)
 
 
-def resample_counts(num_prompts: int, seed: int = 0) -> np.ndarray:
+Groups = Sequence[Hashable] | int  # the group of each prompt, or how many prompts there are that each are their own
+
+
+def halves(groups: Groups) -> np.ndarray:
+    """Return for each prompt (P,) whether it is in the first of two halves of about equal size, which share no group.
+
+    Groups are dealt out in the order in which they come, each to the half with fewer prompts; prompts that are their own groups alternate.
+    """
+    members = np.bincount(numbered(groups))
+    first, sizes = np.zeros(len(members), dtype=bool), [0, 0]
+    for group, size in enumerate(members):
+        first[group] = sizes[0] <= sizes[1]
+        sizes[0 if first[group] else 1] += size
+    return first[numbered(groups)]
+
+
+def numbered(groups: Groups) -> np.ndarray:
+    """Return the number of each prompt's group (P,), in the order in which groups come."""
+    if isinstance(groups, int):
+        return np.arange(groups)
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    return np.array([numbers[group] for group in groups], dtype=np.int64)
+
+
+def resample_counts(groups: Groups, seed: int = 0) -> np.ndarray:
     """Return (1 + R, P): how often each prompt is in each resample; row 0 is the sample itself.
 
-    Even and odd prompts are drawn apart, so that neither half is ever empty.
+    Prompts of a group are in a resample equally often. The groups of the two `halves` are drawn apart, so that neither half is ever empty
+    where there are two groups.
     """
     rng = np.random.default_rng(seed)
-    draws = np.zeros((NUM_RESAMPLES, num_prompts))
-    for half in (slice(0, None, 2), slice(1, None, 2)):
-        size = len(range(num_prompts)[half])
-        if size:
-            draws[:, half] = rng.multinomial(size, np.full(size, 1 / size), size=NUM_RESAMPLES)
-    return np.concatenate([np.ones((1, num_prompts)), draws])
+    number, first = numbered(groups), halves(groups)
+    draws = np.zeros((NUM_RESAMPLES, number.max(initial=-1) + 1))
+    for half in (first, ~first):
+        own = np.unique(number[half])
+        if len(own):
+            draws[:, own] = rng.multinomial(len(own), np.full(len(own), 1 / len(own)), size=NUM_RESAMPLES)
+    return np.concatenate([np.ones((1, len(number))), draws[:, number]])
 
 
 def sums(stats: Sequence[DecodeStats], counts: np.ndarray) -> Sums:
@@ -109,20 +138,24 @@ def interval(values: np.ndarray) -> Interval:
     return Interval(float(values[0]), float(low), float(high))
 
 
-def gain_over_fixed(measured: Sequence[Measured], costs: Costs) -> Interval | None:
-    """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without both families."""
+def gain_over_fixed(measured: Sequence[Measured], costs: Costs, groups: Sequence[Hashable] | None = None) -> Interval | None:
+    """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without both families.
+
+    `groups`: that of each prompt; None: each is its own.
+    """
     families = {name: [m for m in measured if m.setting.family.startswith(name)] for name in ("fixed_length", "head_threshold")}
-    if not all(families.values()) or len(measured[0].stats) < 4:
+    groups = len(measured[0].stats) if groups is None else groups
+    if not all(families.values()) or len(set(numbered(groups))) < 4:
         return None
     columns = ("num_tokens", "num_draft_calls", "num_target_calls", "num_drafted")
     fixed, head = (
         np.array([[[getattr(part, name) for name in columns] for part in m.stats] for m in members], dtype=float)
         for members in families.values()
     )
-    return cross_fitted_gain(head, fixed, costs)
+    return cross_fitted_gain(head, fixed, costs, groups)
 
 
-def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, costs: Costs) -> Interval:
+def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, costs: Costs, groups: Groups | None = None) -> Interval:
     """Return how much faster the best setting of one family is than the best of another, as a ratio of throughputs.
 
     The best is chosen on one half of the prompts and judged on the other, and the halves then swapped, so that the larger
@@ -130,14 +163,14 @@ def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, costs: Costs) -> Int
 
     Args:
         ours, theirs: (settings, P, 4): tokens, draft forwards, target forwards and drafted tokens of each prompt.
+        groups: that of each prompt, so that no half has prompts that resemble the other's; None: each is its own.
     """
-    num_prompts = ours.shape[1]
-    counts = resample_counts(num_prompts)
-    even = np.arange(num_prompts) % 2 == 0
+    groups = ours.shape[1] if groups is None else groups
+    counts, first = resample_counts(groups), halves(groups)
     seconds_per_token = []
     for family in (ours, theirs):
         totals = np.zeros((len(counts), 4))
-        for half in (even, ~even):
+        for half in (first, ~first):
             best = int(np.argmin(_seconds_per_token(family[:, half].sum(axis=1), costs)))
             totals += (counts * ~half) @ family[best]
         seconds_per_token.append(_seconds_per_token(totals, costs))
