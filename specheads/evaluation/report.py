@@ -2,7 +2,7 @@
 
 import csv
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ def live_rows(
     at: Mapping[str, Costs],
     lossless: bool,
     replayed: Mapping[str, float] | None = None,
+    groups: Sequence[Hashable] | None = None,
 ) -> list[LiveRow]:
     """Return a row for every setting that was decoded, the first of which is the target alone.
 
@@ -43,8 +44,9 @@ def live_rows(
         at: by name the costs at which speed-ups are predicted.
         lossless: whether the sweep's own verification rule is.
         replayed: by setting, tokens per second from replayed counts of the same prompts.
+        groups: that of each prompt; None: each is its own.
     """
-    counts = resample_counts(len(measured[0].stats))
+    counts = resample_counts(groups or len(measured[0].stats))
     alone = sums(measured[0].stats, counts).tokens_per_second
     fixed = {m.setting.value: sums(m.stats, counts) for m in measured if m.setting.family == FIXED}
     return [_live_row(m, counts, alone, costs, at, fixed, lossless, replayed or {}) for m in measured]
