@@ -9,11 +9,14 @@ from types import SimpleNamespace
 import pytest
 from hydra import compose, initialize_config_dir
 
+import evaluate
 from data_gen.prompts import Prompt
 from specheads import UserError
 from specheads.evaluation.find import FoundHead
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets, check_split
-from specheads.heads.train_prompts import TrainPrompts
+from specheads.heads import training
+from specheads.heads.checkpoint import load_head
+from specheads.heads.train_prompts import TrainPrompts, id_number
 from specheads.nano import corpus
 from specheads.pair import config_folder
 
@@ -166,6 +169,32 @@ def test_a_final_part_is_named_in_the_report(nano_sets, monkeypatch):
     assert sets.context()["split"] == "final" and sets.context()["final_parts"] == [1, 4]
     assert {int(prompt.prompt_id, 16) % 10 for prompt, _ in prompts} == {1, 4}
     assert json.dumps(sets.context())  # as report.json has it
+
+
+def test_a_trained_head_is_judged_on_rows_that_it_never_saw(folder, nano, monkeypatch, capsys):
+    """Training names its prompts, calibration adds its own, and an evaluation on the file that both are from leaves them out."""
+    small = ["model=nano", *FILE, *COUNTS[:3], "data.max_new_tokens=8"]
+    head = [
+        "trainer.max_epochs=1",
+        "trainer.accelerator=cpu",
+        "~logger.wandb",
+        "head.depth=0",
+        "head.width=8",
+        "calibration.num_prompts=2",
+    ]
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        exported = training.train(compose("train", [*small, *head, "paths.run=trained"]), nano)
+        rules = ["stopping=[fixed_length,head_threshold]", "fixed_lengths=[1,2]", "thresholds=[0.5]", "live=none", "ratios=[10]"]
+        words = [f"head={exported}", *COUNTS[3:], *rules, "test_sets={humaneval: rows.jsonl}", "paths.run=run"]
+        cfg = compose("evaluate", [*small, *words])
+    learned = load_head(exported).train_prompts
+    assert learned.train.tolist() == sorted(map(id_number, ids_of(range(20))))
+    assert learned.dev.tolist() == sorted(map(id_number, ids_of([20, 21])))
+    monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg: nano)
+    report = evaluate.evaluate(cfg)
+    assert report.context["prompts"]["humaneval"]["num_left_out"] == 24  # 20 and 2, and two more that rules are tuned on
+    assert [data.num_prompts for data in report.data_sets] == [4, 8, 8]
+    assert "Of humaneval 24 prompts were left out" in " ".join(report.notes) and "Of humaneval 24" in capsys.readouterr().out
 
 
 # --- the final split
