@@ -162,8 +162,8 @@ class PromptSets:
             ids = {id_number(prompt.prompt_id) for prompt in prompts}
             heads = [head for head, one in self.learned.items() if ids & {*one.train.tolist(), *one.dev.tolist()}]
             raise UserError(
-                f"{name} cannot be reported on: all {left_out} of its prompts would be left out, because {WHY} (head={', '.join(heads) or None}); give other prompts "
-                f"by {key}, or a head that was trained on others."
+                f"{name} cannot be reported on: all {left_out} of its prompts would be left out, because {WHY} "
+                f"(head={', '.join(heads) or None}); give other prompts by {key}, or a head that was trained on others."
             )
         if left_out:
             logger.info("data: of %s %s left out of %d: %s", name, _counted(left_out), len(prompts), WHY)
