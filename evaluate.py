@@ -60,6 +60,8 @@ def run(
     heads = find_heads(cfg, pair)
     logger.info("heads: %s", ", ".join(one.where for one in heads.values()) or "none")
     evaluation = Evaluation(cfg, pair, heads, drafting, verification, others)
+    if earlier:
+        evaluation.prompts.recorded()  # so that other prompts are refused before hours of work
     for where, theirs in earlier.items():
         check_context(evaluation.context(), theirs, where)
     report = evaluation.run()

@@ -3,8 +3,10 @@
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import platform
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from data_gen.table import Table, check_values
 from data_gen.templates import Template
@@ -13,37 +15,81 @@ from specheads.nano import corpus
 
 logger = logging.getLogger(__name__)
 
-SPLITS = ("train", "dev", "test")
+SPLITS = ("train", "dev", "test")  # those that data is generated for
+FINAL = "final"  # prompts that nothing is chosen on: each is read once, for a figure that is published
 DEV_FILES = 0.12  # share of the held-out "dev" files whose prompts are the head's dev set
+
+# Test prompts of nano that recipes were compared on; the final split begins after them, however many data.num_test asks for.
+NUM_READ = 300
+FINAL_PER_FILE = 30  # final prompts of one file at most: a few files have hundreds of functions, which resemble each other
+NUM_PARTS = 10
 
 
 @dataclass(frozen=True)
 class Prompt:
     """One prompt: `text` goes through the pair's chat template where it has one; `prompt_id` is stable across runs.
 
-    `response` is the data set's own, where it was asked for and there is one.
+    `response` is the data set's own, where it was asked for and there is one. `group` names what prompts have in common that makes their
+    responses alike, such as a source file; None: nothing. No id or cache depends on it.
     """
 
     prompt_id: str
     split: str
     text: str
     response: str | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True)
 class NanoSource:
     """`data=nano`: functions of this machine's standard library that the embedded pair was not trained on.
 
-    Its dev files give the head's train and dev prompts, its test files the test prompts; always split by file.
+    Its dev files give the head's train and dev prompts, its test files the test prompts; always split by file. The final split is what the
+    test files hold after the first NUM_READ prompts, in NUM_PARTS parts: `final_part` names those that are asked for, one or a list, and
+    `num_final` limits their prompts. A prompt is in the same part whatever else the library holds, so that parts mean nearly the same
+    under every Python version.
     """
 
     num_train: int
     num_dev: int
     num_test: int
+    num_final: int | None = None
+    final_part: int | Sequence[int] | None = None
 
     def check(self) -> None:
-        """Raise UserError for what is no count, and if there would be no prompts."""
-        check_counts(self.num_train, self.num_dev, self.num_test)
+        """Raise UserError for what is no count or part, and if there would be no prompts."""
+        check_counts(self.num_train, self.num_dev, self.num_test, self.num_final or 0)
+        for part in self.final_parts:
+            if not is_count(part) or part >= NUM_PARTS or self.final_parts.count(part) > 1:
+                raise UserError(
+                    f"data.final_part={self.final_part} is no part of the final split; give a number from 0 to {NUM_PARTS - 1}, a list of "
+                    "different ones, or null for none."
+                )
+        if self.final_parts and self.num_test > NUM_READ:
+            raise UserError(
+                f"data.num_test={self.num_test} reaches into the final prompts, which begin after the first {NUM_READ}; with data.final_part "
+                f"leave data.num_test at {NUM_READ} or less."
+            )
+
+    def check_final(self) -> None:
+        """Raise UserError unless final prompts are asked for."""
+        if not self.final_parts or self.num_final == 0:
+            raise UserError(
+                f"split={FINAL} needs final prompts, but data.final_part={self.final_part} and data.num_final={self.num_final} ask for none; "
+                f"name a part that was never read, for example data.final_part=0, and leave data.num_final=null."
+            )
+
+    @property
+    def final_parts(self) -> list[int]:
+        """The parts of the final split that are asked for."""
+        if self.final_part is None:
+            return []
+        is_list = isinstance(self.final_part, Sequence) and not isinstance(self.final_part, str)
+        return list(self.final_part) if is_list else [self.final_part]
+
+    def provenance(self) -> dict[str, str]:
+        """Return what decides the prompts, other than the keys of data: the library is that of the Python at work."""
+        return {"python": platform.python_version()}
 
     def load(self, chats: bool, responses: bool = False) -> Iterator[Prompt]:
         """Yield up to the wanted number of prompts per split, in an order that looks random but is fixed.
@@ -52,15 +98,33 @@ class NanoSource:
         """
         self.check()
         wanted = {"train": self.num_train, "dev": self.num_dev, "test": self.num_test}
-        found: dict[str, list[Prompt]] = {split: [] for split in SPLITS}
+        found: dict[str, dict[str, Prompt]] = {split: {} for split in SPLITS}
         for side in ("dev", "test"):
             for function in corpus.standard_library(side):
                 split = "test" if side == "test" else "dev" if _share(function.source) < DEV_FILES else "train"
                 body = function.body if responses else None
-                found[split].append(Prompt(_id(function.prompt), split, function.prompt, body))
+                prompt_id = _id(function.prompt)
+                # A prompt that several files share belongs to the first of them by name, in whatever order they are read.
+                known = found[split].get(prompt_id)
+                group = function.source if known is None else min(known.group, function.source)
+                found[split][prompt_id] = Prompt(prompt_id, split, function.prompt, body, group)
         for split in SPLITS:
-            distinct = {prompt.prompt_id: prompt for prompt in found[split]}
-            yield from sorted(distinct.values(), key=lambda prompt: prompt.prompt_id)[: wanted[split]]
+            yield from sorted(found[split].values(), key=lambda prompt: prompt.prompt_id)[: wanted[split]]
+        if self.final_parts:
+            yield from self._final(found)
+
+    def _final(self, found: Mapping[str, Mapping[str, Prompt]]) -> list[Prompt]:
+        """Return the final prompts that are asked for, of those of all splits by id."""
+        unread = [found["test"][prompt_id] for prompt_id in sorted(found["test"])[NUM_READ:]]
+        per_file: Counter[str] = Counter()
+        kept = []
+        for prompt in unread:
+            if prompt.prompt_id in found["train"] or prompt.prompt_id in found["dev"]:
+                continue  # a text that dev files hold too, on which heads are trained
+            per_file[prompt.group] += 1
+            if per_file[prompt.group] <= FINAL_PER_FILE and int(prompt.prompt_id, 16) % NUM_PARTS in self.final_parts:
+                kept.append(replace(prompt, split=FINAL))
+        return kept[: self.num_final]
 
 
 @dataclass(frozen=True)
@@ -68,7 +132,8 @@ class DatasetSource:
     """`data=alpaca` and the like: rows of a hub data set, a local file or a folder, through a template.
 
     The first `num_train` prompts are the train prompts, the next the dev prompts, and the next the test prompts unless those
-    have a split of their own. The fields are the keys of conf/data/*.yaml, which explain them.
+    have a split of their own; final prompts, if any, follow the test prompts. The fields are the keys of conf/data/*.yaml, which explain
+    them.
     """
 
     path: str
@@ -81,12 +146,13 @@ class DatasetSource:
     num_dev: int
     num_test: int
     response_template: str | Sequence[str] | None = None
+    num_final: int = 0
 
     def check(self) -> None:
         """Raise UserError for what can be known to be wrong before data is read."""
         from data_gen import data_set  # imports `datasets`: slow, and nano does without
 
-        check_counts(self.num_train, self.num_dev, self.num_test)
+        check_counts(self.num_train, self.num_dev, self.num_test, self.num_final)
         for chats in (True, False):
             self._template(chats)
         if self.response_template is not None:
@@ -97,6 +163,18 @@ class DatasetSource:
         data_set.check_split("data.split", self.split)
         if self.test_split is not None:
             data_set.check_split("data.test_split", self.test_split)
+
+    def check_final(self) -> None:
+        """Raise UserError unless final prompts are asked for."""
+        if not self.num_final:
+            raise UserError(
+                f"split={FINAL} needs final prompts, but data.num_final={self.num_final} asks for none; say how many, for example "
+                "data.num_final=500."
+            )
+
+    def provenance(self) -> dict[str, str]:
+        """Return what decides the prompts, other than the keys of data: nothing."""
+        return {}
 
     def load(self, chats: bool, responses: bool = False) -> list[Prompt]:
         """Return the prompts; short data gives fewer of each split, in proportion.
@@ -112,9 +190,10 @@ class DatasetSource:
 
         self.check()
         tables = data_set.load_tables(self.path, self.name)
-        takes = [("data.split", self.split, SPLITS)]
+        splits = (*SPLITS, FINAL) if self.num_final else SPLITS
+        takes = [("data.split", self.split, splits)]
         if self.test_split is not None and not isinstance(tables, Table):
-            takes = [("data.split", self.split, SPLITS[:2]), ("data.test_split", self.test_split, SPLITS[2:])]
+            takes = [("data.split", self.split, splits[:2]), ("data.test_split", self.test_split, splits[2:])]
         prompts = []
         for key, taken, splits in takes:
             counts = {split: getattr(self, f"num_{split}") for split in splits}
@@ -202,13 +281,13 @@ def unique(prompts: Iterable[Prompt]) -> list[Prompt]:
     return list(first.values())
 
 
-def check_counts(num_train: int, num_dev: int, num_test: int) -> None:
-    """Raise UserError unless these are counts, and not all of them 0."""
+def check_counts(num_train: int, num_dev: int, num_test: int, num_final: int) -> None:
+    """Raise UserError unless these are counts, and not all but the last of them 0."""
     counts = {"data.num_train": num_train, "data.num_dev": num_dev, "data.num_test": num_test}
-    for key, count in counts.items():
+    for key, count in (counts | {"data.num_final": num_final}).items():
         if not is_count(count):
             raise UserError(f"{key}={count} is no count; give a whole number, 0 or more.")
-    if not any(counts.values()):
+    if not any(counts.values()) and not num_final:
         raise UserError(f"{', '.join(counts)} are all 0, so there would be no prompts; ask for some.")
 
 

@@ -94,7 +94,7 @@ def generate_data(
     Raises:
         UserError: no usable prompt; another run at work on the same cache.
     """
-    loaded = unique(source.load(pair.chats))
+    loaded = [prompt for prompt in unique(source.load(pair.chats)) if prompt.split in SPLITS]  # final prompts are for evaluations
     prompts = [prompt for prompt in loaded if prompt.split in splits]
     # Labels do no harm, and all splits serve for some.
     every = [cache_facts(pair, some, warp, seed, settings, more) for some in (loaded, prompts) for more in (True, labelled)]

@@ -9,6 +9,7 @@ from specheads.errors import UserError, user_error
 from specheads.files import write_whole
 from specheads.heads.card import card
 from specheads.heads.checkpoint import load_head
+from specheads.heads.train_prompts import TrainPrompts
 from specheads.integrations.formats import FORMATS
 from specheads.pair import revision_at
 
@@ -36,6 +37,7 @@ def inspect(head: str) -> str:
         "learnt": f"{config.label} labels under {_listed(config.warp)}",
         "draft": f"{config.draft.get('id', 'any')} at {config.draft.get('revision', 'any revision')}",
         "target": f"{config.target.get('id', 'any')} at {config.target.get('revision', 'any revision')}",
+        "prompts": _prompts(found.train_prompts),
         "calibrated": "no" if config.calibration is None else f"by {len(config.calibration['slope'])} indices in a round",
         "recommended": _listed(config.recommended or {}) or "nothing yet; evaluate.py finds a threshold",
         "held out": _listed(config.train.get("test") or {}) or "not known",
@@ -140,6 +142,12 @@ def main() -> None:
             raise
         print(f"error: {message}", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR) from None
+
+
+def _prompts(learned: TrainPrompts | None) -> str:
+    if learned is None:
+        return "it does not name those that it learned from"
+    return f"learned from {len(learned.train):,}, calibrated on {len(learned.dev):,}; evaluations do not report on them"
 
 
 def _listed(values: object) -> str:

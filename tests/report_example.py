@@ -54,6 +54,12 @@ def report_example() -> Report:
         "warp": {"temperature": 1.0, "top_k": None},
         "seed": 0,
         "device": "cpu",
+        "split": "test",
+        "final_parts": [],
+        "prompts": {
+            one.name: {"role": one.role, "num_prompts": one.num_prompts, "sha256": f"{number:016x}", "num_left_out": number}
+            for number, one in enumerate(sets)
+        },
         "versions": {"python": "3.11.7", "torch": "2.13.0"},
         "config": "seed: 0\nmodel:\n  name: <tiny>\n",
     }

@@ -1,6 +1,7 @@
 """What the commands say to a user's mistakes: one message with the value, what was expected and the remedy; exit code 2."""
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from safetensors.torch import save_file
 
 import data_gen.__main__
 import evaluate
@@ -23,6 +25,7 @@ from data_gen.shards import ShardStore
 from specheads import runs
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.train_prompts import TrainPrompts
 from specheads.nano import corpus
 
 COMMANDS = {"train.py": train.main, "evaluate.py": evaluate.main, "data_gen": data_gen.__main__.main}
@@ -278,6 +281,30 @@ MISTAKES = {
     "no dev prompts to tune on": (["evaluate.py", "head=null", "data.num_dev=0"], "no dev prompts.*data.num_dev"),
     "live that is unknown": (["evaluate.py", "head=null", "live=some"], "live=some is not known; use winners, all or none"),
     "nothing to reckon with": (["evaluate.py", "head=null", "live=none", "ratios=[]"], "ratios=.*nothing to reckon with"),
+    "split that is not reported": (
+        ["evaluate.py", "head=null", "split=dev"],
+        "split=dev cannot be reported on; use test or final",
+    ),
+    "final split of no part": (
+        ["evaluate.py", "head=null", "split=final"],
+        "data.final_part=None.* ask for none; .*data.final_part=0",
+    ),
+    "final split of no rows": (
+        ["evaluate.py", "head=null", "split=final", "data=alpaca", "data.path=good.jsonl"],
+        "data.num_final=0 asks for none; .*data.num_final=500",
+    ),
+    "part that is none": (
+        ["evaluate.py", "head=null", "split=final", "data.final_part=[0,10]"],
+        r"data.final_part=\[0, 10\] is no part",
+    ),
+    "test prompts that reach the final ones": (
+        ["evaluate.py", "data.final_part=0", "data.num_test=400"],
+        "data.num_test=400 reaches",
+    ),
+    "test set that reads no file": (
+        ["evaluate.py", "head=null", "test_sets={nano: x.jsonl}"],
+        "nano reads no file; leave it out",
+    ),
     "test set that is unknown": (["evaluate.py", "head=null", "test_sets={gsm9k: x.jsonl}"], "'gsm9k'; known prompt sets are"),
     "test sets that name none": (["evaluate.py", "head=null", "test_sets=gsm8k"], "test_sets=gsm8k names no files"),
     "test set without a file": (["evaluate.py", "head=null", "test_sets={gsm8k: none.jsonl}"], "none.jsonl"),
@@ -503,6 +530,18 @@ def test_a_head_that_does_not_load_is_named(damage, message, head, run):
     load_head(head)
     damage(head)
     assert_told(run("evaluate.py", "head=head"), message)
+
+
+def test_a_test_set_of_nothing_but_train_prompts_is_refused(head, run, folder):
+    texts = ["a", "b\nInput: c", "d"]  # of good.jsonl
+    TrainPrompts.of(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts).write(head)
+    told = r"alpaca cannot be reported on: all 3 of its prompts .*head=head.*give other prompts by test_sets=\{alpaca: <file>\}"
+    assert_told(run("evaluate.py", "head=head", *SMALL, "live=none", "test_sets={alpaca: good.jsonl}"), told)
+
+
+def test_a_file_of_train_prompts_that_holds_something_else_is_named(head, run):
+    save_file({"train": torch.zeros(2)}, head / "train_prompts.safetensors")
+    assert_told(run("evaluate.py", "head=head"), "train_prompts.safetensors holds train float32 .*export the head again")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from data_gen.__main__ import generation_settings
 from specheads.decoding.stopping import MAX_TOKENS
-from specheads.evaluation.find import prompts_of, store_in_config
+from specheads.evaluation.find import prompts_of, store_dev_prompts, store_in_config
 from specheads.evaluation.offline import logits_in_rounds
 from specheads.evaluation.recorded import recorded
 from specheads.heads.calibration import IndexCalibration
@@ -41,6 +41,7 @@ def calibrate(cfg: DictConfig, pair: Pair, folders: Sequence[Path]) -> dict[str,
         head.config = replace(head.config, calibration=fitted)
         raw, heard, labels, _ = logits_in_rounds(found["dev"], recorded_head(head))
         own = {name: calibration(torch.sigmoid(logits), labels).ece for name, logits in (("raw", raw), ("calibrated", heard))}
+        store_dev_prompts(folder, head, [prompt.prompt_id for prompt, _ in prompts])
         store_in_config(folder, calibration=fitted, train=dict(head.config.train) | {"dev_ece": own})
         errors[folder.name] = own
     return errors

@@ -9,6 +9,7 @@ from data_gen.__main__ import check_data
 from specheads.errors import UserError, is_count, is_number
 from specheads.evaluation.candidates import check_rules
 from specheads.evaluation.find import known_data_sets
+from specheads.evaluation.prompt_sets import check_split
 
 
 def check_replay(cfg: DictConfig) -> None:
@@ -37,6 +38,7 @@ def check_replay(cfg: DictConfig) -> None:
     check_counts(counts | {f"record.{key}": cfg.record[key] for key in ("num_draws", "batch_size")})
     known_data_sets(cfg.test_sets or {})
     check_data(cfg)
+    check_split(cfg)
 
 
 def is_share(value: Any) -> bool:

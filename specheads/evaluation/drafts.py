@@ -73,6 +73,27 @@ def check_context(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str
     """Raise UserError, naming both sides, unless an earlier report is of the same target and law as a context says."""
     for name in SAME:
         _check_same(name, ours.get(name), theirs["context"].get(name), where)
+    sets = [_reported(context) for context in (ours, theirs["context"])]
+    if None not in sets:  # reports that do not say which prompts they are of are told apart by PROMPTS
+        _check_prompts(*sets, where)
+
+
+def _reported(context: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the provenance of the first prompts of a report that rules were not tuned on; None where it has none."""
+    return next((one for one in context.get("prompts", {}).values() if one["role"] == "test"), None)
+
+
+def _check_prompts(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
+    """Raise UserError, which names both sides, unless two reports are of the same prompts."""
+    if ours["sha256"] != theirs["sha256"]:
+        told = [
+            f"{one['num_prompts']} prompts of hash {one['sha256']}" + (f" of Python {one['python']}" if "python" in one else "")
+            for one in (theirs, ours)
+        ]
+        raise UserError(
+            f"compare={where} cannot be compared with this evaluation: its prompts are {told[0]}, here they are {told[1]}; evaluate both with "
+            "the same data and split, with heads that left out the same prompts, and data=nano under the same Python."
+        )
 
 
 def _check_same(name: str, ours: Any, theirs: Any, where: str) -> None:

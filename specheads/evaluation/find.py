@@ -2,16 +2,16 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from data_gen.__main__ import generation_settings
-from data_gen.prompts import unique
+from data_gen.prompts import Prompt, unique
 from data_gen.run import EncodedPrompt, PromptSource, encode_prompts
 from specheads.errors import UserError
 from specheads.files import write_json, write_whole
@@ -55,27 +55,21 @@ def _is_head(config: Path) -> bool:
 
 def prompts_of(cfg: DictConfig, pair: Pair, split: str, count: int) -> list[EncodedPrompt]:
     """Return the first prompts of a split, with their ids; raises UserError if there are none."""
-    source = instantiate(cfg.data.source)
-    return _first(cfg, pair, source, split, count, f"set data.num_{split}, or use a data set with more rows")
+    prompts = split_of(instantiate(cfg.data.source), pair, split, missing_remedy(split))
+    return encode_prompts(pair, prompts, generation_settings(cfg))[:count]
 
 
-def prompts_of_set(cfg: DictConfig, pair: Pair, name: str, path: str | None) -> list[EncodedPrompt]:
-    """Return the first prompts of the data set conf/data/<name>.yaml, all of them as test prompts."""
-    data = OmegaConf.load(known_data_sets({name: path})[name])
-    own = {"num_train": 0, "num_dev": 0, "num_test": cfg.num_prompts} | ({"path": path} if path else {})
-    data = OmegaConf.merge(data, own)
-    if data.get("test_split") is not None and path:
-        data.test_split = None
-    source = instantiate(OmegaConf.create({"data": data}).data.source)
-    source.check()
-    return _first(cfg, pair, source, "test", cfg.num_prompts, "give a file with more rows")
-
-
-def _first(cfg: DictConfig, pair: Pair, source: PromptSource, split: str, count: int, remedy: str) -> list[EncodedPrompt]:
+def split_of(source: PromptSource, pair: Pair, split: str, remedy: str) -> list[Prompt]:
+    """Return the prompts of one split of a source; raises UserError, which ends with the remedy, if there are none."""
     prompts = [prompt for prompt in unique(source.load(pair.chats)) if prompt.split == split]
     if not prompts:
         raise UserError(f"the data set has no {split} prompts; {remedy}.")
-    return encode_prompts(pair, prompts, generation_settings(cfg))[:count]
+    return prompts
+
+
+def missing_remedy(split: str) -> str:
+    """Return what to do about a split of `data` that has no prompts, or too few."""
+    return f"set data.num_{split}, or use a data set with more rows"
 
 
 def known_data_sets(test_sets: Mapping[str, Any]) -> dict[str, Path]:
@@ -86,6 +80,13 @@ def known_data_sets(test_sets: Mapping[str, Any]) -> dict[str, Path]:
     if wrong := [name for name in test_sets if name not in known]:
         raise UserError(f"test_sets names {wrong[0]!r}; known prompt sets are {', '.join(known)}.")
     return {name: known[name] for name in test_sets}
+
+
+def store_dev_prompts(folder: Path, head: AcceptanceHead, prompt_ids: Sequence[str]) -> None:
+    """Add the dev prompts that a head was calibrated on to those that its folder names, if it names any."""
+    if head.train_prompts is not None:
+        head.train_prompts = head.train_prompts.calibrated_on(prompt_ids)
+        head.train_prompts.write(folder)
 
 
 def store_in_config(folder: Path, **values: Mapping[str, Any]) -> None:

@@ -1,6 +1,10 @@
-"""Intervals over prompts by the bootstrap: whole prompts are drawn anew, the same draws for every setting."""
+"""Intervals over prompts by the bootstrap: whole groups of prompts are resampled, with the same samples for every setting.
 
-from collections.abc import Callable, Sequence
+
+Prompts of one group, such as functions of one file, resemble each other: as independent ones they would make intervals too narrow.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,18 +53,44 @@ class Sums:
         return self.tokens / self.seconds
 
 
-def resample_counts(num_prompts: int, seed: int = 0) -> np.ndarray:
+Groups = Sequence[Hashable] | int  # the group of each prompt, or how many prompts there are that each are their own
+
+
+def halves(groups: Groups) -> np.ndarray:
+    """Return for each prompt (P,) whether it is in the first of two halves of about equal size, which share no group.
+
+    Groups are dealt out in the order in which they come, each to the half with fewer prompts; prompts that are their own groups alternate.
+    """
+    members = np.bincount(numbered(groups))
+    first, sizes = np.zeros(len(members), dtype=bool), [0, 0]
+    for group, size in enumerate(members):
+        first[group] = sizes[0] <= sizes[1]
+        sizes[0 if first[group] else 1] += size
+    return first[numbered(groups)]
+
+
+def numbered(groups: Groups) -> np.ndarray:
+    """Return the number of each prompt's group (P,), in the order in which groups come."""
+    if isinstance(groups, int):
+        return np.arange(groups)
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    return np.array([numbers[group] for group in groups], dtype=np.int64)
+
+
+def resample_counts(groups: Groups, seed: int = 0) -> np.ndarray:
     """Return (1 + R, P): how often each prompt is in each resample; row 0 is the sample itself.
 
-    Even and odd prompts are drawn apart, so that neither half is ever empty.
+    Prompts of a group are in a resample equally often. The groups of the two `halves` are drawn apart, so that neither half is ever empty
+    where there are two groups.
     """
     rng = np.random.default_rng(seed)
-    draws = np.zeros((NUM_RESAMPLES, num_prompts))
-    for half in (slice(0, None, 2), slice(1, None, 2)):
-        size = len(range(num_prompts)[half])
-        if size:
-            draws[:, half] = rng.multinomial(size, np.full(size, 1 / size), size=NUM_RESAMPLES)
-    return np.concatenate([np.ones((1, num_prompts)), draws])
+    number, first = numbered(groups), halves(groups)
+    draws = np.zeros((NUM_RESAMPLES, number.max(initial=-1) + 1))
+    for half in (first, ~first):
+        own = np.unique(number[half])
+        if len(own):
+            draws[:, own] = rng.multinomial(len(own), np.full(len(own), 1 / len(own)), size=NUM_RESAMPLES)
+    return np.concatenate([np.ones((1, len(number))), draws[:, number]])
 
 
 def sums(stats: Sequence[DecodeStats], counts: np.ndarray) -> Sums:
@@ -111,13 +141,16 @@ def predicted_speed(one: Measured, costs: Costs, resamples: np.ndarray) -> np.nd
     return (resamples @ tokens) / (resamples @ one.predicted_seconds(costs))
 
 
-def gain_over_fixed(measured: Sequence[Measured], costs_of: Callable[[Setting], Costs]) -> Interval | None:
+def gain_over_fixed(
+    measured: Sequence[Measured], costs_of: Callable[[Setting], Costs], groups: Sequence[Hashable] | None = None
+) -> Interval | None:
     """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without both families.
 
-    `costs_of` gives the costs of a setting's rule.
+    `costs_of` gives the costs of a setting's rule; `groups`: that of each prompt; None: each is its own.
     """
     families = {name: [m for m in measured if m.setting.family.startswith(name)] for name in ("fixed_length", "head_threshold")}
-    if not all(families.values()) or len(measured[0].stats) < 4:
+    groups = len(measured[0].stats) if groups is None else groups
+    if not all(families.values()) or len(set(numbered(groups))) < 4:
         return None
     fixed, head = (
         np.array(
@@ -125,10 +158,10 @@ def gain_over_fixed(measured: Sequence[Measured], costs_of: Callable[[Setting], 
         )
         for members in families.values()
     )
-    return cross_fitted_gain(head, fixed)
+    return cross_fitted_gain(head, fixed, groups)
 
 
-def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray) -> Interval:
+def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, groups: Groups | None = None) -> Interval:
     """Return how much faster the best setting of one family is than the best of another, as a ratio of throughputs.
 
     The best is chosen on one half of the prompts and judged on the other, and the halves then swapped, so that the larger
@@ -136,14 +169,14 @@ def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray) -> Interval:
 
     Args:
         ours, theirs: (settings, 2, P): tokens and seconds of each prompt.
+        groups: that of each prompt, so that no half has prompts that resemble the other's; None: each is its own.
     """
-    num_prompts = ours.shape[-1]
-    counts = resample_counts(num_prompts)
-    even = np.arange(num_prompts) % 2 == 0
+    groups = ours.shape[-1] if groups is None else groups
+    counts, first = resample_counts(groups), halves(groups)
     seconds_per_token = []
     for family in (ours, theirs):
         totals = np.zeros((2, len(counts)))
-        for half in (even, ~even):
+        for half in (first, ~first):
             tokens, seconds = family[..., half].sum(axis=-1).T
             totals += family[np.argmin(seconds / tokens)] @ (counts * ~half).T
         seconds_per_token.append(totals[1] / totals[0])

@@ -28,7 +28,7 @@ from specheads.evaluation.candidates import candidates, takes_head
 from specheads.evaluation.checks import check_lists, check_replay
 from specheads.evaluation.curve import Curve, Point, print_curve, write_curves
 from specheads.evaluation.find import FoundHead
-from specheads.evaluation.intervals import auroc_samples, interval, mean_samples, resample_counts
+from specheads.evaluation.intervals import auroc_samples, interval, mean_samples
 from specheads.evaluation.machine import versions
 from specheads.evaluation.results import Winner
 from specheads.evaluation.run import Evaluation
@@ -172,7 +172,7 @@ def judge_heads(cfg: DictConfig, pair: Pair, found: Sequence[Plan], folders: Map
     curves = []
     for table in tables:
         data, points, aurocs = offline.data_set(table, rules, choices, prices), [], []
-        counts = resample_counts(data.num_prompts)
+        counts = table.resamples
         for plan in found:
             own = [row for row in data.winners if head_of.get(row.family) == plan.name]
             auroc, kl = prediction_samples(table.recording, recorded_head(evaluation.heads[plan.name]), counts)

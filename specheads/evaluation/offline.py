@@ -1,6 +1,6 @@
 """Replay every candidate on every set of prompts, choose the best of each family on dev prompts, and judge it on the others."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,10 +27,22 @@ class Recorded:
     role: str
     recording: Recording
     counts: Sequence[Counts]
+    groups: Sequence[Hashable] | None = None  # that of each prompt; None: each is its own
+
+    @property
+    def resamples(self) -> np.ndarray:
+        """How often each prompt is in each resample; see resample_counts."""
+        return resample_counts(self.groups or self.recording.num_prompts)
 
     @classmethod
     def of(
-        cls, name: str, role: str, recording: Recording, candidates: Sequence[Candidate], advance: Callable[[int], None]
+        cls,
+        name: str,
+        role: str,
+        recording: Recording,
+        candidates: Sequence[Candidate],
+        advance: Callable[[int], None],
+        groups: Sequence[Hashable] | None = None,
     ) -> "Recorded":
         """Replay all candidates; `advance` is called with how many are done."""
         found: list[Counts | None] = [None] * len(candidates)
@@ -39,7 +51,7 @@ class Recorded:
             for number, rounds in zip(own, replay(recording, [candidates[number].rule for number in own]), strict=True):
                 found[number] = rounds.per_prompt(recording.num_prompts)
             advance(len(own))
-        return cls(name, role, recording, [*found, oracle(recording).per_prompt(recording.num_prompts)])
+        return cls(name, role, recording, [*found, oracle(recording).per_prompt(recording.num_prompts)], groups)
 
 
 Choice = dict[str, int]  # family -> number of the best candidate
@@ -79,7 +91,7 @@ def choose(dev: Recorded, candidates: Sequence[Candidate], prices: Prices) -> Ch
 def data_set(recorded: Recorded, candidates: Sequence[Candidate], choices: Choices, prices: Prices) -> DataSet:
     """Return what replay found on one set of prompts, without reliability and texts."""
     recording = recorded.recording
-    resamples = resample_counts(recording.num_prompts)
+    resamples = recorded.resamples
     found = [replayed_sums(counts, resamples) for counts in recorded.counts]
     named = [(one.family, one.name, one) for one in candidates] + [(ORACLE, ORACLE, None)]
     speeds = {
@@ -213,7 +225,7 @@ def bank(
     heads: Mapping[str, RecordedHead], test: Recorded, candidates: Sequence[Candidate], choices: Choices, prices: Prices
 ) -> list[BankRow]:
     """Return the heads of a bank, the fastest first at the ratio in the middle."""
-    resamples, rows = resample_counts(test.recording.num_prompts), []
+    resamples, rows = test.resamples, []
     for name, head in heads.items():
         families = (f"head_threshold {name}", f"head_threshold {name} auto")
         best = {ratio: next((choice[f] for f in families if f in choice), None) for ratio, choice in choices.best.items()}

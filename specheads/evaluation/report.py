@@ -2,7 +2,7 @@
 
 import csv
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,11 @@ LABELS = {FIXED: "fixed K", "head_threshold": "head, threshold", CEILING: "infor
 
 
 def live_rows(
-    measured: Sequence[Measured], prices: Prices, lossless: bool, replayed: Mapping[str, float] | None = None
+    measured: Sequence[Measured],
+    prices: Prices,
+    lossless: bool,
+    replayed: Mapping[str, float] | None = None,
+    groups: Sequence[Hashable] | None = None,
 ) -> list[LiveRow]:
     """Return a row for every setting that was decoded, the first of which is the target alone.
 
@@ -40,8 +44,9 @@ def live_rows(
         prices: what rules pay at every ratio, the measured one among them.
         lossless: whether the sweep's own verification rule is.
         replayed: by setting, tokens per second from replayed counts of the same prompts.
+        groups: that of each prompt; None: each is its own.
     """
-    counts = resample_counts(len(measured[0].stats))
+    counts = resample_counts(groups or len(measured[0].stats))
     alone = sums(measured[0].stats, counts).tokens_per_second
     fixed = {m.setting.value: sums(m.stats, counts) for m in measured if m.setting.family == FIXED}
     return [_live_row(m, counts, alone, prices, fixed, lossless, replayed or {}) for m in measured]

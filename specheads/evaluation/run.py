@@ -23,13 +23,14 @@ from specheads.errors import UserError
 from specheads.evaluation import offline
 from specheads.evaluation.candidate import FIXED, Candidate
 from specheads.evaluation.candidates import candidates, longest_draft, takes_head
-from specheads.evaluation.find import FoundHead, prompts_of, prompts_of_set, store_in_config
+from specheads.evaluation.find import FoundHead, store_in_config
 from specheads.evaluation.findings import BOUNDS, notes_on, ratio_name
 from specheads.evaluation.intervals import gain_over_fixed
 from specheads.evaluation.journal import Journal
 from specheads.evaluation.machine import device_name, versions
 from specheads.evaluation.offline import Choices, Recorded
 from specheads.evaluation.prices import Prices
+from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.recorded import recorded
 from specheads.evaluation.report import live_rows
 from specheads.evaluation.results import MEASURED, DataSet, Report
@@ -67,7 +68,7 @@ class Evaluation:
         others: Mapping[str, VerificationRule],
     ) -> None:
         self.cfg, self.pair, self.drafting, self.verification, self.others = cfg, pair, drafting, verification, others
-        self.found = heads
+        self.found, self.prompts = heads, PromptSets(cfg, pair, heads)
         self.heads = {name: one.head for name, one in heads.items()}
         self.warp, self.folder = Warp(**cfg.warp), Path(cfg.paths.run)
         rules = OmegaConf.to_container(cfg.stopping, resolve=True)
@@ -106,22 +107,21 @@ class Evaluation:
     def record(self) -> dict[str, tuple[str, Recording]]:
         """Return by name the role and the recording of every set of prompts, dev prompts first."""
         cfg = self.cfg
-        name = Path(str(cfg.data.get("path") or self.pair.name)).stem
-        sets = {f"{name}, dev": ("dev", prompts_of(cfg, self.pair, "dev", cfg.num_dev_prompts))}
-        sets[name] = ("test", prompts_of(cfg, self.pair, "test", cfg.num_prompts))
-        for other, path in (cfg.test_sets or {}).items():
-            sets[other if other != name else f"{other}, more"] = ("test", prompts_of_set(cfg, self.pair, other, path))
+        sets = self.prompts.recorded()
         longest = max(longest_draft(self.stopping), MAX_TOKENS)  # so that fewer rules need no other recording
         settings = RecordSettings(cfg.record.num_draws, longest, cfg.record.batch_size)
         generation = GenerationSettings(cfg.max_new_tokens, cfg.data.max_prompt_tokens, **cfg.generation)
-        prompts, heads = {key: prompts for key, (_, prompts) in sets.items()}, list(self.heads.values())
+        prompts, heads = {name: one.prompts for name, one in sets.items()}, list(self.heads.values())
         found = recorded(cfg, self.pair, prompts, generation, settings, heads, cfg.record.truth)
-        return {key: (sets[key][0], recording) for key, recording in found.items()}
+        return {name: (sets[name].role, recording) for name, recording in found.items()}
 
     def replay(self, recordings: Mapping[str, tuple[str, Recording]], found: Sequence[Candidate]) -> list[Recorded]:
         """Return what every rule spent on every recording."""
         with progress("replaying", len(recordings) * len(found)) as advance:
-            return [Recorded.of(name, role, recording, found, advance) for name, (role, recording) in recordings.items()]
+            return [
+                Recorded.of(name, role, recording, found, advance, self.prompts.groups_of(recording.prompt_ids))
+                for name, (role, recording) in recordings.items()
+            ]
 
     # Decoding
 
@@ -131,7 +131,7 @@ class Evaluation:
         sizes = sorted(self.heads, key=self.head_shares.__getitem__)
         for name in dict.fromkeys(sizes[:1] + sizes[-1:]):
             settings.append(Setting(f"head {name}", "head_threshold", 0.5, HeadThreshold(self.heads[name], 0.5), head=name))
-        return self._sweep("costs", settings, prompts_of(self.cfg, self.pair, "dev", NUM_PROBED))
+        return self._sweep("costs", settings, self.prompts.dev.first(NUM_PROBED).prompts)
 
     def _settle(
         self, dev: Recorded, found: Sequence[Candidate], choices: Choices, probed: Sequence[Measured]
@@ -191,7 +191,7 @@ class Evaluation:
             block, beams = self.cfg.block, self.cfg.beams
             title = f"MJGD of {block} tokens, {beams} beams, lossy"
             settings = [*settings, Setting(title, "mjgd", None, None, search=(block, beams))]
-        return self._sweep(name, settings, prompts_of(self.cfg, self.pair, "test", self.cfg.num_live_prompts))
+        return self._sweep(name, settings, self.prompts.decoded().prompts)
 
     def _sweep(self, name: str, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> list[Measured]:
         """Decode with every setting; what is done is kept in the journal `name`."""
@@ -266,10 +266,11 @@ class Evaluation:
     ) -> Report:
         same_prompts = tables and len(measured[0].stats if measured else ()) <= tables[1].recording.num_prompts
         replayed = self._replayed_speeds(found, tables, measured, prices) if measured and same_prompts else {}
-        live = live_rows(measured, prices, self.verification.lossless, replayed) if measured else []
+        groups = self.prompts.decoded().groups if measured else []
+        live = live_rows(measured, prices, self.verification.lossless, replayed, groups) if measured else []
         # The winners at the measured ratio are not those of others.
         fair = [MEASURED] if choices is not None and not self._decodes_all else prices.costs
-        gains = {ratio: gain_over_fixed(measured, partial(prices.of, ratio=ratio)) for ratio in fair} if measured else {}
+        gains = {ratio: gain_over_fixed(measured, partial(prices.of, ratio=ratio), groups) for ratio in fair} if measured else {}
         judges = {name: recorded_head(head) for name, head in self.heads.items()}
         sets, ranking = [], []
         for table in tables:
@@ -281,7 +282,7 @@ class Evaluation:
             self._note_recommended(found, choices, sets[1])
         doubts = doubts_of(measured[0], prices.fit, live) if measured else []
         report = Report(self.context(measured), prices.fit, doubts, live, gains, sets, ranking)
-        return replace(report, notes=notes_on(report))
+        return replace(report, notes=[*notes_on(report), *self.prompts.notes()])
 
     def _replayed_speeds(
         self, found: Sequence[Candidate], tables: Sequence[Recorded], measured: Sequence[Measured], prices: Prices
@@ -366,6 +367,7 @@ class Evaluation:
             "device": device_name(pair),
             "threads": torch.get_num_threads(),
             "versions": versions(),
+            **self.prompts.context(),
             "config": OmegaConf.to_yaml(cfg, resolve=True),
         }
 

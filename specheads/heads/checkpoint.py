@@ -1,6 +1,6 @@
 """Heads as files: a folder of `config.json` (head.schema.json), `model.safetensors`, `golden.safetensors`, a card and transformers' loader.
 
-Loading is strict. The golden vectors are inputs with the outputs that the head gave when it was saved, so that a file that
+A trained head's folder has `train_prompts.safetensors`, too. Loading is strict. The golden vectors are inputs with the outputs that the head gave when it was saved, so that a file that
 was damaged or is read differently shows at once.
 """
 
@@ -18,8 +18,10 @@ from safetensors.torch import load_file, save_file
 
 from specheads.errors import UserError
 from specheads.files import write_whole
+from specheads.heads import train_prompts
 from specheads.heads.card import card
 from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.train_prompts import TrainPrompts
 from specheads.integrations import specdecpp
 from specheads.integrations.loaders import CUSTOM_GENERATE, write_loader
 from specheads.pair import Pair
@@ -48,6 +50,10 @@ def save_head(head: AcceptanceHead, folder: Path, golden_inputs: torch.Tensor | 
         "config.json": lambda path: path.write_text(json.dumps(head.config.to_dict(), indent=2) + "\n"),
     }
     write_loader(folder, CUSTOM_GENERATE)
+    if head.train_prompts is None:
+        (folder / train_prompts.FILE).unlink(missing_ok=True)  # another head's, which this one replaces
+    else:
+        head.train_prompts.write(folder)
     for name, write in files.items():  # the config last: a folder with one is complete
         write_whole(folder / name, write)
     return folder
@@ -100,6 +106,8 @@ def load_head(location: str | Path, any_draft: bool = False, **hub: Any) -> Acce
             f"{folder}: this head predicts a constant, so no threshold tells drafts apart; train it longer or on more prompts."
         )
     head.golden_inputs = golden["inputs"]
+    if (prompts := folder / train_prompts.FILE).exists():
+        head.train_prompts = TrainPrompts.from_tensors(_read_tensors(prompts), str(prompts))
     return head
 
 
@@ -153,7 +161,7 @@ def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:
         config = _read_json(Path(snapshot_download(str(location), allow_patterns=["config.json"], **hub)) / "config.json")
         if not specdecpp.is_theirs(config):
             HeadConfig.from_dict(config, f"{location}/config.json")
-        return Path(snapshot_download(str(location), allow_patterns=list(FILES), **hub))
+        return Path(snapshot_download(str(location), allow_patterns=[*FILES, train_prompts.FILE], **hub))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{str(location)!r} is no local folder, and no head of that name could be loaded from the hub: "

@@ -17,6 +17,7 @@ from torch import Tensor
 from specheads.errors import UserError, is_count
 from specheads.heads.calibration import IndexCalibration
 from specheads.heads.network import Network
+from specheads.heads.train_prompts import TrainPrompts
 from specheads.pair import Pair
 
 FORMAT_VERSION = 1
@@ -119,6 +120,7 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
         super().__init__(config.inputs, config.input_size, config.width, config.depth, config.projected)
         self.config = config
         self.golden_inputs: Tensor | None = None  # (N, input_size) that a loaded head was checked on
+        self.train_prompts: TrainPrompts | None = None  # None: not known, as of heads that were exported before they were kept
 
     def _save_pretrained(self, save_directory: Path) -> None:
         from specheads.heads.checkpoint import save_head  # which knows heads

@@ -26,6 +26,7 @@ from specheads.heads.module import HeadModule
 from specheads.heads.share import Rows, check_train_share, first_rows
 from specheads.heads.store import FeatureStore, check_choice
 from specheads.heads.texts import ROLLOUT_LABELS, MixedResponses, check_label, check_rollouts, checked_share
+from specheads.heads.train_prompts import TrainPrompts
 from specheads.interrupts import deferred
 from specheads.loading import ResumableData
 from specheads.pair import Pair
@@ -125,7 +126,8 @@ def train_heads(cfg: DictConfig, pair: Pair) -> Path:
     if not trainer.is_global_zero:
         return run  # the first process of a distributed run writes for all
     facts = {"num_prompts": num_prompts, "num_responses": len(rows), "train_share": cfg.train_share}
-    exported = export(module, data, pair.draft_lm.device, run, facts | {"seconds": round(checkpoints.seconds, 1)})
+    learned = TrainPrompts.of(prompt_ids[row] for row in rows)
+    exported = export(module, data, pair.draft_lm.device, run, facts | {"seconds": round(checkpoints.seconds, 1)}, learned)
     folders = [run / "heads" / spec.name for spec in specs]
     report(module, exported, calibrate(cfg, pair, folders) if cfg.calibration else {})
     return exported
@@ -213,9 +215,16 @@ def _choices(value: Any) -> list[Any]:
     return list(value) if isinstance(value, ListConfig) else [value]
 
 
-def export(module: HeadModule, data: ResumableData, draft_device: torch.device, run: Path, trained: Mapping[str, Any]) -> Path:
-    """Write every head of the bank as a folder of its own, with what they were `trained` on; return that of the only one, or the one
-    above of several.
+def export(
+    module: HeadModule,
+    data: ResumableData,
+    draft_device: torch.device,
+    run: Path,
+    trained: Mapping[str, Any],
+    learned: TrainPrompts,
+) -> Path:
+    """Write every head of the bank as a folder of its own, with how they were `trained` and on which prompts (`learned`); return that of
+    the only one, or the one above of several.
     """
     module.to(draft_device)  # Lightning leaves the heads on the CPU
     with torch.no_grad():
@@ -230,7 +239,7 @@ def export(module: HeadModule, data: ResumableData, draft_device: torch.device, 
             **trained,
             "test": module.test_results[spec.name],
         }
-        head.config = replace(head.config, train=facts)
+        head.config, head.train_prompts = replace(head.config, train=facts), learned
         inputs = head.assemble({name: value[:NUM_GOLDEN] for name, value in features.items()})
         folder = save_head(head, run / "heads" / spec.name, inputs)
     write_json(run / "test.json", module.test_results)

@@ -369,6 +369,7 @@ def test_datasets_keeps_quiet_and_is_as_before_afterwards(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     loggers = [logging.getLogger(name) for name in ("datasets.builder", "huggingface_hub.utils")]
+    datasets.enable_progress_bars()  # reading a data cache disables them, which an earlier test may have done
     source("someone/set").load(chats=True)
     assert not datasets.are_progress_bars_disabled()
     assert all(logger.isEnabledFor(logging.WARNING) for logger in loggers)

@@ -8,7 +8,7 @@ from report_example import report_example
 from rich.console import Console
 
 from specheads import UserError
-from specheads.evaluation.drafts import compared, read_report
+from specheads.evaluation.drafts import check_context, compared, read_report
 from specheads.evaluation.report import print_report, write_report
 from specheads.evaluation.results import Report
 
@@ -81,6 +81,29 @@ def test_other_prompts_are_refused(report, earlier, key):
     content["data_sets"][1][key] = 5
     with pytest.raises(UserError, match="its test prompts .* is .*5"):
         compared(report, {"there": content})
+
+
+def test_prompts_of_another_hash_are_refused_before_anything_is_recorded(report, earlier):
+    content = read_report(earlier)
+    content["context"]["prompts"]["mt-bench <test>"] |= {"sha256": "f" * 16, "python": "3.13.1"}
+    ours = json.loads(json.dumps(report.context))
+    ours["prompts"]["mt-bench <test>"]["python"] = "3.11.7"
+    told = "its prompts are .* hash ffffffffffffffff of Python 3.13.1, here they are .* hash 0000000000000001 of Python 3.11.7"
+    with pytest.raises(UserError, match=f"compare=there cannot be compared.*{told}"):
+        check_context(ours, content, "there")
+
+
+def test_dev_prompts_and_other_sets_may_differ(report, earlier):
+    content = read_report(earlier)
+    for name in ("alpaca", "gsm8k"):
+        content["context"]["prompts"][name]["sha256"] = "f" * 16
+    check_context(report.context, content, "there")
+
+
+def test_reports_that_do_not_say_which_prompts_they_are_of_are_compared_by_numbers(report, earlier):
+    content = read_report(earlier)
+    del content["context"]["prompts"]
+    assert len(compared(report, {"there": content})) == 6
 
 
 def test_without_replay_there_is_nothing_to_compare(earlier):

@@ -138,6 +138,23 @@ def test_intervals_are_over_prompts_drawn_together():
     assert head.gain.high - head.gain.low < 1e-9
 
 
+def test_intervals_resample_groups():
+    """Where prompts of a file are equally slow, twice as many of each make no interval narrower."""
+    choices, one = choose(recorded(DEV), CANDIDATES, PRICES), recorded(TEST, "test", noise=0.2)
+    recording = SimpleNamespace(
+        **vars(one.recording) | {"num_prompts": 2 * NUM_PROMPTS, "lengths": torch.full((2 * NUM_PROMPTS,), 100)}
+    )
+    counts = [Counts(*(np.repeat(column, 2, axis=0) for column in vars(found).values())) for found in one.counts]
+    twice = replace(one, recording=recording, counts=counts)
+    grouped = replace(twice, groups=[f"file{number // 2}" for number in range(2 * NUM_PROMPTS)])
+
+    def width(some):
+        found = next(row for row in data_set(some, CANDIDATES, choices, PRICES).winners if row.family == "head").speedup
+        return found.high - found.low
+
+    assert width(grouped) == pytest.approx(width(one), rel=1e-9) and width(twice) < 0.85 * width(one)
+
+
 def test_without_fixed_lengths_or_a_ceiling_there_is_no_gap():
     some = [one for one in CANDIDATES if one.family == "head"]
     choices = choose(recorded(DEV[2:4]), some, PRICES)

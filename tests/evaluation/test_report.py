@@ -110,6 +110,15 @@ def test_the_files_hold_the_report(report, tmp_path):
     assert paths[3].read_bytes().startswith(b"\x89PNG")
 
 
+def test_live_rows_resample_groups(measured):
+    """Where all prompts are of one file there is nothing to resample; where each is its own, speeds vary."""
+    fit, own = fitted_costs(measured)
+    prices = Prices({"measured": fit.costs}, measured_rules=own, alone=ALONE)
+    rows, one_file = (live_rows(measured, prices, True, groups=groups) for groups in (None, ["a.py"] * 4))
+    assert all(row.tokens_per_second.low < row.tokens_per_second.high for row in rows)
+    assert all(row.tokens_per_second.low == row.tokens_per_second.value == row.tokens_per_second.high for row in one_file)
+
+
 def test_a_replayed_report_has_its_plot_and_a_line_per_rule_and_data_set(tmp_path):
     report = report_example()
     paths = {path.name: path for path in write_report(report, tmp_path)}

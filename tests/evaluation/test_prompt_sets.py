@@ -1,0 +1,224 @@
+"""Which prompts an evaluation reads: none that a head learned from, the final ones only where they are asked for, and what it says of them."""
+
+import hashlib
+import json
+import logging
+import platform
+from types import SimpleNamespace
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+import evaluate
+from data_gen.prompts import Prompt
+from specheads import UserError
+from specheads.evaluation.find import FoundHead
+from specheads.evaluation.prompt_sets import PromptSet, PromptSets, check_split
+from specheads.heads import training
+from specheads.heads.checkpoint import load_head
+from specheads.heads.train_prompts import TrainPrompts, id_number
+from specheads.nano import corpus
+from specheads.pair import config_folder
+
+NUM_ROWS = 40
+FILE = ["data=alpaca", "data.path=rows.jsonl", "data.template='{prompt}'"]
+COUNTS = ["data.num_train=20", "data.num_dev=6", "data.num_test=14", "num_dev_prompts=4", "num_prompts=8", "num_live_prompts=3"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with a file of 40 rows and one of its first 20."""
+    rows = [json.dumps({"prompt": f"def f{number}(x):\n"}) + "\n" for number in range(NUM_ROWS)]
+    for name, some in (("rows.jsonl", rows), ("first.jsonl", rows[:20]), ("half.jsonl", rows[10:30])):
+        (tmp_path / name).write_text("".join(some))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def sets_of(pair, *overrides, **heads):
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        cfg = compose("evaluate", ["model=nano", *FILE, *COUNTS, *overrides, "paths.run=run"])
+    return PromptSets(cfg, pair, {name: FoundHead(SimpleNamespace(train_prompts=one), name) for name, one in heads.items()})
+
+
+def ids_of(rows):
+    """Prompt ids of some rows of the file."""
+    return [hashlib.sha256(f"def f{number}(x):\n".encode()).hexdigest()[:16] for number in rows]
+
+
+def rows_of(prompts):
+    return [int(prompt.text[5 : prompt.text.index("(")]) for prompt, _ in prompts.prompts]
+
+
+def test_without_heads_every_set_is_the_beginning_of_its_split(folder, nano):
+    sets = sets_of(nano).recorded()
+    assert {name: rows_of(one) for name, one in sets.items()} == {"rows, dev": list(range(20, 24)), "rows": list(range(26, 34))}
+    assert [one.num_left_out for one in sets.values()] == [0, 0]
+
+
+def test_what_a_head_learned_from_is_left_out_and_others_take_its_place(folder, nano, caplog):
+    learned = TrainPrompts.of(ids_of([21, 27, 30]), ids_of([20, 28]))
+    with caplog.at_level(logging.INFO):
+        sets = sets_of(nano, mine=learned)
+        recorded = sets.recorded()
+    assert rows_of(recorded["rows, dev"]) == [20, 22, 23, 24]  # what it was calibrated on is a dev prompt as any other
+    assert rows_of(recorded["rows"]) == [26, 29, 31, 32, 33, 34, 35, 36]
+    assert rows_of(sets.decoded()) == [26, 29, 31]
+    assert "of rows 3 prompts were left out of 14" in caplog.text and "of rows, dev 1 prompt was left out of 6" in caplog.text
+    assert [one["num_left_out"] for one in sets.context()["prompts"].values()] == [1, 3, 3]
+    assert [note for note in sets.notes() if note.startswith("Of rows 3 prompts were left out")]
+
+
+def test_several_heads_leave_out_what_any_of_them_learned_from(folder, nano):
+    sets = sets_of(nano, one=TrainPrompts.of(ids_of([26])), other=TrainPrompts.of(ids_of([28]), ids_of([29])))
+    assert rows_of(sets.recorded()["rows"])[:3] == [27, 30, 31]
+
+
+def test_a_file_gives_rows_that_no_head_learned_from(folder, nano):
+    """As many as are asked for, though the file begins with those; the rows that rules are tuned on are left out, too."""
+    learned = TrainPrompts.of(ids_of(range(20)), ids_of([20, 21]))
+    sets = sets_of(nano, "test_sets={humaneval: rows.jsonl}", mine=learned)
+    more = sets.recorded()["humaneval"]
+    assert rows_of(more) == list(range(24, 32)) and more.num_left_out == 24
+    assert "Of humaneval 24 prompts were left out" in " ".join(sets.notes())
+
+
+def test_a_file_in_part_of_what_a_head_learned_from_gives_the_rest(folder, nano):
+    sets = sets_of(nano, "test_sets={humaneval: half.jsonl}", "num_dev_prompts=1", mine=TrainPrompts.of(ids_of(range(20))))
+    more = sets.recorded()["humaneval"]
+    assert rows_of(more) == list(range(21, 29)) and more.num_left_out == 11
+
+
+def test_a_file_of_nothing_else_is_refused(folder, nano):
+    sets = sets_of(nano, "test_sets={humaneval: first.jsonl}", mine=TrainPrompts.of(ids_of(range(20))))
+    with pytest.raises(UserError, match=r"humaneval cannot be reported on: all 20 .*head=mine.*test_sets=\{humaneval: <file>\}"):
+        sets.recorded()
+
+
+def test_a_split_of_nothing_else_is_refused(folder, nano):
+    with pytest.raises(UserError, match=r"rows cannot be reported on: all 14 of its prompts .*head=mine.*data\.num_test"):
+        sets_of(nano, mine=TrainPrompts.of(ids_of(range(NUM_ROWS)))).decoded()
+
+
+def test_a_name_without_a_file_gives_test_prompts_of_its_own_split(folder, nano, tmp_path):
+    """The first rows of the set are those that a head of it is trained on."""
+    shared = config_folder() / "data" / "humaneval.yaml"
+    text = shared.read_text().replace("openai/openai_humaneval", str(tmp_path / "rows.jsonl"))
+    for key, count in (("num_train", 84), ("num_dev", 20), ("num_test", 60)):
+        assert f"{key}: {count}" in text
+    data = tmp_path / "own.yaml"
+    data.write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specheads.evaluation.prompt_sets.known_data_sets", lambda names: dict.fromkeys(names, data))
+        more = sets_of(nano, "test_sets={humaneval: null}", "num_prompts=100").recorded()["humaneval"]
+    assert rows_of(more) == list(range(25, 40))  # 84, 20 and 60 of 164 rows are 20, 5 and 15 of 40
+
+
+def test_a_set_that_reads_no_file_is_not_given_one(folder, nano):
+    with pytest.raises(UserError, match=r"test_sets=\{nano: rows\.jsonl\}: nano reads no file.*test_sets=\{nano: null\}"):
+        sets_of(nano, "test_sets={nano: rows.jsonl}").recorded()
+
+
+def test_a_head_that_does_not_name_its_prompts_is_told(folder, nano, caplog):
+    sets = sets_of(nano, old=None)
+    assert "Head old does not name the prompts that it learned from" in caplog.text
+    assert rows_of(sets.recorded()["rows"])[0] == 26 and sets.notes() == [caplog.records[-1].message]
+
+
+def test_provenance_is_a_hash_of_ids_in_any_order():
+    prompts = [(Prompt(f"{number:016x}", "test", str(number)), [1]) for number in range(5)]
+    told = [PromptSet("a", "test", some).provenance() for some in (prompts, prompts[::-1], prompts[1:])]
+    assert told[0] == told[1] and told[0]["sha256"] != told[2]["sha256"] and told[2]["num_prompts"] == 4
+
+
+@pytest.fixture
+def nano_sets(nano, monkeypatch):
+    """A function that gives the sets of data=nano, from a made-up library in which each file has several functions."""
+    functions = [corpus.Function(f"def f{number}(x):\n", "    return 1\n", f"file{number % 60}.py") for number in range(1200)]
+    monkeypatch.setattr(
+        corpus, "standard_library", lambda side: [one for one in functions if corpus.split_of(one.source) == side]
+    )
+
+    def make(*words):
+        with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+            return PromptSets(compose("evaluate", ["model=nano", "head=null", "paths.run=run", *words]), nano, {})
+
+    return make
+
+
+def test_prompts_of_the_library_have_its_python_and_their_files(nano_sets):
+    sets = nano_sets("data.num_test=20", "num_prompts=10")
+    recorded = sets.recorded()
+    assert [one["python"] for one in sets.context()["prompts"].values()] == [platform.python_version()] * 2
+    of_file = {one.prompt: one.source for side in ("dev", "test") for one in corpus.standard_library(side)}
+    for one in recorded.values():
+        assert one.groups == [of_file[prompt.text] for prompt, _ in one.prompts]
+        assert sets.groups_of([prompt.prompt_id for prompt, _ in one.prompts]) == one.groups
+
+
+def test_prompts_without_a_group_are_their_own(folder, nano):
+    sets = sets_of(nano)
+    ids = [prompt.prompt_id for prompt, _ in sets.recorded()["rows"].prompts]
+    assert sets.groups_of(ids) == sets.recorded()["rows"].groups == ids
+
+
+def test_a_final_part_is_named_in_the_report(nano_sets, monkeypatch):
+    monkeypatch.setattr("data_gen.prompts.NUM_READ", 20)
+    sets = nano_sets("split=final", "data.num_test=20", "data.final_part=[1,4]", "num_prompts=1000")
+    prompts = sets.recorded()["nano, final"].prompts
+    assert sets.context()["split"] == "final" and sets.context()["final_parts"] == [1, 4]
+    assert {int(prompt.prompt_id, 16) % 10 for prompt, _ in prompts} == {1, 4}
+    assert json.dumps(sets.context())  # as report.json has it
+
+
+def test_a_trained_head_is_judged_on_rows_that_it_never_saw(folder, nano, monkeypatch, capsys):
+    """Training names its prompts, calibration adds its own, and an evaluation on the file that both are from leaves them out."""
+    small = ["model=nano", *FILE, *COUNTS[:3], "data.max_new_tokens=8"]
+    head = [
+        "trainer.max_epochs=1",
+        "trainer.accelerator=cpu",
+        "~logger.wandb",
+        "head.depth=0",
+        "head.width=8",
+        "calibration.num_prompts=2",
+    ]
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        exported = training.train(compose("train", [*small, *head, "paths.run=trained"]), nano)
+        rules = ["stopping=[fixed_length,head_threshold]", "fixed_lengths=[1,2]", "thresholds=[0.5]", "live=none", "ratios=[10]"]
+        words = [f"head={exported}", *COUNTS[3:], *rules, "test_sets={humaneval: rows.jsonl}", "paths.run=run"]
+        cfg = compose("evaluate", [*small, *words])
+    learned = load_head(exported).train_prompts
+    assert learned.train.tolist() == sorted(map(id_number, ids_of(range(20))))
+    assert learned.dev.tolist() == sorted(map(id_number, ids_of([20, 21])))
+    monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg: nano)
+    report = evaluate.evaluate(cfg)
+    assert report.context["prompts"]["humaneval"]["num_left_out"] == 24  # 20 and 2, and two more that rules are tuned on
+    assert [data.num_prompts for data in report.data_sets] == [4, 8, 8]
+    assert "Of humaneval 24 prompts were left out" in " ".join(report.notes) and "Of humaneval 24" in capsys.readouterr().out
+
+
+# --- the final split
+
+
+def test_final_prompts_are_reported_where_they_are_asked_for(folder, nano):
+    sets = sets_of(nano, "data.num_test=6", "data.num_final=8", "split=final")
+    recorded = sets.recorded()
+    assert list(recorded) == ["rows, dev", "rows, final"] and recorded["rows, final"].role == "test"
+    assert rows_of(recorded["rows, final"]) == list(range(32, 40))
+    assert rows_of(sets.decoded()) == [32, 33, 34]
+    context = sets.context()
+    assert (context["split"], context["final_parts"]) == ("final", [])
+    assert list(context["prompts"]) == ["rows, dev", "rows, final", "rows, final, decoded"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["split=dev"], "split=dev cannot be reported on; use test or final"),
+        (["split=final"], r"split=final needs final prompts.*data\.num_final=500"),
+    ],
+)
+def test_other_splits_are_refused(nano, words, message):
+    with pytest.raises(UserError, match=message):
+        check_split(sets_of(nano, *words).cfg)
+    check_split(sets_of(nano, "split=final", "data.num_final=3").cfg)

@@ -1,0 +1,91 @@
+"""The prompts that a head learned from: a file of its folder that comes back, goes with it, and is checked."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specheads.errors import UserError
+from specheads.evaluation.find import store_dev_prompts
+from specheads.heads.checkpoint import load_head, save_head
+from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.train_prompts import FILE, TrainPrompts, id_number
+from specheads.tool import inspect
+
+TRAIN, DEV = ["00000000000000ff", "ffffffffffffffff", "00000000000000ff"], ["8000000000000000"]
+
+
+def new_head(learned):
+    torch.manual_seed(0)
+    head = AcceptanceHead(HeadConfig(hidden_size=8, depth=1))
+    for tensor in head.state_dict().values():
+        tensor.add_(0.3 * torch.randn_like(tensor))
+    head.train_prompts = learned
+    return head
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return save_head(new_head(TrainPrompts.of(TRAIN, DEV)), tmp_path / "head")
+
+
+def test_ids_are_kept_whole_and_once(folder):
+    assert {name: tensor.tolist() for name, tensor in load_file(folder / FILE).items()} == {"train": [-1, 255], "dev": [-(2**63)]}
+    learned = load_head(folder).train_prompts
+    assert learned.train.tolist() == sorted({id_number(prompt) for prompt in TRAIN})
+    assert learned.dev.tolist() == [id_number(DEV[0])]
+
+
+def test_ids_of_another_form_are_told_apart():
+    assert id_number("row 1") != id_number("row 2") and id_number("row 1") == id_number("row 1")
+    assert -(2**63) <= id_number("row 1") < 2**63
+
+
+def test_forty_thousand_prompts_take_320_kilobytes(tmp_path):
+    TrainPrompts.of(f"{number:016x}" for number in range(40_000)).write(tmp_path)
+    assert (tmp_path / FILE).stat().st_size < 321_000
+
+
+def test_they_go_with_the_head(folder, tmp_path):
+    load_head(folder).save_pretrained(tmp_path / "again")
+    assert (tmp_path / "again" / FILE).read_bytes() == (folder / FILE).read_bytes()
+
+
+def test_a_head_that_replaces_another_does_not_take_its_prompts(folder):
+    save_head(new_head(None), folder)
+    assert not (folder / FILE).exists() and load_head(folder).train_prompts is None
+
+
+def test_a_calibration_adds_its_dev_prompts(folder):
+    head = load_head(folder)
+    store_dev_prompts(folder, head, ["0000000000000007"])
+    assert load_head(folder).train_prompts.dev.tolist() == [7] and load_head(folder).train_prompts.train.tolist() == [-1, 255]
+    (folder / FILE).unlink()
+    store_dev_prompts(folder, load_head(folder), ["0000000000000007"])
+    assert not (folder / FILE).exists()  # one that does not know its train prompts does not say that it has none
+
+
+@pytest.mark.parametrize(
+    ("tensors", "told"),
+    [
+        ({"train": torch.zeros(3, dtype=torch.int64)}, "train int64 of 1 dimensions, expected"),
+        ({"train": torch.zeros(3), "dev": torch.zeros(3, dtype=torch.int64)}, "train float32 of 1"),
+        ({"train": torch.zeros(3, 1, dtype=torch.int64), "dev": torch.zeros(3, dtype=torch.int64)}, "train int64 of 2"),
+        ({name: torch.zeros(1, dtype=torch.int64) for name in ("train", "dev", "test")}, "test int64 of 1"),
+    ],
+)
+def test_a_file_that_holds_something_else_is_refused(folder, tensors, told):
+    save_file(tensors, folder / FILE)
+    with pytest.raises(UserError, match=f"{FILE} holds .*{told}.*export the head again"):
+        load_head(folder)
+
+
+def test_a_file_that_was_cut_off_is_refused(folder):
+    (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-5])
+    with pytest.raises(UserError, match=f"{FILE} cannot be read"):
+        load_head(folder)
+
+
+def test_inspect_tells_how_many(folder):
+    assert "learned from 2, calibrated on 1" in inspect(str(folder))
+    (folder / FILE).unlink()
+    assert "does not name those that it learned from" in inspect(str(folder))
