@@ -25,7 +25,7 @@ from specheads.heads.head import ROUND_INPUTS, HeadConfig
 from specheads.heads.module import HeadModule
 from specheads.heads.share import Rows, check_train_share, first_rows
 from specheads.heads.store import FeatureStore, check_choice
-from specheads.heads.texts import ROLLOUT_LABELS, MixedResponses, check_label, check_rollouts, checked_share
+from specheads.heads.texts import MixedResponses, check_label, check_rollouts, checked_share
 from specheads.interrupts import deferred
 from specheads.loading import ResumableData
 from specheads.pair import Pair
@@ -189,10 +189,10 @@ def head_specs(cfg: DictConfig, pair: Pair | None) -> list[HeadSpec]:
         )
         weights = {key.removeprefix("loss."): value for key, value in own.items() if key.startswith("loss.")}
         spec = HeadSpec("", config, **weights)
-        if spec.survival_weighted and config.label not in ROLLOUT_LABELS:
+        if spec.survival_weighted and config.label != "rollout":
             raise UserError(
                 f"loss.survival_weighted=true changes nothing with head.label={config.label}, which has no rounds; use it with "
-                f"{' or '.join(ROLLOUT_LABELS)}."
+                "head.label=rollout."
             )
         tags = {
             "head.width": f"w{config.width}",
