@@ -80,6 +80,11 @@ class HeadBank(nn.Module):
         for stack in self.stacks:
             stack.standardise(self._assembled(stack, features))
 
+    def scale_gradients(self, factors: Tensor) -> None:
+        """Multiply each head's gradient by its factor (heads,)."""
+        for stack, group in zip(self.stacks, self.groups.values(), strict=True):
+            stack.scale_gradients(factors[group])
+
     def clip_gradients(self, largest: float) -> None:
         """Limit the norm of each head's gradient."""
         for stack in self.stacks:
