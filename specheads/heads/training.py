@@ -244,7 +244,9 @@ def report(module: HeadModule, folder: Path, errors: Mapping[str, Mapping[str, f
         cells = "".join(f"{metrics[key]:8.3f}" if key in metrics else f"{'-':>8}" for key in ("auroc", "kl", "brier", "ece"))
         print(f"{name:<28}{cells}")
     if errors:
-        print(f"\n{'in rounds on dev prompts':<28}{'ECE':>8}{'calibrated':>12}")
+        print(
+            f"\n{'in rounds on dev prompts':<28}{'ECE':>8}{'calibrated':>12}  (fitted on one half of them, measured on the other)"
+        )
     for name, own in errors.items():
-        print(f"{name:<28}{own['raw']:8.3f}{own['calibrated']:12.3f}")
+        print(f"{name:<28}{own['raw']:8.3f}{own['cross_fitted']:12.3f}")
     print(f"\n{'head' if len(module.bank.specs) == 1 else 'heads'}: {folder}")
