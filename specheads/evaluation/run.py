@@ -124,7 +124,7 @@ class Evaluation:
     def _prices(self, measured: Sequence[Measured]) -> Prices:
         costs = fit_costs(round_times(measured))
         alone = measured[0].stats
-        per_second = sum(part.num_tokens for part in alone) / sum(part.seconds - part.prefill_seconds for part in alone)
+        per_second = sum(part.num_tokens for part in alone) / sum(part.decode_seconds for part in alone)
         return Prices({MEASURED: costs, **self.ratios}, per_second)
 
     def _settings(self, found: Sequence[Candidate], choices: Choices) -> list[Setting]:
