@@ -7,7 +7,8 @@ Without `--head` a head is made that has not been trained; with `--rate` drafted
 and transformers' assisted generation, which accepts by what they say, is left out.
 
 One process, greedy and sampled. In each repeat all settings decode the same prompts in turn; a figure is the median over repeats.
-Prints tokens per second of transformers' plain and assisted generation and of this project's decoder; where a round's time goes;
+Prints tokens per second of transformers' plain and assisted generation and of this project's decoder, of whole calls with the reading
+of the prompt on both sides; where a round's time goes;
 how near single forwards come to the limit of memory bandwidth; time per token as the context grows; and the head's share of a
 draft step of Llama-2-7B.
 """
@@ -49,7 +50,7 @@ class Made:
     """What decoding some prompts made and took."""
 
     tokens: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # of whole calls, with the reading of prompts: transformers' generate does not tell it apart
     rounds: list[Round] = field(default_factory=list)
     draft_seconds: float = 0.0  # in which draft steps ran, stopping rule and all
     verify_seconds: float = 0.0  # in which verifications ran
@@ -326,7 +327,7 @@ def context_table(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str, tex
         for repeat in range(repeats + 1):
             for name, way in ways.items():
                 out = way.generate(prompt, length, seed=repeat, stop_tokens=()).stats
-                taken[name].append(1e3 * (out.seconds - out.prefill_seconds) / out.num_tokens)
+                taken[name].append(1e3 * out.decode_seconds / out.num_tokens)
         rows.append([size, *(statistics.median(values[1:]) / 1e3 for values in taken.values())])
     columns = [Column("context"), *(Column(f"{name}, per token", "ms") for name in ways)]
     return Table("contexts", "Sampled, the time of reading the prompt not counted", columns, rows)

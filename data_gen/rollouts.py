@@ -14,8 +14,6 @@ from torch import Tensor
 from data_gen.generate import batch_plan
 from data_gen.label import SLICE_ELEMENTS, right_padded
 from specheads.decoding.branches import Branches, ReadTexts
-from specheads.decoding.verification.block import token_by_token
-from specheads.decoding.verification.law import Block
 from specheads.pair import Pair
 from specheads.sampling import Warp, accept_prob, check_finite
 
@@ -24,15 +22,12 @@ from specheads.sampling import Warp, accept_prob, check_finite
 class Rollouts:
     """One response's columns: for each rollout the number of response tokens before it, and a list per column with a value per token.
 
-    `accept_prob` is token verification's `min(1, t / d)`. Under block verification a token is accepted with `block_prob` where all before
-    it are, which has the chance `block_alive`; both know the tokens up to it (see `token_by_token`).
+    `accept_prob` is token verification's `min(1, t / d)`.
     """
 
     rollout_start: list[int]
     rollout_ids: list[list[int]]
     rollout_accept_prob: list[list[float]]
-    rollout_block_prob: list[list[float]]
-    rollout_block_alive: list[list[float]]
 
 
 def rollout_uniforms(seed: int, prompt_id: str, sample: int, count: int, num_tokens: int) -> np.ndarray:
@@ -61,7 +56,7 @@ def roll_out(
         on_step: called after each batch with the tokens that were drafted and with R * K for each of its rows.
     """
     _, count, width = uniform.shape
-    results = [Rollouts([], [], [], [], []) for _ in responses]
+    results = [Rollouts([], [], []) for _ in responses]
     if not count:
         return results
     lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
@@ -88,7 +83,7 @@ def _rolled(
 ) -> list[list[list]]:
     """Return ids and probabilities of rollouts (a list per column of a list per rollout) that go on from beginnings of `texts`; see Branches."""
     if not len(text):
-        return [[] for _ in range(4)]
+        return [[], []]
     device = pair.draft_lm.device
     text, prefix, lengths, uniform = (value.to(device) for value in (text, prefix, lengths, uniform))
     draft, target = ReadTexts.of(pair.draft_lm, texts), ReadTexts.of(pair.target_lm, texts)
@@ -97,7 +92,7 @@ def _rolled(
     begun = Branches(text, prefix, warp.draw(law, uniform[:, 0])[:, None], lengths)
     branches = draft.grow(pair, begun, uniform, warp, batch_size)
     ids = [row[:length] for row, length in zip(branches.tokens.tolist(), branches.lengths.tolist(), strict=True)]
-    columns: list[list[list]] = [ids, [], [], []]
+    accepted: list[list[float]] = []
     for (rows, drafted_from), (_, judged_from) in zip(
         draft.states(branches, batch_size), target.states(branches, batch_size), strict=True
     ):
@@ -110,13 +105,8 @@ def _rolled(
                 laws.append(warp(lm.logits(states[part.to(states.device)])).to(device))
                 check_finite(model_id, laws[-1])
             chosen = rows[part.to(device)]
-            block = Block.of(
-                branches.tokens[chosen, : laws[0].shape[1]],
-                laws[0],
-                torch.nn.functional.pad(laws[1], (0, 0, 0, 1)),  # nothing is asked about the token after the last
-                branches.lengths[chosen],
-            )
-            drafted, wanted = block.drafted_probs()
-            for column, values in zip(columns[1:], (accept_prob(wanted, drafted), *token_by_token(block)), strict=True):
-                column += [row[:length] for row, length in zip(values.tolist(), block.lengths.tolist(), strict=True)]
-    return columns
+            tokens = branches.tokens[chosen, : laws[0].shape[1], None]
+            drafted, wanted = (law.gather(-1, tokens).squeeze(-1) for law in laws)
+            values = accept_prob(wanted, drafted).tolist()
+            accepted += [row[:length] for row, length in zip(values, branches.lengths[chosen].tolist(), strict=True)]
+    return [ids, accepted]

@@ -18,7 +18,7 @@ from data_gen.generate import Response, batch_plan, generate_batch, row_uniforms
 from data_gen.label import Labels, label_responses
 from data_gen.prompts import SPLITS, Prompt, unique
 from data_gen.rollouts import Rollouts, roll_out, rollout_uniforms
-from data_gen.shards import ShardStore, checksum, exclusive, fingerprint, read_manifest
+from data_gen.shards import FORMAT_VERSION, ShardStore, checksum, exclusive, fingerprint, read_manifest
 from specheads.errors import UserError, is_count
 from specheads.forecast import Forecast
 from specheads.pair import Pair
@@ -179,10 +179,13 @@ def twin_of(root: Path, facts: Mapping[str, Any], settings: GenerationSettings) 
         limits = [{name: made_of["settings"].get(name) for name in SHARD_LIMITS} for made_of in (ours, theirs)]
         same = all(theirs[name] == ours[name] for name in ours.keys() - {"draft", "dtype", "settings"})
         if same and theirs["dtype"][0] == ours["dtype"][0] and limits[0] == limits[1]:
-            twins[manifest.parent] = theirs
+            twins[manifest.parent] = theirs | {"format_version": found.get("format_version")}
     most = max(twins, key=lambda folder: twins[folder]["settings"].get("responses_per_prompt", 1), default=None)
     if most is not None:
-        logger.info("data: the target's responses are taken from %s, which was made for %s %s", most, *twins[most]["draft"])
+        earlier = "" if twins[most]["format_version"] == FORMAT_VERSION else " by an earlier version"
+        logger.info(
+            "data: the target's responses are taken from %s, which was made for %s %s%s", most, *twins[most]["draft"], earlier
+        )
     return most
 
 
@@ -293,9 +296,9 @@ def make_responses(
 def _announce(folder: Path, shards: Mapping[str, Shard], missing: Mapping[str, Shard], settings: GenerationSettings) -> None:
     rows, left = (sum(len(shard.prompts) for shard in some.values()) for some in (shards, missing))
     logger.info("data: %d responses in %d shards, %d still to do, in %s", rows, len(shards), left, folder)
-    # Nine numbers per token and two for every further draw; one for each rollout and four for its tokens. Of four bytes, before compression.
+    # Nine numbers per token and two for every further draw; one for each rollout and two for its tokens. Of four bytes, before compression.
     numbers = settings.max_new_tokens * (9 + 2 * (settings.draws_per_position - 1))
-    numbers += settings.rollouts_per_response * (1 + 4 * settings.rollout_tokens)
+    numbers += settings.rollouts_per_response * (1 + 2 * settings.rollout_tokens)
     size = 4 * numbers * left / 2**20
     logger.info("data: at most %d tokens to generate, at most %.0f MiB on disk", left * settings.tokens_per_response, size)
     free = shutil.disk_usage(folder).free / 2**20

@@ -20,7 +20,7 @@ from specheads.files import lock, write_json, write_whole
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SCHEMA = pa.schema(
     {
         "prompt_id": pa.string(),
@@ -42,8 +42,6 @@ SCHEMA = pa.schema(
         "rollout_start": pa.list_(pa.int32()),  # see data_gen/rollouts.py; empty where none were asked for
         "rollout_ids": pa.list_(pa.list_(pa.int32())),
         "rollout_accept_prob": pa.list_(pa.list_(pa.float32())),
-        "rollout_block_prob": pa.list_(pa.list_(pa.float32())),
-        "rollout_block_alive": pa.list_(pa.list_(pa.float32())),
     }
 )
 

@@ -177,6 +177,10 @@ MISTAKES = {
     # heads and training
     "unknown kind of head": (["train.py", "head.judges=both"], "'both'.*input_token, next_token"),
     "unknown label": (["train.py", "head.label=soft"], "head.label='soft'.*sampled, overlap"),
+    "label of earlier versions": (
+        ["train.py", "head.label=block"],
+        "head.label='block' is not trained any more.*head.label=rollout",
+    ),
     "label of rollouts where there are none": (
         ["train.py", "head.label=[sampled,rollout]"],
         "head.label=rollout needs rollouts, but generation.rollouts_per_response=0; ask for some",

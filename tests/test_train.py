@@ -35,9 +35,10 @@ def test_what_differs_is_part_of_the_name(nano):
         (label, inputs) for label in ("sampled", "overlap") for inputs in (("hidden",), ("hidden", "entropy"))
     ]
     assert found[-1].name == "next_token-d3-r1-overlap-hidden+entropy"
-    found = specs(nano, "head.label=[rollout,block]", "loss.survival_weighted=[false,true]")
+    found = specs(nano, "head.label=rollout", "loss.survival_weighted=[false,true]")
     assert [(spec.name.removeprefix("next_token-d3-r1-"), spec.survival_weighted) for spec in found] == [
-        (f"{weighting}-{label}", weighting == "survival") for label in ("rollout", "block") for weighting in ("even", "survival")
+        ("even", False),
+        ("survival", True),
     ]
     assert specs(nano, "head.inputs=[hidden,entropy]")[0].config.inputs == ("hidden", "entropy")
 

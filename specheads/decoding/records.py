@@ -84,7 +84,10 @@ class Round:
 
 @dataclass(frozen=True)
 class DecodeStats:
-    """Totals of one or more generations; rates follow SpecDec++ (section 2)."""
+    """Totals of one or more generations; rates follow SpecDec++ (section 2).
+
+    `seconds` are those of whole calls; speeds are of decoding alone, without the reading of prompts, in reports as here.
+    """
 
     num_tokens: int
     num_drafted: int
@@ -92,8 +95,8 @@ class DecodeStats:
     num_discarded: int
     num_target_calls: int
     num_draft_calls: int
-    seconds: float  # prompt included
-    prefill_seconds: float
+    seconds: float  # prefill_seconds included
+    prefill_seconds: float  # in which prompts were read
     num_copy_rounds: int = 0  # rounds in which a copied node of a graph was accepted
 
     @classmethod
@@ -133,7 +136,11 @@ class DecodeStats:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted share of the drafted tokens, copies of a graph's not counted; None where nothing was drafted."""
+        """Accepted share of the drafted tokens, copies of a graph's not counted; None where nothing was drafted.
+
+        A tree's is low because its siblings exclude each other. What GSD's authors report under this name cannot be this ratio: trees and
+        graphs are compared by `block_efficiency` and by the tokens that they draft.
+        """
         return 1 - self.num_discarded / self.num_drafted if self.num_drafted else None
 
     @property
@@ -147,8 +154,14 @@ class DecodeStats:
         return self.num_copy_rounds / self.num_target_calls
 
     @property
+    def decode_seconds(self) -> float:
+        """The seconds of all rounds, without the reading of prompts."""
+        return self.seconds - self.prefill_seconds
+
+    @property
     def tokens_per_second(self) -> float:
-        return self.num_tokens / self.seconds
+        """Emitted tokens per second of decoding, without the reading of prompts."""
+        return self.num_tokens / self.decode_seconds
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class LossSettings:
         temperature: divides the logits of both models; above 0.
         top_k, top_p: cut the target's law as decoding does; 0 and 1: not at all.
         hard_weight: of the negative log-likelihood of the text's own token, beside the divergence; 0: none.
-        token_share: share of a step's tokens to learn from, those where the draft has most to gain over a reference (AdaSPEC: Hu et al. 2025);
+        token_share: share of each batch's tokens to learn from, those where the draft has most to gain over a reference (AdaSPEC: Hu et al. 2025);
             1: all.
     """
 

@@ -40,7 +40,7 @@ class DistillModule(CurveModule):
         self.own, self.refresh_every = own, refresh_every
         self.live = live or LiveSettings()
         self._models = (pair, reference)  # in a tuple, so that their weights are not taken for ours
-        self._sums: list[Tensor] = []
+        self._measured: list[Tensor] = []
         self.before: dict[str, float] = {}  # measures on dev prompts before the first step
 
     @property
@@ -64,13 +64,18 @@ class DistillModule(CurveModule):
             first = samples[0].key
             samples = self.own.answered(samples, lambda: data.splits["train"].unanswered(data.upcoming(first, count)))
         values, shares = self.losses(samples)
-        # Lightning averages gradients over processes, so the sum is divided by the mean number of tokens.
-        counts = self.all_gather(torch.tensor(len(values), device=self.device))
-        value = values.sum() / counts.float().mean()
-        if self.is_recorded(batch_index):
-            self.record({"train/loss": value.item(), "train/overlap": shares.mean().item()})
-        self.log("loss", value.detach(), prog_bar=True, logger=False)
-        return value
+        overlap = torch.stack([shares.sum(), shares.new_tensor(len(shares))])[:, None]
+        return self.loss_of_batch(batch_index, values.sum()[None], values.new_tensor([len(values)]), overlap)
+
+    @torch.no_grad()
+    def scale_gradients(self, factors: Tensor) -> None:
+        factor = factors.item()
+        for weight in self.draft.parameters():
+            if weight.grad is not None:
+                weight.grad.mul_(factor)
+
+    def named_values(self, values: Sequence[float]) -> dict[str, float]:
+        return dict(zip(("loss", "overlap"), values, strict=True))
 
     def losses(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
         """Return the losses (N,) of the learnt tokens, of those that are chosen, and the overlaps at all learnt places."""
@@ -110,7 +115,7 @@ class DistillModule(CurveModule):
 
     def validation_step(self, samples: Sequence[Sample], batch_index: int) -> None:
         with torch.autocast(self.device.type, enabled=False):  # as before training and after it
-            self._sums.append(sums_of(self.pair, samples, self.warp, self.device))
+            self._measured.append(sums_of(self.pair, samples, self.warp, self.device))
 
     def on_validation_epoch_end(self) -> None:
         metrics = self._gathered()
@@ -121,8 +126,8 @@ class DistillModule(CurveModule):
 
     def _gathered(self) -> dict[str, float]:
         """Return the measures over what all processes have seen."""
-        sums = torch.stack(self._sums).sum(0)
-        self._sums = []
+        sums = torch.stack(self._measured).sum(0)
+        self._measured = []
         return named_measures(self.all_gather(sums).reshape(-1, len(sums)).sum(0))
 
     # --- checkpoints

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
+from torch import Tensor
 
 from data_gen.__main__ import generation_settings
 from specheads.decoding.stopping import MAX_TOKENS
 from specheads.evaluation.find import prompts_of, store_dev_prompts, store_in_config
-from specheads.evaluation.offline import logits_in_rounds
 from specheads.evaluation.recorded import recorded
-from specheads.heads.calibration import IndexCalibration
+from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.checkpoint import load_head
 from specheads.heads.metrics import calibration
 from specheads.pair import Pair
 from specheads.replay.record import RecordSettings
-from specheads.replay.replay import head_logits, recorded_head
+from specheads.replay.replay import head_logits, judged_nodes, recorded_head
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +26,9 @@ logger = logging.getLogger(__name__)
 def calibrate(cfg: DictConfig, pair: Pair, folders: Sequence[Path]) -> dict[str, dict[str, float]]:
     """Fit a calibration for every head in `folders` and write it into its config.
 
-    Returns by name of a head its expected calibration errors on the dev prompts, before (`raw`) and after (`calibrated`); they are
-    in its config's `train` too.
+    Returns by name of a head its expected calibration errors on the dev prompts, without a calibration (`raw`) and with one of other
+    dev prompts (`cross_fitted`, see `cross_fitted_error`); they are in its config's `train` too. The calibration in its config is
+    fitted on all of them.
     """
     heads = {folder: load_head(folder) for folder in folders}
     prompts = prompts_of(cfg, pair, "dev", cfg.calibration.num_prompts)
@@ -37,11 +38,35 @@ def calibrate(cfg: DictConfig, pair: Pair, folders: Sequence[Path]) -> dict[str,
     found = recorded(cfg, pair, {"dev": prompts}, generation_settings(cfg), settings, list(heads.values()), truth=False)
     errors = {}
     for folder, head in heads.items():
-        fitted = IndexCalibration.fit(*head_logits(found["dev"], recorded_head(head))).to_dict()
+        tokens = head_logits(found["dev"], recorded_head(head))
+        prompt = found["dev"].prompt_of(judged_nodes(found["dev"], recorded_head(head))[0])
+        fitted = IndexCalibration.fit(*tokens).to_dict()
         head.config = replace(head.config, calibration=fitted)
-        raw, heard, labels, _ = logits_in_rounds(found["dev"], recorded_head(head))
-        own = {name: calibration(torch.sigmoid(logits), labels).ece for name, logits in (("raw", raw), ("calibrated", heard))}
+        own = {"raw": error_in_rounds(IndexCalibration.identity(), *tokens), "cross_fitted": cross_fitted_error(*tokens, prompt)}
         store_dev_prompts(folder, head, [prompt.prompt_id for prompt, _ in prompts])
         store_in_config(folder, calibration=fitted, train=dict(head.config.train) | {"dev_ece": own})
         errors[folder.name] = own
     return errors
+
+
+def cross_fitted_error(logits: Tensor, accepted: Tensor, furthest: Tensor, prompt: Tensor) -> float:
+    """Return the expected calibration error of calibrations of every other prompt on the prompts between: the mean over both halves.
+
+    A calibration looks better than it is on the prompts that it was fitted on. The error is that of each half by itself, because the
+    halves' calibrations err in opposite directions.
+
+    Args:
+        logits, accepted, furthest: (n, indices), (n,) and (n,) of drafted tokens, see `IndexCalibration.fit`.
+        prompt: (n,) long, the number of each token's prompt.
+    """
+    total = 0.0
+    for half in (0, 1):
+        here, there = ([part[prompt % 2 == side] for part in (logits, accepted, furthest)] for side in (half, 1 - half))
+        total += len(in_rounds(here[2])[0]) * error_in_rounds(IndexCalibration.fit(*there), *here)
+    return total / max(1, len(in_rounds(furthest)[0]))
+
+
+def error_in_rounds(fitted: IndexCalibration, logits: Tensor, accepted: Tensor, furthest: Tensor) -> float:
+    """Return the expected calibration error under a calibration of drafted tokens, each at every index that it can have in a round."""
+    token, index = in_rounds(furthest)
+    return calibration(torch.sigmoid(fitted(logits[token, index], index)), accepted[token].double()).ece

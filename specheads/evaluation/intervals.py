@@ -96,7 +96,7 @@ def resample_counts(groups: Groups, seed: int = 0) -> np.ndarray:
 def sums(stats: Sequence[DecodeStats], counts: np.ndarray) -> Sums:
     """Return one setting's sums under each row of `counts`."""
     columns = ("num_tokens", "num_drafted", "num_accepted", "num_discarded", "num_draft_calls", "num_target_calls")
-    table = [[*(getattr(part, name) for name in columns), part.seconds - part.prefill_seconds] for part in stats]
+    table = [[*(getattr(part, name) for name in columns), part.decode_seconds] for part in stats]
     table = np.array(table, dtype=float)
     return Sums(*(counts @ table).T)
 

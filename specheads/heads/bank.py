@@ -80,6 +80,11 @@ class HeadBank(nn.Module):
         for stack in self.stacks:
             stack.standardise(self._assembled(stack, features))
 
+    def scale_gradients(self, factors: Tensor) -> None:
+        """Multiply each head's gradient by its factor (heads,)."""
+        for stack, group in zip(self.stacks, self.groups.values(), strict=True):
+            stack.scale_gradients(factors[group])
+
     def clip_gradients(self, largest: float) -> None:
         """Limit the norm of each head's gradient."""
         for stack in self.stacks:
@@ -88,17 +93,14 @@ class HeadBank(nn.Module):
     def _assembled(self, stack: HeadStack, features: Mapping[str, Tensor]) -> Tensor:
         return assemble(stack.configs[0].inputs, features, stack.readout.weight.dtype)
 
-    def losses(
-        self, logits: Tensor, labels: Mapping[str, Tensor], alive: Mapping[str, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def losses(self, logits: Tensor, labels: Mapping[str, Tensor], alive: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return each head's sum of losses and sum of weights, (heads,) both, for logits (heads, N) and labels (N,) by name.
 
-        `alive` (N,) are the weights of heads that are weighted by survival, by the label's name; without one every position counts 1.
+        `alive` (N,) are the weights of heads that are weighted by survival; without them every position counts 1.
         """
         pairs = []
         for row, spec in zip(logits, self.specs, strict=True):
-            label = spec.config.label
-            survival = (alive or {}).get(label, 1.0) if spec.survival_weighted else 1.0
-            pairs.append(weighted_bce(row, labels[label], spec.accept_weight, spec.reject_weight, survival))
+            survival = alive if spec.survival_weighted and alive is not None else 1.0
+            pairs.append(weighted_bce(row, labels[spec.config.label], spec.accept_weight, spec.reject_weight, survival))
         sums, weights = zip(*pairs, strict=True)
         return torch.stack(sums), torch.stack(weights)

@@ -8,6 +8,10 @@ METRICS = {
     "brier": "Brier score",
     "ece": "expected calibration error",
 }
+DEV_ERRORS = {  # on dev prompts, of tokens at every place of a round
+    "raw": "expected calibration error in rounds, as it is",
+    "cross_fitted": "the same, calibrated on one half of the prompts and measured on the other",
+}
 USE = """```python
 import specheads
 head = specheads.load_head("{folder}")
@@ -34,6 +38,8 @@ def card(config: HeadConfig) -> str:
         "calibrated": "no" if config.calibration is None else f"by {len(config.calibration['slope'])} indices in the round",
     }
     results = {METRICS.get(name, name): f"{value:.4f}" for name, value in config.train.get("test", {}).items()}
+    errors = config.train.get("dev_ece", {})
+    results |= {text: f"{errors[name]:.4f}" for name, text in DEV_ERRORS.items() if name in errors}
     if config.recommended:
         results |= {f"recommended {name.replace('_', ' ')}": f"{value:.4g}" for name, value in config.recommended.items()}
     return (

@@ -25,8 +25,8 @@ class HeadBatch:
     `tokens` (B, T) long, prompts and mixed responses, and rollouts behind their beginnings, zeros behind their ends. For the n-th judged
     token: `row` and `index` (N,) say where the text has it (or the target's token in its place), `drafted` (N,) is its id, `labels` (N,)
     by name what is to be learnt of it, NaN where there is nothing; `sampled` is its acceptance probability after the response. `start` (N,)
-    is the place of its round's first token. `alive` (N,) says by the label's name how likely a round comes so far. `features` (N, ...) are
-    those that were stored.
+    is the place of its round's first token. `alive` (N,) is the chance that all tokens of its rollout before it are accepted, 1 outside of
+    rollouts; None where nothing is learned. `features` (N, ...) are those that were stored.
     """
 
     tokens: Tensor
@@ -35,7 +35,7 @@ class HeadBatch:
     drafted: Tensor
     labels: dict[str, Tensor]
     start: Tensor
-    alive: dict[str, Tensor] = field(default_factory=dict)
+    alive: Tensor | None = None
     features: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -49,10 +49,9 @@ class HeadBatch:
         return ~self.label.isnan()
 
     def to(self, device: torch.device) -> "HeadBatch":
-        kinds = ("labels", "alive", "features")
-        named = {name: {key: value.to(device) for key, value in getattr(self, name).items()} for name in kinds}
+        named = {name: {key: value.to(device) for key, value in getattr(self, name).items()} for name in ("labels", "features")}
         moved = {name: getattr(self, name).to(device) for name in ("tokens", "row", "index", "drafted", "start")}
-        return replace(self, **moved, **named)
+        return replace(self, **moved, **named, alive=None if self.alive is None else self.alive.to(device))
 
 
 def collate(items: Sequence[Mapping]) -> HeadBatch:
@@ -61,16 +60,15 @@ def collate(items: Sequence[Mapping]) -> HeadBatch:
     tokens = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
     for i, text in enumerate(texts):
         tokens[i, : len(text)] = torch.from_numpy(text)
-    judged = {name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in ("index", "drafted", "start")}
+    judged = {
+        name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in ("index", "drafted", "start", "alive")
+    }
     firsts = np.cumsum([0, *(len(texts_of(item)) for item in items[:-1])])
     row = torch.from_numpy(np.concatenate([first + item["text"] for first, item in zip(firsts, items, strict=True)]))
-    labels, alive = (
-        {name: torch.from_numpy(np.concatenate([item[kind][name] for item in items])) for name in items[0][kind]}
-        for kind in ("labels", "alive")
-    )
+    labels = {name: torch.from_numpy(np.concatenate([item["labels"][name] for item in items])) for name in items[0]["labels"]}
     stored = items[0].get("features", {})
     features = {name: torch.cat([item["features"][name] for item in items]) for name in stored}
-    return HeadBatch(tokens, row, labels=labels, alive=alive, features=features, **judged)
+    return HeadBatch(tokens, row, labels=labels, features=features, **judged)
 
 
 def texts_of(item: Mapping) -> list[np.ndarray]:

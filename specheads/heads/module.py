@@ -3,6 +3,8 @@
 The draft is kept out of the module's parameters and checkpoints: only heads are trained and saved.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -62,15 +64,13 @@ class HeadModule(CurveModule):
         self.log_history()
 
     def training_step(self, batch: HeadBatch, batch_index: int) -> Tensor:
-        losses, weights = self.bank.losses(self.bank(self.features(batch)), batch.labels, batch.alive)
-        # Lightning averages gradients over processes, so the global sum of weights is divided by their number.
-        weights = self.all_gather(weights).reshape(-1, len(losses)).sum(0) / self.trainer.world_size
-        values = losses / weights.clamp_min(torch.finfo(weights.dtype).tiny)  # weights of 0 in a whole step teach nothing
-        if self.is_recorded(batch_index):
-            names = [f"train/{spec.name}/loss" for spec in self.bank.specs]
-            self.record(dict(zip(names, values.tolist(), strict=True)))
-        self.log("loss", values.mean(), prog_bar=True, logger=False)
-        return values.sum()
+        return self.loss_of_batch(batch_index, *self.bank.losses(self.bank(self.features(batch)), batch.labels, batch.alive))
+
+    def scale_gradients(self, factors: Tensor) -> None:
+        self.bank.scale_gradients(factors)
+
+    def named_values(self, values: Sequence[float]) -> dict[str, float]:
+        return {f"{spec.name}/loss": value for spec, value in zip(self.bank.specs, values, strict=True)}
 
     def configure_gradient_clipping(
         self, optimizer: torch.optim.Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None

@@ -66,6 +66,17 @@ class HeadStack(nn.Module):
         """Fix the shift and scale of the inputs of all heads; see `AcceptanceHead.standardise`."""
         self.heads()[0].standardise(inputs)
 
+    def scale_gradients(self, factors: Tensor) -> None:
+        """Multiply each head's gradient by its factor (G,), in the order in which the heads were given."""
+        self._scale_gradients(factors[self.order])
+
+    @torch.no_grad()
+    def _scale_gradients(self, factors: Tensor) -> None:
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                own = factors[: len(parameter)].to(parameter.grad.dtype)
+                parameter.grad.mul_(own.reshape(-1, *[1] * (parameter.grad.dim() - 1)))
+
     @torch.no_grad()
     def clip_gradients(self, largest: float) -> None:
         """Scale each head's gradient down to the norm `largest` where it is longer, as if it were trained alone."""
@@ -73,11 +84,7 @@ class HeadStack(nn.Module):
         for parameter in self.parameters():
             if parameter.grad is not None:
                 squares[: len(parameter)] += parameter.grad.flatten(1).double().square().sum(dim=1)
-        factor = (largest / (squares.sqrt() + 1e-6)).clamp_max(1.0)
-        for parameter in self.parameters():
-            if parameter.grad is not None:
-                own = factor[: len(parameter)].to(parameter.grad.dtype)
-                parameter.grad.mul_(own.reshape(-1, *[1] * (parameter.grad.dim() - 1)))
+        self._scale_gradients((largest / (squares.sqrt() + 1e-6)).clamp_max(1.0))
 
 
 class Stacked(nn.Module):

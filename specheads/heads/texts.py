@@ -16,9 +16,8 @@ from torch.utils.data import Dataset
 from specheads.decoding.stopping import MAX_TOKENS
 from specheads.errors import UserError, is_number
 
-# min(1, t/d) of the token drafted after the response; its mean over tokens; min(1, t/d) within rollouts too; the same of block verification
-LABELS = ("sampled", "overlap", "rollout", "block")
-ROLLOUT_LABELS = ("rollout", "block")
+# min(1, t/d) of the token drafted after the response; its mean over tokens; min(1, t/d) within rollouts too
+LABELS = ("sampled", "overlap", "rollout")
 
 # The paper mixes because its heads must have read the drafted token. A look-ahead head need not, and a round's survival is a
 # product of chances that each assume all tokens before to be accepted: the target's own text is the context to learn from.
@@ -26,7 +25,7 @@ ROLLOUT_LABELS = ("rollout", "block")
 RESPONSE_SHARE = {"input_token": 0.15, "next_token": 1.0}
 COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "overlap", "more_draft_ids", "more_accept_prob")
 ROUND_COLUMNS = ("response_draft_logprob", "response_target_logprob")
-ROLLOUT_COLUMNS = ("rollout_start", "rollout_ids", "rollout_accept_prob", "rollout_block_prob", "rollout_block_alive")
+ROLLOUT_COLUMNS = ("rollout_start", "rollout_ids", "rollout_accept_prob")
 
 
 def checked_share(judges: str, response_share: float | None) -> float:
@@ -44,19 +43,23 @@ def checked_share(judges: str, response_share: float | None) -> float:
 
 
 def check_label(label: str) -> None:
-    """Raise UserError for a label that is not known."""
+    """Raise UserError for a label that no head is trained on."""
+    if label == "block":  # which heads of earlier versions were
+        raise UserError(
+            "head.label='block' is not trained any more: what it predicts of each token does not multiply to the chance that a block is "
+            f"accepted. Use one of {', '.join(LABELS)}; head.label=rollout serves verification=block too."
+        )
     if label not in LABELS:
         raise UserError(f"head.label={label!r} is not known; use one of {', '.join(LABELS)}.")
 
 
 def check_rollouts(labels: Sequence[str], rollouts_per_response: int) -> None:
     """Raise UserError for labels of rollouts where the data is to hold none."""
-    for label in labels:
-        if label in ROLLOUT_LABELS and not rollouts_per_response:
-            raise UserError(
-                f"head.label={label} needs rollouts, but generation.rollouts_per_response=0; ask for some, for example "
-                "generation.rollouts_per_response=4, in data_gen and in train.py."
-            )
+    if "rollout" in labels and not rollouts_per_response:
+        raise UserError(
+            "head.label=rollout needs rollouts, but generation.rollouts_per_response=0; ask for some, for example "
+            "generation.rollouts_per_response=4, in data_gen and in train.py."
+        )
 
 
 def drawn(row: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -86,21 +89,19 @@ def round_starts(row: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray
 def rolled(row: Mapping[str, Any], labels: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield each rollout of a row: `tokens` of its text, `index` and `drafted` of its judged tokens (n,), their `labels` and `alive`.
 
-    These are NaN where a label does not exist: labels of the response, and of a block that cannot come so far. `alive` is the chance that a
-    round is still alive there.
+    Labels of the response are NaN. `alive` (n,) is the chance that all tokens of the rollout before it are accepted.
     """
     for start, *columns in zip(*(row[name] for name in ROLLOUT_COLUMNS), strict=True):
-        ids, accept_prob, block_prob, block_alive = map(np.asarray, columns)
+        ids, accept_prob = map(np.asarray, columns)
         begun = np.concatenate([row["prompt_ids"], row["response_ids"][:start]])
-        found = {"rollout": accept_prob, "block": np.where(block_alive > 0, block_prob, np.nan)}
-        alive = {"rollout": np.concatenate([[1.0], accept_prob.cumprod()[:-1]]), "block": block_alive}
+        found = {"rollout": accept_prob}
         yield {
             "tokens": np.concatenate([begun, ids]).astype(np.int64),
             "index": len(begun) + np.arange(len(ids)),
             "drafted": ids.astype(np.int64),
             "start": np.full(len(ids), len(begun)),
             "labels": {name: found.get(name, np.full(len(ids), np.nan)).astype(np.float32) for name in ("sampled", *labels)},
-            "alive": {name: alive[name].astype(np.float32) for name in labels if name in ROLLOUT_LABELS},
+            "alive": np.concatenate([[1.0], accept_prob.cumprod()[:-1]]).astype(np.float32),
         }
 
 
@@ -147,7 +148,7 @@ class MixedResponses(Dataset):
     @property
     def rolls(self) -> bool:
         """Whether heads learn from rollouts."""
-        return any(label in ROLLOUT_LABELS for label in self.labels)
+        return "rollout" in self.labels
 
     def lengths(self) -> np.ndarray:
         """Return the number of tokens that may be judged in each row (rows,): of its response and its rollouts."""
@@ -187,7 +188,7 @@ class MixedResponses(Dataset):
         starts = np.arange(len(response))
         if self.in_rounds:
             starts = round_starts(row, np.random.default_rng([self.seed, epoch, number, 1]))
-        own = {"sampled": accept_prob, "rollout": accept_prob, "block": accept_prob}  # a draft of one token is a rollout too
+        own = {"sampled": accept_prob, "rollout": accept_prob}  # a draft of one token is a rollout too
         labels = {name: np.asarray(own[name] if name in own else row[name]) for name in ("sampled", *self.labels)}
         text = {
             "tokens": np.concatenate([row["prompt_ids"], np.where(kept, response, drafted)]).astype(np.int64),
@@ -195,7 +196,7 @@ class MixedResponses(Dataset):
             "drafted": drafted[judged].astype(np.int64),
             "start": len(row["prompt_ids"]) + starts[judged],
             "labels": {name: values[judged].astype(np.float32) for name, values in labels.items()},
-            "alive": {name: np.ones(judged.sum(), dtype=np.float32) for name in self.labels if name in ROLLOUT_LABELS},
+            "alive": np.ones(judged.sum(), dtype=np.float32),
         }
         return joined([text, *(rolled(row, self.labels) if self.rolls else ())])
 
@@ -210,9 +211,6 @@ def joined(texts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "tokens": first["tokens"],
         "rollouts": [other["tokens"] for other in others],
         "text": np.repeat(np.arange(len(texts)), [len(text["index"]) for text in texts]),
-        **{name: np.concatenate([text[name] for text in texts]) for name in ("index", "drafted", "start")},
-        **{
-            kind: {name: np.concatenate([text[kind][name] for text in texts]) for name in first[kind]}
-            for kind in ("labels", "alive")
-        },
+        **{name: np.concatenate([text[name] for text in texts]) for name in ("index", "drafted", "start", "alive")},
+        "labels": {name: np.concatenate([text["labels"][name] for text in texts]) for name in first["labels"]},
     }

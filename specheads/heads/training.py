@@ -25,7 +25,7 @@ from specheads.heads.head import ROUND_INPUTS, HeadConfig
 from specheads.heads.module import HeadModule
 from specheads.heads.share import Rows, check_train_share, first_rows
 from specheads.heads.store import FeatureStore, check_choice
-from specheads.heads.texts import ROLLOUT_LABELS, MixedResponses, check_label, check_rollouts, checked_share
+from specheads.heads.texts import MixedResponses, check_label, check_rollouts, checked_share
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.interrupts import deferred
 from specheads.loading import ResumableData
@@ -191,10 +191,10 @@ def head_specs(cfg: DictConfig, pair: Pair | None) -> list[HeadSpec]:
         )
         weights = {key.removeprefix("loss."): value for key, value in own.items() if key.startswith("loss.")}
         spec = HeadSpec("", config, **weights)
-        if spec.survival_weighted and config.label not in ROLLOUT_LABELS:
+        if spec.survival_weighted and config.label != "rollout":
             raise UserError(
                 f"loss.survival_weighted=true changes nothing with head.label={config.label}, which has no rounds; use it with "
-                f"{' or '.join(ROLLOUT_LABELS)}."
+                "head.label=rollout."
             )
         tags = {
             "head.width": f"w{config.width}",
@@ -253,7 +253,9 @@ def report(module: HeadModule, folder: Path, errors: Mapping[str, Mapping[str, f
         cells = "".join(f"{metrics[key]:8.3f}" if key in metrics else f"{'-':>8}" for key in ("auroc", "kl", "brier", "ece"))
         print(f"{name:<28}{cells}")
     if errors:
-        print(f"\n{'in rounds on dev prompts':<28}{'ECE':>8}{'calibrated':>12}")
+        print(
+            f"\n{'in rounds on dev prompts':<28}{'ECE':>8}{'calibrated':>12}  (fitted on one half of them, measured on the other)"
+        )
     for name, own in errors.items():
-        print(f"{name:<28}{own['raw']:8.3f}{own['calibrated']:12.3f}")
+        print(f"{name:<28}{own['raw']:8.3f}{own['cross_fitted']:12.3f}")
     print(f"\n{'head' if len(module.bank.specs) == 1 else 'heads'}: {folder}")

@@ -525,8 +525,6 @@ def test_columns_are_the_documented_ones(complete):
             "response_target_logprob",
             "more_accept_prob",
             "rollout_accept_prob",
-            "rollout_block_prob",
-            "rollout_block_alive",
         )
     ]
 

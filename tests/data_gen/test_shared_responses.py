@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fakes import tiny_pair
 
 import data_gen.run
+import data_gen.shards
 from data_gen.prompts import Prompt
 from data_gen.run import GenerationSettings, generate_data
 from specheads.sampling import Warp
@@ -136,6 +138,20 @@ def test_a_labelled_cache_serves_who_wants_responses(pairs, tmp_path, generated)
 def test_responses_alone_know_how_far_the_draft_reaches(pairs, tmp_path):
     narrow = replace(pairs[0], draft=tiny_pair(8, window=7).draft)
     assert only_responses(pairs[0], tmp_path) != only_responses(narrow, tmp_path)
+
+
+def test_a_cache_of_an_earlier_format_gives_its_responses_and_is_made_again(pairs, tmp_path, generated, monkeypatch, caplog):
+    with monkeypatch.context() as earlier:
+        longer = pa.schema([*data_gen.shards.SCHEMA, pa.field("rollout_block_prob", pa.list_(pa.list_(pa.float32())))])
+        earlier.setattr(data_gen.shards, "FORMAT_VERSION", 1)
+        earlier.setattr(data_gen.shards.ShardStore.__init__, "__defaults__", (longer,))
+        old = make(pairs[0], tmp_path)
+    assert "rollout_block_prob" in pq.read_schema(old / "train-00000.parquet").names
+    generated.clear()
+    caplog.set_level("INFO")
+    new = make(pairs[0], tmp_path)
+    assert new != old and not generated and content(new) == content(make(pairs[0], tmp_path / "alone"))
+    assert f"the target's responses are taken from {old}, which was made for tiny-draft r2 by an earlier version" in caplog.text
 
 
 def test_an_unreadable_manifest_of_another_cache_is_passed_over(pairs, tmp_path, generated):

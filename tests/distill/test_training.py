@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
 from specheads import UserError, Warp, load_pair
@@ -222,6 +222,13 @@ def test_nothing_is_dropped_at_random():
 def test_what_several_processes_cannot_do_is_refused(cfg, nano, changes, message):
     with pytest.raises(UserError, match=message):
         train(cfg(*changes), nano)
+
+
+def test_a_strategy_that_averages_batches_itself_is_refused(cfg, nano, monkeypatch):
+    monkeypatch.setattr(SingleDeviceStrategy, "handles_gradient_accumulation", True)  # as DeepSpeed's
+    message = r"trainer\.accumulate_grad_batches=2 with trainer\.strategy=.*loader\.batch_size"
+    with pytest.raises(UserError, match=message):
+        train(cfg("trainer.accelerator=cpu", "trainer.accumulate_grad_batches=2"), nano)
 
 
 def test_parts_of_a_draft_cannot_write(cfg):

@@ -63,6 +63,7 @@ CONFIGS = [
     HeadConfig(hidden_size=8, judges="input_token", depth=3),
     HeadConfig(hidden_size=8, judges="input_token", depth=0, width=3),
     HeadConfig(hidden_size=8, embedding_size=4, inputs=("max_prob", "embedding"), depth=1, label="overlap"),
+    HeadConfig(hidden_size=8, label="block"),  # which no head is trained on any more
 ]
 
 

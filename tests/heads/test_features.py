@@ -106,8 +106,13 @@ def test_a_share_outside_its_bounds_is_a_user_error_that_names_the_key(judges, s
 
 @pytest.mark.parametrize("judges", KINDS)
 def test_an_unknown_label_is_a_user_error_that_names_those_known(judges):
-    with pytest.raises(UserError, match=r"head\.label='guessed' is not known; use one of sampled, overlap, rollout, block"):
+    with pytest.raises(UserError, match=r"head\.label='guessed' is not known; use one of sampled, overlap, rollout\.$"):
         mixed(coded_rows(1, 1), judges, None, labels=["guessed"])
+
+
+def test_the_label_of_earlier_versions_is_refused_with_the_reason_and_the_remedy():
+    with pytest.raises(UserError, match=r"head\.label='block' is not trained any more.*not multiply.*head\.label=rollout"):
+        mixed(coded_rows(1, 1), "next_token", None, labels=["block"])
 
 
 def test_there_is_one_item_per_row():
@@ -122,7 +127,7 @@ def item(tokens, index, drafted, label):
         "tokens": np.array(tokens),
         "rollouts": [],
         "text": np.zeros(len(index), dtype=np.int64),
-        "alive": {},
+        "alive": np.ones(len(index), dtype=np.float32),
         "index": np.array(index, dtype=np.int64),
         "drafted": np.array(drafted, dtype=np.int64),
         "labels": {"sampled": np.array(label, dtype=np.float32)},

@@ -1,9 +1,13 @@
+import contextlib
+import copy
 import math
+from dataclasses import replace
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
 
 from specheads.errors import UserError
 from specheads.heads.bank import HeadBank, HeadSpec
@@ -12,7 +16,7 @@ from specheads.heads.head import HeadConfig
 from specheads.heads.metrics import prediction_metrics
 from specheads.heads.module import HeadModule
 from specheads.heads.texts import MixedResponses
-from specheads.loading import ResumableData
+from specheads.loading import EpochSampler, ResumableData
 from specheads.training import OptimizerSettings, cosine_after_warmup
 
 KINDS = ["input_token", "next_token"]
@@ -193,6 +197,103 @@ def test_a_batch_in_which_nothing_is_judged_does_not_spoil_the_head(nano, rows, 
     module = new_module(nano, spec(nano, "input_token", depth=1))
     trainer(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, data)
     assert all(value.isfinite().all() for value in parameters(module).values())
+
+
+# --- steps of several batches
+
+
+def in_float64(items):
+    batch = collate(items)
+    return replace(batch, labels={name: values.double() for name, values in batch.labels.items()})
+
+
+class Scaled(MixedPrecision):
+    """Losses are scaled as for 16-bit gradients, which are in float64 nevertheless."""
+
+    def __init__(self):
+        super().__init__("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
+
+    def autocast_context_manager(self):
+        return contextlib.nullcontext()
+
+
+def descend(module, data, folder, num_batches, clip, **settings):
+    """Train an epoch by plain gradient descent, `num_batches` to a step; return the bank as it was before, where this process trains."""
+    before = []
+
+    class Copy(L.Callback):
+        def on_train_start(self, trainer, module):
+            before.append(copy.deepcopy(module.bank))
+
+    module.configure_optimizers = lambda: torch.optim.SGD(module.bank.parameters(), lr=0.1)
+    settings |= {
+        "accumulate_grad_batches": num_batches,
+        "gradient_clip_val": clip,
+        "limit_val_batches": 0,
+        "log_every_n_steps": 1,
+    }
+    trainer(folder, max_epochs=1, callbacks=[Copy()], **settings).fit(module, data)
+    return next(iter(before), None)
+
+
+def stepped(module, bank, data, steps, clip):
+    """What `descend` is to arrive at: each of `steps`, keys of rows, as one batch. Changes the bank; returns the losses of its heads."""
+    logged = []
+    for keys in steps:
+        batch = in_float64([data.splits["train"][key] for key in keys])
+        sums, weights = bank.losses(bank(module.features(batch)), batch.labels)
+        bank.zero_grad()
+        (sums / weights).sum().backward()
+        if clip:
+            bank.clip_gradients(clip)
+        logged.append((sums / weights).tolist())
+        with torch.no_grad():
+            for parameter in bank.parameters():
+                parameter -= 0.1 * parameter.grad
+    return logged
+
+
+@pytest.mark.parametrize("judges", KINDS)
+@pytest.mark.parametrize("empty", [False, True], ids=["", "first-empty"])
+@pytest.mark.parametrize(("clip", "plugins"), [(None, None), (0.05, None), (0.05, "scaled")])
+def test_a_step_of_several_batches_is_that_of_one_large_batch(nano64, rows, tmp_path, judges, empty, clip, plugins):
+    """Two heads of different weights; batches of different numbers of labels; the epoch's last step has fewer batches."""
+    keys = EpochSampler(NUM_ROWS, 0, shuffle=True).order(0)
+    nothing = {row for _, row in keys[:2]} if empty else set()
+    rows = [row | {"accept_prob": [math.nan] * len(row["accept_prob"])} if i in nothing else row for i, row in enumerate(rows)]
+    data = data_of(rows, judges, 2, 0.5)
+    data.collate = in_float64
+    module = new_module(nano64, spec(nano64, judges, "linear", depth=0), spec(nano64, judges, "deep", 6.0, depth=2)).double()
+    settings = {"plugins": Scaled()} if plugins else {}
+    expected = descend(module, data, tmp_path, 4, clip, **settings)
+    start = copy.deepcopy(expected)
+    batches = [in_float64([data.splits["train"][key] for key in keys[i : i + 2]]) for i in range(0, NUM_ROWS, 2)]
+    assert len({int(batch.of_response.sum()) for batch in batches}) > 2 and (int(batches[0].of_response.sum()) == 0) == empty
+    logged = stepped(module, expected, data, (keys[:8], keys[8:]), clip)
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(module.bank.state_dict()[name], value, atol=1e-10, rtol=0)
+    moved = max((a - b).abs().max().item() for a, b in zip(expected.parameters(), start.parameters(), strict=True))
+    assert moved > 1e-3
+    found = [[point["train/linear/loss"], point["train/deep/loss"]] for _, point in module.history]
+    assert found == [pytest.approx(values, abs=1e-10) for values in logged]
+
+
+def test_processes_and_batches_of_a_step_are_one_large_batch(nano64, rows, tmp_path):
+    """Two processes take every other row."""
+    data = data_of(rows, "input_token", 2, 0.5)
+    data.collate = in_float64
+    module = new_module(nano64, spec(nano64, "input_token", "one", depth=0), spec(nano64, "input_token", "six", 6.0, depth=1))
+    expected = copy.deepcopy(module.double().bank)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a forked process has no others
+    try:
+        descend(module, data, tmp_path, 2, 0.05, devices=2, strategy="ddp_fork")
+    finally:
+        torch.set_num_threads(num_threads)
+    keys = EpochSampler(NUM_ROWS, 0, shuffle=True).order(0)
+    stepped(module, expected, data, (keys[:8], keys[8:]), 0.05)
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(module.bank.state_dict()[name], value, atol=1e-10, rtol=0)
 
 
 # --- scale of the inputs

@@ -52,8 +52,6 @@ def rows(nano64, prompts):
                 "rollout_start": generator.integers(0, length, size=len(sizes)).tolist(),
                 "rollout_ids": [tokens(size) for size in sizes],
                 "rollout_accept_prob": [generator.random(size).tolist() for size in sizes],
-                "rollout_block_prob": [generator.random(size).tolist() for size in sizes],
-                "rollout_block_alive": [[1.0, 0.5, 0.25, 0.0][:size] for size in sizes],
             }
         )
     return made
@@ -83,9 +81,9 @@ def test_an_item_is_the_response_as_ever_and_then_its_rollouts(rows, judges, epo
         for name in ("sampled", "overlap"):
             assert (item["labels"][name][:count] == plain["labels"][name]).all()
             assert np.isnan(item["labels"][name][count:]).all()
-        for name in ("rollout", "block"):  # a draft of one token is exact in its context
-            assert (item["labels"][name][:count] == plain["labels"]["sampled"]).all()
-            assert (item["alive"][name][:count] == 1).all()
+        # A draft of one token is exact in its context.
+        assert (item["labels"]["rollout"][:count] == plain["labels"]["sampled"]).all()
+        assert (item["alive"][:count] == 1).all() and (plain["alive"] == 1).all()
         assert [text.tolist() for text in item["rollouts"]] == [
             [*row["prompt_ids"], *row["response_ids"][:start], *ids]
             for start, ids in zip(row["rollout_start"], row["rollout_ids"], strict=True)
@@ -96,8 +94,6 @@ def test_an_item_is_the_response_as_ever_and_then_its_rollouts(rows, judges, epo
             assert item["index"][found].tolist() == list(range(len(text) - length, len(text)))
             assert text[item["index"][found]].tolist() == item["drafted"][found].tolist() == ids
             assert item["labels"]["rollout"][found] == exactly(*row["rollout_accept_prob"][place])
-            block = [*row["rollout_block_prob"][place][:3], math.nan][:length]  # where no block comes so far there is no label
-            assert item["labels"]["block"][found] == exactly(*block)
 
 
 def test_a_round_is_alive_with_the_product_of_what_came_before():
@@ -109,12 +105,8 @@ def test_a_round_is_alive_with_the_product_of_what_came_before():
         "rollout_start": [1],
         "rollout_ids": [[5, 6, 7, 8]],
         "rollout_accept_prob": [[0.5, 1.0, 0.2, 0.9]],
-        "rollout_block_prob": [[0.5, 0.9, 0.3, 0.7]],
-        "rollout_block_alive": [[1.0, 0.6, 0.55, 0.2]],
     }
-    alive = mixed([row])[0, 0]["alive"]
-    assert alive["rollout"] == exactly(1, 1, 1, 0.5, 0.5, 0.1)
-    assert alive["block"] == exactly(1, 1, 1, 0.6, 0.55, 0.2)
+    assert mixed([row])[0, 0]["alive"] == exactly(1, 1, 1, 0.5, 0.5, 0.1)
 
 
 def test_heads_of_responses_never_ask_for_rollouts(rows):
@@ -133,15 +125,15 @@ def test_rows_on_disk_give_what_rows_in_memory_give(rows):
     for number in range(len(rows)):
         one, other = (collate([data[1, number]]) for data in (disk, memory))
         assert torch.equal(one.tokens, other.tokens) and torch.equal(one.row, other.row)
+        torch.testing.assert_close(one.alive, other.alive)  # a product of numbers that the disk has rounded
         for name in LABELS:
             torch.testing.assert_close(one.labels[name], other.labels[name], equal_nan=True, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("label", ["rollout", "block"])
-def test_labels_of_rollouts_without_rollouts_are_refused_with_the_remedy(label):
-    with pytest.raises(UserError, match=f"head.label={label} needs rollouts.*generation.rollouts_per_response=4"):
-        check_rollouts(["sampled", label], 0)
-    check_rollouts(["sampled", label], 1)
+def test_labels_of_rollouts_without_rollouts_are_refused_with_the_remedy():
+    with pytest.raises(UserError, match=r"head\.label=rollout needs rollouts.*generation\.rollouts_per_response=4"):
+        check_rollouts(["sampled", "rollout"], 0)
+    check_rollouts(["sampled", "rollout"], 1)
     check_rollouts(["sampled", "overlap"], 0)
 
 
@@ -223,12 +215,12 @@ def test_only_heads_that_ask_for_it_are_weighted_by_survival():
     ]
     generator = torch.Generator().manual_seed(0)
     labels = {name: torch.rand(9, generator=generator) for name in LABELS}
-    alive = {name: torch.rand(9, generator=generator) for name in ("rollout", "block")}
+    alive = torch.rand(9, generator=generator)
     logits = torch.randn(len(specs), 9, generator=generator)
     sums, weights = HeadBank(specs, 0).losses(logits, labels, alive)
     for number, spec in enumerate(specs):
         label = spec.config.label
-        counted = alive[label] if spec.survival_weighted and label in alive else 1.0
+        counted = alive if spec.survival_weighted else 1.0
         torch.testing.assert_close((sums[number], weights[number]), weighted_bce(logits[number], labels[label], alive=counted))
 
 

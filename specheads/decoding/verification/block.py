@@ -53,21 +53,6 @@ def prefix_law(block: Block, log_weights: Tensor) -> AcceptanceLaw:
     return AcceptanceLaw(survival=survival, weights=before, block=block)
 
 
-def token_by_token(block: Block) -> tuple[Tensor, Tensor]:
-    """Return what each drafted token adds to block verification, knowing the tokens up to it but none after it, (B, K) float64 both.
-
-    The chance that at least i tokens are accepted where at least i - 1 are, and the chance of the latter: 1 for the first token.
-    The first i tokens are accepted with p_i however long the block becomes, and the first i - 1 alone with the chance of their own test
-    where not. (`p_i / p_{i-1}` may exceed 1, and cut off there it is token verification's `min(1, t / d)`.)
-
-    Source: Sun et al. 2024, algorithm 2, whose tests of prefixes are independent given the block.
-    """
-    weights = reflected(block.log_ratios()).exp()
-    before = _before(weights)
-    alive = weights + (1 - weights) * _inner_passes(_excess(block, before), before)
-    return torch.where(alive > 0, weights / alive, 0.0), alive
-
-
 def _before(weights: Tensor) -> Tensor:
     """Return p_0 .. p_{K-1} (B, K) of p_1 .. p_K."""
     return torch.nn.functional.pad(weights, (1, 0), value=1.0)[:, : weights.shape[1]]
