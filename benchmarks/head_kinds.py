@@ -1,196 +1,197 @@
-"""Which kind of head decides best? Trains heads on one data cache and compares them on rollouts of the test prompts.
+"""Which kind of head decides best, once its own cost is counted? Trains banks of heads and compares them by replay.
 
-    python benchmarks/head_kinds.py [--rollouts 8] [--epochs 6]
+    python benchmarks/head_kinds.py --result none                                  # test prompts that were read before
+    python benchmarks/head_kinds.py split=final 'data.final_part=[0,1]'            # once, for the tables
 
-A rollout drafts 20 tokens from a random position of a target response and knows the true acceptance probability of each.
-A rule's throughput then follows without decoding: it stops somewhere, and the expected number of accepted tokens is a sum
-of products of those probabilities, with no coin flips in between. (Rounds here start at random positions, while a decoder's
-start where the last one ended; that shifts all rules alike.) The threshold of each head, and the fixed length, are chosen on
-half of the prompts and judged on the other half.
+Every bank is one command of train.py, which goes on where it stopped, for each seed anew: responses, mixing, initial weights and the order
+of the prompts differ. All heads are replayed at every threshold on one recording of dev prompts, where each head's threshold and the fixed
+length are chosen at each cost ratio, and on one of the prompts that are reported. A head pays for its own computing in every draft step,
+as counted from its weights. Intervals are over files of prompts and over seeds.
 """
 
 import argparse
+import json
 import logging
+import shlex
+import subprocess
 import sys
-import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import lightning as L
 import numpy as np
-import torch
 from hydra import compose, initialize_config_dir
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from data_gen.__main__ import data_cache
-from data_gen.generate import left_padded
-from data_gen.shards import load_split
-from specheads import Pair, Warp, load_pair
-from specheads.decoding.drafting import drafting_features
-from specheads.decoding.engine import EagerEngine
-from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
-from specheads.decoding.verification.block import reflected
-from specheads.evaluation.intervals import cross_fitted_gain
-from specheads.heads.bank import HeadBank, HeadSpec
-from specheads.heads.features import collate
-from specheads.heads.head import AcceptanceHead, HeadConfig
+from benchmarks.results import Column, Table, add_result_option, interval, prompt_record, text_of, write_result
+from specheads import load_head, load_pair
+from specheads.decoding.drafting import Autoregressive
+from specheads.decoding.verification import TokenVerification
+from specheads.evaluation import intervals, offline
+from specheads.evaluation.candidate import CEILING, FIXED
+from specheads.evaluation.candidates import candidates
+from specheads.evaluation.find import FoundHead
+from specheads.evaluation.offline import Choices, Recorded, logits_in_rounds
+from specheads.evaluation.prices import Prices
+from specheads.evaluation.run import Evaluation
+from specheads.evaluation.tuning import Tuning
 from specheads.heads.metrics import auroc
-from specheads.heads.module import HeadModule
-from specheads.heads.texts import MixedResponses
-from specheads.loading import ResumableData
 from specheads.pair import config_folder
-from specheads.replay.cost import Costs
-from specheads.sampling import sample, uniforms
-from specheads.training import OptimizerSettings
+from specheads.replay.replay import recorded_head
 
-LENGTH = 20
-RATIOS = (5, 10, 20)
-THRESHOLDS = np.round(np.arange(0.05, 1.0, 0.05), 2)
-NEEDS = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy"})
+OUTPUTS = Path("outputs/head_kinds")
+GRID = ("head.depth=[0,1,3]", "loss.reject_weight=[1.0,6.0]")
+BANKS = {  # the words of train.py, beside seed and folder
+    "next_token": ("head.judges=next_token", *GRID, "head.width=[32,64,160]", "head.label=[sampled,overlap]"),
+    "input_token, 0.15": ("head.judges=input_token", "mixing.response_share=0.15", *GRID),
+    "input_token, 0.5": ("head.judges=input_token", "mixing.response_share=0.5", *GRID),
+    "next_token, 0.15": ("head.judges=next_token", "mixing.response_share=0.15", *GRID),
+    "next_token, 0.5": ("head.judges=next_token", "mixing.response_share=0.5", *GRID),
+}
+THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
+RULES = ["stopping=[fixed_length,head_threshold]", f"thresholds={THRESHOLDS}", f"fixed_lengths={list(range(1, 21))}", "live=none"]
 
 
 @dataclass(frozen=True)
-class Rollouts:
-    """R drafts of LENGTH tokens: what rules see at each step, log t / d of each token (R, LENGTH), prompt numbers (R,)."""
+class Kind:
+    """What heads of one row have in common; they differ in the seed."""
 
-    steps: list[dict[str, Tensor]]
-    log_ratio: Tensor
-    prompt: np.ndarray
-
-    @property
-    def accept(self) -> Tensor:
-        """The chance that token verification accepts each token once all before it are (R, LENGTH)."""
-        return self.log_ratio.clamp_max(0).exp()
-
-    @property
-    def survival(self) -> Tensor:
-        """The chance that at least so many tokens are accepted by token verification (R, LENGTH)."""
-        return self.accept.cumprod(1)
-
-    @property
-    def block_survival(self) -> Tensor:
-        """The same for block verification, however long the draft becomes (R, LENGTH)."""
-        return reflected(self.log_ratio).exp()
+    judges: str
+    kept: float  # share of response positions that keep the target's token
+    label: str
+    depth: int
+    width: int
+    reject_weight: float
 
 
-@torch.no_grad()
-def make_rollouts(pair: Pair, rows, warp: Warp, per_prompt: int, seed: int = 0, batch_size: int = 64) -> Rollouts:
-    """Draft from random positions of the responses in `rows`."""
-    rng = np.random.default_rng(seed)
-    contexts, prompt = [], []
-    for number, row in enumerate(rows):
-        for start in rng.integers(0, len(row["response_ids"]), per_prompt):
-            contexts.append([*row["prompt_ids"], *row["response_ids"][:start]])
-            prompt.append(number)
-    generator = torch.Generator().manual_seed(seed)
-    parts, ratios = [], []
-    for begin in range(0, len(contexts), batch_size):
-        steps, log_ratio = _rollout_batch(pair, contexts[begin : begin + batch_size], warp, generator)
-        parts.append(steps)
-        ratios.append(log_ratio)
-    steps = [{name: torch.cat([part[i][name] for part in parts]) for name in NEEDS} for i in range(LENGTH)]
-    return Rollouts(steps, torch.cat(ratios), np.array(prompt))
+def bank_folder(bank: str, seed: int) -> Path:
+    """Return the folder of a bank's heads, training it first if need be."""
+    outputs = OUTPUTS / bank.replace(", ", "_").replace(".", "") / str(seed)
+    command = [sys.executable, "train.py", f"paths.outputs={outputs}", f"seed={seed}", "calibration=null", *BANKS[bank]]
+    folders = sorted(outputs.glob("head/*/heads"))
+    if not folders or not (folders[-1].parent / "test.json").is_file():
+        print(shlex.join(command[1:]), flush=True)
+        subprocess.run(command, check=True)
+        folders = sorted(outputs.glob("head/*/heads"))
+    return folders[-1]
 
 
-def _rollout_batch(pair: Pair, contexts: list, warp: Warp, generator: torch.Generator) -> tuple[list, Tensor]:
-    tokens, mask = left_padded(contexts, pair.draft_lm.device)
-    width = tokens.shape[1]
-    mask = torch.cat([mask, mask.new_ones((len(contexts), LENGTH))], dim=1)
-    positions = (mask.cumsum(1) - 1).clamp_min(0)
-    engine = EagerEngine(pair.draft_lm, width + LENGTH)
-    steps, drafted, laws = [], [], []
-    now = tokens
-    for i in range(LENGTH):
-        end = width + i
-        output = engine.forward(now, positions=positions[:, end - now.shape[1] : end], attention_mask=mask[:, :end])
-        law = warp(output.logits[:, -1])
-        token = sample(law, uniforms((len(contexts),), generator))
-        steps.append(drafting_features(pair.draft_lm, NEEDS, output.logits[:, -1], token, output.hidden[:, -1]))
-        drafted.append(token)
-        laws.append(law.gather(1, token[:, None]).squeeze(1))
-        now = token[:, None]
-    drafted = torch.stack(drafted, 1)
-    hidden = pair.target_lm.hidden_states(
-        torch.cat([tokens, drafted], 1), position_ids=positions, attention_mask=mask, use_cache=False
-    )[:, width - 1 : -1]
-    target = warp(pair.target_lm.logits(hidden)).gather(2, drafted[..., None]).squeeze(2)
-    return steps, target.double().log() - torch.stack(laws, 1).double().log()
+def all_heads(seeds: Sequence[int]) -> dict[Kind, list[FoundHead]]:
+    """Return the heads of every kind, one for each seed."""
+    found: dict[Kind, list[FoundHead]] = {}
+    for bank in BANKS:
+        kept = float(bank.split(", ")[1]) if ", " in bank else 1.0
+        for seed in seeds:
+            for folder in sorted(bank_folder(bank, seed).glob("*/config.json")):
+                config = json.loads(folder.read_text())
+                own = config["judges"], kept, config["label"], config["depth"], config["width"], config["train"]["reject_weight"]
+                found.setdefault(Kind(*own), []).append(FoundHead(load_head(folder.parent), str(folder.parent)))
+    return found
 
 
-@torch.no_grad()
-def drafted_lengths(rule: StoppingRule, rollouts: Rollouts) -> Tensor:
-    """Return where a rule stops in each rollout (R,)."""
-    batch = len(rollouts.prompt)
-    state = rule.init(batch, torch.device("cpu"))
-    length = torch.full((batch,), LENGTH)
-    for i, features in enumerate(rollouts.steps):
-        state, stop = rule.step(state, features)
-        length = torch.where(stop & (length == LENGTH), i + 1, length).clamp_max(LENGTH)
-    return length
+def over_seeds(samples: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the mean over seeds of resampled figures, (R,) each: entry 0 of all seeds, the others of seeds drawn with replacement."""
+    each = np.stack(samples, axis=1)
+    drawn = np.random.default_rng(0).multinomial(len(samples), [1 / len(samples)] * len(samples), size=len(each))
+    drawn[0] = 1
+    return (each * drawn).sum(axis=1) / len(samples)
 
 
-def totals(rule: StoppingRule, rollouts: Rollouts, survival: Tensor) -> np.ndarray:
-    """Return (P, 4): expected emitted tokens, draft forwards, rounds and drafted tokens of each prompt's rollouts under a rule."""
-    length = drafted_lengths(rule, rollouts)
-    within = torch.arange(LENGTH) < length[:, None]
-    tokens = 1 + (survival * within).sum(1)
-    columns = (tokens, length, torch.ones_like(length), length)
-    return np.stack([np.bincount(rollouts.prompt, weights=column.double().numpy()) for column in columns], axis=1)
+def shown(samples: np.ndarray) -> dict[str, float]:
+    found = intervals.interval(samples)
+    return interval(found.value, found.low, found.high)
 
 
-@torch.no_grad()
-def rollout_auroc(head: AcceptanceHead, rollouts: Rollouts, depth: int = 6) -> float:
-    """Return the AUROC on the first `depth` tokens of each rollout, where rounds are still alive."""
-    shift = 1 if head.config.judges == "input_token" else 0
-    scores = torch.cat([head(rollouts.steps[i + shift]) for i in range(depth)])
-    return auroc(scores, torch.cat([rollouts.accept[:, i] for i in range(depth)]))
+class Judge:
+    """Replayed heads on one set of prompts, at thresholds that were chosen on dev prompts."""
 
+    def __init__(self, table: Recorded, rules: Sequence, choices: Choices, prices: Prices) -> None:
+        self.table, self.rules, self.choices, self.prices = table, rules, choices, prices
 
-def train_bank(pair: Pair, folder: Path, specs: list[HeadSpec], share: float, epochs: int) -> HeadBank:
-    """Train heads of one kind and label on one mixing share."""
-    first = specs[0].config
-    splits = {s: MixedResponses(load_split(folder, s), first.judges, share, 0, [first.label]) for s in ("train", "dev", "test")}
-    module = HeadModule(HeadBank(specs, 0), pair.draft_lm, OptimizerSettings(lr=1e-3))
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = L.Trainer(max_epochs=epochs, accelerator="cpu", num_sanity_val_steps=0, limit_val_batches=0, **quiet)
-    trainer.fit(module, ResumableData(splits, 32, 0, 0, collate))
-    return module.bank.eval()
+    def speeds(self, family: str, ratio: str) -> np.ndarray:
+        """Return the speed-ups (R,) of the best rule of a family."""
+        number = self.choices.best[ratio][family]
+        return self.prices.speedup(self.table.counts[number], self.table.resamples, self.rules[number], ratio)
+
+    def even(self, family: str, ratio: str) -> np.ndarray:
+        """Return the break-even costs (R,) of a head."""
+        number = self.choices.best[ratio][family]
+        fixed = self.speeds(FIXED, ratio)
+        return self.prices.break_even(self.table.counts[number], self.table.resamples, self.rules[number], ratio, fixed)
+
+    def row(self, kind: Kind, names: Sequence[str], aurocs: Sequence[float]) -> list:
+        """Return a row of the table."""
+        families = [f"head_threshold {name}" for name in names]
+        gains, evens = [], []
+        for ratio in self.prices.costs:
+            ours = over_seeds([self.speeds(family, ratio) for family in families])
+            gains.append(shown(ours / self.speeds(FIXED, ratio) - 1))
+            evens.append(float(over_seeds([self.even(family, ratio) for family in families])[0]))
+        ours, fixed, best = (
+            over_seeds([self.speeds(f, "10") for f in families]),
+            self.speeds(FIXED, "10"),
+            self.speeds(CEILING, "10"),
+        )
+        share = self.prices.head_shares[names[0]]
+        described = [kind.judges, kind.kept, kind.label, kind.depth, kind.width, kind.reject_weight]
+        return [*described, float(np.mean(aurocs)), share, *gains, shown((ours - fixed) / (best - fixed)), *evens]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rollouts", type=int, default=8, help="per test prompt")
-    parser.add_argument("--epochs", type=int, default=6)
-    arguments = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("words", nargs="*", help="more words for evaluate.py, such as split=final")
+    add_result_option(parser, "head_kinds")
+    arguments = parser.parse_intermixed_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    kinds = all_heads(arguments.seeds)
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        cfg = compose("data_gen", overrides=["model=nano"])
-    pair, warp = load_pair("nano"), Warp(**cfg.warp)
-    folder = data_cache(cfg, pair)
-    rollouts = make_rollouts(pair, load_split(folder, "test"), warp, arguments.rollouts)
-    fixed = np.stack([totals(FixedLength(k), rollouts, rollouts.survival) for k in range(1, LENGTH + 1)])
-    for ratio in RATIOS:
-        tokens, drafted, rounds = fixed.sum(axis=1).T
-        speeds = tokens / (drafted / ratio + rounds)
-        print(f"ratio {ratio}: best fixed K = {int(speeds.argmax()) + 1}, {speeds.max():.3f}x")
-    size = pair.draft_lm.hidden_size
-    print(f"{'head':<44}{'AUROC':>7}" + "".join(f"{f'gain at {r}':>26}" for r in RATIOS))
-    kinds = [("input_token", 0.15, "sampled"), ("input_token", 0.5, "sampled"), ("next_token", 0.15, "sampled")]
-    kinds += [("next_token", 0.5, "sampled"), ("next_token", 1.0, "sampled"), ("next_token", 1.0, "overlap")]
-    for judges, share, label in kinds:
-        grid = [(d, w) for d in (0, 1, 3) for w in (1.0, 6.0)]
-        specs = [HeadSpec(f"d{d}-r{w:g}", HeadConfig(size, d, judges, label=label), 1.0, w) for d, w in grid]
-        bank = train_bank(pair, folder, specs, share, arguments.epochs)
-        for name, head in bank.heads.items():
-            row = f"{f'{judges} share={share} {label} {name}':<44}{rollout_auroc(head, rollouts):7.3f}"
-            family = np.stack([totals(HeadThreshold(head, t), rollouts, rollouts.survival) for t in THRESHOLDS])
-            for ratio in RATIOS:
-                gain = cross_fitted_gain(family, fixed, Costs.at_ratio(ratio))
-                row += f"{f'{gain.value - 1:+.1%} [{gain.low - 1:+.1%}, {gain.high - 1:+.1%}]':>26}"
-            print(row, flush=True)
+        words = ["model=nano", "num_prompts=1000", "num_dev_prompts=200", *RULES, "paths.run=.", *arguments.words]
+        cfg = compose("evaluate", words)
+    pair = load_pair("nano")
+    names = {kind: [f"{number}-{seed}" for seed in arguments.seeds] for number, kind in enumerate(kinds)}
+    heads = {name: head for kind, found in kinds.items() for name, head in zip(names[kind], found, strict=True)}
+    evaluation = Evaluation(cfg, pair, heads, Autoregressive(), TokenVerification(), {})
+    recordings, prices = evaluation.record(), evaluation.counted_prices()
+    (_, dev), *_ = recordings.values()
+    rules = candidates(evaluation.stopping, evaluation.heads, Tuning(dev, prices))
+    tables = evaluation.replay(recordings, rules)
+    choices, ratios = offline.choose(tables[0], rules, prices), list(prices.costs)
+    columns = [Column("predicts"), Column("kept", "fixed"), Column("label"), Column("depth"), Column("width")]
+    columns += [Column("reject weight", "fixed:0"), Column("AUROC", "fixed:3"), Column("head's cost", "percent:1")]
+    columns += [Column(f"gain at {ratio}", "signed_percent") for ratio in ratios] + [Column("of the gap at 10", "percent")]
+    columns += [Column(f"break-even at {ratio}", "percent") for ratio in ratios]
+    results = []
+    for table in tables:
+        judge, rows = Judge(table, rules, choices, prices), []
+        for kind in kinds:
+            recorded = [recorded_head(evaluation.heads[name]) for name in names[kind]]
+            aurocs = [auroc(*logits_in_rounds(table.recording, head)[1:3]) for head in recorded]
+            rows.append(judge.row(kind, names[kind], aurocs))
+        fixed = [
+            [
+                ratio,
+                rules[choices.best[ratio][FIXED]].name,
+                shown(judge.speeds(FIXED, ratio)),
+                shown(judge.speeds(CEILING, ratio)),
+            ]
+            for ratio in ratios
+        ]
+        fixed_columns = [
+            Column("ratio"),
+            Column("best fixed length"),
+            Column("speed-up", "ratio:3"),
+            Column("informed ceiling", "ratio:3"),
+        ]
+        title = f"{table.name}, {table.recording.num_prompts} prompts"
+        results += [Table(table.role, title, columns, rows), Table(f"{table.role}_fixed", title, fixed_columns, fixed)]
+        print(f"\n{title}\n\n{text_of(results[-1])}\n\n{text_of(results[-2])}")
+    reported = list(evaluation.prompts.recorded().values())[1]
+    parts = evaluation.prompts.context()["final_parts"]
+    split = f"final, part {', '.join(map(str, parts))}" if parts else "test, read before"
+    ids = [prompt.prompt_id for prompt, _ in reported.prompts]
+    write_result(arguments.result, results, split=split, seeds=arguments.seeds, prompts=prompt_record(ids))
 
 
 if __name__ == "__main__":

@@ -169,10 +169,10 @@ def test_standardised_inputs_have_mean_zero_and_variance_one():
 def test_an_input_that_never_changes_stays_finite():
     head = new_head()
     head.standardise(torch.ones(10, head.config.input_size))
-    assert torch.equal(
-        head.score(torch.ones(10, head.config.input_size)), head.score(torch.ones(1, head.config.input_size)).expand(10)
-    )
-    assert head.score(torch.ones(3, head.config.input_size)).isfinite().all()
+    alone = head.score(torch.ones(1, head.config.input_size))
+    # Products of ten rows may add in another order than those of one.
+    torch.testing.assert_close(head.score(torch.ones(10, head.config.input_size)), alone.expand(10))
+    assert alone.isfinite().all()
 
 
 def test_shift_and_scale_are_saved_but_not_trained():
