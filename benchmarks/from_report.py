@@ -27,8 +27,8 @@ WINNER_FIELDS = {
     "gain": ("gain", "signed_percent"),
     "gap_ceiling": ("of the gap to the ceiling", "percent"),
     "gap_oracle": ("to the oracle", "percent"),
-    "break_even": ("break-even ratio", "fixed:1"),
-    "cost_share": ("the head's share of a draft step", "percent:1"),
+    "head_share": ("head's cost", "percent:1"),
+    "break_even": ("break-even", "percent"),
 }
 LIVE_FIELDS = {
     "tokens_per_second": ("tokens/s", "fixed:0"),
@@ -44,7 +44,7 @@ LIVE_FIELDS = {
 Reports = Mapping[str, Mapping[str, Any]]
 
 
-SHOWN = ["speedup", "gap_ceiling", "break_even", "cost_share"]
+SHOWN = ["speedup", "gap_ceiling", "head_share", "break_even"]
 
 
 def main(argv: Sequence[str] | None = None, folder: Path = RESULTS) -> None:

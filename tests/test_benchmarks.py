@@ -197,11 +197,11 @@ def test_reports_become_results(tmp_path, capsys):
     """Also with fields that are not known here, and of two reports that differ in what they have."""
     report = asdict(report_example())
     for winner in report["data_sets"][1]["winners"]:
-        winner |= {"cost_share": 0.1, "surprise": interval(1.5, 1.4, 1.6)}
+        winner |= {"head_share": 0.1, "surprise": interval(1.5, 1.4, 1.6)}
     (tmp_path / "one.json").write_text(json.dumps(report))
     (tmp_path / "two.json").write_text(json.dumps(report | {"live": [], "drafts": []}))
     words = ["made", f"first={tmp_path}/one.json", f"second={tmp_path}/two.json", "--command", "python evaluate.py head=x"]
-    from_report.main([*words, "--fields", "speedup", "cost_share", "surprise:ratio:1"], tmp_path)
+    from_report.main([*words, "--fields", "speedup", "head_share", "surprise:ratio:1"], tmp_path)
     tables = {table["key"]: table for table in json.loads((tmp_path / "made.json").read_text())["tables"]}
     assert list(tables) == ["winners_alpaca", "winners_mt_bench_test", "winners_gsm8k", "live", "reliability", "drafts"]
     names = [column["name"] for column in tables["winners_mt_bench_test"]["columns"]]
@@ -209,7 +209,7 @@ def test_reports_become_results(tmp_path, capsys):
         "report",
         "rule",
         "speed-up, measured",
-        "the head's share of a draft step, measured",
+        "head's cost, measured",
         "surprise, measured",
     ]
     assert len(tables["winners_gsm8k"]["columns"]) == 2 + 4 and len(tables["winners_gsm8k"]["rows"]) == 30

@@ -31,7 +31,9 @@ KNOWN_INPUTS = {
     "input_token": ("hidden", "max_prob", "entropy", "index"),
     "next_token": DEFAULT_INPUTS["next_token"] + ROUND_INPUTS,
 }
-NEXT_TOKEN_WIDTH = 256  # wide drafts are projected down to it, so that a head stays small beside a draft forward
+# A look-ahead head is projected down to an eighth of the draft's width, within these bounds: it is paid for in every draft step, and
+# widths from 8 to 40 decided equally well on nano (benchmarks/README.md, kinds of heads).
+NEXT_TOKEN_SHARE, LEAST_WIDTH, LARGEST_WIDTH = 8, 8, 256
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ class HeadConfig:
             raise UserError(
                 f"target_size={self.target_size} is no count, but the head reads the target's hidden state; give its size."
             )
-        default_width = self.hidden_size if self.judges == "input_token" else min(self.hidden_size, NEXT_TOKEN_WIDTH)
+        narrow = min(max(self.hidden_size // NEXT_TOKEN_SHARE, LEAST_WIDTH), LARGEST_WIDTH)
+        default_width = self.hidden_size if self.judges == "input_token" else narrow
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "width", self.width or default_width)
         object.__setattr__(self, "embedding_size", self.embedding_size or self.hidden_size)

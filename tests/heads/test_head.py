@@ -64,14 +64,14 @@ def test_the_papers_head_has_blocks_of_the_hidden_size_and_a_readout_and_nothing
 
 
 def test_a_lookahead_head_projects_all_its_inputs_to_its_width():
-    head = new_head("next_token", 2)
-    assert head.config.input_size == H + E + 3 and head.config.width == H
-    assert sum(p.numel() for p in head.parameters()) == (H + E + 3) * H + H + 2 * (H * H + H) + H + 1
+    head, width = new_head("next_token", 2), 8
+    assert head.config.input_size == H + E + 3 and head.config.width == width
+    assert sum(p.numel() for p in head.parameters()) == (H + E + 3) * width + width + 2 * (width * width + width) + width + 1
 
 
 def test_a_lookahead_head_on_a_wide_draft_stays_small_and_the_papers_does_not():
     assert HeadConfig(hidden_size=4096).width == 256
-    assert HeadConfig(hidden_size=100).width == 100
+    assert HeadConfig(hidden_size=160).width == 20 and HeadConfig(hidden_size=32).width == 8
     assert HeadConfig(hidden_size=4096, judges="input_token").width == 4096
     assert (
         HeadConfig(hidden_size=4096, width=64).width == HeadConfig(hidden_size=4096, judges="input_token", width=64).width == 64
