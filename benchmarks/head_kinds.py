@@ -1,6 +1,7 @@
 """Which kind of head decides best, once its own cost is counted? Trains banks of heads and compares them by replay.
 
     python benchmarks/head_kinds.py --result none                                  # test prompts that were read before
+    python benchmarks/head_kinds.py --compare recipes --seeds 0 --result head_recipes --tables dev    # what the recipe is chosen by
     python benchmarks/head_kinds.py split=final 'data.final_part=[0,1]'            # once, for the tables
 
 Every bank is one command of train.py, which goes on where it stopped, for each seed anew: responses, mixing, initial weights and the order
@@ -15,7 +16,7 @@ import logging
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from specheads import load_head, load_pair
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.verification import TokenVerification
 from specheads.evaluation import intervals, offline
-from specheads.evaluation.candidate import CEILING, FIXED
+from specheads.evaluation.candidate import CEILING, FIXED, Candidate
 from specheads.evaluation.candidates import candidates
 from specheads.evaluation.find import FoundHead
 from specheads.evaluation.offline import Choices, Recorded, logits_in_rounds
@@ -42,12 +43,27 @@ from specheads.replay.replay import recorded_head
 
 OUTPUTS = Path("outputs/head_kinds")
 GRID = ("head.depth=[0,1,3]", "loss.reject_weight=[1.0,6.0]")
-BANKS = {  # the words of train.py, beside seed and folder
-    "next_token": ("head.judges=next_token", *GRID, "head.width=[32,64,160]", "head.label=[sampled,overlap]"),
-    "input_token, 0.15": ("head.judges=input_token", "mixing.response_share=0.15", *GRID),
-    "input_token, 0.5": ("head.judges=input_token", "mixing.response_share=0.5", *GRID),
-    "next_token, 0.15": ("head.judges=next_token", "mixing.response_share=0.15", *GRID),
-    "next_token, 0.5": ("head.judges=next_token", "mixing.response_share=0.5", *GRID),
+BANKS = {  # by what is compared, and by a bank's name, the words of train.py beside seed and folder
+    "kinds": {
+        "next_token": ("head.judges=next_token", *GRID, "head.width=[32,64,160]", "head.label=[sampled,overlap]"),
+        "next_token_narrow": ("head.judges=next_token", "head.depth=[1,3]", "head.width=[8,16,40]"),
+        "input_token_015": ("head.judges=input_token", "mixing.response_share=0.15", *GRID),
+        "input_token_05": ("head.judges=input_token", "mixing.response_share=0.5", *GRID),
+        "next_token_015": ("head.judges=next_token", "mixing.response_share=0.15", *GRID),
+        "next_token_05": ("head.judges=next_token", "mixing.response_share=0.5", *GRID),
+    },
+    "recipes": {
+        "as it is": (),
+        "one drafted token at each position": ("generation.draws_per_position=1",),
+        "24 epochs": ("trainer.max_epochs=24",),
+        "6 epochs": ("trainer.max_epochs=6",),
+        "a rate of 1e-3": ("optimizer.lr=1e-3",),
+        "four responses to a prompt": ("generation.responses_per_prompt=4",),
+        "four responses, wider": ("generation.responses_per_prompt=4", "head.width=96"),
+        "the index in the round": ("head.inputs=[hidden,embedding,draft_prob,max_prob,entropy,index]",),
+        "the target's last state": ("head.inputs=[hidden,embedding,draft_prob,max_prob,entropy,index,target_hidden]",),
+        "rollouts": ("generation.rollouts_per_response=4", "head.label=rollout", "loss.survival_weighted=true"),
+    },
 }
 THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
 RULES = ["stopping=[fixed_length,head_threshold]", f"thresholds={THRESHOLDS}", f"fixed_lengths={list(range(1, 21))}", "live=none"]
@@ -57,6 +73,7 @@ RULES = ["stopping=[fixed_length,head_threshold]", f"thresholds={THRESHOLDS}", f
 class Kind:
     """What heads of one row have in common; they differ in the seed."""
 
+    bank: str
     judges: str
     kept: float  # share of response positions that keep the target's token
     label: str
@@ -65,28 +82,28 @@ class Kind:
     reject_weight: float
 
 
-def bank_folder(bank: str, seed: int) -> Path:
-    """Return the folder of a bank's heads, training it first if need be."""
-    outputs = OUTPUTS / bank.replace(", ", "_").replace(".", "") / str(seed)
-    command = [sys.executable, "train.py", f"paths.outputs={outputs}", f"seed={seed}", "calibration=null", *BANKS[bank]]
-    folders = sorted(outputs.glob("head/*/heads"))
-    if not folders or not (folders[-1].parent / "test.json").is_file():
+def bank_folder(bank: str, words: Sequence[str], seed: int) -> Path:
+    """Return the folder of a bank's heads, training them first if need be."""
+    outputs = OUTPUTS / bank.replace(" ", "_") / str(seed)
+    command = [sys.executable, "train.py", f"paths.outputs={outputs}", f"seed={seed}", "calibration=null", *words]
+    done = sorted(outputs.glob("head/*/test.json"))
+    if not done:
         print(shlex.join(command[1:]), flush=True)
         subprocess.run(command, check=True)
-        folders = sorted(outputs.glob("head/*/heads"))
-    return folders[-1]
+        done = sorted(outputs.glob("head/*/test.json"))
+    return done[-1].parent / "heads"
 
 
-def all_heads(seeds: Sequence[int]) -> dict[Kind, list[FoundHead]]:
+def all_heads(banks: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> dict[Kind, list[FoundHead]]:
     """Return the heads of every kind, one for each seed."""
     found: dict[Kind, list[FoundHead]] = {}
-    for bank in BANKS:
-        kept = float(bank.split(", ")[1]) if ", " in bank else 1.0
+    for bank, words in banks.items():
+        kept = [float(word.split("=")[1]) for word in words if word.startswith("mixing.response_share=")] or [1.0]
         for seed in seeds:
-            for folder in sorted(bank_folder(bank, seed).glob("*/config.json")):
+            for folder in sorted(bank_folder(bank, words, seed).glob("*/config.json")):
                 config = json.loads(folder.read_text())
-                own = config["judges"], kept, config["label"], config["depth"], config["width"], config["train"]["reject_weight"]
-                found.setdefault(Kind(*own), []).append(FoundHead(load_head(folder.parent), str(folder.parent)))
+                own = config["judges"], *kept, config["label"], config["depth"], config["width"], config["train"]["reject_weight"]
+                found.setdefault(Kind(bank, *own), []).append(FoundHead(load_head(folder.parent), str(folder.parent)))
     return found
 
 
@@ -106,8 +123,8 @@ def shown(samples: np.ndarray) -> dict[str, float]:
 class Judge:
     """Replayed heads on one set of prompts, at thresholds that were chosen on dev prompts."""
 
-    def __init__(self, table: Recorded, rules: Sequence, choices: Choices, prices: Prices) -> None:
-        self.table, self.rules, self.choices, self.prices = table, rules, choices, prices
+    def __init__(self, table: Recorded, rules: Sequence[Candidate], choices: Choices, prices: Prices, by_bank: bool) -> None:
+        self.table, self.rules, self.choices, self.prices, self.by_bank = table, rules, choices, prices, by_bank
 
     def speeds(self, family: str, ratio: str) -> np.ndarray:
         """Return the speed-ups (R,) of the best rule of a family."""
@@ -134,18 +151,21 @@ class Judge:
             self.speeds(CEILING, "10"),
         )
         share = self.prices.head_shares[names[0]]
-        described = [kind.judges, kind.kept, kind.label, kind.depth, kind.width, kind.reject_weight]
+        described = [kind.bank] if self.by_bank else []
+        described += [kind.judges, kind.kept, kind.label, kind.depth, kind.width, kind.reject_weight]
         return [*described, float(np.mean(aurocs)), share, *gains, shown((ours - fixed) / (best - fixed)), *evens]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--compare", choices=BANKS, default="kinds")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("words", nargs="*", help="more words for evaluate.py, such as split=final")
+    parser.add_argument("--tables", choices=("dev", "test"), nargs="+", default=["dev", "test"], help="prompts to report")
     add_result_option(parser, "head_kinds")
     arguments = parser.parse_intermixed_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    kinds = all_heads(arguments.seeds)
+    kinds, by_bank = all_heads(BANKS[arguments.compare], arguments.seeds), arguments.compare == "recipes"
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         words = ["model=nano", "num_prompts=1000", "num_dev_prompts=200", *RULES, "paths.run=.", *arguments.words]
         cfg = compose("evaluate", words)
@@ -158,13 +178,14 @@ def main() -> None:
     rules = candidates(evaluation.stopping, evaluation.heads, Tuning(dev, prices))
     tables = evaluation.replay(recordings, rules)
     choices, ratios = offline.choose(tables[0], rules, prices), list(prices.costs)
-    columns = [Column("predicts"), Column("kept", "fixed"), Column("label"), Column("depth"), Column("width")]
+    columns = [Column("trained with")] if by_bank else []
+    columns += [Column("predicts"), Column("kept", "fixed"), Column("label"), Column("depth"), Column("width")]
     columns += [Column("reject weight", "fixed:0"), Column("AUROC", "fixed:3"), Column("head's cost", "percent:1")]
     columns += [Column(f"gain at {ratio}", "signed_percent") for ratio in ratios] + [Column("of the gap at 10", "percent")]
     columns += [Column(f"break-even at {ratio}", "percent") for ratio in ratios]
     results = []
-    for table in tables:
-        judge, rows = Judge(table, rules, choices, prices), []
+    for table in (one for one in tables if one.role in arguments.tables):
+        judge, rows = Judge(table, rules, choices, prices, by_bank), []
         for kind in kinds:
             recorded = [recorded_head(evaluation.heads[name]) for name in names[kind]]
             aurocs = [auroc(*logits_in_rounds(table.recording, head)[1:3]) for head in recorded]
@@ -189,7 +210,9 @@ def main() -> None:
         print(f"\n{title}\n\n{text_of(results[-1])}\n\n{text_of(results[-2])}")
     reported = list(evaluation.prompts.recorded().values())[1]
     parts = evaluation.prompts.context()["final_parts"]
-    split = f"final, part {', '.join(map(str, parts))}" if parts else "test, read before"
+    split = (
+        "dev" if arguments.tables == ["dev"] else f"final, part {', '.join(map(str, parts))}" if parts else "test, read before"
+    )
     ids = [prompt.prompt_id for prompt, _ in reported.prompts]
     write_result(arguments.result, results, split=split, seeds=arguments.seeds, prompts=prompt_record(ids))
 
