@@ -42,27 +42,30 @@ from specheads.pair import config_folder
 from specheads.replay.replay import recorded_head
 
 OUTPUTS = Path("outputs/head_kinds")
-GRID = ("head.depth=[0,1,3]", "loss.reject_weight=[1.0,6.0]")
+RAW = "calibration=null"  # thresholds are swept, so a calibration moves nothing but the thresholds
+GRID = ("head.depth=[0,1,3]", "loss.reject_weight=[1.0,6.0]", RAW)
 BANKS = {  # by what is compared, and by a bank's name, the words of train.py beside seed and folder
     "kinds": {
+        "default": (),
         "next_token": ("head.judges=next_token", *GRID, "head.width=[32,64,160]", "head.label=[sampled,overlap]"),
-        "next_token_narrow": ("head.judges=next_token", "head.depth=[1,3]", "head.width=[8,16,40]"),
+        "next_token_narrow": ("head.judges=next_token", "head.depth=[1,3]", "head.width=[8,16,40]", RAW),
         "input_token_015": ("head.judges=input_token", "mixing.response_share=0.15", *GRID),
         "input_token_05": ("head.judges=input_token", "mixing.response_share=0.5", *GRID),
-        "next_token_015": ("head.judges=next_token", "mixing.response_share=0.15", *GRID),
-        "next_token_05": ("head.judges=next_token", "mixing.response_share=0.5", *GRID),
+        "next_token_015": ("head.judges=next_token", "mixing.response_share=0.15", "head.width=160", *GRID),
+        "next_token_05": ("head.judges=next_token", "mixing.response_share=0.5", "head.width=160", *GRID),
     },
     "recipes": {
-        "as it is": (),
-        "one drafted token at each position": ("generation.draws_per_position=1",),
-        "24 epochs": ("trainer.max_epochs=24",),
-        "6 epochs": ("trainer.max_epochs=6",),
-        "a rate of 1e-3": ("optimizer.lr=1e-3",),
-        "four responses to a prompt": ("generation.responses_per_prompt=4",),
-        "four responses, wider": ("generation.responses_per_prompt=4", "head.width=96"),
-        "the index in the round": ("head.inputs=[hidden,embedding,draft_prob,max_prob,entropy,index]",),
-        "the target's last state": ("head.inputs=[hidden,embedding,draft_prob,max_prob,entropy,index,target_hidden]",),
-        "rollouts": ("generation.rollouts_per_response=4", "head.label=rollout", "loss.survival_weighted=true"),
+        "as it is": (RAW,),
+        "one drafted token at each position": ("generation.draws_per_position=1", RAW),
+        "24 epochs": ("trainer.max_epochs=24", RAW),
+        "a rate of 1e-3": ("optimizer.lr=1e-3", RAW),
+        "four responses to a prompt": ("generation.responses_per_prompt=4", RAW),
+        "four responses, wider": ("generation.responses_per_prompt=4", "head.width=96", RAW),
+        "the index in the round and the target's last state": (
+            "head.inputs=[hidden,embedding,draft_prob,max_prob,entropy,index,target_hidden]",
+            RAW,
+        ),
+        "rollouts": ("generation.rollouts_per_response=4", "head.label=rollout", "loss.survival_weighted=true", RAW),
     },
 }
 THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
@@ -85,7 +88,7 @@ class Kind:
 def bank_folder(bank: str, words: Sequence[str], seed: int) -> Path:
     """Return the folder of a bank's heads, training them first if need be."""
     outputs = OUTPUTS / bank.replace(" ", "_") / str(seed)
-    command = [sys.executable, "train.py", f"paths.outputs={outputs}", f"seed={seed}", "calibration=null", *words]
+    command = [sys.executable, "train.py", f"paths.outputs={outputs}", f"seed={seed}", *words]
     done = sorted(outputs.glob("head/*/test.json"))
     if not done:
         print(shlex.join(command[1:]), flush=True)
