@@ -212,7 +212,7 @@ def test_reports_become_results(tmp_path, capsys):
         "head's cost, measured",
         "surprise, measured",
     ]
-    assert len(tables["winners_gsm8k"]["columns"]) == 2 + 4 and len(tables["winners_gsm8k"]["rows"]) == 30
+    assert len(tables["winners_gsm8k"]["columns"]) == 2 + 4 + 4 and len(tables["winners_gsm8k"]["rows"]) == 30
     assert {row[0] for row in tables["live"]["rows"]} == {"first"}
     assert "1.5x [1.4, 1.6]" in "\n".join(table_lines(tmp_path, "made", "winners_mt_bench_test", True))
     with pytest.raises(SystemExit):
