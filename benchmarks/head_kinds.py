@@ -4,8 +4,8 @@
     python benchmarks/head_kinds.py --compare recipes --seeds 0 --result head_recipes --tables dev    # what the recipe is chosen by
     python benchmarks/head_kinds.py split=final 'data.final_part=[0,1]'            # once, for the tables
 
-Every bank is one command of train.py, which goes on where it stopped, for each seed anew: responses, mixing, initial weights and the order
-of the prompts differ. All heads are replayed at every threshold on one recording of dev prompts, where each head's threshold and the fixed
+Every bank is one command of train.py, which goes on where it stopped, for each seed: responses, mixing, initial weights and the order of
+the prompts differ. All heads are replayed at every threshold on one recording of dev prompts, where each head's threshold and the fixed
 length are chosen at each cost ratio, and on one of the prompts that are reported. A head pays for its own computing in every draft step,
 as counted from its weights. Intervals are over files of prompts and over seeds.
 """
@@ -17,15 +17,16 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.results import Column, Table, add_result_option, interval, prompt_record, text_of, write_result
+from benchmarks.results import Column, Table, add_result_option, prompt_record, text_of, write_result
 from specheads import load_head, load_pair
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.verification import TokenVerification
@@ -40,11 +41,12 @@ from specheads.evaluation.tuning import Tuning
 from specheads.heads.metrics import auroc
 from specheads.pair import config_folder
 from specheads.replay.replay import recorded_head
+from specheads.runs import has_ended
 
 OUTPUTS = Path("outputs/head_kinds")
-RAW = "calibration=null"  # thresholds are swept, so a calibration moves nothing but the thresholds
+RAW = "calibration=null"  # all heads are compared as training left them; the default's calibration is taken off
 GRID = ("head.depth=[0,1,3]", "loss.reject_weight=[1.0,6.0]", RAW)
-BANKS = {  # by what is compared, and by a bank's name, the words of train.py beside seed and folder
+BANKS = {  # by what is compared, and by a bank's name, the overrides of train.py, other than seed and folder
     "kinds": {
         "default": (),
         "next_token": ("head.judges=next_token", *GRID, "head.width=[32,64,160]", "head.label=[sampled,overlap]"),
@@ -89,12 +91,18 @@ def bank_folder(bank: str, words: Sequence[str], seed: int) -> Path:
     """Return the folder of a bank's heads, training them first if need be."""
     outputs = OUTPUTS / bank.replace(" ", "_") / str(seed)
     command = [sys.executable, "train.py", f"paths.outputs={outputs}", f"seed={seed}", *words]
-    done = sorted(outputs.glob("head/*/test.json"))
-    if not done:
+    if not (found := finished(outputs, words)):
         print(shlex.join(command[1:]), flush=True)
         subprocess.run(command, check=True)
-        done = sorted(outputs.glob("head/*/test.json"))
-    return done[-1].parent / "heads"
+        found = finished(outputs, words)
+    return found[-1] / "heads"
+
+
+def finished(outputs: Path, words: Sequence[str]) -> list[Path]:
+    """Return the runs in a folder that have ended and were given these overrides."""
+    runs = [path.parent for path in sorted(outputs.glob("head/*/.hydra")) if has_ended(path, outputs)]
+    given = {run: OmegaConf.to_container(OmegaConf.load(run / ".hydra" / "overrides.yaml")) for run in runs}
+    return [run for run in runs if set(words) <= set(given[run])]
 
 
 def all_heads(banks: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> dict[Kind, list[FoundHead]]:
@@ -106,7 +114,9 @@ def all_heads(banks: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> dict[
             for folder in sorted(bank_folder(bank, words, seed).glob("*/config.json")):
                 config = json.loads(folder.read_text())
                 own = config["judges"], *kept, config["label"], config["depth"], config["width"], config["train"]["reject_weight"]
-                found.setdefault(Kind(bank, *own), []).append(FoundHead(load_head(folder.parent), str(folder.parent)))
+                head = load_head(folder.parent)
+                head.config = replace(head.config, calibration=None)
+                found.setdefault(Kind(bank, *own), []).append(FoundHead(head, str(folder.parent)))
     return found
 
 
@@ -119,46 +129,48 @@ def over_seeds(samples: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def shown(samples: np.ndarray) -> dict[str, float]:
-    found = intervals.interval(samples)
-    return interval(found.value, found.low, found.high)
+    """Return the estimate and the interval of resampled figures."""
+    return asdict(intervals.interval(samples))
 
 
-class Judge:
+class Reported:
     """Replayed heads on one set of prompts, at thresholds that were chosen on dev prompts."""
 
-    def __init__(
-        self, table: Recorded, rules: Sequence[Candidate], choices: Choices, cost_table: CostTable, by_bank: bool
-    ) -> None:
-        self.table, self.rules, self.choices, self.cost_table, self.by_bank = table, rules, choices, cost_table, by_bank
+    def __init__(self, table: Recorded, rules: Sequence[Candidate], choices: Choices, cost_table: CostTable) -> None:
+        self.table, self.rules, self.choices, self.cost_table = table, rules, choices, cost_table
 
     def speeds(self, family: str, ratio: str) -> np.ndarray:
         """Return the speed-ups (R,) of the best rule of a family."""
         number = self.choices.best[ratio][family]
         return self.cost_table.speedup(self.table.counts[number], self.table.resamples, self.rules[number], ratio)
 
-    def even(self, family: str, ratio: str) -> np.ndarray:
-        """Return the break-even costs (R,) of a head."""
-        number = self.choices.best[ratio][family]
-        fixed = self.speeds(FIXED, ratio)
-        return self.cost_table.break_even(self.table.counts[number], self.table.resamples, self.rules[number], ratio, fixed)
+    def over_seeds(self, names: Sequence[str], ratio: str) -> np.ndarray:
+        """Return the speed-ups (R,) of a kind of head, the mean over its seeds."""
+        return over_seeds([self.speeds(f"head_threshold {name}", ratio) for name in names])
 
-    def row(self, kind: Kind, names: Sequence[str], aurocs: Sequence[float]) -> list:
-        """Return a row of the table."""
-        families = [f"head_threshold {name}" for name in names]
-        gains, evens = [], []
+    def break_even(self, names: Sequence[str], ratio: str) -> float:
+        """Return the mean break-even cost of a kind of head."""
+        found = []
+        for name in names:
+            number = self.choices.best[ratio][f"head_threshold {name}"]
+            of = (self.table.counts[number], self.table.resamples[:1], self.rules[number], ratio, self.speeds(FIXED, ratio)[:1])
+            found.append(float(self.cost_table.break_even(*of)[0]))
+        return float(np.mean(found))
+
+    def auroc(self, heads: Sequence[FoundHead]) -> float:
+        """Return the mean AUROC of heads on drafted tokens, at every index that those can have in a round."""
+        return float(np.mean([auroc(*logits_in_rounds(self.table.recording, recorded_head(one.head))[1:3]) for one in heads]))
+
+    def row(self, names: Sequence[str], first: Sequence[str]) -> list:
+        """Return the figures of a kind of head, and of its difference from the `first` kind."""
+        gains, evens, shares, others = [], [], [], []
         for ratio in self.cost_table.costs:
-            ours = over_seeds([self.speeds(family, ratio) for family in families])
-            gains.append(shown(ours / self.speeds(FIXED, ratio) - 1))
-            evens.append(float(over_seeds([self.even(family, ratio) for family in families])[0]))
-        ours, fixed, best = (
-            over_seeds([self.speeds(f, "10") for f in families]),
-            self.speeds(FIXED, "10"),
-            self.speeds(CEILING, "10"),
-        )
-        share = self.cost_table.head_shares[names[0]]
-        described = [kind.bank] if self.by_bank else []
-        described += [kind.judges, kind.kept, kind.label, kind.depth, kind.width, kind.reject_weight]
-        return [*described, float(np.mean(aurocs)), share, *gains, shown((ours - fixed) / (best - fixed)), *evens]
+            ours, fixed, best = self.over_seeds(names, ratio), self.speeds(FIXED, ratio), self.speeds(CEILING, ratio)
+            gains.append(shown(ours / fixed - 1))
+            shares.append(shown((ours - fixed) / (best - fixed)))
+            others.append(shown(ours / self.over_seeds(first, ratio) - 1) if names != first else None)
+            evens.append(self.break_even(names, ratio))
+        return [self.cost_table.head_shares[names[0]], *gains, *shares, *others, *evens]
 
 
 def main() -> None:
@@ -182,44 +194,42 @@ def main() -> None:
     (_, dev), *_ = recordings.values()
     rules = candidates(evaluation.stopping, evaluation.heads, Tuning(dev, cost_table))
     tables = evaluation.replay(recordings, rules)
-    choices, ratios = offline.choose(tables[0], rules, cost_table), list(cost_table.costs)
+    choices, ratios, first = offline.choose(tables[0], rules, cost_table), list(cost_table.costs), next(iter(names.values()))
     columns = [Column("trained with")] if by_bank else []
     columns += [Column("predicts"), Column("kept", "fixed"), Column("label"), Column("depth"), Column("width")]
     columns += [Column("reject weight", "fixed:0"), Column("AUROC", "fixed:3"), Column("head's cost", "percent:1")]
-    columns += [Column(f"gain at {ratio}", "signed_percent") for ratio in ratios] + [Column("of the gap at 10", "percent")]
+    columns += [Column(f"gain at {ratio}", "signed_percent") for ratio in ratios]
+    columns += [Column(f"of the gap at {ratio}", "percent") for ratio in ratios]
+    columns += [Column(f"over the first row at {ratio}", "signed_percent") for ratio in ratios]
     columns += [Column(f"break-even at {ratio}", "percent") for ratio in ratios]
+    fixed_columns = [
+        Column("ratio"),
+        Column("best fixed length"),
+        Column("speed-up", "ratio:3"),
+        Column("informed ceiling", "ratio:3"),
+    ]
+    costs = f"a head's cost counted from its weights, verification of a drafted token at {cfg.costs.verified_share:.0%} of a forward pass"
     results = []
     for table in (one for one in tables if one.role in arguments.tables):
-        judge, rows = Judge(table, rules, choices, cost_table, by_bank), []
-        for kind in kinds:
-            recorded = [recorded_head(evaluation.heads[name]) for name in names[kind]]
-            aurocs = [auroc(*logits_in_rounds(table.recording, head)[1:3]) for head in recorded]
-            rows.append(judge.row(kind, names[kind], aurocs))
+        reported, rows = Reported(table, rules, choices, cost_table), []
+        for kind, found in kinds.items():
+            described = list(astuple(kind))[0 if by_bank else 1 :]
+            rows.append([*described, reported.auroc(found), *reported.row(names[kind], first)])
         fixed = [
-            [
-                ratio,
-                rules[choices.best[ratio][FIXED]].name,
-                shown(judge.speeds(FIXED, ratio)),
-                shown(judge.speeds(CEILING, ratio)),
-            ]
+            [ratio, rules[choices.best[ratio][FIXED]].name, *(shown(reported.speeds(one, ratio)) for one in (FIXED, CEILING))]
             for ratio in ratios
         ]
-        fixed_columns = [
-            Column("ratio"),
-            Column("best fixed length"),
-            Column("speed-up", "ratio:3"),
-            Column("informed ceiling", "ratio:3"),
-        ]
-        title = f"{table.name}, {table.recording.num_prompts} prompts"
+        title = f"{table.name}, {table.recording.num_prompts} prompts; {costs}"
         results += [Table(table.role, title, columns, rows), Table(f"{table.role}_fixed", title, fixed_columns, fixed)]
         print(f"\n{title}\n\n{text_of(results[-1])}\n\n{text_of(results[-2])}")
-    reported = list(evaluation.prompts.recorded().values())[1]
+    sets = list(evaluation.prompts.recorded().values())
     parts = evaluation.prompts.context()["final_parts"]
+    prompts = sets[0 if arguments.tables == ["dev"] else 1].prompts
     split = (
         "dev" if arguments.tables == ["dev"] else f"final, part {', '.join(map(str, parts))}" if parts else "test, read before"
     )
-    ids = [prompt.prompt_id for prompt, _ in reported.prompts]
-    write_result(arguments.result, results, split=split, seeds=arguments.seeds, prompts=prompt_record(ids))
+    record = prompt_record([prompt.prompt_id for prompt, _ in prompts])
+    write_result(arguments.result, results, split=split, seeds=arguments.seeds, prompts=record)
 
 
 if __name__ == "__main__":
