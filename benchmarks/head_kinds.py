@@ -34,7 +34,7 @@ from specheads.evaluation.candidate import CEILING, FIXED, Candidate
 from specheads.evaluation.candidates import candidates
 from specheads.evaluation.find import FoundHead
 from specheads.evaluation.offline import Choices, Recorded, logits_in_rounds
-from specheads.evaluation.prices import Prices
+from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.run import Evaluation
 from specheads.evaluation.tuning import Tuning
 from specheads.heads.metrics import auroc
@@ -126,25 +126,27 @@ def shown(samples: np.ndarray) -> dict[str, float]:
 class Judge:
     """Replayed heads on one set of prompts, at thresholds that were chosen on dev prompts."""
 
-    def __init__(self, table: Recorded, rules: Sequence[Candidate], choices: Choices, prices: Prices, by_bank: bool) -> None:
-        self.table, self.rules, self.choices, self.prices, self.by_bank = table, rules, choices, prices, by_bank
+    def __init__(
+        self, table: Recorded, rules: Sequence[Candidate], choices: Choices, cost_table: CostTable, by_bank: bool
+    ) -> None:
+        self.table, self.rules, self.choices, self.cost_table, self.by_bank = table, rules, choices, cost_table, by_bank
 
     def speeds(self, family: str, ratio: str) -> np.ndarray:
         """Return the speed-ups (R,) of the best rule of a family."""
         number = self.choices.best[ratio][family]
-        return self.prices.speedup(self.table.counts[number], self.table.resamples, self.rules[number], ratio)
+        return self.cost_table.speedup(self.table.counts[number], self.table.resamples, self.rules[number], ratio)
 
     def even(self, family: str, ratio: str) -> np.ndarray:
         """Return the break-even costs (R,) of a head."""
         number = self.choices.best[ratio][family]
         fixed = self.speeds(FIXED, ratio)
-        return self.prices.break_even(self.table.counts[number], self.table.resamples, self.rules[number], ratio, fixed)
+        return self.cost_table.break_even(self.table.counts[number], self.table.resamples, self.rules[number], ratio, fixed)
 
     def row(self, kind: Kind, names: Sequence[str], aurocs: Sequence[float]) -> list:
         """Return a row of the table."""
         families = [f"head_threshold {name}" for name in names]
         gains, evens = [], []
-        for ratio in self.prices.costs:
+        for ratio in self.cost_table.costs:
             ours = over_seeds([self.speeds(family, ratio) for family in families])
             gains.append(shown(ours / self.speeds(FIXED, ratio) - 1))
             evens.append(float(over_seeds([self.even(family, ratio) for family in families])[0]))
@@ -153,7 +155,7 @@ class Judge:
             self.speeds(FIXED, "10"),
             self.speeds(CEILING, "10"),
         )
-        share = self.prices.head_shares[names[0]]
+        share = self.cost_table.head_shares[names[0]]
         described = [kind.bank] if self.by_bank else []
         described += [kind.judges, kind.kept, kind.label, kind.depth, kind.width, kind.reject_weight]
         return [*described, float(np.mean(aurocs)), share, *gains, shown((ours - fixed) / (best - fixed)), *evens]
@@ -176,11 +178,11 @@ def main() -> None:
     names = {kind: [f"{number}-{seed}" for seed in arguments.seeds] for number, kind in enumerate(kinds)}
     heads = {name: head for kind, found in kinds.items() for name, head in zip(names[kind], found, strict=True)}
     evaluation = Evaluation(cfg, pair, heads, Autoregressive(), TokenVerification(), {})
-    recordings, prices = evaluation.record(), evaluation.counted_prices()
+    recordings, cost_table = evaluation.record(), evaluation.counted_costs()
     (_, dev), *_ = recordings.values()
-    rules = candidates(evaluation.stopping, evaluation.heads, Tuning(dev, prices))
+    rules = candidates(evaluation.stopping, evaluation.heads, Tuning(dev, cost_table))
     tables = evaluation.replay(recordings, rules)
-    choices, ratios = offline.choose(tables[0], rules, prices), list(prices.costs)
+    choices, ratios = offline.choose(tables[0], rules, cost_table), list(cost_table.costs)
     columns = [Column("trained with")] if by_bank else []
     columns += [Column("predicts"), Column("kept", "fixed"), Column("label"), Column("depth"), Column("width")]
     columns += [Column("reject weight", "fixed:0"), Column("AUROC", "fixed:3"), Column("head's cost", "percent:1")]
@@ -188,7 +190,7 @@ def main() -> None:
     columns += [Column(f"break-even at {ratio}", "percent") for ratio in ratios]
     results = []
     for table in (one for one in tables if one.role in arguments.tables):
-        judge, rows = Judge(table, rules, choices, prices, by_bank), []
+        judge, rows = Judge(table, rules, choices, cost_table, by_bank), []
         for kind in kinds:
             recorded = [recorded_head(evaluation.heads[name]) for name in names[kind]]
             aurocs = [auroc(*logits_in_rounds(table.recording, head)[1:3]) for head in recorded]

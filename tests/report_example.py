@@ -65,7 +65,13 @@ def report_example() -> Report:
     }
     return Report(
         context,
-        CostFit(Costs(0.0021, 0.0113, 0.00004, 0.0002, (0.0113, 0.0114)), [RuleCosts(0.0003, 0.0)], 0.94, 0.41, 12_345),
+        CostFit(
+            Costs(0.0021, 0.0113, 0.00004, 0.0002, (0.0113, 0.0114)),
+            {"HeadThreshold": RuleCosts(0.0003, 0.0)},
+            0.94,
+            0.41,
+            12_345,
+        ),
         ["The machine was <busy>."],
         live=_live(rng),
         gains={"measured": about(1.02), "10": about(1.044), "20": None},

@@ -26,3 +26,13 @@ class Candidate:
     def value(self) -> float | None:
         """The first of the parameters that are numbers, for plots."""
         return next((value for value in self.parameters.values() if is_number(value)), None)
+
+    @property
+    def kind(self) -> str:
+        """What decides the rule's own cost: its class, and the head that it asks."""
+        return kind_of(self.rule, self.head)
+
+
+def kind_of(rule: StoppingRule, head: str | None) -> str:
+    """Return the name of a kind of rule."""
+    return type(rule).__name__ + (f" of {head}" if head else "")

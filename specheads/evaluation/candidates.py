@@ -100,8 +100,8 @@ def _settled(
         yield None, arguments
         return
     _need(tuning, cls, depends[0])
-    for ratio in tuning.prices.costs:
-        own, costs = dict(arguments), tuning.prices.of_head(head_name, ratio)
+    for ratio in tuning.cost_table.costs:
+        own, costs = dict(arguments), tuning.cost_table.of_head(head_name, ratio)
         if "cost_ratio" in depends:
             own["cost_ratio"] = costs.target_seconds / (costs.draft_seconds + costs.verified_seconds)
         if "threshold" in depends:

@@ -36,7 +36,6 @@ class Sums:
     drafted: np.ndarray
     accepted: np.ndarray
     discarded: np.ndarray
-    draft_calls: np.ndarray
     target_calls: np.ndarray
     seconds: np.ndarray | None = None  # None where it was replayed
 
@@ -95,7 +94,7 @@ def resample_counts(groups: Groups, seed: int = 0) -> np.ndarray:
 
 def sums(stats: Sequence[DecodeStats], counts: np.ndarray) -> Sums:
     """Return one setting's sums under each row of `counts`."""
-    columns = ("num_tokens", "num_drafted", "num_accepted", "num_discarded", "num_draft_calls", "num_target_calls")
+    columns = ("num_tokens", "num_drafted", "num_accepted", "num_discarded", "num_target_calls")
     table = [[*(getattr(part, name) for name in columns), part.decode_seconds] for part in stats]
     table = np.array(table, dtype=float)
     return Sums(*(counts @ table).T)
@@ -103,7 +102,7 @@ def sums(stats: Sequence[DecodeStats], counts: np.ndarray) -> Sums:
 
 def replayed_sums(found: Counts, counts: np.ndarray) -> Sums:
     """Return one replayed rule's sums under each row of `counts`."""
-    columns = (found.tokens, found.drafted, found.accepted, found.discarded, found.drafted, found.target_calls)
+    columns = (found.tokens, found.drafted, found.accepted, found.discarded, found.target_calls)
     return Sums(*(counts @ np.stack(columns, axis=1)).T)
 
 
@@ -135,10 +134,19 @@ def interval(values: np.ndarray) -> Interval:
     return Interval(float(values[0]), float(low), float(high))
 
 
-def predicted_speed(one: Measured, costs: Costs, resamples: np.ndarray) -> np.ndarray:
-    """Return the tokens per second (R,) that costs predict of a decoded setting's own counts, under each row of `resamples` (R, P)."""
+def predicted_speed(one: Measured, costs: Costs | Sequence[Costs], resamples: np.ndarray) -> np.ndarray:
+    """Return the tokens per second (R,) that costs, of all prompts or of each, predict of a decoded setting's own counts, under each row of
+    `resamples` (R, P).
+    """
     tokens = np.array([part.num_tokens for part in one.stats], dtype=float)
-    return (resamples @ tokens) / (resamples @ one.predicted_seconds(costs))
+    seconds = one.predicted_seconds(costs) if isinstance(costs, Costs) else _by_prompt(one, costs)
+    return (resamples @ tokens) / (resamples @ seconds)
+
+
+def _by_prompt(one: Measured, costs: Sequence[Costs]) -> np.ndarray:
+    """Return the seconds (P,) of each prompt at its own costs."""
+    each = {own: one.predicted_seconds(own) for own in dict.fromkeys(costs)}
+    return np.array([each[own][prompt] for prompt, own in enumerate(costs)])
 
 
 def gain_over_fixed(

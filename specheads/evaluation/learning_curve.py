@@ -163,15 +163,15 @@ def judge_heads(cfg: DictConfig, pair: Pair, found: Sequence[Plan], folders: Map
     """Replay the rules of all heads on the same recordings; return a curve for each set of test prompts."""
     heads = {name: FoundHead(load_head(folder), str(folder)) for name, folder in folders.items()}
     evaluation = Evaluation(cfg, pair, heads, Autoregressive(), TokenVerification(), {})
-    recordings, prices = evaluation.record(), evaluation.counted_prices()
+    recordings, cost_table = evaluation.record(), evaluation.counted_costs()
     (_, dev), *_ = recordings.values()
-    rules = candidates(evaluation.stopping, evaluation.heads, Tuning(dev, prices))
+    rules = candidates(evaluation.stopping, evaluation.heads, Tuning(dev, cost_table))
     dev_table, *tables = evaluation.replay(recordings, rules)
-    choices = offline.choose(dev_table, rules, prices)
+    choices = offline.choose(dev_table, rules, cost_table)
     head_of = {one.family: one.head for one in rules}
     curves = []
     for table in tables:
-        data, points, aurocs = offline.data_set(table, rules, choices, prices), [], []
+        data, points, aurocs = offline.data_set(table, rules, choices, cost_table), [], []
         counts = table.resamples
         for plan in found:
             own = [row for row in data.winners if head_of.get(row.family) == plan.name]

@@ -8,8 +8,8 @@ import torch
 
 from specheads.evaluation.candidate import CEILING, FIXED, ORACLE, Candidate
 from specheads.evaluation.intervals import Interval, Sums, interval, replayed_sums, resample_counts
-from specheads.evaluation.prices import Prices
 from specheads.evaluation.results import MEASURED, BankRow, DataSet, Positions, Reliability, RuleRow, TextSample, Winner
+from specheads.evaluation.rule_costs import CostTable
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.metrics import auroc, binary_kl, calibration, ece_by_index
 from specheads.pair import Pair
@@ -71,13 +71,13 @@ class Choices:
         return names[len(names) // 2]
 
 
-def choose(dev: Recorded, candidates: Sequence[Candidate], prices: Prices) -> Choices:
+def choose(dev: Recorded, candidates: Sequence[Candidate], cost_table: CostTable) -> Choices:
     """Choose on the prompts of `dev`, which are not those that rules are judged on."""
     once = np.ones((1, dev.recording.num_prompts))
     choices, speeds = {}, {}
-    for ratio in prices.costs:
+    for ratio in cost_table.costs:
         speeds[ratio] = [
-            float(prices.speedup(counts, once, one, ratio)[0])
+            float(cost_table.speedup(counts, once, one, ratio)[0])
             for counts, one in zip(dev.counts, [*candidates, None], strict=True)
         ]
         best: Choice = {}
@@ -88,19 +88,21 @@ def choose(dev: Recorded, candidates: Sequence[Candidate], prices: Prices) -> Ch
     return Choices(choices, speeds)
 
 
-def data_set(recorded: Recorded, candidates: Sequence[Candidate], choices: Choices, prices: Prices) -> DataSet:
+def data_set(recorded: Recorded, candidates: Sequence[Candidate], choices: Choices, cost_table: CostTable) -> DataSet:
     """Return what replay found on one set of prompts, without reliability and texts."""
     recording = recorded.recording
     resamples = recorded.resamples
     found = [replayed_sums(counts, resamples) for counts in recorded.counts]
     named = [(one.family, one.name, one) for one in candidates] + [(ORACLE, ORACLE, None)]
     speeds = {
-        ratio: [prices.speedup(counts, resamples, one, ratio) for counts, (_, _, one) in zip(recorded.counts, named, strict=True)]
-        for ratio in prices.costs
+        ratio: [
+            cost_table.speedup(counts, resamples, one, ratio) for counts, (_, _, one) in zip(recorded.counts, named, strict=True)
+        ]
+        for ratio in cost_table.costs
     }
     rows = []
     for number, (family, name, one) in enumerate(named):
-        meant_for = [ratio for ratio in prices.costs if one is None or one.ratio in (None, ratio)]
+        meant_for = [ratio for ratio in cost_table.costs if one is None or one.ratio in (None, ratio)]
         rows.append(
             RuleRow(
                 family=family,
@@ -120,8 +122,8 @@ def data_set(recorded: Recorded, candidates: Sequence[Candidate], choices: Choic
         for winner, number in _winners(ratio, choice, [(f, name) for f, name, _ in named], speeds[ratio], choices.speeds[ratio]):
             one, allowed = named[number][2], None
             if fixed is not None:
-                allowed = prices.break_even(recorded.counts[number], resamples, one, ratio, fixed)
-            share = prices.head_share(one, ratio)
+                allowed = cost_table.break_even(recorded.counts[number], resamples, one, ratio, fixed)
+            share = cost_table.head_share(one, ratio)
             winners.append(replace(winner, head_share=share, break_even=None if allowed is None else interval(allowed)))
     return DataSet(
         recorded.name, recorded.role, recording.num_prompts, int(recording.lengths.sum()), recording.num_draws, rows, winners
@@ -222,7 +224,7 @@ def text_samples(pair: Pair, recording: Recording, one: Candidate, rounds: Repla
 
 
 def bank(
-    heads: Mapping[str, RecordedHead], test: Recorded, candidates: Sequence[Candidate], choices: Choices, prices: Prices
+    heads: Mapping[str, RecordedHead], test: Recorded, candidates: Sequence[Candidate], choices: Choices, cost_table: CostTable
 ) -> list[BankRow]:
     """Return the heads of a bank, the fastest first at the ratio in the middle."""
     resamples, rows = test.resamples, []
@@ -233,7 +235,7 @@ def bank(
             continue  # no threshold of it was asked for
         _, logits, labels, _ = logits_in_rounds(test.recording, head)
         speeds = {
-            ratio: interval(prices.speedup(test.counts[number], resamples, candidates[number], ratio))
+            ratio: interval(cost_table.speedup(test.counts[number], resamples, candidates[number], ratio))
             for ratio, number in best.items()
         }
         rows.append(
@@ -244,7 +246,7 @@ def bank(
                 ece=calibration(torch.sigmoid(logits), labels).ece,
                 speedup=speeds,
                 threshold={ratio: candidates[number].value for ratio, number in best.items()},
-                head_share={ratio: prices.head_share(candidates[number], ratio) for ratio, number in best.items()},
+                head_share={ratio: cost_table.head_share(candidates[number], ratio) for ratio, number in best.items()},
             )
         )
     return sorted(rows, key=lambda row: -row.speedup[choices.middle].value)

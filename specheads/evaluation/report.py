@@ -18,8 +18,8 @@ from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
 from specheads.evaluation.findings import costs_text, fit_text, ratio_name
 from specheads.evaluation.intervals import Interval, Sums, interval, predicted_speed, resample_counts, sums
 from specheads.evaluation.page import write_page
-from specheads.evaluation.prices import Prices
 from specheads.evaluation.results import MEASURED, DataSet, LiveRow, Report, Winner
+from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.sweep import Measured
 from specheads.files import write_json, write_whole
 
@@ -33,7 +33,7 @@ LABELS = {FIXED: "fixed K", "head_threshold": "head, threshold", CEILING: "infor
 
 def live_rows(
     measured: Sequence[Measured],
-    prices: Prices,
+    cost_table: CostTable,
     lossless: bool,
     replayed: Mapping[str, float] | None = None,
     groups: Sequence[Hashable] | None = None,
@@ -41,7 +41,7 @@ def live_rows(
     """Return a row for every setting that was decoded, the first of which is the target alone.
 
     Args:
-        prices: what rules pay at every ratio, the measured one among them.
+        cost_table: what rules pay at every ratio, the measured one among them.
         lossless: whether the sweep's own verification rule is.
         replayed: by setting, tokens per second from replayed counts of the same prompts.
         groups: that of each prompt; None: each is its own.
@@ -49,14 +49,14 @@ def live_rows(
     counts = resample_counts(groups or len(measured[0].stats))
     alone = sums(measured[0].stats, counts).tokens_per_second
     fixed = {m.setting.value: sums(m.stats, counts) for m in measured if m.setting.family == FIXED}
-    return [_live_row(m, counts, alone, prices, fixed, lossless, replayed or {}) for m in measured]
+    return [_live_row(m, counts, alone, cost_table, fixed, lossless, replayed or {}) for m in measured]
 
 
 def _live_row(
     measured: Measured,
     counts: np.ndarray,
     alone: np.ndarray,
-    prices: Prices,
+    cost_table: CostTable,
     fixed: Mapping[float, Sums],
     lossless: bool,
     replayed: Mapping[str, float],
@@ -67,7 +67,8 @@ def _live_row(
     percentiles = np.percentile(measured.token_seconds, [50, 90, 99]) * 1e3
     predicted = {}
     if drafting:
-        predicted = {ratio: predicted_speed(measured, prices.of(setting, ratio), counts) for ratio in prices.costs}
+        own = cost_table.for_prompts(setting, len(measured.stats))
+        predicted = {ratio: predicted_speed(measured, cost_table.of(setting, ratio), counts) for ratio in cost_table.costs}
     return LiveRow(
         name=setting.name,
         family=setting.family,
@@ -79,10 +80,10 @@ def _live_row(
         block_efficiency=total.block_efficiency,
         acceptance_rate=total.acceptance_rate,
         milliseconds=dict(zip(("p50", "p90", "p99"), percentiles.tolist(), strict=True)),
-        predicted_tokens_per_second=float(predicted[MEASURED][0]) if drafting else None,
+        predicted_tokens_per_second=float(predicted_speed(measured, own, counts)[0]) if drafting else None,
         replayed_tokens_per_second=replayed.get(setting.name),
         predicted_speedup={
-            ratio: interval(speed / (prices.alone if ratio == MEASURED else 1.0)) for ratio, speed in predicted.items()
+            ratio: interval(speed / (cost_table.alone if ratio == MEASURED else 1.0)) for ratio, speed in predicted.items()
         },
         lossless=setting.search is None and (not drafting or (lossless if other is None else other.lossless)),
         efficiency_gain=interval(fixed[setting.value].verification_rate / found.verification_rate) if other else None,

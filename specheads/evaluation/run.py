@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
@@ -25,18 +24,18 @@ from specheads.evaluation.candidate import FIXED, Candidate
 from specheads.evaluation.candidates import candidates, longest_draft, takes_head
 from specheads.evaluation.checks import can_replay
 from specheads.evaluation.find import FoundHead, store_in_config
-from specheads.evaluation.findings import BOUNDS, notes_on, ratio_name
+from specheads.evaluation.findings import BOUNDS, notes_on
 from specheads.evaluation.intervals import gain_over_fixed
 from specheads.evaluation.journal import Journal
 from specheads.evaluation.machine import device_name, versions
 from specheads.evaluation.offline import Choices, Recorded
-from specheads.evaluation.prices import Prices
 from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.recorded import recorded
 from specheads.evaluation.report import live_rows
 from specheads.evaluation.results import MEASURED, DataSet, Report
-from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, fitted_costs, run_sweep, sweep_settings
-from specheads.evaluation.trust import alone_steps, doubts_of
+from specheads.evaluation.rule_costs import CostTable, with_measured
+from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, run_sweep, sweep_settings
+from specheads.evaluation.trust import REMEDY, doubts_of
 from specheads.evaluation.tuning import Tuning
 from specheads.forecast import progress
 from specheads.heads.cost import counted_share
@@ -74,12 +73,12 @@ class Evaluation:
         self.warp, self.folder = Warp(**cfg.warp), Path(cfg.paths.run)
         rules = OmegaConf.to_container(cfg.stopping, resolve=True)
         self.stopping = {name: rule for name, rule in rules.items() if heads or not takes_head(rule)}
-        self._recommended: dict[Path, dict[str, float]] = {}
+        self._recommended: dict[Path, dict[str, float] | None] = {}
+        self._undecoded: list[str] = []
         self.ratios = {f"{ratio:g}": Costs.at_ratio(ratio, cfg.costs.verified_share) for ratio in cfg.ratios}
+        self.head_sizes = {name: counted_share(head, pair.draft_lm) for name, head in self.heads.items()}
         given = cfg.costs.head_share
-        self.head_shares = {
-            name: counted_share(head, pair.draft_lm) if given is None else given for name, head in self.heads.items()
-        }
+        self.head_shares = self.head_sizes if given is None else dict.fromkeys(self.heads, given)
 
     def run(self) -> Report:
         """Do all steps; return the report."""
@@ -94,14 +93,15 @@ class Evaluation:
             logger.warning("drafting.ahead=true spends a draft forward more in most rounds, which replayed counts leave out")
         recordings = self.record()
         probed = self._probe() if self.cfg.live != "none" else []
-        prices = self._prices(probed) if probed else self.counted_prices()
+        cost_table = self._measured_costs(probed) if probed else self.counted_costs()
         (_, dev), *_ = recordings.values()
-        found = candidates(self.stopping, self.heads, Tuning(dev, prices))
+        tuning = Tuning(dev, cost_table)
+        found = candidates(self.stopping, self.heads, tuning)
         tables = self.replay(recordings, found)
-        choices, measured = offline.choose(tables[0], found, prices), []
-        if probed:
-            choices, prices, measured = self._settle(tables[0], found, choices, probed)
-        return self._report(found, tables, choices, prices, measured)
+        choices = offline.choose(tables[0], found, cost_table)
+        if not probed:
+            return self._report(found, tables, choices, cost_table, [])
+        return self._report(*self._settle(tuning, found, tables, choices, probed))
 
     # Recordings
 
@@ -129,47 +129,58 @@ class Evaluation:
     def _probe(self) -> list[Measured]:
         """Decode a few dev prompts with fixed lengths, and with the smallest and the largest head."""
         settings = [TARGET_ALONE, *(Setting(f"fixed K={k}", FIXED, k, FixedLength(k)) for k in PROBES)]
-        sizes = sorted(self.heads, key=self.head_shares.__getitem__)
+        sizes = sorted(self.heads, key=self.head_sizes.__getitem__)
         for name in dict.fromkeys(sizes[:1] + sizes[-1:]):
             settings.append(Setting(f"head {name}", "head_threshold", 0.5, HeadThreshold(self.heads[name], 0.5), head=name))
         return self._sweep("costs", settings, self.prompts.dev.first(NUM_PROBED).prompts)
 
     def _settle(
-        self, dev: Recorded, found: Sequence[Candidate], choices: Choices, probed: Sequence[Measured]
-    ) -> tuple[Choices, Prices, list[Measured]]:
+        self, tuning: Tuning, found: list[Candidate], tables: list[Recorded], choices: Choices, probed: Sequence[Measured]
+    ) -> tuple[list[Candidate], list[Recorded], Choices, CostTable, list[Measured]]:
         """Decode the chosen rules, fit the costs to what that took, and choose again, until what is chosen was decoded.
 
-        All of a turn's settings are decoded side by side, so that a slow minute falls on all of them.
+        All of a turn's settings are decoded side by side, so that a slow minute falls on all of them. What rules take from the measured
+        costs, such as automatic thresholds, is fitted again after the first turn, whose rounds are many more than the probe's.
         """
         settings, turn = self._settings(found, choices), 0
         while True:
             turn += 1
-            measured = self._decode(settings, "generations" if turn == 1 else f"generations-{turn}")
-            prices = self._prices([*probed, *measured])
-            choices, decoded = offline.choose(dev, found, prices), {one.name for one in settings}
+            measured = self._decode(settings, "generations" if turn == 1 else f"generations-turn-{turn}")
+            cost_table = self._measured_costs([*probed, *measured])
+            if turn == 1:
+                found, tables = self._tuned_again(replace(tuning, cost_table=cost_table), found, tables)
+            choices, decoded = offline.choose(tables[0], found, cost_table), {one.name for one in settings}
             missing = [one for one in self._settings(found, choices) if one.name not in decoded]
             if self._decodes_all or not missing or turn == MOST_TURNS:
-                return choices, prices, measured
+                self._undecoded = [one.name for one in missing]
+                return found, tables, choices, cost_table, measured
             settings = [*settings, *missing]
             logger.info("at the costs of these rounds other rules are best: %s", ", ".join(one.name for one in missing))
 
-    def counted_prices(self) -> Prices:
-        """Return what rules pay at the ratios, where nothing is measured."""
-        return Prices(self.ratios, self.head_shares)
+    def _tuned_again(
+        self, tuning: Tuning, found: Sequence[Candidate], tables: Sequence[Recorded]
+    ) -> tuple[list[Candidate], list[Recorded]]:
+        """Return the candidates and their replays with those that are meant for the measured costs fitted to the costs at hand."""
+        fresh = {number: one for number, one in enumerate(candidates(self.stopping, self.heads, tuning)) if one.ratio == MEASURED}
+        if not fresh:
+            return list(found), list(tables)
+        recordings = {table.name: (table.role, table.recording) for table in tables}
+        replayed = self.replay(recordings, list(fresh.values()))
+        new = []
+        for table, again in zip(tables, replayed, strict=True):
+            counts = list(table.counts)
+            for number, own in zip(fresh, again.counts, strict=False):
+                counts[number] = own
+            new.append(replace(table, counts=counts))
+        return [fresh.get(number, one) for number, one in enumerate(found)], new
 
-    def _prices(self, measured: Sequence[Measured]) -> Prices:
-        """Return what rules pay at the ratios, and as it was measured."""
-        fit, rules = fitted_costs(measured)
-        costs, steps = {MEASURED: fit.costs, **self.ratios}, {}
-        for one in measured:
-            if one.setting.head is not None:
-                steps.setdefault(one.setting.head, []).append(max(rules[one.setting.name].step_seconds, 0.0))
-        timed = {name: float(np.median(seconds)) for name, seconds in steps.items()}
-        counted = sum(self.head_shares[name] for name in timed)
-        # A head that was not decoded is taken to cost, for its size, what the decoded ones cost.
-        heads = {name: share * sum(timed.values()) / counted for name, share in self.head_shares.items()} if counted else {}
-        alone = np.concatenate([alone_steps(one) for one in measured if one.setting == TARGET_ALONE])
-        return Prices(costs, self.head_shares, fit, heads | timed, rules, float(1 / np.median(alone)))
+    def counted_costs(self) -> CostTable:
+        """Return what rules cost at the ratios, where nothing is measured."""
+        return CostTable(self.ratios, self.head_shares)
+
+    def _measured_costs(self, measured: Sequence[Measured]) -> CostTable:
+        """Return what rules cost at the ratios, and as it was measured."""
+        return with_measured(self.counted_costs(), measured, self.head_sizes)
 
     def _settings(self, found: Sequence[Candidate], choices: Choices) -> list[Setting]:
         """Return what is decoded: the best of each kind at the measured costs, or all rules that the config names."""
@@ -253,7 +264,7 @@ class Evaluation:
         found = candidates(without_auto(chosen), self.heads, None)
         settings = sweep_settings(found, self.verification.stopping, self.others)
         measured = self._decode(settings)
-        return self._report(found, [], None, self._prices(measured), measured)
+        return self._report(found, [], None, self._measured_costs(measured), measured)
 
     # The report
 
@@ -262,39 +273,48 @@ class Evaluation:
         found: Sequence[Candidate],
         tables: Sequence[Recorded],
         choices: Choices | None,
-        prices: Prices,
+        cost_table: CostTable,
         measured: Sequence[Measured],
     ) -> Report:
         same_prompts = tables and len(measured[0].stats if measured else ()) <= tables[1].recording.num_prompts
-        replayed = self._replayed_speeds(found, tables, measured, prices) if measured and same_prompts else {}
+        replayed = self._replayed_speeds(found, tables, measured, cost_table) if measured and same_prompts else {}
         groups = self.prompts.decoded().groups if measured else []
-        live = live_rows(measured, prices, self.verification.lossless, replayed, groups) if measured else []
+        live = live_rows(measured, cost_table, self.verification.lossless, replayed, groups) if measured else []
         # The winners at the measured ratio are not those of others.
-        fair = [MEASURED] if choices is not None and not self._decodes_all else prices.costs
-        gains = {ratio: gain_over_fixed(measured, partial(prices.of, ratio=ratio), groups) for ratio in fair} if measured else {}
+        fair = [MEASURED] if choices is not None and not self._decodes_all else cost_table.costs
+        gains = (
+            {ratio: gain_over_fixed(measured, partial(cost_table.of, ratio=ratio), groups) for ratio in fair} if measured else {}
+        )
         judges = {name: recorded_head(head) for name, head in self.heads.items()}
         sets, ranking = [], []
         for table in tables:
-            data = offline.data_set(table, found, choices, prices)
+            data = offline.data_set(table, found, choices, cost_table)
             sets.append(replace(data, reliability=offline.reliability(table.recording, judges)))
         if tables:
             sets[1] = self._detailed(sets[1], tables[1].recording, found, choices)
-            ranking = offline.bank(judges, tables[1], found, choices, prices) if len(judges) > 1 else []
+            ranking = offline.bank(judges, tables[1], found, choices, cost_table) if len(judges) > 1 else []
             self._note_recommended(found, choices, sets[1])
-        doubts = doubts_of(measured[0], prices.fit, live) if measured else []
-        report = Report(self.context(measured), prices.fit, doubts, live, gains, sets, ranking)
+        doubts = doubts_of(measured[0], cost_table.fit, live, len(set(groups))) if measured else []
+        if self._undecoded:
+            doubts.append(
+                f"The costs moved from turn to turn, so {', '.join(self._undecoded)} stayed without decoding; {REMEDY}."
+            )
+        report = Report(self.context(measured), cost_table.fit, doubts, live, gains, sets, ranking)
         return replace(report, notes=[*notes_on(report), *self.prompts.notes()])
 
     def _replayed_speeds(
-        self, found: Sequence[Candidate], tables: Sequence[Recorded], measured: Sequence[Measured], prices: Prices
+        self, found: Sequence[Candidate], tables: Sequence[Recorded], measured: Sequence[Measured], cost_table: CostTable
     ) -> dict[str, float]:
         """Return tokens per second of decoded rules on the decoded test prompts, by replayed counts and what their own rounds cost."""
         some, speeds, named = slice(0, self.cfg.num_live_prompts), {}, {one.name: number for number, one in enumerate(found)}
         for one in measured:
             if one.setting.name in named and one.setting.verification is None:
                 number = named[one.setting.name]
-                counts, costs = tables[1].counts[number], prices.of(found[number], MEASURED)
-                speeds[one.setting.name] = counts.tokens[some].sum() / costs.seconds(counts.drafted, counts.rounds)[some].sum()
+                counts, each = tables[1].counts[number], cost_table.for_prompts(found[number], len(one.stats))
+                seconds = [
+                    float(costs.seconds(counts.drafted[prompt], counts.rounds[prompt])) for prompt, costs in enumerate(each)
+                ]
+                speeds[one.setting.name] = counts.tokens[some].sum() / sum(seconds)
         return speeds
 
     def _detailed(self, data: DataSet, recording: Recording, found: Sequence[Candidate], choices: Choices) -> DataSet:
@@ -325,24 +345,26 @@ class Evaluation:
                 continue
             try:
                 store_in_config(where, recommended=values)
-                logger.info("%s now recommends threshold %g, for threshold=auto", where, values["threshold"])
             except OSError as error:
-                logger.warning("threshold %g could not be stored in %s (%s)", values["threshold"], where, error.strerror)
+                logger.warning("nothing could be stored in %s (%s)", where, error.strerror)
+                continue
+            if values is None:
+                logger.info("%s does not pay for itself: it recommends no threshold", where)
+            else:
+                logger.info("%s now recommends threshold %g, for threshold=auto", where, values["threshold"])
 
     def _note_recommended(self, found: Sequence[Candidate], choices: Choices, data: DataSet) -> None:
+        """Keep for each local head the threshold that was best on dev prompts, or None where no threshold beats the best fixed length."""
         ratio = MEASURED if MEASURED in choices.best else choices.middle
         for name, one in self.found.items():
             family = f"head_threshold {name}" if len(self.found) > 1 else "head_threshold"
             number = choices.best[ratio].get(family)
             if number is None or not Path(one.where).is_dir():
                 continue
-            rule, row = found[number].live, data.rules[number]
-            gain = next(winner.gain for winner in data.winners if (winner.family, winner.ratio) == (family, ratio))
-            if choices.speeds[ratio][number] <= choices.speeds[ratio][choices.best[ratio][FIXED]] or gain.value <= 1:
-                logger.info("%s does not pay for itself at %s: no threshold is recommended", one.where, ratio_name(ratio))
-                continue
+            rule, row, speeds = found[number].live, data.rules[number], choices.speeds[ratio]
             values = {"threshold": rule.threshold, "min_tokens": rule.min_tokens, "max_tokens": rule.max_tokens}
-            self._recommended[Path(one.where)] = values | {"predicted_speedup": row.speedup[ratio].value}
+            pays = speeds[number] > speeds[choices.best[ratio][FIXED]]
+            self._recommended[Path(one.where)] = values | {"predicted_speedup": row.speedup[ratio].value} if pays else None
 
     def context(self, measured: Sequence[Measured] = ()) -> dict[str, Any]:
         """Return what is evaluated, where and how; `measured` is what was decoded."""

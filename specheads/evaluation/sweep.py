@@ -12,10 +12,10 @@ from specheads.decoding.drafting import Drafting
 from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import VerificationRule
-from specheads.evaluation.candidate import FIXED, Candidate
+from specheads.evaluation.candidate import FIXED, Candidate, kind_of
 from specheads.evaluation.journal import Journal
 from specheads.pair import Pair
-from specheads.replay.cost import CostFit, Costs, RoundTimes, RuleCosts, fit_costs
+from specheads.replay.cost import Costs, RoundTimes
 from specheads.replay.replay import rounds_by_length
 from specheads.sampling import Warp
 
@@ -39,6 +39,11 @@ class Setting:
     verification: VerificationRule | None = None  # None: the sweep's own
     search: tuple[int, int] | None = None  # of MJGD, which has no draft either: block and beams
     head: str | None = None  # the name of the head that the rule asks
+
+    @property
+    def kind(self) -> str:
+        """What decides the rule's own cost: its class, the head that it asks, and another verification rule."""
+        return kind_of(self.rule, self.head) + (f" under {self.verification.label}" if self.verification else "")
 
 
 TARGET_ALONE = Setting("target alone", "target", 0, None)
@@ -66,28 +71,29 @@ class Measured:
         return costs.seconds(np.array([part.num_draft_calls for part in self.stats]), rounds)
 
 
-def fitted_costs(measured: Sequence[Measured]) -> tuple[CostFit, dict[str, RuleCosts]]:
-    """Return the costs that are fitted to the rounds of all settings that draft, and by a setting's name what its rule adds.
+def kinds_of(measured: Sequence[Measured]) -> dict[str, bool]:
+    """Return the kinds of rules that were decoded, and whether each is a fixed length under the sweep's own verification rule."""
+    drafting = [one.setting for one in measured if one.setting.rule is not None]
+    return {one.kind: one.family == FIXED and one.verification is None for one in drafting}
 
-    Those of the target alone say nothing about a round's costs.
+
+def round_times(measured: Sequence[Measured]) -> RoundTimes:
+    """Return what the rounds of all settings that draft took; those of the target alone say nothing about a round's costs.
+
+    Responses to the same prompt have numbers of the same parity, so that both halves of the responses have every setting.
     """
+    kinds = {kind: number for number, kind in enumerate(kinds_of(measured))}
     drafting = [one for one in measured if one.setting.rule is not None]
-    fit = fit_costs(round_times(drafting), [one.setting.family == FIXED for one in drafting])
-    return fit, {one.setting.name: own for one, own in zip(drafting, fit.rules, strict=True)}
-
-
-def round_times(drafting: Sequence[Measured]) -> RoundTimes:
-    """Return what the rounds of settings that draft took. The responses to a prompt have numbers of the same parity, so that both
-    halves of the responses have every setting.
-    """
-    prompts = [(number, place, prompt) for number, one in enumerate(drafting) for place, prompt in enumerate(one.rounds)]
-    rows = np.array([numbers for _, _, prompt in prompts for numbers in prompt])
+    most = 2 * max(len(one.rounds) for one in drafting)
+    prompts = [
+        (kinds[one.setting.kind], number * most + place, prompt)
+        for number, one in enumerate(drafting)
+        for place, prompt in enumerate(one.rounds)
+    ]
+    rows = np.array([numbers for *_, prompt in prompts for numbers in prompt])
     _, drafted, draft_calls, draft_seconds, target_seconds = rows.T
-    lengths, most = [len(prompt) for _, _, prompt in prompts], 2 * max(len(one.rounds) for one in drafting)
-    rule, response = (
-        np.repeat(column, lengths)
-        for column in ([number for number, _, _ in prompts], [number * most + place for number, place, _ in prompts])
-    )
+    lengths = [len(prompt) for *_, prompt in prompts]
+    rule, response = (np.repeat(column, lengths) for column in list(zip(*prompts, strict=True))[:2])
     return RoundTimes(draft_calls.astype(int), drafted.astype(int), draft_seconds, target_seconds, rule, response)
 
 

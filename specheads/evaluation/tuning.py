@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from specheads.decoding.stopping import HeadThreshold, logistic_inputs
-from specheads.evaluation.prices import Prices
+from specheads.evaluation.rule_costs import CostTable
 from specheads.heads.calibration import IndexCalibration
 from specheads.heads.metrics import fit_logistic
 from specheads.replay.cost import Costs
@@ -23,7 +23,7 @@ class Tuning:
     """What open parameters are fitted with: the recording of dev prompts, and what rules pay at each ratio."""
 
     recording: Recording
-    prices: Prices
+    cost_table: CostTable
     _curves: dict[tuple[RecordedHead, int], list[Counts]] = field(default_factory=dict)
     _fits: dict[Any, dict[str, float]] = field(default_factory=dict)  # each is asked for by every value of a rule
 

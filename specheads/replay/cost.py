@@ -1,11 +1,11 @@
 """The cost model of speculative decoding (SpecDec++, section 2): seconds from counts.
 
-A round that drafts n tokens takes n draft steps, one verification of n tokens, and some time beside these. A rule may add seconds of its
-own to each draft step (a head) and to each round (what learns from it). Costs are fitted to live rounds by medians, because a busy machine
-makes a few rounds very slow, and are judged on responses that they were not fitted to.
+A round that drafts n tokens takes n draft steps, one verification of n tokens, and some overhead. A rule may add seconds of its own to each
+draft step (a head) and to each round (what learns from it). Costs are fitted to live rounds by medians, because a busy machine makes a few
+rounds very slow, and are tested on responses that they were not fitted to.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ LEAST_ROUNDS = 5  # of one number of drafted tokens, for their median to say som
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a draft step, of a verification by its number of drafted tokens, and of a round beside these."""
+    """Seconds of a draft step, of a verification by its number of drafted tokens, and of a round's overhead."""
 
     draft_seconds: float
     target_seconds: float  # of a verification without a drafted token: one forward pass of the target
@@ -75,8 +75,8 @@ class RoundTimes:
     drafted: np.ndarray
     draft_seconds: np.ndarray
     target_seconds: np.ndarray  # verification and what follows it
-    rule: np.ndarray  # number of the rule that decoded a round
-    response: np.ndarray  # number of the response that a round is of
+    rule: np.ndarray  # number of the kind of rule that decoded a round
+    response: np.ndarray  # number of the response that a round is of; even and odd ones make two halves
 
     def part(self, which: np.ndarray) -> "RoundTimes":
         """Return the rounds that `which` (R,) bool selects."""
@@ -85,31 +85,32 @@ class RoundTimes:
 
 @dataclass(frozen=True)
 class CostFit:
-    """Costs that were fitted to live rounds: those common to all rules, and each rule's own, by its number.
+    """Costs that were fitted to live rounds: those common to all rules, and what each kind of rule adds, by its name.
 
     R squared is over responses, and over single rounds, that each fit had not seen; None where there are too few.
     """
 
     costs: Costs
-    rules: Sequence[RuleCosts] = field(default_factory=tuple)
+    rules: Mapping[str, RuleCosts] = field(default_factory=dict)
     r_squared: float | None = None
     round_r_squared: float | None = None
     num_rounds: int = 0
 
     def predicted(self, times: RoundTimes) -> np.ndarray:
-        """Return the expected seconds (R,) of rounds, by what they did."""
-        steps, rounds = (np.array([getattr(rule, name) for rule in self.rules]) for name in ("step_seconds", "round_seconds"))
+        """Return the expected seconds (R,) of rounds, by what they did; their rules' numbers are those of `rules`, in order."""
+        own = self.rules.values()
+        steps, rounds = (np.array([getattr(rule, name) for rule in own]) for name in ("step_seconds", "round_seconds"))
         drafting = (self.costs.draft_seconds + steps[times.rule]) * times.draft_calls
         return drafting + self.costs.round_seconds + rounds[times.rule] + self.costs.verify_seconds(times.drafted)
 
 
-def fit_costs(times: RoundTimes, plain: Sequence[bool]) -> CostFit:
+def fit_costs(times: RoundTimes, rules: Mapping[str, bool]) -> CostFit:
     """Fit costs to rounds by medians: of the rounds with equal numbers of drafted tokens, and of what those medians say.
 
     Args:
-        times: rounds of one or more rules.
-        plain: by a rule's number, whether it computes nothing worth counting (a fixed length). What rounds of such rules take is common
-            to all; other rules' are compared with it.
+        times: rounds of one or more kinds of rules.
+        rules: the kinds by name, in the order of their numbers; whether each computes nothing worth counting (a fixed length). What rounds
+            of such rules take is common to all; other rules' are compared with it.
 
     Raises:
         UserError: fewer than three rounds, or rounds of one length only, from which the costs cannot be told apart.
@@ -118,20 +119,28 @@ def fit_costs(times: RoundTimes, plain: Sequence[bool]) -> CostFit:
         raise UserError(
             "the costs of draft and target cannot be told apart from these runs; evaluate at least two draft lengths."
         )
-    fit = _fit(times, plain)
-    even = times.response % 2 == 0
-    if len(np.unique(times.response)) < 4 or any(len(np.unique(times.drafted[half])) < 2 for half in (even, ~even)):
+    fit, halves = _fit(times, rules), fits_of_halves(times, rules)
+    if halves is None:
         return fit
+    even = times.response % 2 == 0
     expected = np.zeros(len(even))
-    for half in (even, ~even):
-        expected[half] = _fit(times.part(~half), plain).predicted(times.part(half))
+    for half, other in zip((even, ~even), halves, strict=True):
+        expected[half] = other.predicted(times.part(half))
     found = times.draft_seconds + times.target_seconds
     sums = (np.bincount(times.response, weights=seconds)[np.unique(times.response)] for seconds in (found, expected))
     return replace(fit, r_squared=_r_squared(*sums), round_r_squared=_r_squared(found, expected))
 
 
-def _fit(times: RoundTimes, plain: Sequence[bool]) -> CostFit:
-    is_plain = np.array(plain)[times.rule]
+def fits_of_halves(times: RoundTimes, rules: Mapping[str, bool]) -> tuple[CostFit, CostFit] | None:
+    """Return the costs for the even and for the odd responses, each fitted to the other half; None where there are too few responses."""
+    even = times.response % 2 == 0
+    if len(np.unique(times.response)) < 4 or any(len(np.unique(times.drafted[half])) < 2 for half in (even, ~even)):
+        return None
+    return _fit(times.part(~even), rules), _fit(times.part(even), rules)
+
+
+def _fit(times: RoundTimes, rules: Mapping[str, bool]) -> CostFit:
+    is_plain = np.array(list(rules.values()))[times.rule]
     if not is_plain.any() or len(np.unique(times.drafted[is_plain])) < 2:
         is_plain[:] = True
     common = times.part(is_plain)
@@ -143,8 +152,11 @@ def _fit(times: RoundTimes, plain: Sequence[bool]) -> CostFit:
         number, seconds = np.append(0, number), np.append(min(target_seconds, seconds[0]), seconds)
     table = np.interp(np.arange(number[-1] + 1), number, seconds)
     costs = Costs(draft_seconds, float(table[0]), verified_seconds, round_seconds, tuple(table.tolist()))
-    rules = [RuleCosts() if one else _own_costs(costs, times.part(times.rule == rule)) for rule, one in enumerate(plain)]
-    return CostFit(costs, rules, num_rounds=len(times.drafted))
+    own = {
+        name: RuleCosts() if plain else _own_costs(costs, times.part(times.rule == number))
+        for number, (name, plain) in enumerate(rules.items())
+    }
+    return CostFit(costs, own, num_rounds=len(times.drafted))
 
 
 def _own_costs(costs: Costs, times: RoundTimes) -> RuleCosts:

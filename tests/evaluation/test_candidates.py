@@ -14,7 +14,7 @@ from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
 from specheads.evaluation.candidate import FIXED, Candidate
 from specheads.evaluation.candidates import candidates, longest_draft
-from specheads.evaluation.prices import Prices
+from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.tuning import Tuning
 from specheads.pair import config_folder
 from specheads.replay.cost import Costs
@@ -50,7 +50,7 @@ def tuning(pair, heads, tmp_path_factory):
     folder = make_recording(pair, prompts, Warp(0.8), GenerationSettings(30), settings, 0, tmp_path_factory.mktemp("data"))
     named = {head_fingerprint(head): head for head in heads.values()}
     judge(folder, pair, named, truth=True)
-    return Tuning(load_recording(folder, [*named, TRUTH]), Prices(COSTS, dict.fromkeys(heads, SHARE)))
+    return Tuning(load_recording(folder, [*named, TRUTH]), CostTable(COSTS, dict.fromkeys(heads, SHARE)))
 
 
 def all_rules():

@@ -11,10 +11,10 @@ from specheads import stopping
 from specheads.evaluation import offline
 from specheads.evaluation.candidate import CEILING, FIXED, ORACLE, Candidate
 from specheads.evaluation.offline import Recorded, choose, data_set
-from specheads.evaluation.prices import Prices
 from specheads.evaluation.results import MEASURED
+from specheads.evaluation.rule_costs import CostTable
 from specheads.heads.metrics import calibration
-from specheads.replay.cost import Costs, RuleCosts
+from specheads.replay.cost import CostFit, Costs, RuleCosts
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, RecordedHead, Replayed
 
@@ -39,10 +39,10 @@ DEV = [(100, 60, 50, 50), (100, 200, 60, 40), (100, 70, 55, 45), (100, 160, 65, 
 TEST = [(100, 60, 45, 55), (100, 150, 62, 38), (100, 70, 55, 45), (100, 160, 62, 38), (100, 60, 50, 50), (100, 75, 65, 35)]
 LAST = (100, 70, 70, 30)  # the oracle
 SHARE, STEP = 0.2, 0.0003  # what a head adds to a draft step: as a share at the ratios, in seconds as measured
-PRICES = Prices(
+COST_TABLE = CostTable(
     {MEASURED: Costs(0.001, 0.003), "10": Costs.at_ratio(10)}, {"mine": SHARE}, measured_heads={"mine": STEP}, alone=400.0
 )
-FREE = replace(PRICES, head_shares={}, measured_heads={})
+FREE = replace(COST_TABLE, head_shares={}, measured_heads={})
 
 
 def recorded(table, role="dev", noise=0.0):
@@ -68,7 +68,7 @@ def speeds_of(table, ratio):
 
 @pytest.mark.parametrize("ratio", [MEASURED, "10"])
 def test_the_best_of_each_family_is_chosen_on_dev_prompts(ratio):
-    choices = choose(recorded(DEV), CANDIDATES, PRICES)
+    choices = choose(recorded(DEV), CANDIDATES, COST_TABLE)
     speeds = speeds_of(DEV, ratio)
     assert choices.speeds[ratio] == pytest.approx(speeds)
     best = choices.best[ratio]
@@ -80,8 +80,8 @@ def test_the_best_of_each_family_is_chosen_on_dev_prompts(ratio):
 
 @pytest.mark.parametrize("ratio", [MEASURED, "10"])
 def test_winners_are_judged_on_other_prompts(ratio):
-    choices = choose(recorded(DEV), CANDIDATES, PRICES)
-    data = data_set(recorded(TEST, "test"), CANDIDATES, choices, PRICES)
+    choices = choose(recorded(DEV), CANDIDATES, COST_TABLE)
+    data = data_set(recorded(TEST, "test"), CANDIDATES, choices, COST_TABLE)
     winners = {winner.family: winner for winner in data.winners if winner.ratio == ratio}
     speeds = speeds_of(TEST, ratio)
     fixed, ours, ceiling, oracle = (speeds[choices.best[ratio][family]] for family in (FIXED, "head", CEILING, ORACLE))
@@ -97,8 +97,8 @@ def test_winners_are_judged_on_other_prompts(ratio):
 
 @pytest.mark.parametrize("ratio, share", [(MEASURED, STEP / 0.001), ("10", SHARE)])
 def test_a_head_at_its_break_even_is_as_fast_as_the_best_fixed_length(ratio, share):
-    choices, table = choose(recorded(DEV), CANDIDATES, PRICES), recorded(TEST, "test", noise=0.1)
-    winners = {one.family: one for one in data_set(table, CANDIDATES, choices, PRICES).winners if one.ratio == ratio}
+    choices, table = choose(recorded(DEV), CANDIDATES, COST_TABLE), recorded(TEST, "test", noise=0.1)
+    winners = {one.family: one for one in data_set(table, CANDIDATES, choices, COST_TABLE).winners if one.ratio == ratio}
     head = winners["head"]
     assert head.head_share == pytest.approx(share) and winners[FIXED].head_share is winners[FIXED].break_even is None
     assert head.break_even.low < head.break_even.value < head.break_even.high
@@ -111,17 +111,27 @@ def test_a_head_at_its_break_even_is_as_fast_as_the_best_fixed_length(ratio, sha
 
 
 def test_a_rule_whose_rounds_were_timed_pays_what_they_took():
-    timed = replace(PRICES, measured_rules={"a": RuleCosts(0.0001, 0.0002)})
     one, other = CANDIDATES[2:4]
+    timed = replace(COST_TABLE, fit=CostFit(COST_TABLE.costs[MEASURED], {one.kind: RuleCosts(0.0001, 0.0002)}))
+    other = replace(other, rule=stopping.Heuristic())
+    assert one.kind == "FixedLength of mine" and other.kind == "Heuristic of mine"
     assert timed.of(one, MEASURED) == Costs(0.0011, 0.003, round_seconds=0.0002)
     assert timed.of(other, MEASURED) == Costs(0.0013, 0.003)
     assert timed.of(one, "10").draft_seconds == pytest.approx(0.1 * (1 + SHARE))
     assert timed.head_share(one, MEASURED) == pytest.approx(0.1) and timed.of(None, MEASURED) == timed.costs[MEASURED]
 
 
+def test_without_a_draft_step_a_head_has_no_share_of_it():
+    free = replace(COST_TABLE, costs={MEASURED: Costs(0.0, 0.003), "10": Costs.at_ratio(10)})
+    one = CANDIDATES[2]
+    assert free.head_share(one, MEASURED) is None and free.head_share(one, "10") == pytest.approx(SHARE)
+    counts = recorded(TEST).counts[2]
+    assert free.break_even(counts, np.ones((3, NUM_PROMPTS)), one, MEASURED, np.ones(3)) is None
+
+
 def test_rows_have_the_speed_ups_that_their_rule_is_meant_for():
-    choices = choose(recorded(DEV), CANDIDATES, PRICES)
-    data = data_set(recorded(TEST, "test"), CANDIDATES, choices, PRICES)
+    choices = choose(recorded(DEV), CANDIDATES, COST_TABLE)
+    data = data_set(recorded(TEST, "test"), CANDIDATES, choices, COST_TABLE)
     assert [row.name for row in data.rules] == [*(one.name for one in CANDIDATES), ORACLE]
     assert [set(row.speedup) for row in data.rules] == [{MEASURED, "10"}] * 4 + [{"10"}] + [{MEASURED, "10"}] * 2
     row = data.rules[1]
@@ -131,8 +141,8 @@ def test_rows_have_the_speed_ups_that_their_rule_is_meant_for():
 
 def test_intervals_are_over_prompts_drawn_together():
     """Where all rules are slow on the same prompts, a gain varies less than the speeds that it is made of."""
-    choices = choose(recorded(DEV), CANDIDATES, PRICES)
-    data = data_set(recorded(TEST, "test", noise=0.2), CANDIDATES, choices, PRICES)
+    choices = choose(recorded(DEV), CANDIDATES, COST_TABLE)
+    data = data_set(recorded(TEST, "test", noise=0.2), CANDIDATES, choices, COST_TABLE)
     head = next(winner for winner in data.winners if winner.family == "head" and winner.ratio == "10")
     assert head.speedup.low < head.speedup.value < head.speedup.high
     assert head.gain.high - head.gain.low < 1e-9
@@ -140,7 +150,7 @@ def test_intervals_are_over_prompts_drawn_together():
 
 def test_intervals_resample_groups():
     """Where prompts of a file are equally slow, twice as many of each make no interval narrower."""
-    choices, one = choose(recorded(DEV), CANDIDATES, PRICES), recorded(TEST, "test", noise=0.2)
+    choices, one = choose(recorded(DEV), CANDIDATES, COST_TABLE), recorded(TEST, "test", noise=0.2)
     recording = SimpleNamespace(
         **vars(one.recording) | {"num_prompts": 2 * NUM_PROMPTS, "lengths": torch.full((2 * NUM_PROMPTS,), 100)}
     )
@@ -149,7 +159,7 @@ def test_intervals_resample_groups():
     grouped = replace(twice, groups=[f"file{number // 2}" for number in range(2 * NUM_PROMPTS)])
 
     def width(some):
-        found = next(row for row in data_set(some, CANDIDATES, choices, PRICES).winners if row.family == "head").speedup
+        found = next(row for row in data_set(some, CANDIDATES, choices, COST_TABLE).winners if row.family == "head").speedup
         return found.high - found.low
 
     assert width(grouped) == pytest.approx(width(one), rel=1e-9) and width(twice) < 0.85 * width(one)
@@ -157,8 +167,8 @@ def test_intervals_resample_groups():
 
 def test_without_fixed_lengths_or_a_ceiling_there_is_no_gap():
     some = [one for one in CANDIDATES if one.family == "head"]
-    choices = choose(recorded(DEV[2:4]), some, PRICES)
-    data = data_set(recorded(TEST[2:4], "test"), some, choices, PRICES)
+    choices = choose(recorded(DEV[2:4]), some, COST_TABLE)
+    data = data_set(recorded(TEST[2:4], "test"), some, choices, COST_TABLE)
     assert {winner.gap_ceiling for winner in data.winners} == {winner.gap_oracle for winner in data.winners} == {None}
 
 

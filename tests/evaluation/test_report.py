@@ -17,10 +17,10 @@ from specheads.evaluation import report as module
 from specheads.evaluation.candidates import candidates
 from specheads.evaluation.findings import has_head, notes_on
 from specheads.evaluation.intervals import Interval, gain_over_fixed
-from specheads.evaluation.prices import Prices
 from specheads.evaluation.report import live_rows, print_report, write_report
 from specheads.evaluation.results import Report
-from specheads.evaluation.sweep import fitted_costs, round_times, run_sweep, sweep_settings
+from specheads.evaluation.rule_costs import CostTable, with_measured
+from specheads.evaluation.sweep import round_times, run_sweep, sweep_settings
 from specheads.replay.cost import Costs
 
 STOPPING = "specheads.decoding.stopping."
@@ -50,12 +50,12 @@ def measured():
 
 @pytest.fixture(scope="module")
 def report(measured):
-    fit, rules = fitted_costs(measured)
-    prices = Prices({"measured": fit.costs, "10": Costs.at_ratio(10)}, {"mine": 0.1}, fit, measured_rules=rules, alone=ALONE)
-    live = live_rows(measured, prices, True, {"head 0.6": 123.0})
+    table = with_measured(CostTable({"10": Costs.at_ratio(10)}, {"mine": 0.1}), measured, {"mine": 0.1})
+    cost_table = replace(table, alone=ALONE, halves=())
+    live = live_rows(measured, cost_table, True, {"head 0.6": 123.0})
     context = {"model": "tiny", "num_live_prompts": 4, "verification": "token verification", "lossless": True}
-    gains = {ratio: gain_over_fixed(measured, partial(prices.of, ratio=ratio)) for ratio in prices.costs}
-    return Report(context, fit, ["The machine was busy."], live, gains)
+    gains = {ratio: gain_over_fixed(measured, partial(cost_table.of, ratio=ratio)) for ratio in cost_table.costs}
+    return Report(context, cost_table.fit, ["The machine was busy."], live, gains)
 
 
 def test_every_setting_decoded_every_prompt_as_often_as_asked(measured):
@@ -76,7 +76,7 @@ def test_the_counts_do_not_depend_on_which_settings_run_beside_them(measured):
 
 
 def test_costs_are_fitted_to_the_rounds_of_what_drafts(measured):
-    times = round_times(measured[1:])
+    times = round_times(measured)
     assert len(times.drafted) == sum(part.num_target_calls for m in measured[1:] for part in m.stats)
     total = times.draft_seconds.sum() + times.target_seconds.sum()
     assert total == pytest.approx(sum(part.seconds - part.prefill_seconds for m in measured[1:] for part in m.stats))
@@ -112,9 +112,8 @@ def test_the_files_hold_the_report(report, tmp_path):
 
 def test_live_rows_resample_groups(measured):
     """Where all prompts are of one file there is nothing to resample; where each is its own, speeds vary."""
-    fit, own = fitted_costs(measured)
-    prices = Prices({"measured": fit.costs}, measured_rules=own, alone=ALONE)
-    rows, one_file = (live_rows(measured, prices, True, groups=groups) for groups in (None, ["a.py"] * 4))
+    cost_table = with_measured(CostTable({}), measured, {"mine": 0.1})
+    rows, one_file = (live_rows(measured, cost_table, True, groups=groups) for groups in (None, ["a.py"] * 4))
     assert all(row.tokens_per_second.low < row.tokens_per_second.high for row in rows)
     assert all(row.tokens_per_second.low == row.tokens_per_second.value == row.tokens_per_second.high for row in one_file)
 
@@ -185,8 +184,8 @@ def test_other_verification_rules_are_compared_at_equal_lengths():
     assert [one.name for one in settings][:-1] == names
     prompts = [[0], [1, 2], [3], [4, 4], [2, 2], [1, 1]]
     measured = run_sweep(tiny_pair(5), settings, prompts, Warp(), max_new_tokens=40, repeats=2, seed=0)
-    fit, own = fitted_costs(measured)
-    live = live_rows(measured, Prices({"measured": fit.costs}, measured_rules=own, alone=ALONE), True)
+    cost_table = with_measured(CostTable({}), measured, {})
+    live = live_rows(measured, cost_table, True)
     rows = {row.name: row for row in live}
     assert [row.lossless for row in live] == [True] * 6 + [False] * 2
     gain = rows["block K=4"].efficiency_gain
@@ -196,7 +195,7 @@ def test_other_verification_rules_are_compared_at_equal_lengths():
     assert rows["fixed K=4"].efficiency_gain is None and rows["max probability"].efficiency_gain is None
     console = Console(record=True, width=220)
     context = {"model": "tiny", "num_live_prompts": 6, "verification": "token verification", "lossless": True}
-    print_report(Report(context, fit, [], live), console)
+    print_report(Report(context, cost_table.fit, [], live), console)
     assert "block K=4: block efficiency" in console.export_text()
 
 

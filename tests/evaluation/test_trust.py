@@ -9,8 +9,9 @@ from report_example import about, report_example
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.stopping import FixedLength
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, fitted_costs
+from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, kinds_of, round_times
 from specheads.evaluation.trust import alone_steps, doubts_of
+from specheads.replay.cost import fit_costs
 
 NUM_PROMPTS, TOKENS = 16, 60
 STEP, PASS = 0.001, 0.004
@@ -38,9 +39,13 @@ def sweep(slow):
     return [decoded(k, slow, rng) for k in (None, 1, 2, 4)]
 
 
-def doubts(slow, live=()):
+def fit_of(measured):
+    return fit_costs(round_times(measured), kinds_of(measured))
+
+
+def doubts(slow, live=(), num_groups=NUM_PROMPTS):
     measured = sweep(slow)
-    return doubts_of(measured[0], fitted_costs(measured)[0], live)
+    return doubts_of(measured[0], fit_of(measured), live, num_groups)
 
 
 def test_a_quiet_machine_raises_no_doubt():
@@ -64,10 +69,16 @@ def test_a_speed_that_is_hardly_known_is_named():
     wide = replace(live[2], name="the wide one", tokens_per_second=Interval(100.0, 85.0, 110.0))
     assert doubts(0.0, live) == []
     (found,) = doubts(0.0, [*live, wide])
-    assert "the wide one is known to ±12% only" in found and about(1.0).high < 1.1
+    assert "The interval of the speed of the wide one is ±12%" in found and about(1.0).high < 1.1
 
 
 def test_too_few_responses_are_a_doubt():
     measured = [Measured(one.setting, one.stats[:1], one.rounds[:1]) for one in sweep(0.0)]
-    (found,) = doubts_of(measured[0], fitted_costs(measured)[0], [])
+    (found,) = doubts_of(measured[0], fit_of(measured), [], 10)
     assert "Too few responses" in found
+
+
+def test_prompts_of_few_files_are_a_doubt():
+    """Resampling one file or two gives intervals of no width, however little they tell."""
+    (found,) = doubts(0.0, num_groups=2)
+    assert "Only 2 independent prompts were decoded" in found

@@ -1,11 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from specheads import UserError
-from specheads.replay.cost import Costs, RoundTimes, RuleCosts, fit_costs
+from specheads.replay.cost import Costs, RoundTimes, RuleCosts, fit_costs, fits_of_halves
 
 STEP, PASS, MORE, BESIDE = 0.002, 0.01, 0.001, 0.0005  # seconds
-PLAIN = [True, True, False]  # two fixed lengths, and a rule that computes something
+KINDS = {"fixed": True, "more fixed": True, "head": False}  # two that compute nothing, and one that does
 HEAD, LEARNING = 0.0003, 0.0007  # seconds that it adds to a step and to a round
 
 
@@ -28,31 +30,31 @@ def rounds(noise=0.0, slow=0.0, verify=verification, num_rounds=1200):
 
 
 def test_exact_times_give_exact_costs():
-    fit = fit_costs(rounds(), PLAIN)
+    fit = fit_costs(rounds(), KINDS)
     costs = fit.costs
     found = (costs.draft_seconds, costs.target_seconds, costs.verified_seconds, costs.round_seconds)
     assert found == pytest.approx((STEP, PASS, MORE, BESIDE))
     assert costs.verification == pytest.approx([PASS + MORE * n for n in range(9)])
     assert costs.ratio == pytest.approx(5) and fit.num_rounds == 1200
-    assert fit.rules[0] == fit.rules[1] == RuleCosts()
-    assert (fit.rules[2].step_seconds, fit.rules[2].round_seconds) == pytest.approx((HEAD, LEARNING))
+    assert fit.rules["fixed"] == fit.rules["more fixed"] == RuleCosts()
+    assert (fit.rules["head"].step_seconds, fit.rules["head"].round_seconds) == pytest.approx((HEAD, LEARNING))
     assert fit.r_squared == pytest.approx(1, abs=1e-2)
 
 
 def test_one_slow_round_in_ten_moves_no_cost():
     """Means would be off by a factor of 1.9; the fit says by its R squared that it explains little of what was measured."""
     found = rounds(slow=0.1)
-    fit = fit_costs(found, PLAIN)
+    fit = fit_costs(found, KINDS)
     costs = fit.costs
     assert costs.draft_seconds == pytest.approx(STEP, rel=0.01) and costs.target_seconds == pytest.approx(PASS, rel=0.01)
     assert costs.verified_seconds == pytest.approx(MORE, rel=0.05)
-    assert fit.rules[2].step_seconds == pytest.approx(HEAD, rel=0.05)
+    assert fit.rules["head"].step_seconds == pytest.approx(HEAD, rel=0.05)
     assert found.target_seconds.mean() > 1.5 * verification(found.drafted).mean()
     assert fit.round_r_squared < 0.5 and fit.r_squared < 0.9
 
 
 def test_noise_lowers_r_squared_and_moves_costs_little():
-    fit = fit_costs(rounds(noise=0.3, num_rounds=10_000), PLAIN)
+    fit = fit_costs(rounds(noise=0.3, num_rounds=10_000), KINDS)
     assert 0.5 < fit.round_r_squared < 0.95 and fit.r_squared > fit.round_r_squared
     assert fit.costs.draft_seconds == pytest.approx(STEP, rel=0.05)
     assert fit.costs.target_seconds == pytest.approx(PASS, rel=0.05)
@@ -63,7 +65,17 @@ def test_r_squared_is_over_responses_that_were_not_fitted():
     rng = np.random.default_rng(0)
     drafted = rng.integers(0, 30, 300)
     times = RoundTimes(drafted, drafted, rng.random(300), rng.random(300), drafted * 0, np.repeat(np.arange(100), 3))
-    assert fit_costs(times, [True]).round_r_squared < 0.05
+    assert fit_costs(times, {"fixed": True}).round_r_squared < 0.05
+
+
+def test_each_half_of_the_responses_is_predicted_from_the_other():
+    found = rounds(noise=0.1)
+    of_even, of_odd = fits_of_halves(found, KINDS)
+    even = found.response % 2 == 0
+    assert of_even.num_rounds == (~even).sum() and of_odd.num_rounds == even.sum()
+    changed = replace(found, draft_seconds=np.where(even, 100.0, found.draft_seconds))
+    assert fits_of_halves(changed, KINDS)[0] == of_even and fits_of_halves(changed, KINDS)[1] != of_odd
+    assert fits_of_halves(found.part(found.response < 2), KINDS) is None
 
 
 def test_verification_in_steps_is_a_table():
@@ -72,7 +84,7 @@ def test_verification_in_steps_is_a_table():
     def padded(drafted):
         return PASS * np.where(drafted <= 4, 1.0, 1.6)
 
-    fit = fit_costs(rounds(verify=padded), PLAIN)
+    fit = fit_costs(rounds(verify=padded), KINDS)
     assert fit.costs.verification == pytest.approx([PASS] * 5 + [1.6 * PASS] * 4)
     counts = np.zeros((1, 9))
     counts[0, [3, 8]] = 2, 1
@@ -81,21 +93,21 @@ def test_verification_in_steps_is_a_table():
 
 
 def test_verifying_more_never_costs_less():
-    costs = fit_costs(rounds(verify=lambda drafted: PASS - 0.0005 * drafted), PLAIN).costs
+    costs = fit_costs(rounds(verify=lambda drafted: PASS - 0.0005 * drafted), KINDS).costs
     assert costs.verified_seconds == 0 and len(set(costs.verification)) == 1
     assert 0.006 < costs.target_seconds < 0.01
 
 
 def test_a_fit_predicts_the_total_time():
     found = rounds(noise=0.3)
-    fit = fit_costs(found, PLAIN)
+    fit = fit_costs(found, KINDS)
     assert fit.predicted(found).sum() == pytest.approx(found.draft_seconds.sum() + found.target_seconds.sum(), rel=0.01)
 
 
 def test_drafts_that_no_model_makes_cost_no_step():
     found = rounds()
     found = RoundTimes(found.drafted * 0, found.drafted, found.drafted * 0 + 0.0001, *list(vars(found).values())[3:])
-    costs = fit_costs(found, PLAIN).costs
+    costs = fit_costs(found, KINDS).costs
     assert (costs.draft_seconds, costs.round_seconds) == pytest.approx((0, 0.0001)) and costs.ratio == float("inf")
 
 
@@ -103,14 +115,14 @@ def test_drafts_that_no_model_makes_cost_no_step():
 def test_rounds_that_tell_nothing_apart_are_refused(drafted):
     drafted = np.array(drafted)
     with pytest.raises(UserError, match="at least two draft lengths"):
-        fit_costs(RoundTimes(drafted, drafted, drafted * 0.1, drafted * 0.1 + 1, drafted * 0, drafted * 0), [True])
+        fit_costs(RoundTimes(drafted, drafted, drafted * 0.1, drafted * 0.1 + 1, drafted * 0, drafted * 0), {"fixed": True})
 
 
 def test_one_fixed_length_is_compared_with_what_other_rules_did():
     """Where only one length was drafted by a rule of no cost, all rules together tell draft and target apart."""
     found = rounds()
     some = found.part((found.rule == 2) | (found.drafted == 4))
-    costs = fit_costs(some, PLAIN).costs
+    costs = fit_costs(some, KINDS).costs
     assert STEP <= costs.draft_seconds <= STEP + HEAD and costs.verified_seconds == pytest.approx(MORE, rel=0.1)
 
 

@@ -1,0 +1,119 @@
+"""What every rule costs at every cost ratio: the costs common to all, and what a rule computes itself."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from specheads.evaluation.results import MEASURED
+from specheads.evaluation.sweep import TARGET_ALONE, Measured, kinds_of, round_times
+from specheads.evaluation.trust import alone_steps
+from specheads.replay.cost import CostFit, Costs, RuleCosts, fit_costs, fits_of_halves
+from specheads.replay.replay import Counts
+
+
+class Costed(Protocol):
+    """A rule with its numbers: its kind decides what it costs, and so does the head that it asks, if any."""
+
+    kind: str
+    head: str | None
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Costs by the name of their ratio, and what heads and rules add.
+
+    Bounds, which no decoder can have, pay nothing for what they know.
+    """
+
+    costs: Mapping[str, Costs]
+    head_shares: Mapping[str, float] = field(default_factory=dict)  # by head, its cost as a share of a draft step, at the ratios
+    fit: CostFit | None = None  # of the measured costs
+    measured_heads: Mapping[str, float] = field(default_factory=dict)  # by head, seconds that it adds to a draft step here
+    alone: float | None = None  # tokens per second of the target alone, by the median of its steps
+    halves: Sequence["CostTable"] = ()  # measured costs for the even and the odd prompts, each from the rounds of the others
+
+    def at_ratios(self) -> "CostTable":
+        """Return the table without what was measured."""
+        return CostTable({ratio: costs for ratio, costs in self.costs.items() if ratio != MEASURED}, self.head_shares)
+
+    def of_head(self, head: str | None, ratio: str) -> Costs:
+        """Return the costs at a ratio of a rule that asks a head, given by name, or none."""
+        costs = self.costs[ratio]
+        if head is None:
+            return costs
+        step = self.head_shares.get(head, 0.0) * costs.draft_seconds
+        if ratio == MEASURED:
+            step = self.measured_heads.get(head, step)
+        return costs.with_rule(RuleCosts(step_seconds=step))
+
+    def of(self, one: Costed | None, ratio: str) -> Costs:
+        """Return the costs of a rule at a ratio; None stands for the oracle."""
+        if one is None:
+            return self.costs[ratio]
+        if ratio == MEASURED and self.fit is not None and one.kind in self.fit.rules:
+            return self.costs[ratio].with_rule(self.fit.rules[one.kind])
+        return self.of_head(one.head, ratio)
+
+    def head_share(self, one: Costed | None, ratio: str) -> float | None:
+        """Return what a rule adds to a draft step at a ratio, as a share of it; None for one without a head, or without a draft step."""
+        if one is None or one.head is None or not self.costs[ratio].draft_seconds:
+            return None
+        return self.of(one, ratio).draft_seconds / self.costs[ratio].draft_seconds - 1
+
+    def speedup(self, counts: Counts, resamples: np.ndarray, one: Costed | None, ratio: str) -> np.ndarray:
+        """Return the speed-up over the target alone (R,) under each row of `resamples` (R, P)."""
+        seconds = self.of(one, ratio).seconds(counts.drafted, counts.rounds)
+        return (resamples @ counts.tokens) / (resamples @ seconds) / (self.alone if ratio == MEASURED else 1.0)
+
+    def break_even(
+        self, counts: Counts, resamples: np.ndarray, one: Costed | None, ratio: str, fixed: np.ndarray
+    ) -> np.ndarray | None:
+        """Return the share of a draft step (R,) at which a head's rule would be as fast as the best fixed length, whose speed-ups are
+        `fixed` (R,); None for a rule without a head, or without a draft step.
+        """
+        if self.head_share(one, ratio) is None:
+            return None
+        costs = self.costs[ratio]
+        round_seconds = self.of(one, ratio).round_seconds - costs.round_seconds
+        without = costs.with_rule(RuleCosts(round_seconds=round_seconds)).seconds(counts.drafted, counts.rounds)
+        allowed = (resamples @ counts.tokens) / (fixed * (self.alone if ratio == MEASURED else 1.0))
+        return (allowed - resamples @ without) / (resamples @ counts.drafted) / costs.draft_seconds
+
+    def for_prompts(self, one: Costed, num_prompts: int) -> list[Costs]:
+        """Return the measured costs of a rule on each of the first prompts, from rounds of other prompts where there are enough."""
+        halves = self.halves or (self, self)
+        return [halves[number % 2].of(one, MEASURED) for number in range(num_prompts)]
+
+
+def with_measured(table: CostTable, measured: Sequence[Measured], sizes: Mapping[str, float]) -> CostTable:
+    """Return a table with the measured costs of what was decoded.
+
+    Args:
+        measured: what was decoded, the target alone among it.
+        sizes: by head, its counted share of a draft step; a head that was not decoded is taken to cost what decoded heads of such sizes do.
+    """
+    times, kinds = round_times(measured), kinds_of(measured)
+    alone = np.concatenate([alone_steps(one) for one in measured if one.setting == TARGET_ALONE])
+    speed = float(1 / np.median(alone))
+
+    def fitted(fit: CostFit) -> CostTable:
+        heads = _head_seconds(fit, measured, sizes)
+        return CostTable({MEASURED: fit.costs, **table.at_ratios().costs}, table.head_shares, fit, heads, speed)
+
+    halves = fits_of_halves(times, kinds)
+    return replace(fitted(fit_costs(times, kinds)), halves=() if halves is None else tuple(map(fitted, halves)))
+
+
+def _head_seconds(fit: CostFit, measured: Sequence[Measured], sizes: Mapping[str, float]) -> dict[str, float]:
+    """Return by head the seconds that it adds to a draft step: the mean of its rules', or between those of heads of other sizes."""
+    steps: dict[str, list[float]] = {}
+    for setting in {one.setting.kind: one.setting for one in measured if one.setting.head is not None}.values():
+        steps.setdefault(setting.head, []).append(max(fit.rules[setting.kind].step_seconds, 0.0))
+    timed = {head: float(np.mean(seconds)) for head, seconds in steps.items()}
+    if not timed:
+        return {}
+    order = sorted(timed, key=sizes.__getitem__)
+    between = np.interp(list(sizes.values()), [sizes[head] for head in order], [timed[head] for head in order])
+    return dict(zip(sizes, between.tolist(), strict=True)) | timed

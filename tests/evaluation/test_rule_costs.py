@@ -1,0 +1,71 @@
+"""What rules cost as they were timed: pooled by kind, told apart by head, and predicted for prompts that were not timed."""
+
+import numpy as np
+import pytest
+
+from specheads.decoding.records import DecodeStats
+from specheads.decoding.stopping import DraftProduct, FixedLength, Heuristic
+from specheads.evaluation.candidate import Candidate
+from specheads.evaluation.results import MEASURED
+from specheads.evaluation.rule_costs import CostTable, with_measured
+from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting
+from specheads.replay.cost import Costs
+
+STEP, PASS, NUM_PROMPTS = 0.001, 0.004, 8
+SIZES = {"small": 0.01, "middle": 0.02, "large": 0.05}
+OWN = {"small": 0.0001, "large": 0.0005}  # seconds that a head adds to a step
+
+
+def decoded(name, rule, family, more=0.0, head=None):
+    """Rounds of 1 to 6 drafted tokens on every prompt; `more` seconds for each draft step."""
+    prompts = []
+    for prompt in range(NUM_PROMPTS):
+        lengths = [0] * 10 if rule is None else np.random.default_rng(prompt).integers(1, 7, 30).tolist()
+        prompts.append([[1, n, n, (STEP + more) * n, PASS + 0.0001 * n] for n in lengths])
+    stats = [DecodeStats(len(rows), 0, 0, 0, len(rows), sum(r[2] for r in rows), 1.0, 0.0) for rows in prompts]
+    setting = TARGET_ALONE if rule is None else Setting(name, family, 1, rule, head=head)
+    return Measured(setting, stats, prompts)
+
+
+@pytest.fixture(scope="module")
+def table():
+    measured = [
+        decoded("target alone", None, "target"),
+        decoded("fixed K=4", FixedLength(4), "fixed_length"),
+        decoded("product 0.5", DraftProduct(0.5), "draft_product", 0.00005),
+        *(decoded(f"head {name}", Heuristic(), "head_threshold", own, name) for name, own in OWN.items()),
+    ]
+    return with_measured(CostTable({"10": Costs.at_ratio(10)}, SIZES), measured, SIZES)
+
+
+def rule(kind, head=None):
+    return Candidate("family", "name", kind, kind, head=head)
+
+
+def test_what_was_timed_of_a_rule_holds_for_all_its_values(table):
+    assert table.of(rule(DraftProduct(0.9)), MEASURED).draft_seconds == pytest.approx(STEP + 0.00005)
+    assert table.of(rule(FixedLength(7)), MEASURED).draft_seconds == pytest.approx(STEP)
+    assert table.alone == pytest.approx(1 / PASS)
+
+
+def test_each_head_costs_what_its_own_rounds_took(table):
+    for head, own in OWN.items():
+        assert table.of(rule(Heuristic(), head), MEASURED).draft_seconds == pytest.approx(STEP + own)
+        assert table.head_share(rule(Heuristic(), head), MEASURED) == pytest.approx(own / STEP)
+        assert table.head_share(rule(Heuristic(), head), "10") == pytest.approx(SIZES[head])
+
+
+def test_a_head_that_was_not_decoded_costs_what_heads_of_such_sizes_do(table):
+    """A quarter of the way from the small to the large head by weights, so a quarter by seconds: launches cost something, too."""
+    assert table.measured_heads["middle"] == pytest.approx(0.0001 + 0.25 * 0.0004)
+    assert table.of(rule(DraftProduct(0.5), "middle"), MEASURED).draft_seconds == pytest.approx(STEP + 0.0002)
+
+
+def test_prompts_are_predicted_from_the_rounds_of_others(table):
+    own = table.for_prompts(rule(FixedLength(4)), NUM_PROMPTS)
+    assert own[0] == own[2] == table.halves[0].costs[MEASURED] and own[1] == own[3] == table.halves[1].costs[MEASURED]
+    assert table.halves[0].fit.num_rounds + table.halves[1].fit.num_rounds == table.fit.num_rounds
+
+
+def test_without_measurements_only_the_ratios_are_left(table):
+    assert set(table.at_ratios().costs) == {"10"} and table.at_ratios().fit is None
