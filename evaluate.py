@@ -20,9 +20,10 @@ from specheads.decoding.pairing import check_pairing
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError
 from specheads.evaluation.checks import check_counts, check_decoded, check_lists, check_replay
+from specheads.evaluation.console import print_report
 from specheads.evaluation.drafts import check_context, compared, read_report
 from specheads.evaluation.find import find_heads
-from specheads.evaluation.report import print_report, write_report
+from specheads.evaluation.report import write_report
 from specheads.evaluation.results import Report
 from specheads.evaluation.run import Evaluation
 from specheads.evaluation.wandb_log import log_report
