@@ -167,6 +167,7 @@ def live_table(report: Report) -> str:
     rows = [_live(row, row is fastest)[: len(columns)] for row in report.live]
     kinds = ["best" if row is fastest else "" for row in report.live]
     caption = "Measured speed, and tokens per second as the fitted costs predict them"
+    caption += "; not to be trusted" if report.doubts else ""
     return table(caption, columns, [Row(cells, kind) for cells, kind in zip(rows, kinds, strict=True)], sorted_by=-1)
 
 

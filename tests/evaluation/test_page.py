@@ -275,6 +275,17 @@ def test_nothing_sticks_out_of_the_page(opened):
     )
 
 
+def test_a_table_fits_a_laptop_and_shows_a_speed_up_on_a_phone(opened):
+    """Before anything is scrolled; wider tables scroll by themselves."""
+    boxes = "[...document.querySelectorAll('main .scroll')].filter(one => one.clientWidth)"
+    if opened.execute_script("return innerWidth") > 1000:
+        assert opened.execute_script(f"return {boxes}.every(one => one.scrollWidth <= one.clientWidth)")
+    first = "return ['#winners', '#live', '#bank'].map(one => [...document.querySelectorAll(`${one} .panel:not([hidden]) table, #live table`)]"
+    edge = ".map(one => [...one.tHead.rows[0].cells].find(cell => cell.textContent === 'speed-up')).filter(cell => cell)"
+    edge += ".every(cell => cell.getBoundingClientRect().right <= innerWidth))"
+    assert opened.execute_script(first + edge) == [True] * 3
+
+
 def test_selecting_a_ratio_or_a_data_set_changes_tables_and_figures(opened):
     captions = "return [...document.querySelectorAll('.panel:not([hidden]) caption')].map(one => one.textContent)"
     drawn = "return document.querySelector('[data-figure=gap]').data.map(one => [...one.x])"
