@@ -19,10 +19,11 @@ from specheads.decoding.engine import resolve_engine
 from specheads.decoding.pairing import check_pairing
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError
-from specheads.evaluation.checks import check_counts, check_lists, check_replay
+from specheads.evaluation.checks import check_counts, check_decoded, check_lists, check_replay
+from specheads.evaluation.console import print_report
 from specheads.evaluation.drafts import check_context, compared, read_report
 from specheads.evaluation.find import find_heads
-from specheads.evaluation.report import print_report, write_report
+from specheads.evaluation.report import write_report
 from specheads.evaluation.results import Report
 from specheads.evaluation.run import Evaluation
 from specheads.evaluation.wandb_log import log_report
@@ -39,6 +40,7 @@ def evaluate(cfg: DictConfig) -> Report:
     drafting, others = instantiate(cfg.drafting), {name: named_verification(name) for name in cfg.compare_verification}
     for rule in (verification, *others.values()):
         check_pairing(drafting, rule)
+    check_decoded(cfg, drafting, verification)
     # A login that fails should not wait either.
     loggers = [new_logger(one, Path(cfg.paths.run)) for one in (cfg.get("logger") or {}).values()]
     try:

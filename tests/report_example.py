@@ -52,6 +52,7 @@ def report_example() -> Report:
         "draft": "meta-llama/Llama-3.2-1B-Instruct",
         "heads": ["shallow", "<deep>"],
         "warp": {"temperature": 1.0, "top_k": None},
+        "costs": {"verified_share": 0.01, "head_shares": {"shallow": 0.1, "<deep>": 0.15}, "counted": True},
         "seed": 0,
         "device": "cpu",
         "split": "test",
@@ -195,5 +196,7 @@ def _bank(rng: random.Random) -> list[BankRow]:
         threshold = {ratio: round(rng.uniform(0.3, 0.8), 2) for ratio in RATIOS}
         name = f"layers {number // 4}, <weight> {1 + number % 4}"
         shares = dict.fromkeys(RATIOS, 0.05 + 0.01 * number)
-        rows.append(BankRow(name, 0.8 + 0.005 * number, 0.3 - 0.005 * number, 0.01 + 0.001 * number, speedup, threshold, shares))
+        even = dict.fromkeys(RATIOS, about(0.12, 0.1))
+        rates = 0.8 + 0.005 * number, 0.3 - 0.005 * number, 0.01 + 0.001 * number
+        rows.append(BankRow(name, *rates, speedup, threshold, shares, even))
     return rows

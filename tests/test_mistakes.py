@@ -31,6 +31,7 @@ from specheads.nano import corpus
 COMMANDS = {"train.py": train.main, "evaluate.py": evaluate.main, "data_gen": data_gen.__main__.main}
 COMMANDS["learning_curve"] = specheads.evaluation.learning_curve.main
 DISTILL = ["train.py", "task=distill"]
+GRAPHS = ["evaluate.py", "drafting=graph", "verification=tree_match", "head=null"]
 SMALL = ["data.num_train=4", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=4"]
 FILES = {
     "good.jsonl": '{"instruction": "a", "input": ""}\n{"instruction": "b", "input": "c"}\n{"instruction": "d", "input": ""}\n',
@@ -274,6 +275,28 @@ MISTAKES = {
     "verification that costs a word": (
         ["evaluate.py", "costs.verified_share=x"],
         "costs.verified_share=x: .* forward pass of the target",
+    ),
+    "costs that are null": (
+        ["evaluate.py", "head=null", "costs=null"],
+        "costs=None is no set of keys; expected head_share and verified_share",
+    ),
+    "costs that are a number": (["evaluate.py", "head=null", "costs=5"], "costs=5 is no set of keys; .*costs.head_share=0.1"),
+    "cost that is unknown": (
+        ["evaluate.py", "head=null", "+costs.foo=1"],
+        "costs.foo=1 is not known; costs has head_share and verified_share",
+    ),
+    "cost that is left out": (["evaluate.py", "head=null", "~costs.verified_share"], "costs.verified_share is missing; give it"),
+    "nothing to decode but the target": (
+        [*GRAPHS, "live_rules=[head_threshold]"],
+        r"live_rules=\['head_threshold'\] leaves nothing to decode but the target alone: graph drafts .*live_rules=\[fixed_length\]",
+    ),
+    "thresholds that need a recording": (
+        [*GRAPHS[:-1], "live_rules=[head_threshold]", "thresholds=[auto]"],
+        "leaves nothing to decode but the target alone",
+    ),
+    "one length to tell costs apart": (
+        [*GRAPHS, "fixed_lengths=[4]"],
+        r"drafts 4 tokens in every round, .*costs .* cannot be told apart: graph drafts .*fixed_lengths=\[4,8\]",
     ),
     "ratio that is a word": (["evaluate.py", "head=null", "ratios=[x]"], "ratio x is not above 1"),
     "all prompts": (["evaluate.py", "head=null", "num_prompts=all"], "num_prompts=all is no count of at least 1"),

@@ -12,9 +12,11 @@ from specheads.evaluation.findings import (
     achievable,
     change,
     change_limits,
+    is_trusted,
     percent,
     percent_limits,
     preferred,
+    ratio_text,
     ratios_of,
     times,
     times_limits,
@@ -26,6 +28,8 @@ from specheads.evaluation.results import DataSet, Report, RuleRow, Winner
 
 WORST, MOST = -1.0, 1.5  # shares of a gap beyond these are cut off
 
+DOUBTFUL = "doubtful"  # in a figure's layout.meta: what it shows is not to be trusted
+
 Figures = Mapping[str, go.Figure]  # by data set, or by data set and ratio: "0" or "0|measured"
 
 
@@ -35,20 +39,30 @@ def figures_of(report: Report) -> dict[str, Figures]:
     found: dict[str, dict[str, go.Figure | None]] = {"pareto": {}, "threshold": {}, "gap": {}, "reliability": {}, "positions": {}}
     for number, data_set in enumerate(report.data_sets):
         main = main_families(data_set, preferred(ratios))
-        found["pareto"][f"{number}"] = _pareto(data_set, looks, main)
+        found["pareto"][f"{number}"] = _pareto(report, data_set, looks, main)
         found["reliability"][f"{number}"] = _reliability(data_set)
         found["positions"][f"{number}"] = _positions(data_set, looks)
         for ratio in ratios:
-            found["threshold"][f"{number}|{ratio}"] = _threshold(data_set, ratio, looks, main)
-            found["gap"][f"{number}|{ratio}"] = _gap(data_set, ratio)
+            for name, figure in (("threshold", _threshold(data_set, ratio, looks, main)), ("gap", _gap(data_set, ratio))):
+                found[name][f"{number}|{ratio}"] = figure if is_trusted(report, ratio) else _doubtful(figure)
     drawn = {name: {key: figure for key, figure in figures.items() if figure} for name, figures in found.items()}
     return {name: figures for name, figures in drawn.items() if figures}
 
 
-def _pareto(data_set: DataSet, looks: Mapping[str, Look], main: set[str]) -> go.Figure | None:
+def _doubtful(figure: go.Figure | None) -> go.Figure | None:
+    """Return a figure that says that it is not to be trusted, by which the page greys it."""
+    if figure is None:
+        return None
+    note = {"text": "measured,<br>not to be trusted", "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
+    return figure.add_annotation(note | {"font": {"size": 15}, "opacity": 0.8}).update_layout(meta=DOUBTFUL)
+
+
+def _pareto(report: Report, data_set: DataSet, looks: Mapping[str, Look], main: set[str]) -> go.Figure | None:
     if not data_set.rules:
         return None
-    figure = _figure("discard rate: drafted tokens thrown away per token", "verification rate: target forwards per token", 540)
+    figure = _figure(
+        "discard rate: drafted tokens thrown away per token", "verification rate: forward passes of the target per token", 540
+    )
     front = _front([row for row in data_set.rules if achievable(row.family)])
     figure.add_scatter(
         x=[row.discard_rate.value for row in front],
@@ -68,7 +82,7 @@ def _pareto(data_set: DataSet, looks: Mapping[str, Look], main: set[str]) -> go.
             error_y=error_bars([row.verification_rate for row in rows]),
             mode="markers",
             marker={"color": look.color, "symbol": look.symbol, "size": 8},
-            hovertext=[_hover(row) for row in rows],
+            hovertext=[_hover(report, row) for row in rows],
             **_named(family, look, main),
         )
     return figure
@@ -83,11 +97,13 @@ def _front(rows: Sequence[RuleRow]) -> list[RuleRow]:
     return front
 
 
-def _hover(row: RuleRow) -> str:
+def _hover(report: Report, row: RuleRow) -> str:
     rates = (("discard rate", row.discard_rate), ("verification rate", row.verification_rate))
     lines = [f"<b>{escape(row.name)}</b>"]
     lines += [f"{name} {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]" for name, found in rates]
-    lines += [f"speed-up at {ratio}: {times(found)} {times_limits(found)}" for ratio, found in row.speedup.items()]
+    lines += [
+        f"speed-up at {ratio_text(report, ratio)}: {times(found)} {times_limits(found)}" for ratio, found in row.speedup.items()
+    ]
     return "<br>".join(lines)
 
 

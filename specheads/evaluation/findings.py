@@ -1,6 +1,7 @@
 """What a report comes to: which ratios and rules matter, the key findings as sentences, and numbers as text."""
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
 from specheads.evaluation.intervals import Interval
@@ -12,11 +13,12 @@ PREFERRED = "10"  # ratio to begin with
 
 
 def ratios_of(report: Report) -> list[str]:
-    """Return every ratio that something was reckoned at, the measured one first."""
+    """Return every ratio that something was predicted at, the measured one first, or last if it is not to be trusted."""
     found = {row.ratio for data_set in report.data_sets for row in data_set.winners}
     found |= {ratio for data_set in report.data_sets for row in data_set.rules for ratio in row.speedup}
     found |= {ratio for row in report.bank for ratio in row.speedup}
-    return sorted(found, key=lambda ratio: (ratio != MEASURED, 0.0 if ratio == MEASURED else float(ratio)))
+    measured = inf if report.doubts else -inf
+    return sorted(found, key=lambda ratio: measured if ratio == MEASURED else float(ratio))
 
 
 def preferred(ratios: Sequence[str]) -> str | None:
@@ -31,10 +33,10 @@ def main_data_set(report: Report) -> int | None:
 
 
 def ratio_text(report: Report, ratio: str) -> str:
-    """Return a ratio as a reader knows it; the measured one with its number."""
+    """Return a ratio as a reader knows it; the measured one with its number, and marked if it is not to be trusted."""
     if ratio != MEASURED:
         return ratio
-    return f"measured ({report.costs.ratio:.1f})" if report.costs else MEASURED
+    return (f"measured ({report.costs.ratio:.1f})" if report.costs else MEASURED) + (", doubtful" if report.doubts else "")
 
 
 def has_head(family: str) -> bool:
@@ -43,7 +45,7 @@ def has_head(family: str) -> bool:
 
 
 def achievable(family: str) -> bool:
-    """Whether a decoder could have this rule, chosen without a look at the data set that it is judged on."""
+    """Whether a decoder could have this rule, chosen without a look at the data set that it is reported on."""
     return family not in BOUNDS and not family.endswith("in hindsight")
 
 
@@ -51,6 +53,11 @@ def winners_at(data_set: DataSet, ratio: str | None) -> list[Winner]:
     """Return the winners at a ratio: those that a decoder could have, the fastest first, then the bounds."""
     found = [row for row in data_set.winners if row.ratio == ratio]
     return sorted(found, key=lambda row: (not achievable(row.family), -row.speedup.value))
+
+
+def is_trusted(report: Report, ratio: str) -> bool:
+    """Whether what was predicted at a ratio can be trusted: not at the measured one if the times cannot."""
+    return ratio != MEASURED or not report.doubts
 
 
 def best(winners: Iterable[Winner], head: bool) -> Winner | None:
@@ -94,11 +101,13 @@ def minus(text: str) -> str:
 
 
 def key_findings(report: Report) -> list[str]:
-    """Return the key findings: one sentence or two per ratio for the first test data set, then what was measured live."""
+    """Return the key findings: one sentence or two per ratio for the first test data set, then what was measured live. What was
+    measured stays out where it is not to be trusted.
+    """
     number = main_data_set(report)
     data_set = None if number is None else report.data_sets[number]
-    ratios = ratios_of(report) if data_set else []
-    return [text for ratio in ratios if (text := _replayed(report, data_set, ratio))] + _live(report)
+    ratios = [ratio for ratio in ratios_of(report) if is_trusted(report, ratio)] if data_set else []
+    return [text for ratio in ratios if (text := _replayed(report, data_set, ratio))] + ([] if report.doubts else _live(report))
 
 
 def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
@@ -129,24 +138,45 @@ def _at(report: Report, ratio: str) -> str:
     return f"the measured ratio {report.costs.ratio:.1f}" if report.costs else "the measured ratio"
 
 
+def share_text(share: float) -> str:
+    """Return a cost: 0.125 is 12.5 %."""
+    return minus(f"{share * 100:.3g} %")
+
+
+def assumed_text(report: Report) -> str:
+    """Return what predicted speeds at the ratios count besides draft steps and forward passes."""
+    given = report.context.get("costs") or {}
+    text = f"verifying one more token costs {share_text(given.get('verified_share', 0))} of a forward pass"
+    if not given.get("head_shares"):
+        return text
+    return f"{text}, heads’ costs are {'counted from their weights' if given.get('counted') else 'as given'}"
+
+
+def counted_text(report: Report, ratio: str) -> str:
+    """Return what predicted speeds at one ratio count."""
+    if ratio != MEASURED:
+        return assumed_text(report)
+    return "costs as measured here" + (", not to be trusted" if report.doubts else "")
+
+
 def costs_text(report: Report) -> str:
     """Return what heads and verification cost at the ratios, as it was counted, and what was measured here."""
-    given = report.context.get("costs") or {}
-    how = "counted from weights" if given.get("counted") else "as given"
-    heads = [f"{name} {share:.1%}" for name, share in (given.get("head_shares") or {}).items()]
-    text = f"at the ratios, a head adds to a draft step ({how}): {', '.join(heads)}; " if heads else ""
-    text += f"verifying one more token costs {given.get('verified_share', 0):.1%} of the target's forward pass"
+    shares = ((report.context.get("costs") or {}).get("head_shares") or {}).items()
+    heads = [f"{name}: {share_text(share)}" for name, share in shares]
+    text = f"at the ratios {assumed_text(report)}{' (as shares of a draft step, ' + ', '.join(heads) + ')' if heads else ''}"
     shares = {row.name: row.head_share for data in report.data_sets for row in data.winners if row.ratio == MEASURED}
-    measured = [f"{name} {share:.1%}" for name, share in shares.items() if share is not None]
-    return f"{text}. Measured here, as a share of a draft step: {', '.join(measured)}." if measured else f"{text}."
+    measured = [f"{name}: {share_text(share)}" for name, share in shares.items() if share is not None]
+    if not measured:
+        return f"{text}."
+    return f"{text}. Measured here, as a share of a draft step{' (not to be trusted)' if report.doubts else ''}, {', '.join(measured)}."
 
 
 def fit_text(report: Report) -> str:
     """Return the measured costs."""
     fit, costs = report.fit, report.costs
     text = f"Measured costs, by medians of {fit.num_rounds:,} rounds: draft step {costs.draft_seconds * 1e3:.2f} ms, the target's forward pass "
-    text += f"{costs.target_seconds * 1e3:.2f} ms and {costs.verified_seconds * 1e3:.3f} ms more per drafted token, a round beside these "
-    text += f"{costs.round_seconds * 1e3:.2f} ms, ratio {costs.ratio:.2f}"
+    text += f"{costs.target_seconds * 1e3:.2f} ms and {costs.verified_seconds * 1e3:.3f} ms more per drafted token, and "
+    text += f"{costs.round_seconds * 1e3:.2f} ms of overhead per round; ratio {costs.ratio:.2f}"
     if fit.r_squared is None:
         return f"{text}."
     return f"{text}; R\u00b2 {fit.r_squared:.3f} over responses that were not fitted, {fit.round_r_squared or 0:.3f} over their rounds."
@@ -163,29 +193,34 @@ def _live(report: Report) -> list[str]:
 
 def notes_on(report: Report) -> list[str]:
     """Return what a reader must not miss: heads that do not pay for themselves, where a rule without a head was faster than the head, and
-    where drafting does not pay.
+    where drafting does not pay. Nothing is said of what was measured where it is not to be trusted.
     """
-    found = []
-    for data_set in (one for one in report.data_sets if one.role == "test"):
-        for row in data_set.winners:
-            if row.break_even is not None and row.head_share is not None and row.head_share >= row.break_even.value:
-                found.append(
-                    f"On {data_set.name} prompts, at {ratio_name(row.ratio)}, {row.name} does not pay for its head: it adds "
-                    f"{row.head_share:.1%} to a draft step and would break even at {minus(f'{row.break_even.value:.1%}')}."
-                )
-    for data_set in (one for one in report.data_sets if one.role == "test"):
-        for ratio in dict.fromkeys(winner.ratio for winner in data_set.winners):
+    tests = [one for one in report.data_sets if one.role == "test"]
+    each = [(one, row) for one in tests for row in one.winners if is_trusted(report, row.ratio)]
+    found = [
+        f"On {data_set.name} prompts, at {ratio_name(row.ratio)}, {row.name} does not pay for its head: it adds "
+        f"{share_text(row.head_share)} to a draft step and would break even at {share_text(row.break_even.value)}."
+        for data_set, row in each
+        if row.break_even is not None and row.head_share is not None and row.head_share >= row.break_even.value
+    ]
+    for data_set in tests:
+        for ratio in dict.fromkeys(winner.ratio for winner in data_set.winners if is_trusted(report, winner.ratio)):
             head, other = (_fastest(data_set, ratio, with_head) for with_head in (True, False))
             if head and other and other.speedup.value > head.speedup.value:
                 text = f"On {data_set.name} prompts, at {ratio_name(ratio)}, {other.name} ({other.speedup.value:.3f}x) is faster than the head "
                 found.append(f"{text}({head.name}, {head.speedup.value:.3f}x).")
-    speeds = [row for row in report.live if row.family != "target"]
-    if speeds and (fastest := max(speeds, key=lambda row: row.speedup.value)).speedup.value < 1:
-        text = f"Speculative decoding makes this pair slower here: the best setting, {fastest.name}, reaches {fastest.speedup.value:.2f}x of the target alone"
-        if report.costs.draft_seconds:
-            text += f", because a target forward costs only {report.costs.ratio:.1f} draft forwards on this machine"
-        found.append(f"{text}.")
-    return found
+    return found if report.doubts else found + _slower(report)
+
+
+def _slower(report: Report) -> list[str]:
+    """Return that drafting does not pay here, if no setting that was decoded is faster than the target alone."""
+    fastest = max((row for row in report.live if row.family != "target"), key=lambda row: row.speedup.value, default=None)
+    if fastest is None or fastest.speedup.value >= 1:
+        return []
+    text = f"Speculative decoding makes this pair slower here: the best setting, {fastest.name}, reaches {fastest.speedup.value:.2f}x of the target alone"
+    if report.costs.draft_seconds:
+        text += f", because a forward pass of the target costs only {report.costs.ratio:.1f} draft steps on this machine"
+    return [f"{text}."]
 
 
 def _fastest(data_set: DataSet, ratio: str, with_head: bool) -> Winner | None:

@@ -42,6 +42,7 @@
     box.nextElementSibling.hidden = !!figure;
     if (!figure) return;
     const { data, layout } = structuredClone(figure);
+    box.classList.toggle("doubtful", layout.meta === "doubtful");
     const listed = data.filter((trace) => trace.showlegend !== false).length;
     const edge = getComputedStyle(document.documentElement).getPropertyValue("--text").trim();
     for (const trace of data) if (trace.type === "bar") trace.error_x.color = edge;

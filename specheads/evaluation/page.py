@@ -1,7 +1,7 @@
 """An evaluation as one HTML file that needs nothing else: findings, tables, interactive figures and coloured texts."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -53,8 +53,8 @@ PLOTS = {  # title, what a reader should know, what selects the figure
     "reliability": (
         "Reliability",
         (
-            "Are tokens accepted as often as the judge says? On the diagonal, yes. The larger a marker, the more tokens it stands for. A "
-            "calibrated head is drawn twice, as it is and as rules hear it. A token counts once for every place that it can have in a round."
+            "Are tokens accepted as often as predicted? On the diagonal, yes. The larger a marker, the more tokens it stands for. A "
+            "calibrated head is drawn twice, before and after calibration. A token counts once for every place that it can have in a round."
         ),
         "set",
     ),
@@ -71,6 +71,10 @@ LIVE = (
 DRAFTS = (
     "Each draft with the best fixed length, the best rule without a head and the best with one, chosen on dev prompts. A cost ratio is that of "
     "each draft itself: a smaller draft reaches a larger one. Decoded speeds were measured in runs of their own."
+)
+BANK = (
+    "Each head’s threshold was chosen on dev prompts, at each cost ratio again; the speed-up is on test prompts. A head’s cost is what it adds "
+    "to a draft step, as a share of the step, and is counted; at its break-even it would be as fast as the best fixed length. Click a heading to sort."
 )
 KINDS = {
     "accepted": "drafted and accepted",
@@ -139,7 +143,7 @@ def _facts(report: Report) -> str:
         "heads": ", ".join(context.get("heads") or []),
         "sampling": ", ".join(f"{key} {value}" for key, value in warp.items() if value is not None),
     }
-    shown |= {key: context.get(key) for key in ("seed", "device")} | {"costs": costs_text(report)}
+    shown |= {key: context.get(key) for key in ("seed", "device")} | {"costs": costs_text(report).replace(" %", "\u00a0%")}
     sets = [
         f"{one.name} ({one.role}): {one.num_prompts:,} prompts, {one.num_tokens:,} tokens, {one.num_draws} draws"
         for one in report.data_sets
@@ -190,7 +194,7 @@ def _winners(report: Report) -> dict[str, tuple[str, str]]:
         for ratio in ratios
         if any(row.ratio == ratio for row in data_set.winners)
     )
-    across = "".join(_panel(_greyed(report, r, across_table(report, r)), r == preferred(ratios), ratio=r) for r in ratios)
+    across = _ratio_panels(report, ratios, across_table)
     about = (
         "Each family’s rule was chosen on dev prompts, at each cost ratio again (how many draft steps a forward pass of the target costs). "
         "A head’s cost is what it adds to a draft step, as a share of the step, and is counted; at its break-even the rule would be as fast "
@@ -246,16 +250,24 @@ def _live(report: Report) -> dict[str, tuple[str, str]]:
 
 
 def _bank(report: Report) -> dict[str, tuple[str, str]]:
-    return {"bank": ("Heads compared", bank_table(report))} if report.bank else {}
+    if not report.bank:
+        return {}
+    ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.bank)]
+    return {"bank": ("Heads compared", f'<p class="about">{BANK}</p>{_ratio_panels(report, ratios, bank_table)}')}
 
 
 def _drafts(report: Report) -> dict[str, tuple[str, str]]:
     if not report.drafts:
         return {}
     ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.drafts)]
+    inner = f'<p class="about">{DRAFTS}</p><div class="names">{_ratio_panels(report, ratios, drafts_table)}</div>'
+    return {"drafts": ("Drafts compared", inner)}
+
+
+def _ratio_panels(report: Report, ratios: Sequence[str], table_of: Callable[[Report, str], str]) -> str:
+    """Return a table for every ratio, of which the page shows the one that is selected."""
     first = preferred(ratios)
-    panels = "".join(_panel(drafts_table(report, ratio), ratio == first, ratio=ratio) for ratio in ratios)
-    return {"drafts": ("Drafts compared", f'<p class="about">{DRAFTS}</p><div class="names">{panels}</div>')}
+    return "".join(_panel(_greyed(report, ratio, table_of(report, ratio)), ratio == first, ratio=ratio) for ratio in ratios)
 
 
 def _texts(report: Report) -> dict[str, tuple[str, str]]:

@@ -1,7 +1,6 @@
-"""An evaluation as tables on the console, `report.json`, `report.csv`, plots, and `report.html`."""
+"""An evaluation as `report.json`, `report.csv`, plots, and `report.html`."""
 
 import csv
-import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,16 +8,12 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from specheads.decoding.records import DecodeStats
 from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
-from specheads.evaluation.findings import costs_text, fit_text, ratio_name
-from specheads.evaluation.intervals import Interval, Sums, interval, predicted_speed, resample_counts, sums
+from specheads.evaluation.intervals import Sums, interval, predicted_speed, resample_counts, sums
 from specheads.evaluation.page import write_page
-from specheads.evaluation.results import MEASURED, DataSet, LiveRow, Report, Winner
+from specheads.evaluation.results import MEASURED, LiveRow, Report
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.sweep import Measured
 from specheads.files import write_json, write_whole
@@ -106,105 +101,6 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     return written
 
 
-def print_report(report: Report, console: Console | None = None) -> None:
-    """Print what was found by replay and live, and the findings."""
-    console = console or Console(width=None if sys.stdout.isatty() else 160)
-    for doubt in report.doubts:
-        console.print(f"[bold]{escape(doubt)}[/bold]", highlight=False)
-    console.print(f"Costs: {costs_text(report)}", highlight=False)
-    for data in report.data_sets:
-        _print_winners(data, console, bool(report.doubts))
-    if report.live:
-        _print_live(report, console)
-    if report.drafts:
-        _print_drafts(report, console)
-    for note in report.notes:
-        console.print(note, highlight=False)
-
-
-def _print_winners(data: DataSet, console: Console, doubtful: bool) -> None:
-    ratios = list(dict.fromkeys(winner.ratio for winner in data.winners))
-    tuned = "the prompts that rules were tuned on" if data.role == "dev" else "rules tuned on dev prompts"
-    table = Table(
-        title=f"{data.name}: {data.num_prompts} prompts replayed, {tuned}; speed-up, share of the gap to the ceiling, and for a head the "
-        "cost at which it would break even, as a share of a draft step"
-    )
-    table.add_column("rule", no_wrap=True)
-    for ratio in ratios:
-        style = "dim" if doubtful and ratio == MEASURED else None
-        table.add_column(ratio if ratio == MEASURED else f"at {ratio}", justify="right", no_wrap=True, style=style)
-    cells: dict[str, dict[str, str]] = {}
-    for winner in data.winners:
-        cells.setdefault(winner.family, {})[winner.ratio] = _cell(winner)
-    for family, row in cells.items():
-        table.add_row(family.replace("_", " "), *(row.get(ratio, "-") for ratio in ratios))
-    console.print(table)
-
-
-def _print_drafts(report: Report, console: Console) -> None:
-    ratios = list(dict.fromkeys(ratio for row in report.drafts for ratio in row.speedup))
-    table = Table(title="drafts and what stops them: speed-up and block efficiency, each at the draft's own cost ratio")
-    for column in ("draft", "with"):
-        table.add_column(column)
-    for ratio in ratios:
-        table.add_column(ratio if ratio == MEASURED else f"at {ratio}", justify="right", no_wrap=True)
-    for row in report.drafts:
-        cells = [f"{row.speedup[r].value:.3f}x {row.block_efficiency[r]:.2f}" if r in row.speedup else "-" for r in ratios]
-        table.add_row(row.draft, row.kind, *cells)
-    console.print(table)
-
-
-def _cell(winner: Winner) -> str:
-    half = (winner.speedup.high - winner.speedup.low) / 2
-    gap = "" if winner.gap_ceiling is None else f" {winner.gap_ceiling.value:4.0%}"
-    even = "" if winner.break_even is None else f" (even at {winner.break_even.value:.0%})"
-    return f"{winner.speedup.value:.3f}x \u00b1{half:.3f}{gap}{even}"
-
-
-def _print_live(report: Report, console: Console) -> None:
-    name = report.context["model"] + ("" if report.context.get("lossless", True) else f", {report.context['verification']}")
-    table = Table(title=f"{name}: {report.context.get('num_live_prompts')} prompts decoded, 95 % intervals over prompts")
-    columns = (
-        "setting",
-        "tok/s",
-        "predicted",
-        "replayed",
-        "speed-up",
-        "discard rate",
-        "verif. rate",
-        "block eff.",
-        "accept.",
-        "p50/p90/p99 ms",
-    )
-    for column in columns:
-        table.add_column(column, justify="left" if column == "setting" else "right", no_wrap=True)
-    for row in report.live:
-        rates = [f"{i.value:.3f} \u00b1{(i.high - i.low) / 2:.3f}" for i in (row.discard_rate, row.verification_rate)]
-        accepted = "-" if row.acceptance_rate is None else f"{row.acceptance_rate:.2f}"
-        latency = "/".join(f"{row.milliseconds[p]:.1f}" for p in ("p50", "p90", "p99"))
-        guesses = [_difference(guess, row) for guess in (row.predicted_tokens_per_second, row.replayed_tokens_per_second)]
-        speeds = [f"{row.tokens_per_second.value:.0f}", *guesses, f"{row.speedup.value:.2f}x"]
-        table.add_row(row.name, *speeds, *rates, f"{row.block_efficiency:.2f}", accepted, latency)
-    console.print(table)
-    console.print(fit_text(report), highlight=False)
-    for ratio, gain in report.gains.items():
-        if gain is not None:
-            console.print(f"decoded, head over best fixed K at {ratio_name(ratio)}: {_percent(gain)}")
-    for row in report.live:
-        if row.efficiency_gain:
-            console.print(
-                f"{row.name}: block efficiency {_percent(row.efficiency_gain)} over {report.context.get('verification')}"
-            )
-
-
-def _difference(guess: float | None, row: LiveRow) -> str:
-    return "-" if guess is None else f"{guess / row.tokens_per_second.value - 1:+.1%}"
-
-
-def _percent(gain: Interval) -> str:
-    return f"{gain.value - 1:+.1%} [{gain.low - 1:+.1%}, {gain.high - 1:+.1%}]"
-
-
 def _write_csv(report: Report, path: Path) -> None:
     """Write a row for every rule of every data set and every setting that was decoded."""
     replayed = [{"data_set": data.name, "how": "replayed"} | asdict(row) for data in report.data_sets for row in data.rules]
@@ -256,7 +152,10 @@ def _plot_pareto(report: Report, path: Path) -> None:
                 axes.annotate(
                     f"{row.value:g}", point, textcoords="offset points", xytext=(5, 4), fontsize=8, color=COLORS[family]
                 )
-    axes.set(xlabel="discard rate (drafted tokens thrown away per token)", ylabel="verification rate (target forwards per token)")
+    axes.set(
+        xlabel="discard rate (drafted tokens thrown away per token)",
+        ylabel="verification rate (forward passes of the target per token)",
+    )
     axes.set_title(f"{report.context['model']}, {data.name} prompts: lower left is better")
     axes.grid(alpha=0.3)
     axes.legend()
@@ -268,7 +167,14 @@ def _plot_speed(report: Report, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
     names, speeds = [row.name for row in report.live], [row.tokens_per_second for row in report.live]
     errors = np.array([[abs(i.value - i.low), abs(i.high - i.value)] for i in speeds]).T
-    axes.bar(names, [i.value for i in speeds], yerr=errors, color="tab:blue", capsize=2, error_kw={"lw": 0.8})
+    axes.bar(
+        names,
+        [i.value for i in speeds],
+        yerr=errors,
+        color="0.75" if report.doubts else "tab:blue",
+        capsize=2,
+        error_kw={"lw": 0.8},
+    )
     for attribute, marker, label in (("predicted", "k_", "from its counts"), ("replayed", "r_", "from replay")):
         values = [(row.name, getattr(row, f"{attribute}_tokens_per_second")) for row in report.live]
         known = [pair for pair in values if pair[1] is not None]
@@ -276,7 +182,7 @@ def _plot_speed(report: Report, path: Path) -> None:
             axes.plot(*zip(*known, strict=True), marker, ms=12, label=f"predicted {label}")
     axes.axhline(speeds[0].value, color="0.5", lw=0.8, ls="--")
     axes.set_ylabel("tokens per second")
-    axes.set_title(f"{report.context['model']}: measured speed")
+    axes.set_title(f"{report.context['model']}: measured speed{', not to be trusted' if report.doubts else ''}")
     axes.tick_params(axis="x", labelrotation=60)
     axes.legend()
     figure.savefig(path, dpi=150)

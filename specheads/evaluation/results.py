@@ -32,7 +32,7 @@ class LiveRow:
     predicted_tokens_per_second: float | None  # from its own counts by the fitted costs; None for the target alone
     replayed_tokens_per_second: float | None  # from replayed counts by what its own rounds cost; None where it was not replayed
     predicted_speedup: Mapping[str, Interval]  # by ratio, from its own counts
-    lossless: bool  # whether what comes out follows the target's law
+    lossless: bool  # whether what comes out follows the target's distribution
     efficiency_gain: Interval | None  # block efficiency over the same length's under the sweep's own verification rule, a ratio
 
 
@@ -69,12 +69,12 @@ class Winner:
 
 @dataclass(frozen=True)
 class Reliability:
-    """How often tokens were accepted that a judge gave such a chance: per bin its share of tokens, mean prediction, mean outcome.
+    """How often tokens were accepted that were predicted such a chance: per bin its share of tokens, mean prediction, mean outcome.
 
     A token counts once for every index that it can have in a round.
     """
 
-    judge: str
+    judge: str  # what predicts: a head, or one of the draft's own probabilities
     share: Sequence[float]
     predicted: Sequence[float]
     observed: Sequence[float]
@@ -123,7 +123,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class BankRow:
-    """One head of several, as rules hear it, with its best threshold at each ratio: chosen on dev, judged on test prompts."""
+    """One head of several, calibrated, with its best threshold at each ratio: chosen on dev prompts, reported on test prompts."""
 
     head: str
     auroc: float
@@ -132,6 +132,9 @@ class BankRow:
     speedup: Mapping[str, Interval]
     threshold: Mapping[str, float]
     head_share: Mapping[str, float]  # by ratio, what it adds to a draft step, as a share of it
+    break_even: Mapping[str, Interval | None] = field(
+        default_factory=dict
+    )  # the share at which it would be as fast as a fixed length
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,15 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.run import EncodedPrompt, GenerationSettings
-from specheads.decoding.drafting import Autoregressive, Drafting
+from specheads.decoding.drafting import Drafting
 from specheads.decoding.engine import resolve_engine
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
-from specheads.decoding.verification import TokenVerification, VerificationRule
+from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError
 from specheads.evaluation import offline
 from specheads.evaluation.candidate import FIXED, Candidate
 from specheads.evaluation.candidates import candidates, longest_draft, takes_head
+from specheads.evaluation.checks import can_replay
 from specheads.evaluation.find import FoundHead, store_in_config
 from specheads.evaluation.findings import BOUNDS, notes_on
 from specheads.evaluation.intervals import gain_over_fixed
@@ -81,7 +82,7 @@ class Evaluation:
 
     def run(self) -> Report:
         """Do all steps; return the report."""
-        if not isinstance(self.verification, TokenVerification) or not isinstance(self.drafting, Autoregressive):
+        if not can_replay(self.drafting, self.verification):
             logger.info(
                 "%s drafts under %s are decoded, rule by rule of live_rules: a recording foretells chains under token verification only",
                 type(self.drafting).__name__.lower(),

@@ -1,7 +1,7 @@
 """The page's tables as HTML."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from html import escape
 
 from specheads.evaluation.candidate import FIXED
@@ -10,12 +10,12 @@ from specheads.evaluation.findings import (
     achievable,
     change,
     change_limits,
+    counted_text,
     minus,
     percent,
     percent_limits,
-    preferred,
     ratio_text,
-    ratios_of,
+    share_text,
     times,
     times_limits,
     winners_at,
@@ -32,6 +32,7 @@ class Cell:
 
     html: str
     key: float | str | None = None
+    kind: str = ""  # doubtful
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def table(caption: str, columns: Sequence[str], rows: Sequence[Row], sorted_by: 
         f'<tr class="{row.kind}">{_cell(row.cells[0], "th")}{"".join(_cell(cell, "td") for cell in row.cells[1:])}</tr>'
         for row in rows
     )
-    name = escape(caption)
+    name = escape(caption).replace(" %", "\u00a0%")
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{name}"><table><caption><span>{name}</span></caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
@@ -64,7 +65,8 @@ def _heading(number: int, column: str, sorted_by: int | None) -> str:
 def _cell(cell: Cell, tag: str) -> str:
     key = "" if cell.key is None else f' data-key="{escape(str(cell.key))}"'
     scope = ' scope="row"' if tag == "th" else ""
-    return f"<{tag}{scope}{key}>{cell.html}</{tag}>"
+    kind = f' class="{cell.kind}"' if cell.kind else ""
+    return f"<{tag}{scope}{kind}{key}>{cell.html}</{tag}>"
 
 
 def text_cell(text: str) -> Cell:
@@ -93,6 +95,10 @@ def change_cell(found: Interval | None) -> Cell:
     return Cell(NONE) if found is None else interval_cell(change(found), change_limits(found), found.value)
 
 
+def cost_cell(share: float | None) -> Cell:
+    return Cell(NONE) if share is None else Cell(share_text(share).replace(" ", "\u00a0"), share)
+
+
 def share_cell(found: Interval | None) -> Cell:
     return Cell(NONE) if found is None else interval_cell(percent(found), percent_limits(found), found.value)
 
@@ -111,7 +117,7 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> str:
         "head’s cost",
         "break-even",
     )
-    caption = f"{data_set.name}, ratio {ratio_text(report, ratio)}: the best of each family"
+    caption = f"{data_set.name}, ratio {ratio_text(report, ratio)}: the best of each family; {counted_text(report, ratio)}"
     return table(caption, columns, [_winner(row, row is top) for row in winners])
 
 
@@ -120,7 +126,7 @@ def _winner(row: Winner, best: bool) -> Row:
     cells = [family_cell(row.family, note), text_cell(row.name), times_cell(row.speedup)]
     gains = [change_cell(row.gain), share_cell(row.gap_ceiling), share_cell(row.gap_oracle)]
     cells += [Cell(NONE)] * 3 if row.family == FIXED else gains
-    cells += [Cell(NONE) if row.head_share is None else Cell(f"{row.head_share:.1%}", row.head_share), share_cell(row.break_even)]
+    cells += [cost_cell(row.head_share), share_cell(row.break_even)]
     return Row(cells, "best" if best else "" if achievable(row.family) else "bound")
 
 
@@ -136,12 +142,14 @@ def across_table(report: Report, ratio: str) -> str:
         Row([family_cell(family), *(change_cell(found.get(number)) for number in numbers)], "" if achievable(family) else "bound")
         for family, found in gains.items()
     ]
-    caption = f"Gain over the best fixed length on every data set, ratio {ratio_text(report, ratio)}"
+    caption = (
+        f"Gain over the best fixed length on every data set, ratio {ratio_text(report, ratio)}; {counted_text(report, ratio)}"
+    )
     return table(caption, ("family", *(f"{one.name} ({one.role})" for one in report.data_sets)), rows)
 
 
 def live_table(report: Report) -> str:
-    """Return what was measured, beside what the costs predict."""
+    """Return what was measured, next to what the costs predict."""
     columns = [
         "setting",
         "tok/s",
@@ -159,11 +167,12 @@ def live_table(report: Report) -> str:
     rows = [_live(row, row is fastest)[: len(columns)] for row in report.live]
     kinds = ["best" if row is fastest else "" for row in report.live]
     caption = "Measured speed, and tokens per second as the fitted costs predict them"
+    caption += "; not to be trusted" if report.doubts else ""
     return table(caption, columns, [Row(cells, kind) for cells, kind in zip(rows, kinds, strict=True)], sorted_by=-1)
 
 
 def _live(row: LiveRow, fastest: bool) -> list[Cell]:
-    mark = "" if row.lossless else ' <abbr title="what comes out does not follow the target’s law">lossy</abbr>'
+    mark = "" if row.lossless else ' <abbr title="what comes out does not follow the target’s distribution">lossy</abbr>'
     tag = ' <span class="tag">fastest</span>' if fastest else ""
     speed = row.tokens_per_second
     return [
@@ -191,33 +200,34 @@ def _rate(found: Interval) -> Cell:
     return interval_cell(f"{found.value:.3f}", f"±{(found.high - found.low) / 2:.3f}", found.value)
 
 
-def bank_table(report: Report) -> str:
-    """Return the heads of the bank, the fastest first."""
-    ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.bank)]
-    first = preferred(ratios)
-    heads = sorted(report.bank, key=lambda row: -row.speedup[first].value if first in row.speedup else 0.0)
+def bank_table(report: Report, ratio: str) -> str:
+    """Return the heads of the bank at a ratio, the fastest first."""
+    heads = sorted((row for row in report.bank if ratio in row.speedup), key=lambda row: -row.speedup[ratio].value)
     rows = [
         Row(
             [
                 text_cell(row.head),
+                times_cell(row.speedup[ratio]),
+                cost_cell(row.head_share.get(ratio)),
+                share_cell(row.break_even.get(ratio)),
+                number_cell(row.threshold.get(ratio), 2),
                 number_cell(row.auroc, 4),
                 number_cell(row.kl, 4),
                 number_cell(row.ece, 4),
-                *(_bank_speed(row.speedup, row.threshold, ratio) for ratio in ratios),
             ],
             "best" if number == 0 else "",
         )
         for number, row in enumerate(heads)
     ]
-    columns = ["head", "AUROC", "KL (nats)", "ECE", *(_at_ratio(report, ratio) for ratio in ratios)]
-    caption = "Heads by speed-up on test prompts at each cost ratio, with the threshold t that was best on dev prompts"
-    return table(caption, columns, rows, sorted_by=columns.index(_at_ratio(report, first)) if first else -1)
+    columns = ("head", "speed-up", "head’s cost", "break-even", "threshold", "AUROC", "KL (nats)", "ECE")
+    return table(f"Heads, ratio {ratio_text(report, ratio)}; {counted_text(report, ratio)}", columns, rows, sorted_by=1)
 
 
 def drafts_table(report: Report, ratio: str) -> str:
     """Return what each draft reaches with each kind of rule at a ratio; the fastest is marked."""
     rows = [row for row in report.drafts if ratio in row.speedup]
     top = max(rows, key=lambda row: row.speedup[ratio].value, default=None)
+    decoded = "doubtful" if report.doubts else ""
     cells = [
         Row(
             [
@@ -226,14 +236,15 @@ def drafts_table(report: Report, ratio: str) -> str:
                 text_cell(row.rules[ratio]),
                 times_cell(row.speedup[ratio]),
                 number_cell(row.block_efficiency[ratio], 2),
-                _tokens_per_second(row.tokens_per_second),
+                replace(_tokens_per_second(row.tokens_per_second), kind=decoded),
             ],
             "best" if row is top else "",
         )
         for row in rows
     ]
-    columns = ("draft", "with", "rule", "speed-up", "block eff.", "tok/s, decoded")
-    return table(f"Drafts and what stops them, ratio {ratio_text(report, ratio)}", columns, cells)
+    columns = ("draft", "with", "rule", "speed-up", "block eff.", f"tok/s, decoded{', doubtful' if decoded else ''}")
+    caption = f"Drafts and what stops them, ratio {ratio_text(report, ratio)}; {counted_text(report, ratio)}"
+    return table(caption, columns, cells)
 
 
 def _tokens_per_second(found: Interval | None) -> Cell:
@@ -242,15 +253,3 @@ def _tokens_per_second(found: Interval | None) -> Cell:
         if found is None
         else interval_cell(f"{found.value:,.1f}", f"[{found.low:,.1f}, {found.high:,.1f}]", found.value)
     )
-
-
-def _at_ratio(report: Report, ratio: str) -> str:
-    return f"at {ratio_text(report, ratio)}"
-
-
-def _bank_speed(speedup: Mapping[str, Interval], threshold: Mapping[str, float], ratio: str) -> Cell:
-    if ratio not in speedup:
-        return Cell(NONE)
-    found = speedup[ratio]
-    at = f" t\u00a0{threshold[ratio]:.2f}" if ratio in threshold else ""
-    return interval_cell(times(found), f"{times_limits(found)}{at}", found.value)

@@ -1,38 +1,89 @@
 """The report on Weights & Biases, where logging is on (`logger=default`)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import wandb
 from lightning.pytorch.loggers import Logger, WandbLogger
 
 from specheads.evaluation import figures
-from specheads.evaluation.results import Report
+from specheads.evaluation.findings import is_trusted
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.results import MEASURED, Report
+
+COSTS = ("head's cost", "break-even", "cost of one more verified token")
+WINNERS = ("rule", "chosen", "ratio", "speed-up", "low", "high", "gain", "gap to ceiling", "gap to oracle", *COSTS)
+BANK = ("head", "ratio", "speed-up", "low", "high", "threshold", "AUROC", *COSTS)
+DRAFTS = ("draft", "with", "rule", "ratio", "speed-up", "low", "high", "block efficiency", COSTS[-1])
+LIVE = ("setting", "tokens/s", "predicted", "replayed")
 
 
 def log_report(report: Report, loggers: Sequence[Logger]) -> None:
     """Log tables and plots to every W&B logger; others have no place for them."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            logger.log_hyperparams({key: value for key, value in report.context.items() if key != "config"})
+            context = {key: value for key, value in report.context.items() if key != "config"}
+            logger.log_hyperparams(context | {"doubts": list(report.doubts)})
             logger.experiment.log(contents(report))
 
 
 def contents(report: Report) -> dict[str, Any]:
-    """Return what is logged: a table of winners for each data set, one of live measurements, and the figures."""
-    columns = ["rule", "chosen", "ratio", "speed-up", "low", "high", "gain", "gap to ceiling", "gap to oracle"]
-    found: dict[str, Any] = {}
+    """Return what is logged: tables of winners for each data set, of heads, of drafts and of live measurements, and the figures.
+
+    Where what was measured is not to be trusted, the reasons are logged in its place.
+    """
+    tables = {name: wandb.Table(columns=list(columns), data=rows) for name, (columns, rows) in _tables(report).items() if rows}
+    drawn = {
+        f"{name}/{key}": figure
+        for name, some in figures.figures_of(report).items()
+        for key, figure in some.items()
+        if figure.layout.meta != figures.DOUBTFUL
+    }
+    return tables | {name: wandb.Plotly(figure) for name, figure in drawn.items()}
+
+
+def _tables(report: Report) -> dict[str, tuple[Sequence[str], list[list[Any]]]]:
+    """Return columns and rows of every table by name; those without rows are not logged."""
+    found: dict[str, tuple[Sequence[str], list[list[Any]]]] = {}
     for data in report.data_sets:
         rows = [
-            [w.family, w.name, w.ratio, w.speedup.value, w.speedup.low, w.speedup.high, w.gain.value]
-            + [gap and gap.value for gap in (w.gap_ceiling, w.gap_oracle)]
+            [w.family, w.name, w.ratio, *_limits(w.speedup), w.gain.value, _value(w.gap_ceiling), _value(w.gap_oracle)]
+            + [w.head_share, _value(w.break_even), _verified(report, w.ratio)]
             for w in data.winners
+            if is_trusted(report, w.ratio)
         ]
-        found[f"replay/{data.name}"] = wandb.Table(columns=columns, data=rows)
-    if report.live:
-        live = [
-            [r.name, r.tokens_per_second.value, r.predicted_tokens_per_second, r.replayed_tokens_per_second] for r in report.live
-        ]
-        found["live"] = wandb.Table(columns=["setting", "tokens/s", "predicted", "replayed"], data=live)
-    drawn = {f"{name}/{key}": figure for name, some in figures.figures_of(report).items() for key, figure in some.items()}
-    return found | {name: wandb.Plotly(figure) for name, figure in drawn.items()}
+        found[f"replay/{data.name}"] = WINNERS, rows
+    heads = [
+        [row.head, ratio, *_limits(speedup), row.threshold.get(ratio), row.auroc, row.head_share.get(ratio)]
+        + [_value(row.break_even.get(ratio)), _verified(report, ratio)]
+        for row in report.bank
+        for ratio, speedup in row.speedup.items()
+        if is_trusted(report, ratio)
+    ]
+    drafts = [
+        [row.draft, row.kind, row.rules[ratio], ratio, *_limits(speedup), row.block_efficiency[ratio], _verified(report, ratio)]
+        for row in report.drafts
+        for ratio, speedup in row.speedup.items()
+        if is_trusted(report, ratio)
+    ]
+    live = [[r.name, r.tokens_per_second.value, r.predicted_tokens_per_second, r.replayed_tokens_per_second] for r in report.live]
+    return found | {
+        "heads": (BANK, heads),
+        "drafts": (DRAFTS, drafts),
+        "live": (LIVE, [] if report.doubts else live),
+        "doubts": (["what was measured is not to be trusted"], [[doubt] for doubt in report.doubts]),
+    }
+
+
+def _limits(found: Interval) -> tuple[float, float, float]:
+    return found.value, found.low, found.high
+
+
+def _value(found: Interval | None) -> float | None:
+    return found and found.value
+
+
+def _verified(report: Report, ratio: str) -> float | None:
+    """Return what verifying one more token costs at a ratio, as a share of a forward pass of the target; None where it was measured."""
+    given: Mapping[str, float] = report.context.get("costs") or {}
+    return None if ratio == MEASURED else given.get("verified_share", 0.0)

@@ -8,8 +8,9 @@ from report_example import report_example
 from rich.console import Console
 
 from specheads import UserError
+from specheads.evaluation.console import print_report
 from specheads.evaluation.drafts import check_context, compared, read_report
-from specheads.evaluation.report import print_report, write_report
+from specheads.evaluation.report import write_report
 from specheads.evaluation.results import Report
 
 

@@ -1,5 +1,6 @@
 import contextlib
 import json
+import re
 import shutil
 from dataclasses import replace
 from html import escape
@@ -13,9 +14,11 @@ from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
-from specheads.evaluation.findings import key_findings
-from specheads.evaluation.page import html_of, write_page
+from specheads.evaluation.figures import DOUBTFUL, figures_of
+from specheads.evaluation.findings import key_findings, ratios_of
+from specheads.evaluation.page import _resource, html_of, write_page
 from specheads.evaluation.results import MEASURED, DataSet, Report
+from specheads.evaluation.tables import bank_table
 
 CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = (
@@ -134,7 +137,7 @@ def test_no_achievable_point_beats_one_of_the_front(report, page):
 
 
 def test_findings_say_what_the_best_head_does_and_what_needs_none(report):
-    found = key_findings(report)
+    found = key_findings(replace(report, doubts=[]))
     winners = {row.family: row for row in report.data_sets[1].winners if row.ratio == "10"}
     best = max(
         (row for family, row in winners.items() if family.startswith(("head", "expected"))), key=lambda row: row.speedup.value
@@ -149,18 +152,65 @@ def test_findings_say_what_the_best_head_does_and_what_needs_none(report):
 
 def test_doubts_stand_first_and_what_was_measured_is_greyed(report, html):
     assert html.index("The machine was &lt;busy&gt;.") < html.index("Key findings")
-    assert html.count('<div class="doubtful">') == len(report.data_sets) + 2  # a table each, one across, and the live section
+    # A table for each data set, one across, one of heads, one of drafts, and the live section.
+    assert html.count('<div class="doubtful">') == len(report.data_sets) + 4
+    decoded = sum(1 for row in report.drafts for ratio in row.speedup)  # decoded speeds stand next to every ratio
+    assert html.count('<td class="doubtful"') == decoded
+    assert "measured (5.4), doubtful" in html
     trusted = html_of(replace(report, doubts=[]))
-    assert '<div class="doubtful">' not in trusted and "not to be trusted" not in trusted
+    assert "doubtful" not in trusted.replace(get_plotlyjs(), "").replace(_resource("page.css"), "").replace(
+        _resource("page.js"), ""
+    )
+    assert "not to be trusted" not in trusted
+
+
+def test_no_figure_or_finding_passes_on_what_is_not_to_be_trusted(report):
+    doubtful, trusted = (figures_of(one) for one in (report, replace(report, doubts=[])))
+    for name in ("threshold", "gap"):
+        for key, figure in doubtful[name].items():
+            assert (figure.layout.meta == DOUBTFUL) == key.endswith("|measured")
+            assert bool(figure.layout.annotations) == key.endswith("|measured")
+        assert not any(figure.layout.meta for figure in trusted[name].values())
+    hover = doubtful["pareto"]["1"].data[1].hovertext[0]
+    assert "speed-up at measured (5.4), doubtful: " in hover and "speed-up at 10: " in hover
+    findings = [key_findings(one) for one in (report, replace(report, doubts=[]))]
+    assert findings[0] == [text for text in findings[1] if text.startswith("At ratio ")]
+    assert len(findings[1]) == len(findings[0]) + 2 and len(findings[0]) == 3
+
+
+def test_the_measured_ratio_is_not_the_first_to_be_seen_if_it_is_not_to_be_trusted(report):
+    assert ratios_of(report) == ["5", "10", "20", "measured"]
+    assert ratios_of(replace(report, doubts=[])) == ["measured", "5", "10", "20"]
 
 
 def test_what_heads_cost_is_said(report, page):
     text = "".join(page.text)
-    assert "break-even" in text and "15.0%" in text
-    counted = {"verified_share": 0.01, "head_shares": {"<deep>": 0.123}, "counted": True}
+    assert "break-even" in text and "15\u00a0%" in text
+    counted = {"verified_share": 0.02, "head_shares": {"<deep>": 0.123}, "counted": False}
     shown = "".join(Page(html_of(replace(report, context=report.context | {"costs": counted}))).text)
-    assert "a head adds to a draft step (counted from weights): <deep> 12.3%" in shown
-    assert "verifying one more token costs 1.0% of the target's forward pass" in shown
+    said = "verifying one more token costs 2 % of a forward pass, heads’ costs are as given"
+    assert f"at the ratios {said} (as shares of a draft step, <deep>: 12.3 %)".replace(" %", "\u00a0%") in shown
+
+
+def test_every_table_of_predicted_speeds_says_what_was_counted(report, html):
+    said = "verifying one more token costs 1\u00a0% of a forward pass, heads’ costs are counted from their weights"
+    captions = re.findall(r"<caption><span>(.*?)</span>", html)
+    predicted = [caption for caption in captions if re.search(r"ratio (5|10|20)[;:]", caption)]
+    assert len(predicted) == 3 * (len(report.data_sets) + 3)  # of winners by data set, across, heads and drafts
+    assert all(caption.endswith(said) for caption in predicted)
+    measured = [caption for caption in captions if "ratio measured" in caption]
+    assert len(measured) == len(report.data_sets) + 3
+    assert all(caption.endswith("costs as measured here, not to be trusted") for caption in measured)
+
+
+def test_the_table_of_heads_shows_what_they_cost_and_where_they_break_even(report):
+    shown = bank_table(report, "10")
+    assert "head’s cost" in shown and "break-even" in shown
+    for row in report.bank:
+        assert f"{row.head_share['10'] * 100:.3g}\u00a0%" in shown
+    assert shown.count("<b>12\u00a0%</b>") == len(report.bank)
+    bare = bank_table(replace(report, bank=[replace(row, break_even={}) for row in report.bank]), "10")
+    assert "<b>12\u00a0%</b>" not in bare
 
 
 def test_an_empty_report_is_a_page_too():
@@ -225,6 +275,17 @@ def test_nothing_sticks_out_of_the_page(opened):
     )
 
 
+def test_a_table_fits_a_laptop_and_shows_a_speed_up_on_a_phone(opened):
+    """Before anything is scrolled; wider tables scroll by themselves."""
+    boxes = "[...document.querySelectorAll('main .scroll')].filter(one => one.clientWidth)"
+    if opened.execute_script("return innerWidth") > 1000:
+        assert opened.execute_script(f"return {boxes}.every(one => one.scrollWidth <= one.clientWidth)")
+    first = "return ['#winners', '#live', '#bank'].map(one => [...document.querySelectorAll(`${one} .panel:not([hidden]) table, #live table`)]"
+    edge = ".map(one => [...one.tHead.rows[0].cells].find(cell => cell.textContent === 'speed-up')).filter(cell => cell)"
+    edge += ".every(cell => cell.getBoundingClientRect().right <= innerWidth))"
+    assert opened.execute_script(first + edge) == [True] * 3
+
+
 def test_selecting_a_ratio_or_a_data_set_changes_tables_and_figures(opened):
     captions = "return [...document.querySelectorAll('.panel:not([hidden]) caption')].map(one => one.textContent)"
     drawn = "return document.querySelector('[data-figure=gap]').data.map(one => [...one.x])"
@@ -241,9 +302,16 @@ def test_selecting_a_ratio_or_a_data_set_changes_tables_and_figures(opened):
     assert not opened.get_log("browser")
 
 
+def test_a_figure_that_is_not_to_be_trusted_is_greyed(opened):
+    ratio = "document.querySelector('input[data-select=ratio][value=\"%s\"]').click();"
+    greyed = "return document.querySelectorAll('.plot.doubtful').length"
+    assert [opened.execute_script(ratio % value + greyed) for value in ("measured", "10")] == [2, 0]  # thresholds and gaps
+    assert not opened.get_log("browser")
+
+
 def test_a_click_on_a_heading_sorts_a_table(opened):
-    column = "return [...document.querySelectorAll('#bank tbody tr')].map(row => +row.cells[1].dataset.key)"
+    column = "return [...document.querySelectorAll('#bank .panel:not([hidden]) tbody tr')].map(row => +row.cells[5].dataset.key)"
     for order in (-1, 1):
-        opened.execute_script("document.querySelectorAll('#bank th button')[1].click()")
+        opened.execute_script("document.querySelectorAll('#bank .panel:not([hidden]) th button')[5].click()")
         values = opened.execute_script(column)
         assert values == sorted(values, key=lambda value: order * value)

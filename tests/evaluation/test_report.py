@@ -15,12 +15,14 @@ from rich.console import Console
 from specheads import AcceptanceHead, HeadConfig, Warp, stopping, verification
 from specheads.evaluation import report as module
 from specheads.evaluation.candidates import candidates
+from specheads.evaluation.console import print_report
 from specheads.evaluation.findings import has_head, notes_on
 from specheads.evaluation.intervals import Interval, gain_over_fixed
-from specheads.evaluation.report import live_rows, print_report, write_report
+from specheads.evaluation.report import live_rows, write_report
 from specheads.evaluation.results import Report
 from specheads.evaluation.rule_costs import CostTable, with_measured
 from specheads.evaluation.sweep import round_times, run_sweep, sweep_settings
+from specheads.evaluation.wandb_log import contents
 from specheads.replay.cost import Costs
 
 STOPPING = "specheads.decoding.stopping."
@@ -157,6 +159,53 @@ def test_doubts_are_the_first_lines():
     assert console.export_text().startswith("The machine was <busy>.\nCosts: ")
 
 
+def test_the_tables_say_what_heads_and_verification_cost():
+    console = Console(record=True, width=220)
+    print_report(report_example(), console)
+    text = " ".join(console.export_text().split())
+    said = "at the ratios verifying one more token costs 1 % of a forward pass, heads’ costs are counted from their weights"
+    sets = len(report_example().data_sets)
+    assert text.count(said) == sets + 3  # a table each, of heads and of drafts, and the line of costs
+    assert text.count("cost 15 %, break-even 20 %") == 4 * 2 * sets  # two heads
+    assert text.count("cost 5 %, break-even 12 %") == 4
+    assert "0.20 ms of overhead per round" in text
+
+
+def test_what_was_measured_is_marked_where_it_is_not_to_be_trusted():
+    doubtful, trusted = report_example(), replace(report_example(), doubts=[])
+    texts = []
+    for report in (doubtful, trusted):
+        console = Console(record=True, width=220)
+        print_report(report, console)
+        texts.append(console.export_text())
+    assert texts[0].count("measured, doubtful") == len(doubtful.data_sets) + 2
+    assert "decoded, 95 % intervals over prompts, not to be trusted" in " ".join(texts[0].split())
+    assert "doubtful" not in texts[1] and "not to be trusted" not in texts[1]
+
+
+def test_no_note_is_made_of_what_is_not_to_be_trusted():
+    report = report_example()
+    (data, *_) = [one for one in report.data_sets if one.role == "test"]
+    row = next(row for row in data.winners if row.family.startswith("head_threshold") and row.ratio == "measured")
+    dear = replace(row, head_share=0.25, break_even=Interval(0.2, 0.1, 0.3))
+    slow = [replace(row, speedup=Interval(0.5, 0.4, 0.6)) for row in report.live]
+    report = replace(report, data_sets=[replace(data, winners=[dear])], live=slow)
+    assert notes_on(report) == []
+    assert len(notes_on(replace(report, doubts=[]))) == 2
+
+
+def test_logged_tables_hold_no_measured_figure_where_it_is_not_to_be_trusted():
+    doubtful, trusted = (contents(one) for one in (report_example(), replace(report_example(), doubts=[])))
+    assert doubtful["doubts"].data == [["The machine was <busy>."]] and "doubts" not in trusted
+    assert "live" in trusted and "live" not in doubtful
+    for name in ("replay/alpaca", "heads", "drafts"):
+        ratios = [{row[table.columns.index("ratio")] for row in table.data} for table in (doubtful[name], trusted[name])]
+        assert ratios == [{"5", "10", "20"}, {"measured", "5", "10", "20"}]
+    assert {"gap/0|measured", "threshold/1|measured"} <= set(trusted) - set(doubtful)
+    row = dict(zip(doubtful["heads"].columns, doubtful["heads"].data[0], strict=True))
+    assert (row["head's cost"], row["break-even"], row["cost of one more verified token"]) == (0.05, 0.12, 0.01)
+
+
 def test_a_head_that_does_not_pay_for_itself_is_named():
     report = report_example()
     (data, *_) = [one for one in report.data_sets if one.role == "test"]
@@ -164,7 +213,7 @@ def test_a_head_that_does_not_pay_for_itself_is_named():
     dear = replace(row, head_share=0.25, break_even=Interval(0.2, 0.1, 0.3))
     for one, said in ((dear, True), (replace(dear, head_share=0.15), False)):
         notes = notes_on(replace(report, data_sets=[replace(data, winners=[one])], notes=[]))
-        assert any("does not pay for its head: it adds 25.0% to a draft step" in note for note in notes) == said
+        assert any("does not pay for its head: it adds 25 % to a draft step" in note for note in notes) == said
 
 
 def test_the_tables_show_every_rule_that_was_replayed():

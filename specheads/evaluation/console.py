@@ -1,0 +1,152 @@
+"""An evaluation as tables on the console. What was measured is dimmed where it is not to be trusted."""
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from specheads.evaluation.findings import assumed_text, costs_text, fit_text, ratio_name, ratios_of, share_text
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.results import MEASURED, BankRow, DataSet, LiveRow, Report, Winner
+
+LIVE = (
+    "setting",
+    "tok/s",
+    "predicted",
+    "replayed",
+    "speed-up",
+    "discard rate",
+    "verif. rate",
+    "block eff.",
+    "accept.",
+    "p50/p90/p99 ms",
+)
+
+
+def print_report(report: Report, console: Console | None = None) -> None:
+    """Print what was found by replay and live, and the findings."""
+    console = console or Console(width=None if sys.stdout.isatty() else 160)
+    for doubt in report.doubts:
+        console.print(f"[bold]{escape(doubt)}[/bold]", highlight=False)
+    console.print(f"Costs: {escape(costs_text(report))}", highlight=False)
+    for data in report.data_sets:
+        _print_winners(report, data, console)
+    if report.bank:
+        _print_bank(report, console)
+    if report.live:
+        _print_live(report, console)
+    if report.drafts:
+        _print_drafts(report, console)
+    for note in report.notes:
+        console.print(note, highlight=False, markup=False)
+
+
+def _by_ratio(report: Report, title: str, columns: Sequence[str], ratios: Sequence[str]) -> Table:
+    """Return a table of predicted speeds without rows: it has `columns` and one for each ratio, and says what the ratios count."""
+    table = Table(title=escape(f"{title}; at the ratios {assumed_text(report)}"))
+    for column in columns:
+        table.add_column(column)
+    for ratio in ratios:
+        doubtful = ratio == MEASURED and bool(report.doubts)
+        name = f"{ratio}{', doubtful' if doubtful else ''}" if ratio == MEASURED else f"at {ratio}"
+        table.add_column(name, justify="right", style="dim" if doubtful else None)
+    return table
+
+
+def _print_winners(report: Report, data: DataSet, console: Console) -> None:
+    ratios = [ratio for ratio in ratios_of(report) if any(winner.ratio == ratio for winner in data.winners)]
+    tuned = "the prompts that rules were tuned on" if data.role == "dev" else "rules tuned on dev prompts"
+    title = (
+        f"{data.name}: {data.num_prompts} prompts replayed, {tuned}; speed-up, share of the gap to the ceiling, and for a head its cost and "
+        "the cost at which it would break even, as shares of a draft step"
+    )
+    table = _by_ratio(report, title, ["rule"], ratios)
+    cells: dict[str, dict[str, str]] = {}
+    for winner in data.winners:
+        cells.setdefault(winner.family, {})[winner.ratio] = _winner(winner)
+    for family, row in cells.items():
+        table.add_row(escape(family.replace("_", " ")), *(row.get(ratio, "-") for ratio in ratios))
+    console.print(table)
+
+
+def _winner(winner: Winner) -> str:
+    gap = "" if winner.gap_ceiling is None else f" {winner.gap_ceiling.value:4.0%}"
+    return f"{_speedup(winner.speedup)}{gap}{_head_cost(winner.head_share, winner.break_even)}"
+
+
+def _speedup(found: Interval) -> str:
+    return f"{found.value:.3f}x \u00b1{(found.high - found.low) / 2:.3f}"
+
+
+def _head_cost(share: float | None, break_even: Interval | None) -> str:
+    """Return a second line of a cell: what a head costs and at what cost it would break even, so far as known."""
+    known = [] if share is None else [f"cost {share_text(share)}"]
+    known += [] if break_even is None else [f"break-even {share_text(break_even.value)}"]
+    return f"\n{', '.join(known)}" if known else ""
+
+
+def _print_bank(report: Report, console: Console) -> None:
+    ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.bank)]
+    title = (
+        "heads compared on test prompts, with thresholds chosen on dev prompts; speed-up, and a head's cost and the cost at which it would "
+        "break even, as shares of a draft step"
+    )
+    table = _by_ratio(report, title, ["head", "AUROC"], ratios)
+    for row in report.bank:
+        table.add_row(escape(row.head), f"{row.auroc:.4f}", *(_bank(row, ratio) for ratio in ratios))
+    console.print(table)
+
+
+def _bank(row: BankRow, ratio: str) -> str:
+    if ratio not in row.speedup:
+        return "-"
+    return _speedup(row.speedup[ratio]) + _head_cost(row.head_share.get(ratio), row.break_even.get(ratio))
+
+
+def _print_drafts(report: Report, console: Console) -> None:
+    ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.drafts)]
+    title = "drafts and what stops them: speed-up and block efficiency, each at the draft's own cost ratio"
+    table = _by_ratio(report, title, ["draft", "with"], ratios)
+    for row in report.drafts:
+        cells = [f"{row.speedup[r].value:.3f}x {row.block_efficiency[r]:.2f}" if r in row.speedup else "-" for r in ratios]
+        table.add_row(escape(row.draft), row.kind, *cells)
+    console.print(table)
+
+
+def _print_live(report: Report, console: Console) -> None:
+    context, style = report.context, "dim" if report.doubts else ""
+    name = context["model"] + ("" if context.get("lossless", True) else f", {context['verification']}")
+    title = f"{name}: {context.get('num_live_prompts')} prompts decoded, 95 % intervals over prompts"
+    table = Table(title=escape(title + (", not to be trusted" if report.doubts else "")), style=style, row_styles=[style])
+    for column in LIVE:
+        table.add_column(column, justify="left" if column == "setting" else "right", no_wrap=True)
+    for row in report.live:
+        rates = [f"{i.value:.3f} \u00b1{(i.high - i.low) / 2:.3f}" for i in (row.discard_rate, row.verification_rate)]
+        accepted = "-" if row.acceptance_rate is None else f"{row.acceptance_rate:.2f}"
+        latency = "/".join(f"{row.milliseconds[p]:.1f}" for p in ("p50", "p90", "p99"))
+        guesses = [_difference(guess, row) for guess in (row.predicted_tokens_per_second, row.replayed_tokens_per_second)]
+        speeds = [f"{row.tokens_per_second.value:.0f}", *guesses, f"{row.speedup.value:.2f}x"]
+        table.add_row(escape(row.name), *speeds, *rates, f"{row.block_efficiency:.2f}", accepted, latency)
+    console.print(table)
+    console.print(fit_text(report), highlight=False, style=style)
+    _print_gains(report.gains, console, style)
+    for row in report.live:
+        if row.efficiency_gain:
+            gain = f"block efficiency {_percent(row.efficiency_gain)} over {context.get('verification')}"
+            console.print(f"{escape(row.name)}: {gain}", style=style)
+
+
+def _print_gains(gains: Mapping[str, Interval | None], console: Console, style: str) -> None:
+    for ratio, gain in gains.items():
+        if gain is not None:
+            console.print(f"decoded, head over best fixed K at {ratio_name(ratio)}: {_percent(gain)}", style=style, markup=False)
+
+
+def _difference(guess: float | None, row: LiveRow) -> str:
+    return "-" if guess is None else f"{guess / row.tokens_per_second.value - 1:+.1%}"
+
+
+def _percent(gain: Interval) -> str:
+    return f"{gain.value - 1:+.1%} [{gain.low - 1:+.1%}, {gain.high - 1:+.1%}]"
