@@ -234,10 +234,15 @@ def bank(
         if None in best.values():
             continue  # no threshold of it was asked for
         _, logits, labels, _ = logits_in_rounds(test.recording, head)
-        speeds = {
-            ratio: interval(cost_table.speedup(test.counts[number], resamples, candidates[number], ratio))
-            for ratio, number in best.items()
-        }
+        speeds, evens = {}, {}
+        for ratio, number in best.items():
+            counts, one = test.counts[number], candidates[number]
+            speeds[ratio] = interval(cost_table.speedup(counts, resamples, one, ratio))
+            fixed = choices.best[ratio].get(FIXED)
+            if fixed is not None:
+                baseline = cost_table.speedup(test.counts[fixed], resamples, candidates[fixed], ratio)
+                even = cost_table.break_even(counts, resamples, one, ratio, baseline)
+                evens[ratio] = None if even is None else interval(even)
         rows.append(
             BankRow(
                 head=name,
@@ -247,6 +252,7 @@ def bank(
                 speedup=speeds,
                 threshold={ratio: candidates[number].value for ratio, number in best.items()},
                 head_share={ratio: cost_table.head_share(candidates[number], ratio) for ratio, number in best.items()},
+                break_even=evens,
             )
         )
     return sorted(rows, key=lambda row: -row.speedup[choices.middle].value)
