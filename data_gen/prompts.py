@@ -19,7 +19,7 @@ SPLITS = ("train", "dev", "test")  # those that data is generated for
 FINAL = "final"  # prompts that nothing is chosen on: each is read once, for a figure that is published
 DEV_FILES = 0.12  # share of the held-out "dev" files whose prompts are the head's dev set
 
-# Test prompts of nano that recipes were compared on; the final split begins after them, however many data.num_test asks for.
+# Test prompts of nano that recipes were compared on: data.num_test is no more, and the final split begins after them.
 NUM_READ = 300
 FINAL_PER_FILE = 30  # final prompts of one file at most: a few files have hundreds of functions, which resemble each other
 NUM_PARTS = 10
@@ -65,10 +65,11 @@ class NanoSource:
                     f"data.final_part={self.final_part} is no part of the final split; give a number from 0 to {NUM_PARTS - 1}, a list of "
                     "different ones, or null for none."
                 )
-        if self.final_parts and self.num_test > NUM_READ:
+        if self.num_test > NUM_READ:
             raise UserError(
-                f"data.num_test={self.num_test} reaches into the final prompts, which begin after the first {NUM_READ}; with data.final_part "
-                f"leave data.num_test at {NUM_READ} or less."
+                f"data.num_test={self.num_test} reaches into the final prompts, which begin after the first {NUM_READ} test prompts; set it to "
+                f"at most {NUM_READ}, which is what has been read. For a figure that is published, name a part of the others: split={FINAL} "
+                "data.final_part=0."
             )
 
     def check_final(self) -> None:

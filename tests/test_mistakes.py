@@ -302,7 +302,7 @@ MISTAKES = {
         r"data.final_part=\[0, 10\] is no part",
     ),
     "test prompts that reach the final ones": (
-        ["evaluate.py", "data.final_part=0", "data.num_test=400"],
+        ["evaluate.py", "head=null", "data.num_test=400"],
         "data.num_test=400 reaches",
     ),
     "test set that reads no file": (
