@@ -104,7 +104,7 @@ class NanoSource:
             for function in corpus.standard_library(side):
                 split = "test" if side == "test" else "dev" if _share(function.source) < DEV_FILES else "train"
                 body = function.body if responses else None
-                prompt_id = _id(function.prompt)
+                prompt_id = text_id(function.prompt)
                 # A prompt that several files share belongs to the first of them by name, in whatever order they are read.
                 known = found[split].get(prompt_id)
                 group = function.source if known is None else min(known.group, function.source)
@@ -203,7 +203,7 @@ class DatasetSource:
                 answers = self._response_template() if responses else None
                 texts = self._texts(rows, self._template(chats), answers, limit=sum(counts.values()))
                 names = [split for split, count in self._available(counts, len(texts)).items() for _ in range(count)]
-                prompts += [Prompt(_id(text), split, text, own) for split, (text, own) in zip(names, texts, strict=True)]
+                prompts += [Prompt(text_id(text), split, text, own) for split, (text, own) in zip(names, texts, strict=True)]
         return prompts
 
     def _available(self, counts: dict[str, int], num_texts: int) -> dict[str, int]:
@@ -282,6 +282,11 @@ def unique(prompts: Iterable[Prompt]) -> list[Prompt]:
     return list(first.values())
 
 
+def groups_of(prompts: Iterable[Prompt]) -> list[str]:
+    """Return the group of each prompt; one without is its own."""
+    return [prompt.group or prompt.prompt_id for prompt in prompts]
+
+
 def check_counts(num_train: int, num_dev: int, num_test: int, num_final: int) -> None:
     """Raise UserError unless these are counts, and not all but the last of them 0."""
     counts = {"data.num_train": num_train, "data.num_dev": num_dev, "data.num_test": num_test}
@@ -306,7 +311,8 @@ def scaled_down(counts: Sequence[int], available: int) -> list[int]:
     return scaled
 
 
-def _id(text: str) -> str:
+def text_id(text: str) -> str:
+    """Return the id of a prompt with this text: 64 bits of its hash."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

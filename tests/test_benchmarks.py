@@ -6,11 +6,12 @@ import re
 import shutil
 from dataclasses import asdict
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 from report_example import report_example
 
-from benchmarks import from_report
+from benchmarks import candidates, distill, from_report
 from benchmarks import results as benchmark_results
 from benchmarks.render import (
     BLOCK,
@@ -229,6 +230,33 @@ def test_commands_hold_no_folders_of_a_machine(monkeypatch):
     )
     monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "bank.py"), "--prompts", "8", "a b"])
     assert benchmark_results.started_command() == "python benchmarks/bank.py --prompts 8 'a b'"
+
+
+def grouped_values(num_groups=8, size=10):
+    """Values of prompts that are the same within a file, and the files."""
+    values = [float(number // 2 % 2) for number in range(num_groups) for _ in range(size)]
+    return values, [f"file{number}.py" for number in range(num_groups) for _ in range(size)]
+
+
+def width(found):
+    return found["high"] - found["low"]
+
+
+def test_intervals_of_candidates_resample_files():
+    values, files = grouped_values()
+    columns = {"num_drafted": 4, "num_accepted": 1, "num_copy_rounds": 0, "seconds": 1.0, "num_tokens": 10}
+    stats = [SimpleNamespace(num_target_calls=2 + value, **columns) for value in values]
+    tallies = {"target alone": candidates.Tally(stats, values)}
+    by_file, alone = (next(iter(candidates.table_rows(tallies, groups))) for groups in (files, len(values)))
+    assert by_file[4]["value"] == alone[4]["value"] and width(by_file[4]) > 2 * width(alone[4])
+
+
+def test_intervals_of_losses_resample_files(tmp_path):
+    values, files = grouped_values()
+    found = {"overlap": values, "tokens": [1.0] * len(values), "kl": values, "agreement": values, "before": 0.4, "seconds": 1.0}
+    (tmp_path / "target-kl.json").write_text(json.dumps(found))
+    by_file, alone = (distill.loss_table(tmp_path, ["target"], ["kl"], 1, some).rows[0][2] for some in (files, [*range(80)]))
+    assert by_file["value"] == alone["value"] and width(by_file) > 2 * width(alone)
 
 
 def test_quiet_is_even_times():

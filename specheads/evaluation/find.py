@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from data_gen.__main__ import generation_settings
 from data_gen.prompts import Prompt, unique
-from data_gen.run import EncodedPrompt, PromptSource, encode_prompts
+from data_gen.run import PromptSource
 from specheads.errors import UserError
 from specheads.files import write_json, write_whole
 from specheads.heads.card import card
@@ -51,12 +49,6 @@ def find_heads(cfg: DictConfig, pair: Pair) -> dict[str, FoundHead]:
 
 def _is_head(config: Path) -> bool:
     return (config.parent / "model.safetensors").exists()
-
-
-def prompts_of(cfg: DictConfig, pair: Pair, split: str, count: int) -> list[EncodedPrompt]:
-    """Return the first prompts of a split, with their ids; raises UserError if there are none."""
-    prompts = split_of(instantiate(cfg.data.source), pair, split, missing_remedy(split))
-    return encode_prompts(pair, prompts, generation_settings(cfg))[:count]
 
 
 def split_of(source: PromptSource, pair: Pair, split: str, remedy: str) -> list[Prompt]:

@@ -16,7 +16,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.__main__ import generation_settings
-from data_gen.prompts import FINAL, Prompt
+from data_gen.prompts import FINAL, Prompt, groups_of
 from data_gen.run import EncodedPrompt, PromptSource, encode_prompts
 from specheads.errors import UserError
 from specheads.evaluation.find import FoundHead, known_data_sets, missing_remedy, split_of
@@ -56,7 +56,7 @@ class PromptSet:
     @property
     def groups(self) -> list[Hashable]:
         """The group of each prompt; one without is its own."""
-        return [prompt.group or prompt.prompt_id for prompt, _ in self.prompts]
+        return groups_of(prompt for prompt, _ in self.prompts)
 
     def provenance(self) -> dict[str, Any]:
         """Return what identifies the prompts: a hash of their ids, in whatever order, and their number."""
