@@ -9,9 +9,11 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from report_example import report_example
 
-from benchmarks import candidates, distill, from_report
+from benchmarks import candidates, distill, from_report, replay
 from benchmarks import results as benchmark_results
 from benchmarks.render import (
     BLOCK,
@@ -38,6 +40,9 @@ from benchmarks.results import (
     without_folders,
     write_result,
 )
+from data_gen.prompts import Prompt
+from specheads import Warp
+from specheads.pair import config_folder
 
 FILES = sorted(RESULTS.glob("*.json"))
 CONTENTS = {path.stem: json.loads(path.read_text()) for path in FILES}
@@ -257,6 +262,16 @@ def test_intervals_of_losses_resample_files(tmp_path):
     (tmp_path / "target-kl.json").write_text(json.dumps(found))
     by_file, alone = (distill.loss_table(tmp_path, ["target"], ["kl"], 1, some).rows[0][2] for some in (files, [*range(80)]))
     assert by_file["value"] == alone["value"] and width(by_file) > 2 * width(alone)
+
+
+def test_replay_times_every_step(nano, tmp_path):
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        words = ["model=nano", "paths.run=.", "stopping=[fixed_length,head_threshold,expected_throughput]", "fixed_lengths=[1]"]
+        rules = OmegaConf.to_container(compose("evaluate", words).stopping, resolve=True)
+    prompts = [(Prompt("a", "test", "def f(x):\n"), nano.encode_instruction("def f(x):\n"))]
+    arguments = SimpleNamespace(engine="eager", draws=1)
+    table = replay.times(nano, prompts, Warp(1.0, top_k=50), rules, arguments, 4, tmp_path)
+    assert [row[0] for row in table.rows][-2:] == ["all steps", "one live pass, fixed K=4"]
 
 
 def test_quiet_is_even_times():

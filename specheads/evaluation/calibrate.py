@@ -49,7 +49,7 @@ def calibrate(cfg: DictConfig, pair: Pair, folders: Sequence[Path]) -> dict[str,
             "raw": error_in_rounds(IndexCalibration.identity(), *tokens),
             "cross_fitted": cross_fitted_error(*tokens, prompt, dev.groups),
         }
-        store_dev_prompts(folder, head, [prompt.prompt_id for prompt, _ in dev.prompts])
+        store_dev_prompts(folder, head, [prompt.text for prompt, _ in dev.prompts])
         store_in_config(folder, calibration=fitted, train=dict(head.config.train) | {"dev_ece": own})
         errors[folder.name] = own
     return errors

@@ -74,10 +74,10 @@ def known_data_sets(test_sets: Mapping[str, Any]) -> dict[str, Path]:
     return {name: known[name] for name in test_sets}
 
 
-def store_dev_prompts(folder: Path, head: AcceptanceHead, prompt_ids: Sequence[str]) -> None:
+def store_dev_prompts(folder: Path, head: AcceptanceHead, texts: Sequence[str]) -> None:
     """Add the dev prompts that a head was calibrated on to those that its folder names, if it names any."""
     if head.train_prompts is not None:
-        head.train_prompts = head.train_prompts.calibrated_on(prompt_ids)
+        head.train_prompts = head.train_prompts.calibrated_on(texts)
         head.train_prompts.write(folder)
 
 
