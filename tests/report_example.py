@@ -53,6 +53,7 @@ def report_example() -> Report:
         "heads": ["shallow", "<deep>"],
         "warp": {"temperature": 1.0, "top_k": None},
         "seed": 0,
+        "costs": {"verified_share": 0.02, "head_shares": {"shallow": 0.01, "<deep>": 0.1}, "counted": True},
         "device": "cpu",
         "split": "test",
         "final_parts": [],
