@@ -316,5 +316,10 @@ def text_id(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def ids_hash(prompt_ids: Iterable[str]) -> str:
+    """Return what identifies a set of prompts, in whatever order: 64 bits of the hash of their ids."""
+    return hashlib.sha256(" ".join(sorted(prompt_ids)).encode()).hexdigest()[:16]
+
+
 def _share(name: str) -> float:
     return int.from_bytes(hashlib.sha256(b"head " + name.encode()).digest()[:4], "big") / 2**32

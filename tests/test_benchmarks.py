@@ -37,11 +37,13 @@ from benchmarks.results import (
     half_width,
     interval,
     prompt_record,
+    warn_of_spent,
     without_folders,
     write_result,
 )
 from data_gen.prompts import Prompt
 from specheads import Warp
+from specheads.evaluation.prompt_sets import PromptSet
 from specheads.pair import config_folder
 
 FILES = sorted(RESULTS.glob("*.json"))
@@ -181,8 +183,10 @@ def test_mistakes_are_named(tmp_path):
 
 
 def test_results_say_where_they_come_from(tmp_path):
-    prompts = prompt_record([[1, 2], [3]])
-    assert prompts["number"] == 2 and prompts["hash"] != prompt_record([[1], [2, 3]])["hash"]
+    prompts = prompt_record(["b", "a"])
+    assert prompts["number"] == 2 and prompts["hash"] == prompt_record("ab")["hash"] != prompt_record("ac")["hash"]
+    reported = PromptSet("nano", "test", [(Prompt(prompt_id, "test", prompt_id), []) for prompt_id in "ab"])
+    assert reported.provenance()["sha256"] == prompts["hash"]
     path = write_result(
         "made",
         [Table("up", "Up", [Column("a")], [[1]])],
@@ -195,8 +199,47 @@ def test_results_say_where_they_come_from(tmp_path):
     content = json.loads(path.read_text())
     assert content["prompts"] == prompts and content["notes"] == ["One."] and content["seeds"] == [0, 1, 2, 3]
     assert content["load"].keys() == {"start", "end", "quiet"} and content["machine"]["cores"]
+    assert f"prompts: dev; 2 prompts of hash {prompts['hash']}; " in source(content)
+    several = source(content | {"prompts": {"nano, dev": prompts, "nano": prompts | {"number": 9, "hash": "ff"}}})
+    assert f"nano, dev: 2 prompts of hash {prompts['hash']}, nano: 9 prompts of hash ff" in several
     assert "seeds 0 to 3" in source(content) and source(content).endswith(" One.</sub>")
     assert write_result("none", [], folder=tmp_path) is None and [each.name for each in tmp_path.iterdir()] == ["made.json"]
+
+
+def test_parts_of_the_final_split_are_listed_once_and_warned_of(tmp_path, capsys):
+    folder, tables = tmp_path / "results", [Table("up", "Up", [Column("a")], [[1]])]
+    write_result("first", tables, "python evaluate.py split=final", final_parts=[0, 3], folder=folder)
+    assert "was read before" not in capsys.readouterr().err
+    for name in ("second", "second", "none"):
+        write_result(name, tables, "python evaluate.py", final_parts=[3, 4], folder=folder)
+        assert "part 3 of the final split was read before, by first (20" in capsys.readouterr().err
+    entries = json.loads((tmp_path / "final_parts.json").read_text())
+    assert [(entry["part"], entry["by"]) for entry in entries] == [(0, "first"), (3, "first"), (3, "second"), (4, "second")]
+    result = json.loads((folder / "first.json").read_text())
+    assert entries[0] == {"part": 0, "by": "first", **{name: result[name] for name in ("command", "date", "commit")}}
+    warn_of_spent([1, 2], folder)
+    assert capsys.readouterr().err == ""
+
+
+def test_results_of_reports_say_which_prompts_and_parts_they_are_of(tmp_path):
+    report = asdict(report_example())
+    report["context"] |= {"split": "final", "final_parts": [2], "load": {"start": 0.1, "end": 0.2, "quiet": True}}
+    sets = report["context"]["prompts"]
+    sets |= {"gsm8k, decoded": sets["gsm8k"] | {"num_prompts": 3}, "unused": sets["gsm8k"]}
+    other = json.loads(json.dumps(report))
+    other["context"] |= {"final_parts": [5, 2]}
+    other["context"]["prompts"]["gsm8k"] |= {"sha256": "ff", "python": "3.13.1"}
+    for name, one in (("one", report), ("two", other)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(one))
+    words = [f"first={tmp_path}/one.json", f"second={tmp_path}/two.json", "--command", "python evaluate.py split=final"]
+    from_report.main(["made", *words], tmp_path / "results")
+    made = json.loads((tmp_path / "results" / "made.json").read_text())
+    assert list(made["prompts"]) == ["alpaca", "mt-bench <test>", "gsm8k", "gsm8k, decoded", "second, gsm8k"]
+    number = sets["gsm8k"]["num_prompts"]
+    assert made["prompts"]["gsm8k"] == {"hash": f"{2:016x}", "number": number, "python": "3.11.7"}
+    assert made["prompts"]["second, gsm8k"] == {"hash": "ff", "number": number, "python": "3.13.1"}
+    assert made["load"] == {"start": 0.1, "end": 0.2, "quiet": True}
+    assert [entry["part"] for entry in json.loads((tmp_path / "final_parts.json").read_text())] == [2, 5]
 
 
 def test_reports_become_results(tmp_path, capsys):

@@ -4,7 +4,6 @@ Heads name the prompts that they learned from and those that they were calibrate
 reported, and what a head learned from is left out of the dev prompts, too.
 """
 
-import hashlib
 import logging
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.__main__ import generation_settings
-from data_gen.prompts import FINAL, Prompt, groups_of
+from data_gen.prompts import FINAL, Prompt, groups_of, ids_hash
 from data_gen.run import EncodedPrompt, PromptSource, encode_prompts
 from specheads.errors import UserError
 from specheads.evaluation.find import FoundHead, known_data_sets, missing_remedy, split_of
@@ -60,8 +59,11 @@ class PromptSet:
 
     def provenance(self) -> dict[str, Any]:
         """Return what identifies the prompts: a hash of their ids, in whatever order, and their number."""
-        ids = sorted(prompt.prompt_id for prompt, _ in self.prompts)
-        told = {"role": self.role, "num_prompts": len(ids), "sha256": hashlib.sha256(" ".join(ids).encode()).hexdigest()[:16]}
+        told = {
+            "role": self.role,
+            "num_prompts": len(self.prompts),
+            "sha256": ids_hash(prompt.prompt_id for prompt, _ in self.prompts),
+        }
         return told | {"num_left_out": self.num_left_out, **self.facts}
 
 

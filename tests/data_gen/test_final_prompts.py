@@ -197,4 +197,4 @@ def test_groups_are_no_part_of_what_identifies_prompts():
 
 def test_the_register_of_spent_parts_can_be_read():
     for entry in json.loads((ROOT / "benchmarks" / "final_parts.json").read_text()):
-        assert entry.keys() == {"part", "by", "figure", "date", "commit"} and entry["part"] in range(NUM_PARTS)
+        assert entry.keys() == {"part", "by", "command", "date", "commit"} and entry["part"] in range(NUM_PARTS)
