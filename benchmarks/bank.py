@@ -104,7 +104,7 @@ def main() -> None:
             [["20 heads in one pass", steps[0] / steps[1]]],
         ),
     ]
-    write_result(arguments.result, tables, split="train", seeds=[0], prompts=prompt_record(rows["prompt_ids"]))
+    write_result(arguments.result, tables, split="train", seeds=[0], prompts=prompt_record(rows["prompt_id"]))
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, interval, prompt_record, text_of, write_result
-from data_gen.prompts import NanoSource
+from data_gen.prompts import NUM_READ, NanoSource, Prompt, groups_of, text_id
 from specheads import SpeculativeDecoder, Warp, drafting, load_pair, stopping, verification
 from specheads.decoding.block_search import BlockSearch
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.records import DecodeStats, Generation
-from specheads.evaluation.intervals import resample_counts
+from specheads.evaluation.intervals import Groups, resample_counts
 from specheads.pair import Pair
 
 MAX_TOKENS, DEPTH = 96, 10
@@ -149,9 +149,9 @@ def ratio(over: np.ndarray, under: np.ndarray, counts: np.ndarray, unit: Callabl
     return interval(values[0], *np.percentile(values[1:], [2.5, 97.5]))
 
 
-def table_rows(tallies: dict[str, Tally]) -> Iterable[list]:
-    """Return a row of COLUMNS for each method."""
-    counts = resample_counts(len(next(iter(tallies.values())).stats))
+def table_rows(tallies: dict[str, Tally], groups: Groups) -> Iterable[list]:
+    """Return a row of COLUMNS for each method; `groups`: that of each prompt."""
+    counts = resample_counts(groups)
     alone = tallies["target alone"]
     pace = (counts @ alone.rows("num_tokens")) / (counts @ alone.rows("seconds"))
     for name, one in tallies.items():
@@ -181,10 +181,13 @@ def main() -> None:
     arguments = parser.parse_args()
     pair = load_pair("nano")
     if arguments.data:
-        texts = [json.loads(line)["prompt"] for line in arguments.data.read_text().splitlines()]
+        rows = [json.loads(line)["prompt"] for line in arguments.data.read_text().splitlines()]
+        found = [Prompt(text_id(text), "test", text) for text in rows]
     else:
-        texts = [one.text for one in NanoSource(0, 0, arguments.prompts * 2).load(pair.chats)]
-    prompts = [ids for ids in map(pair.encode_instruction, texts) if len(ids) <= 256][: arguments.prompts]
+        found = list(NanoSource(0, 0, min(2 * arguments.prompts, NUM_READ)).load(pair.chats))
+    encoded = [(prompt, pair.encode_instruction(prompt.text)) for prompt in found]
+    encoded = [(prompt, ids) for prompt, ids in encoded if len(ids) <= 256][: arguments.prompts]
+    prompts, groups = [ids for _, ids in encoded], groups_of(prompt for prompt, _ in encoded)
     methods, warps = {
         "trees": (tree_methods(arguments.skipped), [Warp(0.7, top_p=0.7), Warp(0)]),
         "samples": (sample_methods(), [Warp(1.0, top_k=50)]),
@@ -192,13 +195,14 @@ def main() -> None:
     }[arguments.table]
     tables = []
     for warp in warps:
-        rows = list(table_rows(run(pair, methods, warp, prompts, arguments.engine)))
+        rows = list(table_rows(run(pair, methods, warp, prompts, arguments.engine), groups))
         title = f"{warp_text(warp)}; {len(prompts)} prompts, at most {MAX_TOKENS} tokens each; ± half of the 95 % interval over prompts"
         tables.append(Table("greedy" if warp.greedy else "sampled", title, COLUMNS, rows))
         print("\n".join(["", title, "", text_of(tables[-1])]))
     name = "_".join(["candidates", arguments.table, *([arguments.data.stem] if arguments.data else [])])
     split = arguments.data.stem if arguments.data else "test, read before"
-    write_result(arguments.result or name, tables, split=split, seeds=range(len(prompts)), prompts=prompt_record(prompts))
+    record = prompt_record(prompt.prompt_id for prompt, _ in encoded)
+    write_result(arguments.result or name, tables, split=split, seeds=range(len(prompts)), prompts=record)
 
 
 def warp_text(warp: Warp) -> str:

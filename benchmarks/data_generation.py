@@ -57,7 +57,9 @@ def main() -> None:
         [[size, value, value / medians[1]] for size, value in medians.items()],
     )
     print(f"{table.title}\n\n{text_of(table)}")
-    write_result(arguments.result, [table], split="train", seeds=[0], prompts=prompt_record(ids for _, ids in prompts))
+    write_result(
+        arguments.result, [table], split="train", seeds=[0], prompts=prompt_record(prompt_id for prompt_id, _ in prompts)
+    )
 
 
 if __name__ == "__main__":

@@ -364,7 +364,8 @@ def main() -> None:
     head = load_head(arguments.head) if arguments.head else AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size))
     head.requires_grad_(False)
     verification = TokenVerification() if arguments.rate is None else SyntheticVerification(arguments.rate)
-    prompts = [pair.encode_instruction(p.text) for p in NanoSource(arguments.prompts, 0, 0).load(pair.chats)]
+    found = list(NanoSource(arguments.prompts, 0, 0).load(pair.chats))
+    prompts = [pair.encode_instruction(prompt.text) for prompt in found]
     tables, never = [], []
     for warp in (Warp(temperature=0), Warp(temperature=1.0, top_k=50)):
         own, startup = own_runs(pair, head, warp, arguments.new_tokens, arguments.engine, verification)
@@ -383,7 +384,8 @@ def main() -> None:
     note += f"{arguments.repeats} repeats."
     name = "decoding" if arguments.model == "nano" else f"decoding_{arguments.model}"
     seeds = [1000 * repeat for repeat in range(arguments.repeats)]
-    write_result(arguments.result or name, tables, split="train", seeds=seeds, prompts=prompt_record(prompts), notes=note)
+    record = prompt_record(prompt.prompt_id for prompt in found)
+    write_result(arguments.result or name, tables, split="train", seeds=seeds, prompts=record, notes=note)
 
 
 def keep(tables: list[Table], table: Table) -> None:

@@ -12,16 +12,21 @@ import logging
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
 from lightning import Trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.results import Column, Table, add_result_option, interval, text_of, write_result
+from benchmarks.results import Column, Table, add_result_option, interval, prompt_record, text_of, write_result
+from data_gen.__main__ import generation_settings
+from data_gen.prompts import groups_of
+from data_gen.run import encode_prompts
 from specheads import Warp, load_pair
 from specheads.distill.divergences import DIVERGENCES
 from specheads.distill.loss import LossSettings
@@ -30,6 +35,7 @@ from specheads.distill.module import DistillModule
 from specheads.distill.on_policy import OwnResponses
 from specheads.distill.samples import KINDS, SampleSettings
 from specheads.distill.training import load_samples, prepare
+from specheads.evaluation.find import missing_remedy, split_of
 from specheads.evaluation.intervals import resample_counts
 from specheads.loading import ResumableData
 from specheads.pair import config_folder
@@ -75,9 +81,17 @@ def main() -> None:
             print(
                 f"{samples:<12}{loss:<18}{sum(found['overlap']) / sum(found['tokens']):.4f}  {found['seconds']:.0f} s", flush=True
             )
-    table = loss_table(given.out, given.samples, given.losses, given.steps)
+    test = split_of(instantiate(cfg.data.source), pair, "test", missing_remedy("test"))
+    prompts = [prompt for prompt, _ in encode_prompts(pair, test, generation_settings(cfg))]
+    table = loss_table(given.out, given.samples, given.losses, given.steps, groups_of(prompts))
     print(f"{table.title}\n\n{text_of(table)}")
-    write_result(given.result, [table], split="test, read before", seeds=[given.seed])
+    write_result(
+        given.result,
+        [table],
+        split="test, read before",
+        seeds=[given.seed],
+        prompts=prompt_record(prompt.prompt_id for prompt in prompts),
+    )
 
 
 def train(cfg, pair, settings: SampleSettings, divergence: str, steps: int, seed: int) -> dict:
@@ -116,13 +130,13 @@ def train(cfg, pair, settings: SampleSettings, divergence: str, steps: int, seed
     }
 
 
-def loss_table(folder: Path, samples: list[str], losses: list[str], steps: int) -> Table:
-    """Return overlaps with 95 % intervals over prompts, KL divergences, agreements and seconds."""
+def loss_table(folder: Path, samples: list[str], losses: list[str], steps: int, groups: Sequence[str]) -> Table:
+    """Return overlaps with 95 % intervals over prompts, KL divergences, agreements and seconds; `groups`: that of each test prompt."""
     rows = []
     for kind, loss in itertools.product(samples, losses):
         found = json.loads((folder / f"{kind}-{loss}.json").read_text())
         overlap, tokens = np.array(found["overlap"]), np.array(found["tokens"])
-        counts = resample_counts(len(tokens))
+        counts = resample_counts(groups)
         value = overlap.sum() / tokens.sum()
         limits = np.quantile(counts @ overlap / (counts @ tokens), [0.025, 0.975])
         kl, same = (sum(found[name]) / tokens.sum() for name in ("kl", "agreement"))

@@ -4,7 +4,8 @@
 
 Tables: `winners_<data set>` (the best rule of each family, by ratio), `live` (what was decoded), `reliability` and `drafts`. Rows of several
 reports are told apart by their labels. `--fields` says what to show of a winner; a report may have fields that this script does not know.
-Run it where the evaluation ran and at the same commit: processor and commit are taken from now, all else from the report.
+Run it where the evaluation ran and at the same commit: processor and commit are taken from now, all else from the report, prompts and parts
+of the final split included.
 """
 
 import argparse
@@ -75,8 +76,11 @@ def main(argv: Sequence[str] | None = None, folder: Path = RESULTS) -> None:
         arguments.command,
         split,
         seeds,
+        prompts=prompts_of(reports),
         notes=arguments.note,
         machine=machine_of(contexts[0]),
+        load=contexts[0].get("load"),
+        final_parts=sorted({part for context in contexts for part in context.get("final_parts", ())}),
         folder=folder,
     )
 
@@ -105,6 +109,23 @@ def machine_of(context: Mapping[str, Any]) -> dict[str, Any]:
         "python": versions.get("python"),
         "gpu": None if device is None or device.endswith("CPU") or device == "cpu" else device,
     }
+
+
+def prompts_of(reports: Reports) -> dict[str, dict[str, Any]] | None:
+    """Return what identifies each set of prompts in the tables, by its name; None where no report says it.
+
+    A set of which several reports have other prompts is there for each, with the report's label.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for label, report in reports.items():
+        context, replayed = report["context"], [data["name"] for data in report["data_sets"]]
+        python = (context.get("versions") or {}).get("python")
+        for name, one in context.get("prompts", {}).items():
+            if name in replayed or (report.get("live") and name.endswith(", decoded")):
+                record = {"hash": one["sha256"], "number": one["num_prompts"], "python": one.get("python", python)}
+                if found.setdefault(name, record) != record:
+                    found[f"{label}, {name}"] = record
+    return found or None
 
 
 def table(key: str, title: str, columns: Sequence[Column], rows: Iterable[Sequence]) -> Table:

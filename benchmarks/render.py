@@ -188,11 +188,19 @@ def source(result: Mapping[str, Any]) -> str:
         state = "quiet" if result["load"]["quiet"] else "busy with other work, too"
         parts.append(f"{state} (load {result['load']['start']:g} to {result['load']['end']:g})")
     parts.append(f"prompts: {result['split'] or 'none'}")
+    if result["prompts"]:
+        parts.append(prompts_text(result["prompts"]))
     if result["seeds"]:
         parts.append(seed_text(result["seeds"]))
     if result["transcribed"]:
         parts.append("transcribed from an earlier table")
     return f"<sub>{'; '.join(parts)}.{''.join(f' {note}' for note in result['notes'])}</sub>"
+
+
+def prompts_text(prompts: Mapping[str, Any]) -> str:
+    """Return the number and the hash of prompts, or of each set of them by its name."""
+    named = {"": prompts} if "hash" in prompts else {f"{name}: ": one for name, one in prompts.items()}
+    return ", ".join(f"{name}{one['number']} prompts of hash {one['hash']}" for name, one in named.items())
 
 
 def seed_text(seeds: Sequence[int]) -> str:

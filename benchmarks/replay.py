@@ -25,8 +25,11 @@ from benchmarks.results import Column, Table, add_result_option, prompt_record, 
 from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, Pair, SpeculativeDecoder, Warp, load_head, load_pair, stopping
 from specheads.evaluation.candidates import Tuning, candidates, longest_draft
-from specheads.evaluation.find import prompts_of
+from specheads.evaluation.find import FoundHead
 from specheads.evaluation.offline import Recorded
+from specheads.evaluation.prices import Prices
+from specheads.evaluation.prompt_sets import PromptSets
+from specheads.heads.cost import counted_share
 from specheads.pair import config_folder
 from specheads.replay.cost import Costs
 from specheads.replay.judge import head_fingerprint, judge
@@ -124,7 +127,8 @@ def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Name
     judge(path, pair, {}, truth=True)
     marks.append(time.perf_counter())
     recording = load_recording(path, [*judges, TRUTH])
-    found = candidates(rules, heads, Tuning(recording, {"10": Costs.at_ratio(10)}))
+    prices = Prices({"10": Costs.at_ratio(10)}, {name: counted_share(head, pair.draft_lm) for name, head in heads.items()})
+    found = candidates(rules, heads, Tuning(recording, prices))
     Recorded.of("test", "test", recording, found, lambda count: None)
     marks.append(time.perf_counter())
     live, *steps = np.diff(marks)
@@ -151,7 +155,8 @@ def main() -> None:
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         cfg = compose("evaluate", overrides=[f"model={arguments.model}", "paths.run=."])
     pair, head, sampled = load_pair(arguments.model), load_head(arguments.head), Warp(**cfg.warp)
-    prompts, limit = prompts_of(cfg, pair, "test", arguments.prompts), cfg.max_new_tokens
+    reported = PromptSets(cfg, pair, {arguments.head: FoundHead(head, arguments.head)}).reported
+    prompts, limit = reported.first(arguments.prompts).prompts, cfg.max_new_tokens
     tables = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -164,7 +169,7 @@ def main() -> None:
             tables.append(times(pair, prompts, sampled, rules, arguments, limit, folder))
             print(f"\n{tables[-1].title}\n\n{text_of(tables[-1])}", flush=True)
     seeds = [1000 * repeat for repeat in range(arguments.repeats)]
-    record = prompt_record(ids for _, ids in prompts)
+    record = prompt_record(prompt.prompt_id for prompt, _ in prompts)
     write_result(arguments.result, tables, split="test, read before", seeds=seeds, prompts=record)
 
 

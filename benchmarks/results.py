@@ -7,7 +7,7 @@ Values are numbers, text, None or intervals; how they look is the business of `b
 """
 
 import argparse
-import hashlib
+import json
 import os
 import platform
 import re
@@ -27,10 +27,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.render import RESULTS, ROOT, cell, format_of, markdown
+from data_gen.prompts import ids_hash
 from specheads.files import write_json
 
 Value = float | int | str | None | Mapping[str, float]
-RENDERED = ("README.md", "benchmarks/README.md", "benchmarks/results")
+FINAL_PARTS = "final_parts.json"
+RENDERED = ("README.md", "benchmarks/README.md", "benchmarks/results", f"benchmarks/{FINAL_PARTS}")
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Result:
     load: Mapping[str, Any] | None
     split: str | None  # which prompts: "dev", "test, read before", "final part 1"
     seeds: Sequence[int]
-    prompts: Mapping[str, Any] | None
+    prompts: Mapping[str, Any] | None  # a prompt_record, or several by the name of their set
     notes: Sequence[str]
     tables: Sequence[Table]
     transcribed: bool = False  # copied from a table that was typed by hand
@@ -93,14 +95,13 @@ def half_width(value: float, half: float) -> dict[str, float]:
     return interval(value, value - half, value + half)
 
 
-def prompt_record(prompts: Iterable[object]) -> dict[str, Any]:
-    """Return what tells whether two measurements had the same prompts (texts or token ids).
+def prompt_record(prompt_ids: Iterable[str]) -> dict[str, Any]:
+    """Return what tells whether two measurements had the same prompts; the hash is that of an evaluation's report.
 
     The Python version belongs to it: nano's prompts are functions of the standard library.
     """
-    contents = [repr(prompt) for prompt in prompts]
-    digest = hashlib.sha256("\n".join(contents).encode()).hexdigest()[:16]
-    return {"hash": digest, "number": len(contents), "python": platform.python_version()}
+    ids = list(prompt_ids)
+    return {"hash": ids_hash(ids), "number": len(ids), "python": platform.python_version()}
 
 
 def add_result_option(parser: argparse.ArgumentParser, name: str) -> None:
@@ -117,13 +118,17 @@ def write_result(
     prompts: Mapping[str, Any] | None = None,
     notes: Sequence[str] | str = (),
     machine: Mapping[str, Any] | None = None,
+    load: Mapping[str, Any] | None = None,
+    final_parts: Sequence[int] = (),
     folder: Path = RESULTS,
 ) -> Path | None:
     """Write a result and return its file, or None where the name is `none`.
 
-    `command`: that of this process where none is given. `prompts`: from `prompt_record`. `machine`: only where another process measured;
-    the load at that time is then not known.
+    `command`: that of this process where none is given. `prompts`: from `prompt_record`, one or several by the name of their set. `machine`
+    and `load`: only where another process measured. `final_parts`: those of the final split that were read, which are listed next to
+    `folder`; parts that were read before are printed.
     """
+    warn_of_spent(final_parts, folder)
     if name == "none":
         return None
     result = Result(
@@ -132,7 +137,7 @@ def write_result(
         date=datetime.now(UTC).date().isoformat(),
         commit=COMMIT,
         machine=dict(machine or this_machine()),
-        load=None if machine else {"start": LOAD, "end": load_average(), "quiet": is_quiet()},
+        load=load if machine else {"start": LOAD, "end": load_average(), "quiet": is_quiet()},
         split=split,
         seeds=list(seeds),
         prompts=prompts and dict(prompts),
@@ -142,8 +147,36 @@ def write_result(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     write_json(path, asdict(result))
+    list_spent(final_parts, result, folder)
     print(f"kept as benchmarks/results/{path.name}; `python benchmarks/render.py` puts it into the tables", file=sys.stderr)
     return path
+
+
+def warn_of_spent(parts: Sequence[int], folder: Path = RESULTS) -> None:
+    """Print which results have read these parts of the final split before."""
+    for entry in spent_parts(folder):
+        if entry["part"] in parts:
+            commit = f", commit {entry['commit']}" if entry["commit"] else ""
+            print(
+                f"part {entry['part']} of the final split was read before, by {entry['by']} ({entry['date']}{commit})",
+                file=sys.stderr,
+            )
+
+
+def list_spent(parts: Sequence[int], result: Result, folder: Path = RESULTS) -> None:
+    """Add to the list of spent parts those that a result was not yet known to have read."""
+    entries = spent_parts(folder)
+    known = {(entry["part"], entry["by"]) for entry in entries}
+    told = {"by": result.name, "command": result.command, "date": result.date, "commit": result.commit}
+    new = [{"part": part, **told} for part in parts if (part, result.name) not in known]
+    if new:
+        write_json(folder.parent / FINAL_PARTS, [*entries, *new])
+
+
+def spent_parts(folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """Return what has read parts of the final split: by whom, by which command, when and at which commit."""
+    path = folder.parent / FINAL_PARTS
+    return json.loads(path.read_text()) if path.exists() else []
 
 
 def started_command() -> str:

@@ -19,7 +19,7 @@ SPLITS = ("train", "dev", "test")  # those that data is generated for
 FINAL = "final"  # prompts that nothing is chosen on: each is read once, for a figure that is published
 DEV_FILES = 0.12  # share of the held-out "dev" files whose prompts are the head's dev set
 
-# Test prompts of nano that recipes were compared on; the final split begins after them, however many data.num_test asks for.
+# Test prompts of nano that recipes were compared on: data.num_test is no more, and the final split begins after them.
 NUM_READ = 300
 FINAL_PER_FILE = 30  # final prompts of one file at most: a few files have hundreds of functions, which resemble each other
 NUM_PARTS = 10
@@ -65,10 +65,11 @@ class NanoSource:
                     f"data.final_part={self.final_part} is no part of the final split; give a number from 0 to {NUM_PARTS - 1}, a list of "
                     "different ones, or null for none."
                 )
-        if self.final_parts and self.num_test > NUM_READ:
+        if self.num_test > NUM_READ:
             raise UserError(
-                f"data.num_test={self.num_test} reaches into the final prompts, which begin after the first {NUM_READ}; with data.final_part "
-                f"leave data.num_test at {NUM_READ} or less."
+                f"data.num_test={self.num_test} reaches into the final prompts, which begin after the first {NUM_READ} test prompts; set it to "
+                f"at most {NUM_READ}, which is what has been read. For a figure that is published, name a part of the others: split={FINAL} "
+                "data.final_part=0."
             )
 
     def check_final(self) -> None:
@@ -103,7 +104,7 @@ class NanoSource:
             for function in corpus.standard_library(side):
                 split = "test" if side == "test" else "dev" if _share(function.source) < DEV_FILES else "train"
                 body = function.body if responses else None
-                prompt_id = _id(function.prompt)
+                prompt_id = text_id(function.prompt)
                 # A prompt that several files share belongs to the first of them by name, in whatever order they are read.
                 known = found[split].get(prompt_id)
                 group = function.source if known is None else min(known.group, function.source)
@@ -202,7 +203,7 @@ class DatasetSource:
                 answers = self._response_template() if responses else None
                 texts = self._texts(rows, self._template(chats), answers, limit=sum(counts.values()))
                 names = [split for split, count in self._available(counts, len(texts)).items() for _ in range(count)]
-                prompts += [Prompt(_id(text), split, text, own) for split, (text, own) in zip(names, texts, strict=True)]
+                prompts += [Prompt(text_id(text), split, text, own) for split, (text, own) in zip(names, texts, strict=True)]
         return prompts
 
     def _available(self, counts: dict[str, int], num_texts: int) -> dict[str, int]:
@@ -281,6 +282,11 @@ def unique(prompts: Iterable[Prompt]) -> list[Prompt]:
     return list(first.values())
 
 
+def groups_of(prompts: Iterable[Prompt]) -> list[str]:
+    """Return the group of each prompt; one without is its own."""
+    return [prompt.group or prompt.prompt_id for prompt in prompts]
+
+
 def check_counts(num_train: int, num_dev: int, num_test: int, num_final: int) -> None:
     """Raise UserError unless these are counts, and not all but the last of them 0."""
     counts = {"data.num_train": num_train, "data.num_dev": num_dev, "data.num_test": num_test}
@@ -305,8 +311,14 @@ def scaled_down(counts: Sequence[int], available: int) -> list[int]:
     return scaled
 
 
-def _id(text: str) -> str:
+def text_id(text: str) -> str:
+    """Return the id of a prompt with this text: 64 bits of its hash."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def ids_hash(prompt_ids: Iterable[str]) -> str:
+    """Return what identifies a set of prompts, in whatever order: 64 bits of the hash of their ids."""
+    return hashlib.sha256(" ".join(sorted(prompt_ids)).encode()).hexdigest()[:16]
 
 
 def _share(name: str) -> float:

@@ -6,11 +6,14 @@ import re
 import shutil
 from dataclasses import asdict
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from report_example import report_example
 
-from benchmarks import from_report
+from benchmarks import candidates, distill, from_report, replay
 from benchmarks import results as benchmark_results
 from benchmarks.render import (
     BLOCK,
@@ -34,9 +37,14 @@ from benchmarks.results import (
     half_width,
     interval,
     prompt_record,
+    warn_of_spent,
     without_folders,
     write_result,
 )
+from data_gen.prompts import Prompt
+from specheads import Warp
+from specheads.evaluation.prompt_sets import PromptSet
+from specheads.pair import config_folder
 
 FILES = sorted(RESULTS.glob("*.json"))
 CONTENTS = {path.stem: json.loads(path.read_text()) for path in FILES}
@@ -175,8 +183,10 @@ def test_mistakes_are_named(tmp_path):
 
 
 def test_results_say_where_they_come_from(tmp_path):
-    prompts = prompt_record([[1, 2], [3]])
-    assert prompts["number"] == 2 and prompts["hash"] != prompt_record([[1], [2, 3]])["hash"]
+    prompts = prompt_record(["b", "a"])
+    assert prompts["number"] == 2 and prompts["hash"] == prompt_record("ab")["hash"] != prompt_record("ac")["hash"]
+    reported = PromptSet("nano", "test", [(Prompt(prompt_id, "test", prompt_id), []) for prompt_id in "ab"])
+    assert reported.provenance()["sha256"] == prompts["hash"]
     path = write_result(
         "made",
         [Table("up", "Up", [Column("a")], [[1]])],
@@ -189,8 +199,47 @@ def test_results_say_where_they_come_from(tmp_path):
     content = json.loads(path.read_text())
     assert content["prompts"] == prompts and content["notes"] == ["One."] and content["seeds"] == [0, 1, 2, 3]
     assert content["load"].keys() == {"start", "end", "quiet"} and content["machine"]["cores"]
+    assert f"prompts: dev; 2 prompts of hash {prompts['hash']}; " in source(content)
+    several = source(content | {"prompts": {"nano, dev": prompts, "nano": prompts | {"number": 9, "hash": "ff"}}})
+    assert f"nano, dev: 2 prompts of hash {prompts['hash']}, nano: 9 prompts of hash ff" in several
     assert "seeds 0 to 3" in source(content) and source(content).endswith(" One.</sub>")
     assert write_result("none", [], folder=tmp_path) is None and [each.name for each in tmp_path.iterdir()] == ["made.json"]
+
+
+def test_parts_of_the_final_split_are_listed_once_and_warned_of(tmp_path, capsys):
+    folder, tables = tmp_path / "results", [Table("up", "Up", [Column("a")], [[1]])]
+    write_result("first", tables, "python evaluate.py split=final", final_parts=[0, 3], folder=folder)
+    assert "was read before" not in capsys.readouterr().err
+    for name in ("second", "second", "none"):
+        write_result(name, tables, "python evaluate.py", final_parts=[3, 4], folder=folder)
+        assert "part 3 of the final split was read before, by first (20" in capsys.readouterr().err
+    entries = json.loads((tmp_path / "final_parts.json").read_text())
+    assert [(entry["part"], entry["by"]) for entry in entries] == [(0, "first"), (3, "first"), (3, "second"), (4, "second")]
+    result = json.loads((folder / "first.json").read_text())
+    assert entries[0] == {"part": 0, "by": "first", **{name: result[name] for name in ("command", "date", "commit")}}
+    warn_of_spent([1, 2], folder)
+    assert capsys.readouterr().err == ""
+
+
+def test_results_of_reports_say_which_prompts_and_parts_they_are_of(tmp_path):
+    report = asdict(report_example())
+    report["context"] |= {"split": "final", "final_parts": [2], "load": {"start": 0.1, "end": 0.2, "quiet": True}}
+    sets = report["context"]["prompts"]
+    sets |= {"gsm8k, decoded": sets["gsm8k"] | {"num_prompts": 3}, "unused": sets["gsm8k"]}
+    other = json.loads(json.dumps(report))
+    other["context"] |= {"final_parts": [5, 2]}
+    other["context"]["prompts"]["gsm8k"] |= {"sha256": "ff", "python": "3.13.1"}
+    for name, one in (("one", report), ("two", other)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(one))
+    words = [f"first={tmp_path}/one.json", f"second={tmp_path}/two.json", "--command", "python evaluate.py split=final"]
+    from_report.main(["made", *words], tmp_path / "results")
+    made = json.loads((tmp_path / "results" / "made.json").read_text())
+    assert list(made["prompts"]) == ["alpaca", "mt-bench <test>", "gsm8k", "gsm8k, decoded", "second, gsm8k"]
+    number = sets["gsm8k"]["num_prompts"]
+    assert made["prompts"]["gsm8k"] == {"hash": f"{2:016x}", "number": number, "python": "3.11.7"}
+    assert made["prompts"]["second, gsm8k"] == {"hash": "ff", "number": number, "python": "3.13.1"}
+    assert made["load"] == {"start": 0.1, "end": 0.2, "quiet": True}
+    assert [entry["part"] for entry in json.loads((tmp_path / "final_parts.json").read_text())] == [2, 5]
 
 
 def test_reports_become_results(tmp_path, capsys):
@@ -229,6 +278,43 @@ def test_commands_hold_no_folders_of_a_machine(monkeypatch):
     )
     monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "bank.py"), "--prompts", "8", "a b"])
     assert benchmark_results.started_command() == "python benchmarks/bank.py --prompts 8 'a b'"
+
+
+def grouped_values(num_groups=8, size=10):
+    """Values of prompts that are the same within a file, and the files."""
+    values = [float(number // 2 % 2) for number in range(num_groups) for _ in range(size)]
+    return values, [f"file{number}.py" for number in range(num_groups) for _ in range(size)]
+
+
+def width(found):
+    return found["high"] - found["low"]
+
+
+def test_intervals_of_candidates_resample_files():
+    values, files = grouped_values()
+    columns = {"num_drafted": 4, "num_accepted": 1, "num_copy_rounds": 0, "seconds": 1.0, "num_tokens": 10}
+    stats = [SimpleNamespace(num_target_calls=2 + value, **columns) for value in values]
+    tallies = {"target alone": candidates.Tally(stats, values)}
+    by_file, alone = (next(iter(candidates.table_rows(tallies, groups))) for groups in (files, len(values)))
+    assert by_file[4]["value"] == alone[4]["value"] and width(by_file[4]) > 2 * width(alone[4])
+
+
+def test_intervals_of_losses_resample_files(tmp_path):
+    values, files = grouped_values()
+    found = {"overlap": values, "tokens": [1.0] * len(values), "kl": values, "agreement": values, "before": 0.4, "seconds": 1.0}
+    (tmp_path / "target-kl.json").write_text(json.dumps(found))
+    by_file, alone = (distill.loss_table(tmp_path, ["target"], ["kl"], 1, some).rows[0][2] for some in (files, [*range(80)]))
+    assert by_file["value"] == alone["value"] and width(by_file) > 2 * width(alone)
+
+
+def test_replay_times_every_step(nano, tmp_path):
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        words = ["model=nano", "paths.run=.", "stopping=[fixed_length,head_threshold,expected_throughput]", "fixed_lengths=[1]"]
+        rules = OmegaConf.to_container(compose("evaluate", words).stopping, resolve=True)
+    prompts = [(Prompt("a", "test", "def f(x):\n"), nano.encode_instruction("def f(x):\n"))]
+    arguments = SimpleNamespace(engine="eager", draws=1)
+    table = replay.times(nano, prompts, Warp(1.0, top_k=50), rules, arguments, 4, tmp_path)
+    assert [row[0] for row in table.rows][-2:] == ["all steps", "one live pass, fixed K=4"]
 
 
 def test_quiet_is_even_times():

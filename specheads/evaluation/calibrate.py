@@ -11,7 +11,9 @@ from torch import Tensor
 
 from data_gen.__main__ import generation_settings
 from specheads.decoding.stopping import MAX_TOKENS
-from specheads.evaluation.find import prompts_of, store_dev_prompts, store_in_config
+from specheads.evaluation.find import FoundHead, store_dev_prompts, store_in_config
+from specheads.evaluation.intervals import Groups, halves
+from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.recorded import recorded
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.checkpoint import load_head
@@ -31,26 +33,30 @@ def calibrate(cfg: DictConfig, pair: Pair, folders: Sequence[Path]) -> dict[str,
     fitted on all of them.
     """
     heads = {folder: load_head(folder) for folder in folders}
-    prompts = prompts_of(cfg, pair, "dev", cfg.calibration.num_prompts)
+    named = {folder.name: FoundHead(head, str(folder)) for folder, head in heads.items()}
+    dev = PromptSets(cfg, pair, named).dev.first(cfg.calibration.num_prompts)
     what = folders[0].name if len(folders) == 1 else f"{len(folders)} heads"
-    logger.info("calibrating %s on %d dev prompts", what, len(prompts))
+    logger.info("calibrating %s on %d dev prompts", what, len(dev.prompts))
     settings = RecordSettings(cfg.calibration.num_draws, MAX_TOKENS, cfg.calibration.get("batch_size", cfg.generation.batch_size))
-    found = recorded(cfg, pair, {"dev": prompts}, generation_settings(cfg), settings, list(heads.values()), truth=False)
+    found = recorded(cfg, pair, {"dev": dev.prompts}, generation_settings(cfg), settings, list(heads.values()), truth=False)
     errors = {}
     for folder, head in heads.items():
         tokens = head_logits(found["dev"], recorded_head(head))
         prompt = found["dev"].prompt_of(judged_nodes(found["dev"], recorded_head(head))[0])
         fitted = IndexCalibration.fit(*tokens).to_dict()
         head.config = replace(head.config, calibration=fitted)
-        own = {"raw": error_in_rounds(IndexCalibration.identity(), *tokens), "cross_fitted": cross_fitted_error(*tokens, prompt)}
-        store_dev_prompts(folder, head, [prompt.prompt_id for prompt, _ in prompts])
+        own = {
+            "raw": error_in_rounds(IndexCalibration.identity(), *tokens),
+            "cross_fitted": cross_fitted_error(*tokens, prompt, dev.groups),
+        }
+        store_dev_prompts(folder, head, [prompt.text for prompt, _ in dev.prompts])
         store_in_config(folder, calibration=fitted, train=dict(head.config.train) | {"dev_ece": own})
         errors[folder.name] = own
     return errors
 
 
-def cross_fitted_error(logits: Tensor, accepted: Tensor, furthest: Tensor, prompt: Tensor) -> float:
-    """Return the expected calibration error of calibrations of every other prompt on the prompts between: the mean over both halves.
+def cross_fitted_error(logits: Tensor, accepted: Tensor, furthest: Tensor, prompt: Tensor, groups: Groups) -> float:
+    """Return the expected calibration error of calibrations of one half of the prompts on the other: the mean over both halves.
 
     A calibration looks better than it is on the prompts that it was fitted on. The error is that of each half by itself, because the
     halves' calibrations err in opposite directions.
@@ -58,10 +64,11 @@ def cross_fitted_error(logits: Tensor, accepted: Tensor, furthest: Tensor, promp
     Args:
         logits, accepted, furthest: (n, indices), (n,) and (n,) of drafted tokens, see `IndexCalibration.fit`.
         prompt: (n,) long, the number of each token's prompt.
+        groups: that of each prompt, so that no half has prompts that resemble the other's.
     """
-    total = 0.0
-    for half in (0, 1):
-        here, there = ([part[prompt % 2 == side] for part in (logits, accepted, furthest)] for side in (half, 1 - half))
+    total, first = 0.0, torch.from_numpy(halves(groups)).to(prompt.device)[prompt]
+    for half in (first, ~first):
+        here, there = ([part[side] for part in (logits, accepted, furthest)] for side in (half, ~half))
         total += len(in_rounds(here[2])[0]) * error_in_rounds(IndexCalibration.fit(*there), *here)
     return total / max(1, len(in_rounds(furthest)[0]))
 

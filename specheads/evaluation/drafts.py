@@ -54,7 +54,7 @@ def compared(report: Report, earlier: Mapping[str, Mapping[str, Any]]) -> list[D
     """Return the rows of this report and of earlier ones, by where they lie, on the first set of test prompts.
 
     Raises:
-        UserError: an evaluation of another target, of other prompts or under another law.
+        UserError: an evaluation of another target, of other prompts, with other costs or under another law.
     """
     number = main_data_set(report)
     if number is None:
@@ -70,9 +70,10 @@ def compared(report: Report, earlier: Mapping[str, Mapping[str, Any]]) -> list[D
 
 
 def check_context(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
-    """Raise UserError, naming both sides, unless an earlier report is of the same target and law as a context says."""
+    """Raise UserError, naming both sides, unless an earlier report is of the same target, costs and law as a context says."""
     for name in SAME:
         _check_same(name, ours.get(name), theirs["context"].get(name), where)
+    _check_costs(ours["costs"], theirs["context"].get("costs"), where)
     sets = [_reported(context) for context in (ours, theirs["context"])]
     if None not in sets:  # reports that do not say which prompts they are of are told apart by PROMPTS
         _check_prompts(*sets, where)
@@ -94,6 +95,23 @@ def _check_prompts(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: st
             f"compare={where} cannot be compared with this evaluation: its prompts are {told[0]}, here they are {told[1]}; evaluate both with "
             "the same data and split, with heads that left out the same prompts, and data=nano under the same Python."
         )
+
+
+def _check_costs(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None, where: str) -> None:
+    """Raise UserError unless two reports count the same costs, of heads only where both have some."""
+    if theirs is None:
+        raise UserError(
+            f"compare={where} cannot be compared with this evaluation: it does not say which costs it counts, because it is from before "
+            "heads had any; evaluate it again."
+        )
+    _check_same("costs.verified_share", ours["verified_share"], theirs["verified_share"], where)
+    if ours["head_shares"] and theirs["head_shares"]:
+        _check_same("costs.head_share", *map(_head_share, (ours, theirs)), where)
+
+
+def _head_share(costs: Mapping[str, Any]) -> str:
+    """Return in words whether heads' costs were counted or given, and then which."""
+    return "counted (null)" if costs["counted"] else ", ".join(f"{share:g}" for share in sorted({*costs["head_shares"].values()}))
 
 
 def _check_same(name: str, ours: Any, theirs: Any, where: str) -> None:

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from data_gen.__main__ import generation_settings
 from data_gen.prompts import Prompt, unique
-from data_gen.run import EncodedPrompt, PromptSource, encode_prompts
+from data_gen.run import PromptSource
 from specheads.errors import UserError
 from specheads.files import write_json, write_whole
 from specheads.heads.card import card
@@ -53,12 +51,6 @@ def _is_head(config: Path) -> bool:
     return (config.parent / "model.safetensors").exists()
 
 
-def prompts_of(cfg: DictConfig, pair: Pair, split: str, count: int) -> list[EncodedPrompt]:
-    """Return the first prompts of a split, with their ids; raises UserError if there are none."""
-    prompts = split_of(instantiate(cfg.data.source), pair, split, missing_remedy(split))
-    return encode_prompts(pair, prompts, generation_settings(cfg))[:count]
-
-
 def split_of(source: PromptSource, pair: Pair, split: str, remedy: str) -> list[Prompt]:
     """Return the prompts of one split of a source; raises UserError, which ends with the remedy, if there are none."""
     prompts = [prompt for prompt in unique(source.load(pair.chats)) if prompt.split == split]
@@ -82,10 +74,10 @@ def known_data_sets(test_sets: Mapping[str, Any]) -> dict[str, Path]:
     return {name: known[name] for name in test_sets}
 
 
-def store_dev_prompts(folder: Path, head: AcceptanceHead, prompt_ids: Sequence[str]) -> None:
+def store_dev_prompts(folder: Path, head: AcceptanceHead, texts: Sequence[str]) -> None:
     """Add the dev prompts that a head was calibrated on to those that its folder names, if it names any."""
     if head.train_prompts is not None:
-        head.train_prompts = head.train_prompts.calibrated_on(prompt_ids)
+        head.train_prompts = head.train_prompts.calibrated_on(texts)
         head.train_prompts.write(folder)
 
 

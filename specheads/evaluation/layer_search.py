@@ -23,8 +23,8 @@ from specheads.decoding.drafting.layer_skip import layers_of, without_layers
 from specheads.decoding.engine import resolve_engine
 from specheads.errors import UserError, is_number
 from specheads.evaluation.checks import check_counts
-from specheads.evaluation.find import prompts_of
 from specheads.evaluation.journal import Journal
+from specheads.evaluation.prompt_sets import PromptSets
 from specheads.files import write_json
 from specheads.forecast import progress
 from specheads.pair import LanguageModel, Pair
@@ -88,7 +88,7 @@ def search(cfg: DictConfig) -> list[Candidate]:
     count = len(layers_of(pair.target))
     most = max(1, int(cfg.most_skipped * count))
     rounds = [count - number for number in range(most)]
-    prompts = [ids for _, ids in prompts_of(cfg, pair, "dev", cfg.num_dev_prompts)]
+    prompts = [ids for _, ids in PromptSets(cfg, pair, {}).dev.first(cfg.num_dev_prompts).prompts]
     logger.info("%d of %d layers at most, %d drafts to try on %d dev prompts", most, count, sum(rounds), len(prompts))
     decoder = Baseline(pair, warp, cfg.engine)
     texts = [(ids, decoder.generate(ids, cfg.max_new_tokens, seed=number).tokens) for number, ids in enumerate(prompts)]

@@ -4,9 +4,8 @@ Heads name the prompts that they learned from and those that they were calibrate
 reported, and what a head learned from is left out of the dev prompts, too.
 """
 
-import hashlib
 import logging
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,11 +15,11 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.__main__ import generation_settings
-from data_gen.prompts import FINAL, Prompt
+from data_gen.prompts import FINAL, Prompt, groups_of, ids_hash
 from data_gen.run import EncodedPrompt, PromptSource, encode_prompts
 from specheads.errors import UserError
 from specheads.evaluation.find import FoundHead, known_data_sets, missing_remedy, split_of
-from specheads.heads.train_prompts import id_number
+from specheads.heads.train_prompts import numbers_of
 from specheads.pair import Pair
 
 logger = logging.getLogger(__name__)
@@ -56,12 +55,15 @@ class PromptSet:
     @property
     def groups(self) -> list[Hashable]:
         """The group of each prompt; one without is its own."""
-        return [prompt.group or prompt.prompt_id for prompt, _ in self.prompts]
+        return groups_of(prompt for prompt, _ in self.prompts)
 
     def provenance(self) -> dict[str, Any]:
         """Return what identifies the prompts: a hash of their ids, in whatever order, and their number."""
-        ids = sorted(prompt.prompt_id for prompt, _ in self.prompts)
-        told = {"role": self.role, "num_prompts": len(ids), "sha256": hashlib.sha256(" ".join(ids).encode()).hexdigest()[:16]}
+        told = {
+            "role": self.role,
+            "num_prompts": len(self.prompts),
+            "sha256": ids_hash(prompt.prompt_id for prompt, _ in self.prompts),
+        }
         return told | {"num_left_out": self.num_left_out, **self.facts}
 
 
@@ -82,7 +84,7 @@ class PromptSets:
         """All dev prompts that no head learned from."""
         source = instantiate(self.cfg.data.source)
         prompts = split_of(source, self.pair, "dev", missing_remedy("dev"))
-        return self._set(f"{self.name}, dev", "dev", source, prompts, self._ids("train"), "data.num_dev")
+        return self._set(f"{self.name}, dev", "dev", source, prompts, self._numbers("train"), "data.num_dev")
 
     @cached_property
     def reported(self) -> PromptSet:
@@ -90,7 +92,7 @@ class PromptSets:
         split, source = self.cfg.split, instantiate(self.cfg.data.source)
         prompts = split_of(source, self.pair, split, missing_remedy(split))
         name = self.name if split == "test" else f"{self.name}, {split}"
-        return self._set(name, "test", source, prompts, self._ids("train", "dev"), f"data.num_{split}")
+        return self._set(name, "test", source, prompts, self._numbers("train", "dev"), f"data.num_{split}")
 
     def recorded(self) -> dict[str, PromptSet]:
         """Return by name the prompts to record: dev prompts, the reported ones, and those of test_sets."""
@@ -100,7 +102,7 @@ class PromptSets:
     @cached_property
     def _recorded(self) -> dict[str, PromptSet]:
         sets = [self.dev.first(self.cfg.num_dev_prompts), self.reported.first(self.cfg.num_prompts)]
-        known = self._ids("train", "dev") | {id_number(prompt.prompt_id) for prompt, _ in sets[0].prompts}
+        known = self._numbers("train", "dev") | _numbers_of(prompt for prompt, _ in sets[0].prompts)
         for name, path in (self.cfg.test_sets or {}).items():
             own = name if name not in [one.name for one in sets] else f"{name}, more"
             sets.append(self._more(own, name, path, known))
@@ -132,7 +134,7 @@ class PromptSets:
         left_out = [f"Of {one.name} {_counted(one.num_left_out)} left out: {WHY}." for one in sets.values()]
         return left_out + ([_silence(self.silent)] if self.silent else [])
 
-    def _more(self, own: str, name: str, path: str | None, known: Collection[int]) -> PromptSet:
+    def _more(self, own: str, name: str, path: str | None, known: set[int]) -> PromptSet:
         """Return prompts of the data set conf/data/<name>.yaml: of its own test split, or any of the file `path`."""
         data = OmegaConf.load(known_data_sets({name: path})[name])
         if path is None:
@@ -142,7 +144,7 @@ class PromptSets:
             raise UserError(f"test_sets={{{name}: {path}}}: {name} reads no file; leave it out: test_sets={{{name}: null}}.")
         else:
             source, prompts = self._of_file(data, path, self.cfg.num_prompts)
-            if any(id_number(prompt.prompt_id) in known for prompt in prompts):
+            if not known.isdisjoint(_numbers_of(prompts)):
                 source, prompts = self._of_file(data, path, self.cfg.num_prompts + len(known))
         return self._set(own, "test", source, prompts, known, f"test_sets={{{name}: <file>}}").first(self.cfg.num_prompts)
 
@@ -153,14 +155,14 @@ class PromptSets:
         return source, split_of(source, self.pair, "test", "give a file with more rows")
 
     def _set(
-        self, name: str, role: str, source: ReportedSource, prompts: Sequence[Prompt], known: Collection[int], key: str
+        self, name: str, role: str, source: ReportedSource, prompts: Sequence[Prompt], known: set[int], key: str
     ) -> PromptSet:
         """Return a set of all `prompts` that are not `known`; raises UserError, which names the key, if that leaves none."""
-        kept = [prompt for prompt in prompts if id_number(prompt.prompt_id) not in known]
+        kept = [prompt for prompt in prompts if known.isdisjoint(_numbers_of([prompt]))]
         left_out = len(prompts) - len(kept)
         if not kept:
-            ids = {id_number(prompt.prompt_id) for prompt in prompts}
-            heads = [head for head, one in self.learned.items() if ids & {*one.train.tolist(), *one.dev.tolist()}]
+            numbers = _numbers_of(prompts)
+            heads = [head for head, one in self.learned.items() if numbers & {*one.train.tolist(), *one.dev.tolist()}]
             raise UserError(
                 f"{name} cannot be reported on: all {left_out} of its prompts would be left out, because {WHY} "
                 f"(head={', '.join(heads) or None}); give other prompts by {key}, or a head that was trained on others."
@@ -170,8 +172,8 @@ class PromptSets:
         encoded = encode_prompts(self.pair, kept, generation_settings(self.cfg))
         return PromptSet(name, role, encoded, left_out, source.provenance())
 
-    def _ids(self, *kinds: str) -> set[int]:
-        """Return the prompts that any head was trained on (`train`) or calibrated on (`dev`)."""
+    def _numbers(self, *kinds: str) -> set[int]:
+        """Return the numbers of prompts that any head was trained on (`train`) or calibrated on (`dev`)."""
         return {number for one in self.learned.values() for kind in kinds for number in getattr(one, kind).tolist()}
 
 
@@ -187,6 +189,11 @@ def _source(data: DictConfig) -> ReportedSource:
     source = instantiate(OmegaConf.create({"data": data}).data.source)
     source.check()
     return source
+
+
+def _numbers_of(prompts: Iterable[Prompt]) -> set[int]:
+    """Return all numbers that heads may know any of these prompts by."""
+    return {number for prompt in prompts for number in numbers_of(prompt.prompt_id, prompt.text)}
 
 
 def _counted(number: int) -> str:

@@ -1,6 +1,8 @@
 """The prompts that a head learned from, as a file of its folder, so that no evaluation reports on them.
 
-A prompt's id is 64 bits of SHA-256 as 16 hex digits; the file holds the ids as int64, so those of 40,000 prompts take 320 KB.
+A prompt is known by its words: 64 bits of SHA-256 as int64, so that the file of 40,000 prompts takes 320 KB. Templates that differ in
+white space and case make the same words of a row. Those of other words do not: such prompts of the same rows are not noticed. Heads that
+were exported before have the ids of their prompts instead, which are hashes of the very text; `numbers_of` gives both.
 """
 
 import hashlib
@@ -21,14 +23,14 @@ FILE = "train_prompts.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class TrainPrompts:
-    """Ids (n,) int64 of the prompts that a head was trained on, and of the dev prompts that it was calibrated on."""
+    """Numbers (n,) int64 of the prompts that a head was trained on, and of the dev prompts that it was calibrated on."""
 
     train: Tensor
     dev: Tensor
 
     @classmethod
     def of(cls, train: Iterable[str], dev: Iterable[str] = ()) -> "TrainPrompts":
-        """Return those of prompt ids as data caches have them."""
+        """Return those of the texts of prompts."""
         return cls(_numbers(train), _numbers(dev))
 
     @classmethod
@@ -41,7 +43,7 @@ class TrainPrompts:
         return cls(tensors["train"], tensors["dev"])
 
     def calibrated_on(self, dev: Iterable[str]) -> "TrainPrompts":
-        """Return these train prompts with the dev prompts of another calibration."""
+        """Return these train prompts with the texts of the dev prompts of another calibration."""
         return replace(self, dev=_numbers(dev))
 
     def write(self, folder: Path) -> None:
@@ -49,13 +51,29 @@ class TrainPrompts:
         write_whole(folder / FILE, lambda path: save_file({"train": self.train, "dev": self.dev}, path))
 
 
+def numbers_of(prompt_id: str, text: str) -> set[int]:
+    """Return the numbers that files may know a prompt by: that of its words, and that of its id, which earlier ones have."""
+    return {words_number(text), id_number(prompt_id)}
+
+
+def words_number(text: str) -> int:
+    """Return the number of a prompt's words, whatever their case and the white space between them."""
+    return _hash_number(" ".join(text.lower().split()))
+
+
 def id_number(prompt_id: str) -> int:
-    """Return a prompt id as the file has it, a signed number of 64 bits; an id of another form counts as the hash of its text."""
-    if not re.fullmatch("[0-9a-f]{16}", prompt_id):
-        prompt_id = hashlib.sha256(prompt_id.encode()).hexdigest()[:16]
-    number = int(prompt_id, 16)
+    """Return a prompt id as a signed number of 64 bits; an id of another form counts as the hash of its text."""
+    return _signed(prompt_id) if re.fullmatch("[0-9a-f]{16}", prompt_id) else _hash_number(prompt_id)
+
+
+def _hash_number(text: str) -> int:
+    return _signed(hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def _signed(digits: str) -> int:
+    number = int(digits, 16)
     return number - 2**64 if number >= 2**63 else number
 
 
-def _numbers(prompt_ids: Iterable[str]) -> Tensor:
-    return torch.tensor(sorted({id_number(prompt_id) for prompt_id in prompt_ids}), dtype=torch.int64)
+def _numbers(texts: Iterable[str]) -> Tensor:
+    return torch.tensor(sorted({words_number(text) for text in texts}), dtype=torch.int64)

@@ -126,7 +126,7 @@ def train_heads(cfg: DictConfig, pair: Pair) -> Path:
     if not trainer.is_global_zero:
         return run  # the first process of a distributed run writes for all
     facts = {"num_prompts": num_prompts, "num_responses": len(rows), "train_share": cfg.train_share}
-    learned = TrainPrompts.of(prompt_ids[row] for row in rows)
+    learned = TrainPrompts.of(load_split(folder, "train").select(rows)["prompt"][:])
     exported = export(module, data, pair.draft_lm.device, run, facts | {"seconds": round(checkpoints.seconds, 1)}, learned)
     folders = [run / "heads" / spec.name for spec in specs]
     report(module, exported, calibrate(cfg, pair, folders) if cfg.calibration else {})

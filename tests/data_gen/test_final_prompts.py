@@ -14,7 +14,6 @@ from specheads.errors import UserError
 from specheads.nano import corpus
 from specheads.sampling import Warp
 
-ALL = 10**6
 ROOT = Path(__file__).parents[2]
 
 
@@ -44,17 +43,19 @@ def test_parts_share_no_prompt_and_hold_none_that_was_read_or_is_trained_on(libr
     parts = [final(part) for part in range(NUM_PARTS)]
     ids = [prompt.prompt_id for part in parts for prompt in part]
     assert len(set(ids)) == len(ids) and all(parts)
-    in_order = sorted(prompt.prompt_id for prompt in NanoSource(0, 0, ALL).load(chats=False))
-    assert not set(ids) & set(in_order[:NUM_READ])
+    read = [prompt.prompt_id for prompt in NanoSource(0, 0, NUM_READ).load(chats=False)]
+    assert len(read) == NUM_READ and not set(ids) & set(read)
     assert not {prompt.text for part in parts for prompt in part} & {one.prompt for one in library["dev"]}
     assert {prompt.prompt_id for prompt in final(list(range(NUM_PARTS)))} == set(ids)
 
 
-def test_a_file_gives_its_first_prompts_and_no_more_than_its_share():
+def test_a_file_gives_its_first_prompts_and_no_more_than_its_share(library, monkeypatch):
     every = final(list(range(NUM_PARTS)))
     per_file = Counter(prompt.group for prompt in every)
     assert max(per_file.values()) == per_file["large.py"] == FINAL_PER_FILE
-    large = sorted(p.prompt_id for p in list(NanoSource(0, 0, ALL).load(chats=False))[NUM_READ:] if p.group == "large.py")
+    monkeypatch.setattr("data_gen.prompts.NUM_READ", len(library["test"]))
+    test = list(NanoSource(0, 0, len(library["test"])).load(chats=False))
+    large = [prompt.prompt_id for prompt in test[NUM_READ:] if prompt.group == "large.py"]
     assert [prompt.prompt_id for prompt in every if prompt.group == "large.py"] == large[:FINAL_PER_FILE]
 
 
@@ -95,10 +96,15 @@ def test_what_is_no_part_is_refused(part):
         NanoSource(1, 1, 1, None, part).check()
 
 
-def test_test_prompts_that_reach_into_the_final_ones_are_refused():
-    NanoSource(1, 1, 301).check()
-    with pytest.raises(UserError, match=r"data\.num_test=301 reaches into the final prompts.*at 300 or less"):
-        NanoSource(1, 1, 301, None, 2).check()
+@pytest.mark.parametrize("part", [None, 2])
+def test_test_prompts_that_reach_into_the_final_ones_are_refused(part):
+    source = NanoSource(1, 1, NUM_READ + 1, None, part)
+    for call in (source.check, lambda: list(source.load(chats=False))):
+        with pytest.raises(
+            UserError, match=r"data\.num_test=301 reaches into the final.*at most 300.*split=final data\.final_part=0"
+        ):
+            call()
+    NanoSource(1, 1, NUM_READ, None, part).check()
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_final": 0, "final_part": 1}, {"num_final": 50}])
@@ -191,4 +197,4 @@ def test_groups_are_no_part_of_what_identifies_prompts():
 
 def test_the_register_of_spent_parts_can_be_read():
     for entry in json.loads((ROOT / "benchmarks" / "final_parts.json").read_text()):
-        assert entry.keys() == {"part", "by", "figure", "date", "commit"} and entry["part"] in range(NUM_PARTS)
+        assert entry.keys() == {"part", "by", "command", "date", "commit"} and entry["part"] in range(NUM_PARTS)

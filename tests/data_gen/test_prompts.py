@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 from fakes import tiny_pair
 
-from data_gen.prompts import DatasetSource, NanoSource, Prompt, scaled_down, unique
+from data_gen.prompts import NUM_READ, DatasetSource, NanoSource, Prompt, scaled_down, unique
 from data_gen.run import GenerationSettings, generate_data, prompts_fingerprint
 from specheads.errors import UserError
 from specheads.nano import corpus
@@ -43,7 +43,7 @@ def test_nano_prompts_come_from_files_on_the_held_out_side_of_their_split(read_o
     for side, functions in read_once.items():
         for f in functions:
             sources[side][f.prompt].add(f.source)
-    prompts = list(NanoSource(ALL, ALL, ALL).load(chats=False))
+    prompts = list(NanoSource(ALL, ALL, NUM_READ).load(chats=False))
     assert {prompt.split for prompt in prompts} == {"train", "dev", "test"}
     for prompt in prompts:
         side = "test" if prompt.split == "test" else "dev"
@@ -63,7 +63,8 @@ def test_nano_train_and_dev_prompts_come_from_different_files(read_once):
     assert not files["train"] & files["dev"]
 
 
-def test_every_distinct_held_out_function_is_available(read_once):
+def test_every_distinct_held_out_function_is_available(read_once, monkeypatch):
+    monkeypatch.setattr("data_gen.prompts.NUM_READ", ALL)
     prompts = list(NanoSource(ALL, ALL, ALL).load(chats=False))
     assert {p.text for p in prompts if p.split == "test"} == {f.prompt for f in read_once["test"]}
     assert {p.text for p in prompts if p.split != "test"} == {f.prompt for f in read_once["dev"]}
@@ -88,9 +89,9 @@ def test_nano_gives_a_prompt_once_per_split(monkeypatch):
     twice = [function("def f():\n", "a.py"), function("def f():\n", "a.py"), function("def g():\n", "a.py")]
     monkeypatch.setattr(corpus, "standard_library", lambda side: iter(twice))
     for split in ("train", "dev", "test"):
-        texts = [p.text for p in NanoSource(ALL, ALL, ALL).load(chats=False) if p.split == split]
+        texts = [p.text for p in NanoSource(ALL, ALL, NUM_READ).load(chats=False) if p.split == split]
         assert len(texts) == len(set(texts))
-    assert sorted(p.text for p in NanoSource(0, 0, ALL).load(chats=False)) == ["def f():\n", "def g():\n"]
+    assert sorted(p.text for p in NanoSource(0, 0, NUM_READ).load(chats=False)) == ["def f():\n", "def g():\n"]
 
 
 def fingerprint_of(source):

@@ -24,7 +24,7 @@ def test_a_head_that_is_noise_looks_calibrated_on_its_own_prompts_alone(seed):
     *tokens, prompt = noise(seed)
     raw, within = (error_in_rounds(each, *tokens) for each in (IndexCalibration.identity(), IndexCalibration.fit(*tokens)))
     assert within < 0.03 and raw > 0.15
-    assert within < cross_fitted_error(*tokens, prompt) < raw
+    assert within < cross_fitted_error(*tokens, prompt, NUM_PROMPTS) < raw
 
 
 def test_what_differs_between_the_halves_is_the_error_and_does_not_cancel():
@@ -35,7 +35,7 @@ def test_what_differs_between_the_halves_is_the_error_and_does_not_cancel():
     tokens = torch.zeros_like(logits), accepted, torch.zeros_like(furthest)
     # The prior counts for half of the 2000 tokens: of all tokens, on the head's 0.5, and of those at an index, on all tokens.
     fitted = (0.6 + 0.5 * (0.6 + 0.5 * 0.5) / 1.5) / 1.5
-    assert cross_fitted_error(*tokens, prompt) == pytest.approx(fitted - 0.4, abs=1e-6)
+    assert cross_fitted_error(*tokens, prompt, NUM_PROMPTS) == pytest.approx(fitted - 0.4, abs=1e-6)
     assert error_in_rounds(IndexCalibration.fit(*tokens), *tokens) == pytest.approx(0, abs=1e-6)
 
 
@@ -49,16 +49,27 @@ def test_no_prompt_is_on_both_sides(monkeypatch):
         return lambda logits, index: measured.append(set(logits.tolist())) or logits / NUM_PROMPTS
 
     monkeypatch.setattr(IndexCalibration, "fit", fit)
-    cross_fitted_error(prompt.double()[:, None].expand(-1, NUM_INDICES), accepted, furthest, prompt)
+    cross_fitted_error(prompt.double()[:, None].expand(-1, NUM_INDICES), accepted, furthest, prompt, NUM_PROMPTS)
     for one, other in zip(fitted, measured, strict=True):
         assert len(one) == len(other) == NUM_PROMPTS // 2 and not one & other
     assert fitted == measured[::-1]
 
 
+def test_prompts_of_a_group_are_on_one_side(monkeypatch):
+    """A prompt's number is its logit; each file has five prompts in a row."""
+    _, accepted, furthest, prompt = noise()
+    fitted = []
+    monkeypatch.setattr(IndexCalibration, "fit", lambda logits, *rest: fitted.append(logits[:, 0]) or (lambda own, index: own))
+    files = [f"file{number // 5}.py" for number in range(NUM_PROMPTS)]
+    cross_fitted_error(prompt.double()[:, None].expand(-1, NUM_INDICES), accepted, furthest, prompt, files)
+    sides = [{files[int(number)] for number in side.unique()} for side in fitted]
+    assert not sides[0] & sides[1] and len(sides[0]) == len(sides[1]) == len(set(files)) // 2
+
+
 def test_halves_count_by_their_tokens_and_may_be_empty():
     *tokens, prompt = noise()
     one = [part[prompt == 0] for part in tokens]
-    assert cross_fitted_error(*one, prompt[prompt == 0]) == error_in_rounds(IndexCalibration.identity(), *one)
+    assert cross_fitted_error(*one, prompt[prompt == 0], 1) == error_in_rounds(IndexCalibration.identity(), *one)
     some = (prompt % 2 == 0) | (prompt == 1)
     parts = [part[some] for part in tokens]
     even = prompt[some] % 2 == 0
@@ -66,4 +77,4 @@ def test_halves_count_by_their_tokens_and_may_be_empty():
     sizes = [int((side[2] + 1).clamp_max(NUM_INDICES).sum()) for side in (here, there)]
     errors = [error_in_rounds(IndexCalibration.fit(*there), *here), error_in_rounds(IndexCalibration.fit(*here), *there)]
     expected = sum(size * error for size, error in zip(sizes, errors, strict=True)) / sum(sizes)
-    assert cross_fitted_error(*parts, prompt[some]) == pytest.approx(expected)
+    assert cross_fitted_error(*parts, prompt[some], NUM_PROMPTS) == pytest.approx(expected)

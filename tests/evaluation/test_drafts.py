@@ -76,6 +76,39 @@ def test_what_cannot_be_compared_is_refused_with_both_sides(report, earlier, cha
         compared(report, {"there": content})
 
 
+GIVEN = {"counted": False, "head_shares": {"other": 0.05}}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "message"),
+    [
+        ({}, {"verified_share": 0.1}, r"its costs\.verified_share is 0\.1, here it is 0\.02; evaluate both with the same"),
+        ({}, GIVEN, r"its costs\.head_share is 0\.05, here it is counted \(null\)"),
+        (GIVEN, {"counted": False, "head_shares": {"a": 0.2, "b": 0.2}}, r"its costs\.head_share is 0\.2, here it is 0\.05"),
+    ],
+)
+def test_other_costs_are_refused_with_both_sides(report, earlier, ours, theirs, message):
+    context, content = json.loads(json.dumps(report.context)), read_report(earlier)
+    context["costs"] |= ours
+    content["context"]["costs"] |= theirs
+    with pytest.raises(UserError, match=f"compare=there cannot be compared.*{message}"):
+        check_context(context, content, "there")
+
+
+def test_costs_of_heads_may_differ_where_they_are_counted_or_nobody_has_one(report, earlier):
+    content = read_report(earlier)
+    for change in ({"head_shares": {"other": 0.3}}, {"head_shares": {}, "counted": False}):
+        content["context"]["costs"] |= change
+        check_context(report.context, content, "there")
+
+
+def test_a_report_without_costs_is_refused_with_the_reason(report, earlier):
+    content = read_report(earlier)
+    del content["context"]["costs"]
+    with pytest.raises(UserError, match="compare=there cannot be compared.*from before heads had any; evaluate it again"):
+        compared(report, {"there": content})
+
+
 @pytest.mark.parametrize("key", ["num_prompts", "num_tokens"])
 def test_other_prompts_are_refused(report, earlier, key):
     content = read_report(earlier)

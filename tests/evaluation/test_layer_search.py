@@ -1,13 +1,16 @@
 """Which layers a self-drafting target can do without."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from fakes import CountingTokenizer, tiny_llama
 from hydra import compose, initialize_config_dir
 
+from data_gen.prompts import Prompt
 from specheads.evaluation import layer_search
 from specheads.evaluation.layer_search import best_length, cost_without, search
+from specheads.evaluation.prompt_sets import PromptSet
 from specheads.pair import Pair, config_folder
 
 
@@ -36,7 +39,8 @@ def pair():
 
 def test_layers_that_add_nothing_are_found(pair, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(layer_search, "load_configured_pair", lambda cfg: pair)
-    monkeypatch.setattr(layer_search, "prompts_of", lambda cfg, pair, split, count: [("a", [0, 1, 2]), ("b", [3, 4])])
+    dev = PromptSet("dev", "dev", [(Prompt("a", "dev", "a"), [0, 1, 2]), (Prompt("b", "dev", "b"), [3, 4])])
+    monkeypatch.setattr(layer_search, "PromptSets", lambda cfg, pair, heads: SimpleNamespace(dev=dev))
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         cfg = compose("layer_search", [f"paths.run={tmp_path}", "max_new_tokens=20", "most_skipped=0.8", "engine=eager"])
     found = search(cfg)

@@ -1,22 +1,22 @@
 """Which prompts an evaluation reads: none that a head learned from, the final ones only where they are asked for, and what it says of them."""
 
-import hashlib
 import json
 import logging
 import platform
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 
 import evaluate
-from data_gen.prompts import Prompt
+from data_gen.prompts import Prompt, text_id
 from specheads import UserError
 from specheads.evaluation.find import FoundHead
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets, check_split
 from specheads.heads import training
 from specheads.heads.checkpoint import load_head
-from specheads.heads.train_prompts import TrainPrompts, id_number
+from specheads.heads.train_prompts import TrainPrompts, id_number, words_number
 from specheads.nano import corpus
 from specheads.pair import config_folder
 
@@ -41,9 +41,9 @@ def sets_of(pair, *overrides, **heads):
     return PromptSets(cfg, pair, {name: FoundHead(SimpleNamespace(train_prompts=one), name) for name, one in heads.items()})
 
 
-def ids_of(rows):
-    """Prompt ids of some rows of the file."""
-    return [hashlib.sha256(f"def f{number}(x):\n".encode()).hexdigest()[:16] for number in rows]
+def texts_of(rows):
+    """Prompts of some rows of the file."""
+    return [f"def f{number}(x):\n" for number in rows]
 
 
 def rows_of(prompts):
@@ -57,7 +57,7 @@ def test_without_heads_every_set_is_the_beginning_of_its_split(folder, nano):
 
 
 def test_what_a_head_learned_from_is_left_out_and_others_take_its_place(folder, nano, caplog):
-    learned = TrainPrompts.of(ids_of([21, 27, 30]), ids_of([20, 28]))
+    learned = TrainPrompts.of(texts_of([21, 27, 30]), texts_of([20, 28]))
     with caplog.at_level(logging.INFO):
         sets = sets_of(nano, mine=learned)
         recorded = sets.recorded()
@@ -69,14 +69,29 @@ def test_what_a_head_learned_from_is_left_out_and_others_take_its_place(folder, 
     assert [note for note in sets.notes() if note.startswith("Of rows 3 prompts were left out")]
 
 
+def test_a_head_of_another_template_knows_its_rows(folder, nano):
+    """Templates that differ in white space and case give the same rows other ids."""
+    learned = TrainPrompts.of([text.replace(" ", "\n\n").upper() for text in texts_of([21, 26, 30])])
+    recorded = sets_of(nano, mine=learned).recorded()
+    assert rows_of(recorded["rows, dev"]) == [20, 22, 23, 24] and rows_of(recorded["rows"])[:4] == [27, 28, 29, 31]
+
+
+def test_heads_that_name_ids_of_their_prompts_still_leave_them_out(folder, nano):
+    """As heads do that were exported before words were kept."""
+    ids = torch.tensor([id_number(text_id(text)) for text in texts_of([21, 26, 30])])
+    learned = TrainPrompts.from_tensors({"train": ids, "dev": ids[:0]}, "old")
+    recorded = sets_of(nano, mine=learned).recorded()
+    assert rows_of(recorded["rows, dev"]) == [20, 22, 23, 24] and rows_of(recorded["rows"])[:4] == [27, 28, 29, 31]
+
+
 def test_several_heads_leave_out_what_any_of_them_learned_from(folder, nano):
-    sets = sets_of(nano, one=TrainPrompts.of(ids_of([26])), other=TrainPrompts.of(ids_of([28]), ids_of([29])))
+    sets = sets_of(nano, one=TrainPrompts.of(texts_of([26])), other=TrainPrompts.of(texts_of([28]), texts_of([29])))
     assert rows_of(sets.recorded()["rows"])[:3] == [27, 30, 31]
 
 
 def test_a_file_gives_rows_that_no_head_learned_from(folder, nano):
     """As many as are asked for, though the file begins with those; the rows that rules are tuned on are left out, too."""
-    learned = TrainPrompts.of(ids_of(range(20)), ids_of([20, 21]))
+    learned = TrainPrompts.of(texts_of(range(20)), texts_of([20, 21]))
     sets = sets_of(nano, "test_sets={humaneval: rows.jsonl}", mine=learned)
     more = sets.recorded()["humaneval"]
     assert rows_of(more) == list(range(24, 32)) and more.num_left_out == 24
@@ -84,20 +99,20 @@ def test_a_file_gives_rows_that_no_head_learned_from(folder, nano):
 
 
 def test_a_file_in_part_of_what_a_head_learned_from_gives_the_rest(folder, nano):
-    sets = sets_of(nano, "test_sets={humaneval: half.jsonl}", "num_dev_prompts=1", mine=TrainPrompts.of(ids_of(range(20))))
+    sets = sets_of(nano, "test_sets={humaneval: half.jsonl}", "num_dev_prompts=1", mine=TrainPrompts.of(texts_of(range(20))))
     more = sets.recorded()["humaneval"]
     assert rows_of(more) == list(range(21, 29)) and more.num_left_out == 11
 
 
 def test_a_file_of_nothing_else_is_refused(folder, nano):
-    sets = sets_of(nano, "test_sets={humaneval: first.jsonl}", mine=TrainPrompts.of(ids_of(range(20))))
+    sets = sets_of(nano, "test_sets={humaneval: first.jsonl}", mine=TrainPrompts.of(texts_of(range(20))))
     with pytest.raises(UserError, match=r"humaneval cannot be reported on: all 20 .*head=mine.*test_sets=\{humaneval: <file>\}"):
         sets.recorded()
 
 
 def test_a_split_of_nothing_else_is_refused(folder, nano):
     with pytest.raises(UserError, match=r"rows cannot be reported on: all 14 of its prompts .*head=mine.*data\.num_test"):
-        sets_of(nano, mine=TrainPrompts.of(ids_of(range(NUM_ROWS)))).decoded()
+        sets_of(nano, mine=TrainPrompts.of(texts_of(range(NUM_ROWS)))).decoded()
 
 
 def test_a_name_without_a_file_gives_test_prompts_of_its_own_split(folder, nano, tmp_path):
@@ -188,8 +203,8 @@ def test_a_trained_head_is_judged_on_rows_that_it_never_saw(folder, nano, monkey
         words = [f"head={exported}", *COUNTS[3:], *rules, "test_sets={humaneval: rows.jsonl}", "paths.run=run"]
         cfg = compose("evaluate", [*small, *words])
     learned = load_head(exported).train_prompts
-    assert learned.train.tolist() == sorted(map(id_number, ids_of(range(20))))
-    assert learned.dev.tolist() == sorted(map(id_number, ids_of([20, 21])))
+    assert learned.train.tolist() == sorted(map(words_number, texts_of(range(20))))
+    assert learned.dev.tolist() == sorted(map(words_number, texts_of([20, 21])))
     monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg: nano)
     report = evaluate.evaluate(cfg)
     assert report.context["prompts"]["humaneval"]["num_left_out"] == 24  # 20 and 2, and two more that rules are tuned on

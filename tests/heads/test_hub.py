@@ -31,7 +31,7 @@ print(head.push_to_hub("somebody/a-head"))
 for back in (AcceptanceHead.from_pretrained("somebody/a-head"), specheads.load_head("somebody/a-head", revision="main")):
     assert back.config == head.config and not back.training
     assert all(torch.equal(one, other) for one, other in zip(back.state_dict().values(), head.state_dict().values(), strict=True))
-    assert back.train_prompts.train.tolist() == [5, 6] and back.train_prompts.dev.tolist() == [7]
+    assert len(back.train_prompts.train) == 2 and back.train_prompts.dev.tolist() == head.train_prompts.dev.tolist() != []
 """
 
 
@@ -131,7 +131,7 @@ def new_head():
 def test_push_to_hub_and_back(hub, tmp_path):
     endpoint, files = hub
     head = new_head()
-    head.train_prompts = TrainPrompts.of([f"{number:016x}" for number in (5, 6)], [f"{7:016x}"])
+    head.train_prompts = TrainPrompts.of(["five", "six"], ["seven"])
     folder = save_head(head, tmp_path / "head", torch.randn(32, 19))
     ours = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}

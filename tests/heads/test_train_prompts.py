@@ -1,5 +1,7 @@
 """The prompts that a head learned from: a file of its folder that comes back, goes with it, and is checked."""
 
+import hashlib
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -8,10 +10,10 @@ from specheads.errors import UserError
 from specheads.evaluation.find import store_dev_prompts
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.heads.train_prompts import FILE, TrainPrompts, id_number
+from specheads.heads.train_prompts import FILE, TrainPrompts, id_number, numbers_of, words_number
 from specheads.tool import inspect
 
-TRAIN, DEV = ["00000000000000ff", "ffffffffffffffff", "00000000000000ff"], ["8000000000000000"]
+TRAIN, DEV = ["def f(x):\n", "Say hello.\n\nTo all.", "def f(x):\n"], ["Of what?"]
 
 
 def new_head(learned):
@@ -28,11 +30,21 @@ def folder(tmp_path):
     return save_head(new_head(TrainPrompts.of(TRAIN, DEV)), tmp_path / "head")
 
 
-def test_ids_are_kept_whole_and_once(folder):
-    assert {name: tensor.tolist() for name, tensor in load_file(folder / FILE).items()} == {"train": [-1, 255], "dev": [-(2**63)]}
+def test_words_are_kept_once(folder):
+    digits = [hashlib.sha256(words.encode()).digest()[:8] for words in ("def f(x):", "say hello. to all.")]
+    kept = load_file(folder / FILE)
+    assert kept["train"].tolist() == sorted(int.from_bytes(one, "big", signed=True) for one in digits)
     learned = load_head(folder).train_prompts
-    assert learned.train.tolist() == sorted({id_number(prompt) for prompt in TRAIN})
-    assert learned.dev.tolist() == [id_number(DEV[0])]
+    assert learned.train.tolist() == kept["train"].tolist() and learned.dev.tolist() == [words_number(DEV[0])]
+
+
+def test_templates_of_other_white_space_and_case_make_the_same_words():
+    texts = [f"Say it.{gap}{given}" for gap in ("\n", "\n\n", " \t") for given in ("All of it", "all of it\n")]
+    assert len({words_number(text) for text in texts}) == 1
+    assert words_number("Say it.") != words_number("Say it!") != words_number("Sayit.")
+    assert {words_number("a b"), id_number("00000000000000ff")} == numbers_of("00000000000000ff", "A  b") and id_number(
+        "f" * 16
+    ) == -1
 
 
 def test_ids_of_another_form_are_told_apart():
@@ -41,7 +53,7 @@ def test_ids_of_another_form_are_told_apart():
 
 
 def test_forty_thousand_prompts_take_320_kilobytes(tmp_path):
-    TrainPrompts.of(f"{number:016x}" for number in range(40_000)).write(tmp_path)
+    TrainPrompts.of(map(str, range(40_000))).write(tmp_path)
     assert (tmp_path / FILE).stat().st_size < 321_000
 
 
@@ -57,10 +69,11 @@ def test_a_head_that_replaces_another_does_not_take_its_prompts(folder):
 
 def test_a_calibration_adds_its_dev_prompts(folder):
     head = load_head(folder)
-    store_dev_prompts(folder, head, ["0000000000000007"])
-    assert load_head(folder).train_prompts.dev.tolist() == [7] and load_head(folder).train_prompts.train.tolist() == [-1, 255]
+    store_dev_prompts(folder, head, ["seven"])
+    again = load_head(folder).train_prompts
+    assert again.dev.tolist() == [words_number("seven")] and again.train.tolist() == sorted(map(words_number, set(TRAIN)))
     (folder / FILE).unlink()
-    store_dev_prompts(folder, load_head(folder), ["0000000000000007"])
+    store_dev_prompts(folder, load_head(folder), ["seven"])
     assert not (folder / FILE).exists()  # one that does not know its train prompts does not say that it has none
 
 
