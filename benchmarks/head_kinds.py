@@ -229,7 +229,7 @@ def main() -> None:
         "dev" if arguments.tables == ["dev"] else f"final, part {', '.join(map(str, parts))}" if parts else "test, read before"
     )
     record = prompt_record([prompt.prompt_id for prompt, _ in prompts])
-    write_result(arguments.result, results, split=split, seeds=arguments.seeds, prompts=record)
+    write_result(arguments.result, results, split=split, seeds=arguments.seeds, prompts=record, final_parts=parts)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python benchmarks/render.py [--check]
 
-A table stands between `<!-- table: result/key -->` and `<!-- end -->`; what is between them is replaced. `--check` writes nothing, and
-exits with 1 where a table differs, naming it. A result holds `tables`, or a `selection`: rows of text with numbers of other results.
+A table stands between `<!-- table: result/key -->` and `<!-- end -->`; what is between them is replaced. A wide table may be shown in part:
+`<!-- table: result/key; columns: rule, gain at 10; rows: label=sampled, depth=3 -->`. `--check` writes nothing, and exits with 1 where a
+table differs, naming it. A result holds `tables`, or a `selection`: rows of text with numbers of other results.
 """
 
 import argparse
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 # Only the second says where numbers come from: the first is what a reader sees first.
 DOCUMENTS = {"README.md": False, "benchmarks/README.md": True}
-BLOCK = re.compile(r"(<!-- table: ([\w-]+)/([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- table: ([\w-]+)/([\w-]+)(; [^\n]*?)? -->\n).*?(<!-- end -->)", re.DOTALL)
 # By name: (what a number is multiplied by, its sign, the unit behind it, digits unless `name:digits` says otherwise)
 FORMATS = {
     "fixed": (1, "", "", 2),
@@ -69,22 +70,37 @@ def render(text: str, results: Path, provenance: bool) -> str:
     """Return a document with all of its blocks filled."""
 
     def filled(block: re.Match) -> str:
-        lines = table_lines(results, block[2], block[3], provenance)
-        return block[1] + "\n".join(lines) + "\n" + block[4]
+        lines = table_lines(results, block[2], block[3], provenance, block[4])
+        return block[1] + "\n".join(lines) + "\n" + block[5]
 
     return BLOCK.sub(filled, text)
 
 
-def table_lines(results: Path, name: str, key: str, provenance: bool) -> list[str]:
-    """Return a block's lines: title, table, and where it comes from."""
+def table_lines(results: Path, name: str, key: str, provenance: bool, part: str | None = None) -> list[str]:
+    """Return a block's lines: title, table, or the `part` of it that the block asks for, and where it comes from."""
     result = load(results, name)
     if "selection" in result:
         return ["", *markdown(["what", "result"], ["", ""], selected(results, result, key)), ""]
-    table = table_of(result, key)
+    table = part_of(table_of(result, key), part or "")
     names, formats = ([column.get(field) for column in table["columns"]] for field in ("name", "format"))
     rows = [[cell(value, form) for value, form in zip(row, formats, strict=True)] for row in table["rows"]]
     lines = ["", f"*{table['title']}*", "", *markdown(names, formats, rows), ""]
     return lines + [source(result), ""] if provenance else lines
+
+
+def part_of(table: dict[str, Any], part: str) -> dict[str, Any]:
+    """Return a table with the columns and the rows that a block names, all if it names none."""
+    asked = dict(re.findall(r"; (columns|rows): ([^;]+)", part))
+    names = [column["name"] for column in table["columns"]]
+    columns = asked["columns"].split(", ") if "columns" in asked else names
+    wanted = dict(one.split("=", 1) for one in asked["rows"].split(", ")) if "rows" in asked else {}
+    if missing := [name for name in (*columns, *wanted) if name not in names]:
+        raise RenderError(f"table {table['key']!r} has no column {missing[0]!r}; it has {', '.join(names)}")
+    rows = [row for row in table["rows"] if all(f"{row[names.index(name)]}" == value for name, value in wanted.items())]
+    if not rows:
+        raise RenderError(f"table {table['key']!r} has no row with {asked['rows']}")
+    places = [names.index(name) for name in columns]
+    return table | {"columns": [table["columns"][i] for i in places], "rows": [[row[i] for i in places] for row in rows]}
 
 
 def load(results: Path, name: str) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from specheads import AcceptanceHead, HeadConfig, Pair, SpeculativeDecoder, Warp
 from specheads.evaluation.candidates import Tuning, candidates, longest_draft
 from specheads.evaluation.find import FoundHead
 from specheads.evaluation.offline import Recorded
-from specheads.evaluation.prices import Prices
 from specheads.evaluation.prompt_sets import PromptSets
+from specheads.evaluation.rule_costs import CostTable
 from specheads.heads.cost import counted_share
 from specheads.pair import config_folder
 from specheads.replay.cost import Costs
@@ -127,8 +127,8 @@ def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Name
     judge(path, pair, {}, truth=True)
     marks.append(time.perf_counter())
     recording = load_recording(path, [*judges, TRUTH])
-    prices = Prices({"10": Costs.at_ratio(10)}, {name: counted_share(head, pair.draft_lm) for name, head in heads.items()})
-    found = candidates(rules, heads, Tuning(recording, prices))
+    cost_table = CostTable({"10": Costs.at_ratio(10)}, {name: counted_share(head, pair.draft_lm) for name, head in heads.items()})
+    found = candidates(rules, heads, Tuning(recording, cost_table))
     Recorded.of("test", "test", recording, found, lambda count: None)
     marks.append(time.perf_counter())
     live, *steps = np.diff(marks)

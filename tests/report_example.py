@@ -54,7 +54,6 @@ def report_example() -> Report:
         "warp": {"temperature": 1.0, "top_k": None},
         "costs": {"verified_share": 0.01, "head_shares": {"shallow": 0.1, "<deep>": 0.15}, "counted": True},
         "seed": 0,
-        "costs": {"verified_share": 0.02, "head_shares": {"shallow": 0.01, "<deep>": 0.1}, "counted": True},
         "device": "cpu",
         "split": "test",
         "final_parts": [],

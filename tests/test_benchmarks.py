@@ -242,6 +242,23 @@ def test_results_of_reports_say_which_prompts_and_parts_they_are_of(tmp_path):
     assert [entry["part"] for entry in json.loads((tmp_path / "final_parts.json").read_text())] == [2, 5]
 
 
+def test_a_block_shows_the_part_of_a_table_that_it_asks_for(tmp_path):
+    table = Table(
+        "t", "A title", [Column("a"), Column("b", "fixed:1"), Column("c")], [["x", 1.0, 3], ["y", 2.0, 1], ["x", 3.0, 1]]
+    )
+    write_result("made", [table], "python evaluate.py", folder=tmp_path)
+
+    def shown(part):
+        lines = render(f"<!-- table: made/t{part} -->\n<!-- end -->", tmp_path, False).splitlines()
+        return [line for line in lines if line.startswith("| ")]
+
+    assert shown("; columns: b, a; rows: a=x, c=1") == ["| b | a |", "| 3.0 | x |"]
+    assert len(shown("; rows: a=x")) == 3 and shown("; columns: b")[1:] == ["| 1.0 |", "| 2.0 |", "| 3.0 |"]
+    for part in ("; columns: d", "; rows: a=z", "; rows: d=1"):
+        with pytest.raises(RenderError, match="has no"):
+            shown(part)
+
+
 def test_reports_become_results(tmp_path, capsys):
     """Also with fields that are not known here, and of two reports that differ in what they have."""
     report = asdict(report_example())

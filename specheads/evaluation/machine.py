@@ -1,5 +1,6 @@
 """Where numbers come from: the device and the versions that reports name."""
 
+import os
 import platform
 from importlib import metadata
 
@@ -18,3 +19,8 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {
         name: metadata.version(name) for name in ("specheads", "torch", "transformers")
     }
+
+
+def load_average() -> float | None:
+    """Return how many processes wanted to run over the last minute; None where the system does not say."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None

@@ -131,7 +131,7 @@ class PromptSets:
     def notes(self) -> list[str]:
         """Return what a reader should know of the prompts, as sentences."""
         sets = {one.name: one for one in self._used.values() if one.num_left_out}
-        left_out = [f"Of {one.name} {_counted(one.num_left_out)} left out: {WHY}." for one in sets.values()]
+        left_out = [f"{_counted(one.num_left_out, one.name)} left out: {WHY}." for one in sets.values()]
         return left_out + ([_silence(self.silent)] if self.silent else [])
 
     def _more(self, own: str, name: str, path: str | None, known: set[int]) -> PromptSet:
@@ -168,7 +168,7 @@ class PromptSets:
                 f"(head={', '.join(heads) or None}); give other prompts by {key}, or a head that was trained on others."
             )
         if left_out:
-            logger.info("data: of %s %s left out of %d: %s", name, _counted(left_out), len(prompts), WHY)
+            logger.info("data: %s left out: %s", _counted(left_out, f"{len(prompts)} of {name}"), WHY)
         encoded = encode_prompts(self.pair, kept, generation_settings(self.cfg))
         return PromptSet(name, role, encoded, left_out, source.provenance())
 
@@ -196,8 +196,8 @@ def _numbers_of(prompts: Iterable[Prompt]) -> set[int]:
     return {number for prompt in prompts for number in numbers_of(prompt.prompt_id, prompt.text)}
 
 
-def _counted(number: int) -> str:
-    return "1 prompt was" if number == 1 else f"{number} prompts were"
+def _counted(number: int, name: str) -> str:
+    return f"1 prompt of {name} was" if number == 1 else f"{number} prompts of {name} were"
 
 
 def _silence(names: Sequence[str]) -> str:

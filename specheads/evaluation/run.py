@@ -27,7 +27,7 @@ from specheads.evaluation.find import FoundHead, store_in_config
 from specheads.evaluation.findings import BOUNDS, notes_on
 from specheads.evaluation.intervals import gain_over_fixed
 from specheads.evaluation.journal import Journal
-from specheads.evaluation.machine import device_name, versions
+from specheads.evaluation.machine import device_name, load_average, versions
 from specheads.evaluation.offline import Choices, Recorded
 from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.recorded import recorded
@@ -389,6 +389,7 @@ class Evaluation:
             },
             "device": device_name(pair),
             "threads": torch.get_num_threads(),
+            "load": load_average(),
             "versions": versions(),
             **self.prompts.context(),
             "config": OmegaConf.to_yaml(cfg, resolve=True),

@@ -82,7 +82,7 @@ GIVEN = {"counted": False, "head_shares": {"other": 0.05}}
 @pytest.mark.parametrize(
     ("ours", "theirs", "message"),
     [
-        ({}, {"verified_share": 0.1}, r"its costs\.verified_share is 0\.1, here it is 0\.02; evaluate both with the same"),
+        ({}, {"verified_share": 0.1}, r"its costs\.verified_share is 0\.1, here it is 0\.01; evaluate both with the same"),
         ({}, GIVEN, r"its costs\.head_share is 0\.05, here it is counted \(null\)"),
         (GIVEN, {"counted": False, "head_shares": {"a": 0.2, "b": 0.2}}, r"its costs\.head_share is 0\.2, here it is 0\.05"),
     ],

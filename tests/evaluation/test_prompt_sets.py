@@ -64,9 +64,9 @@ def test_what_a_head_learned_from_is_left_out_and_others_take_its_place(folder, 
     assert rows_of(recorded["rows, dev"]) == [20, 22, 23, 24]  # what it was calibrated on is a dev prompt as any other
     assert rows_of(recorded["rows"]) == [26, 29, 31, 32, 33, 34, 35, 36]
     assert rows_of(sets.decoded()) == [26, 29, 31]
-    assert "of rows 3 prompts were left out of 14" in caplog.text and "of rows, dev 1 prompt was left out of 6" in caplog.text
+    assert "3 prompts of 14 of rows were left out" in caplog.text and "1 prompt of 6 of rows, dev was left out" in caplog.text
     assert [one["num_left_out"] for one in sets.context()["prompts"].values()] == [1, 3, 3]
-    assert [note for note in sets.notes() if note.startswith("Of rows 3 prompts were left out")]
+    assert [note for note in sets.notes() if note.startswith("3 prompts of rows were left out")]
 
 
 def test_a_head_of_another_template_knows_its_rows(folder, nano):
@@ -95,7 +95,7 @@ def test_a_file_gives_rows_that_no_head_learned_from(folder, nano):
     sets = sets_of(nano, "test_sets={humaneval: rows.jsonl}", mine=learned)
     more = sets.recorded()["humaneval"]
     assert rows_of(more) == list(range(24, 32)) and more.num_left_out == 24
-    assert "Of humaneval 24 prompts were left out" in " ".join(sets.notes())
+    assert "24 prompts of humaneval were left out" in " ".join(sets.notes())
 
 
 def test_a_file_in_part_of_what_a_head_learned_from_gives_the_rest(folder, nano):
@@ -209,7 +209,9 @@ def test_a_trained_head_is_judged_on_rows_that_it_never_saw(folder, nano, monkey
     report = evaluate.evaluate(cfg)
     assert report.context["prompts"]["humaneval"]["num_left_out"] == 24  # 20 and 2, and two more that rules are tuned on
     assert [data.num_prompts for data in report.data_sets] == [4, 8, 8]
-    assert "Of humaneval 24 prompts were left out" in " ".join(report.notes) and "Of humaneval 24" in capsys.readouterr().out
+    assert (
+        "24 prompts of humaneval were left out" in " ".join(report.notes) and "24 prompts of humaneval" in capsys.readouterr().out
+    )
 
 
 # --- the final split
