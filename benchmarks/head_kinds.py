@@ -13,6 +13,7 @@ as counted from its weights. Intervals are over files of prompts and over seeds.
 import argparse
 import json
 import logging
+import re
 import shlex
 import subprocess
 import sys
@@ -89,7 +90,7 @@ class Kind:
 
 def bank_folder(bank: str, words: Sequence[str], seed: int) -> Path:
     """Return the folder of a bank's heads, training them first if need be."""
-    outputs = OUTPUTS / bank.replace(" ", "_") / str(seed)
+    outputs = OUTPUTS / re.sub(r"[^\w-]+", "_", bank) / str(seed)
     command = [sys.executable, "train.py", f"paths.outputs={outputs}", f"seed={seed}", *words]
     if not (found := finished(outputs, words)):
         print(shlex.join(command[1:]), flush=True)
