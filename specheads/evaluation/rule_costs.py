@@ -31,6 +31,9 @@ class CostTable:
     head_shares: Mapping[str, float] = field(default_factory=dict)  # by head, its cost as a share of a draft step, at the ratios
     fit: CostFit | None = None  # of the measured costs
     measured_heads: Mapping[str, float] = field(default_factory=dict)  # by head, seconds that it adds to a draft step here
+    # What kinds of rules add whose rounds were not timed, by whether they ask a head: what timed ones add at the median. If they were taken
+    # to add nothing, whatever was not timed would look best.
+    untimed: Mapping[bool, RuleCosts] = field(default_factory=dict)
     alone: float | None = None  # tokens per second of the target alone, by the median of its steps
     halves: Sequence["CostTable"] = ()  # measured costs for the even and the odd prompts, each from the rounds of the others
 
@@ -54,7 +57,8 @@ class CostTable:
             return self.costs[ratio]
         if ratio == MEASURED and self.fit is not None and one.kind in self.fit.rules:
             return self.costs[ratio].with_rule(self.fit.rules[one.kind])
-        return self.of_head(one.head, ratio)
+        costs = self.of_head(one.head, ratio)
+        return costs.with_rule(self.untimed.get(one.head is not None, RuleCosts())) if ratio == MEASURED else costs
 
     def head_share(self, one: Costed | None, ratio: str) -> float | None:
         """Return what a rule adds to a draft step at a ratio, as a share of it; None for one without a head, or without a draft step."""
@@ -100,7 +104,8 @@ def with_measured(table: CostTable, measured: Sequence[Measured], sizes: Mapping
 
     def fitted(fit: CostFit) -> CostTable:
         heads = _head_seconds(fit, measured, sizes)
-        return CostTable({MEASURED: fit.costs, **table.at_ratios().costs}, table.head_shares, fit, heads, speed)
+        costs = {MEASURED: fit.costs, **table.at_ratios().costs}
+        return CostTable(costs, table.head_shares, fit, heads, _untimed(fit, measured, kinds), speed)
 
     halves = fits_of_halves(times, kinds)
     return replace(fitted(fit_costs(times, kinds)), halves=() if halves is None else tuple(map(fitted, halves)))
@@ -117,3 +122,15 @@ def _head_seconds(fit: CostFit, measured: Sequence[Measured], sizes: Mapping[str
     order = sorted(timed, key=sizes.__getitem__)
     between = np.interp(list(sizes.values()), [sizes[head] for head in order], [timed[head] for head in order])
     return dict(zip(sizes, between.tolist(), strict=True)) | timed
+
+
+def _untimed(fit: CostFit, measured: Sequence[Measured], kinds: Mapping[str, bool]) -> dict[bool, RuleCosts]:
+    """Return the median of what timed kinds of rules add, by whether they ask a head, whose cost per step is known by itself."""
+    asks = {one.setting.kind: one.setting.head is not None for one in measured}
+    found = {}
+    for head in (False, True):
+        timed = [fit.rules[kind] for kind, plain in kinds.items() if not plain and asks[kind] == head]
+        if timed:
+            step = 0.0 if head else float(np.median([own.step_seconds for own in timed]))
+            found[head] = RuleCosts(max(step, 0.0), max(float(np.median([own.round_seconds for own in timed])), 0.0))
+    return found

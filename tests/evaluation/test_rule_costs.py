@@ -16,12 +16,12 @@ SIZES = {"small": 0.01, "middle": 0.02, "large": 0.05}
 OWN = {"small": 0.0001, "large": 0.0005}  # seconds that a head adds to a step
 
 
-def decoded(name, rule, family, more=0.0, head=None):
-    """Rounds of 1 to 6 drafted tokens on every prompt; `more` seconds for each draft step."""
+def decoded(name, rule, family, more=0.0, head=None, learning=0.0):
+    """Rounds of 1 to 6 drafted tokens on every prompt; `more` seconds for each draft step, `learning` for each round."""
     prompts = []
     for prompt in range(NUM_PROMPTS):
         lengths = [0] * 10 if rule is None else np.random.default_rng(prompt).integers(1, 7, 30).tolist()
-        prompts.append([[1, n, n, (STEP + more) * n, PASS + 0.0001 * n] for n in lengths])
+        prompts.append([[1, n, n, (STEP + more) * n, PASS + 0.0001 * n + learning] for n in lengths])
     stats = [DecodeStats(len(rows), 0, 0, 0, len(rows), sum(r[2] for r in rows), 1.0, 0.0) for rows in prompts]
     setting = TARGET_ALONE if rule is None else Setting(name, family, 1, rule, head=head)
     return Measured(setting, stats, prompts)
@@ -32,7 +32,7 @@ def table():
     measured = [
         decoded("target alone", None, "target"),
         decoded("fixed K=4", FixedLength(4), "fixed_length"),
-        decoded("product 0.5", DraftProduct(0.5), "draft_product", 0.00005),
+        decoded("product 0.5", DraftProduct(0.5), "draft_product", 0.00005, learning=0.0002),
         *(decoded(f"head {name}", Heuristic(), "head_threshold", own, name) for name, own in OWN.items()),
     ]
     return with_measured(CostTable({"10": Costs.at_ratio(10)}, SIZES), measured, SIZES)
@@ -59,6 +59,15 @@ def test_a_head_that_was_not_decoded_costs_what_heads_of_such_sizes_do(table):
     """A quarter of the way from the small to the large head by weights, so a quarter by seconds: launches cost something, too."""
     assert table.measured_heads["middle"] == pytest.approx(0.0001 + 0.25 * 0.0004)
     assert table.of(rule(DraftProduct(0.5), "middle"), MEASURED).draft_seconds == pytest.approx(STEP + 0.0002)
+
+
+def test_rules_that_were_not_timed_cost_what_timed_ones_do(table):
+    """Otherwise each would look faster than those that were decoded, until it is decoded itself."""
+    costs = table.of(rule(Heuristic()), MEASURED)
+    assert costs.draft_seconds == pytest.approx(STEP + 0.00005)
+    assert costs.round_seconds - table.costs[MEASURED].round_seconds == pytest.approx(0.0002)
+    assert table.of(rule(DraftProduct(0.5), "large"), MEASURED).draft_seconds == pytest.approx(STEP + 0.0005)
+    assert table.of(rule(Heuristic()), "10") == table.costs["10"]
 
 
 def test_prompts_are_predicted_from_the_rounds_of_others(table):

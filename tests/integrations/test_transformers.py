@@ -187,7 +187,9 @@ def test_sampling_is_seeded_and_stays_below_the_limit(nano, prompts, simple):
 def test_samples_follow_the_targets_law(tmp_path):
     """Two tokens of a tiny pair, by chi square with a false alarm in a million; the head stops drafts after some tokens and not after others."""
     pair = tiny_pair(vocab_size=5)
-    head = AcceptanceHead(HeadConfig(hidden_size=pair.draft_lm.hidden_size, depth=0, inputs=("draft_prob",)))
+    head = AcceptanceHead(
+        HeadConfig(hidden_size=pair.draft_lm.hidden_size, depth=0, width=pair.draft_lm.hidden_size, inputs=("draft_prob",))
+    )
     torch.nn.init.constant_(head.readout.weight, 2.0)
     prompt, count = torch.tensor([[1, 2]]), 400
     with torch.no_grad():
