@@ -79,10 +79,16 @@ def main(argv: Sequence[str] | None = None, folder: Path = RESULTS) -> None:
         prompts=prompts_of(reports),
         notes=arguments.note,
         machine=machine_of(contexts[0]),
-        load=contexts[0].get("load"),
+        load=load_of(next(iter(reports.values()))),
         final_parts=sorted({part for context in contexts for part in context.get("final_parts", ())}),
         folder=folder,
     )
+
+
+def load_of(report: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a report's load averages, and whether its times showed that the machine was quiet; None where it does not say."""
+    load = report["context"].get("load")
+    return load and {"quiet": not report.get("doubts"), **load}
 
 
 def field_of(words: str) -> tuple[str, tuple[str, str | None]]:

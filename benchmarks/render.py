@@ -3,7 +3,7 @@
     python benchmarks/render.py [--check]
 
 A table stands between `<!-- table: result/key -->` and `<!-- end -->`; what is between them is replaced. A wide table may be shown in part:
-`<!-- table: result/key; columns: rule, gain at 10; rows: label=sampled, depth=3 -->`. `--check` writes nothing, and exits with 1 where a
+`<!-- table: result/key; columns: rule | gain at 10; rows: label=sampled | depth=3 -->`. `--check` writes nothing, and exits with 1 where a
 table differs, naming it. A result holds `tables`, or a `selection`: rows of text with numbers of other results.
 """
 
@@ -92,8 +92,8 @@ def part_of(table: dict[str, Any], part: str) -> dict[str, Any]:
     """Return a table with the columns and the rows that a block names, all if it names none."""
     asked = dict(re.findall(r"; (columns|rows): ([^;]+)", part))
     names = [column["name"] for column in table["columns"]]
-    columns = asked["columns"].split(", ") if "columns" in asked else names
-    wanted = dict(one.split("=", 1) for one in asked["rows"].split(", ")) if "rows" in asked else {}
+    columns = asked["columns"].split(" | ") if "columns" in asked else names
+    wanted = dict(one.split("=", 1) for one in asked["rows"].split(" | ")) if "rows" in asked else {}
     if missing := [name for name in (*columns, *wanted) if name not in names]:
         raise RenderError(f"table {table['key']!r} has no column {missing[0]!r}; it has {', '.join(names)}")
     rows = [row for row in table["rows"] if all(f"{row[names.index(name)]}" == value for name, value in wanted.items())]
@@ -202,7 +202,8 @@ def source(result: Mapping[str, Any]) -> str:
     parts.append(machine_text(result["machine"]))
     if result["load"]:
         state = "quiet" if result["load"]["quiet"] else "busy with other work, too"
-        parts.append(f"{state} (load {result['load']['start']:g} to {result['load']['end']:g})")
+        loads = [f"{result['load'][name]:g}" for name in ("start", "end") if result["load"].get(name) is not None]
+        parts.append(f"{state} (load {' to '.join(loads)})")
     parts.append(f"prompts: {result['split'] or 'none'}")
     if result["prompts"]:
         parts.append(prompts_text(result["prompts"]))

@@ -252,7 +252,7 @@ def test_a_block_shows_the_part_of_a_table_that_it_asks_for(tmp_path):
         lines = render(f"<!-- table: made/t{part} -->\n<!-- end -->", tmp_path, False).splitlines()
         return [line for line in lines if line.startswith("| ")]
 
-    assert shown("; columns: b, a; rows: a=x, c=1") == ["| b | a |", "| 3.0 | x |"]
+    assert shown("; columns: b | a; rows: a=x | c=1") == ["| b | a |", "| 3.0 | x |"]
     assert len(shown("; rows: a=x")) == 3 and shown("; columns: b")[1:] == ["| 1.0 |", "| 2.0 |", "| 3.0 |"]
     for part in ("; columns: d", "; rows: a=z", "; rows: d=1"):
         with pytest.raises(RenderError, match="has no"):

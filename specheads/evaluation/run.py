@@ -75,6 +75,7 @@ class Evaluation:
         self.stopping = {name: rule for name, rule in rules.items() if heads or not takes_head(rule)}
         self._recommended: dict[Path, dict[str, float] | None] = {}
         self._undecoded: list[str] = []
+        self._load = load_average()
         self.ratios = {f"{ratio:g}": Costs.at_ratio(ratio, cfg.costs.verified_share) for ratio in cfg.ratios}
         self.head_sizes = {name: counted_share(head, pair.draft_lm) for name, head in self.heads.items()}
         given = cfg.costs.head_share
@@ -389,7 +390,7 @@ class Evaluation:
             },
             "device": device_name(pair),
             "threads": torch.get_num_threads(),
-            "load": load_average(),
+            "load": {"start": self._load, "end": load_average()},
             "versions": versions(),
             **self.prompts.context(),
             "config": OmegaConf.to_yaml(cfg, resolve=True),
