@@ -23,6 +23,7 @@ from benchmarks.render import (
     RenderError,
     cell,
     main,
+    part_of,
     render,
     selected,
     source,
@@ -52,7 +53,8 @@ MEASURED = {name: content for name, content in CONTENTS.items() if "tables" in c
 
 
 def blocks(document):
-    return [(block[2], block[3]) for block in BLOCK.finditer((ROOT / document).read_text())]
+    """Return result, table and part of every block."""
+    return [(block[2], block[3], block[4]) for block in BLOCK.finditer((ROOT / document).read_text())]
 
 
 def test_tables_agree_with_their_results(capsys):
@@ -94,8 +96,8 @@ def test_every_result_is_shown_and_every_block_has_a_result():
     assert len(shown) == len(set(shown))
     known = {(name, table["key"]) for name, content in MEASURED.items() for table in content["tables"]}
     known |= {(name, key) for name, content in CONTENTS.items() for key in content.get("selection", ())}
-    assert set(shown) <= known
-    assert {name for name, _ in shown} == CONTENTS.keys()
+    assert {(name, key) for name, key, _ in shown} <= known
+    assert {name for name, _, _ in shown} == CONTENTS.keys()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -115,16 +117,22 @@ def test_a_changed_number_is_found(tmp_path, capsys):
     folder = tmp_path / "results"
     shutil.copytree(RESULTS, folder)
     assert update(tmp_path, folder, check=True) == []
+    shown = {name: (key, part) for name, key, part in reversed(blocks("benchmarks/README.md"))}
     for name, content in MEASURED.items():
         changed = copy.deepcopy(content)
-        table = changed["tables"][0]
-        row = table["rows"][0]
-        formats = [column["format"] for column in table["columns"]]  # what has none may be what a selection finds rows by
-        place = next(place for place, form in enumerate(formats) if form and not isinstance(row[place], str | None))
+        key, part = shown[name]
+        table = next(one for one in changed["tables"] if one["key"] == key)
+        names = [column["name"] for column in part_of(table, part or "")["columns"]]
+        columns = [(place, column) for place, column in enumerate(table["columns"]) if column["name"] in names]
+        wanted = dict(re.findall(r"(?:rows: | \| )([^=|;]+)=([^|;]+?)(?= \||$)", part)) if part and "; rows: " in part else {}
+        places = {column["name"]: place for place, column in enumerate(table["columns"])}
+        row = next(row for row in table["rows"] if all(f"{row[places[one]]}" == value for one, value in wanted.items()))
+        # Of the columns that are shown the last one: the first ones may be what a selection finds rows by.
+        place = [place for place, column in columns if column["format"] and not isinstance(row[place], str | None)][-1]
         value = row[place]["value"] if isinstance(row[place], dict) else row[place]
         row[place] = row[place] | {"value": value + 1} if isinstance(row[place], dict) else value + 1
         (folder / f"{name}.json").write_text(json.dumps(changed))
-        assert f"benchmarks/README.md: {name}/{table['key']}" in update(tmp_path, folder, check=True)
+        assert f"benchmarks/README.md: {name}/{key}" in update(tmp_path, folder, check=True)
         (folder / f"{name}.json").write_text(json.dumps(content))
     assert update(tmp_path, folder, check=True) == []
 
