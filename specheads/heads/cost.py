@@ -11,7 +11,8 @@ from specheads.pair import LanguageModel
 def counted_share(head: AcceptanceHead, draft: LanguageModel) -> float:
     """Return the cost of a head as a share of a draft step: the larger of its shares of multiply-adds and of bytes of weights.
 
-    Attention over earlier tokens, and what launching a computation costs, are left out.
+    Attention over earlier tokens and what starting a computation costs are left out, and all experts of a mixture count as used: a head looks
+    cheaper beside such a draft than it is.
     """
     (ours, our_bytes), (theirs, their_bytes) = _work(head.parameters()), _work(step_weights(draft))
     return max(ours / theirs, our_bytes / their_bytes)
