@@ -22,7 +22,7 @@ CPU, HIDDEN, VOCAB = torch.device("cpu"), 3, 5
 def random_head(judges):
     torch.manual_seed(0)
     calibration = {"slope": [0.5, 1.5, 1.0], "intercept": [0.5, -0.5, 0.0]}
-    head = AcceptanceHead(HeadConfig(HIDDEN, depth=1, judges=judges, inputs=("hidden", "max_prob"), calibration=calibration))
+    head = AcceptanceHead(HeadConfig(HIDDEN, 1, judges, ("hidden", "max_prob"), HIDDEN, calibration=calibration))
     nn.init.normal_(head.readout.weight)
     return head.requires_grad_(False)
 
@@ -105,7 +105,8 @@ def test_rows_at_once_are_rows_one_by_one(rule):
         assert together[:, row].tolist() == alone[:, 0].tolist()
         for many, one in zip(tree_leaves(state), tree_leaves(last), strict=True):
             if many.dim() < 2 or many.shape[1] != rule.max_tokens:  # what a round's buffer holds is over with it
-                assert torch.allclose(many[row].double(), one[0].double(), atol=1e-9, rtol=1e-6)
+                # Heads compute in float32, and products of nine rows may add in another order than those of one.
+                assert torch.allclose(many[row].double(), one[0].double(), atol=1e-6, rtol=1e-5)
 
 
 @every_rule
