@@ -141,7 +141,8 @@ class Evaluation:
         """Decode the chosen rules, fit the costs to what that took, and choose again, until what is chosen was decoded.
 
         All of a turn's settings are decoded side by side, so that a slow minute falls on all of them. What rules take from the measured
-        costs, such as automatic thresholds, is fitted again after the first turn, whose rounds are many more than the probe's.
+        costs, such as automatic thresholds, is fitted again after the first turn, whose rounds are many more than the probe's. On a busy
+        machine costs settle nowhere, so one turn is enough to say so.
         """
         settings, turn = self._settings(found, choices), 0
         while True:
@@ -152,7 +153,8 @@ class Evaluation:
                 found, tables = self._tuned_again(replace(tuning, cost_table=cost_table), found, tables)
             choices, decoded = offline.choose(tables[0], found, cost_table), {one.name for one in settings}
             missing = [one for one in self._settings(found, choices) if one.name not in decoded]
-            if self._decodes_all or not missing or turn == MOST_TURNS:
+            busy = doubts_of(measured[0], cost_table.fit, (), len(measured[0].stats)) if missing else ()
+            if self._decodes_all or not missing or busy or turn == MOST_TURNS:
                 self._undecoded = [one.name for one in missing]
                 return found, tables, choices, cost_table, measured
             settings = [*settings, *missing]
