@@ -300,7 +300,7 @@ class Evaluation:
         doubts = doubts_of(measured[0], cost_table.fit, live, len(set(groups))) if measured else []
         if self._undecoded:
             doubts.append(
-                f"The costs moved from turn to turn, so {', '.join(self._undecoded)} stayed without decoding; {REMEDY}."
+                f"The measured costs did not settle, so {', '.join(self._undecoded)} stayed without decoding; {REMEDY}."
             )
         report = Report(self.context(measured), cost_table.fit, doubts, live, gains, sets, ranking)
         return replace(report, notes=[*notes_on(report), *self.prompts.notes()])
