@@ -167,11 +167,11 @@ def test_standardised_inputs_have_mean_zero_and_variance_one():
 
 
 def test_an_input_that_never_changes_stays_finite():
-    head = new_head()
-    head.standardise(torch.ones(10, head.config.input_size))
-    alone = head.score(torch.ones(1, head.config.input_size))
-    # Products of ten rows may add in another order than those of one.
-    torch.testing.assert_close(head.score(torch.ones(10, head.config.input_size)), alone.expand(10))
+    head = new_head().double()  # products of ten rows may add in another order than those of one
+    ones = torch.ones(10, head.config.input_size, dtype=torch.float64)
+    head.standardise(ones)
+    alone = head.score(ones[:1])
+    torch.testing.assert_close(head.score(ones), alone.expand(10), rtol=1e-12, atol=0)
     assert alone.isfinite().all()
 
 
