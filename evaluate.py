@@ -13,7 +13,8 @@ from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from specheads.cli import command, load_configured_pair
+from specheads.commands.command import command, load_configured_pair
+from specheads.commands.loggers import new_logger
 from specheads.decoding.drafting import Drafting
 from specheads.decoding.engine import resolve_engine
 from specheads.decoding.pairing import check_pairing
@@ -27,7 +28,6 @@ from specheads.evaluation.report import write_report
 from specheads.evaluation.results import Report
 from specheads.evaluation.run import Evaluation
 from specheads.evaluation.wandb_log import log_report
-from specheads.loggers import new_logger
 from specheads.pair import config_folder
 
 logger = logging.getLogger(__name__)

@@ -8,12 +8,15 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-import specheads.distill.training
-import specheads.heads.training
-from specheads.cli import command, is_first_process, next_command
+import specheads.training.distill.distillation
+import specheads.training.heads.head_training
+from specheads.commands.command import command, is_first_process, next_command
 from specheads.errors import UserError
 
-TRAINED = {"head": specheads.heads.training.train, "distill": specheads.distill.training.train}  # each returns a folder
+TRAINED = {
+    "head": specheads.training.heads.head_training.train,
+    "distill": specheads.training.distill.distillation.train,
+}  # each returns a folder
 NEXT = {"head": ("evaluate.py", "head={folder}"), "distill": ("train.py", "model.draft={folder}")}
 
 

@@ -21,16 +21,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, add_result_option, prompt_record, write_result
 from data_gen.__main__ import data_cache
-from data_gen.shards import load_split
 from specheads import load_pair
-from specheads.heads.bank import HeadBank, HeadSpec
-from specheads.heads.features import collate
-from specheads.heads.module import HeadModule
-from specheads.heads.texts import MixedResponses
-from specheads.heads.training import head_specs
-from specheads.loading import ResumableData
+from specheads.heads.batch import collate
 from specheads.pair import config_folder
-from specheads.training import OptimizerSettings
+from specheads.storage.data_set import load_split
+from specheads.training.heads.bank import HeadBank, HeadSpec
+from specheads.training.heads.head_module import HeadModule
+from specheads.training.heads.head_training import head_specs
+from specheads.training.heads.mixed_responses import MixedResponses
+from specheads.training.loaders import ResumableData
+from specheads.training.trainer import OptimizerSettings
 
 LLAMA_2_7B = {"hidden": 4096, "multiply_adds": 6.61e9}  # per token: the weights of all linear maps, output embedding included
 LABELLED = 0.85  # share of positions that a head that judges its input learns from, at the paper's mixing
@@ -39,7 +39,7 @@ LABELLED = 0.85  # share of positions that a head that judges its input learns f
 def epoch_seconds(pair, rows, specs: list[HeadSpec]) -> float:
     """Return the seconds of one epoch."""
     data = ResumableData(
-        {"train": MixedResponses(rows, specs[0].config.judges, None, 0)}, batch_size=32, num_workers=0, seed=0, collate=collate
+        {"train": MixedResponses(rows, specs[0].config.predicts, None, 0)}, batch_size=32, num_workers=0, seed=0, collate=collate
     )
     module = HeadModule(HeadBank(specs, 0), pair.draft_lm, OptimizerSettings(lr=1e-3))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}

@@ -20,13 +20,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, interval, prompt_record, text_of, write_result
-from data_gen.prompts import NUM_READ, NanoSource, Prompt, groups_of, text_id
 from specheads import SpeculativeDecoder, Warp, drafting, load_pair, stopping, verification
 from specheads.decoding.block_search import BlockSearch
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.evaluation.intervals import Groups, resample_counts
 from specheads.pair import Pair
+from specheads.prompts.sources import NUM_READ, NanoSource, Prompt, groups_of, text_id
 
 MAX_TOKENS, DEPTH = 96, 10
 COLUMNS = [

@@ -29,7 +29,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, prompt_record, text_of, write_result
-from data_gen.prompts import NanoSource
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_head, load_pair
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.drafting import Autoregressive
@@ -40,6 +39,7 @@ from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.decoding.verification import SyntheticVerification, TokenVerification, VerificationRule
 from specheads.integrations.transformers import assist
 from specheads.pair import LanguageModel, Pair
+from specheads.prompts.sources import NanoSource
 
 FIXED, THRESHOLDS, CONTEXTS = (2, 4, 6, 8), (0.3, 0.5, 0.7), (128, 512, 2048)
 STAGES = ("draft", "stop", "verify", "commit", "host gaps")
@@ -65,12 +65,12 @@ Run = Callable[[list[int], int], Made]  # prompt, seed
 class Stopwatch:
     """Runs a unit and adds up the seconds in which the device was at it."""
 
-    def __init__(self, unit: Callable, device: torch.device) -> None:
-        self.unit, self.on_gpu, self.spans = unit, device.type == "cuda", []
+    def __init__(self, compiled_step: Callable, device: torch.device) -> None:
+        self.compiled_step, self.on_gpu, self.spans = compiled_step, device.type == "cuda", []
 
     def __call__(self, *args: object) -> object:
         start = self._now()
-        out = self.unit(*args)
+        out = self.compiled_step(*args)
         self.spans.append((start, self._now()))
         return out
 
@@ -145,9 +145,9 @@ def own_runs(
         device, speculative = pair.target_lm.device, isinstance(one, SpeculativeDecoder)
         if speculative:
             one._drafter._step = draft = Stopwatch(one._drafter._step, pair.draft_lm.device)
-            one._verifier._unit = verify = Stopwatch(one._verifier._unit, device)
+            one._verifier._compiled_step = verify = Stopwatch(one._verifier._compiled_step, device)
         else:
-            one._unit = verify = Stopwatch(one._unit, device)
+            one._compiled_step = verify = Stopwatch(one._compiled_step, device)
 
         def generate(prompt: list[int], seed: int) -> Made:
             start = time.perf_counter()
@@ -240,14 +240,14 @@ def never_rows(
     return rows
 
 
-def median_seconds(work: Callable[[], object], device: torch.device, times: int = 50) -> float:
+def median_seconds(epilogue: Callable[[], object], device: torch.device, times: int = 50) -> float:
     """Return the median time of `work` after a warm-up."""
     taken = []
     for turn in range(times + 5):
         if device.type == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
-        work()
+        epilogue()
         if device.type == "cuda":
             torch.cuda.synchronize()
         if turn >= 5:
@@ -292,17 +292,17 @@ def forward_table(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str) -> 
         memory, draws = verifier._memory, torch.zeros(2, dtype=torch.float64, device=device)
         inputs = (memory.probs, draws, verifier._lengths, verifier.init())
         tokens = memory.sequence[:, : decoder.target_engine.padded(count)]
-        return lambda: (place(decoder.target_engine, context), verifier._unit(tokens, *inputs))
+        return lambda: (place(decoder.target_engine, context), verifier._compiled_step(tokens, *inputs))
 
     limit = bandwidth(device)
-    alone = lambda: (place(decoder.target_engine, context), target._unit(token, uniform))
+    alone = lambda: (place(decoder.target_engine, context), target._compiled_step(token, uniform))
     lines = [("target alone", alone, pair.target_lm, decoder.target_engine)]
     lines += [("draft step, fixed length", step(plain), pair.draft_lm, decoder.draft_engine)]
     lines += [("draft step with head", step(decoder), pair.draft_lm, decoder.draft_engine)]
     lines += [(f"verification of {k}", verify(k + 1), pair.target_lm, decoder.target_engine) for k in (2, 4, 8)]
     rows = []
-    for name, work, lm, memory in lines:
-        seconds, size = median_seconds(work, device), bytes_read(lm, memory, context)
+    for name, epilogue, lm, memory in lines:
+        seconds, size = median_seconds(epilogue, device), bytes_read(lm, memory, context)
         rows.append([name, seconds, size / 1e6, size / seconds / limit])
     columns = [Column("step"), Column("time", "ms:3"), Column("MB that must be read", "fixed:1")]
     columns.append(Column("read at, of a large copy's bandwidth", "percent"))
@@ -339,10 +339,10 @@ def share_table() -> Table:
     with torch.device("meta"):
         draft = LlamaForCausalLM(LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, vocab_size=32000))
         weights = sum(w.numel() for w in draft.parameters()) - draft.get_input_embeddings().weight.numel()
-        for judges in ("next_token", "input_token"):
-            head = AcceptanceHead(HeadConfig(4096, embedding_size=4096, judges=judges))
+        for predicts in ("next_token", "input_token"):
+            head = AcceptanceHead(HeadConfig(4096, embedding_size=4096, predicts=predicts))
             share = sum(w.numel() for w in head.parameters()) / weights
-            rows.append([f"`{judges}`", share, 2 * share])
+            rows.append([f"`{predicts}`", share, 2 * share])
     columns = [Column("head"), Column("of the multiply-adds", "percent:2"), Column("of the bytes", "percent:2")]
     return Table("share", "A head in float32 next to a draft step at the shape of Llama 2 7B in bfloat16, counted", columns, rows)
 

@@ -25,21 +25,21 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, add_result_option, interval, prompt_record, text_of, write_result
 from data_gen.__main__ import generation_settings
-from data_gen.prompts import groups_of
-from data_gen.run import encode_prompts
 from specheads import Warp, load_pair
-from specheads.distill.divergences import DIVERGENCES
-from specheads.distill.loss import LossSettings
-from specheads.distill.measures import LiveSettings, measured, sums_of
-from specheads.distill.module import DistillModule
-from specheads.distill.on_policy import OwnResponses
-from specheads.distill.samples import KINDS, SampleSettings
-from specheads.distill.training import load_samples, prepare
 from specheads.evaluation.find import missing_remedy, split_of
 from specheads.evaluation.intervals import resample_counts
-from specheads.loading import ResumableData
 from specheads.pair import config_folder
-from specheads.training import CHATTER, OptimizerSettings
+from specheads.prompts.encoding import encode_prompts
+from specheads.prompts.sources import groups_of
+from specheads.training.distill.distill_loss import LossSettings
+from specheads.training.distill.distill_module import DistillModule
+from specheads.training.distill.distillation import load_samples, prepare
+from specheads.training.distill.divergences import DIVERGENCES
+from specheads.training.distill.measures import LiveSettings, measured, sums_of
+from specheads.training.distill.on_policy import DraftResponses
+from specheads.training.distill.samples import KINDS, SampleSettings
+from specheads.training.loaders import ResumableData
+from specheads.training.trainer import CHATTER, OptimizerSettings
 
 COLUMNS = [
     Column("samples"),
@@ -68,15 +68,15 @@ def main() -> None:
         warnings.filterwarnings("ignore", message)
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         cfg = compose("train", ["task=distill", "paths.run=unused", *given.words])
-    made_of = {"steps": given.steps, "seed": given.seed, "words": given.words}
+    provenance = {"steps": given.steps, "seed": given.seed, "words": given.words}
     given.out.mkdir(parents=True, exist_ok=True)
     pair = load_pair("nano")
     start = copy.deepcopy(pair.draft.state_dict())
     for samples, loss in itertools.product(given.samples, given.losses):
         path = given.out / f"{samples}-{loss}.json"
-        if not path.exists() or json.loads(path.read_text())["made_of"] != made_of:
+        if not path.exists() or json.loads(path.read_text())["provenance"] != provenance:
             pair.draft.load_state_dict(start)
-            found = train(cfg, pair, SampleSettings(samples), loss, given.steps, given.seed) | {"made_of": made_of}
+            found = train(cfg, pair, SampleSettings(samples), loss, given.steps, given.seed) | {"provenance": provenance}
             path.write_text(json.dumps(found) + "\n")
             print(
                 f"{samples:<12}{loss:<18}{sum(found['overlap']) / sum(found['tokens']):.4f}  {found['seconds']:.0f} s", flush=True
@@ -101,7 +101,7 @@ def train(cfg, pair, settings: SampleSettings, divergence: str, steps: int, seed
     splits, _ = load_samples(cfg, pair, settings, loss)
     before = measured(pair, splits["test"], warp, cfg.loader.batch_size)["overlap"]
     prepare(pair.draft)
-    own = OwnResponses(pair, warp, cfg.data.max_new_tokens, cfg.generation.batch_size, seed)
+    own = DraftResponses(pair, warp, cfg.data.max_new_tokens, cfg.generation.batch_size, seed)
     optimizer = OptimizerSettings(lr=None, weight_decay=0.0).for_width(pair.draft_lm.hidden_size)
     module = DistillModule(pair, loss, optimizer, warp, own, cfg.refresh_every, live=LiveSettings(num_prompts=0))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}

@@ -18,8 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, add_result_option, text_of, write_result
-from specheads.distill.loss import LossSettings, kept, laws_of, stored_laws, token_losses
 from specheads.pair import LanguageModel
+from specheads.training.distill.distill_loss import LossSettings, kept, laws_of, stored_probs, token_losses
 
 VOCAB, WIDTH = 150_000, 64
 FORMS = {"plain": "plain formula", "pieces": "in pieces", "stored": "in pieces, the target's distributions from disk"}
@@ -70,17 +70,20 @@ def measure(form: str, divergence: str, count: int) -> tuple[float, float]:
     tokens, settings = torch.randint(VOCAB, (count,)), LossSettings(divergence)
     stored = None
     if form == "stored":
-        laws = [kept(settings.log_target(target.logits(piece)), 64) for piece in states[0].split(64)]
-        stored = stored_laws(torch.cat([law.ids for law in laws]), torch.cat([law.log_probs for law in laws]))
-        del laws
+        distributions = [kept(settings.log_target(target.logits(piece)), 64) for piece in states[0].split(64)]
+        stored = stored_probs(
+            torch.cat([distribution.ids for distribution in distributions]),
+            torch.cat([distribution.log_probs for distribution in distributions]),
+        )
+        del distributions
     with Peak() as peak:
         start = time.perf_counter()
         if form == "plain":
             log_target, log_draft = (lm.logits(hidden).log_softmax(-1) for lm, hidden in zip(models, states, strict=True))
             values = settings.function(log_target, log_draft)
         else:
-            laws = stored or laws_of(target, states[0], settings)
-            values, _ = token_losses(draft, states[1], laws, tokens, settings)
+            distributions = stored or laws_of(target, states[0], settings)
+            values, _ = token_losses(draft, states[1], distributions, tokens, settings)
         values.mean().backward()
         seconds = time.perf_counter() - start
     return peak.mib, seconds

@@ -34,7 +34,7 @@ from specheads.decoding.verification import TokenVerification
 from specheads.evaluation import intervals, offline
 from specheads.evaluation.candidate import CEILING, FIXED, Candidate
 from specheads.evaluation.candidates import candidates
-from specheads.evaluation.find import FoundHead
+from specheads.evaluation.find import LocatedHead
 from specheads.evaluation.offline import Choices, Recorded, logits_in_rounds
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.run import Evaluation
@@ -42,7 +42,7 @@ from specheads.evaluation.tuning import Tuning
 from specheads.heads.metrics import auroc
 from specheads.pair import config_folder
 from specheads.replay.replay import recorded_head
-from specheads.runs import has_ended
+from specheads.storage.runs import has_ended
 
 OUTPUTS = Path("outputs/head_kinds")
 RAW = "calibration=null"  # all heads are compared as training left them; the default's calibration is taken off
@@ -50,16 +50,16 @@ GRID = ("head.depth=[0,1,3]", "loss.reject_weight=[1.0,6.0]", RAW)
 BANKS = {  # by what is compared, and by a bank's name, the overrides of train.py, other than seed and folder
     "kinds": {
         "default": (),
-        "next_token": ("head.judges=next_token", *GRID, "head.width=[32,64,160]", "head.label=[sampled,overlap]"),
-        "next_token_narrow": ("head.judges=next_token", "head.depth=[1,3]", "head.width=[8,16,40]", RAW),
-        "input_token_015": ("head.judges=input_token", "mixing.response_share=0.15", *GRID),
-        "input_token_05": ("head.judges=input_token", "mixing.response_share=0.5", *GRID),
-        "next_token_015": ("head.judges=next_token", "mixing.response_share=0.15", "head.width=160", *GRID),
-        "next_token_05": ("head.judges=next_token", "mixing.response_share=0.5", "head.width=160", *GRID),
+        "next_token": ("head.predicts=next_token", *GRID, "head.width=[32,64,160]", "head.label=[sampled,overlap]"),
+        "next_token_narrow": ("head.predicts=next_token", "head.depth=[1,3]", "head.width=[8,16,40]", RAW),
+        "input_token_015": ("head.predicts=input_token", "mixing.response_share=0.15", *GRID),
+        "input_token_05": ("head.predicts=input_token", "mixing.response_share=0.5", *GRID),
+        "next_token_015": ("head.predicts=next_token", "mixing.response_share=0.15", "head.width=160", *GRID),
+        "next_token_05": ("head.predicts=next_token", "mixing.response_share=0.5", "head.width=160", *GRID),
     },
     "recipes": {
         "as it is": (RAW,),
-        "one drafted token at each position": ("generation.draws_per_position=1", RAW),
+        "one drafted token at each position": ("generation.samples_per_position=1", RAW),
         "24 epochs": ("trainer.max_epochs=24", RAW),
         "a rate of 1e-3": ("optimizer.lr=1e-3", RAW),
         "four responses to a prompt": ("generation.responses_per_prompt=4", RAW),
@@ -80,7 +80,7 @@ class Kind:
     """What heads of one row have in common; they differ in the seed."""
 
     bank: str
-    judges: str
+    predicts: str
     kept: float  # share of response positions that keep the target's token
     label: str
     depth: int
@@ -106,18 +106,25 @@ def finished(outputs: Path, words: Sequence[str]) -> list[Path]:
     return [run for run in runs if set(words) <= set(given[run])]
 
 
-def all_heads(banks: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> dict[Kind, list[FoundHead]]:
+def all_heads(banks: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> dict[Kind, list[LocatedHead]]:
     """Return the heads of every kind, one for each seed."""
-    found: dict[Kind, list[FoundHead]] = {}
+    found: dict[Kind, list[LocatedHead]] = {}
     for bank, words in banks.items():
         kept = [float(word.split("=")[1]) for word in words if word.startswith("mixing.response_share=")] or [1.0]
         for seed in seeds:
             for folder in sorted(bank_folder(bank, words, seed).glob("*/config.json")):
                 config = json.loads(folder.read_text())
-                own = config["judges"], *kept, config["label"], config["depth"], config["width"], config["train"]["reject_weight"]
+                own = (
+                    config["predicts"],
+                    *kept,
+                    config["label"],
+                    config["depth"],
+                    config["width"],
+                    config["train"]["reject_weight"],
+                )
                 head = load_head(folder.parent)
                 head.config = replace(head.config, calibration=None)
-                found.setdefault(Kind(bank, *own), []).append(FoundHead(head, str(folder.parent)))
+                found.setdefault(Kind(bank, *own), []).append(LocatedHead(head, str(folder.parent)))
     return found
 
 
@@ -158,7 +165,7 @@ class Reported:
             found.append(float(self.cost_table.break_even(*of)[0]))
         return float(np.mean(found))
 
-    def auroc(self, heads: Sequence[FoundHead]) -> float:
+    def auroc(self, heads: Sequence[LocatedHead]) -> float:
         """Return the mean AUROC of heads on drafted tokens, at every index that those can have in a round."""
         return float(np.mean([auroc(*logits_in_rounds(self.table.recording, recorded_head(one.head))[1:3]) for one in heads]))
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from data_gen.generate import batch_plan, generate_batch, row_uniforms
-from data_gen.label import label_responses
-from data_gen.prompts import NanoSource, Prompt
+from data_gen.labels import label_responses
 from specheads import Pair, Warp, load_pair
-from specheads.files import write_whole
+from specheads.decoding.responses import batch_plan, generate_batch, row_uniforms
 from specheads.nano import build, corpus
+from specheads.prompts.sources import NanoSource, Prompt
+from specheads.storage.files import write_whole
 
 FOLDER = Path(build.__file__).parent
 WARP = Warp(temperature=1.0, top_k=50)

@@ -25,17 +25,17 @@ from benchmarks.results import Column, Table, add_result_option, prompt_record, 
 from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, Pair, SpeculativeDecoder, Warp, load_head, load_pair, stopping
 from specheads.evaluation.candidates import Tuning, candidates, longest_draft
-from specheads.evaluation.find import FoundHead
+from specheads.evaluation.find import LocatedHead
 from specheads.evaluation.offline import Recorded
 from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.rule_costs import CostTable
 from specheads.heads.cost import counted_share
 from specheads.pair import config_folder
 from specheads.replay.cost import Costs
-from specheads.replay.judge import head_fingerprint, judge
-from specheads.replay.record import RecordSettings
-from specheads.replay.recording import TRUTH, load_recording, make_recording
+from specheads.replay.head_scores import head_fingerprint, judge
+from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
 from specheads.replay.replay import recorded_head, replay
+from specheads.replay.response_tree import RecordSettings
 
 COLUMNS = [
     Column("rule"),
@@ -91,7 +91,7 @@ def compare(
     """Return target calls and discarded tokens per emitted token, decoded and replayed."""
     settings = RecordSettings(8, 20, 64)
     path = make_recording(pair, prompts, warp, GenerationSettings(limit), settings, 0, folder)
-    judge(path, pair, {head_fingerprint(head): head}, truth=False)
+    judge(path, pair, {head_fingerprint(head): head}, ground_truth=False)
     recording = load_recording(path, [head_fingerprint(head)])
     repeats, rows = 1 if warp.greedy else arguments.repeats, []
     for name, (live, recorded) in five_rules(head).items():
@@ -122,11 +122,11 @@ def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Name
     path = make_recording(pair, prompts, warp, GenerationSettings(limit), settings, 1, folder)
     marks.append(time.perf_counter())
     judges = {head_fingerprint(head): head for head in heads.values()}
-    judge(path, pair, judges, truth=False)
+    judge(path, pair, judges, ground_truth=False)
     marks.append(time.perf_counter())
-    judge(path, pair, {}, truth=True)
+    judge(path, pair, {}, ground_truth=True)
     marks.append(time.perf_counter())
-    recording = load_recording(path, [*judges, TRUTH])
+    recording = load_recording(path, [*judges, GROUND_TRUTH])
     cost_table = CostTable({"10": Costs.at_ratio(10)}, {name: counted_share(head, pair.draft_lm) for name, head in heads.items()})
     found = candidates(rules, heads, Tuning(recording, cost_table))
     Recorded.of("test", "test", recording, found, lambda count: None)
@@ -135,7 +135,9 @@ def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Name
     names = ("record", "20 heads predict at every node", "the target's probabilities, for the ceiling", "replay all rules")
     rows = [[name, seconds, seconds / live] for name, seconds in zip(names, steps, strict=True)]
     rows += [["all steps", sum(steps), sum(steps) / live], ["one live pass, fixed K=4", live, 1.0]]
-    title = f"Time for {len(prompts)} prompts, sampled, {settings.num_draws} draw{'s' * (settings.num_draws > 1)} per response"
+    title = (
+        f"Time for {len(prompts)} prompts, sampled, {settings.num_samples} draw{'s' * (settings.num_samples > 1)} per response"
+    )
     title += f"; {len(found)} rules"
     return Table("time", title, [Column("step"), Column("seconds", "fixed:1"), Column("live passes", "fixed")], rows)
 
@@ -155,7 +157,7 @@ def main() -> None:
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         cfg = compose("evaluate", overrides=[f"model={arguments.model}", "paths.run=."])
     pair, head, sampled = load_pair(arguments.model), load_head(arguments.head), Warp(**cfg.warp)
-    reported = PromptSets(cfg, pair, {arguments.head: FoundHead(head, arguments.head)}).reported
+    reported = PromptSets(cfg, pair, {arguments.head: LocatedHead(head, arguments.head)}).reported
     prompts, limit = reported.first(arguments.prompts).prompts, cfg.max_new_tokens
     tables = []
     with tempfile.TemporaryDirectory() as name:

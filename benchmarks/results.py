@@ -27,8 +27,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.render import RESULTS, ROOT, cell, format_of, markdown
-from data_gen.prompts import ids_hash
-from specheads.files import write_json
+from specheads.prompts.sources import ids_hash
+from specheads.storage.files import write_json
 
 Value = float | int | str | None | Mapping[str, float]
 FINAL_PARTS = "final_parts.json"

@@ -7,11 +7,11 @@ from pathlib import Path
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from data_gen.prompts import SPLITS, LoadedPrompts, Prompt
 from data_gen.run import GenerationSettings, generate_data
-from specheads.cli import command, load_configured_pair, next_command
+from specheads.commands.command import command, load_configured_pair, next_command
 from specheads.errors import UserError, is_count
 from specheads.pair import Pair
+from specheads.prompts.sources import SPLITS, LoadedPrompts, Prompt
 from specheads.sampling import Warp
 
 logger = logging.getLogger(__name__)

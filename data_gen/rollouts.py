@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_gen.generate import batch_plan
-from data_gen.label import SLICE_ELEMENTS, right_padded
+from data_gen.labels import SLICE_ELEMENTS, right_padded
 from specheads.decoding.branches import Branches, ReadTexts
+from specheads.decoding.responses import batch_plan
 from specheads.pair import Pair
 from specheads.sampling import Warp, accept_prob, check_finite
 
@@ -87,9 +87,9 @@ def _rolled(
     device = pair.draft_lm.device
     text, prefix, lengths, uniform = (value.to(device) for value in (text, prefix, lengths, uniform))
     draft, target = ReadTexts.of(pair.draft_lm, texts), ReadTexts.of(pair.target_lm, texts)
-    law = warp(pair.draft_lm.logits(draft.before(text, prefix)))
-    check_finite(pair.draft_id, law)
-    begun = Branches(text, prefix, warp.draw(law, uniform[:, 0])[:, None], lengths)
+    distribution = warp(pair.draft_lm.logits(draft.before(text, prefix)))
+    check_finite(pair.draft_id, distribution)
+    begun = Branches(text, prefix, warp.draw(distribution, uniform[:, 0])[:, None], lengths)
     branches = draft.grow(pair, begun, uniform, warp, batch_size)
     ids = [row[:length] for row, length in zip(branches.tokens.tolist(), branches.lengths.tolist(), strict=True)]
     accepted: list[list[float]] = []
@@ -97,16 +97,16 @@ def _rolled(
         draft.states(branches, batch_size), target.states(branches, batch_size), strict=True
     ):
         for part in torch.arange(len(rows)).split(max(1, SLICE_ELEMENTS // (pair.vocab_size * drafted_from.shape[1]))):
-            laws = []
+            distributions = []
             for lm, model_id, states in (
                 (pair.draft_lm, pair.draft_id, drafted_from),
                 (pair.target_lm, pair.target_id, judged_from),
             ):
-                laws.append(warp(lm.logits(states[part.to(states.device)])).to(device))
-                check_finite(model_id, laws[-1])
+                distributions.append(warp(lm.logits(states[part.to(states.device)])).to(device))
+                check_finite(model_id, distributions[-1])
             chosen = rows[part.to(device)]
-            tokens = branches.tokens[chosen, : laws[0].shape[1], None]
-            drafted, wanted = (law.gather(-1, tokens).squeeze(-1) for law in laws)
+            tokens = branches.tokens[chosen, : distributions[0].shape[1], None]
+            drafted, wanted = (distribution.gather(-1, tokens).squeeze(-1) for distribution in distributions)
             values = accept_prob(wanted, drafted).tolist()
             accepted += [row[:length] for row, length in zip(values, branches.lengths[chosen].tolist(), strict=True)]
     return [ids, accepted]

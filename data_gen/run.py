@@ -1,28 +1,29 @@
 """The whole stage: prompts in, a complete cache out; what is already there is kept."""
 
-import hashlib
 import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from data_gen.generate import Response, batch_plan, generate_batch, row_uniforms
-from data_gen.label import Labels, label_responses
-from data_gen.prompts import SPLITS, Prompt, unique
+from data_gen.labels import Labels, label_responses
 from data_gen.rollouts import Rollouts, roll_out, rollout_uniforms
-from data_gen.shards import FORMAT_VERSION, ShardStore, checksum, exclusive, fingerprint, read_manifest
+from specheads.decoding.responses import Response, make_responses, row_uniforms
 from specheads.errors import UserError, is_count
 from specheads.forecast import Forecast
 from specheads.pair import Pair
+from specheads.prompts.encoding import EncodedPrompt, ResponseLimits, encode_prompts, response_provenance
+from specheads.prompts.sources import SPLITS, Prompt, PromptSource, unique
 from specheads.sampling import Warp
+from specheads.storage.data_set import SCHEMA
+from specheads.storage.shards import FORMAT_VERSION, ShardStore, checksum, exclusive, fingerprint, read_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -32,29 +33,13 @@ SHARD_LIMITS = ("max_new_tokens", "max_prompt_tokens", "batch_size", "rows_per_s
 RESPONSE_LIMITS = (*SHARD_LIMITS, "responses_per_prompt")  # which decides how many shards there are, not what is in one
 
 
-class PromptSource(Protocol):
-    """Where prompts come from."""
-
-    def check(self) -> None:
-        """Raise UserError for what can be known to be wrong before data is read."""
-
-    def load(self, chats: bool, responses: bool = False) -> Iterable[Prompt]:
-        """Return the prompts, for a pair that takes instructions (`chats`) or for one that goes on with a text.
-
-        With `responses` they bring the data set's own, where it has one.
-        """
-
-
 @dataclass(frozen=True)
-class GenerationSettings:
+class GenerationSettings(ResponseLimits):
     """Limits and sizes; all of them are part of the cache's fingerprint."""
 
-    max_new_tokens: int = 512
-    max_prompt_tokens: int = 1024  # longer prompts are left out
-    batch_size: int = 64
     rows_per_shard: int = 512  # a restart repeats at most one shard
     responses_per_prompt: int = 1  # to train prompts; of a greedy pair's, those after the first are sampled
-    draws_per_position: int = 4  # tokens drafted there, each with its acceptance probability; a greedy draft has but one
+    samples_per_position: int = 4  # tokens drafted there, each with its acceptance probability; a greedy draft has but one
     rollouts_per_response: int = 0  # drafts on the draft's own words, from random positions
     rollout_tokens: int = 8  # at most, of each
 
@@ -71,7 +56,7 @@ class GenerationSettings:
         """The most tokens that a response takes, with those of its rollouts."""
         return self.max_new_tokens + self.rollouts_per_response * self.rollout_tokens
 
-    def facts(self) -> dict[str, int]:
+    def provenance(self) -> dict[str, int]:
         """Return what decides a cache's content: how long rollouts are does not, where there are none."""
         without = () if self.rollouts_per_response else ("rollouts_per_response", "rollout_tokens")
         return {name: value for name, value in asdict(self).items() if name not in without}
@@ -98,13 +83,13 @@ def generate_data(
     prompts = [prompt for prompt in loaded if prompt.split in splits]
     # Labels do no harm, and all splits serve for some.
     every = [cache_facts(pair, some, warp, seed, settings, more) for some in (loaded, prompts) for more in (True, labelled)]
-    caches = {root / fingerprint(facts): facts for facts in every}
-    for folder, facts in caches.items():
-        if (folder / "manifest.json").is_file() and ShardStore(folder, facts).is_complete():
+    caches = {root / fingerprint(provenance): provenance for provenance in every}
+    for folder, provenance in caches.items():
+        if (folder / "manifest.json").is_file() and ShardStore(folder, provenance, SCHEMA).is_complete():
             logger.info("data: complete in %s", folder)
             return folder
     with exclusive(folder):
-        store = ShardStore(folder, facts)
+        store = ShardStore(folder, provenance, SCHEMA)
         shards = plan_shards(encode_prompts(pair, prompts, settings), settings)
         missing = {name: rows for name, rows in shards.items() if not store.has(name)}
         _announce(folder, shards, missing, settings)
@@ -112,15 +97,12 @@ def generate_data(
             total = settings.tokens_per_response * sum(len(shard.prompts) for shard in missing.values())
             task = bar.add_task("responses", total=total, speed="")
             meter = _Meter(bar, task)
-            twin = twin_of(root, facts, settings)
+            twin = twin_of(root, provenance, settings)
             for name, shard in missing.items():
                 answers = shared_responses(twin, name, shard, pair, settings) if twin else None
                 store.write(name, make_rows(pair, shard, warp, settings, seed, meter.add, answers, labelled))
         store.complete(list(shards))
     return folder
-
-
-EncodedPrompt = tuple[Prompt, list[int]]
 
 
 @dataclass(frozen=True)
@@ -131,52 +113,33 @@ class Shard:
     sample: int = 0
 
 
-def facts_of(pair: Pair, prompts: Sequence[Prompt], warp: Warp, seed: int) -> dict[str, Any]:
-    """Return what decides responses, but for limits and sizes: part of every cache's fingerprint."""
-    return {
-        "target": [pair.target_id, pair.target_revision],
-        "draft": [pair.draft_id, pair.draft_revision],
-        "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
-        "encoding": pair.encoding_fingerprint(),
-        "stop_tokens": sorted(pair.stop_tokens),
-        "prompts": prompts_fingerprint(prompts),
-        "warp": asdict(warp),
-        "seed": seed,
-    }
-
-
-def prompts_fingerprint(prompts: Sequence[Prompt]) -> str:
-    """Return what identifies a prompt set, wherever it came from: its texts, their order and splits."""
-    return hashlib.sha256("".join(f"{prompt.prompt_id} {prompt.split} " for prompt in prompts).encode()).hexdigest()[:16]
-
-
 def cache_facts(
     pair: Pair, prompts: Sequence[Prompt], warp: Warp, seed: int, settings: GenerationSettings, labelled: bool
 ) -> dict[str, Any]:
     """Return everything that decides a cache's content. Responses know of the draft only how far it reaches."""
-    facts = facts_of(pair, prompts, warp, seed)
+    provenance = response_provenance(pair, prompts, warp, seed)
     if labelled:
-        return facts | {"settings": settings.facts()}
-    limits = {name: value for name, value in settings.facts().items() if name in RESPONSE_LIMITS}
-    return facts | {
+        return provenance | {"settings": settings.provenance()}
+    limits = {name: value for name, value in settings.provenance().items() if name in RESPONSE_LIMITS}
+    return provenance | {
         "draft": ["every draft", f"of window {pair.window}"],
         "dtype": [str(pair.target.dtype), "any"],
         "settings": limits,
     }
 
 
-def twin_of(root: Path, facts: Mapping[str, Any], settings: GenerationSettings) -> Path | None:
+def twin_of(root: Path, provenance: Mapping[str, Any], settings: GenerationSettings) -> Path | None:
     """Return a complete cache of the same target, prompts and limits, if there is one, whatever the draft was asked: its responses are ours."""
-    ours, twins = json.loads(json.dumps(facts)), {}
+    ours, twins = json.loads(json.dumps(provenance)), {}
     for manifest in sorted(root.glob("*/manifest.json")):
         try:
             found = read_manifest(manifest.parent)
         except UserError:
             continue  # it is not the cache that is asked for
-        theirs = found.get("made_of", {})
+        theirs = found.get("provenance", {})
         if not found.get("complete") or theirs.keys() != ours.keys():
             continue
-        limits = [{name: made_of["settings"].get(name) for name in SHARD_LIMITS} for made_of in (ours, theirs)]
+        limits = [{name: provenance["settings"].get(name) for name in SHARD_LIMITS} for provenance in (ours, theirs)]
         same = all(theirs[name] == ours[name] for name in ours.keys() - {"draft", "dtype", "settings"})
         if same and theirs["dtype"][0] == ours["dtype"][0] and limits[0] == limits[1]:
             twins[manifest.parent] = theirs | {"format_version": found.get("format_version")}
@@ -203,20 +166,6 @@ def shared_responses(twin: Path, name: str, shard: "Shard", pair: Pair, settings
         if len(response.ids) > limit or (len(response.ids) < limit and not response.finished):
             return None
     return responses
-
-
-def encode_prompts(pair: Pair, prompts: Sequence[Prompt], settings: GenerationSettings) -> list[EncodedPrompt]:
-    """Return each prompt with its ids; those over the limit are left out and counted in the log."""
-    encoded = [(prompt, pair.encode_instruction(prompt.text)) for prompt in prompts]
-    limit = min(settings.max_prompt_tokens, pair.window - 1)
-    kept = [(prompt, ids) for prompt, ids in encoded if 0 < len(ids) <= limit]
-    if not kept:
-        raise UserError(
-            f"none of {len(prompts)} prompts has between 1 and {limit} tokens; check data.path, data.template and the limits."
-        )
-    if len(kept) < len(prompts):
-        logger.info("data: %d of %d prompts left out, over %d tokens", len(prompts) - len(kept), len(prompts), limit)
-    return kept
 
 
 def plan_shards(prompts: Sequence[EncodedPrompt], settings: GenerationSettings) -> dict[str, Shard]:
@@ -247,14 +196,14 @@ def make_rows(
 
     Without labels, what the draft would be asked stays empty.
     """
-    draws = 1 if warp.greedy else settings.draws_per_position
+    draws = 1 if warp.greedy else settings.samples_per_position
     ids = [ids for _, ids in shard.prompts]
     sizes = settings.max_new_tokens, draws, shard.sample
     uniform = np.stack([row_uniforms(seed, prompt.prompt_id, *sizes) for prompt, _ in shard.prompts])
     # A greedy target has one response. Text that it would not have written shows the heads of a greedy pair more.
-    law = replace(warp, temperature=1.0) if warp.greedy and shard.sample else warp
+    distribution = replace(warp, temperature=1.0) if warp.greedy and shard.sample else warp
     if responses is None:
-        responses = make_responses(pair, ids, uniform[:, 0], law, settings, on_step)
+        responses = make_responses(pair, ids, uniform[:, 0], distribution, settings, on_step)
     else:
         on_step(0, settings.max_new_tokens * len(ids))
     answers = [response.ids for response in responses]
@@ -281,23 +230,11 @@ def make_rows(
     ]
 
 
-def make_responses(
-    pair: Pair, prompts: Sequence[Sequence[int]], uniform: np.ndarray, warp: Warp, settings: GenerationSettings, on_step
-) -> list[Response]:
-    """Return the target's responses in the order of `prompts`, batch by batch; see `generate_batch`."""
-    responses: list[Response | None] = [None] * len(prompts)
-    for batch in batch_plan([len(prompt) for prompt in prompts], settings.batch_size):
-        made = generate_batch(pair, [prompts[row] for row in batch], uniform[batch], warp, settings.max_new_tokens, on_step)
-        for row, response in zip(batch, made, strict=True):
-            responses[row] = response
-    return responses
-
-
 def _announce(folder: Path, shards: Mapping[str, Shard], missing: Mapping[str, Shard], settings: GenerationSettings) -> None:
     rows, left = (sum(len(shard.prompts) for shard in some.values()) for some in (shards, missing))
     logger.info("data: %d responses in %d shards, %d still to do, in %s", rows, len(shards), left, folder)
     # Nine numbers per token and two for every further draw; one for each rollout and two for its tokens. Of four bytes, before compression.
-    numbers = settings.max_new_tokens * (9 + 2 * (settings.draws_per_position - 1))
+    numbers = settings.max_new_tokens * (9 + 2 * (settings.samples_per_position - 1))
     numbers += settings.rollouts_per_response * (1 + 2 * settings.rollout_tokens)
     size = 4 * numbers * left / 2**20
     logger.info("data: at most %d tokens to generate, at most %.0f MiB on disk", left * settings.tokens_per_response, size)

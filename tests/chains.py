@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specheads.decoding.verification import Block, ChainVerification, Levels, NestedLaw
+from specheads.decoding.verification import Block, ChainVerification, Levels, NestedDistribution
 
 
 class Model:
@@ -17,18 +17,18 @@ class Model:
 
     def __init__(self, vocab_size: int, seed: int, adversarial: bool = False) -> None:
         self.vocab_size, self.seed, self.adversarial = vocab_size, seed, adversarial
-        self._laws = {}
+        self._probs = {}
 
     def __call__(self, prefix: tuple[int, ...]) -> Tensor:
         """Return the law (V,) in float64 after `prefix`."""
-        if prefix not in self._laws:
+        if prefix not in self._probs:
             number = hash((self.seed, len(prefix), sum(token * 7**i for i, token in enumerate(prefix)))) % 2**31
             generator = torch.Generator().manual_seed(number)
             probs = torch.rand(self.vocab_size, generator=generator, dtype=torch.float64) ** (6 if self.adversarial else 1)
             if self.adversarial and number % 3:
                 probs[number % self.vocab_size] = 0
-            self._laws[prefix] = probs / probs.sum()
-        return self._laws[prefix]
+            self._probs[prefix] = probs / probs.sum()
+        return self._probs[prefix]
 
     def joint(self, tokens: tuple[int, ...], prefix: tuple[int, ...] = ()) -> float:
         return math.prod(self((*prefix, *tokens[:i]))[token].item() for i, token in enumerate(tokens))
@@ -37,15 +37,15 @@ class Model:
 def block_after(target: Model, draft: Model, prefix: tuple[int, ...], num_drafted: int) -> tuple[Block, Tensor]:
     """Return every drafted block after `prefix` as one batch, with the draft's law after it, and the chance of each (B,)."""
     blocks = list(itertools.product(range(target.vocab_size), repeat=num_drafted))
-    laws = [
+    distributions = [
         torch.stack([torch.stack([model((*prefix, *block[:i])) for i in range(num_drafted + 1)]) for block in blocks])
         for model in (draft, target)
     ]
     weights = torch.tensor([draft.joint(block, prefix) for block in blocks], dtype=torch.float64)
-    return Block.of(torch.tensor(blocks, dtype=torch.long).reshape(len(blocks), num_drafted), *laws), weights
+    return Block.of(torch.tensor(blocks, dtype=torch.long).reshape(len(blocks), num_drafted), *distributions), weights
 
 
-def emitted_law(
+def emitted_distribution(
     rule: ChainVerification | int,
     target: Model,
     draft: Model,
@@ -75,14 +75,14 @@ def emitted_law(
                 block = replace(block, lengths=found, planned=found if planned else torch.zeros_like(found))
             if isinstance(rule, int):
                 levels = Levels(torch.tensor([log_ratio] * count, dtype=torch.float64), torch.tensor([left] * count))
-                nested = NestedLaw.of(levels, block)
-                law = nested.law
+                nested = NestedDistribution.of(levels, block)
+                distribution = nested.distribution
             else:
-                law = rule.law(replace(block, draft_probs=block.draft_probs[:, :num_drafted]))
-            ends = law.length_probs
+                distribution = rule.distribution(replace(block, draft_probs=block.draft_probs[:, :num_drafted]))
+            ends = distribution.length_probs
             for accepted in range(num_drafted + 1):
                 n = torch.full((count,), accepted)
-                following = law.next_probs(n)
+                following = distribution.next_probs(n)
                 following = following / following.sum(dim=-1, keepdim=True)
                 chances = prob * weights[:, None] * ends[:, accepted, None] * following
                 for token in range(target.vocab_size):
@@ -107,7 +107,11 @@ def difference(found: Tensor, target: Model) -> float:
     return max(abs(found[tokens].item() - target.joint(tokens)) for tokens in sequences)
 
 
-def expected_accepted(law_of: Callable, target: Model, draft: Model, num_drafted: int) -> float:
+def expected_accepted(distribution_of: Callable, target: Model, draft: Model, num_drafted: int) -> float:
     """Return the mean number of accepted tokens of a block drafted from the start."""
     block, weights = block_after(target, draft, (), num_drafted)
-    return (weights * law_of(replace(block, draft_probs=block.draft_probs[:, :num_drafted])).survival.sum(dim=1)).sum().item()
+    return (
+        (weights * distribution_of(replace(block, draft_probs=block.draft_probs[:, :num_drafted])).survival.sum(dim=1))
+        .sum()
+        .item()
+    )

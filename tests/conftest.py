@@ -11,8 +11,8 @@ os.environ.setdefault("SPECHEADS_CACHE", tempfile.mkdtemp(prefix="specheads-test
 
 import torch
 
-from data_gen.prompts import NanoSource
 from specheads import load_pair
+from specheads.prompts.sources import NanoSource
 
 # Models this small gain nothing from a second thread, and lose a lot where another job wants that core.
 torch.set_num_threads(1)

@@ -66,13 +66,13 @@ def tiny_pair(vocab_size: int = 3, scale: float = 1.0, window: int = 64, same: b
     return Pair(target, draft, CountingTokenizer(vocab_size), "tiny", "tiny-target", "r1", "tiny-draft", "r2")
 
 
-def constant_head(prob: float, judges: str = "next_token"):
+def constant_head(prob: float, predicts: str = "next_token"):
     """A stand-in for a head that always gives the same acceptance probability."""
 
     def head(features):
         return torch.full((len(next(iter(features.values()))),), prob, dtype=torch.float64).logit()
 
-    head.config = SimpleNamespace(judges=judges, inputs=("hidden",), calibration=None)
+    head.config = SimpleNamespace(predicts=predicts, inputs=("hidden",), calibration=None)
     head.check_fits = lambda pair: None
     head.to = lambda device: head
     return head

@@ -1,11 +1,11 @@
 """Kinds of heads that other decoders have to take: arguments of HeadConfig, by what is said of them."""
 
-LOOK_AHEAD = {"judges": "next_token", "depth": 2, "width": 24}
+LOOK_AHEAD = {"predicts": "next_token", "depth": 2, "width": 24}
 ALL_INPUTS = {
-    "judges": "next_token",
+    "predicts": "next_token",
     "depth": 1,
     "width": 8,
     "inputs": ("hidden", "embedding", "draft_prob", "max_prob", "entropy", "index", "target_hidden"),
     "target_size": 256,  # of nano's target
 }
-KINDS = {"look-ahead": LOOK_AHEAD, "all inputs": ALL_INPUTS, "the paper's": {"judges": "input_token", "depth": 3}}
+KINDS = {"look-ahead": LOOK_AHEAD, "all inputs": ALL_INPUTS, "the paper's": {"predicts": "input_token", "depth": 3}}

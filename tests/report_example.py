@@ -88,8 +88,8 @@ def report_example() -> Report:
 
 def _data_set(rng: random.Random, name: str, role: str) -> DataSet:
     rules = [row for family in FAMILIES for row in _rules(rng, family)]
-    judges = ("head_threshold shallow", "head_threshold <deep>", "logistic", "draft's max_prob")
-    curves = [_reliability(rng, judge, bias) for judge, bias in zip(judges, (0.03, 0.0, 0.06, 0.15), strict=True)]
+    predicts = ("head_threshold shallow", "head_threshold <deep>", "logistic", "draft's max_prob")
+    curves = [_reliability(rng, judge, bias) for judge, bias in zip(predicts, (0.03, 0.0, 0.06, 0.15), strict=True)]
     shown = ("fixed_length", "head_threshold <deep>", "logistic", "ceiling")
     return DataSet(
         name, role, 80, 40_960, 16, rules, _winners(rules), curves, [_positions(rng, family) for family in shown], _texts(rng)

@@ -42,10 +42,10 @@ from benchmarks.results import (
     without_folders,
     write_result,
 )
-from data_gen.prompts import Prompt
 from specheads import Warp
 from specheads.evaluation.prompt_sets import PromptSet
 from specheads.pair import config_folder
+from specheads.prompts.sources import Prompt
 
 FILES = sorted(RESULTS.glob("*.json"))
 CONTENTS = {path.stem: json.loads(path.read_text()) for path in FILES}

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from specheads.help import PROGRAMS
+from specheads.commands.help import PROGRAMS
 from specheads.pair import config_folder
 
 ROOT = Path(__file__).parents[1]
@@ -116,7 +116,7 @@ def test_every_experiment_composes(experiment):
 
 def test_the_papers_recipe_is_the_papers():
     cfg = composed("train", ["experiment=specdecpp", "model=llama2-7b"])
-    assert (cfg.head.judges, cfg.head.depth, cfg.loss.accept_weight, cfg.loss.reject_weight) == ("input_token", 3, 1, 6)
+    assert (cfg.head.predicts, cfg.head.depth, cfg.loss.accept_weight, cfg.loss.reject_weight) == ("input_token", 3, 1, 6)
     assert (cfg.trainer.max_epochs, cfg.loader.batch_size, cfg.optimizer.lr, cfg.optimizer.warmup_share) == (3, 32, 5e-5, 0.03)
     assert (cfg.warp.temperature, cfg.warp.top_k, cfg.data.max_new_tokens, cfg.mixing.response_share) == (1, 50, 512, 0.15)
     assert (cfg.data.num_train, cfg.data.num_dev, cfg.data.num_test) == (40000, 10000, 2000)

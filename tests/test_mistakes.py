@@ -19,13 +19,13 @@ import data_gen.__main__
 import evaluate
 import specheads.evaluation.learning_curve
 import train
-from data_gen import generate
-from data_gen.shards import ShardStore
-from specheads import runs
+from specheads.commands.run_folders import NoteRunKey
+from specheads.decoding import responses as generate
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.nano import corpus
+from specheads.storage.shards import ShardStore
 
 COMMANDS = {"train.py": train.main, "evaluate.py": evaluate.main, "data_gen": data_gen.__main__.main}
 COMMANDS["learning_curve"] = specheads.evaluation.learning_curve.main
@@ -75,7 +75,7 @@ def run(folder, monkeypatch, capfd):
 
     def give(*words):
         monkeypatch.setattr(sys, "argv", list(words))
-        runs.Identify.identity = ""
+        NoteRunKey.key = ""
         capfd.readouterr()
         code = 0
         try:
@@ -175,7 +175,7 @@ MISTAKES = {
         "instruction_format='\\[INST\\]' does not say where",
     ),
     # heads and training
-    "unknown kind of head": (["train.py", "head.judges=both"], "'both'.*input_token, next_token"),
+    "unknown kind of head": (["train.py", "head.predicts=both"], "'both'.*input_token, next_token"),
     "unknown label": (["train.py", "head.label=soft"], "head.label='soft'.*sampled, overlap"),
     "label of earlier versions": (
         ["train.py", "head.label=block"],
@@ -228,7 +228,7 @@ MISTAKES = {
     "negative depth": (["train.py", "head.depth=-1"], "head.depth=-1"),
     "width of nothing": (["train.py", "head.width=0"], "head.width=0"),
     "negative weight": (["train.py", "loss.reject_weight=-1"], "reject_weight=-1"),
-    "mixing that leaves nothing": (["train.py", "head.judges=input_token", "mixing.response_share=1"], "response_share=1"),
+    "mixing that leaves nothing": (["train.py", "head.predicts=input_token", "mixing.response_share=1"], "response_share=1"),
     "no dev prompts": (["train.py", "data.num_dev=0"], "data.num_dev=0"),
     "rate of zero": (["train.py", "optimizer.lr=0"], "optimizer.lr=0"),
     "checkpoints that never come": (["train.py", "checkpoint.every_steps=0"], "checkpoint.every_steps=0"),
@@ -338,7 +338,7 @@ MISTAKES = {
         ["evaluate.py", "head=null", "stopping.max_probability.threshold=[0.5,2]"],
         r"threshold=2 is outside \[0, 1\]",
     ),
-    "a course of no draws": (["evaluate.py", "head=null", "record.num_draws=0"], "record.num_draws=0 is no count"),
+    "a course of no draws": (["evaluate.py", "head=null", "record.num_samples=0"], "record.num_samples=0 is no count"),
     "no fixed lengths to compare with": (
         ["evaluate.py", "head=null", "stopping=[max_probability]"],
         "stopping leaves out fixed_length",
@@ -376,8 +376,8 @@ MISTAKES = {
     "layer that the target has not": ([*DISTILL, "init=layers", "init_layers=[0,6]"], r"init_layers=\[0, 6\] are not layers"),
     "key that no config has": ([*DISTILL, "init=fresh", "init_config={depth: 2}"], "init_config.depth is no key of LlamaConfig"),
     "config in words": ([*DISTILL, "init=fresh", "init_config=small"], "init_config=small is no set of keys"),
-    "laws kept somehow": ([*DISTILL, "target_laws.keep=yes"], "target_laws.keep=.*auto, cached, recomputed"),
-    "laws beyond the budget": ([*DISTILL, "target_laws.keep=cached", "target_laws.budget=0"], "target_laws.budget=0 and"),
+    "laws kept somehow": ([*DISTILL, "target_probs.keep=yes"], "target_probs.keep=.*auto, cached, recomputed"),
+    "laws beyond the budget": ([*DISTILL, "target_probs.keep=cached", "target_probs.budget=0"], "target_probs.budget=0 and"),
     "share without a reference": ([*DISTILL, "loss.token_share=0.5"], "loss.token_share=0.5 and reference=None go together"),
     "reference that is not there": (
         [*DISTILL, "loss.token_share=0.5", "reference=/none"],
@@ -393,7 +393,7 @@ MISTAKES = {
     "accumulated nothing": ([*DISTILL, "trainer.accumulate_grad_batches=0"], "trainer.accumulate_grad_batches=0 is not a count"),
     "writing to nobody": ([*DISTILL, "write_batch_size=0"], "write_batch_size=0 is not a count"),
     "validation left out": ([*DISTILL, "validation=null"], "validation=None is no set of keys"),
-    "laws left out": ([*DISTILL, "target_laws=null"], "target_laws=None is no set of keys"),
+    "laws left out": ([*DISTILL, "target_probs=null"], "target_probs=None is no set of keys"),
     "loss left out": ([*DISTILL, "loss=null"], "loss=None is no set of keys"),
     "optimizer left out": ([*DISTILL, "optimizer=null"], "optimizer=None is no set of keys"),
     "unknown key of the loss": ([*DISTILL, "+loss.gamma=1"], "loss.gamma is not known; loss has beta, divergence"),
@@ -525,7 +525,7 @@ def head(nano, folder):
     identity = {
         role: {"id": getattr(nano, f"{role}_id"), "revision": getattr(nano, f"{role}_revision")} for role in ("draft", "target")
     }
-    head = AcceptanceHead(HeadConfig(hidden_size=nano.draft_lm.hidden_size, judges="input_token", depth=0, **identity))
+    head = AcceptanceHead(HeadConfig(hidden_size=nano.draft_lm.hidden_size, predicts="input_token", depth=0, **identity))
     return save_head(
         head, folder / "head", torch.randn(32, nano.draft_lm.hidden_size, generator=torch.Generator().manual_seed(0))
     )

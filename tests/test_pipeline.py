@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 def test_train_leaves_a_head_its_logs_and_the_next_command(folder):
     (exported,) = heads(folder)
     head = load_head(exported)
-    assert head.config.judges == "next_token" and head.config.train["num_prompts"] == 24
+    assert head.config.predicts == "next_token" and head.config.train["num_prompts"] == 24
     assert len(head.config.calibration["slope"]) == len(head.config.calibration["intercept"]) == 8
     assert (
         head.config.train["dev_ece"]["cross_fitted"] < head.config.train["dev_ece"]["raw"]
@@ -66,7 +66,7 @@ def test_evaluate_replays_every_rule_and_decodes_the_best(folder):
     assert {"fixed_length", "head_threshold", "head_threshold auto", "expected_throughput", "ceiling", "oracle"} <= families
     assert [row["family"].split()[0] for row in content["live"]][:2] == ["target", "fixed_length"] and len(content["live"]) >= 4
     assert all(row["replayed_tokens_per_second"] for row in content["live"][1:])
-    assert len(list((folder / "data" / "recordings").iterdir())) == 3 and (dev / "judges" / "truth").is_dir()
+    assert len(list((folder / "data" / "recordings").iterdir())) == 3 and (dev / "predictions" / "ground_truth").is_dir()
     (exported,) = heads(folder)
     errors = {row["judge"]: row["ece"] for row in content["data_sets"][0]["reliability"]}
     told = json.loads((exported / "config.json").read_text())["train"]["dev_ece"]
@@ -103,12 +103,12 @@ def test_rules_of_other_verification_are_decoded(folder):
 
 
 def test_a_sweep_trains_every_combination(folder):
-    sweep = ["-m", "head.depth=0,1", "head.judges=input_token,next_token", "experiment=specdecpp", "trainer.max_epochs=1"]
+    sweep = ["-m", "head.depth=0,1", "head.predicts=input_token,next_token", "experiment=specdecpp", "trainer.max_epochs=1"]
     before = len(heads(folder))
     done = run(folder, "train.py", *sweep, *SMALL)
     assert done.returncode == 0, done.stderr
     names = {path.name for path in heads(folder)} - {"next_token-d3-r1"}
-    assert names == {f"{judges}-d{depth}-r6" for judges in ("input_token", "next_token") for depth in (0, 1)}
+    assert names == {f"{predicts}-d{depth}-r6" for predicts in ("input_token", "next_token") for depth in (0, 1)}
     assert len(heads(folder)) == before + 4
     (sweep_folder,) = {path.parents[2] for path in heads(folder)} - {folder / "outputs" / "head"} - {heads(folder)[0].parents[2]}
     assert len(list(sweep_folder.glob("*/wandb/offline-run-*"))) == 4  # a W&B run for each job
@@ -123,7 +123,7 @@ def test_a_mistake_ends_with_one_message_and_exit_code_two(tmp_path):
 
 def test_a_bank_is_trained_in_one_pass_exported_head_by_head_and_ranked(folder):
     words = ["experiment=specdecpp_grid", "head.depth=[0,2]", "loss.reject_weight=[1,6]", "trainer.max_epochs=1"]
-    words += ["calibration={num_prompts: 2, num_draws: 1}"]
+    words += ["calibration={num_prompts: 2, num_samples: 1}"]
     done = run(folder, "train.py", *SMALL, *words)
     assert done.returncode == 0, done.stderr
     bank = Path(re.search(r"^heads: (.*)$", done.stdout, re.MULTILINE)[1])

@@ -51,7 +51,7 @@ class BlockSearch:
     def warm_up(self) -> float:
         """Compile, load or capture what generation will run; return the seconds it took. The first generation does it too."""
         start = time.perf_counter()
-        self._search.rehearse(self._ends(()))
+        self._search.warm_up(self._ends(()))
         self.is_warm = True
         return time.perf_counter() - start
 

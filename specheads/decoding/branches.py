@@ -62,7 +62,7 @@ class ReadTexts:
         uniform: Tensor,
         warp: Warp,
         batch_size: int,
-        seen: Seen = lambda rows, depth, logits, law, tokens: None,
+        seen: Seen = lambda rows, depth, logits, distribution, tokens: None,
     ) -> Branches:
         """Return branches that go on from their first tokens, (B, 1) of `begun`, to their lengths or to a token that ends a response.
 
@@ -87,10 +87,10 @@ class ReadTexts:
                 mask = torch.nn.functional.pad(mask, (0, 1), value=1)
                 positions = (prefix + depth - 1)[:, None]
                 logits = fork.forward(tokens[rows, depth - 1, None], positions=positions, attention_mask=mask).logits[:, -1]
-                law = warp(logits)
-                check_finite(pair.draft_id, law)
-                tokens[rows, depth] = warp.draw(law, uniform[rows, depth])
-                seen(rows, depth, logits, law, tokens[rows, depth])
+                distribution = warp(logits)
+                check_finite(pair.draft_id, distribution)
+                tokens[rows, depth] = warp.draw(distribution, uniform[rows, depth])
+                seen(rows, depth, logits, distribution, tokens[rows, depth])
             del fork  # or the next one would lie beside it
         return replace(begun, tokens=tokens, lengths=lengths)
 

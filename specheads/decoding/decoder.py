@@ -147,8 +147,8 @@ class SpeculativeDecoder:
         window = checked_window(pair, window)
         self._longest = max(self.stopping.max_tokens, MAX_TOKENS)
         # A chain ends within the window; a tree may have more nodes than are left of it.
-        room = 0 if self.drafting.kind in CHAINS else self.drafting.most_verified(self._longest)
-        self.draft_engine = self.target_engine = make_engine(engine, pair.target_lm, window, room)
+        spare_capacity = 0 if self.drafting.kind in CHAINS else self.drafting.most_verified(self._longest)
+        self.draft_engine = self.target_engine = make_engine(engine, pair.target_lm, window, spare_capacity)
         if self.drafting.reads_draft:
             self.draft_engine = make_engine(engine, pair.draft_lm, window, self.drafting.most_read(self._longest))
         self._memory: DraftMemory | None = None
@@ -176,8 +176,8 @@ class SpeculativeDecoder:
         """Compile, load or capture all that generation will run; return the seconds it took. The first generation does it too."""
         start = time.perf_counter()
         with torch.no_grad():
-            self._drafter.rehearse(ends_among(self.pair.vocab_size, (), self.draft_engine.lm.device))
-            self._verifier.rehearse()
+            self._drafter.warm_up(ends_among(self.pair.vocab_size, (), self.draft_engine.lm.device))
+            self._verifier.warm_up()
         self.is_warm = True
         self.startup_seconds += time.perf_counter() - start
         return time.perf_counter() - start
@@ -223,7 +223,7 @@ class SpeculativeDecoder:
         stops = self.pair.stop_tokens if stop_tokens is None else frozenset(stop_tokens)
         ends = ends_among(self.pair.vocab_size, stops, self.draft_engine.lm.device)
         state = self.stopping.init(1, self.draft_engine.lm.device)
-        judging, owed = self._verifier.init(), 0
+        judging, num_probs_needed = self._verifier.init(), 0
         while session.finish_reason is None:
             start = session.clock()
             # The target adds a token of its own, so one fewer than what is left is worth drafting.
@@ -233,12 +233,12 @@ class SpeculativeDecoder:
             if getattr(self.stopping, "verified", None) and session.target_hidden is not None:
                 # Copied, because an engine may overwrite a unit's outcome in the next one.
                 state = self.stopping.see(state, {"target_hidden": session.target_hidden.to(ends.device, copy=True)})
-            draft = self._drafter.draft(session.committed, state, limit, session.draft_draws, ends, owed)
+            draft = self._drafter.draft(session.committed, state, limit, session.draft_draws, ends, num_probs_needed)
             self._check_no_nan(draft.nan, False)
             drafted = session.clock()
             outcome, judging = self._verifier.verify(session.committed[-1], draft, planned, session.verify_draws, judging)
             self._check_no_nan(outcome.draft_nan, outcome.target_nan)
-            owed, session.target_hidden = outcome.owed, outcome.target_hidden
+            num_probs_needed, session.target_hidden = outcome.num_probs_needed, outcome.target_hidden
             verified = session.clock()
             state, *counts = self._drafter.after(outcome.path)
             state = self.stopping.observe(state, *(torch.full_like(ends[:1], n, dtype=torch.long) for n in counts))
@@ -304,7 +304,7 @@ class TargetStep:
 
     def __init__(self, warp: Warp) -> None:
         self.warp = warp
-        self.program = (TargetStep, warp)
+        self.compile_key = (TargetStep, warp)
 
     def __call__(self, output: ForwardOutput, uniform: Tensor) -> Tensor:
         """Return the next token and whether there was a NaN, (2,) long."""
@@ -318,14 +318,14 @@ class Baseline:
     def __init__(self, pair: Pair, warp: Warp | None = None, engine: str | Engine = "auto", window: int | None = None) -> None:
         self.pair, self.warp = pair, warp or Warp()
         self.engine = make_engine(engine, pair.target_lm, checked_window(pair, window)) if isinstance(engine, str) else engine
-        self._unit = self.engine.unit(TargetStep(self.warp))
+        self._compiled_step = self.engine.compiled_step(TargetStep(self.warp))
         self.startup_seconds, self.is_warm = 0.0, False
 
     @torch.no_grad()
     def warm_up(self) -> float:
         """Compile, load or capture what generation will run; return the seconds it took. The first generation does it too."""
         start = time.perf_counter()
-        self.engine.rehearse(self._unit, (1,), torch.zeros(1, dtype=torch.float64, device=self.engine.lm.device))
+        self.engine.warm_up(self._compiled_step, (1,), torch.zeros(1, dtype=torch.float64, device=self.engine.lm.device))
         self.startup_seconds, self.is_warm = time.perf_counter() - start, True
         return self.startup_seconds
 
@@ -342,7 +342,7 @@ class Baseline:
         while session.finish_reason is None:
             start = session.clock()
             last = torch.tensor([session.committed[-1:]], device=self.engine.lm.device)
-            token, nan = self._unit(last, session.verify_draws.take(1)).tolist()
+            token, nan = self._compiled_step(last, session.verify_draws.take(1)).tolist()
             verified = session.clock()
             if nan:
                 self.engine.clear()

@@ -59,7 +59,7 @@ class Verdict:
     num_accepted: Tensor  # (B,) long
     next_token: Tensor  # (B,) long, the target's own token after the accepted ones
     accepted_nodes: Tensor | None = None  # (B, <=K) long, for trees
-    owed: Tensor | None = None  # (B,) long, how many tokens to come need the draft's law to be verified; None: none
+    num_probs_needed: Tensor | None = None  # (B,) long, how many tokens to come need the draft's law to be verified; None: none
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class Outcome:
     path: Sequence[int]  # the accepted nodes, from the context down
     tokens: Sequence[int]  # theirs
     next_token: int  # the target's own
-    owed: int  # tokens to come whose verification needs the draft's law
+    num_probs_needed: int  # tokens to come whose verification needs the draft's law
     target_hidden: Tensor  # (1, H) that the target's own token was decided from
     draft_nan: bool
     target_nan: bool
@@ -31,7 +31,7 @@ class Outcome:
 class Verifier(Protocol):
     """Verifies the drafts of one decoder. The engine's memory ends before the last committed token."""
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         """Prepare the engine for all that verification runs."""
 
     def init(self) -> Any:
@@ -56,14 +56,14 @@ class ChainVerifier:
             self._memory = DraftMemory(drafted.probs.shape[0] - 1, engine.lm, device)
         self._most = most
         self._lengths = torch.zeros(3, dtype=torch.long, device=device)
-        self._num_drafted, self._planned, self._num_laws = self._lengths.split(1)
-        self._unit = engine.unit(VerifyStep(warp, rule, len(self._memory.probs)), all_logits=True)
+        self._num_drafted, self._planned, self._num_probs = self._lengths.split(1)
+        self._compiled_step = engine.compiled_step(VerifyStep(warp, rule, len(self._memory.probs)), all_logits=True)
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         longest = self.engine.padded(self._most + 1)
         counts = sorted({self.engine.padded(count) for count in range(1, longest + 1)})
         draws = torch.zeros(2, dtype=torch.float64, device=self._lengths.device)
-        self.engine.rehearse(self._unit, counts, self._memory.probs, draws, self._lengths, self.init())
+        self.engine.warm_up(self._compiled_step, counts, self._memory.probs, draws, self._lengths, self.init())
 
     def init(self) -> Any:
         return self.rule.init(1, self._lengths.device)
@@ -75,15 +75,17 @@ class ChainVerifier:
         memory.sequence[:, :1] = last
         self._num_drafted.fill_(num_drafted)
         self._planned.zero_() if planned is None else self._planned.copy_(planned)
-        self._num_laws.fill_(num_drafted + (draft.next_probs is not None))
+        self._num_probs.fill_(num_drafted + (draft.next_probs is not None))
         inputs = memory.probs, draws.take(2), self._lengths, state
-        facts, hidden, state = self._unit(memory.sequence[:, : self.engine.padded(num_drafted + 1)], *inputs)
+        facts, hidden, state = self._compiled_step(memory.sequence[:, : self.engine.padded(num_drafted + 1)], *inputs)
         facts = facts.tolist()
-        num_accepted, next_token, owed, draft_nan, target_nan = facts[:NUM_FACTS]
+        num_accepted, next_token, num_probs_needed, draft_nan, target_nan = facts[:NUM_FACTS]
         self.engine.rewind(base + 1 + num_accepted)
         tokens = facts[NUM_FACTS : NUM_FACTS + num_accepted]
         path = range(num_accepted)
-        return Outcome(path, tokens, next_token, owed, hidden[:, num_accepted], bool(draft_nan), bool(target_nan)), state
+        return Outcome(
+            path, tokens, next_token, num_probs_needed, hidden[:, num_accepted], bool(draft_nan), bool(target_nan)
+        ), state
 
 
 class TreeVerifier:
@@ -94,8 +96,8 @@ class TreeVerifier:
         self.engine, self.warp, self.rule, self._deepest = engine, warp, rule, deepest
         self.reader = TreeReader(engine, most_nodes, most_nodes + 1)
 
-    def rehearse(self) -> None:
-        self.reader.rehearse_nodes()
+    def warm_up(self) -> None:
+        self.reader.warm_up_nodes()
 
     def init(self) -> tuple[()]:
         return ()
@@ -105,7 +107,7 @@ class TreeVerifier:
         logits, hidden = self.reader.read_whole(nodes, last)
         block = TreeBlock.of(draft, self.warp(logits))
         draws = draws.take(self._deepest + 1)
-        verdict = self.rule.law(block).decide(draws[:-1], draws[-1:])
+        verdict = self.rule.distribution(block).decide(draws[:-1], draws[-1:])
         nans = [block.target_probs.isnan().any(), torch.zeros_like(verdict.next_token, dtype=torch.bool)[0]]
         if block.draft_probs is not None:
             drawn = (block.draws >= 0).any(dim=1)  # other rows hold what an earlier draft left there

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from data_gen.__main__ import generation_settings
 from specheads.decoding.stopping import MAX_TOKENS
-from specheads.evaluation.find import FoundHead, store_dev_prompts, store_in_config
+from specheads.evaluation.find import LocatedHead, store_dev_prompts, store_in_config
 from specheads.evaluation.intervals import Groups, halves
 from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.recorded import recorded
@@ -19,8 +19,8 @@ from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.checkpoint import load_head
 from specheads.heads.metrics import calibration
 from specheads.pair import Pair
-from specheads.replay.record import RecordSettings
 from specheads.replay.replay import head_logits, judged_nodes, recorded_head
+from specheads.replay.response_tree import RecordSettings
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +33,16 @@ def calibrate(cfg: DictConfig, pair: Pair, folders: Sequence[Path]) -> dict[str,
     fitted on all of them.
     """
     heads = {folder: load_head(folder) for folder in folders}
-    named = {folder.name: FoundHead(head, str(folder)) for folder, head in heads.items()}
+    named = {folder.name: LocatedHead(head, str(folder)) for folder, head in heads.items()}
     dev = PromptSets(cfg, pair, named).dev.first(cfg.calibration.num_prompts)
     what = folders[0].name if len(folders) == 1 else f"{len(folders)} heads"
     logger.info("calibrating %s on %d dev prompts", what, len(dev.prompts))
-    settings = RecordSettings(cfg.calibration.num_draws, MAX_TOKENS, cfg.calibration.get("batch_size", cfg.generation.batch_size))
-    found = recorded(cfg, pair, {"dev": dev.prompts}, generation_settings(cfg), settings, list(heads.values()), truth=False)
+    settings = RecordSettings(
+        cfg.calibration.num_samples, MAX_TOKENS, cfg.calibration.get("batch_size", cfg.generation.batch_size)
+    )
+    found = recorded(
+        cfg, pair, {"dev": dev.prompts}, generation_settings(cfg), settings, list(heads.values()), ground_truth=False
+    )
     errors = {}
     for folder, head in heads.items():
         tokens = head_logits(found["dev"], recorded_head(head))

@@ -17,7 +17,7 @@ from specheads.evaluation.candidate import CEILING, Candidate
 from specheads.evaluation.tuning import Tuning
 from specheads.heads.head import AcceptanceHead
 from specheads.replay.cost import Costs
-from specheads.replay.replay import TRUTH, Ceiling, RecordedHead, recorded_head
+from specheads.replay.replay import GROUND_TRUTH, Ceiling, RecordedHead, recorded_head
 
 CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
 TITLES = {"fixed_length": "fixed K=", "head_threshold": "head "}  # others go by their file's name
@@ -43,7 +43,7 @@ def candidates(
             found += _variants(name, cls, config, tuning)
         for head_name, head in heads.items() if takes_head(config) else ():
             found += _variants(name, cls, config, tuning, head_name, head, several=len(heads) > 1)
-    if tuning is not None and TRUTH in tuning.recording.features:
+    if tuning is not None and GROUND_TRUTH in tuning.recording.features:
         most = min(tuning.recording.max_tokens, max(one.rule.max_tokens for one in found))
         found += [Candidate(CEILING, f"ceiling {t:g}", Ceiling(t, most), None, {"threshold": t}) for t in CEILING_THRESHOLDS]
     return found

@@ -40,7 +40,7 @@ def check_replay(cfg: DictConfig) -> None:
         )
     check_rules(OmegaConf.to_container(cfg.stopping, resolve=True))
     counts = {key: cfg[key] for key in ("num_prompts", "num_dev_prompts", "max_new_tokens")}
-    check_counts(counts | {f"record.{key}": cfg.record[key] for key in ("num_draws", "batch_size")})
+    check_counts(counts | {f"record.{key}": cfg.record[key] for key in ("num_samples", "batch_size")})
     known_data_sets(cfg.test_sets or {})
     check_data(cfg)
     check_split(cfg)

@@ -17,7 +17,7 @@ from specheads.evaluation.intervals import Interval
 from specheads.evaluation.looks import BLUE, GREEN, ORANGE, PURPLE, RED, SKY, SYMBOLS
 from specheads.evaluation.report import write_rows
 from specheads.evaluation.results import Winner
-from specheads.files import write_json, write_whole
+from specheads.storage.files import write_json, write_whole
 
 NAME = "learning_curve"
 COLORS = (RED, BLUE, GREEN, PURPLE, ORANGE, SKY)

@@ -9,27 +9,26 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from data_gen.prompts import Prompt, unique
-from data_gen.run import PromptSource
 from specheads.errors import UserError
-from specheads.files import write_json, write_whole
 from specheads.heads.card import card
 from specheads.heads.checkpoint import latest_head, load_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.pair import Pair, config_folder
+from specheads.prompts.sources import Prompt, PromptSource, unique
+from specheads.storage.files import write_json, write_whole
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class FoundHead:
+class LocatedHead:
     """A head and where it is."""
 
     head: AcceptanceHead
     where: str
 
 
-def find_heads(cfg: DictConfig, pair: Pair) -> dict[str, FoundHead]:
+def find_heads(cfg: DictConfig, pair: Pair) -> dict[str, LocatedHead]:
     """Return the heads that `head=` names, by name: one, or all of a bank's folder; none for null."""
     if cfg.head is None:
         return {}
@@ -43,7 +42,7 @@ def find_heads(cfg: DictConfig, pair: Pair) -> dict[str, FoundHead]:
         head.check_fits(pair)
         if head.config.warp and dict(head.config.warp) != dict(cfg.warp):
             logger.warning("head %s was trained under %s, but decoding uses %s", name, dict(head.config.warp), dict(cfg.warp))
-        found[name] = FoundHead(head, str(folder))
+        found[name] = LocatedHead(head, str(folder))
     return found
 
 

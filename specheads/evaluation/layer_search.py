@@ -17,19 +17,19 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from data_gen.__main__ import check_data
-from specheads.cli import command, load_configured_pair, next_command
+from specheads.commands.command import command, load_configured_pair, next_command
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.drafting.layer_skip import layers_of, without_layers
 from specheads.decoding.engine import resolve_engine
 from specheads.errors import UserError, is_number
 from specheads.evaluation.checks import check_counts
-from specheads.evaluation.journal import Journal
 from specheads.evaluation.prompt_sets import PromptSets
-from specheads.files import write_json
 from specheads.forecast import progress
 from specheads.pair import LanguageModel, Pair
-from specheads.runs import is_resumed
 from specheads.sampling import Warp
+from specheads.storage.files import write_json
+from specheads.storage.journal import Journal
+from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def cost_without(pair: Pair, skipped: Sequence[int]) -> float:
 
 
 @torch.no_grad()
-def laws_along(lm: LanguageModel, texts: Sequence[tuple[Sequence[int], Tensor]], warp: Warp) -> Iterator[Tensor]:
+def distributions_along(lm: LanguageModel, texts: Sequence[tuple[Sequence[int], Tensor]], warp: Warp) -> Iterator[Tensor]:
     """Yield the laws (N, V) of the tokens of every response behind its prompt."""
     for prompt, response in texts:
         tokens = torch.cat([torch.tensor(prompt), response])[None].to(lm.device)
@@ -92,12 +92,14 @@ def search(cfg: DictConfig) -> list[Candidate]:
     logger.info("%d of %d layers at most, %d drafts to try on %d dev prompts", most, count, sum(rounds), len(prompts))
     decoder = Baseline(pair, warp, cfg.engine)
     texts = [(ids, decoder.generate(ids, cfg.max_new_tokens, seed=number).tokens) for number, ids in enumerate(prompts)]
-    laws = [law.cpu() for law in laws_along(pair.target_lm, texts, warp)]  # beside a large target there is no room for them
+    distributions = [
+        distribution.cpu() for distribution in distributions_along(pair.target_lm, texts, warp)
+    ]  # beside a large target there is no room for them
     path = run / "candidates.jsonl"
     if not is_resumed(run):
         path.unlink(missing_ok=True)
-    made_of = {"target": pair.target_revision, "warp": OmegaConf.to_container(cfg.warp), "texts": [ids for ids, _ in texts]}
-    journal, found, skipped = Journal(path, made_of | {"seed": cfg.seed}), [], ()
+    provenance = {"target": pair.target_revision, "warp": OmegaConf.to_container(cfg.warp), "texts": [ids for ids, _ in texts]}
+    journal, found, skipped = Journal(path, provenance | {"seed": cfg.seed}), [], ()
     with progress("searching", sum(rounds)) as advance:
         for number in range(most):
             tried = []
@@ -106,8 +108,8 @@ def search(cfg: DictConfig) -> list[Candidate]:
                 key = sum(rounds[:number]) + len(tried)
                 if key not in journal.entries:
                     lm = LanguageModel(without_layers(pair.target, candidate), pair.vocab_size)
-                    drafts = laws_along(lm, texts, warp)
-                    overlap = [torch.minimum(t.to(d.device), d).sum(dim=1) for t, d in zip(laws, drafts, strict=True)]
+                    drafts = distributions_along(lm, texts, warp)
+                    overlap = [torch.minimum(t.to(d.device), d).sum(dim=1) for t, d in zip(distributions, drafts, strict=True)]
                     journal.add(key, {"acceptance": torch.cat(overlap).mean().item()})
                 acceptance, cost = journal.entries[key]["acceptance"], cost_without(pair, candidate)
                 tried.append(Candidate(candidate, acceptance, cost, *best_length(acceptance, cost, cfg.max_tokens)))

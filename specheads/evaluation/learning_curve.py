@@ -17,9 +17,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from data_gen.__main__ import data_cache
-from data_gen.shards import load_split
-from specheads import runs
-from specheads.cli import command, load_configured_pair, next_command
+from specheads.commands.command import command, load_configured_pair, next_command
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.verification import TokenVerification
 from specheads.errors import UserError
@@ -27,19 +25,21 @@ from specheads.evaluation import offline
 from specheads.evaluation.candidates import candidates, takes_head
 from specheads.evaluation.checks import check_lists, check_replay
 from specheads.evaluation.curve import Curve, Point, print_curve, write_curves
-from specheads.evaluation.find import FoundHead
+from specheads.evaluation.find import LocatedHead
 from specheads.evaluation.intervals import auroc_samples, interval, mean_samples
 from specheads.evaluation.machine import versions
 from specheads.evaluation.results import Winner
 from specheads.evaluation.run import Evaluation
 from specheads.evaluation.tuning import Tuning
 from specheads.forecast import Forecast
-from specheads.heads import training
 from specheads.heads.checkpoint import load_head
-from specheads.heads.share import check_train_share, first_rows
 from specheads.pair import Pair
 from specheads.replay.recording import Recording
 from specheads.replay.replay import RecordedHead, head_logits, judged_nodes, recorded_head
+from specheads.storage import runs
+from specheads.storage.data_set import load_split
+from specheads.training.heads import head_training as training
+from specheads.training.heads.train_share import check_train_share, first_rows
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ def settings_of(cfg: DictConfig, plan: Plan) -> DictConfig:
 
 def judge_heads(cfg: DictConfig, pair: Pair, found: Sequence[Plan], folders: Mapping[str, Path]) -> list[Curve]:
     """Replay the rules of all heads on the same recordings; return a curve for each set of test prompts."""
-    heads = {name: FoundHead(load_head(folder), str(folder)) for name, folder in folders.items()}
+    heads = {name: LocatedHead(load_head(folder), str(folder)) for name, folder in folders.items()}
     evaluation = Evaluation(cfg, pair, heads, Autoregressive(), TokenVerification(), {})
     recordings, cost_table = evaluation.record(), evaluation.counted_costs()
     (_, dev), *_ = recordings.values()

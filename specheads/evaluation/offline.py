@@ -46,8 +46,8 @@ class Recorded:
     ) -> "Recorded":
         """Replay all candidates; `advance` is called with how many are done."""
         found: list[Counts | None] = [None] * len(candidates)
-        for program in dict.fromkeys(one.rule.program for one in candidates):  # no more rounds at once than one program has
-            own = [number for number, one in enumerate(candidates) if one.rule.program == program]
+        for program in dict.fromkeys(one.rule.compile_key for one in candidates):  # no more rounds at once than one program has
+            own = [number for number, one in enumerate(candidates) if one.rule.compile_key == program]
             for number, rounds in zip(own, replay(recording, [candidates[number].rule for number in own]), strict=True):
                 found[number] = rounds.per_prompt(recording.num_prompts)
             advance(len(own))
@@ -126,7 +126,7 @@ def data_set(recorded: Recorded, candidates: Sequence[Candidate], choices: Choic
             share = cost_table.head_share(one, ratio)
             winners.append(replace(winner, head_share=share, break_even=None if allowed is None else interval(allowed)))
     return DataSet(
-        recorded.name, recorded.role, recording.num_prompts, int(recording.lengths.sum()), recording.num_draws, rows, winners
+        recorded.name, recorded.role, recording.num_prompts, int(recording.lengths.sum()), recording.num_samples, rows, winners
     )
 
 

@@ -24,7 +24,7 @@ from specheads.evaluation.findings import (
 )
 from specheads.evaluation.results import MEASURED, DataSet, Report, TextSample
 from specheads.evaluation.tables import across_table, bank_table, drafts_table, live_table, winners_table
-from specheads.files import write_whole
+from specheads.storage.files import write_whole
 
 # Whatever a text or a name may hold, the page fetches nothing.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -145,7 +145,7 @@ def _facts(report: Report) -> str:
     }
     shown |= {key: context.get(key) for key in ("seed", "device")} | {"costs": costs_text(report).replace(" %", "\u00a0%")}
     sets = [
-        f"{one.name} ({one.role}): {one.num_prompts:,} prompts, {one.num_tokens:,} tokens, {one.num_draws} draws"
+        f"{one.name} ({one.role}): {one.num_prompts:,} prompts, {one.num_tokens:,} tokens, {one.num_samples} draws"
         for one in report.data_sets
     ]
     rows = [*((key, value) for key, value in shown.items() if value not in (None, "")), *(("data", text) for text in sets)]

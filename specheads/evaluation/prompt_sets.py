@@ -15,12 +15,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.__main__ import generation_settings
-from data_gen.prompts import FINAL, Prompt, groups_of, ids_hash
-from data_gen.run import EncodedPrompt, PromptSource, encode_prompts
 from specheads.errors import UserError
-from specheads.evaluation.find import FoundHead, known_data_sets, missing_remedy, split_of
+from specheads.evaluation.find import LocatedHead, known_data_sets, missing_remedy, split_of
 from specheads.heads.train_prompts import numbers_of
 from specheads.pair import Pair
+from specheads.prompts.encoding import EncodedPrompt, encode_prompts
+from specheads.prompts.sources import FINAL, Prompt, PromptSource, groups_of, ids_hash
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class PromptSet:
 class PromptSets:
     """All sets of prompts of one evaluation of `heads`; each is loaded when it is first needed."""
 
-    def __init__(self, cfg: DictConfig, pair: Pair, heads: Mapping[str, FoundHead]) -> None:
+    def __init__(self, cfg: DictConfig, pair: Pair, heads: Mapping[str, LocatedHead]) -> None:
         self.cfg, self.pair = cfg, pair
         self.name = Path(str(cfg.data.get("path") or pair.name)).stem
         self.learned = {name: one.head.train_prompts for name, one in heads.items() if one.head.train_prompts is not None}

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from data_gen.run import EncodedPrompt, GenerationSettings
 from specheads.forecast import progress
 from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
-from specheads.replay.judge import head_fingerprint, judge
-from specheads.replay.record import RecordSettings
-from specheads.replay.recording import TRUTH, Recording, load_recording, make_recording
+from specheads.prompts.encoding import EncodedPrompt, ResponseLimits
+from specheads.replay.head_scores import head_fingerprint, judge
+from specheads.replay.recording import GROUND_TRUTH, Recording, load_recording, make_recording
+from specheads.replay.response_tree import RecordSettings
 from specheads.sampling import Warp
 
 
@@ -19,10 +19,10 @@ def recorded(
     cfg: DictConfig,
     pair: Pair,
     sets: Mapping[str, Sequence[EncodedPrompt]],
-    generation: GenerationSettings,
+    generation: ResponseLimits,
     settings: RecordSettings,
     heads: Sequence[AcceptanceHead],
-    truth: bool,
+    ground_truth: bool,
 ) -> dict[str, Recording]:
     """Return the recording of each set of prompts, judged by `heads` in one pass and, if `truth`, by the target."""
     judges, total = {head_fingerprint(head): head for head in heads}, sum(map(len, sets.values()))
@@ -32,8 +32,8 @@ def recorded(
             folders[name] = make_recording(
                 pair, prompts, Warp(**cfg.warp), generation, settings, cfg.seed, Path(cfg.paths.data), advance
             )
-    with progress("judging", (bool(judges) + bool(truth)) * total) as advance:
+    with progress("judging", (bool(judges) + bool(ground_truth)) * total) as advance:
         for folder in folders.values():
-            judge(folder, pair, judges, truth, advance)
-    names = [*judges, *([TRUTH] if truth else [])]
+            judge(folder, pair, judges, ground_truth, advance)
+    names = [*judges, *([GROUND_TRUTH] if ground_truth else [])]
     return {name: load_recording(folder, names) for name, folder in folders.items()}

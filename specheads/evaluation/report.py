@@ -16,7 +16,7 @@ from specheads.evaluation.page import write_page
 from specheads.evaluation.results import MEASURED, LiveRow, Report
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.sweep import Measured
-from specheads.files import write_json, write_whole
+from specheads.storage.files import write_json, write_whole
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

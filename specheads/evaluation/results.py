@@ -113,7 +113,7 @@ class DataSet:
     role: str  # dev: rules were tuned on it; test: they were not
     num_prompts: int
     num_tokens: int  # of recorded responses
-    num_draws: int  # acceptance draws per response
+    num_samples: int  # acceptance draws per response
     rules: Sequence[RuleRow]
     winners: Sequence[Winner]
     reliability: Sequence[Reliability] = field(default_factory=list)

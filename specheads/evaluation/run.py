@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from data_gen.run import EncodedPrompt, GenerationSettings
+from data_gen.run import GenerationSettings
 from specheads.decoding.drafting import Drafting
 from specheads.decoding.engine import resolve_engine
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
@@ -23,10 +23,9 @@ from specheads.evaluation import offline
 from specheads.evaluation.candidate import FIXED, Candidate
 from specheads.evaluation.candidates import candidates, longest_draft, takes_head
 from specheads.evaluation.checks import can_replay
-from specheads.evaluation.find import FoundHead, store_in_config
+from specheads.evaluation.find import LocatedHead, store_in_config
 from specheads.evaluation.findings import BOUNDS, notes_on
 from specheads.evaluation.intervals import gain_over_fixed
-from specheads.evaluation.journal import Journal
 from specheads.evaluation.machine import device_name, load_average, versions
 from specheads.evaluation.offline import Choices, Recorded
 from specheads.evaluation.prompt_sets import PromptSets
@@ -40,13 +39,15 @@ from specheads.evaluation.tuning import Tuning
 from specheads.forecast import progress
 from specheads.heads.cost import counted_share
 from specheads.pair import Pair
+from specheads.prompts.encoding import EncodedPrompt
 from specheads.replay.cost import Costs
-from specheads.replay.judge import head_fingerprint
-from specheads.replay.record import RecordSettings
+from specheads.replay.head_scores import head_fingerprint
 from specheads.replay.recording import Recording
 from specheads.replay.replay import recorded_head, replay
-from specheads.runs import is_resumed
+from specheads.replay.response_tree import RecordSettings
 from specheads.sampling import Warp
+from specheads.storage.journal import Journal
+from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class Evaluation:
         self,
         cfg: DictConfig,
         pair: Pair,
-        heads: Mapping[str, FoundHead],
+        heads: Mapping[str, LocatedHead],
         drafting: Drafting,
         verification: VerificationRule,
         others: Mapping[str, VerificationRule],
@@ -111,10 +112,10 @@ class Evaluation:
         cfg = self.cfg
         sets = self.prompts.recorded()
         longest = max(longest_draft(self.stopping), MAX_TOKENS)  # so that fewer rules need no other recording
-        settings = RecordSettings(cfg.record.num_draws, longest, cfg.record.batch_size)
+        settings = RecordSettings(cfg.record.num_samples, longest, cfg.record.batch_size)
         generation = GenerationSettings(cfg.max_new_tokens, cfg.data.max_prompt_tokens, **cfg.generation)
         prompts, heads = {name: one.prompts for name, one in sets.items()}, list(self.heads.values())
-        found = recorded(cfg, self.pair, prompts, generation, settings, heads, cfg.record.truth)
+        found = recorded(cfg, self.pair, prompts, generation, settings, heads, cfg.record.ground_truth)
         return {name: (sets[name].role, recording) for name, recording in found.items()}
 
     def replay(self, recordings: Mapping[str, tuple[str, Recording]], found: Sequence[Candidate]) -> list[Recorded]:
@@ -218,7 +219,7 @@ class Evaluation:
         path = self.folder / f"{name}.jsonl"
         if not is_resumed(self.folder):
             path.unlink(missing_ok=True)
-        journal = Journal(path, self._made_of(settings, prompts))
+        journal = Journal(path, self._provenance(settings, prompts))
         with progress("decoding", total) as advance:
             return run_sweep(
                 pair,
@@ -236,11 +237,11 @@ class Evaluation:
                 window=min(pair.window, cfg.data.max_prompt_tokens + cfg.max_new_tokens),
             )
 
-    def _made_of(self, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
+    def _provenance(self, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
         """Return what decides the content of a journal."""
         cfg, pair = self.cfg, self.pair
         return {
-            "settings": [(one.name, repr(one.verification and one.verification.program)) for one in settings],
+            "settings": [(one.name, repr(one.verification and one.verification.compile_key)) for one in settings],
             "prompts": [ids for _, ids in prompts],
             "seed": cfg.seed,
             "pair": [pair.target_revision, pair.draft_revision],

@@ -13,11 +13,11 @@ from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import VerificationRule
 from specheads.evaluation.candidate import FIXED, Candidate, kind_of
-from specheads.evaluation.journal import Journal
 from specheads.pair import Pair
 from specheads.replay.cost import Costs, RoundTimes
 from specheads.replay.replay import rounds_by_length
 from specheads.sampling import Warp
+from specheads.storage.journal import Journal
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def sweep_settings(
     settings = [TARGET_ALONE]
     settings += [Setting(one.name, one.family, one.value, one.live, head=one.head) for one in candidates if one.live is not None]
     if own is not None:
-        settings.append(Setting(own.program.replace("_", " "), "own", 0, own))
+        settings.append(Setting(own.compile_key.replace("_", " "), "own", 0, own))
     for name, rule in (others or {}).items():
         lossy = "" if rule.lossless else ", lossy"
         fixed = [one for one in candidates if one.family == FIXED]

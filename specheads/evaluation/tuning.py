@@ -72,7 +72,7 @@ class Tuning:
         The threshold is `1 - lambda t_d / m`, m the mean acceptance of the tokens not yet judged, and lambda t_d the throughput that
         it leads to: a fixed point (SpecDec++, theorem 3.1, in renewal-reward form).
         """
-        worth = self.mean_acceptance ** (2 if head.config.judges == "input_token" else 1)
+        worth = self.mean_acceptance ** (2 if head.config.predicts == "input_token" else 1)
         found = self.throughputs(head, max_tokens, costs)
         excess = 1 - found / worth - GRID  # positive where going on would pay
         last = int(np.flatnonzero(excess > 0).max(initial=0))

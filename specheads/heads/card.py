@@ -31,7 +31,7 @@ def card(config: HeadConfig) -> str:
     facts = {
         "draft": _who(config.draft),
         "target": _who(config.target),
-        "judges": f"{config.judges}, from {', '.join(config.inputs)}",
+        "predicts": f"{config.predicts}, from {', '.join(config.inputs)}",
         "shape": f"{config.input_size} inputs, width {config.width}, {config.depth} residual blocks",
         "labels": f"{config.label}, under {', '.join(f'{name}={value}' for name, value in config.warp.items()) or 'a law it does not name'}",
         "trained on": _data(config),

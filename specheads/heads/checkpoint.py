@@ -17,15 +17,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from specheads.errors import UserError
-from specheads.files import write_whole
-from specheads.heads import train_prompts
+from specheads.heads import specdecpp, train_prompts
 from specheads.heads.card import card
 from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.portable.loaders import CUSTOM_GENERATE, write_loader
 from specheads.heads.train_prompts import TrainPrompts
-from specheads.integrations import specdecpp
-from specheads.integrations.loaders import CUSTOM_GENERATE, write_loader
 from specheads.pair import Pair
-from specheads.runs import has_ended
+from specheads.storage.files import write_whole
+from specheads.storage.runs import has_ended
 
 NUM_GOLDEN = 32
 FILES = ("config.json", "model.safetensors", "golden.safetensors")  # what a head is loaded from

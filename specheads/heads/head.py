@@ -1,7 +1,7 @@
 """The acceptance head: a small residual network on the draft's hidden state that says how likely a token is accepted.
 
-Two kinds. `judges=input_token` (SpecDec++): the state that has consumed y_i judges y_i, one draft forward after it was
-sampled. `judges=next_token` (look-ahead): the state that y_i was sampled from, y_i's embedding and the draft's certainty
+Two kinds. `predicts=input_token` (SpecDec++): the state that has consumed y_i judges y_i, one draft forward after it was
+sampled. `predicts=next_token` (look-ahead): the state that y_i was sampled from, y_i's embedding and the draft's certainty
 judge y_i before that forward is spent.
 """
 
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from specheads.errors import UserError, is_count
 from specheads.heads.calibration import IndexCalibration
-from specheads.heads.network import Network
+from specheads.heads.portable.network import Network
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.pair import Pair
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # format 1 calls `predicts` `judges`
 # What a kind may see. At the position that has read y_i, token features are already those of y_{i+1}, which training does not
 # know: a head that judges its input token has only the state and the shape of the next law.
 # What is known of a round beside its tokens: the judged token's index in it, from 0, and the target's hidden state that the token
@@ -42,7 +42,7 @@ class HeadConfig:
 
     hidden_size: int
     depth: int = 3
-    judges: str = "next_token"
+    predicts: str = "next_token"
     inputs: tuple[str, ...] = ()
     width: int | None = None
     embedding_size: int | None = None
@@ -60,22 +60,22 @@ class HeadConfig:
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
-        if self.judges not in KNOWN_INPUTS:
-            raise UserError(f"head.judges={self.judges!r} is not known; use one of {', '.join(KNOWN_INPUTS)}.")
+        if self.predicts not in KNOWN_INPUTS:
+            raise UserError(f"head.predicts={self.predicts!r} is not known; use one of {', '.join(KNOWN_INPUTS)}.")
         if not is_count(self.depth):
             raise UserError(f"head.depth={self.depth} is no count; use 0 (linear) or more residual blocks.")
         if self.width is not None and not is_count(self.width, least=1):
             raise UserError(f"head.width={self.width} is no count of at least 1; use null for the usual width.")
-        inputs = tuple(self.inputs) or DEFAULT_INPUTS[self.judges]
-        known = KNOWN_INPUTS[self.judges]
+        inputs = tuple(self.inputs) or DEFAULT_INPUTS[self.predicts]
+        known = KNOWN_INPUTS[self.predicts]
         if unknown := [name for name in inputs if name not in known]:
-            raise UserError(f"head.inputs names {unknown[0]!r}; a head with judges={self.judges} can see {', '.join(known)}.")
+            raise UserError(f"head.inputs names {unknown[0]!r}; a head with predicts={self.predicts} can see {', '.join(known)}.")
         if "target_hidden" in inputs and not is_count(self.target_size, least=1):
             raise UserError(
                 f"target_size={self.target_size} is no count, but the head reads the target's hidden state; give its size."
             )
         narrow = min(max(self.hidden_size // NEXT_TOKEN_SHARE, LEAST_WIDTH), LARGEST_WIDTH)
-        default_width = self.hidden_size if self.judges == "input_token" else narrow
+        default_width = self.hidden_size if self.predicts == "input_token" else narrow
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "width", self.width or default_width)
         object.__setattr__(self, "embedding_size", self.embedding_size or self.hidden_size)
@@ -89,7 +89,7 @@ class HeadConfig:
     @property
     def projected(self) -> bool:
         """Whether a linear layer comes before the blocks."""
-        return self.judges == "next_token" or self.input_size != self.width
+        return self.predicts == "next_token" or self.input_size != self.width
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"inputs": list(self.inputs)}
@@ -100,17 +100,19 @@ class HeadConfig:
         if {"model_type", "architectures"} & values.keys():
             raise UserError(f"{where} is a model's, not a head's; give the folder of a head, which train.py exports.")
         version = values.get("format_version")
-        if version != FORMAT_VERSION:
+        if version == 1:
+            values = {"predicts" if key == "judges" else key: value for key, value in values.items()}
+        elif version != FORMAT_VERSION:
             raise UserError(
-                f"{where} has head format {version!r}; this version reads {FORMAT_VERSION}. Update specheads or re-export it."
+                f"{where} has head format {version!r}; this version reads 1 to {FORMAT_VERSION}. Update specheads or export the head again."
             )
         known = {f.name for f in fields(cls)}
         if strange := sorted(values.keys() - known):
             raise UserError(f"{where} has the unknown key {strange[0]!r}; it was not written by this version of specheads.")
-        if missing := sorted({"hidden_size", "depth", "judges", "inputs", "width"} - values.keys()):
+        if missing := sorted({"hidden_size", "depth", "predicts", "inputs", "width"} - values.keys()):
             raise UserError(f"{where} lacks the key {missing[0]!r}; export the head again.")
         IndexCalibration.from_dict(values.get("calibration"), where)
-        return cls(**{**values, "inputs": tuple(values["inputs"])})
+        return cls(**{**values, "inputs": tuple(values["inputs"]), "format_version": FORMAT_VERSION})
 
 
 class AcceptanceHead(Network, PyTorchModelHubMixin):
@@ -140,9 +142,7 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
     def extra_repr(self) -> str:
         """Return what the layers do not show; names of compiled code depend on it."""
         weight = self.readout.weight
-        return (
-            f"judges={self.config.judges}, inputs={self.config.inputs}, {weight.dtype}, {weight.device}, training={self.training}"
-        )
+        return f"predicts={self.config.predicts}, inputs={self.config.inputs}, {weight.dtype}, {weight.device}, training={self.training}"
 
     @torch.no_grad()
     def standardise(self, inputs: Tensor) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specheads.errors import UserError
-from specheads.files import write_whole
+from specheads.storage.files import write_whole
 
 FILE = "train_prompts.safetensors"
 
@@ -53,10 +53,10 @@ class TrainPrompts:
 
 def numbers_of(prompt_id: str, text: str) -> set[int]:
     """Return the numbers that files may know a prompt by: that of its words, and that of its id, which earlier ones have."""
-    return {words_number(text), id_number(prompt_id)}
+    return {text_hash(text), id_number(prompt_id)}
 
 
-def words_number(text: str) -> int:
+def text_hash(text: str) -> int:
     """Return the number of a prompt's words, whatever their case and the white space between them."""
     return _hash_number(" ".join(text.lower().split()))
 
@@ -76,4 +76,4 @@ def _signed(digits: str) -> int:
 
 
 def _numbers(texts: Iterable[str]) -> Tensor:
-    return torch.tensor(sorted({words_number(text) for text in texts}), dtype=torch.int64)
+    return torch.tensor(sorted({text_hash(text) for text in texts}), dtype=torch.int64)

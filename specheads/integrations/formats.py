@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from specheads.heads import specdecpp
 from specheads.heads.head import AcceptanceHead
-from specheads.integrations import loaders, onnx, specdecpp, torch_export
+from specheads.heads.portable import loaders
+from specheads.integrations import onnx, torch_export
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from specheads.errors import UserError
-from specheads.files import write_whole
 from specheads.heads.head import AcceptanceHead
-from specheads.integrations.judgement import check_same, example, traced
+from specheads.integrations.head_graph import check_same, example, traced
+from specheads.storage.files import write_whole
 
 FILE = "head.onnx"
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
-from specheads.files import write_whole
 from specheads.heads.head import AcceptanceHead
-from specheads.integrations.judgement import check_same, traced
+from specheads.integrations.head_graph import check_same, traced
+from specheads.storage.files import write_whole
 
 FILE = "head.pt2"
 

@@ -7,8 +7,8 @@ from transformers import PreTrainedModel
 from specheads.errors import UserError
 from specheads.heads.checkpoint import load_head
 from specheads.heads.head import AcceptanceHead
-from specheads.integrations.assisted import Assisted
-from specheads.integrations.standalone_head import StandaloneHead
+from specheads.heads.portable.assisted import Assisted
+from specheads.heads.portable.standalone_head import StandaloneHead
 from specheads.pair import revision_of
 
 

@@ -22,7 +22,7 @@ from specheads.decoding.drafting.autoregressive import drafting_features
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.heads.checkpoint import load_head
-from specheads.integrations.standalone_head import bounds_of
+from specheads.heads.portable.standalone_head import bounds_of
 from specheads.pair import load_language_model
 
 KEYS = {"draft", "head", "threshold", "min_tokens", "max_tokens", "max_requests", "device", "dtype", "any_draft"}

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from specheads.files import cache_folder, write_whole
+from specheads.storage.files import cache_folder, write_whole
 
 INDENT = "    "
 MAX_PROMPT_CHARS, MAX_BODY_CHARS = 1_000, 4_000

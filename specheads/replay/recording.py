@@ -17,18 +17,18 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from data_gen.generate import row_uniforms
-from data_gen.run import EncodedPrompt, GenerationSettings, facts_of, make_responses
-from data_gen.shards import ShardStore, exclusive, fingerprint, read_manifest
 from specheads.decoding.branches import Branches
+from specheads.decoding.responses import make_responses, row_uniforms
 from specheads.pair import Pair
-from specheads.replay.record import (
+from specheads.prompts.encoding import EncodedPrompt, ResponseLimits, response_provenance
+from specheads.replay.response_tree import (
     COLUMNS,
     Draws,
     RecordSettings,
     record_response,
 )
 from specheads.sampling import CERTAINTY, Warp
+from specheads.storage.shards import ShardStore, exclusive, fingerprint, read_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ SCHEMA = pa.schema(
         **{name: pa.list_(pa.float32()) for name in COLUMNS},  # of every node: the response's tokens, then the branches'
     }
 )
-TRUTH = "truth"  # the judge that knows the acceptance probabilities
+GROUND_TRUTH = "ground_truth"  # the judge that knows the acceptance probabilities
 
 Advance = Callable[[int], None]
 
@@ -82,7 +82,7 @@ class Recording:
     )
 
     @property
-    def num_draws(self) -> int:
+    def num_samples(self) -> int:
         return len(self.accepted)
 
     @property
@@ -139,7 +139,7 @@ def accepted_before(accepted: Tensor, first: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Meetings:
+class NodeIndices:
     """Which rounds can meet each node of a response: those that accepted 0, 1, ... `most` (nodes,) tokens before it or its branch.
 
     `position` (nodes,) is the response position of the node or its branch, `depth` (nodes,) the node's place in the branch.
@@ -150,9 +150,9 @@ class Meetings:
     most: Tensor
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], num_draws: int, max_tokens: int) -> "Meetings":
+    def of(cls, row: Mapping[str, Any], num_samples: int, max_tokens: int) -> "NodeIndices":
         """Return those of a stored response."""
-        accepted = torch.tensor(row["accepted"]).reshape(num_draws, -1)
+        accepted = torch.tensor(row["accepted"]).reshape(num_samples, -1)
         draw, start, length = (torch.tensor(row[f"branch_{name}"], dtype=torch.long) for name in ("draw", "start", "length"))
         before, num_tokens = accepted_before(accepted, torch.zeros(1, dtype=torch.long)), accepted.shape[1]
         branch = torch.repeat_interleave(torch.arange(len(start)), length)
@@ -176,7 +176,7 @@ def make_recording(
     pair: Pair,
     prompts: Sequence[EncodedPrompt],
     warp: Warp,
-    generation: GenerationSettings,
+    generation: ResponseLimits,
     settings: RecordSettings,
     seed: int,
     root: Path,
@@ -186,8 +186,8 @@ def make_recording(
 
     `advance` is called with the number of prompts that are done.
     """
-    settings = RecordSettings(1 if warp.greedy else settings.num_draws, settings.max_tokens, settings.batch_size)
-    facts = facts_of(pair, [prompt for prompt, _ in prompts], warp, seed) | {
+    settings = RecordSettings(1 if warp.greedy else settings.num_samples, settings.max_tokens, settings.batch_size)
+    facts = response_provenance(pair, [prompt for prompt, _ in prompts], warp, seed) | {
         "generation": [generation.max_new_tokens, generation.batch_size],
         "settings": asdict(settings),
         "recording": FORMAT_VERSION,
@@ -215,7 +215,7 @@ def _record(
     pair: Pair,
     prompts: Sequence[EncodedPrompt],
     warp: Warp,
-    generation: GenerationSettings,
+    generation: ResponseLimits,
     settings: RecordSettings,
     seed: int,
     advance: Advance,
@@ -226,16 +226,16 @@ def _record(
     responses = make_responses(pair, ids, uniform, warp, generation, lambda made, done: None)
     for (prompt, prompt_ids), response in zip(prompts, responses, strict=True):
         limit = min(most, pair.window - len(prompt_ids))
-        draws = Draws.of(seed, prompt.prompt_id, settings.num_draws, len(response.ids), settings.max_tokens)
+        draws = Draws.of(seed, prompt.prompt_id, settings.num_samples, len(response.ids), settings.max_tokens)
         row = record_response(pair, prompt_ids, response.ids, limit, warp, draws, settings)
         yield {"prompt_id": prompt.prompt_id, "prompt_ids": prompt_ids, **row}
         advance(1)
 
 
 def _announce(folder: Path, num_prompts: int, num_tokens: int, settings: RecordSettings) -> None:
-    nodes = num_prompts * num_tokens * (1 + settings.num_draws * settings.max_tokens)
+    nodes = num_prompts * num_tokens * (1 + settings.num_samples * settings.max_tokens)
     size, free = nodes * BYTES_PER_NODE / 2**20, shutil.disk_usage(folder).free / 2**20
-    logger.info("recording: %d prompts, %d draws each, at most %.0f MiB, in %s", num_prompts, settings.num_draws, size, folder)
+    logger.info("recording: %d prompts, %d draws each, at most %.0f MiB, in %s", num_prompts, settings.num_samples, size, folder)
     if size > free:
         logger.warning("recording: only %.0f MiB are free there; paths.data= puts it elsewhere", free)
 
@@ -252,13 +252,13 @@ def branches_of(row: Mapping[str, Any], max_tokens: int) -> Branches:
 def load_recording(folder: Path, judges: Sequence[str] = ()) -> Recording:
     """Return a complete recording, with what `judges` (fingerprints of heads, or TRUTH) say of its nodes."""
     manifest = read_manifest(folder)
-    shards, settings = sorted(manifest["shards"]), manifest["made_of"]["settings"]
+    shards, settings = sorted(manifest["shards"]), manifest["provenance"]["settings"]
     table = pa.concat_tables([pq.read_table(folder / shard) for shard in shards])
     responses, branch_ids = _lists(table, "response_ids"), _lists(table, "branch_ids")
     lengths = np.array([len(response) for response in responses])
     first = np.concatenate([[0], lengths.cumsum()])
     nodes_before = first[-1] + np.concatenate([[0], np.cumsum([len(ids) for ids in branch_ids])])
-    accepted = np.concatenate([flags.reshape(settings["num_draws"], -1) for flags in _lists(table, "accepted")], axis=1)
+    accepted = np.concatenate([flags.reshape(settings["num_samples"], -1) for flags in _lists(table, "accepted")], axis=1)
     branch_first, branch_length = (np.zeros(accepted.shape, dtype=np.int64) for _ in range(2))
     where = (_lists(table, f"branch_{name}") for name in ("draw", "start", "length"))
     for start, before, draw, position, length in zip(first, nodes_before, *where, strict=False):
@@ -267,8 +267,8 @@ def load_recording(folder: Path, judges: Sequence[str] = ()) -> Recording:
         branch_first[place], branch_length[place] = before + length.cumsum() - length, length
     values, in_rounds = {name: _lists(table, name) for name in CERTAINTY}, {}
     for name in judges:
-        judged = pa.concat_tables([pq.read_table(folder / "judges" / name / shard) for shard in shards])
-        looks_at_rounds = read_manifest(folder / "judges" / name)["made_of"].get("in_rounds", False)
+        judged = pa.concat_tables([pq.read_table(folder / "predictions" / name / shard) for shard in shards])
+        looks_at_rounds = read_manifest(folder / "predictions" / name)["provenance"].get("in_rounds", False)
         (in_rounds if looks_at_rounds else values)[name] = _lists(judged, "values")
     first_meeting, meetings_before = _meetings(table, settings, lengths) if in_rounds else (None, None)
     return Recording(
@@ -293,7 +293,7 @@ def _meetings(table: pa.Table, settings: Mapping[str, Any], lengths: np.ndarray)
     """Return where each node's meetings begin (nodes,), and how many each response's tokens have (P,)."""
     counts = []
     for row in table.select(["accepted", *(f"branch_{name}" for name in ("draw", "start", "length"))]).to_pylist():
-        counts.append((Meetings.of(row, settings["num_draws"], settings["max_tokens"]).most + 1).numpy())
+        counts.append((NodeIndices.of(row, settings["num_samples"], settings["max_tokens"]).most + 1).numpy())
     ordered = _trunks_first(counts, lengths).long()
     trunks = np.array([own[:length].sum() for own, length in zip(counts, lengths, strict=True)])
     return ordered.cumsum(0) - ordered, trunks

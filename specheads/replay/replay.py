@@ -19,8 +19,8 @@ from specheads.decoding.stopping import HeadThreshold, StoppingRule
 from specheads.errors import UserError
 from specheads.heads.calibration import NUM_INDICES
 from specheads.heads.head import AcceptanceHead
-from specheads.replay.judge import head_fingerprint
-from specheads.replay.recording import TRUTH, Recording
+from specheads.replay.head_scores import head_fingerprint
+from specheads.replay.recording import GROUND_TRUTH, Recording
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ def rounds_by_length(prompt: np.ndarray, drafted: np.ndarray, num_prompts: int) 
 class RecordedHead:
     """A head's logits as a recording has them, with its calibration, in the place of the head itself."""
 
-    def __init__(self, name: str, judges: str, calibration: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, name: str, predicts: str, calibration: Mapping[str, Any] | None = None) -> None:
         self.name = name
-        self.config = SimpleNamespace(judges=judges, inputs=(name,), calibration=calibration, recommended=None)
+        self.config = SimpleNamespace(predicts=predicts, inputs=(name,), calibration=calibration, recommended=None)
 
     def __call__(self, features: dict[str, Tensor]) -> Tensor:
         return features[self.name]
@@ -86,24 +86,24 @@ class RecordedHead:
 
 def recorded_head(head: AcceptanceHead) -> RecordedHead:
     """Return what stands for `head` in rules that are replayed; `judge` must have added it to the recording."""
-    return RecordedHead(head_fingerprint(head), head.config.judges, head.config.calibration)
+    return RecordedHead(head_fingerprint(head), head.config.predicts, head.config.calibration)
 
 
 class Ceiling(HeadThreshold):
     """The informed ceiling: a head that knows the true acceptance probability of every drafted token. For replay only."""
 
     def __init__(self, threshold: float = 0.7, max_tokens: int = 20) -> None:
-        super().__init__(RecordedTruth(), threshold, min_tokens=1, max_tokens=max_tokens)
+        super().__init__(RecordedGroundTruth(), threshold, min_tokens=1, max_tokens=max_tokens)
 
 
-class RecordedTruth(RecordedHead):
+class RecordedGroundTruth(RecordedHead):
     """The true acceptance probabilities of a recording as logits."""
 
     def __init__(self) -> None:
-        super().__init__(TRUTH, "next_token")
+        super().__init__(GROUND_TRUTH, "next_token")
 
     def __call__(self, features: dict[str, Tensor]) -> Tensor:
-        return features[TRUTH].double().logit()
+        return features[GROUND_TRUTH].double().logit()
 
 
 def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,7 +126,7 @@ def judged_nodes(recording: Recording, head: RecordedHead) -> tuple[Tensor, bool
     were accepted (n,) bool; and their largest index in a round (n,).
     """
     node, after, accepted, furthest = recording.labels()
-    if head.config.judges != "input_token":
+    if head.config.predicts != "input_token":
         return node, False, accepted, furthest
     judged = after >= 0
     return after[judged], True, accepted[judged], furthest[judged]
@@ -141,8 +141,8 @@ def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed
     for rule in rules:
         _check(recording, rule)
     found: list[Replayed | None] = [None] * len(rules)
-    for program in dict.fromkeys(rule.program for rule in rules):
-        own = [number for number, rule in enumerate(rules) if rule.program == program]
+    for program in dict.fromkeys(rule.compile_key for rule in rules):
+        own = [number for number, rule in enumerate(rules) if rule.compile_key == program]
         for number, rounds in zip(own, _Walk(recording, [rules[number] for number in own]).run(), strict=True):
             found[number] = rounds
     return found
@@ -167,9 +167,9 @@ class _Walk:
 
     def __init__(self, recording: Recording, rules: Sequence[StoppingRule]) -> None:
         self.recording, self.rules, self.rule, self.num_rules = recording, rules, rules[0], len(rules)
-        rows_per_rule = recording.num_draws * recording.num_prompts
+        rows_per_rule = recording.num_samples * recording.num_prompts
         row = torch.arange(self.num_rules * rows_per_rule)
-        self.which, self.draw = row // rows_per_rule, row // recording.num_prompts % recording.num_draws
+        self.which, self.draw = row // rows_per_rule, row // recording.num_prompts % recording.num_samples
         self.prompt = row % recording.num_prompts
         self.cap = torch.tensor([rule.max_tokens for rule in rules])[self.which]
         states = [rule.init(rows_per_rule, torch.device("cpu")) for rule in rules]
@@ -263,7 +263,7 @@ def oracle(recording: Recording) -> Replayed:
     parts = []
     for number in range(recording.num_prompts):
         first, length = int(recording.first[number]), int(recording.lengths[number])
-        for draw in range(recording.num_draws):
+        for draw in range(recording.num_samples):
             accepted = recording.accepted[draw, first : first + length].numpy()
             own = ~accepted  # positions that the target emits itself
             if not recording.finished[number]:

@@ -9,10 +9,10 @@ import torch
 from fakes import tiny_pair
 from statistics_helper import chi_square_p_value
 
-from data_gen.prompts import Prompt
 from data_gen.rollouts import roll_out, rollout_uniforms
 from data_gen.run import GenerationSettings, Shard, make_rows
 from specheads.errors import UserError
+from specheads.prompts.sources import Prompt
 from specheads.sampling import Warp
 
 WARPS = [Warp(0), Warp(1.0), Warp(0.7, top_k=5)]
@@ -35,21 +35,21 @@ def stopping_pair(stop=0, **kwargs):
     return pair
 
 
-def law(model, text, warp):
+def distribution(model, text, warp):
     return warp(model(torch.tensor([text]), use_cache=False).logits[0, -1])
 
 
 def reference(pair, prompt, response, draws, warp, limit):
     """One rollout by its definition: one forward per token and model. Returns where it starts, its tokens and the laws they come from."""
     start = int(draws[0] * min(len(response), limit - 1))
-    ids, laws = [], []
+    ids, distributions = [], []
     for draw in draws[1:]:
         if start + len(ids) >= limit - 1 or (ids and ids[-1] in pair.stop_tokens):
             break
         text = [*prompt, *response[:start], *ids]
-        laws.append((law(pair.draft, text, warp), law(pair.target, text, warp)))
-        ids.append(bisect.bisect_right(list(itertools.accumulate(laws[-1][0].tolist())), draw))
-    return start, ids, laws
+        distributions.append((distribution(pair.draft, text, warp), distribution(pair.target, text, warp)))
+        ids.append(bisect.bisect_right(list(itertools.accumulate(distributions[-1][0].tolist())), draw))
+    return start, ids, distributions
 
 
 @pytest.mark.parametrize("warp", WARPS, ids=str)
@@ -61,9 +61,9 @@ def test_rollouts_equal_their_definition(warp, batch_size):
     for row, rollouts in enumerate(found):
         assert len(rollouts.rollout_start) == 3
         for number in range(3):
-            start, ids, laws = reference(pair, prompts[row], responses[row], draws[row, number], warp, MOST)
+            start, ids, distributions = reference(pair, prompts[row], responses[row], draws[row, number], warp, MOST)
             assert (rollouts.rollout_start[number], rollouts.rollout_ids[number]) == (start, ids)
-            expected = [min(1.0, float(t[token] / d[token])) for token, (d, t) in zip(ids, laws, strict=True)]
+            expected = [min(1.0, float(t[token] / d[token])) for token, (d, t) in zip(ids, distributions, strict=True)]
             assert rollouts.rollout_accept_prob[number] == pytest.approx(expected, abs=1e-10)
             accepted += expected
     assert min(accepted) < 0.5 and max(accepted) == 1  # both outcomes occur
@@ -106,12 +106,12 @@ def test_rollouts_follow_the_drafts_law():
     prompt, response, draws = [3, 1], [4, 2, 5], uniforms(1, count, 2, seed=5)
     draws[:, :, 0] = 0.4  # behind the first token of the response
     (found,) = roll_out(pair, [prompt], [response], draws, warp, MOST, 512)
-    first = law(pair.draft, [3, 1, 4], warp)
+    first = distribution(pair.draft, [3, 1, 4], warp)
     counts = torch.zeros(8, 8)
     for one, other in found.rollout_ids:
         counts[one, other] += 1
     assert chi_square_p_value(counts.sum(1).long(), first) > 1e-6
-    joint = torch.stack([first[token] * law(pair.draft, [3, 1, 4, token], warp) for token in range(8)])
+    joint = torch.stack([first[token] * distribution(pair.draft, [3, 1, 4, token], warp) for token in range(8)])
     assert chi_square_p_value(counts.flatten().long(), joint.flatten()) > 1e-6
 
 

@@ -8,9 +8,9 @@ import pytest
 from fakes import tiny_pair
 
 import data_gen.run
-import data_gen.shards
-from data_gen.prompts import Prompt
+import specheads.storage.shards
 from data_gen.run import GenerationSettings, generate_data
+from specheads.prompts.sources import Prompt
 from specheads.sampling import Warp
 
 SETTINGS = GenerationSettings(max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=3, responses_per_prompt=2)
@@ -67,7 +67,7 @@ def test_other_settings_share_nothing(pairs, tmp_path, generated, changed):
 def test_other_questions_to_the_draft_share_responses(pairs, tmp_path, generated):
     make(pairs[0], tmp_path)
     generated.clear()
-    make(pairs[1], tmp_path, replace(SETTINGS, draws_per_position=1, rollouts_per_response=2))
+    make(pairs[1], tmp_path, replace(SETTINGS, samples_per_position=1, rollouts_per_response=2))
     assert not generated
 
 
@@ -113,7 +113,7 @@ def only_responses(pair, root, settings=SETTINGS):
 
 def test_responses_alone_are_made_once_for_all_drafts(pairs, tmp_path, generated, monkeypatch):
     monkeypatch.setattr(data_gen.run, "label_responses", None)  # nothing is labelled
-    folder = only_responses(pairs[0], tmp_path, replace(SETTINGS, draws_per_position=2, rollouts_per_response=3))
+    folder = only_responses(pairs[0], tmp_path, replace(SETTINGS, samples_per_position=2, rollouts_per_response=3))
     rows = pq.read_table(folder / "train-00000.parquet").to_pylist()
     assert all(row["response_ids"] and not row["accept_prob"] and not row["draft_ids"] for row in rows)
     generated.clear()
@@ -142,9 +142,9 @@ def test_responses_alone_know_how_far_the_draft_reaches(pairs, tmp_path):
 
 def test_a_cache_of_an_earlier_format_gives_its_responses_and_is_made_again(pairs, tmp_path, generated, monkeypatch, caplog):
     with monkeypatch.context() as earlier:
-        longer = pa.schema([*data_gen.shards.SCHEMA, pa.field("rollout_block_prob", pa.list_(pa.list_(pa.float32())))])
-        earlier.setattr(data_gen.shards, "FORMAT_VERSION", 1)
-        earlier.setattr(data_gen.shards.ShardStore.__init__, "__defaults__", (longer,))
+        longer = pa.schema([*specheads.storage.shards.SCHEMA, pa.field("rollout_block_prob", pa.list_(pa.list_(pa.float32())))])
+        earlier.setattr(specheads.storage.shards, "FORMAT_VERSION", 1)
+        earlier.setattr(specheads.storage.shards.ShardStore.__init__, "__defaults__", (longer,))
         old = make(pairs[0], tmp_path)
     assert "rollout_block_prob" in pq.read_schema(old / "train-00000.parquet").names
     generated.clear()

@@ -13,8 +13,8 @@ from specheads.errors import UserError
 
 def joint(pair, text, path):
     lm = pair.target_lm
-    laws = lm.logits(lm.hidden_states(torch.tensor([[*text, *path]])))[0].softmax(-1)
-    return torch.stack([laws[len(text) - 1 + i, token] for i, token in enumerate(path)]).log().sum().item()
+    distributions = lm.logits(lm.hidden_states(torch.tensor([[*text, *path]])))[0].softmax(-1)
+    return torch.stack([distributions[len(text) - 1 + i, token] for i, token in enumerate(path)]).log().sum().item()
 
 
 @pytest.mark.parametrize("engine", ["eager", "cuda_graph"])

@@ -7,11 +7,11 @@ from fakes import constant_head, describe, tiny_pair
 from statistics_helper import chi_square_p_value
 
 from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, stopping, verification
-from specheads.heads.features import HeadBatch, head_features
+from specheads.heads.batch import HeadBatch, head_features
 
 ALL_FEATURES = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy"})
 GREEDY = Warp(temperature=0)
-NUM_DRAWS = 800
+NUM_SAMPLES = 800
 
 
 class Spy(stopping.FixedLength):
@@ -34,7 +34,7 @@ def decode(pair, prompt, rule=None, warp=GREEDY, **kwargs):
 
 RULES = [stopping.FixedLength(k) for k in (1, 2, 4, 6, 8, 10, 12, 14)]
 RULES += [
-    stopping.HeadThreshold(constant_head(0.8, judges), t / 10) for judges in ("next_token", "input_token") for t in (1, 5, 9)
+    stopping.HeadThreshold(constant_head(0.8, predicts), t / 10) for predicts in ("next_token", "input_token") for t in (1, 5, 9)
 ]
 
 
@@ -220,15 +220,15 @@ def test_a_head_for_another_draft_is_refused():
     )
 
 
-def exact_law(pair, prompt, length, warp):
+def exact_distribution(pair, prompt, length, warp):
     """The target's law of the next `length` tokens, by enumeration."""
     size = pair.vocab_size
-    law = torch.ones(size**length, dtype=torch.float64)
+    distribution = torch.ones(size**length, dtype=torch.float64)
     for number, tokens in enumerate(itertools.product(range(size), repeat=length)):
         probs = warp(pair.target(torch.tensor([[*prompt, *tokens]])).logits[0])
         for i, token in enumerate(tokens):
-            law[number] *= probs[len(prompt) - 1 + i, token]
-    return law
+            distribution[number] *= probs[len(prompt) - 1 + i, token]
+    return distribution
 
 
 @pytest.mark.parametrize("warp", [Warp(), Warp(1.5, top_p=0.9)], ids=["plain", "warped"])
@@ -236,16 +236,16 @@ def exact_law(pair, prompt, length, warp):
 def test_sampled_output_follows_the_targets_law(rule, warp):
     """Every response of three tokens over three letters, against the enumerated law."""
     pair = tiny_pair(scale=1.5)
-    law = exact_law(pair, [0, 1], 3, warp)
+    distribution = exact_distribution(pair, [0, 1], 3, warp)
     decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp)
     counts, accepted = torch.zeros(27), 0
-    for seed in range(NUM_DRAWS):
+    for seed in range(NUM_SAMPLES):
         out = decoder.generate([0, 1], 3, seed=seed)
         counts[(out.tokens * torch.tensor([9, 3, 1])).sum()] += 1
         accepted += out.stats.num_accepted
-    assert 0.2 < accepted / (2 * NUM_DRAWS) < 0.95  # neither trivial nor hopeless
+    assert 0.2 < accepted / (2 * NUM_SAMPLES) < 0.95  # neither trivial nor hopeless
     # false alarm with probability 1e-6
-    assert chi_square_p_value(counts, law) > 1e-6
+    assert chi_square_p_value(counts, distribution) > 1e-6
 
 
 @pytest.mark.parametrize("engine", ["eager", "cuda_graph"])
@@ -255,12 +255,12 @@ def test_sampled_output_follows_the_targets_law(rule, warp):
 def test_blocks_follow_the_targets_law(rule, engine):
     """Every response of four tokens over two letters, drafted three at a time."""
     pair = tiny_pair(vocab_size=2, scale=1.5)
-    law, counts = exact_law(pair, [0, 1], 4, Warp()), torch.zeros(16)
+    distribution, counts = exact_distribution(pair, [0, 1], 4, Warp()), torch.zeros(16)
     decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), verification=rule, warp=Warp(), engine=engine)
-    for seed in range(NUM_DRAWS):
+    for seed in range(NUM_SAMPLES):
         counts[(decoder.generate([0, 1], 4, seed=seed).tokens * torch.tensor([8, 4, 2, 1])).sum()] += 1
     # false alarm with probability 1e-6
-    assert chi_square_p_value(counts, law) > 1e-6
+    assert chi_square_p_value(counts, distribution) > 1e-6
 
 
 @pytest.mark.parametrize(
@@ -276,28 +276,28 @@ def test_greedy_output_is_the_targets_own_whatever_the_verification(rule, stop):
 
 def test_a_wrong_law_would_be_noticed():
     pair = tiny_pair(scale=1.5)
-    draft_law = exact_law(replace(pair, target=pair.draft), [0, 1], 3, Warp())
-    counts = torch.multinomial(draft_law, NUM_DRAWS, replacement=True, generator=torch.Generator().manual_seed(0)).bincount(
+    draft_law = exact_distribution(replace(pair, target=pair.draft), [0, 1], 3, Warp())
+    counts = torch.multinomial(draft_law, NUM_SAMPLES, replacement=True, generator=torch.Generator().manual_seed(0)).bincount(
         minlength=27
     )
-    assert chi_square_p_value(counts, exact_law(pair, [0, 1], 3, Warp())) < 1e-6
+    assert chi_square_p_value(counts, exact_distribution(pair, [0, 1], 3, Warp())) < 1e-6
 
 
-def training_features(pair, prefix, drafted, judges, shift=0):
+def training_features(pair, prefix, drafted, predicts, shift=0):
     """What training computes for tokens drafted after `prefix`; `shift` taps that many positions late."""
     index = len(prefix) + torch.arange(len(drafted)) + shift
     tokens = torch.tensor([[*prefix, *drafted, 0]])
     batch = HeadBatch(tokens, torch.zeros_like(index), index, torch.tensor(drafted), {}, index)
-    needs = ALL_FEATURES if judges == "next_token" else frozenset({"hidden", "max_prob", "entropy"})
-    return head_features(pair.draft_lm, batch, judges, needs)
+    needs = ALL_FEATURES if predicts == "next_token" else frozenset({"hidden", "max_prob", "entropy"})
+    return head_features(pair.draft_lm, batch, predicts, needs)
 
 
 @pytest.mark.parametrize("fixture, tolerance", [("nano64", 1e-12), ("nano", 1e-5)])
-@pytest.mark.parametrize("judges", ["next_token", "input_token"])
-def test_a_head_meets_the_training_features_in_the_decoder(fixture, tolerance, judges, prompts, request):
+@pytest.mark.parametrize("predicts", ["next_token", "input_token"])
+def test_a_head_meets_the_training_features_in_the_decoder(fixture, tolerance, predicts, prompts, request):
     """Differences are relative to the largest value of a feature. At step j an `input_token` head judges y_{j-1}."""
     pair = request.getfixturevalue(fixture)
-    spy, lag = Spy(5), 1 if judges == "input_token" else 0
+    spy, lag = Spy(5), 1 if predicts == "input_token" else 0
     out = decode(pair, prompts[0], spy, Warp(1.0, 50), max_new_tokens=40, seed=1)
     assert out.stats.num_discarded > 0 and out.stats.num_accepted > 0  # both kinds of rewinding happen
     seen, emitted, compared = iter(spy.seen), [], 0
@@ -309,7 +309,7 @@ def test_a_head_meets_the_training_features_in_the_decoder(fixture, tolerance, j
         if not drafted:
             continue
         compared += len(drafted)
-        expected, late = (training_features(pair, prefix, drafted, judges, shift) for shift in (0, 1))
+        expected, late = (training_features(pair, prefix, drafted, predicts, shift) for shift in (0, 1))
         for name in expected:
             found = torch.cat([step[name] for step in steps[lag:]])
             scale = expected[name].abs().max()

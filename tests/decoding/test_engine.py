@@ -2,7 +2,7 @@ import pytest
 import torch
 from fakes import tiny_llama
 
-from specheads.decoding.engine import EagerEngine, Tail, make_engine
+from specheads.decoding.engine import EagerEngine, TreeSlots, make_engine
 from specheads.errors import UserError
 from specheads.pair import LanguageModel
 
@@ -39,42 +39,45 @@ def test_what_was_rewound_leaves_no_trace(lm, tokens):
     close(engine.forward(tokens[:, 8:], num_logits=12).logits, lm.model(tokens).logits[:, 8:])
 
 
-def tail_of(base, parents, width=8):
+def tree_slots_of(base, parents, width=8):
     """The tail of a tree whose root is at position `base`, and whose other slots have the parents `parents` (slots)."""
-    tail = Tail.empty(width, torch.device("cpu"))
-    tail.base.fill_(base)
+    tree_slots = TreeSlots.empty(width, torch.device("cpu"))
+    tree_slots.base.fill_(base)
     for slot, parent in enumerate(parents, start=1):
-        tail.depth[slot] = tail.depth[parent] + 1
-        tail.seen[slot] |= tail.seen[parent]
-    return tail
+        tree_slots.depth[slot] = tree_slots.depth[parent] + 1
+        tree_slots.seen[slot] |= tree_slots.seen[parent]
+    return tree_slots
 
 
 def test_a_tree_scored_at_once_equals_each_path_alone(lm, tokens):
     context, nodes = tokens[:, :6], [4, 5, 6, 7, 8]
-    tail = tail_of(5, [0, 0, 1, 1, 3])  # the root is the context's last token
+    tree_slots = tree_slots_of(5, [0, 0, 1, 1, 3])  # the root is the context's last token
     engine = EagerEngine(lm, 32)
     engine.forward(context[:, :5])
     read = torch.cat([context[:, 5:], torch.tensor([nodes])], dim=1)
-    found = engine.forward(read, tail=tail, num_logits=6).logits[0]
+    found = engine.forward(read, tree_slots=tree_slots, num_logits=6).logits[0]
     for slot in range(6):
-        path = [nodes[i - 1] for i in range(1, 6) if tail.seen[slot, i]]
+        path = [nodes[i - 1] for i in range(1, 6) if tree_slots.seen[slot, i]]
         close(found[slot], lm.model(torch.cat([context, torch.tensor([path], dtype=torch.long)], dim=1)).logits[0, -1])
 
 
 def test_a_tree_may_be_read_level_by_level(lm, tokens):
-    nodes, tail = [4, 5, 6, 7, 8], tail_of(5, [0, 0, 1, 1, 3])
+    nodes, tree_slots = [4, 5, 6, 7, 8], tree_slots_of(5, [0, 0, 1, 1, 3])
     whole, parts = EagerEngine(lm, 32), EagerEngine(lm, 32)
     whole.forward(tokens[:, :5])
-    expected = whole.forward(torch.tensor([[tokens[0, 5], *nodes]]), tail=tail, num_logits=6).logits[0]
+    expected = whole.forward(torch.tensor([[tokens[0, 5], *nodes]]), tree_slots=tree_slots, num_logits=6).logits[0]
     parts.forward(tokens[:, :6])
-    found = [parts.forward(torch.tensor([level]), tail=tail, num_logits=len(level)).logits[0] for level in ([4, 5], [6, 7], [8])]
+    found = [
+        parts.forward(torch.tensor([level]), tree_slots=tree_slots, num_logits=len(level)).logits[0]
+        for level in ([4, 5], [6, 7], [8])
+    ]
     close(torch.cat(found), expected[1:])
 
 
 def test_keeping_a_path_of_a_tree_continues_that_path(lm, tokens):
     engine = EagerEngine(lm, 32)
     engine.forward(tokens[:, :6])
-    engine.forward(torch.tensor([[4, 5, 6, 7]]), tail=tail_of(5, [0, 0, 2, 3]))
+    engine.forward(torch.tensor([[4, 5, 6, 7]]), tree_slots=tree_slots_of(5, [0, 0, 2, 3]))
     engine.keep(5, [0, 2, 3])
     assert engine.length == 8
     expected = lm.model(torch.cat([tokens[:, :6], torch.tensor([[5, 6, 9]])], dim=1)).logits[:, -1:]

@@ -15,7 +15,7 @@ from specheads.decoding.engine import EagerEngine, compiled, make_engine
 from specheads.decoding.engine.artefacts import folder, name_of
 from specheads.decoding.engine.graph import GraphEngine
 from specheads.decoding.engine.narrow import NarrowProducts
-from specheads.decoding.engine.static import room_for
+from specheads.decoding.engine.static import rounded_capacity
 from specheads.errors import UserError
 
 RULES = [verification.TokenVerification(), verification.BlockVerification(), verification.GreedyBlockVerification(2)]
@@ -114,10 +114,10 @@ def test_no_verification_is_for_one_or_two_tokens_or_reads_all_memory():
 
 
 def test_memory_comes_in_few_sizes():
-    rooms = [room_for(capacity, 64) for capacity in range(1, 4097)]
-    assert all(capacity + 128 <= room for capacity, room in enumerate(rooms, start=1))
-    assert all(room <= 1.25 * (capacity + 192) for capacity, room in enumerate(rooms, start=1))
-    assert len(set(rooms)) < 30
+    capacities = [rounded_capacity(capacity, 64) for capacity in range(1, 4097)]
+    assert all(capacity + 128 <= spare_capacity for capacity, spare_capacity in enumerate(capacities, start=1))
+    assert all(spare_capacity <= 1.25 * (capacity + 192) for capacity, spare_capacity in enumerate(capacities, start=1))
+    assert len(set(capacities)) < 30
 
 
 @needs_compiler
@@ -243,14 +243,14 @@ def test_names_of_compiled_units_tell_heads_and_models_apart():
         rule = rule or stopping.HeadThreshold(head.requires_grad_(False))
         return name_of(pair.draft_lm, ChainStep(pair.draft_lm, Warp(), rule))
 
-    for judges, inputs in (
+    for predicts, inputs in (
         ("input_token", ("hidden", "max_prob")),
         ("input_token", ("hidden", "entropy")),
         ("next_token", ("hidden", "entropy")),
         ("next_token", ("entropy", "hidden")),
     ):
-        names.append(name(AcceptanceHead(HeadConfig(16, judges=judges, inputs=inputs))))
-    names.append(name(AcceptanceHead(HeadConfig(16, judges="next_token", inputs=("hidden", "entropy"))).double()))
+        names.append(name(AcceptanceHead(HeadConfig(16, predicts=predicts, inputs=inputs))))
+    names.append(name(AcceptanceHead(HeadConfig(16, predicts="next_token", inputs=("hidden", "entropy"))).double()))
     names.append(name(rule=stopping.FixedLength(3)))
     assert names[-1] == name(rule=stopping.FixedLength(4))
     pair.draft.train()
@@ -262,7 +262,7 @@ def test_work_that_does_not_say_what_it_is_is_not_kept():
     class Mine(stopping.FixedLength):
         def __init__(self):
             super().__init__(2)
-            self.program = object()
+            self.compile_key = object()
 
     lm = tiny_pair().draft_lm
     assert name_of(lm, ChainStep(lm, Warp(), Mine())) is None
@@ -308,7 +308,9 @@ def test_a_head_that_reads_the_last_of_several_states_leaves_its_law_alone(count
         engine.rewind(0)
         engine.forward(torch.arange(7)[None] % 3, num_logits=0)
         state = ChainState(torch.tensor([False]), step.rule.init(1, torch.device("cpu")))
-        _, law, new = engine.unit(step)(tokens, torch.tensor([0.4]).double(), torch.zeros(3, dtype=torch.bool), state)
-        found.append((law.clone(), new.rule.survival.clone()))
+        _, distribution, new = engine.compiled_step(step)(
+            tokens, torch.tensor([0.4]).double(), torch.zeros(3, dtype=torch.bool), state
+        )
+        found.append((distribution.clone(), new.rule.survival.clone()))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)

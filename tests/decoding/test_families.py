@@ -30,10 +30,10 @@ def references(pair):
     return rows
 
 
-def head_for(pair, judges):
+def head_for(pair, predicts):
     torch.manual_seed(0)
     size = pair.draft.get_input_embeddings().weight.shape[1]
-    head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, embedding_size=size, depth=1, judges=judges))
+    head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, embedding_size=size, depth=1, predicts=predicts))
     torch.nn.init.normal_(head.readout.weight, std=0.3)
     return head.requires_grad_(False)
 

@@ -9,18 +9,18 @@ import pytest
 import torch
 from fakes import describe
 
-from data_gen.prompts import NanoSource
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, stopping
+from specheads.prompts.sources import NanoSource
 
 NUM_PROMPTS, NUM_TOKENS = int(os.environ.get("SPECHEADS_GREEDY_PROMPTS", "8")), 24
 FIXED_LENGTHS = (2, 4, 6, 8, 10, 12, 14)
 THRESHOLDS = [t / 10 for t in range(1, 10)]
 
 
-def sensitive_head(pair, judges):
+def sensitive_head(pair, predicts):
     """An untrained head whose predictions spread widely, so that every threshold stops at its own places."""
     torch.manual_seed(0)
-    head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, depth=1, judges=judges))
+    head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, depth=1, predicts=predicts))
     torch.nn.init.normal_(head.readout.weight, std=0.2)
     torch.nn.init.constant_(head.readout.bias, 1.0)
     return head.requires_grad_(False)

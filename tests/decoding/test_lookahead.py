@@ -8,7 +8,7 @@ import torch
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, Warp, stopping
-from specheads.heads.features import HeadBatch, target_states
+from specheads.heads.batch import HeadBatch, target_states
 from specheads.heads.head import AcceptanceHead, HeadConfig
 
 INPUTS = ("hidden", "index", "target_hidden")

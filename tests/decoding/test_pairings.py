@@ -91,7 +91,7 @@ def test_a_head_prunes_along_every_path():
     pair, sizes, prompt = family_pair("llama"), [], [3, 1, 4, 1, 5]
     expected = generate_baseline(pair, prompt, NUM_TOKENS, warp=Warp(0), engine="eager").tokens.tolist()
     size = pair.draft.get_input_embeddings().weight.shape[1]
-    head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, embedding_size=size, depth=1, judges="next_token"))
+    head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, embedding_size=size, depth=1, predicts="next_token"))
     torch.nn.init.normal_(head.readout.weight, std=0.3)
     for threshold in (0.6, 0.9):
         stop = stopping.HeadThreshold(head.requires_grad_(False), threshold, max_tokens=6)
@@ -105,7 +105,7 @@ def test_heads_that_look_at_the_round_do_so_on_every_path(way):
     torch.manual_seed(0)
     pair, prompt, seen = family_pair("llama"), [3, 1, 4, 1, 5], []
     inputs = ("hidden", "index", "target_hidden")
-    head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, depth=0, judges="next_token", inputs=inputs, target_size=32))
+    head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, depth=0, predicts="next_token", inputs=inputs, target_size=32))
     torch.nn.init.normal_(head.readout.weight)
     plain = head.forward
     head.forward = lambda features: (seen.append(features), plain(features))[1]
@@ -170,8 +170,8 @@ def test_sampled_output_follows_the_targets_law(way, rule):
     pair, warp, number = tiny_pair(3), Warp(1.0), 500
     paths = list(itertools.product(range(3), repeat=3))
     texts = torch.tensor([[0, 1, *path] for path in paths])
-    laws = warp(pair.target_lm.logits(pair.target_lm.hidden_states(texts)))[:, 1:-1]
-    law = laws.gather(2, torch.tensor(paths)[:, :, None])[..., 0].prod(dim=1)
+    distributions = warp(pair.target_lm.logits(pair.target_lm.hidden_states(texts)))[:, 1:-1]
+    distribution = distributions.gather(2, torch.tensor(paths)[:, :, None])[..., 0].prod(dim=1)
     decoder = SpeculativeDecoder(pair, DRAFTINGS[way], stopping.FixedLength(2), RULES[rule](), warp, "eager")
     counts, accepted = torch.zeros(len(paths), dtype=torch.float64), 0
     for seed in range(number):
@@ -179,7 +179,7 @@ def test_sampled_output_follows_the_targets_law(way, rule):
         counts[paths.index(tuple(out.tokens.tolist()))] += 1
         accepted += out.stats.num_accepted
     assert accepted > 0.1 * number or way == "lookup"
-    assert chi_square_p_value(counts, law) > 1e-6
+    assert chi_square_p_value(counts, distribution) > 1e-6
 
 
 def test_every_kind_of_draft_has_a_rule_that_is_its_default():

@@ -5,7 +5,7 @@ from statistics_helper import chi_square_p_value
 
 from specheads import SpeculativeDecoder, Warp, stopping
 
-NUM_DRAWS = 1500
+NUM_SAMPLES = 1500
 
 
 def test_two_sampled_tokens_follow_the_targets_law(nano, prompts):
@@ -16,18 +16,18 @@ def test_two_sampled_tokens_follow_the_targets_law(nano, prompts):
     tokens = first.nonzero().squeeze(1)
     texts = torch.cat([torch.tensor([prompt]).expand(len(tokens), -1), tokens[:, None]], dim=1)
     second = warp(lm.logits(lm.hidden_states(texts)[:, -1]))
-    law = (first[tokens, None] * second).double()
+    distribution = (first[tokens, None] * second).double()
 
     decoder = SpeculativeDecoder(nano, stopping=stopping.FixedLength(1), warp=warp)
-    counts = torch.zeros_like(law)
+    counts = torch.zeros_like(distribution)
     place = {token: row for row, token in enumerate(tokens.tolist())}
     accepted = 0
-    for seed in range(NUM_DRAWS):
+    for seed in range(NUM_SAMPLES):
         out = decoder.generate(prompt, 2, seed=seed, stop_tokens=[])
         accepted += out.stats.num_accepted
         one, two = out.tokens.tolist()
         counts[place[one], two] += 1
-    assert 0.1 * NUM_DRAWS < accepted < 0.95 * NUM_DRAWS
+    assert 0.1 * NUM_SAMPLES < accepted < 0.95 * NUM_SAMPLES
     # false alarm with probability 1e-6 (the law is in float32, whose rounding is far below what the draws can tell)
-    assert chi_square_p_value(counts.flatten(), law.flatten() / law.sum()) > 1e-6
-    assert chi_square_p_value(counts.sum(1), law.sum(1) / law.sum()) > 1e-6
+    assert chi_square_p_value(counts.flatten(), distribution.flatten() / distribution.sum()) > 1e-6
+    assert chi_square_p_value(counts.sum(1), distribution.sum(1) / distribution.sum()) > 1e-6

@@ -7,7 +7,7 @@ import torch
 from fakes import needs_compiler
 from families import CONFIGS, VOCAB_SIZE, family_pair
 
-from specheads.decoding.engine import Tail, make_engine
+from specheads.decoding.engine import TreeSlots, make_engine
 
 # A root, two levels of branches and a chain; more than Gemma 2's window of 12 behind its start.
 PARENTS = [0, 0, 0, 1, 1, 2, 4, 7, 8, 9, 10, 11, 12]
@@ -17,7 +17,7 @@ COMPILED = CONFIGS if os.environ.get("SPECHEADS_COMPILE_ALL") else ("llama", "bl
 class Scores:
     """Work that returns what a forward gives."""
 
-    program = "scores"
+    compile_key = "scores"
 
     def __call__(self, output):
         return output.logits, output.hidden
@@ -35,13 +35,13 @@ def softmax_in_float64(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim=None, _stacklevel=3, dtype=None: plain(x, dim=dim))
 
 
-def tail_for(base):
-    tail = Tail.empty(len(PARENTS) + 3, torch.device("cpu"))
-    tail.base.fill_(base)
+def tree_slots_for(base):
+    tree_slots = TreeSlots.empty(len(PARENTS) + 3, torch.device("cpu"))
+    tree_slots.base.fill_(base)
     for slot, parent in enumerate(PARENTS, start=1):
-        tail.depth[slot] = tail.depth[parent] + 1
-        tail.seen[slot] |= tail.seen[parent]
-    return tail
+        tree_slots.depth[slot] = tree_slots.depth[parent] + 1
+        tree_slots.seen[slot] |= tree_slots.seen[parent]
+    return tree_slots
 
 
 ENGINES = ["eager", "cuda_graph", pytest.param("compiled", marks=needs_compiler)]
@@ -57,14 +57,14 @@ def test_every_node_is_scored_as_the_end_of_its_path(lm, engine, length, request
     generator = torch.Generator().manual_seed(length)
     context = torch.randint(VOCAB_SIZE, (1, length), generator=generator)
     nodes = torch.randint(VOCAB_SIZE, (1, len(PARENTS)), generator=generator)
-    engine, tail = make_engine(engine, lm, 64), tail_for(length - 1)
+    engine, tree_slots = make_engine(engine, lm, 64), tree_slots_for(length - 1)
     if length > 1:
         engine.forward(context[:, :-1])
     read = torch.cat([context[:, -1:], nodes, torch.zeros(1, 2, dtype=torch.long)], dim=1)  # and two that pad it
-    logits, hidden = engine.unit(Scores(), all_logits=True, tree=True)(read, tail)
+    logits, hidden = engine.compiled_step(Scores(), all_logits=True, tree=True)(read, tree_slots)
     assert engine.length == length + len(PARENTS) + 2
     for slot in range(len(PARENTS) + 1):
-        path = nodes[:, [i - 1 for i in range(1, len(PARENTS) + 1) if tail.seen[slot, i]]]
+        path = nodes[:, [i - 1 for i in range(1, len(PARENTS) + 1) if tree_slots.seen[slot, i]]]
         alone = torch.cat([context, path], dim=1)
         states = lm.hidden_states(alone, use_cache=False)
         torch.testing.assert_close(hidden[0, slot], states[0, -1], atol=near, rtol=0)
@@ -75,11 +75,11 @@ def test_every_node_is_scored_as_the_end_of_its_path(lm, engine, length, request
 def test_what_is_kept_of_a_tree_goes_on_as_a_text(lm, engine):
     generator = torch.Generator().manual_seed(1)
     context, nodes = (torch.randint(VOCAB_SIZE, (1, n), generator=generator) for n in (9, len(PARENTS)))
-    engine, tail, path = make_engine(engine, lm, 64), tail_for(8), [0, 1, 4, 7, 8, 9]
-    unit = engine.unit(Scores(), all_logits=True, tree=True)
+    engine, tree_slots, path = make_engine(engine, lm, 64), tree_slots_for(8), [0, 1, 4, 7, 8, 9]
+    compiled_step = engine.compiled_step(Scores(), all_logits=True, tree=True)
     engine.forward(context[:, :-1])
-    unit(torch.cat([context[:, -1:], nodes[:, :5]], dim=1), tail)  # in two parts, as a draft reads its levels
-    unit(nodes[:, 5:], tail)
+    compiled_step(torch.cat([context[:, -1:], nodes[:, :5]], dim=1), tree_slots)  # in two parts, as a draft reads its levels
+    compiled_step(nodes[:, 5:], tree_slots)
     engine.keep(8, path)
     assert engine.length == 14
     found = engine.forward(torch.tensor([[3, 5]]), num_logits=2).logits

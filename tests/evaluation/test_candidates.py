@@ -9,7 +9,6 @@ from families import family_pair
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from data_gen.prompts import Prompt
 from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
 from specheads.evaluation.candidate import FIXED, Candidate
@@ -17,11 +16,12 @@ from specheads.evaluation.candidates import candidates, longest_draft
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.tuning import Tuning
 from specheads.pair import config_folder
+from specheads.prompts.sources import Prompt
 from specheads.replay.cost import Costs
-from specheads.replay.judge import head_fingerprint, judge
-from specheads.replay.record import RecordSettings
-from specheads.replay.recording import TRUTH, load_recording, make_recording
+from specheads.replay.head_scores import head_fingerprint, judge
+from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
 from specheads.replay.replay import RecordedHead, head_logits, recorded_head, replay
+from specheads.replay.response_tree import RecordSettings
 
 STOPPING = "specheads.decoding.stopping."
 COSTS = {"measured": Costs(0.001, 0.004, 0.0002), "10": Costs.at_ratio(10)}
@@ -37,8 +37,8 @@ def pair():
 def heads():
     torch.manual_seed(0)
     return {
-        judges: AcceptanceHead(HeadConfig(32, 1, judges, width=8)).eval().requires_grad_(False)
-        for judges in ("next_token", "input_token")
+        predicts: AcceptanceHead(HeadConfig(32, 1, predicts, width=8)).eval().requires_grad_(False)
+        for predicts in ("next_token", "input_token")
     }
 
 
@@ -49,8 +49,8 @@ def tuning(pair, heads, tmp_path_factory):
     settings = RecordSettings(3, 20, 64)
     folder = make_recording(pair, prompts, Warp(0.8), GenerationSettings(30), settings, 0, tmp_path_factory.mktemp("data"))
     named = {head_fingerprint(head): head for head in heads.values()}
-    judge(folder, pair, named, truth=True)
-    return Tuning(load_recording(folder, [*named, TRUTH]), CostTable(COSTS, dict.fromkeys(heads, SHARE)))
+    judge(folder, pair, named, ground_truth=True)
+    return Tuning(load_recording(folder, [*named, GROUND_TRUTH]), CostTable(COSTS, dict.fromkeys(heads, SHARE)))
 
 
 def all_rules():
@@ -106,17 +106,17 @@ def test_a_logistic_is_fitted_to_what_was_accepted(tuning):
     assert one.live.weights == one.rule.weights
 
 
-@pytest.mark.parametrize("judges", ["next_token", "input_token"])
+@pytest.mark.parametrize("predicts", ["next_token", "input_token"])
 @pytest.mark.parametrize("ratio", COSTS)
-def test_the_automatic_threshold_is_a_fixed_point(tuning, heads, judges, ratio):
-    head, costs = recorded_head(heads[judges]), COSTS[ratio]
+def test_the_automatic_threshold_is_a_fixed_point(tuning, heads, predicts, ratio):
+    head, costs = recorded_head(heads[predicts]), COSTS[ratio]
     threshold, speed = tuning.auto_threshold(head, 20, costs)
     (rounds,) = replay(tuning.recording, [stopping.HeadThreshold(head, threshold)])
     counts = rounds.per_prompt(12)
     seconds = costs.seconds(counts.drafted, counts.rounds).sum()
     achieved = counts.tokens.sum() / seconds * (costs.draft_seconds + costs.verified_seconds)
     assert achieved == pytest.approx(speed, rel=0.05)
-    worth = tuning.mean_acceptance ** (1 if judges == "next_token" else 2)
+    worth = tuning.mean_acceptance ** (1 if predicts == "next_token" else 2)
     assert threshold == pytest.approx(max(0.02, 1 - achieved / worth), abs=0.05)
 
 
@@ -134,7 +134,7 @@ def test_a_heads_own_cost_is_in_what_is_fitted_for_it(tuning, heads, ratio):
 @pytest.mark.parametrize("own", [None, {"slope": [2.0, 0.5], "intercept": [1.0, -1.0]}], ids=["raw", "calibrated before"])
 def test_a_calibrated_head_says_what_happens_on_average(own, tuning, heads):
     for head in heads.values():
-        recorded = RecordedHead(head_fingerprint(head), head.config.judges, own)
+        recorded = RecordedHead(head_fingerprint(head), head.config.predicts, own)
         fitted = tuning.calibration(recorded)
         logits, accepted, furthest = head_logits(tuning.recording, recorded)
         logits = logits[:, -1]

@@ -10,17 +10,17 @@ from hydra import compose, initialize_config_dir
 from rich.console import Console
 from safetensors.torch import load_file
 
-from data_gen.shards import load_split
 from specheads.evaluation import learning_curve as module
 from specheads.evaluation.curve import Curve, Point, figure_of, print_curve, verdict
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.learning_curve import learning_curve, plans, settings_of
 from specheads.evaluation.results import Winner
-from specheads.files import write_json
-from specheads.heads import training
 from specheads.heads.checkpoint import load_head
 from specheads.interrupts import Interrupted
 from specheads.pair import config_folder
+from specheads.storage.data_set import load_split
+from specheads.storage.files import write_json
+from specheads.training.heads import head_training as training
 
 SMALL = [
     "model=nano",
@@ -110,7 +110,7 @@ def test_a_curve_is_trained_once_goes_on_after_a_kill_and_is_written(cfg, tmp_pa
         assert set(point.winners) == {"5", "10"}
         assert point.auroc.low <= point.auroc.value <= point.auroc.high and point.kl.value > 0
         checkpoint = torch.load(tmp_path / "run" / f"share-{point.share:g}" / "checkpoints" / "last.ckpt", weights_only=True)
-        assert checkpoint["global_step"] == 36 and checkpoint["made_of"]["train_share"] == point.share
+        assert checkpoint["global_step"] == 36 and checkpoint["provenance"]["train_share"] == point.share
     content = json.loads((tmp_path / "run/learning_curve.json").read_text())
     assert [point["share"] for point in content["curves"][0]["points"]] == [0.5, 1]
     assert content["curves"][0]["points"][0]["winners"]["10"]["speedup"]["value"] == curve.points[0].winners["10"].speedup.value

@@ -48,7 +48,7 @@ FREE = replace(COST_TABLE, head_shares={}, measured_heads={})
 def recorded(table, role="dev", noise=0.0):
     rng = np.random.default_rng(0)
     scale = 1 + noise * rng.standard_normal(NUM_PROMPTS)
-    recording = SimpleNamespace(num_prompts=NUM_PROMPTS, lengths=torch.full((NUM_PROMPTS,), 100), num_draws=1)
+    recording = SimpleNamespace(num_prompts=NUM_PROMPTS, lengths=torch.full((NUM_PROMPTS,), 100), num_samples=1)
     counts = [
         Counts(np.full(NUM_PROMPTS, float(t)), d * scale, float(a) * scale, (c * scale)[:, None]) for t, d, a, c in [*table, LAST]
     ]
@@ -224,12 +224,12 @@ def test_reliability_speaks_of_proposed_tokens(recording):
     assert curve.ece_by_index == pytest.approx(by_hand)
 
 
-@pytest.mark.parametrize("judges, expected", [("next_token", [0, 1, 6, 3, 9, 5, 1, 6, 6]), ("input_token", [1, 2, 7, 2, 7, 7])])
-def test_a_calibrated_head_is_reported_as_it_is_and_as_rules_hear_it(recording, judges, expected):
+@pytest.mark.parametrize("predicts, expected", [("next_token", [0, 1, 6, 3, 9, 5, 1, 6, 6]), ("input_token", [1, 2, 7, 2, 7, 7])])
+def test_a_calibrated_head_is_reported_as_it_is_and_as_rules_hear_it(recording, predicts, expected):
     """A head that judges its input token speaks a node later: of d's token none follows, nor of the branch at e, nor of f."""
     recording.features["head"] = torch.linspace(-2, 2, 10)
     values = {"slope": [2.0, 1.0], "intercept": [0.0, -1.0]}
-    heads = {"mine": RecordedHead("head", judges, values), "raw": RecordedHead("head", judges)}
+    heads = {"mine": RecordedHead("head", predicts, values), "raw": RecordedHead("head", predicts)}
     curves = {one.judge: one for one in offline.reliability(recording, heads)}
     assert [name for name in curves if "prob" not in name] == ["mine", "mine, calibrated", "raw"]
     assert replace(curves["raw"], judge="mine") == curves["mine"]

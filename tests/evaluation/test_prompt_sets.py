@@ -10,15 +10,15 @@ import torch
 from hydra import compose, initialize_config_dir
 
 import evaluate
-from data_gen.prompts import Prompt, text_id
 from specheads import UserError
-from specheads.evaluation.find import FoundHead
+from specheads.evaluation.find import LocatedHead
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets, check_split
-from specheads.heads import training
 from specheads.heads.checkpoint import load_head
-from specheads.heads.train_prompts import TrainPrompts, id_number, words_number
+from specheads.heads.train_prompts import TrainPrompts, id_number, text_hash
 from specheads.nano import corpus
 from specheads.pair import config_folder
+from specheads.prompts.sources import Prompt, text_id
+from specheads.training.heads import head_training as training
 
 NUM_ROWS = 40
 FILE = ["data=alpaca", "data.path=rows.jsonl", "data.template='{prompt}'"]
@@ -38,7 +38,7 @@ def folder(tmp_path, monkeypatch):
 def sets_of(pair, *overrides, **heads):
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         cfg = compose("evaluate", ["model=nano", *FILE, *COUNTS, *overrides, "paths.run=run"])
-    return PromptSets(cfg, pair, {name: FoundHead(SimpleNamespace(train_prompts=one), name) for name, one in heads.items()})
+    return PromptSets(cfg, pair, {name: LocatedHead(SimpleNamespace(train_prompts=one), name) for name, one in heads.items()})
 
 
 def texts_of(rows):
@@ -178,7 +178,7 @@ def test_prompts_without_a_group_are_their_own(folder, nano):
 
 
 def test_a_final_part_is_named_in_the_report(nano_sets, monkeypatch):
-    monkeypatch.setattr("data_gen.prompts.NUM_READ", 20)
+    monkeypatch.setattr("specheads.prompts.sources.NUM_READ", 20)
     sets = nano_sets("split=final", "data.num_test=20", "data.final_part=[1,4]", "num_prompts=1000")
     prompts = sets.recorded()["nano, final"].prompts
     assert sets.context()["split"] == "final" and sets.context()["final_parts"] == [1, 4]
@@ -203,8 +203,8 @@ def test_a_trained_head_is_judged_on_rows_that_it_never_saw(folder, nano, monkey
         words = [f"head={exported}", *COUNTS[3:], *rules, "test_sets={humaneval: rows.jsonl}", "paths.run=run"]
         cfg = compose("evaluate", [*small, *words])
     learned = load_head(exported).train_prompts
-    assert learned.train.tolist() == sorted(map(words_number, texts_of(range(20))))
-    assert learned.dev.tolist() == sorted(map(words_number, texts_of([20, 21])))
+    assert learned.train.tolist() == sorted(map(text_hash, texts_of(range(20))))
+    assert learned.dev.tolist() == sorted(map(text_hash, texts_of([20, 21])))
     monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg: nano)
     report = evaluate.evaluate(cfg)
     assert report.context["prompts"]["humaneval"]["num_left_out"] == 24  # 20 and 2, and two more that rules are tuned on

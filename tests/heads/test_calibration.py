@@ -12,19 +12,19 @@ from specheads.errors import UserError
 from specheads.heads.calibration import NUM_INDICES, IndexCalibration, calibrated, in_rounds
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.metrics import calibration, ece_by_index, fit_logistic
-from specheads.replay.judge import head_fingerprint
+from specheads.replay.head_scores import head_fingerprint
 from specheads.replay.replay import recorded_head
 
 TRUE = IndexCalibration([0.5, 0.7, 1.5, 1.0], [-0.5, 0.0, 0.25, 1.0])
 CPU = torch.device("cpu")
 
 
-def draws(count: int, truth: IndexCalibration = TRUE, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def draws(count: int, ground_truth: IndexCalibration = TRUE, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Logits of tokens, each at one index only of as many as `truth` has, and whether they were accepted: draws by the truth."""
     generator = torch.Generator().manual_seed(seed)
     logits = 1.5 * torch.randn(count, generator=generator, dtype=torch.float64) + 0.5
-    index = torch.randint(len(truth.slope), (count,), generator=generator)
-    return logits, torch.rand(count, generator=generator) < torch.sigmoid(truth(logits, index)), index
+    index = torch.randint(len(ground_truth.slope), (count,), generator=generator)
+    return logits, torch.rand(count, generator=generator) < torch.sigmoid(ground_truth(logits, index)), index
 
 
 # --- fitting
@@ -113,20 +113,20 @@ def test_the_identity_changes_no_bit(dtype):
     assert torch.equal(IndexCalibration.identity()(logits, torch.arange(1000)), logits)
 
 
-def with_calibration(judges: str, values: dict | None, prob: float = 0.8):
-    head = constant_head(prob, judges)
+def with_calibration(predicts: str, values: dict | None, prob: float = 0.8):
+    head = constant_head(prob, predicts)
     head.config.calibration = values
     return head
 
 
 @pytest.mark.parametrize("rule", [HeadThreshold, ExpectedThroughput])
-@pytest.mark.parametrize("judges", ["next_token", "input_token"])
-def test_rules_take_the_numbers_of_the_judged_tokens_index(rule, judges):
+@pytest.mark.parametrize("predicts", ["next_token", "input_token"])
+def test_rules_take_the_numbers_of_the_judged_tokens_index(rule, predicts):
     """Chances of 0.8 are worth sigmoid(slope x logit + intercept) of the token's own index; an input_token head speaks a step later."""
-    rule = rule(with_calibration(judges, TRUE.to_dict()))
+    rule = rule(with_calibration(predicts, TRUE.to_dict()))
     logit = torch.tensor(0.8, dtype=torch.float64).logit()
     chances = torch.sigmoid(TRUE(logit.expand(7), torch.arange(7)))
-    expected = ([1.0] if judges == "input_token" else []) + chances.tolist()
+    expected = ([1.0] if predicts == "input_token" else []) + chances.tolist()
     state = rule.init(2, CPU)
     for _ in range(2):  # rounds: the second begins at index 0 again
         survival = 1.0
@@ -137,11 +137,11 @@ def test_rules_take_the_numbers_of_the_judged_tokens_index(rule, judges):
         state = rule.observe(state, torch.tensor([6, 6]), torch.tensor([6, 6]))
 
 
-@pytest.mark.parametrize("judges", ["next_token", "input_token"])
+@pytest.mark.parametrize("predicts", ["next_token", "input_token"])
 @pytest.mark.parametrize("rule", [HeadThreshold, ExpectedThroughput])
-def test_without_a_calibration_rules_do_as_with_the_identity_bit_by_bit(rule, judges):
+def test_without_a_calibration_rules_do_as_with_the_identity_bit_by_bit(rule, predicts):
     torch.manual_seed(0)
-    head = AcceptanceHead(HeadConfig(8, 1, judges, inputs=("hidden",))).eval().requires_grad_(False)
+    head = AcceptanceHead(HeadConfig(8, 1, predicts, inputs=("hidden",))).eval().requires_grad_(False)
     torch.nn.init.normal_(head.readout.weight)
     found = []
     for values in (None, IndexCalibration.identity().to_dict(), IndexCalibration([1.0] * 8, [0.0] * 8).to_dict()):
@@ -153,7 +153,7 @@ def test_without_a_calibration_rules_do_as_with_the_identity_bit_by_bit(rule, ju
             before = state.survival
             state, stop = one.step(state, features)
             survivals.append((state.survival, stop))
-            if rule is HeadThreshold and judges == "next_token":
+            if rule is HeadThreshold and predicts == "next_token":
                 assert torch.equal(state.survival, before * torch.sigmoid(head(features)))
         found.append(survivals)
     for other in found[1:]:

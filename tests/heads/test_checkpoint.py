@@ -60,8 +60,8 @@ def edit_tensors(folder, name, change):
 
 CONFIGS = [
     CONFIG,
-    HeadConfig(hidden_size=8, judges="input_token", depth=3),
-    HeadConfig(hidden_size=8, judges="input_token", depth=0, width=3),
+    HeadConfig(hidden_size=8, predicts="input_token", depth=3),
+    HeadConfig(hidden_size=8, predicts="input_token", depth=0, width=3),
     HeadConfig(hidden_size=8, embedding_size=4, inputs=("max_prob", "embedding"), depth=1, label="overlap"),
     HeadConfig(hidden_size=8, label="block"),  # which no head is trained on any more
 ]
@@ -118,13 +118,13 @@ def test_the_card_tells_what_an_evaluation_found(tmp_path):
 def test_the_schema_names_what_a_config_holds(tmp_path):
     assert SCHEMA["properties"].keys() == {one.name for one in fields(HeadConfig)}
     assert set(SCHEMA["properties"]["inputs"]["items"]["enum"]) == {name for known in KNOWN_INPUTS.values() for name in known}
-    assert set(SCHEMA["properties"]["judges"]["enum"]) == KNOWN_INPUTS.keys()
+    assert set(SCHEMA["properties"]["predicts"]["enum"]) == KNOWN_INPUTS.keys()
     for config in CONFIGS:
         jsonschema.validate(json.loads(save_head(new_head(config), tmp_path).joinpath("config.json").read_text()), SCHEMA)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"hidden_size": 0}, {"judges": "all"}, {"new": 1}, {"format_version": 2}, {"inputs": ["words"]}]
+    "changes", [{"hidden_size": 0}, {"predicts": "all"}, {"new": 1}, {"format_version": 2}, {"inputs": ["words"]}]
 )
 def test_the_schema_refuses_what_is_no_head(folder, changes):
     edit_config(folder, **changes)
@@ -252,7 +252,7 @@ def test_a_calibration_is_kept_and_one_that_is_none_is_named(folder):
         load_head(folder)
 
 
-@pytest.mark.parametrize("key", ["hidden_size", "depth", "judges", "inputs", "width"])
+@pytest.mark.parametrize("key", ["hidden_size", "depth", "predicts", "inputs", "width"])
 def test_a_missing_key_is_named(folder, key):
     edit_config(folder, **{key: "gone"})
     with pytest.raises(UserError, match=rf"config\.json lacks the key '{key}'"):

@@ -9,7 +9,7 @@ from specheads.heads.cost import counted_share, step_weights
 from specheads.pair import LanguageModel
 
 HIDDEN = 32
-HEAD = AcceptanceHead(HeadConfig(HIDDEN, depth=0, judges="input_token"))  # 32 weights and a bias, float32
+HEAD = AcceptanceHead(HeadConfig(HIDDEN, depth=0, predicts="input_token"))  # 32 weights and a bias, float32
 
 
 def counted(name):

@@ -8,14 +8,14 @@ from torch import nn
 
 from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.heads.network import ResidualBlock
+from specheads.heads.portable.network import ResidualBlock
 
 H, E = 16, 12  # hidden and embedding size
 KINDS = ["input_token", "next_token"]
 
 
-def config(judges="next_token", depth=3, **kwargs):
-    return HeadConfig(hidden_size=H, embedding_size=E, judges=judges, depth=depth, **kwargs)
+def config(predicts="next_token", depth=3, **kwargs):
+    return HeadConfig(hidden_size=H, embedding_size=E, predicts=predicts, depth=depth, **kwargs)
 
 
 def new_head(*args, seed=0, **kwargs):
@@ -41,10 +41,10 @@ def features(*shape, dtype=torch.float32, seed=0):
 # --- shapes
 
 
-@pytest.mark.parametrize("judges", KINDS)
+@pytest.mark.parametrize("predicts", KINDS)
 @pytest.mark.parametrize("depth", range(5))
-def test_a_head_gives_one_logit_per_token_whatever_the_leading_shape(judges, depth):
-    head = new_head(judges, depth)
+def test_a_head_gives_one_logit_per_token_whatever_the_leading_shape(predicts, depth):
+    head = new_head(predicts, depth)
     assert len(head.blocks) == depth
     inputs = features(2, 3)
     logits = head(inputs)
@@ -72,9 +72,9 @@ def test_a_lookahead_head_projects_all_its_inputs_to_its_width():
 def test_a_lookahead_head_on_a_wide_draft_stays_small_and_the_papers_does_not():
     assert HeadConfig(hidden_size=4096).width == 256
     assert HeadConfig(hidden_size=160).width == 20 and HeadConfig(hidden_size=32).width == 8
-    assert HeadConfig(hidden_size=4096, judges="input_token").width == 4096
+    assert HeadConfig(hidden_size=4096, predicts="input_token").width == 4096
     assert (
-        HeadConfig(hidden_size=4096, width=64).width == HeadConfig(hidden_size=4096, judges="input_token", width=64).width == 64
+        HeadConfig(hidden_size=4096, width=64).width == HeadConfig(hidden_size=4096, predicts="input_token", width=64).width == 64
     )
 
 
@@ -98,9 +98,9 @@ def test_a_draft_probability_of_zero_stays_finite():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("judges", KINDS)
-def test_a_head_computes_in_float32_whatever_the_drafts_type(judges, dtype):
-    head, inputs = new_head(judges), features(4, dtype=dtype)
+@pytest.mark.parametrize("predicts", KINDS)
+def test_a_head_computes_in_float32_whatever_the_drafts_type(predicts, dtype):
+    head, inputs = new_head(predicts), features(4, dtype=dtype)
     logits = head(inputs)
     assert logits.dtype == torch.float32
     assert torch.equal(logits, head({name: value.float() for name, value in inputs.items()}))
@@ -132,12 +132,12 @@ def test_a_fresh_block_is_the_identity_and_can_still_learn():
     assert block.linear.weight.grad.abs().min() > 0 and block.linear.bias.grad.abs().min() > 0
 
 
-@pytest.mark.parametrize("judges", KINDS)
-def test_fresh_heads_of_every_depth_start_as_the_linear_one(judges):
+@pytest.mark.parametrize("predicts", KINDS)
+def test_fresh_heads_of_every_depth_start_as_the_linear_one(predicts):
     inputs, outputs = features(5), []
     for depth in range(5):
         torch.manual_seed(3)
-        head = AcceptanceHead(config(judges, depth))
+        head = AcceptanceHead(config(predicts, depth))
         outputs.append(head.readout(head.projection(head.assemble(inputs))).squeeze(-1))
         assert torch.equal(head(inputs), outputs[-1])
 
@@ -212,7 +212,7 @@ def test_another_draft_revision_is_an_error_that_names_both(pair):
 def test_a_head_that_reads_the_target_fits_that_target_alone(pair):
     target = {"id": "theirs", "revision": "r9"}
     AcceptanceHead(config(target=target)).check_fits(pair)  # it does not read it
-    reading = {"judges": "next_token", "inputs": ("hidden", "target_hidden"), "target_size": 16}
+    reading = {"predicts": "next_token", "inputs": ("hidden", "target_hidden"), "target_size": 16}
     AcceptanceHead(config(**reading, target={"id": "t", "revision": pair.target_revision})).check_fits(pair)
     with pytest.raises(UserError, match=rf"target theirs at revision r9.*tiny-target at revision {pair.target_revision}"):
         AcceptanceHead(config(**reading, target=target)).check_fits(pair)
@@ -224,11 +224,11 @@ def test_a_head_that_reads_the_target_fits_that_target_alone(pair):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"judges": "last_token"}, r"head\.judges='last_token' is not known; use one of input_token, next_token"),
+        ({"predicts": "last_token"}, r"head\.predicts='last_token' is not known; use one of input_token, next_token"),
         ({"depth": -1}, r"head\.depth=-1 is no count"),
         (
             {"inputs": ("hidden", "phase_of_the_moon")},
-            r"head\.inputs names 'phase_of_the_moon'; a head with judges=next_token can see hidden, embedding",
+            r"head\.inputs names 'phase_of_the_moon'; a head with predicts=next_token can see hidden, embedding",
         ),
     ],
 )
@@ -242,20 +242,24 @@ def test_a_head_that_judges_its_input_cannot_read_what_belongs_to_the_next_token
     # When the decoder asks such a head about y_i, the embedding and probability at hand are those of y_{i+1}; in training
     # they would be y_i's.
     with pytest.raises(UserError, match=rf"head\.inputs names '{name}'"):
-        HeadConfig(hidden_size=H, judges="input_token", inputs=("hidden", name))
+        HeadConfig(hidden_size=H, predicts="input_token", inputs=("hidden", name))
 
 
-@pytest.mark.parametrize("judges", KINDS)
-def test_no_inputs_named_means_all_that_the_kind_can_see(judges):
-    every = {"input_token": ("hidden",), "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy")}[judges]
-    assert HeadConfig(hidden_size=H, judges=judges).inputs == HeadConfig(hidden_size=H, judges=judges, inputs=[]).inputs == every
+@pytest.mark.parametrize("predicts", KINDS)
+def test_no_inputs_named_means_all_that_the_kind_can_see(predicts):
+    every = {"input_token": ("hidden",), "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy")}[predicts]
+    assert (
+        HeadConfig(hidden_size=H, predicts=predicts).inputs
+        == HeadConfig(hidden_size=H, predicts=predicts, inputs=[]).inputs
+        == every
+    )
 
 
 @pytest.mark.parametrize(
     "original",
     [
         HeadConfig(hidden_size=H),
-        HeadConfig(hidden_size=H, judges="input_token", depth=0, width=7),
+        HeadConfig(hidden_size=H, predicts="input_token", depth=0, width=7),
         HeadConfig(
             hidden_size=H,
             embedding_size=E,

@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specheads.commands.head_tool import inspect
 from specheads.errors import UserError
 from specheads.evaluation.find import store_dev_prompts
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.heads.train_prompts import FILE, TrainPrompts, id_number, numbers_of, words_number
-from specheads.tool import inspect
+from specheads.heads.train_prompts import FILE, TrainPrompts, id_number, numbers_of, text_hash
 
 TRAIN, DEV = ["def f(x):\n", "Say hello.\n\nTo all.", "def f(x):\n"], ["Of what?"]
 
@@ -35,14 +35,14 @@ def test_words_are_kept_once(folder):
     kept = load_file(folder / FILE)
     assert kept["train"].tolist() == sorted(int.from_bytes(one, "big", signed=True) for one in digits)
     learned = load_head(folder).train_prompts
-    assert learned.train.tolist() == kept["train"].tolist() and learned.dev.tolist() == [words_number(DEV[0])]
+    assert learned.train.tolist() == kept["train"].tolist() and learned.dev.tolist() == [text_hash(DEV[0])]
 
 
 def test_templates_of_other_white_space_and_case_make_the_same_words():
     texts = [f"Say it.{gap}{given}" for gap in ("\n", "\n\n", " \t") for given in ("All of it", "all of it\n")]
-    assert len({words_number(text) for text in texts}) == 1
-    assert words_number("Say it.") != words_number("Say it!") != words_number("Sayit.")
-    assert {words_number("a b"), id_number("00000000000000ff")} == numbers_of("00000000000000ff", "A  b") and id_number(
+    assert len({text_hash(text) for text in texts}) == 1
+    assert text_hash("Say it.") != text_hash("Say it!") != text_hash("Sayit.")
+    assert {text_hash("a b"), id_number("00000000000000ff")} == numbers_of("00000000000000ff", "A  b") and id_number(
         "f" * 16
     ) == -1
 
@@ -71,7 +71,7 @@ def test_a_calibration_adds_its_dev_prompts(folder):
     head = load_head(folder)
     store_dev_prompts(folder, head, ["seven"])
     again = load_head(folder).train_prompts
-    assert again.dev.tolist() == [words_number("seven")] and again.train.tolist() == sorted(map(words_number, set(TRAIN)))
+    assert again.dev.tolist() == [text_hash("seven")] and again.train.tolist() == sorted(map(text_hash, set(TRAIN)))
     (folder / FILE).unlink()
     store_dev_prompts(folder, load_head(folder), ["seven"])
     assert not (folder / FILE).exists()  # one that does not know its train prompts does not say that it has none

@@ -18,13 +18,13 @@ from safetensors.torch import load_model
 from torch import nn
 
 import specheads
-from data_gen.prompts import NanoSource
+from specheads.commands.head_tool import done
 from specheads.decoding.stopping import HeadThreshold
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.integrations.transformers import assist
 from specheads.integrations.vllm import HeadProposer
-from specheads.tool import done
+from specheads.prompts.sources import NanoSource
 
 NUM_PROMPTS, NUM_TOKENS, THRESHOLD, LONGEST = 20, 20, 0.6, 7
 KINDS = {
@@ -36,7 +36,7 @@ KINDS = {
 def new_head(pair, kind, folder):
     torch.manual_seed(1)
     who = {"draft": {"id": pair.draft_id, "revision": pair.draft_revision}}
-    head = AcceptanceHead(HeadConfig(hidden_size=pair.draft_lm.hidden_size, judges=kind, **KINDS[kind], **who))
+    head = AcceptanceHead(HeadConfig(hidden_size=pair.draft_lm.hidden_size, predicts=kind, **KINDS[kind], **who))
     nn.init.normal_(head.readout.weight, std=0.1)
     nn.init.constant_(head.readout.bias, 1.5)
     return save_head(head, folder)
@@ -60,19 +60,19 @@ def decoded(pair, prompt, begin):
         while len(drafted) < len(prompt) + NUM_TOKENS - len(text) - 1:
             tokens = torch.tensor([text + drafted])
             hidden = pair.draft_lm.hidden_states(tokens)[:, -1]
-            law = pair.draft_lm.logits(hidden).softmax(-1)
-            token = law.argmax(-1)
+            distribution = pair.draft_lm.logits(hidden).softmax(-1)
+            token = distribution.argmax(-1)
             drafted.append(int(token))
-            entropy = -(law * law.clamp_min(1e-38).log()).sum(-1)
-            features = {"hidden": hidden, "embedding": pair.draft_lm.embed(token), "draft_prob": law[:, token[0]]}
-            if stops(features | {"max_prob": law.max(-1).values, "entropy": entropy}) or drafted[-1] in ends:
+            entropy = -(distribution * distribution.clamp_min(1e-38).log()).sum(-1)
+            features = {"hidden": hidden, "embedding": pair.draft_lm.embed(token), "draft_prob": distribution[:, token[0]]}
+            if stops(features | {"max_prob": distribution.max(-1).values, "entropy": entropy}) or drafted[-1] in ends:
                 break
         lengths.append(len(drafted))
         text += verified(pair, text, drafted)
     return text[len(prompt) :], lengths
 
 
-def threshold_on(judges, chance):
+def threshold_on(predicts, chance):
     """The rule by its definition, on `chance(features, index)` of a token: stop once a rejection is likelier than the threshold."""
 
     def begin():
@@ -80,10 +80,10 @@ def threshold_on(judges, chance):
 
         def stops(features):
             nonlocal survival, count
-            index = count - (judges == "input_token")
+            index = count - (predicts == "input_token")
             survival *= float(chance(features, torch.tensor([index]))) if index >= 0 else 1.0
             count += 1
-            return (1 - survival > THRESHOLD and count >= (2 if judges == "input_token" else 1)) or count >= LONGEST
+            return (1 - survival > THRESHOLD and count >= (2 if predicts == "input_token" else 1)) or count >= LONGEST
 
         return stops
 

@@ -10,12 +10,12 @@ from head_kinds import KINDS
 from specheads.errors import UserError
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.integrations import judgement
+from specheads.integrations import head_graph as judgement
 from specheads.integrations.formats import FORMATS
 from specheads.integrations.onnx import judged_by, write_onnx
 from specheads.integrations.torch_export import write_program
 
-KINDS = KINDS | {"one number": {"judges": "next_token", "depth": 0, "inputs": ("max_prob",)}}
+KINDS = KINDS | {"one number": {"predicts": "next_token", "depth": 0, "inputs": ("max_prob",)}}
 CALIBRATION = {"slope": [1.2, 0.8, 0.7], "intercept": [0.1, 0.0, -0.2]}
 
 

@@ -18,14 +18,14 @@ from transformers import (
 )
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-from data_gen.prompts import NanoSource
 from specheads import SpeculativeDecoder, Warp
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.integrations.loaders import CUSTOM_GENERATE, loader_source, write_loader
+from specheads.heads.portable.loaders import CUSTOM_GENERATE, loader_source, write_loader
 from specheads.integrations.transformers import assist
+from specheads.prompts.sources import NanoSource
 
 BOUNDS = {"threshold": 0.6, "max_tokens": 7}
 LONGEST_ROUND = 21  # without bounds: 20 drafted tokens and the target's own
@@ -195,7 +195,7 @@ def test_samples_follow_the_targets_law(tmp_path):
     with torch.no_grad():
         first = pair.target(prompt).logits[0, -1].double().softmax(-1)
         pairs = torch.stack([pair.target(torch.tensor([[1, 2, token]])).logits[0, -1].double().softmax(-1) for token in range(5)])
-    law, lengths = (first[:, None] * pairs).flatten(), set()
+    distribution, lengths = (first[:, None] * pairs).flatten(), set()
     torch.manual_seed(0)
     found = torch.zeros(25, dtype=torch.float64)
     with assist(pair.target, pair.draft, head, threshold=0.5, max_tokens=3, any_draft=True) as handle:
@@ -206,7 +206,7 @@ def test_samples_follow_the_targets_law(tmp_path):
             found[5 * tokens[0, 2] + tokens[0, 3]] += 1
             lengths |= {drafted for drafted, _ in handle.rounds}
     assert len(lengths) > 2
-    assert chi_square_p_value(found, law) > 1e-6
+    assert chi_square_p_value(found, distribution) > 1e-6
 
 
 def test_threads_do_not_disturb_each_other(nano, prompts, simple):

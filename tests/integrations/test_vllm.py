@@ -11,16 +11,19 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
-from data_gen.prompts import NanoSource
 from specheads import SpeculativeDecoder, Warp
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.integrations import vllm as module
+from specheads.prompts.sources import NanoSource
 
 WINDOW, LONGEST = 384, 6
-KINDS = {"look-ahead": {"judges": "next_token", "depth": 2, "width": 24}, "the paper's": {"judges": "input_token", "depth": 1}}
+KINDS = {
+    "look-ahead": {"predicts": "next_token", "depth": 2, "width": 24},
+    "the paper's": {"predicts": "input_token", "depth": 1},
+}
 
 
 def config(head, draft="embedded:nano/draft", **given):
@@ -225,7 +228,7 @@ def test_a_draft_with_a_sliding_window_is_rewound(tmp_path):
     torch.manual_seed(0)
     draft = MistralForCausalLM(MistralConfig(vocab_size=50, sliding_window=12, eos_token_id=None, **small)).eval()
     draft.save_pretrained(tmp_path / "draft")
-    head = AcceptanceHead(HeadConfig(hidden_size=16, judges="input_token", depth=1))
+    head = AcceptanceHead(HeadConfig(hidden_size=16, predicts="input_token", depth=1))
     proposer = module.HeadProposer(config(save_head(head, tmp_path / "head"), str(tmp_path / "draft"), threshold=1.0))
     proposer.load_model()
     rows, length = np.zeros((1, WINDOW), np.int32), 5

@@ -116,7 +116,7 @@ DAMAGES = {
 }
 VERIFY_ALL = """
 import sys
-from specheads import tool
+from specheads.commands import head_tool as tool
 for folder in sys.argv[1:]:
     sys.argv = ["specheads", "verify", f"head={folder}"]
     try:

@@ -3,14 +3,14 @@ import pytest
 import torch
 from families import family_pair
 
-from data_gen.prompts import Prompt
 from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp
 from specheads.decoding.drafting import drafting_features
+from specheads.prompts.sources import Prompt
 from specheads.replay import recording as module
-from specheads.replay.judge import head_fingerprint, judge
-from specheads.replay.record import RecordSettings
-from specheads.replay.recording import TRUTH, load_recording, make_recording
+from specheads.replay.head_scores import head_fingerprint, judge
+from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
+from specheads.replay.response_tree import RecordSettings
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +26,15 @@ def small_shards(monkeypatch):
 SAMPLED = Warp(1.0)
 
 
-def make(pair, folder, count=5, warp=SAMPLED, num_draws=2, seed=0, advance=lambda count: None):
+def make(pair, folder, count=5, warp=SAMPLED, num_samples=2, seed=0, advance=lambda count: None):
     generator = np.random.default_rng(7)
     prompts = [(Prompt(f"{i:04x}", "test", ""), generator.integers(29, size=3 + i).tolist()) for i in range(count)]
-    return make_recording(pair, prompts, warp, GenerationSettings(12), RecordSettings(num_draws, 4, 8), seed, folder, advance)
+    return make_recording(pair, prompts, warp, GenerationSettings(12), RecordSettings(num_samples, 4, 8), seed, folder, advance)
 
 
-def head(seed, judges="next_token"):
+def head(seed, predicts="next_token"):
     torch.manual_seed(seed)
-    head = AcceptanceHead(HeadConfig(32, 1, judges, width=8)).eval().requires_grad_(False)
+    head = AcceptanceHead(HeadConfig(32, 1, predicts, width=8)).eval().requires_grad_(False)
     torch.nn.init.normal_(head.readout.weight)
     return head
 
@@ -90,27 +90,27 @@ def test_other_settings_are_another_recording(pair, tmp_path):
     folders = [
         make(pair, tmp_path),
         make(pair, tmp_path, seed=1),
-        make(pair, tmp_path, num_draws=3),
+        make(pair, tmp_path, num_samples=3),
         make(pair, tmp_path, warp=Warp(0.5)),
     ]
     assert len(set(folders)) == 4
     # Greedy decoding has but one course, however many draws are asked for.
-    assert make(pair, tmp_path, warp=Warp(0), num_draws=2) == make(pair, tmp_path, warp=Warp(0), num_draws=3)
+    assert make(pair, tmp_path, warp=Warp(0), num_samples=2) == make(pair, tmp_path, warp=Warp(0), num_samples=3)
 
 
 def test_judges_say_what_the_decoder_would_hear_and_are_asked_once(pair, tmp_path):
     folder = make(pair, tmp_path)
     heads = {head_fingerprint(one): one for one in (head(0), head(1), head(2, "input_token"))}
     first = next(iter(heads))
-    judge(folder, pair, {first: heads[first]}, truth=False)
-    (before,) = [path.stat().st_mtime_ns for path in (folder / "judges" / first).glob("manifest.json")]
+    judge(folder, pair, {first: heads[first]}, ground_truth=False)
+    (before,) = [path.stat().st_mtime_ns for path in (folder / "predictions" / first).glob("manifest.json")]
     passes = []
-    judge(folder, pair, heads, truth=True, advance=passes.append)
+    judge(folder, pair, heads, ground_truth=True, advance=passes.append)
     assert passes == [1] * 10  # one pass for both new heads, one of the target
-    assert (folder / "judges" / first / "manifest.json").stat().st_mtime_ns == before
-    judge(folder, pair, heads, truth=True, advance=passes.append)
+    assert (folder / "predictions" / first / "manifest.json").stat().st_mtime_ns == before
+    judge(folder, pair, heads, ground_truth=True, advance=passes.append)
     assert passes[10:] == [5, 5]  # nothing is left to do for either
-    recording = load_recording(folder, [*heads, TRUTH])
+    recording = load_recording(folder, [*heads, GROUND_TRUTH])
     nodes = {}
     for number in range(5):
         start, response = int(recording.first[number]), recording.response(number)
@@ -152,7 +152,7 @@ def test_labels_pair_every_proposed_token_with_its_fate_and_with_what_follows(pa
 def test_two_at_work_on_one_recording_are_told_apart(pair, tmp_path):
     folder = make(pair, tmp_path)
     with module.exclusive(folder), pytest.raises(UserError, match="another run"):
-        judge(folder, pair, {}, truth=True)
+        judge(folder, pair, {}, ground_truth=True)
 
 
 def test_every_node_belongs_to_the_response_that_it_was_recorded_for(pair, tmp_path):

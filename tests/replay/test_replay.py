@@ -8,14 +8,14 @@ import pytest
 import torch
 from families import family_pair
 
-from data_gen.prompts import Prompt
 from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp
 from specheads.decoding import stopping
-from specheads.replay.judge import head_fingerprint, judge
-from specheads.replay.record import RecordSettings
-from specheads.replay.recording import TRUTH, load_recording, make_recording
+from specheads.prompts.sources import Prompt
+from specheads.replay.head_scores import head_fingerprint, judge
+from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
 from specheads.replay.replay import Ceiling, Replayed, head_logits, oracle, recorded_head, replay
+from specheads.replay.response_tree import RecordSettings
 
 NUM_TOKENS = 40
 
@@ -32,8 +32,8 @@ def heads(pair):
     torch.manual_seed(0)
     size = pair.target_lm.hidden_size
     looking = {"next_token": ("hidden", "embedding", "index", "target_hidden"), "input_token": ("hidden", "index")}
-    heads = [AcceptanceHead(HeadConfig(32, 1, judges, width=8)) for judges in looking]
-    heads += [AcceptanceHead(HeadConfig(32, 1, judges, inputs, 8, target_size=size)) for judges, inputs in looking.items()]
+    heads = [AcceptanceHead(HeadConfig(32, 1, predicts, width=8)) for predicts in looking]
+    heads += [AcceptanceHead(HeadConfig(32, 1, predicts, inputs, 8, target_size=size)) for predicts, inputs in looking.items()]
     for head in heads:
         head.eval().requires_grad_(False)
         torch.nn.init.normal_(head.readout.weight, std=2.0)
@@ -45,12 +45,12 @@ def prompts(count):
     return [(Prompt(f"{i:04x}", "test", ""), generator.integers(29, size=3 + i % 5).tolist()) for i in range(count)]
 
 
-def recorded(pair, heads, folder, warp, count, num_draws=1, max_new_tokens=NUM_TOKENS):
+def recorded(pair, heads, folder, warp, count, num_samples=1, max_new_tokens=NUM_TOKENS):
     settings = GenerationSettings(max_new_tokens, batch_size=16)
-    folder = make_recording(pair, prompts(count), warp, settings, RecordSettings(num_draws, 20, 32), 0, folder)
+    folder = make_recording(pair, prompts(count), warp, settings, RecordSettings(num_samples, 20, 32), 0, folder)
     named = {head_fingerprint(head): head for head in heads}
-    judge(folder, pair, named, truth=True)
-    return load_recording(folder, [*named, TRUTH])
+    judge(folder, pair, named, ground_truth=True)
+    return load_recording(folder, [*named, GROUND_TRUTH])
 
 
 def every_rule(heads):
@@ -70,7 +70,7 @@ def live_rounds(pair, rule, warp, prompt, seed=0, max_new_tokens=NUM_TOKENS):
 
 def test_in_greedy_mode_every_rule_has_the_very_rounds_of_decoding(pair, heads, tmp_path):
     recording = recorded(pair, heads, tmp_path, Warp(0), 6)
-    assert recording.num_draws == 1 and 0.3 < recording.accepted.float().mean() < 0.95
+    assert recording.num_samples == 1 and 0.3 < recording.accepted.float().mean() < 0.95
     assert recording.finished.any() and not recording.finished.all()
     rules = every_rule(heads)
     replayed = replay(recording, [rule for _, rule in rules])
@@ -95,7 +95,7 @@ def test_in_sampling_counts_agree_with_decoding_in_the_mean(pair, heads, tmp_pat
         rows = [(replace(p, prompt_id=f"{p.prompt_id}{repeat}"), ids) for p, ids in prompts(count)]
         folder = make_recording(pair, rows, warp, GenerationSettings(length), RecordSettings(4, 20, 64), 0, tmp_path)
         named = {head_fingerprint(head): head for head in heads}
-        judge(folder, pair, named, truth=False)
+        judge(folder, pair, named, ground_truth=False)
         parts.append(load_recording(folder, list(named)))
     for rule, recorded_rule in every_rule(heads)[1::2]:
         offline = [replay(part, [recorded_rule])[0].per_prompt(count) for part in parts]
@@ -114,7 +114,7 @@ def test_in_sampling_counts_agree_with_decoding_in_the_mean(pair, heads, tmp_pat
 
 
 def test_rules_are_walked_together_as_they_are_alone(pair, heads, tmp_path):
-    recording = recorded(pair, heads, tmp_path, Warp(1.0), 5, num_draws=3)
+    recording = recorded(pair, heads, tmp_path, Warp(1.0), 5, num_samples=3)
     rules = [rule for _, rule in every_rule(heads)]
     for rule, together in zip(rules, replay(recording, rules), strict=True):
         (alone,) = replay(recording, [rule])
@@ -125,7 +125,7 @@ def test_rules_are_walked_together_as_they_are_alone(pair, heads, tmp_path):
 
 
 def test_rounds_tile_every_response(pair, heads, tmp_path):
-    recording = recorded(pair, heads, tmp_path, Warp(1.0), 5, num_draws=3)
+    recording = recorded(pair, heads, tmp_path, Warp(1.0), 5, num_samples=3)
     for rounds in [*replay(recording, [rule for _, rule in every_rule(heads)]), oracle(recording)]:
         for prompt in range(5):
             for draw in range(3):
@@ -158,18 +158,18 @@ def test_the_greedy_oracle_discards_nothing_and_calls_once_per_difference(pair, 
 
 def test_true_probabilities_are_those_of_both_laws_and_the_ceiling_uses_them(pair, heads, tmp_path):
     warp = Warp(0.8, top_k=6)
-    recording = recorded(pair, heads, tmp_path, warp, 4, num_draws=2)
-    truth = recording.features[TRUTH]
+    recording = recorded(pair, heads, tmp_path, warp, 4, num_samples=2)
+    ground_truth = recording.features[GROUND_TRUTH]
     for number in range(4):
         response, first = recording.response(number), int(recording.first[number])
         for i in range(0, len(response), 5):
             text = torch.tensor([recording.prompts[number] + response[:i]])
             t, d = (warp(model(text, use_cache=False).logits[0, -1]) for model in (pair.target, pair.draft))
-            assert truth[first + i] == pytest.approx(
+            assert ground_truth[first + i] == pytest.approx(
                 min(1.0, (t[response[i]] / d[response[i]]).item()) if d[response[i]] else 0.0, abs=1e-5
             )
     node, _, accepted, _ = recording.labels()
-    assert (truth[node[~accepted]] < 1).all()  # only a token that the target likes less than the draft does is rejected
+    assert (ground_truth[node[~accepted]] < 1).all()  # only a token that the target likes less than the draft does is rejected
     (rounds,) = replay(recording, [Ceiling(0.0)])
     counts = rounds.per_prompt(4)
     assert counts.drafted.sum() < replay(recording, [Ceiling(1.0)])[0].per_prompt(4).drafted.sum()
@@ -228,7 +228,7 @@ def two_of_each(head):
 
 
 def test_rules_that_learn_are_walked_together_as_they_are_alone(pair, heads, tmp_path):
-    recording = recorded(pair, heads, tmp_path, Warp(1.0), 6, num_draws=2)
+    recording = recorded(pair, heads, tmp_path, Warp(1.0), 6, num_samples=2)
     rules, found = two_of_each(heads[0]), []
     for rule, together in zip(rules, replay(recording, rules), strict=True):
         (alone,) = replay(recording, [rule])
@@ -245,14 +245,14 @@ def test_rules_that_learn_have_the_very_rounds_of_decoding_in_greedy_mode(pair, 
         if isinstance(rule, stopping.ExpectedThroughput | stopping.HeadThreshold):
             rule.head = heads[0]  # the head itself in the place of what was recorded of it
             rule.needs = rule.needs - {head_fingerprint(heads[0])} | set(heads[0].config.inputs)
-            rule.program = (rule.program[0], heads[0], *rule.program[2:])
+            rule.compile_key = (rule.compile_key[0], heads[0], *rule.compile_key[2:])
         for number, (_, ids) in enumerate(prompts(3)):
             live = [(r.num_drafted, r.num_accepted, len(r.tokens)) for r in live_rounds(pair, rule, Warp(0), ids)]
             assert rounds_of(rounds, number) == live, type(rule).__name__
 
 
 def test_what_a_head_that_looks_at_rounds_says_depends_on_the_round(pair, heads, tmp_path):
-    recording = recorded(pair, heads[2:3], tmp_path, Warp(1.0), 5, num_draws=2)
+    recording = recorded(pair, heads[2:3], tmp_path, Warp(1.0), 5, num_samples=2)
     values = recording.in_rounds[head_fingerprint(heads[2])]
     counts = recording.first_meeting.diff(append=torch.tensor([len(values)]))
     assert counts.min() == 1 and 3 <= counts.max() <= recording.max_tokens
@@ -264,11 +264,11 @@ def test_the_logit_of_a_proposed_token_is_that_of_the_index_it_has_there(pair, h
     """A head whose logit is the index itself, of either kind."""
     told = []
     for head in heads[2:]:
-        own = AcceptanceHead(HeadConfig(32, 0, head.config.judges, ("index",), 1)).requires_grad_(False)
+        own = AcceptanceHead(HeadConfig(32, 0, head.config.predicts, ("index",), 1)).requires_grad_(False)
         for name, value in own.named_parameters():
             value.fill_(1.0 if "weight" in name else 0.0)
         told.append(own)
-    recording = recorded(pair, told, tmp_path, Warp(1.0), 5, num_draws=2)
+    recording = recorded(pair, told, tmp_path, Warp(1.0), 5, num_samples=2)
     for head in told:
         logits, accepted, furthest = head_logits(recording, recorded_head(head))
         index = torch.minimum(torch.arange(logits.shape[1]), furthest[:, None])

@@ -49,7 +49,7 @@ class ChainStep:
 
     def __init__(self, lm: LanguageModel, warp: Warp, rule: StoppingRule) -> None:
         self.lm, self.warp, self.rule = lm, warp, rule
-        self.program = (ChainStep, warp, rule.program)
+        self.compile_key = (ChainStep, warp, rule.compile_key)
 
     def __call__(
         self, output: ForwardOutput, uniform: Tensor, ends: Tensor, state: ChainState
@@ -78,17 +78,19 @@ class ChainDrafter:
     """Drafts chains into a memory."""
 
     def __init__(self, engine: Engine, step: ChainStep, memory: DraftMemory, ahead: bool = False) -> None:
-        self._engine, self._rule, self._step, self._ahead = engine, step.rule, engine.unit(step), ahead
+        self._engine, self._rule, self._step, self._ahead = engine, step.rule, engine.compiled_step(step), ahead
         self._memory = memory
         self._going, self._stopped = torch.tensor([[False], [True]], device=engine.lm.device)
         self._flag = Flag(engine.lm.device)
 
-    def rehearse(self, ends: Tensor) -> None:
+    def warm_up(self, ends: Tensor) -> None:
         """Prepare the engine for what drafting runs: forwards over one pending token, or two after a draft that was accepted."""
         uniform = torch.zeros(1, dtype=torch.float64, device=ends.device)
-        self._engine.rehearse(self._step, (1, 2), uniform, ends, ChainState(self._going, self._rule.init(1, ends.device)))
+        self._engine.warm_up(self._step, (1, 2), uniform, ends, ChainState(self._going, self._rule.init(1, ends.device)))
 
-    def draft(self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, owed: int = 0) -> Draft:
+    def draft(
+        self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, num_probs_needed: int = 0
+    ) -> Draft:
         """Return a draft of at most `limit` tokens behind the committed ones; see Drafter."""
         memory, calls, limit, self._base = self._memory, 0, min(limit, self._rule.max_tokens), len(committed)
         tokens = torch.tensor([committed[self._engine.length :]], device=ends.device)
@@ -107,13 +109,13 @@ class ChainDrafter:
             tokens = token[:, None]
             if not self._ahead and self._flag.read():
                 break
-        if owed > count:
+        if num_probs_needed > count:
             if next_probs is None:
                 _, next_probs, state = self._step(tokens, draws.take(1), ends, ChainState(self._stopped, state.rule))
                 draws.give_back(1)
                 calls += 1
             memory.probs[count] = next_probs[0]
-        next_probs = memory.probs[count] if owed > count else None
+        next_probs = memory.probs[count] if num_probs_needed > count else None
         self._state, self._count = state.rule, count
         return Draft.chain(memory.tokens[:count], memory.probs[:count], calls, next_probs)
 

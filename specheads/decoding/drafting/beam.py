@@ -47,28 +47,30 @@ class BeamDrafter(TreeDrafter):
     def __init__(self, num_beams: int, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> None:
         most = num_beams * usual_length(rule)
         super().__init__(engine, warp, rule, most, num_beams)
-        self.num_beams, self._memory, self._laws = num_beams, memory, memory.laws(most + 1)
+        self.num_beams, self._memory, self._probs = num_beams, memory, memory.distributions(most + 1)
 
-    def draft(self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, owed: int = 0) -> Draft:
+    def draft(
+        self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, num_probs_needed: int = 0
+    ) -> Draft:
         """Return the best beam behind the committed tokens, at most `limit` long."""
         self._joint, self._ended, self._best = {ROOT: 0.0}, {}, ROOT
         grown = self.grow(committed, state, limit, draws, ends)
         self._path = grown.nodes.path(self._best)
         for index, node in enumerate(self._path):
-            token = torch.tensor([grown.nodes.tokens[node]], device=self._laws.device)
-            self._memory.write(index, token, self._laws[grown.nodes.parents[node] + 1][None])
+            token = torch.tensor([grown.nodes.tokens[node]], device=self._probs.device)
+            self._memory.write(index, token, self._probs[grown.nodes.parents[node] + 1][None])
         count = len(self._path)
         draft = Draft.chain(self._memory.tokens[:count], self._memory.probs[:count], grown.num_draft_calls)
         return replace(draft, nan=grown.nan)
 
     def propose(self, frontier: Frontier, draws: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
-        law, device = self.law(frontier.logits), frontier.logits.device
-        self._laws[torch.tensor(frontier.nodes, device=device) + 1] = law
+        distribution, device = self.distribution(frontier.logits), frontier.logits.device
+        self._probs[torch.tensor(frontier.nodes, device=device) + 1] = distribution
         before = torch.tensor([self._joint[node] for node in frontier.nodes], dtype=torch.float64, device=device)
-        joint = (before[:, None] + law.double().log()).flatten()
+        joint = (before[:, None] + distribution.double().log()).flatten()
         top = joint.topk(min(self.num_beams, len(joint))).indices
-        rows, tokens = top // law.shape[1], top % law.shape[1]
-        return rows, tokens, law[rows, tokens].double()
+        rows, tokens = top // distribution.shape[1], top % distribution.shape[1]
+        return rows, tokens, distribution[rows, tokens].double()
 
     def admit(self, nodes: Nodes, drawn: Sequence[Drawn]) -> tuple[dict[int, Drawn], list[int]]:
         """A beam that ends stays in the running; the search is over once the best one has ended."""

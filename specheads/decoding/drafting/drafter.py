@@ -16,10 +16,12 @@ from specheads.sampling import Uniforms, Warp
 class Drafter(Protocol):
     """Drafts for one decoder, round by round."""
 
-    def rehearse(self, ends: Tensor) -> None:
+    def warm_up(self, ends: Tensor) -> None:
         """Prepare the engine for all that drafting runs."""
 
-    def draft(self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, owed: int = 0) -> Draft:
+    def draft(
+        self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, num_probs_needed: int = 0
+    ) -> Draft:
         """Return a draft behind the committed tokens, whose last at least the draft model has not read.
 
         Args:

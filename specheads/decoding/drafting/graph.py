@@ -50,12 +50,14 @@ class GraphDrafter(TopDrafter):
         self.most_pending = rule.max_tokens + 1  # accepted copies were not read
         super().__init__(choices, engine, warp, rule)
 
-    def draft(self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, owed: int = 0) -> Draft:
+    def draft(
+        self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, num_probs_needed: int = 0
+    ) -> Draft:
         self._first: dict[tuple[int, ...], int] = {}
         self._same: dict[int, int] = {}  # by merged node: where the run was first
         self._context = list(committed[-self.choices.tau :])
         self._deepest = min(limit, self.rule.max_tokens)
-        return super().draft(committed, state, limit, draws, ends, owed)
+        return super().draft(committed, state, limit, draws, ends, num_probs_needed)
 
     def without_repeats(self, nodes: Nodes, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
         """A run's first occurrence is the likeliest node that goes on with it: a pruned one would have nothing to copy."""

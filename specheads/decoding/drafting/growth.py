@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from specheads.decoding.drafting.autoregressive import drafting_features
-from specheads.decoding.engine import Engine, ForwardOutput, Tail
+from specheads.decoding.engine import Engine, ForwardOutput, TreeSlots
 from specheads.decoding.records import Draft
 from specheads.decoding.stopping import MAX_TOKENS, StoppingRule
 from specheads.sampling import Uniforms, Warp
@@ -68,7 +68,7 @@ class Read:
     """Work that hands over what a forward gives; for trees, in a tail of `width` slots."""
 
     def __init__(self, width: int = 0) -> None:
-        self.program = ("read", width)
+        self.compile_key = ("read", width)
 
     def __call__(self, output: ForwardOutput) -> tuple[Tensor, Tensor]:
         return output.logits[0], output.hidden[0]
@@ -82,34 +82,34 @@ class TreeReader:
         self.engine, self._most_at_once, self._most_pending = engine, most_at_once, most_pending
         device = engine.lm.device
         width = most_nodes + 1 + engine.padded(most_at_once)
-        self._tail = Tail.empty(width, device)
+        self._tree_slots = TreeSlots.empty(width, device)
         # Rows are written one by one, which numpy does ten times as fast.
         self._seen, self._depth = np.eye(width, dtype=bool), np.zeros(width, dtype=np.int64)
         self._seen_tensor, self._depth_tensor = torch.from_numpy(self._seen), torch.from_numpy(self._depth)
-        self._context = engine.unit(Read())
-        self._nodes = engine.unit(Read(width), all_logits=True, tree=True)
+        self._context = engine.compiled_step(Read())
+        self._nodes = engine.compiled_step(Read(width), all_logits=True, tree=True)
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         """Prepare the engine for all that reading runs."""
-        self.engine.rehearse(self._context, range(1, self._most_pending + 1))
-        self.rehearse_nodes()
+        self.engine.warm_up(self._context, range(1, self._most_pending + 1))
+        self.warm_up_nodes()
 
-    def rehearse_nodes(self) -> None:
+    def warm_up_nodes(self) -> None:
         """Prepare the engine for reading nodes alone."""
         counts = sorted({self.engine.padded(count) for count in range(1, self._most_at_once + 1)})
-        self.engine.rehearse(self._nodes, counts, self._tail)
+        self.engine.warm_up(self._nodes, counts, self._tree_slots)
 
     def begin(self, pending: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Read committed tokens; return logits (1, V) and hidden states (1, H) after them, the context of a new tree."""
         logits, hidden = self._context(torch.tensor([pending], device=self.engine.lm.device))
         self.base, self.slots = self.engine.length - 1, {ROOT: 0}
-        self._tail.base.fill_(self.base)
+        self._tree_slots.base.fill_(self.base)
         return logits, hidden[-1:]
 
     def read_whole(self, nodes: Nodes, last: int) -> tuple[Tensor, Tensor]:
         """Read the last committed token and all nodes behind it; return logits (1 + N, V) and hidden states (1 + N, H) after each."""
         self.base, self.slots = self.engine.length, {ROOT: 0}
-        self._tail.base.fill_(self.base)
+        self._tree_slots.base.fill_(self.base)
         return self._read(nodes, range(len(nodes)), [last])
 
     def read(self, nodes: Nodes, new: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -122,12 +122,12 @@ class TreeReader:
             self._depth[slot] = nodes.depth[node] + 1
             self._seen[slot] = self._seen[self.slots[nodes.parents[node]]]
             self._seen[slot, slot] = True
-        self._tail.depth.copy_(self._depth_tensor)
-        self._tail.seen.copy_(self._seen_tensor)
+        self._tree_slots.depth.copy_(self._depth_tensor)
+        self._tree_slots.seen.copy_(self._seen_tensor)
         tokens = before + [nodes.tokens[node] for node in new]
         count = len(tokens)
         tokens += [0] * (self.engine.padded(count) - count)
-        logits, hidden = self._nodes(torch.tensor([tokens], device=self.engine.lm.device), self._tail)
+        logits, hidden = self._nodes(torch.tensor([tokens], device=self.engine.lm.device), self._tree_slots)
         self.engine.rewind(self.base + len(self.slots))
         return logits[:count], hidden[:count]
 
@@ -204,12 +204,12 @@ class TreeDrafter:
     def __init__(self, engine: Engine, warp: Warp, rule: StoppingRule, most_nodes: int, most_at_once: int) -> None:
         self.engine, self.rule, self.most_nodes = engine, rule, most_nodes
         # Greedy laws are point masses, by which nothing can be ranked.
-        self.law = Warp() if warp.greedy else warp
+        self.distribution = Warp() if warp.greedy else warp
         self.reader = TreeReader(engine, most_nodes, most_at_once, self.most_pending)
 
-    def rehearse(self, ends: Tensor) -> None:
+    def warm_up(self, ends: Tensor) -> None:
         """Prepare the engine for all that drafting runs."""
-        self.reader.rehearse()
+        self.reader.warm_up()
 
     def grow(self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor) -> Grown:
         """Return a tree of at most `limit` levels behind the committed tokens."""

@@ -50,10 +50,12 @@ class LookupDrafter:
     def __init__(self, max_ngram: int, rule: StoppingRule, device: torch.device) -> None:
         self.max_ngram, self.rule, self._device = max_ngram, rule, device
 
-    def rehearse(self, ends: Tensor) -> None:
+    def warm_up(self, ends: Tensor) -> None:
         """There is nothing to prepare."""
 
-    def draft(self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, owed: int = 0) -> Draft:
+    def draft(
+        self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, num_probs_needed: int = 0
+    ) -> Draft:
         """Return at most `limit` tokens that followed the same run of tokens before."""
         nodes, node = Nodes(), ROOT
         limit = min(limit, self.rule.max_tokens)

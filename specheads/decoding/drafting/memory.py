@@ -14,15 +14,15 @@ class DraftMemory:
         self.sequence = torch.zeros(1, most + 1, dtype=torch.long, device=device)
         self.tokens = self.sequence[0, 1:]
         self.probs = torch.zeros(most + 1, lm.vocab_size, dtype=lm.probs_dtype, device=device)
-        self._laws: Tensor | None = None
+        self._probs: Tensor | None = None
         # Views made once: making one costs as much as a copy.
         self._rows = list(zip(self.tokens.split(1), self.probs.split(1), strict=False))
 
-    def laws(self, count: int) -> Tensor:
+    def distributions(self, count: int) -> Tensor:
         """Return room for the laws (count, V) of a tree while it grows, the same from drafter to drafter."""
-        if self._laws is None or len(self._laws) < count:
-            self._laws = self.probs.new_zeros(count, self.probs.shape[1])
-        return self._laws
+        if self._probs is None or len(self._probs) < count:
+            self._probs = self.probs.new_zeros(count, self.probs.shape[1])
+        return self._probs
 
     def write(self, index: int, token: Tensor, probs: Tensor) -> None:
         """Take the token (1,) at `index` and the law (1, V) it was drawn from."""

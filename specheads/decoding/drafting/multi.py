@@ -57,27 +57,29 @@ class MultiDrafter(TreeDrafter):
     def __init__(self, choices: Multi, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> None:
         most = choices.most_read(usual_length(rule))
         super().__init__(engine, warp, rule, most, choices.num_chains)
-        self.choices, self.law, self._laws = choices, warp, memory.laws(most + 1)
+        self.choices, self.distribution, self._probs = choices, warp, memory.distributions(most + 1)
 
-    def draft(self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, owed: int = 0) -> Draft:
+    def draft(
+        self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, num_probs_needed: int = 0
+    ) -> Draft:
         """Return the chains behind the committed tokens, at most `limit` long."""
         self._chains = [ROOT] * self.choices.num_chains  # the end of each that still grows
         grown = self.grow(committed, state, limit, draws, ends)
-        laws = self._laws[: len(grown.nodes) + 1]
-        return grown.nodes.draft(laws, grown.num_draft_calls, replacement=self.choices.replacement, nan=grown.nan)
+        distributions = self._probs[: len(grown.nodes) + 1]
+        return grown.nodes.draft(distributions, grown.num_draft_calls, replacement=self.choices.replacement, nan=grown.nan)
 
     def propose(self, frontier: Frontier, draws: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
-        law, device = self.law(frontier.logits), frontier.logits.device
-        self._laws[torch.tensor(frontier.nodes, device=device) + 1] = law
+        distribution, device = self.distribution(frontier.logits), frontier.logits.device
+        self._probs[torch.tensor(frontier.nodes, device=device) + 1] = distribution
         place = {node: row for row, node in enumerate(frontier.nodes)}
         rows = torch.tensor([place[end] for end in self._chains], device=device)
         uniform = draws.take(self.choices.num_chains)[: len(rows)]
         if self.choices.replacement or frontier.nodes != [ROOT]:
-            tokens = self.law.draw(law[rows], uniform)
-            return rows, tokens, law[rows, tokens].double()
-        tokens, probs, left = [], [], law.clone()  # each from what the ones before it leave
+            tokens = self.distribution.draw(distribution[rows], uniform)
+            return rows, tokens, distribution[rows, tokens].double()
+        tokens, probs, left = [], [], distribution.clone()  # each from what the ones before it leave
         for number in range(len(rows)):
-            token = self.law.draw(left, uniform[number : number + 1])
+            token = self.distribution.draw(left, uniform[number : number + 1])
             tokens.append(token)
             probs.append(left.gather(1, token[:, None])[:, 0])
             left = left.scatter(1, token[:, None], 0.0)

@@ -83,7 +83,9 @@ class TopDrafter(TreeDrafter):
         super().__init__(engine, warp, rule, choices.max_nodes, min(choices.max_width, choices.max_nodes))
         self.choices = choices
 
-    def draft(self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, owed: int = 0) -> Draft:
+    def draft(
+        self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, num_probs_needed: int = 0
+    ) -> Draft:
         """Return a tree behind the committed tokens, at most `limit` deep."""
         self._joint = {ROOT: 0.0}
         grown = self.grow(committed, state, limit, draws, ends)
@@ -94,7 +96,7 @@ class TopDrafter(TreeDrafter):
         return grown.nodes.draft(None, grown.num_draft_calls, nan=grown.nan)
 
     def propose(self, frontier: Frontier, draws: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
-        top = self.law(frontier.logits).topk(min(self.choices.top_k, self.engine.lm.vocab_size), dim=-1)
+        top = self.distribution(frontier.logits).topk(min(self.choices.top_k, self.engine.lm.vocab_size), dim=-1)
         rows = torch.arange(len(top.values), device=top.values.device)[:, None].expand_as(top.indices)
         return rows.flatten(), top.indices.flatten(), top.values.flatten().double()
 
@@ -115,8 +117,8 @@ class TopDrafter(TreeDrafter):
             if not (one.stop or small):
                 onward.append(node)
         onward = sorted(onward, key=lambda node: -self._joint[node]) if len(nodes) < choices.max_nodes else []
-        likeliest = self.without_repeats(nodes, onward, [node for node, one in admitted.items() if not one.stop])
-        return admitted, sorted(likeliest)
+        most_likely = self.without_repeats(nodes, onward, [node for node, one in admitted.items() if not one.stop])
+        return admitted, sorted(most_likely)
 
     def without_repeats(self, nodes: Nodes, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
         """Return the nodes that get children, of those that might, `onward`, the likeliest first; `new` are those that no rule stopped."""

@@ -8,13 +8,23 @@ import logging
 import os
 
 from specheads.decoding.engine.compiled import CompiledEngine
-from specheads.decoding.engine.eager import EagerEngine, Engine, ForwardOutput, Unit, Work
+from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Engine, Epilogue, ForwardOutput
 from specheads.decoding.engine.graph import GraphEngine
-from specheads.decoding.engine.tree import Tail
+from specheads.decoding.engine.tree_reading import TreeSlots
 from specheads.errors import UserError
 from specheads.pair import LanguageModel
 
-__all__ = ["EagerEngine", "Engine", "ForwardOutput", "Tail", "Unit", "Work", "check_engine", "make_engine", "resolve_engine"]
+__all__ = [
+    "EagerEngine",
+    "Engine",
+    "ForwardOutput",
+    "TreeSlots",
+    "CompiledStep",
+    "Epilogue",
+    "check_engine",
+    "make_engine",
+    "resolve_engine",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +44,7 @@ def resolve_engine(name: str) -> str:
     return name
 
 
-def make_engine(name: str, lm: LanguageModel, capacity: int, room: int = 0) -> Engine:
+def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int = 0) -> Engine:
     """Return the engine called `name` for one model, with memory for a text of `capacity` positions and `room` for a tree behind it.
 
     Raises:
@@ -42,23 +52,23 @@ def make_engine(name: str, lm: LanguageModel, capacity: int, room: int = 0) -> E
     """
     name = resolve_engine(name)
     if name == "eager":
-        return EagerEngine(lm, capacity, room)
+        return EagerEngine(lm, capacity, spare_capacity)
     if name == "cuda_graph" and lm.device.type == "cpu":
         logger.warning("engine=cuda_graph without CUDA only goes through the motions; use engine=compiled for speed.")
-        return GraphEngine(lm, capacity, room=room)
-    obstacle = obstacle_to_units(lm)
+        return GraphEngine(lm, capacity, spare_capacity=spare_capacity)
+    obstacle = obstacle_to_compiling(lm)
     if name == "auto" and obstacle:
         logger.warning("%s runs eagerly: %s", type(lm.model).__name__, obstacle)
-        return EagerEngine(lm, capacity, room)
+        return EagerEngine(lm, capacity, spare_capacity)
     if name == "auto":
         chosen = GraphEngine if lm.device.type == "cuda" else CompiledEngine
-        return chosen(lm, capacity, strict=False, room=room)
+        return chosen(lm, capacity, strict=False, spare_capacity=spare_capacity)
     if obstacle:
         raise UserError(f"engine={name} cannot run {type(lm.model).__name__}: {obstacle}. Use engine=eager.")
-    return ENGINES[name](lm, capacity, room=room)
+    return ENGINES[name](lm, capacity, spare_capacity=spare_capacity)
 
 
-def obstacle_to_units(lm: LanguageModel) -> str | None:
+def obstacle_to_compiling(lm: LanguageModel) -> str | None:
     """Return why this model's forwards can be neither compiled nor captured here, or None."""
     devices = {str(weight.device) for weight in lm.model.parameters()}
     if len(devices) > 1:

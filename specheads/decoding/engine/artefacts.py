@@ -20,10 +20,10 @@ import transformers
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from specheads.decoding.engine.eager import Work
-from specheads.decoding.engine.program import Program, modules_in
-from specheads.files import cache_folder
+from specheads.decoding.engine.compiled_program import Program, modules_in
+from specheads.decoding.engine.eager import Epilogue
 from specheads.pair import LanguageModel
+from specheads.storage.files import cache_folder
 
 logger = logging.getLogger(__name__)
 
@@ -48,24 +48,24 @@ def folder() -> Path:
     return cache_folder() / "compiled"
 
 
-def name_of(lm: LanguageModel, work: Work, *facts: Any) -> str | None:
+def name_of(lm: LanguageModel, epilogue: Epilogue, *facts: Any) -> str | None:
     """Return what tells apart the compiled code of a model, the work after it and `facts` (numbers and example tensors).
 
     None: it cannot be said what they are (a description that is an address, a class whose source cannot be read, a hook), so that
     the code must not be kept.
     """
-    whole = [lm.model, *modules_in(work.program)]
+    whole = [lm.model, *modules_in(epilogue.compile_key)]
     parts = [(name, part) for module in whole for name, part in module.named_modules()]
-    sources = [_source(type(one)) for one in (work, *vars(work).values(), *(part for _, part in parts))]
+    sources = [_source(type(one)) for one in (epilogue, *vars(epilogue).values(), *(part for _, part in parts))]
     hooked = any(part._forward_hooks or part._forward_pre_hooks for _, part in parts)
-    if " at 0x" in repr(work.program) or None in sources or hooked:
+    if " at 0x" in repr(epilogue.compile_key) or None in sources or hooked:
         return None
     weights = [tensor for module in whole for tensor in (*module.parameters(), *module.buffers())]
     weights, facts = tree_map_only(Tensor, lambda x: (tuple(x.shape), x.stride(), x.dtype, x.device), (weights, facts))
     model = (type(lm.model).__name__, lm.config.to_json_string(), lm.config._attn_implementation, lm.vocab_size, weights)
     modules = [(name, type(part), part.training) for name, part in parts]
     code = _sources(Path(__file__).parents[2])
-    facts = (_machine(), torch.get_num_threads(), code, sources, model, modules, work.program, facts)
+    facts = (_machine(), torch.get_num_threads(), code, sources, model, modules, epilogue.compile_key, facts)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
 
 

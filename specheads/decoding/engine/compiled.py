@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from specheads.decoding.engine.artefacts import load_or_compile, name_of
-from specheads.decoding.engine.eager import Work
+from specheads.decoding.engine.compiled_program import Program, modules_in
+from specheads.decoding.engine.eager import Epilogue
 from specheads.decoding.engine.narrow import MOST_ROWS, NarrowProducts
-from specheads.decoding.engine.program import Program, modules_in
-from specheads.decoding.engine.static import Memory, Runner, StaticEngine, run_unit
+from specheads.decoding.engine.static import Memory, Runner, StaticEngine, run_step
 from specheads.errors import UserError
 from specheads.pair import LanguageModel
 
@@ -31,25 +31,25 @@ def width_of(count: int) -> int:
     return 0 if count == 1 else 1 if count <= MOST_ROWS else 2
 
 
-class UnitModule(nn.Module):
+class StepModule(nn.Module):
     """`run_unit` as a module that owns the weights it reads."""
 
-    def __init__(self, lm: LanguageModel, work: Work, all_logits: bool, tree: bool, narrow: bool) -> None:
+    def __init__(self, lm: LanguageModel, epilogue: Epilogue, all_logits: bool, tree: bool, narrow: bool) -> None:
         super().__init__()
-        self.model, self.others = lm.model, nn.ModuleList(modules_in(work.program))
-        self.unit = partial(run_unit, lm, work, all_logits, tree)
+        self.model, self.others = lm.model, nn.ModuleList(modules_in(epilogue.compile_key))
+        self.compiled_step = partial(run_step, lm, epilogue, all_logits, tree)
         self.products = NarrowProducts() if narrow else nullcontext()
 
     def forward(self, tokens: Tensor, start: Tensor, places: Tensor, memory: Memory, inputs: tuple[Any, ...]) -> Any:
         with self.products:
-            return self.unit(memory, tokens, start, places, inputs)
+            return self.compiled_step(memory, tokens, start, places, inputs)
 
 
 class CompiledEngine(StaticEngine):
     """`engine=compiled`. `strict`: raise UserError where a unit cannot be compiled, in place of running it as it is."""
 
-    def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, room: int = 0) -> None:
-        super().__init__(lm, capacity, room)
+    def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, spare_capacity: int = 0) -> None:
+        super().__init__(lm, capacity, spare_capacity)
         self.strict = strict
         self._compiled: dict[Hashable, Runner] = {}
 
@@ -66,26 +66,26 @@ class CompiledEngine(StaticEngine):
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
         return (width_of(count),)
 
-    def _prepare(self, work: Work, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:
+    def _prepare(self, epilogue: Epilogue, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:
         """Return the compiled unit, from disk if it is there."""
-        key = (work.program, all_logits, tree, width_of(args[0].shape[1]))
+        key = (epilogue.compile_key, all_logits, tree, width_of(args[0].shape[1]))
         if key not in self._compiled:
             try:
-                self._compiled[key] = self._compile(work, all_logits, tree, args)
+                self._compiled[key] = self._compile(epilogue, all_logits, tree, args)
             except Exception as error:  # a compiler has many ways to fail, and each means the same here
                 reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
                 if self.strict:
                     raise UserError(f"{type(self.lm.model).__name__} cannot be compiled ({reason}); use engine=eager.") from error
                 logger.warning("%s runs uncompiled: %s", type(self.lm.model).__name__, reason)
-                self._compiled[key] = super()._prepare(work, all_logits, tree, args)
+                self._compiled[key] = super()._prepare(epilogue, all_logits, tree, args)
         return self._compiled[key]
 
-    def _compile(self, work: Work, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:
+    def _compile(self, epilogue: Epilogue, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:
         start = time.perf_counter()
         tokens, first, _, inputs = args
         width = width_of(tokens.shape[1])
         tokens, places = tokens.new_zeros(1, FEW) if width == 1 else tokens, self._places[: self.bucket]
-        module = UnitModule(self.lm, work, all_logits, tree, narrow=width < 2 and self.lm.device.type == "cpu")
+        module = StepModule(self.lm, epilogue, all_logits, tree, narrow=width < 2 and self.lm.device.type == "cpu")
 
         def compile_program() -> Program:
             logger.info("compiling %s; later runs find it on disk", what)
@@ -93,8 +93,8 @@ class CompiledEngine(StaticEngine):
                 module, (tokens, first, places, self._memory, inputs), {0: 1, 2: 0} if width else {2: 0}, OPTIONS
             )
 
-        what = f"{type(work).__name__} of {type(self.lm.model).__name__} for {WIDTHS[width]}"
-        name = name_of(self.lm, work, all_logits, tree, width, OPTIONS, self._memory, inputs)
+        what = f"{type(epilogue).__name__} of {type(self.lm.model).__name__} for {WIDTHS[width]}"
+        name = name_of(self.lm, epilogue, all_logits, tree, width, OPTIONS, self._memory, inputs)
         program, was_there = load_or_compile(name, compile_program)
         logger.info("%s %s in %.1f s", "loaded" if was_there else "compiled", what, time.perf_counter() - start)
         return program.bind(module, self._memory)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from specheads.decoding.engine.tree import Tail, reading_tree
+from specheads.decoding.engine.tree_reading import TreeSlots, reading_tree
 from specheads.pair import LanguageModel
 
 
@@ -26,15 +26,15 @@ class ForwardOutput:
     logits: Tensor
 
 
-class Work(Protocol):
+class Epilogue(Protocol):
     """What follows a forward: tensors in, tensors (and tuples of them) out; may hold modules."""
 
-    program: Hashable  # work of equal programs does the same with the same inputs, so an engine compiles it once
+    compile_key: Hashable  # work of equal programs does the same with the same inputs, so an engine compiles it once
 
     def __call__(self, output: ForwardOutput, *inputs: Any) -> Any: ...
 
 
-Unit = Callable[..., Any]
+CompiledStep = Callable[..., Any]
 
 
 class Engine(Protocol):
@@ -46,11 +46,11 @@ class Engine(Protocol):
     num_prepared: int  # units compiled or captured so far; a decoder that has warmed up causes no more
 
     def forward(
-        self, tokens: Tensor, positions: Tensor | None = None, tail: Tail | None = None, num_logits: int = 1
+        self, tokens: Tensor, positions: Tensor | None = None, tree_slots: TreeSlots | None = None, num_logits: int = 1
     ) -> ForwardOutput:
         """Append `tokens` (B, T) to the memory and run the model over them."""
 
-    def unit(self, work: Work, all_logits: bool = False, tree: bool = False) -> Unit:
+    def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> CompiledStep:
         """Return a function of `(tokens, *inputs)` that runs a forward over `tokens` (1, T) and `work(output, *inputs)` in one.
 
         `work` takes and returns tensors (and tuples of them), and may hold modules. What a unit returns is valid until it
@@ -58,7 +58,7 @@ class Engine(Protocol):
         are nodes of a tree, whose Tail comes before the other inputs.
         """
 
-    def rehearse(self, unit: Unit, counts: Sequence[int], *inputs: Any) -> None:
+    def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
         """Prepare `unit` for forwards over so many tokens at any length, with inputs like these; the memory is empty after it."""
 
     def padded(self, count: int) -> int:
@@ -115,10 +115,10 @@ class EagerEngine:
 
     num_prepared = 0
 
-    def __init__(self, lm: LanguageModel, capacity: int, room: int = 0) -> None:
+    def __init__(self, lm: LanguageModel, capacity: int, spare_capacity: int = 0) -> None:
         """Memory for texts of `capacity` positions, and `room` behind them for trees."""
         self.lm = lm
-        self.capacity, self._reach = capacity, capacity + room
+        self.capacity, self._reach = capacity, capacity + spare_capacity
         self._layers = [KVLayer(self._reach) for _ in range(lm.config.num_hidden_layers)]
         self._cache = Cache(layers=self._layers)
 
@@ -131,7 +131,7 @@ class EagerEngine:
         self,
         tokens: Tensor,
         positions: Tensor | None = None,
-        tail: Tail | None = None,
+        tree_slots: TreeSlots | None = None,
         num_logits: int = 1,
         attention_mask: Tensor | None = None,
     ) -> ForwardOutput:
@@ -149,23 +149,27 @@ class EagerEngine:
         if positions is None:
             positions = torch.arange(start, end, device=tokens.device)[None].expand_as(tokens)
         causal = nullcontext({"position_ids": positions, "attention_mask": attention_mask})
-        reading = causal if tail is None else reading_tree(self.lm, tail, tail.base.new_tensor(start), tokens.shape[1], end)
+        reading = (
+            causal
+            if tree_slots is None
+            else reading_tree(self.lm, tree_slots, tree_slots.base.new_tensor(start), tokens.shape[1], end)
+        )
         with reading as kwargs:
             hidden = self.lm.hidden_states(tokens, past_key_values=self._cache, use_cache=True, **kwargs)
         for layer in self._layers:  # one that the model skips has no memory, but a length
             layer.length = end
         return ForwardOutput(tokens, hidden, logits=self.lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
 
-    def unit(self, work: Work, all_logits: bool = False, tree: bool = False) -> Unit:
+    def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> CompiledStep:
         """Return a function of `(tokens, *inputs)` that runs a forward and then `work(output, *inputs)`; see Engine."""
 
         def run(tokens: Tensor, *inputs: Any) -> Any:
-            tail, inputs = (inputs[0], inputs[1:]) if tree else (None, inputs)
-            return work(self.forward(tokens, tail=tail, num_logits=tokens.shape[1] if all_logits else 1), *inputs)
+            tree_slots, inputs = (inputs[0], inputs[1:]) if tree else (None, inputs)
+            return epilogue(self.forward(tokens, tree_slots=tree_slots, num_logits=tokens.shape[1] if all_logits else 1), *inputs)
 
         return run
 
-    def rehearse(self, unit: Unit, counts: Sequence[int], *inputs: Any) -> None:
+    def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
         self.rewind(0)  # there is nothing to prepare
 
     def padded(self, count: int) -> int:
@@ -205,7 +209,7 @@ class EagerEngine:
         """Return the layers that have memory: of those that a model skips nothing is kept."""
         return [layer for layer in self._layers if layer.is_initialized]
 
-    def fork(self, rows: Tensor, lengths: Tensor, room: int) -> tuple["EagerEngine", Tensor]:
+    def fork(self, rows: Tensor, lengths: Tensor, spare_capacity: int) -> tuple["EagerEngine", Tensor]:
         """Return an engine whose row b goes on from the first `lengths[b]` >= 1 positions of row `rows[b]` of this one, and its mask.
 
         This one's rows begin in its first position. The other's are left-padded to the longest, as (B, W) of the mask says; `room` more
@@ -213,7 +217,7 @@ class EagerEngine:
         """
         width = int(lengths.max())
         index = torch.arange(width, device=lengths.device) - (width - lengths)[:, None]
-        other = EagerEngine(self.lm, width + room)
+        other = EagerEngine(self.lm, width + spare_capacity)
         for ours, theirs in zip(self._layers, other._layers, strict=True):
             theirs.length = width
             if not ours.is_initialized:

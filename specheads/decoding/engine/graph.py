@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils._triton import has_triton
 
 from specheads.decoding.engine.compiled import CompiledEngine
-from specheads.decoding.engine.eager import Work
-from specheads.decoding.engine.static import Runner, run_unit
+from specheads.decoding.engine.eager import Epilogue
+from specheads.decoding.engine.static import Runner, run_step
 from specheads.errors import UserError
 from specheads.pair import LanguageModel
 
@@ -30,8 +30,8 @@ class GraphEngine(CompiledEngine):
 
     bucket = 128
 
-    def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, room: int = 0) -> None:
-        super().__init__(lm, capacity, strict, room)
+    def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, spare_capacity: int = 0) -> None:
+        super().__init__(lm, capacity, strict, spare_capacity)
         self._compiles = lm.device.type == "cuda" and has_triton()
         self._inputs: dict[Hashable, tuple[Any, ...]] = {}
         self._pool = torch.cuda.graph_pool_handle() if lm.device.type == "cuda" else None
@@ -50,25 +50,25 @@ class GraphEngine(CompiledEngine):
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
         return (count, size)
 
-    def _prepare(self, work: Work, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:
+    def _prepare(self, epilogue: Epilogue, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:
         if self._compiles:
-            unit = super()._prepare(work, all_logits, tree, args)
+            compiled_step = super()._prepare(epilogue, all_logits, tree, args)
         else:
-            unit = partial(run_unit, self.lm, work, all_logits, tree, self._memory)
+            compiled_step = partial(run_step, self.lm, epilogue, all_logits, tree, self._memory)
         tokens, start, places, inputs = args
         # Graphs of one unit share what they read, whatever their size: a draft's laws are large.
-        inputs = self._inputs.setdefault((work.program, all_logits, tree), tree_map_only(Tensor, torch.clone, inputs))
+        inputs = self._inputs.setdefault((epilogue.compile_key, all_logits, tree), tree_map_only(Tensor, torch.clone, inputs))
         static = (tokens.clone(), inputs)
         device = self.lm.device.index if self._pool else -1  # graphs are of the current device; -1 leaves it alone
         try:
             with torch.cuda.device(device):
-                graph, out = self._capture(lambda: unit(static[0], start, places, static[1]))
+                graph, out = self._capture(lambda: compiled_step(static[0], start, places, static[1]))
         except RuntimeError as error:  # a forward that waits for the device cannot be captured
             reason = next(iter(str(error).strip().splitlines()), "")
             if self.strict:
                 raise UserError(f"{type(self.lm.model).__name__} cannot be captured ({reason}); use engine=compiled.") from error
             logger.warning("%s runs uncaptured: %s", type(self.lm.model).__name__, reason)
-            return unit
+            return compiled_step
         held = tree_leaves(static)
 
         def run(tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]) -> Any:
@@ -83,29 +83,29 @@ class GraphEngine(CompiledEngine):
         super()._forget()
         self._inputs.clear()
 
-    def _capture(self, unit: Callable[[], Any]) -> tuple[Any, Any]:
+    def _capture(self, compiled_step: Callable[[], Any]) -> tuple[Any, Any]:
         """Return a graph of `unit` and the tensors that its replays write to."""
         if self._pool is None:
-            graph = FakeGraph(unit)
+            graph = FakeGraph(compiled_step)
             return graph, graph.out
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(WARM_UPS):
-                unit()
+                compiled_step()
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            out = unit()
+            out = compiled_step()
         return graph, out
 
 
 class FakeGraph:
     """A CUDA graph's replay without CUDA: runs the captured unit again and writes into the captured outputs."""
 
-    def __init__(self, unit: Callable[[], Any]) -> None:
-        self.out, self._unit = tree_map_only(Tensor, torch.clone, unit()), unit
+    def __init__(self, compiled_step: Callable[[], Any]) -> None:
+        self.out, self._compiled_step = tree_map_only(Tensor, torch.clone, compiled_step()), compiled_step
 
     def replay(self) -> None:
-        for held, new in zip(tree_leaves(self.out), tree_leaves(self._unit()), strict=True):
+        for held, new in zip(tree_leaves(self.out), tree_leaves(self._compiled_step()), strict=True):
             held.copy_(new)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from specheads.decoding.engine.eager import EagerEngine, ForwardOutput, Unit, Work
-from specheads.decoding.engine.program import modules_in
-from specheads.decoding.engine.tree import reading_tree
+from specheads.decoding.engine.compiled_program import modules_in
+from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput
+from specheads.decoding.engine.tree_reading import reading_tree
 from specheads.pair import LanguageModel
 
 Memory = list[tuple[Tensor, Tensor]]  # keys and values of each layer
@@ -53,9 +53,9 @@ class StaticLayer(CacheLayerMixin):
         return self.keys.shape[2]
 
 
-def run_unit(
+def run_step(
     lm: LanguageModel,
-    work: Work,
+    epilogue: Epilogue,
     all_logits: bool,
     tree: bool,
     memory: Memory,
@@ -68,15 +68,15 @@ def run_unit(
     size, count = places.shape[0], tokens.shape[1]
     cache = Cache(layers=[StaticLayer(keys, values, start, size) for keys, values in memory])
     if tree:
-        tail, *inputs = inputs
-        reading = reading_tree(lm, tail, start, count, size)
+        tree_slots, *inputs = inputs
+        reading = reading_tree(lm, tree_slots, start, count, size)
     else:
         # What pads a forward at the end of the window has no position of its own.
         positions = (start + torch.arange(count, device=tokens.device)).clamp_max(lm.window - 1)[None]
         reading = nullcontext({"position_ids": positions})
     with reading as kwargs:
         hidden = lm.hidden_states(tokens, past_key_values=cache, use_cache=True, **kwargs)
-    return work(ForwardOutput(tokens, hidden, lm.logits(hidden if all_logits else hidden[:, -1:])), *inputs)
+    return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden if all_logits else hidden[:, -1:])), *inputs)
 
 
 def _places(module: nn.Module) -> list[tuple[int, torch.dtype]]:
@@ -84,7 +84,7 @@ def _places(module: nn.Module) -> list[tuple[int, torch.dtype]]:
     return [(tensor.data_ptr(), tensor.dtype) for tensor in (*module.parameters(), *module.buffers())]
 
 
-def room_for(capacity: int, bucket: int) -> int:
+def rounded_capacity(capacity: int, bucket: int) -> int:
     """Return the positions to allocate: more than `capacity` by a bucket, which pads the last forwards, and another, which no unit
     reads.
 
@@ -100,8 +100,8 @@ class StaticEngine(EagerEngine):
 
     bucket = 64  # forwards read memory in multiples of this, so that cost follows the context and loops have no odd ends
 
-    def __init__(self, lm: LanguageModel, capacity: int, room: int = 0) -> None:
-        whole = room_for(capacity + room, self.bucket)
+    def __init__(self, lm: LanguageModel, capacity: int, spare_capacity: int = 0) -> None:
+        whole = rounded_capacity(capacity + spare_capacity, self.bucket)
         super().__init__(lm, capacity, whole - capacity)
         self._reach = whole - self.bucket  # the most that a unit reads: code compiled for a part may not fit the whole
         self._runners: dict[Hashable, Runner] = {}
@@ -116,7 +116,7 @@ class StaticEngine(EagerEngine):
         self._places = torch.zeros(whole, device=lm.device)
         self.num_prepared = 0  # compilations and captures so far; none is due once a decoder has warmed up
 
-    def unit(self, work: Work, all_logits: bool = False, tree: bool = False) -> Unit:
+    def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> CompiledStep:
         runners, layers = self._runners, self._layers
 
         def run(tokens: Tensor, *inputs: Any) -> Any:
@@ -127,12 +127,12 @@ class StaticEngine(EagerEngine):
             self._start.fill_(length)
             size = self._size(end)
             args = (tokens, self._start, self._places[:size], inputs)
-            key = (work.program, all_logits, tree, *self._shape(count, size))
+            key = (epilogue.compile_key, all_logits, tree, *self._shape(count, size))
             runner = runners.get(key)
             if runner is None:
-                for module in modules_in(work.program):
+                for module in modules_in(epilogue.compile_key):
                     self._watch(module)
-                runner = runners[key] = self._prepare(work, all_logits, tree, args)
+                runner = runners[key] = self._prepare(epilogue, all_logits, tree, args)
                 self.num_prepared += 1
                 self._start.fill_(length)
             out = runner(*args)
@@ -142,16 +142,16 @@ class StaticEngine(EagerEngine):
 
         return run
 
-    def rehearse(self, unit: Unit, counts: Sequence[int], *inputs: Any) -> None:
-        rehearsed = set()
+    def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
+        warmed_up = set()
         for count in counts:
             for size in self._sizes():
-                if self._shape(count, size) in rehearsed or size < count:
+                if self._shape(count, size) in warmed_up or size < count:
                     continue
-                rehearsed.add(self._shape(count, size))
+                warmed_up.add(self._shape(count, size))
                 for layer in self._layers:
                     layer.length = size - count
-                unit(torch.zeros((1, count), dtype=torch.long, device=self.lm.device), *inputs)
+                compiled_step(torch.zeros((1, count), dtype=torch.long, device=self.lm.device), *inputs)
         self.rewind(0)
 
     def rewind(self, length: int) -> None:
@@ -182,5 +182,5 @@ class StaticEngine(EagerEngine):
         """Return what a unit is prepared for, of forwards over `count` tokens that read `size` positions of memory."""
         return ()
 
-    def _prepare(self, work: Work, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:
-        return partial(run_unit, self.lm, work, all_logits, tree, self._memory)
+    def _prepare(self, epilogue: Epilogue, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:
+        return partial(run_step, self.lm, epilogue, all_logits, tree, self._memory)

@@ -55,7 +55,7 @@ class MaxProbability(CertaintyRule):
     """Stop at the first token of whose law no probability reaches `threshold` (BiLD's fallback, Kim et al. 2023, section 3.2)."""
 
     needs = frozenset({"max_prob"})
-    program = "max_probability"
+    compile_key = "max_probability"
 
     def __init__(self, threshold: float = 0.9, max_tokens: int = 10) -> None:
         check_probability("threshold", threshold, "a probability of the draft's, for example 0.9")
@@ -94,7 +94,7 @@ class Confidence(CertaintyRule):
             raise UserError(f"retune={retune} is neither true nor false.")
         super().__init__(threshold, max_tokens)
         self.retune = retune
-        self.program = ("confidence", max_tokens)  # the size of a buffer
+        self.compile_key = ("confidence", max_tokens)  # the size of a buffer
 
     def memory(self, batch: int, device: torch.device) -> Pairs:
         drafted = torch.zeros(batch, self.max_tokens, dtype=torch.float64, device=device)
@@ -154,7 +154,7 @@ class EntropyThreshold(CertaintyRule):
     """
 
     needs = frozenset({"entropy"})
-    program = "entropy_threshold"
+    compile_key = "entropy_threshold"
 
     def __init__(self, threshold: float = 1.0, max_tokens: int = MAX_TOKENS) -> None:
         check_not_negative("threshold", threshold, "the square root of an entropy in nats, for example 1")
@@ -187,7 +187,7 @@ class AdaptiveEntropy(CertaintyRule):
     """
 
     needs = frozenset({"entropy"})
-    program = "adaptive_entropy"
+    compile_key = "adaptive_entropy"
 
     def __init__(
         self,

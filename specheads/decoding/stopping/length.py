@@ -30,7 +30,7 @@ class LengthRule(Rule):
     """What these rules share: the first length, and a step that counts."""
 
     needs = frozenset()
-    program = "length"
+    compile_key = "length"
 
     def __init__(self, first: int, max_tokens: int) -> None:
         check_count("max_tokens", max_tokens, least=1)
@@ -98,7 +98,7 @@ class AcceptedAverage(LengthRule):
     Source: the adaptive number of speculative steps in SGLang, which looks at a whole batch; here every prompt has its own.
     """
 
-    program = "length by an average"
+    compile_key = "length by an average"
 
     def __init__(self, start: int = 5, smoothing: float = 0.2, extra: int = 1, max_tokens: int = MAX_TOKENS) -> None:
         super().__init__(start, max_tokens)
@@ -148,7 +148,7 @@ class BanditLength(LengthRule):
         check_not_negative("exploration", exploration, "the weight of what is not known about a length, for example 0.5")
         self.arms, self.cost_ratio, self.exploration = tuple(sorted(arms)), cost_ratio, exploration
         super().__init__(self.arms[(len(arms) - 1) // 2], self.arms[-1])
-        self.program = ("length by a bandit", len(arms))
+        self.compile_key = ("length by a bandit", len(arms))
 
     def memory(self, batch: int, device: torch.device) -> Arms:
         lengths = torch.tensor([self.arms], device=device).repeat(batch, 1)

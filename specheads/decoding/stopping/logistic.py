@@ -55,7 +55,7 @@ class Logistic(SurvivalRule):
         super().__init__(threshold, min_tokens, max_tokens)
         self.weights = checked_weights(weights)
         self.needs = frozenset(LOGISTIC_INPUTS[name][0] for name in self.weights if name != "bias")
-        self.program = ("logistic", *self.weights)
+        self.compile_key = ("logistic", *self.weights)
 
     def memory(self, batch: int, device: torch.device) -> LogisticWeights:
         weights = torch.tensor([list(self.weights.values())], dtype=torch.float64, device=device)

@@ -19,7 +19,7 @@ from specheads.decoding.stopping.rule import (
     graded,
     write_at,
 )
-from specheads.decoding.stopping.survival import REJECTION, HeadThreshold, SurvivalRule, SurvivalState, judges_input
+from specheads.decoding.stopping.survival import REJECTION, HeadThreshold, SurvivalRule, SurvivalState, predicts_input
 from specheads.heads.head import AcceptanceHead
 
 
@@ -98,7 +98,7 @@ class OnlineLogistic(OnlineNewton, SurvivalRule):
         check_probability("threshold", threshold, REJECTION)
         super().__init__(threshold, min_tokens, max_tokens)
         self.slope, self.intercept, self.prior = slope, intercept, prior
-        self.program = ("online_logistic", max_tokens)  # the size of a buffer
+        self.compile_key = ("online_logistic", max_tokens)  # the size of a buffer
 
     def memory(self, batch: int, device: torch.device) -> OnlineMemory:
         return self.at_start([self.slope, self.intercept], self.prior, batch, device)
@@ -143,8 +143,8 @@ class OnlineHead(OnlineNewton, HeadThreshold):
     ) -> None:
         check_positive("prior", prior, "the weight of the head as it is at the start, for example 10")
         super().__init__(head, threshold, min_tokens, max_tokens)
-        self.prior, self.lag, self.needs = prior, int(judges_input(head)), self.needs | {"max_prob"}
-        self.program = ("online_head", head, max_tokens)
+        self.prior, self.lag, self.needs = prior, int(predicts_input(head)), self.needs | {"max_prob"}
+        self.compile_key = ("online_head", head, max_tokens)
 
     def memory(self, batch: int, device: torch.device) -> OnlineHeadMemory:
         return OnlineHeadMemory(*super().memory(batch, device), *self.at_start([1.0, 0.0, 0.0], self.prior, batch, device))

@@ -18,7 +18,9 @@ class StoppingRule(Protocol):
     needs: frozenset[str]
     verified: frozenset[str]  # what it wants to `see` of the last verification, of: target_hidden; a rule may do without both
     max_tokens: int  # the longest draft it lets grow
-    program: Hashable  # rules of equal programs take the same step from the same state; what they learn in `observe` may differ
+    compile_key: (
+        Hashable  # rules of equal programs take the same step from the same state; what they learn in `observe` may differ
+    )
 
     def init(self, batch: int, device: torch.device) -> Any:
         """Return the state at the start of a prompt."""

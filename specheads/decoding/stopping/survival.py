@@ -77,7 +77,7 @@ class DraftProduct(SurvivalRule):
     """
 
     needs = frozenset({"draft_prob"})
-    program = "draft_product"
+    compile_key = "draft_product"
 
     def __init__(self, threshold: float = 0.7, min_tokens: int = 1, max_tokens: int = MAX_TOKENS) -> None:
         check_probability("threshold", threshold, REJECTION)
@@ -116,7 +116,7 @@ class HeadRule(SurvivalRule):
 
     def index(self, state: SurvivalState) -> Tensor:
         """Return the index (B,) in its round of the token that the head speaks of; -1 where there is none yet."""
-        return state.num_drafted - 1 if judges_input(self.head) else state.num_drafted
+        return state.num_drafted - 1 if predicts_input(self.head) else state.num_drafted
 
     def head_logit(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         """Return the head's calibrated logit (B,)."""
@@ -150,12 +150,12 @@ class HeadThreshold(HeadRule):
     ) -> None:
         threshold = recommended_threshold(head) if threshold == "auto" else threshold
         check_probability("threshold", threshold, f"{REJECTION}, or auto")
-        super().__init__(head, threshold, (2 if judges_input(head) else 1) if min_tokens is None else min_tokens, max_tokens)
-        self.program = ("head_threshold", head)
+        super().__init__(head, threshold, (2 if predicts_input(head) else 1) if min_tokens is None else min_tokens, max_tokens)
+        self.compile_key = ("head_threshold", head)
 
 
-def judges_input(head: AcceptanceHead) -> bool:
-    return head.config.judges == "input_token"
+def predicts_input(head: AcceptanceHead) -> bool:
+    return head.config.predicts == "input_token"
 
 
 def recommended_threshold(head: AcceptanceHead) -> float:
@@ -218,9 +218,9 @@ class ExpectedThroughput(HeadRule):
         if throughput is None:
             throughput = sum(mean_acceptance**n for n in range(TYPICAL_LENGTH + 1)) / self.prior_cost
         check_positive("throughput", throughput, "tokens per time of a draft forward, for example 0.2; null stands for a guess")
-        self.worth = mean_acceptance**2 if judges_input(head) else mean_acceptance
+        self.worth = mean_acceptance**2 if predicts_input(head) else mean_acceptance
         super().__init__(head, 1 - throughput / self.worth, 1, max_tokens)
-        self.program = ("expected_throughput", head)
+        self.compile_key = ("expected_throughput", head)
         self.cost_ratio, self.throughput, self.mean_acceptance = cost_ratio, throughput, mean_acceptance
         self.slope, self.intercept, self.prior_rounds = slope, intercept, prior_rounds
 

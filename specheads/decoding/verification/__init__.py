@@ -7,21 +7,31 @@ tests/decoding/verification/ holds it to its law.
 
 from specheads.decoding.verification.biased import BiasedVerification
 from specheads.decoding.verification.big_little import BigLittle
-from specheads.decoding.verification.block import BlockVerification, block_law, block_verification, greedy_block_law
-from specheads.decoding.verification.greedy_block import GreedyBlockVerification, Levels, NestedLaw, greedy_block_verification
-from specheads.decoding.verification.joint import JointVerification, joint_law
-from specheads.decoding.verification.law import AcceptanceLaw, Block
-from specheads.decoding.verification.multi_round import MultiRound, multi_round_law
-from specheads.decoding.verification.spectr import SpecTr, spectr_law
+from specheads.decoding.verification.block import (
+    BlockVerification,
+    block_distribution,
+    block_verification,
+    greedy_block_distribution,
+)
+from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
+from specheads.decoding.verification.greedy_block import (
+    GreedyBlockVerification,
+    Levels,
+    NestedDistribution,
+    greedy_block_verification,
+)
+from specheads.decoding.verification.joint import JointVerification, joint_distribution
+from specheads.decoding.verification.multi_round import MultiRound, multi_round_distribution
+from specheads.decoding.verification.spectr import SpecTr, spectr_distribution
 from specheads.decoding.verification.step import NUM_FACTS, ChainVerification, VerificationRule, VerifyStep
 from specheads.decoding.verification.synthetic import SyntheticVerification
-from specheads.decoding.verification.token import TokenVerification, token_law, token_verification
-from specheads.decoding.verification.tree import TreeBlock, TreeLaw, TreeVerification
-from specheads.decoding.verification.tree_match import TreeMatch, tree_match_law
+from specheads.decoding.verification.token import TokenVerification, token_distribution, token_verification
+from specheads.decoding.verification.tree_distribution import TreeBlock, TreeDistribution, TreeVerification
+from specheads.decoding.verification.tree_match import TreeMatch, tree_match_distribution
 
 __all__ = [
     "NUM_FACTS",
-    "AcceptanceLaw",
+    "AcceptanceDistribution",
     "BiasedVerification",
     "BigLittle",
     "Block",
@@ -31,24 +41,24 @@ __all__ = [
     "JointVerification",
     "Levels",
     "MultiRound",
-    "NestedLaw",
+    "NestedDistribution",
     "SpecTr",
     "SyntheticVerification",
     "TokenVerification",
     "TreeBlock",
-    "TreeLaw",
+    "TreeDistribution",
     "TreeMatch",
     "TreeVerification",
     "VerificationRule",
     "VerifyStep",
-    "block_law",
+    "block_distribution",
     "block_verification",
-    "greedy_block_law",
+    "greedy_block_distribution",
     "greedy_block_verification",
-    "joint_law",
-    "multi_round_law",
-    "spectr_law",
-    "token_law",
+    "joint_distribution",
+    "multi_round_distribution",
+    "spectr_distribution",
+    "token_distribution",
     "token_verification",
-    "tree_match_law",
+    "tree_match_distribution",
 ]

@@ -2,7 +2,7 @@
 
 import torch
 
-from specheads.decoding.verification.law import AcceptanceLaw, Block
+from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
 from specheads.decoding.verification.step import ChainVerification
 from specheads.errors import UserError, is_number
 from specheads.sampling import accept_prob
@@ -27,7 +27,7 @@ class BiasedVerification(ChainVerification):
         if mode not in MODES:
             raise UserError(f"verification.mode={mode!r} is not known; use one of {', '.join(MODES)}.")
         self.eps, self.mode = eps, mode
-        self.program = ("biased", eps, mode)
+        self.compile_key = ("biased", eps, mode)
 
     @property
     def lossless(self) -> bool:
@@ -37,8 +37,8 @@ class BiasedVerification(ChainVerification):
     def label(self) -> str:
         return f"biased verification, eps {self.eps:g}, {self.mode}"
 
-    def law(self, block: Block) -> AcceptanceLaw:
+    def distribution(self, block: Block) -> AcceptanceDistribution:
         drafted, wanted = block.drafted_probs()
         passes = torch.where(block.within, accept_prob(wanted + self.eps, drafted), 0.0)
         weights = torch.ones_like(passes) if self.mode == "opt" else None
-        return AcceptanceLaw(survival=passes.cumprod(dim=1), weights=weights, block=block)
+        return AcceptanceDistribution(survival=passes.cumprod(dim=1), weights=weights, block=block)

@@ -1,7 +1,7 @@
 """BiLD (Kim et al. 2023): the small model writes until it is unsure, and is rolled back where the large one strongly disagrees."""
 
 from specheads.decoding.stopping import MaxProbability
-from specheads.decoding.verification.law import AcceptanceLaw, Block
+from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
 from specheads.decoding.verification.step import ChainVerification
 from specheads.errors import UserError, is_count, is_number
 
@@ -33,14 +33,14 @@ class BigLittle(ChainVerification):
             raise UserError(f"verification.max_tokens={max_tokens} is no count of at least 1.")
         self.stopping = MaxProbability(fallback, max_tokens)
         self.fallback, self.rollback = fallback, rollback
-        self.program = ("big little", fallback, rollback)
+        self.compile_key = ("big little", fallback, rollback)
 
     @property
     def label(self) -> str:
         return f"BiLD, fallback {self.fallback:g}, rollback {self.rollback:g}"
 
-    def law(self, block: Block) -> AcceptanceLaw:
+    def distribution(self, block: Block) -> AcceptanceDistribution:
         _, wanted = block.drafted_probs()
         sure = block.draft_probs[:, : block.num_drafted].amax(dim=-1) >= self.fallback
         passes = block.within & sure & (-wanted.log() <= self.rollback)
-        return AcceptanceLaw(survival=passes.to(wanted.dtype).cumprod(dim=1), weights=None, block=block)
+        return AcceptanceDistribution(survival=passes.to(wanted.dtype).cumprod(dim=1), weights=None, block=block)

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.records import Verdict
-from specheads.decoding.verification.law import LARGEST_LOG_WEIGHT, AcceptanceLaw, Block
+from specheads.decoding.verification.chain_distribution import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block
 from specheads.decoding.verification.step import ChainVerification
 from specheads.sampling import uniforms
 
 
-def block_law(block: Block) -> AcceptanceLaw:
+def block_distribution(block: Block) -> AcceptanceDistribution:
     """Return the law of `block_verification`."""
-    return prefix_law(block, reflected(block.log_ratios()))
+    return prefix_distribution(block, reflected(block.log_ratios()))
 
 
-def greedy_block_law(block: Block) -> AcceptanceLaw:
+def greedy_block_distribution(block: Block) -> AcceptanceDistribution:
     """Return the law of greedy block verification of one block whose target is `block.target_probs`."""
-    return prefix_law(block, block.log_ratios().cumsum(dim=1))
+    return prefix_distribution(block, block.log_ratios().cumsum(dim=1))
 
 
 def reflected(log_ratios: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def reflected(log_ratios: Tensor) -> Tensor:
     return walk - walk.cummax(dim=1).values.clamp_min(0)
 
 
-def prefix_law(block: Block, log_weights: Tensor) -> AcceptanceLaw:
+def prefix_distribution(block: Block, log_weights: Tensor) -> AcceptanceDistribution:
     """Return the law that accepts the longest prefix of a block that passes.
 
     Args:
@@ -50,7 +50,7 @@ def prefix_law(block: Block, log_weights: Tensor) -> AcceptanceLaw:
     passes = torch.where(last, weights.clamp_max(1.0), _inner_passes(_excess(block, before).roll(-1, dims=1), weights))
     passes = torch.where(block.within, passes, 0.0)
     survival = 1 - (1 - passes).flip(1).cumprod(dim=1).flip(1)
-    return AcceptanceLaw(survival=survival, weights=before, block=block)
+    return AcceptanceDistribution(survival=survival, weights=before, block=block)
 
 
 def _before(weights: Tensor) -> Tensor:
@@ -84,14 +84,14 @@ def block_verification(
     Source: Sun et al. 2024, algorithm 2.
     """
     block = Block.of(draft_tokens, draft_probs, target_probs, lengths)
-    return block_law(block).decide(*uniforms((2, len(draft_tokens)), generator))
+    return block_distribution(block).decide(*uniforms((2, len(draft_tokens)), generator))
 
 
 class BlockVerification(ChainVerification):
     """`verification=block`: see `block_verification`."""
 
-    program = "block"
+    compile_key = "block"
     label = "block verification"
 
-    def law(self, block: Block) -> AcceptanceLaw:
-        return block_law(block)
+    def distribution(self, block: Block) -> AcceptanceDistribution:
+        return block_distribution(block)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.records import DraftKind, Verdict
-from specheads.decoding.verification.block import prefix_law, reflected
-from specheads.decoding.verification.law import LARGEST_LOG_WEIGHT, AcceptanceLaw, Block
+from specheads.decoding.verification.block import prefix_distribution, reflected
+from specheads.decoding.verification.chain_distribution import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block
 from specheads.errors import UserError, is_count
 from specheads.sampling import uniforms
 
@@ -31,7 +31,7 @@ class Levels(NamedTuple):
         return cls(zeros.double(), zeros)
 
     @property
-    def owed(self) -> Tensor:
+    def num_probs_needed(self) -> Tensor:
         """(B,) long, how many tokens to come need the draft's law to be verified."""
         return self.left.amax(dim=1) if self.left.shape[1] else self.left.sum(dim=1)
 
@@ -91,16 +91,16 @@ def _tidied(levels: Levels) -> Levels:
 
 
 @dataclass(frozen=True)
-class NestedLaw:
+class NestedDistribution:
     """The law by which a block is judged under the modifications in force."""
 
-    law: AcceptanceLaw  # of the block against the modified target
+    distribution: AcceptanceDistribution  # of the block against the modified target
     plain: Block  # with the target as it is
     before: Levels  # as they are before each position, (B, L, K + 1)
     modifies: Tensor  # (B,) bool, whether a rejection adds a level
 
     @classmethod
-    def of(cls, levels: Levels, block: Block) -> "NestedLaw":
+    def of(cls, levels: Levels, block: Block) -> "NestedDistribution":
         """Return the law of a block whose `draft_probs` are (B, K + 1, V).
 
         A row whose levels are all in use is judged by block verification, which modifies nothing, and so is one whose length was
@@ -110,16 +110,16 @@ class NestedLaw:
         modified = replace(block, target_probs=target)
         modifies = (levels.left == 0).any(dim=1) & (block.planned > 0)
         steps = modified.log_ratios()
-        law = prefix_law(modified, torch.where(modifies[:, None], steps.cumsum(dim=1), reflected(steps)))
-        return cls(law, block, before, modifies)
+        distribution = prefix_distribution(modified, torch.where(modifies[:, None], steps.cumsum(dim=1), reflected(steps)))
+        return cls(distribution, block, before, modifies)
 
     def after(self, num_accepted: Tensor, next_token: Tensor) -> Levels:
         """Return the levels once `num_accepted` (B,) drafted tokens and `next_token` (B,) are emitted."""
         rows, plain = torch.arange(len(num_accepted), device=num_accepted.device), self.plain
         here = Levels(self.before.log_ratio[rows, :, num_accepted], self.before.left[rows, :, num_accepted])
-        laws = plain.target_probs[rows, num_accepted], plain.draft_probs[rows, num_accepted]
-        old, step = _after_token(here, *laws, next_token)
-        walk = torch.nn.functional.pad(self.law.block.log_ratios().cumsum(dim=1), (1, 0))[rows, num_accepted]
+        distributions = plain.target_probs[rows, num_accepted], plain.draft_probs[rows, num_accepted]
+        old, step = _after_token(here, *distributions, next_token)
+        walk = torch.nn.functional.pad(self.distribution.block.log_ratios().cumsum(dim=1), (1, 0))[rows, num_accepted]
         adds = self.modifies & (num_accepted < plain.lengths)
         left = torch.where(adds, plain.planned - num_accepted - 1, 0)
         grown = Levels(torch.cat([old.log_ratio, (walk + step)[:, None]], dim=1), torch.cat([old.left, left[:, None]], dim=1))
@@ -129,10 +129,10 @@ class NestedLaw:
 
 def judge(levels: Levels, block: Block, draw: Tensor, next_draw: Tensor) -> tuple[Verdict, Levels]:
     """Judge a block at given uniform numbers (B,) each; return the verdict and the levels for the next round."""
-    nested = NestedLaw.of(levels, block)
-    verdict = nested.law.decide(draw, next_draw)
+    nested = NestedDistribution.of(levels, block)
+    verdict = nested.distribution.decide(draw, next_draw)
     levels = nested.after(verdict.num_accepted, verdict.next_token)
-    return replace(verdict, owed=levels.owed), levels
+    return replace(verdict, num_probs_needed=levels.num_probs_needed), levels
 
 
 def greedy_block_verification(
@@ -163,7 +163,7 @@ def greedy_block_verification(
     levels = Levels.none(batch, num_drafted, draft_tokens.device) if levels is None else levels
     block = Block.of(draft_tokens, draft_probs, target_probs, lengths, planned)
     if block.draft_probs.shape[1] == num_drafted:
-        if bool((levels.owed > block.lengths).any()):
+        if bool((levels.num_probs_needed > block.lengths).any()):
             raise ValueError("a modified target reaches beyond the drafted tokens: give the draft's law after the last one too")
         after = torch.zeros_like(block.target_probs[:, :1])
         block = replace(block, draft_probs=torch.cat([block.draft_probs, after], dim=1))
@@ -180,14 +180,14 @@ class GreedyBlockVerification:
     lossless = True
     stopping = None
     takes = frozenset({DraftKind.CHAIN})
-    reads_next_law = True
+    reads_next_probs = True
     label = "greedy block verification"
 
     def __init__(self, num_levels: int = 4) -> None:
         if not is_count(num_levels, least=1):
             raise UserError(f"verification.num_levels={num_levels} is no count of at least 1.")
         self.num_levels = num_levels
-        self.program = ("greedy block", num_levels)
+        self.compile_key = ("greedy block", num_levels)
 
     def init(self, batch: int, device: torch.device) -> Levels:
         return Levels.none(batch, self.num_levels, device)

@@ -4,18 +4,18 @@ Lossy by design: a likely token may carry an unlikely one before it, and what co
 """
 
 from specheads.decoding.records import DraftKind
-from specheads.decoding.verification.law import AcceptanceLaw, Block
+from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
 from specheads.decoding.verification.step import ChainVerification
 from specheads.errors import UserError, is_number
 
 
-def joint_law(block: Block, threshold: float) -> AcceptanceLaw:
+def joint_distribution(block: Block, threshold: float) -> AcceptanceDistribution:
     """Return the law of `verification=joint`: the longest prefix stands whose `min(1, T / D)` exceeds `threshold`, T and D being the
     joint probabilities of its tokens under target and draft; a longer one may pass where a shorter one failed.
     """
     ratio = block.log_ratios().cumsum(dim=1).exp().clamp_max(1.0)
     passes = ((ratio > threshold) & block.within).double()
-    return AcceptanceLaw(survival=passes.flip(1).cummax(dim=1).values.flip(1), weights=None, block=block)
+    return AcceptanceDistribution(survival=passes.flip(1).cummax(dim=1).values.flip(1), weights=None, block=block)
 
 
 class JointVerification(ChainVerification):
@@ -37,11 +37,11 @@ class JointVerification(ChainVerification):
                 "example 0.1."
             )
         self.threshold = threshold
-        self.program = ("joint", threshold)
+        self.compile_key = ("joint", threshold)
 
     @property
     def label(self) -> str:
         return f"joint verification, threshold {self.threshold:g}"
 
-    def law(self, block: Block) -> AcceptanceLaw:
-        return joint_law(block, self.threshold)
+    def distribution(self, block: Block) -> AcceptanceDistribution:
+        return joint_distribution(block, self.threshold)

@@ -5,11 +5,11 @@ still wants after the ones before it. Every draw is a round of its own, also of 
 import torch
 
 from specheads.decoding.records import DraftKind
-from specheads.decoding.verification.tree import TreeBlock, TreeLaw, TreeVerification
+from specheads.decoding.verification.tree_distribution import TreeBlock, TreeDistribution, TreeVerification
 from specheads.sampling import accept_prob
 
 
-def multi_round_law(block: TreeBlock) -> TreeLaw:
+def multi_round_distribution(block: TreeBlock) -> TreeDistribution:
     """Return the law of `verification=multi_round`.
 
     Without replacement a draw's own law is the draft's without the tokens drawn before it, renormalised.
@@ -33,15 +33,15 @@ def multi_round_law(block: TreeBlock) -> TreeLaw:
             others = draft.scatter(1, token, 0.0)
             others = others / others.sum(dim=1, keepdim=True).clamp_min(torch.finfo(others.dtype).tiny)
             draft = torch.where(there[:, None], others, draft)
-    return TreeLaw(moves, target, block)
+    return TreeDistribution(moves, target, block)
 
 
 class MultiRound(TreeVerification):
     """`verification=multi_round`: see `multi_round_law`."""
 
-    program = "multi round"
+    compile_key = "multi round"
     label = "multi-round verification"
     takes = frozenset({DraftKind.CHAIN, DraftKind.IID, DraftKind.DISTINCT})
 
-    def law(self, block: TreeBlock) -> TreeLaw:
-        return multi_round_law(block)
+    def distribution(self, block: TreeBlock) -> TreeDistribution:
+        return multi_round_distribution(block)

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.records import DraftKind
-from specheads.decoding.verification.tree import TreeBlock, TreeLaw, TreeVerification
+from specheads.decoding.verification.tree_distribution import TreeBlock, TreeDistribution, TreeVerification
 
 NUM_HALVINGS = 40  # of an interval of length k - 1; what is left only costs acceptance
 
 
-def spectr_law(block: TreeBlock) -> TreeLaw:
+def spectr_distribution(block: TreeBlock) -> TreeDistribution:
     """Return the law of `verification=spectr`.
 
     With k draws at a node, `beta(rho) = sum min(d, t / rho)` is the chance that one draw passes `min(1, t / (rho d))`, and rho the
@@ -37,7 +37,7 @@ def spectr_law(block: TreeBlock) -> TreeLaw:
         moves = moves.index_add(0, node, reach * passes)
         reach = reach * (1 - passes)
     scale = torch.where(beta > 0, taken / beta.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-    return TreeLaw(moves, (target - passing * scale[:, None].to(target.dtype)).clamp_min(0), block)
+    return TreeDistribution(moves, (target - passing * scale[:, None].to(target.dtype)).clamp_min(0), block)
 
 
 def spectr_factor(target: Tensor, draft: Tensor, counts: Tensor) -> Tensor:
@@ -55,9 +55,9 @@ def spectr_factor(target: Tensor, draft: Tensor, counts: Tensor) -> Tensor:
 class SpecTr(TreeVerification):
     """`verification=spectr`: see `spectr_law`."""
 
-    program = "spectr"
+    compile_key = "spectr"
     label = "SpecTr"
     takes = frozenset({DraftKind.CHAIN, DraftKind.IID})
 
-    def law(self, block: TreeBlock) -> TreeLaw:
-        return spectr_law(block)
+    def distribution(self, block: TreeBlock) -> TreeDistribution:
+        return spectr_distribution(block)

@@ -9,7 +9,7 @@ from torch import Tensor
 from specheads.decoding.engine import ForwardOutput
 from specheads.decoding.records import DraftKind, Verdict
 from specheads.decoding.stopping import StoppingRule
-from specheads.decoding.verification.law import AcceptanceLaw, Block
+from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
 from specheads.sampling import Warp
 
 
@@ -18,10 +18,10 @@ class VerificationRule(Protocol):
 
     lossless: bool  # whether what comes out follows the target's law
     label: str  # what reports call it
-    program: Hashable  # rules of equal programs decide alike
+    compile_key: Hashable  # rules of equal programs decide alike
     stopping: StoppingRule | None  # when to stop drafting unless another rule is chosen
     takes: frozenset[DraftKind]  # drafts that it can judge
-    reads_next_law: bool  # whether a block has the draft's law after its last token, where it owes that
+    reads_next_probs: bool  # whether a block has the draft's law after its last token, where it owes that
 
     def init(self, batch: int, device: torch.device) -> Any:
         """Return the state at the start of a prompt."""
@@ -35,17 +35,17 @@ class ChainVerification:
 
     lossless = True
     stopping = None
-    reads_next_law = False
+    reads_next_probs = False
     takes = frozenset({DraftKind.CHAIN})
 
     def init(self, batch: int, device: torch.device) -> tuple[()]:
         return ()
 
-    def law(self, block: Block) -> AcceptanceLaw:
+    def distribution(self, block: Block) -> AcceptanceDistribution:
         raise NotImplementedError
 
     def __call__(self, state: Any, block: Block, draw: Tensor, next_draw: Tensor) -> tuple[Verdict, Any]:
-        return self.law(block).decide(draw, next_draw), state
+        return self.distribution(block).decide(draw, next_draw), state
 
 
 NUM_FACTS = 5  # number accepted, next token, tokens owed, NaN in the draft's law, NaN in the target's
@@ -57,7 +57,7 @@ class VerifyStep:
     def __init__(self, warp: Warp, rule: VerificationRule, most: int) -> None:
         """`most`: rows of the memory that drafts come in."""
         self.warp, self.rule = warp, rule
-        self.program = (VerifyStep, warp, rule.program, most)
+        self.compile_key = (VerifyStep, warp, rule.compile_key, most)
 
     def __call__(
         self, output: ForwardOutput, draft_probs: Tensor, draws: Tensor, lengths: Tensor, state: Any
@@ -72,12 +72,14 @@ class VerifyStep:
         """
         draft_tokens, target_probs = output.tokens[:, 1:], self.warp(output.logits)
         num_drafted = draft_tokens.shape[1]
-        draft_probs = draft_probs[None, : num_drafted + self.rule.reads_next_law]
+        draft_probs = draft_probs[None, : num_drafted + self.rule.reads_next_probs]
         block = Block.of(draft_tokens, draft_probs, target_probs, lengths[:1], lengths[1:2])
         verdict, state = self.rule(state, block, draws[:1], draws[1:])
-        owed = torch.zeros_like(verdict.num_accepted) if verdict.owed is None else verdict.owed
+        num_probs_needed = (
+            torch.zeros_like(verdict.num_accepted) if verdict.num_probs_needed is None else verdict.num_probs_needed
+        )
         written = torch.arange(draft_probs.shape[1], device=lengths.device) < lengths[2:]
         draft_nan = (draft_probs.isnan().any(dim=-1) & written).any(dim=1).long()
         nans = [draft_nan, target_probs.isnan().any().reshape(1).long()]
-        facts = torch.cat([verdict.num_accepted, verdict.next_token, owed, *nans, draft_tokens[0]])
+        facts = torch.cat([verdict.num_accepted, verdict.next_token, num_probs_needed, *nans, draft_tokens[0]])
         return facts, output.hidden, state

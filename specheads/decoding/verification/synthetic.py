@@ -2,7 +2,7 @@
 
 import torch
 
-from specheads.decoding.verification.law import AcceptanceLaw, Block
+from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
 from specheads.decoding.verification.step import ChainVerification
 from specheads.errors import UserError, is_number
 
@@ -19,12 +19,12 @@ class SyntheticVerification(ChainVerification):
         if not is_number(rate) or not 0 <= rate <= 1:
             raise UserError(f"verification.rate={rate} is outside [0, 1]; it is the chance that a drafted token is accepted.")
         self.rate = rate
-        self.program = ("synthetic", rate)
+        self.compile_key = ("synthetic", rate)
 
     @property
     def label(self) -> str:
         return f"synthetic acceptance at rate {self.rate:g}"
 
-    def law(self, block: Block) -> AcceptanceLaw:
+    def distribution(self, block: Block) -> AcceptanceDistribution:
         passes = torch.where(block.within, self.rate, 0.0)
-        return AcceptanceLaw(survival=passes.cumprod(dim=1), weights=None, block=block)
+        return AcceptanceDistribution(survival=passes.cumprod(dim=1), weights=None, block=block)

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.records import Verdict
-from specheads.decoding.verification.law import AcceptanceLaw, Block
+from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
 from specheads.decoding.verification.step import ChainVerification
 from specheads.sampling import accept_prob, uniforms
 
 
-def token_law(block: Block) -> AcceptanceLaw:
+def token_distribution(block: Block) -> AcceptanceDistribution:
     """Return the law of `token_verification`."""
     drafted, wanted = block.drafted_probs()
     passes = torch.where(block.within, accept_prob(wanted, drafted), 0.0)
-    return AcceptanceLaw(survival=passes.cumprod(dim=1), weights=torch.ones_like(passes), block=block)
+    return AcceptanceDistribution(survival=passes.cumprod(dim=1), weights=torch.ones_like(passes), block=block)
 
 
 def token_verification(
@@ -42,14 +42,14 @@ def token_verification(
     Source: Leviathan et al. 2023, algorithm 1.
     """
     block = Block.of(draft_tokens, draft_probs, target_probs, lengths)
-    return token_law(block).decide(*uniforms((2, len(draft_tokens)), generator))
+    return token_distribution(block).decide(*uniforms((2, len(draft_tokens)), generator))
 
 
 class TokenVerification(ChainVerification):
     """`verification=token`: see `token_verification`."""
 
-    program = "token"
+    compile_key = "token"
     label = "token verification"
 
-    def law(self, block: Block) -> AcceptanceLaw:
-        return token_law(block)
+    def distribution(self, block: Block) -> AcceptanceDistribution:
+        return token_distribution(block)

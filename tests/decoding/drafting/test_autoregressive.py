@@ -13,7 +13,7 @@ from specheads.decoding.drafting import Autoregressive
 
 class Count(NamedTuple):
     steps: Tensor  # (B,) long, in all rounds
-    law: Tensor  # (B, 2), a state with a dimension more
+    distribution: Tensor  # (B, 2), a state with a dimension more
 
 
 class EveryThird:
@@ -21,7 +21,7 @@ class EveryThird:
 
     needs = frozenset({"max_prob"})
     max_tokens = 5
-    program = "every third"
+    compile_key = "every third"
 
     def init(self, batch, device):
         return Count(torch.zeros(batch, dtype=torch.long, device=device), torch.zeros(batch, 2, device=device))
@@ -31,7 +31,7 @@ class EveryThird:
 
     def step(self, state, features):
         steps = state.steps + 1
-        return Count(steps, state.law + features["max_prob"][:, None].float()), steps % 3 == 0
+        return Count(steps, state.distribution + features["max_prob"][:, None].float()), steps % 3 == 0
 
     def observe(self, state, num_drafted, num_accepted):
         return state

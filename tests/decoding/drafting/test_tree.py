@@ -19,7 +19,7 @@ def pair():
     return tiny_pair(VOCAB, scale=1.5)
 
 
-def law_after(pair, path, warp=None):
+def distribution_after(pair, path, warp=None):
     lm = pair.draft_lm
     return (warp or Warp())(lm.logits(lm.hidden_states(torch.tensor([[*TEXT, *path]])))[0, -1])
 
@@ -52,10 +52,10 @@ def test_a_node_has_the_likeliest_children_unless_it_is_pruned(pair, theta_prob,
     way = drafting.Tree(3, theta_prob, theta_sib, max_nodes=1000, max_width=1000)
     draft, _ = draft_of(pair, way, stopping.FixedLength(4))
     for node, children in children_by_node(draft).items():
-        law = law_after(pair, tokens_above(draft, node))
-        top = law.topk(3).indices.tolist()
+        distribution = distribution_after(pair, tokens_above(draft, node))
+        top = distribution.topk(3).indices.tolist()
         if node != ROOT:
-            siblings = law_after(pair, tokens_above(draft, int(draft.parents[node])))
+            siblings = distribution_after(pair, tokens_above(draft, int(draft.parents[node])))
             prob = siblings[draft.tokens[node]]
             leaf = draft.depth[node] == 3 or prob < theta_prob or prob < theta_sib * siblings.max()
             assert leaf == (not children)
@@ -69,7 +69,7 @@ def test_of_too_many_nodes_the_likeliest_paths_are_taken(pair):
     whole, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0, max_nodes=1000, max_width=1000), stopping.FixedLength(2))
     few, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0, max_nodes=7), stopping.FixedLength(2))
     paths = {node: tokens_above(whole, node) for node in range(len(whole.tokens)) if whole.depth[node] == 1}
-    chance = {n: (law_after(pair, [])[p[0]] * law_after(pair, p[:1])[p[1]]).item() for n, p in paths.items()}
+    chance = {n: (distribution_after(pair, [])[p[0]] * distribution_after(pair, p[:1])[p[1]]).item() for n, p in paths.items()}
     best = sorted(chance, key=lambda node: -chance[node])[:4]
     kept = [tokens_above(few, node) for node in range(3, 7)]
     assert len(few.tokens) == 7 and sorted(kept) == sorted(paths[node] for node in best)
@@ -88,7 +88,7 @@ def test_a_stopping_rule_stops_every_path_by_itself(pair):
     draft, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0, max_nodes=1000, max_width=1000), stop)
     children, lengths = children_by_node(draft), set()
     for node in range(len(draft.tokens)):
-        prob = law_after(pair, tokens_above(draft, int(draft.parents[node])))[draft.tokens[node]]
+        prob = distribution_after(pair, tokens_above(draft, int(draft.parents[node])))[draft.tokens[node]]
         if draft.depth[node] < 4:
             assert (prob < 0.25) == (not children[node])
         lengths |= {int(draft.depth[node])} if not children[node] else set()
@@ -116,18 +116,18 @@ def test_no_deeper_than_is_of_use(pair, limit):
 def test_a_beam_search_with_all_beams_finds_the_likeliest_chain(pair):
     draft, _ = draft_of(pair, drafting.Beam(VOCAB**3), stopping.FixedLength(3))
     joint = {
-        path: sum(law_after(pair, path[:i])[token].log().item() for i, token in enumerate(path))
+        path: sum(distribution_after(pair, path[:i])[token].log().item() for i, token in enumerate(path))
         for path in itertools.product(range(VOCAB), repeat=3)
     }
     assert tuple(draft.tokens.tolist()) == max(joint, key=joint.get)
     for index in range(3):
-        torch.testing.assert_close(draft.draft_probs[index], law_after(pair, draft.tokens.tolist()[:index]))
+        torch.testing.assert_close(draft.draft_probs[index], distribution_after(pair, draft.tokens.tolist()[:index]))
 
 
 def test_a_beam_that_has_ended_stays_in_the_running(pair):
-    likeliest = int(law_after(pair, []).argmax())
-    draft, _ = draft_of(pair, drafting.Beam(3), stopping.FixedLength(4), ends=[likeliest])
-    assert draft.tokens.tolist() == [likeliest]
+    most_likely = int(distribution_after(pair, []).argmax())
+    draft, _ = draft_of(pair, drafting.Beam(3), stopping.FixedLength(4), ends=[most_likely])
+    assert draft.tokens.tolist() == [most_likely]
 
 
 def test_independent_chains_are_drawn_from_the_law_and_merged(pair):
@@ -138,13 +138,13 @@ def test_independent_chains_are_drawn_from_the_law_and_merged(pair):
         assert len(roots) == 4 and len(draft.order) == 8
         assert len({(int(draft.parents[n]), int(draft.tokens[n])) for n in range(len(draft.tokens))}) == len(draft.tokens)
         firsts.update(int(draft.tokens[node]) for node in roots)
-    law = law_after(pair, [], warp)
+    distribution = distribution_after(pair, [], warp)
     for token in range(VOCAB):  # a false alarm in one of 6 has probability below 1e-5
-        share, chance = firsts[token] / 1200, law[token].item()
+        share, chance = firsts[token] / 1200, distribution[token].item()
         assert abs(share - chance) < 5 * (chance * (1 - chance) / 1200) ** 0.5
     for node in range(len(draft.tokens)):
         parent = int(draft.parents[node])
-        torch.testing.assert_close(draft.draft_probs[parent + 1], law_after(pair, tokens_above(draft, parent), warp))
+        torch.testing.assert_close(draft.draft_probs[parent + 1], distribution_after(pair, tokens_above(draft, parent), warp))
 
 
 def test_chains_side_by_side_and_without_replacement(pair):

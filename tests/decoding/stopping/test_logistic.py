@@ -46,7 +46,7 @@ def test_a_logistic_stops_by_its_weights():
     rule = Logistic({"log_draft_prob": 2.0, "entropy": 0.0, "bias": math.log(16)}, threshold=0.5)
     assert length(rule, rule.init(1, torch.device("cpu")), features(draft_prob=0.5, entropy=3.0))[0] == 4
     assert rule.needs == {"draft_prob", "entropy"}
-    assert rule.program == Logistic({"bias": 1, "entropy": 2, "log_draft_prob": 3}).program
+    assert rule.compile_key == Logistic({"bias": 1, "entropy": 2, "log_draft_prob": 3}).compile_key
 
 
 LOGIT = {"logit_max_prob": 1.0}

@@ -15,9 +15,9 @@ def features(**values):
     return {name: torch.tensor([value], dtype=torch.float64) for name, value in values.items()}
 
 
-def entropy_head(judges="next_token"):
+def entropy_head(predicts="next_token"):
     """A head whose logit is the `entropy` that it is shown."""
-    head = AcceptanceHead(HeadConfig(1, depth=0, judges=judges, inputs=("entropy",), width=1)).requires_grad_(False)
+    head = AcceptanceHead(HeadConfig(1, depth=0, predicts=predicts, inputs=("entropy",), width=1)).requires_grad_(False)
     for name, value in head.named_parameters():
         value.fill_(1.0 if "weight" in name else 0.0)
     return head
@@ -65,11 +65,11 @@ def test_an_online_logistic_learns_from_judged_tokens():
         assert state.own.information[0].flatten().tolist() == pytest.approx(information.flatten().tolist(), abs=1e-12)
 
 
-@pytest.mark.parametrize("judges", ["next_token", "input_token"])
-def test_an_online_head_learns_from_the_tokens_that_it_has_judged(judges):
+@pytest.mark.parametrize("predicts", ["next_token", "input_token"])
+def test_an_online_head_learns_from_the_tokens_that_it_has_judged(predicts):
     """A head that judges its input token has not seen the last one of a round."""
-    rule = OnlineHead(entropy_head(judges), threshold=1.0, prior=2.0, max_tokens=6)
-    state, draw, late = rule.init(1, CPU), np.random.default_rng(0), judges == "input_token"
+    rule = OnlineHead(entropy_head(predicts), threshold=1.0, prior=2.0, max_tokens=6)
+    state, draw, late = rule.init(1, CPU), np.random.default_rng(0), predicts == "input_token"
     weights, information = np.array([1.0, 0.0, 0.0]), 2.0 * np.eye(3)
     for probs, accepted in ROUNDS:
         said = draw.normal(size=len(probs)).astype(np.float32).tolist()
@@ -96,9 +96,9 @@ def test_an_online_logistic_comes_to_believe_what_it_sees():
     assert lengths[0] == 4 and lengths[-1] == 20 and lengths == sorted(lengths)
 
 
-@pytest.mark.parametrize("judges", ["next_token", "input_token"])
-def test_an_online_head_begins_as_the_head_and_leaves_it_where_it_is_wrong(judges):
-    head, values = entropy_head(judges), features(entropy=math.log(4), max_prob=0.6)  # 0.8 of each token
+@pytest.mark.parametrize("predicts", ["next_token", "input_token"])
+def test_an_online_head_begins_as_the_head_and_leaves_it_where_it_is_wrong(predicts):
+    head, values = entropy_head(predicts), features(entropy=math.log(4), max_prob=0.6)  # 0.8 of each token
     plain, stubborn, quick = HeadThreshold(head, 0.5), OnlineHead(head, 0.5, prior=1e9), OnlineHead(head, 0.5, prior=1.0)
     states, lengths = [rule.init(1, CPU) for rule in (plain, stubborn, quick)], []
     for _ in range(30):
@@ -108,7 +108,7 @@ def test_an_online_head_begins_as_the_head_and_leaves_it_where_it_is_wrong(judge
             rule.observe(state, torch.tensor([count]), torch.tensor([count]))  # all is accepted
             for rule, (count, state) in zip((plain, stubborn, quick), found, strict=True)
         ]
-    expected = 4 if judges == "next_token" else 5
+    expected = 4 if predicts == "next_token" else 5
     assert lengths[0] == [expected] * 3
     assert all(one[:2] == [expected] * 2 for one in lengths)
     assert lengths[-1][2] == 20
@@ -116,7 +116,7 @@ def test_an_online_head_begins_as_the_head_and_leaves_it_where_it_is_wrong(judge
 
 def test_what_an_online_head_weighs_is_the_calibrated_head():
     calibration = {"slope": [0.5], "intercept": [0.25]}
-    head = AcceptanceHead(HeadConfig(1, depth=1, judges="next_token", inputs=("entropy",), calibration=calibration))
+    head = AcceptanceHead(HeadConfig(1, depth=1, predicts="next_token", inputs=("entropy",), calibration=calibration))
     nn.init.normal_(head.readout.weight, generator=torch.Generator().manual_seed(0))
     values = features(entropy=0.7, max_prob=0.6)
     for dtype in (torch.float32, torch.float64):

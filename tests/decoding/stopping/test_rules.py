@@ -13,16 +13,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
 from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
 from specheads.decoding.engine import ForwardOutput
-from specheads.decoding.engine.program import modules_in
+from specheads.decoding.engine.compiled_program import modules_in
 from specheads.pair import config_folder
 
 CPU, HIDDEN, VOCAB = torch.device("cpu"), 3, 5
 
 
-def random_head(judges):
+def random_head(predicts):
     torch.manual_seed(0)
     calibration = {"slope": [0.5, 1.5, 1.0], "intercept": [0.5, -0.5, 0.0]}
-    head = AcceptanceHead(HeadConfig(HIDDEN, 1, judges, ("hidden", "max_prob"), HIDDEN, calibration=calibration))
+    head = AcceptanceHead(HeadConfig(HIDDEN, 1, predicts, ("hidden", "max_prob"), HIDDEN, calibration=calibration))
     nn.init.normal_(head.readout.weight)
     return head.double().requires_grad_(False)  # in float32, products of nine rows and of one differ on some processors
 
@@ -150,7 +150,7 @@ def test_a_prompt_starts_anew(rule):
 @pytest.mark.parametrize("pair", PAIRS, ids=named)
 def test_equal_programs_take_equal_steps(pair):
     one, other = pair
-    assert one.program == other.program and hash(one.program) == hash(other.program)
+    assert one.compile_key == other.compile_key and hash(one.compile_key) == hash(other.compile_key)
     generator = torch.Generator().manual_seed(4)
     state = other.init(6, CPU)
     for _ in range(4):
@@ -176,9 +176,9 @@ def test_programs_differ_where_shapes_or_networks_do():
         [stopping.OnlineHead(NEXT), stopping.OnlineHead(INPUT), stopping.OnlineHead(NEXT, max_tokens=6)],
     ]
     for rules in groups:
-        assert len({rule.program for rule in rules}) == len(rules)
+        assert len({rule.compile_key for rule in rules}) == len(rules)
     # A schedule counts as a fixed length does; all other rules have programs of their own.
-    assert len({first.program for first, _ in PAIRS}) == len(PAIRS) - 1
+    assert len({first.compile_key for first, _ in PAIRS}) == len(PAIRS) - 1
 
 
 class Traced(nn.Module):
@@ -186,7 +186,7 @@ class Traced(nn.Module):
 
     def __init__(self, step):
         super().__init__()
-        self.step, self.others = step, nn.ModuleList(modules_in(step.program))
+        self.step, self.others = step, nn.ModuleList(modules_in(step.compile_key))
 
     def forward(self, hidden, logits, uniform, ends, state):
         return self.step(ForwardOutput(torch.zeros(1, 1, dtype=torch.long), hidden, logits), uniform, ends, state)

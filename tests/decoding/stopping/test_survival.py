@@ -21,15 +21,15 @@ def lengths(rule, num_steps=30, batch=1, rounds=1, **features):
 
 
 # 1 - 0.8^n > 0.5 first holds for n = 4 judged tokens
-@pytest.mark.parametrize("judges, expected", [("next_token", 4), ("input_token", 5)])
-def test_a_threshold_stops_once_some_rejection_is_likely(judges, expected):
-    assert lengths(HeadThreshold(constant_head(0.8, judges), 0.5), rounds=2) == [[expected]] * 2
+@pytest.mark.parametrize("predicts, expected", [("next_token", 4), ("input_token", 5)])
+def test_a_threshold_stops_once_some_rejection_is_likely(predicts, expected):
+    assert lengths(HeadThreshold(constant_head(0.8, predicts), 0.5), rounds=2) == [[expected]] * 2
 
 
-@pytest.mark.parametrize("judges, smallest", [("next_token", 1), ("input_token", 2)])
-def test_the_default_bounds_are_those_of_the_kind(judges, smallest):
-    assert lengths(HeadThreshold(constant_head(1e-6, judges), 0.1)) == [[smallest]]
-    assert lengths(HeadThreshold(constant_head(1 - 1e-9, judges), 0.9)) == [[20]]
+@pytest.mark.parametrize("predicts, smallest", [("next_token", 1), ("input_token", 2)])
+def test_the_default_bounds_are_those_of_the_kind(predicts, smallest):
+    assert lengths(HeadThreshold(constant_head(1e-6, predicts), 0.1)) == [[smallest]]
+    assert lengths(HeadThreshold(constant_head(1 - 1e-9, predicts), 0.9)) == [[20]]
 
 
 def test_threshold_one_never_stops_before_the_maximum():
@@ -84,13 +84,13 @@ def test_the_drafts_own_probability_of_its_tokens():
 
 # guess: 0.7^0 + ... + 0.7^4 = 2.7731 tokens in 14 draft forwards. 0.7 x 0.8^n < 2.7731 / 14 first holds for n = 6, and
 # 0.49 x 0.8^n for n = 5, which an input_token head has judged a step later
-@pytest.mark.parametrize("judges", ["next_token", "input_token"])
-def test_a_draft_goes_on_while_that_pays(judges):
-    rule = ExpectedThroughput(constant_head(0.8, judges))
+@pytest.mark.parametrize("predicts", ["next_token", "input_token"])
+def test_a_draft_goes_on_while_that_pays(predicts):
+    rule = ExpectedThroughput(constant_head(0.8, predicts))
     assert rule.throughput == pytest.approx((1 - 0.7**5) / (1 - 0.7) / 14)
     assert lengths(rule) == [[6]]
-    assert lengths(ExpectedThroughput(constant_head(0.8, judges), throughput=0.9)) == [[1]]  # nothing of it pays
-    assert lengths(ExpectedThroughput(constant_head(0.8, judges), throughput=1e-9)) == [[20]]
+    assert lengths(ExpectedThroughput(constant_head(0.8, predicts), throughput=0.9)) == [[1]]  # nothing of it pays
+    assert lengths(ExpectedThroughput(constant_head(0.8, predicts), throughput=1e-9)) == [[20]]
 
 
 def test_the_calibration_of_a_head():

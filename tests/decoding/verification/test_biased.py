@@ -10,7 +10,7 @@ from specheads.decoding.verification.biased import MODES
 EPS = (0.0, 0.05, 0.3, 1.0)
 
 
-def laws(count=200):
+def distributions(count=200):
     generator = torch.Generator().manual_seed(0)
     draft, target = torch.rand(2, count, 5, generator=generator, dtype=torch.float64) ** 3
     target[::4, 0] = 0
@@ -20,15 +20,15 @@ def laws(count=200):
 def emitted(rule, draft, target):
     """Return the law of the first token (N, V) and the chance of a rejection (N,), for laws (N, V)."""
     count, vocab_size = draft.shape
-    law, rejected = torch.zeros_like(draft), torch.zeros(count, dtype=torch.float64)
+    distribution, rejected = torch.zeros_like(draft), torch.zeros(count, dtype=torch.float64)
     for token in range(vocab_size):
-        found = rule.law(Block.of(torch.full((count, 1), token), draft[:, None], torch.stack([target, target], dim=1)))
+        found = rule.distribution(Block.of(torch.full((count, 1), token), draft[:, None], torch.stack([target, target], dim=1)))
         passes = found.survival[:, 0]
         following = found.next_probs(torch.zeros(count, dtype=torch.long))
-        law[:, token] += draft[:, token] * passes
-        law += (draft[:, token] * (1 - passes))[:, None] * following / following.sum(-1, keepdim=True)
+        distribution[:, token] += draft[:, token] * passes
+        distribution += (draft[:, token] * (1 - passes))[:, None] * following / following.sum(-1, keepdim=True)
         rejected += draft[:, token] * (1 - passes)
-    return law, rejected
+    return distribution, rejected
 
 
 def total_variation(a, b):
@@ -37,24 +37,24 @@ def total_variation(a, b):
 
 @pytest.mark.parametrize("eps", EPS)
 def test_opt_reaches_the_least_bias_and_the_front(eps):
-    draft, target = laws()
-    law, rejected = emitted(BiasedVerification(eps), draft, target)
+    draft, target = distributions()
+    distribution, rejected = emitted(BiasedVerification(eps), draft, target)
     passes = torch.minimum((target + eps) / draft, torch.ones_like(draft))
     least = (target - passes * draft).abs().sum(-1) / 2 - ((1 - passes) * draft).sum(-1) / 2
-    torch.testing.assert_close(total_variation(law, target), least, atol=1e-12, rtol=0)
+    torch.testing.assert_close(total_variation(distribution, target), least, atol=1e-12, rtol=0)
     torch.testing.assert_close(rejected + least, total_variation(draft, target), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("eps", EPS)
 def test_uno_is_never_less_biased(eps):
-    draft, target = laws()
+    draft, target = distributions()
     opt, uno = (total_variation(emitted(BiasedVerification(eps, mode), draft, target)[0], target) for mode in MODES)
     assert (uno >= opt - 1e-12).all()
     assert (uno > opt + 1e-6).any() or eps == 1  # with eps 1 nothing is rejected
 
 
 def test_without_a_margin_it_is_lossless():
-    draft, target = laws()
+    draft, target = distributions()
     assert (
         BiasedVerification(0.0).lossless and not BiasedVerification(0.0, "uno").lossless and not BiasedVerification(0.1).lossless
     )

@@ -26,7 +26,7 @@ class Spy(GreedyBlockVerification):
 class Alternating(stopping.FixedLength):
     """Lengths that are known beforehand and change from round to round, so that modifications reach beyond the next draft."""
 
-    program = "alternating"
+    compile_key = "alternating"
 
     def __init__(self):
         super().__init__(5)
@@ -49,16 +49,19 @@ def test_levels_go_from_round_to_round_with_the_laws_they_need(num_levels):
             assert all(torch.equal(a, b) for a, b in zip(state, before, strict=True))
             length, accepted = block.lengths.item(), verdict.num_accepted.item()
             assert block.planned.item() == min((5, 1)[number % 2], 25 - (len(text) - len(prompt)) - 1)
-            if before.owed > length:  # the law after the draft is there, at the price of a forward
+            if before.num_probs_needed > length:  # the law after the draft is there, at the price of a forward
                 short += 1
                 full = torch.tensor([[*text, *block.tokens[0, :length].tolist()]])
-                law = pair.draft(full).logits[0, -1].softmax(dim=-1)
-                torch.testing.assert_close(block.draft_probs[0, length], law, atol=1e-10, rtol=0)
+                distribution = pair.draft(full).logits[0, -1].softmax(dim=-1)
+                torch.testing.assert_close(block.draft_probs[0, length], distribution, atol=1e-10, rtol=0)
                 assert made.num_draft_calls == length + 1
             else:
                 assert made.num_draft_calls == length
             # What a rejection leaves behind reaches as far as the block would have, unless it changes nothing or finds no room.
-            assert after.owed.item() <= max(before.owed.item(), length) - accepted - 1 or after.owed.item() == 0
+            assert (
+                after.num_probs_needed.item() <= max(before.num_probs_needed.item(), length) - accepted - 1
+                or after.num_probs_needed.item() == 0
+            )
             before, text = after, text + list(made.tokens)
     assert short > 0
 
@@ -67,7 +70,7 @@ def test_drafts_of_unknown_length_modify_nothing():
     rule = Spy()
     head = stopping.HeadThreshold(constant_head(0.7), 0.5)
     SpeculativeDecoder(tiny_pair(), stopping=head, verification=rule, engine="eager").generate([0, 1], 30)
-    assert all(block.planned.item() == 0 and after.owed.item() == 0 for _, block, _, after in rule.rounds)
+    assert all(block.planned.item() == 0 and after.num_probs_needed.item() == 0 for _, block, _, after in rule.rounds)
 
 
 @pytest.mark.parametrize("levels", [0, 1.5, True])

@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from specheads import UserError
-from specheads.decoding.verification import Block, JointVerification, joint_law
+from specheads.decoding.verification import Block, JointVerification, joint_distribution
 
 
 def chain(drafted, wanted, lengths=None):
     """A chain of token 0 with these probabilities under draft and target."""
-    laws = []
+    distributions = []
     for probs in (drafted, [*wanted, 0.5]):
         probs = torch.tensor(probs, dtype=torch.float64)
-        laws.append(torch.stack([probs, 1 - probs], dim=1)[None])
+        distributions.append(torch.stack([probs, 1 - probs], dim=1)[None])
     tokens = torch.zeros(1, len(drafted), dtype=torch.long)
-    return Block.of(tokens, *laws, None if lengths is None else torch.tensor([lengths]))
+    return Block.of(tokens, *distributions, None if lengths is None else torch.tensor([lengths]))
 
 
 @pytest.mark.parametrize(
@@ -31,22 +31,22 @@ def chain(drafted, wanted, lengths=None):
     ],
 )
 def test_the_longest_prefix_that_is_likely_enough_stands(drafted, wanted, threshold, accepted):
-    law = joint_law(chain(drafted, wanted), threshold)
-    assert law.length_probs[0].tolist() == [float(n == accepted) for n in range(len(drafted) + 1)]
+    distribution = joint_distribution(chain(drafted, wanted), threshold)
+    assert distribution.length_probs[0].tolist() == [float(n == accepted) for n in range(len(drafted) + 1)]
     verdict, _ = JointVerification(threshold)((), chain(drafted, wanted), torch.tensor([0.5]), torch.tensor([0.3]))
     assert verdict.num_accepted.item() == accepted
 
 
 def test_the_next_token_follows_the_target():
     block = chain([0.8, 0.1], [0.04, 0.9])
-    law = joint_law(block, 0.1)
+    distribution = joint_distribution(block, 0.1)
     for accepted in range(3):
-        assert torch.equal(law.next_probs(torch.tensor([accepted])), block.target_probs[:, accepted])
+        assert torch.equal(distribution.next_probs(torch.tensor([accepted])), block.target_probs[:, accepted])
 
 
 def test_nothing_stands_beyond_a_rows_length():
-    law = joint_law(chain([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], lengths=2), 0.1)
-    assert law.length_probs[0].tolist() == [0, 0, 1, 0]
+    distribution = joint_distribution(chain([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], lengths=2), 0.1)
+    assert distribution.length_probs[0].tolist() == [0, 0, 1, 0]
 
 
 def test_a_threshold_that_is_none_is_refused():

@@ -5,15 +5,15 @@ import random
 
 import pytest
 import torch
-from chains import Model, difference, emitted_law, expected_accepted
+from chains import Model, difference, emitted_distribution, expected_accepted
 
 from specheads.decoding.verification import (
     BiasedVerification,
     BlockVerification,
     TokenVerification,
-    block_law,
-    greedy_block_law,
-    token_law,
+    block_distribution,
+    greedy_block_distribution,
+    token_distribution,
 )
 
 SHAPES = [(2, 1), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2)]
@@ -29,19 +29,19 @@ def pairs(vocab_size, count):
 def test_the_emitted_tokens_follow_the_target(rule, vocab_size, num_drafted):
     assert rule.lossless
     for target, draft in pairs(vocab_size, 8):
-        assert difference(emitted_law(rule, target, draft, num_drafted, num_drafted + 1), target) < 1e-9
+        assert difference(emitted_distribution(rule, target, draft, num_drafted, num_drafted + 1), target) < 1e-9
 
 
 @pytest.mark.parametrize(("vocab_size", "num_drafted"), [(2, 2), (2, 3), (3, 2)])
 @pytest.mark.parametrize("num_levels", [1, 4])
 def test_nested_rounds_of_greedy_blocks_follow_the_target(num_levels, vocab_size, num_drafted):
     for target, draft in pairs(vocab_size, 4 if vocab_size == 2 else 2):
-        assert difference(emitted_law(num_levels, target, draft, num_drafted, 2 * num_drafted + 2), target) < 1e-9
+        assert difference(emitted_distribution(num_levels, target, draft, num_drafted, 2 * num_drafted + 2), target) < 1e-9
 
 
 def test_nested_rounds_of_long_greedy_blocks_follow_the_target():
     target, draft = Model(2, 5), Model(2, 6)
-    assert difference(emitted_law(3, target, draft, 4, 10), target) < 1e-9
+    assert difference(emitted_distribution(3, target, draft, 4, 10), target) < 1e-9
 
 
 def test_forgotten_levels_would_be_noticed():
@@ -49,10 +49,10 @@ def test_forgotten_levels_would_be_noticed():
     target, draft = Model(2, 0), Model(2, 1)
 
     class Forgetful(BlockVerification):
-        def law(self, block):
-            return greedy_block_law(block)
+        def distribution(self, block):
+            return greedy_block_distribution(block)
 
-    assert difference(emitted_law(Forgetful(), target, draft, 3, 4), target) > 1e-3
+    assert difference(emitted_distribution(Forgetful(), target, draft, 3, 4), target) > 1e-3
 
 
 def stop_early(prefix, tokens):
@@ -63,20 +63,20 @@ def stop_early(prefix, tokens):
 @pytest.mark.parametrize("rule", [TokenVerification(), BlockVerification()], ids=lambda r: r.label)
 def test_drafts_that_stop_by_what_was_drafted(rule):
     for target, draft in pairs(2, 4):
-        assert difference(emitted_law(rule, target, draft, 3, 5, stop_early), target) < 1e-9
+        assert difference(emitted_distribution(rule, target, draft, 3, 5, stop_early), target) < 1e-9
 
 
 @pytest.mark.parametrize("num_levels", [1, 3])
 def test_greedy_blocks_of_lengths_that_change_between_rounds(num_levels):
     target, draft = Model(2, 3), Model(2, 4)
-    found = emitted_law(num_levels, target, draft, 3, 6, lambda prefix, tokens: 3 if len(prefix) % 2 == 0 else 1)
+    found = emitted_distribution(num_levels, target, draft, 3, 6, lambda prefix, tokens: 3 if len(prefix) % 2 == 0 else 1)
     assert difference(found, target) < 1e-9
 
 
 def test_greedy_blocks_need_to_know_the_length_beforehand():
     target, draft = Model(2, 0), Model(2, 1)
-    assert difference(emitted_law(2, target, draft, 3, 5, stop_early, planned=False), target) < 1e-9
-    assert difference(emitted_law(2, target, draft, 3, 5, stop_early, planned=True), target) > 1e-4
+    assert difference(emitted_distribution(2, target, draft, 3, 5, stop_early, planned=False), target) < 1e-9
+    assert difference(emitted_distribution(2, target, draft, 3, 5, stop_early, planned=True), target) > 1e-4
 
 
 class Same:
@@ -91,9 +91,11 @@ class Same:
     joint = Model.joint
 
 
-@pytest.mark.parametrize(("law_of", "ninths"), [(token_law, 10), (block_law, 11), (greedy_block_law, 12)])
-def test_the_worked_example(law_of, ninths):
-    found = expected_accepted(law_of, Same(1 / 3, 2 / 3), Same(2 / 3, 1 / 3), 2)
+@pytest.mark.parametrize(
+    ("law_of", "ninths"), [(token_distribution, 10), (block_distribution, 11), (greedy_block_distribution, 12)]
+)
+def test_the_worked_example(distribution_of, ninths):
+    found = expected_accepted(distribution_of, Same(1 / 3, 2 / 3), Same(2 / 3, 1 / 3), 2)
     assert found == pytest.approx(ninths / 9, abs=1e-12)
 
 
@@ -105,7 +107,7 @@ def test_greedy_blocks_reach_the_optimal_transport_value(vocab_size, num_drafted
             for count in range(1, num_drafted + 1)
             for tokens in itertools.product(range(vocab_size), repeat=count)
         )
-        assert expected_accepted(greedy_block_law, target, draft, num_drafted) == pytest.approx(best, abs=1e-9)
+        assert expected_accepted(greedy_block_distribution, target, draft, num_drafted) == pytest.approx(best, abs=1e-9)
 
 
 def test_blocks_accept_at_least_as_many_tokens_on_a_thousand_pairs():
@@ -114,7 +116,8 @@ def test_blocks_accept_at_least_as_many_tokens_on_a_thousand_pairs():
         vocab_size, num_drafted = ((2, 3), (3, 2), (2, 2), (4, 2))[seed % 4]
         target, draft = Model(vocab_size, 2 * seed, seed % 3 == 0), Model(vocab_size, 2 * seed + 1, seed % 5 == 0)
         token, block, greedy = (
-            expected_accepted(law, target, draft, num_drafted) for law in (token_law, block_law, greedy_block_law)
+            expected_accepted(distribution, target, draft, num_drafted)
+            for distribution in (token_distribution, block_distribution, greedy_block_distribution)
         )
         assert greedy >= block - 1e-12
         assert block >= token - 1e-12

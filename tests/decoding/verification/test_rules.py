@@ -14,18 +14,18 @@ from specheads.decoding.verification import (
     Levels,
     SyntheticVerification,
     TokenVerification,
-    block_law,
+    block_distribution,
     block_verification,
-    greedy_block_law,
+    greedy_block_distribution,
     greedy_block_verification,
-    token_law,
+    token_distribution,
     token_verification,
 )
 from specheads.decoding.verification.block import reflected
 
 CHAIN_RULES = [TokenVerification(), BlockVerification(), BiasedVerification(0.2), BiasedVerification(0.2, "uno"), BigLittle()]
 RULES = [*CHAIN_RULES, GreedyBlockVerification()]
-LAWS = {"token": token_law, "block": block_law, "greedy block": greedy_block_law}
+LAWS = {"token": token_distribution, "block": block_distribution, "greedy block": greedy_block_distribution}
 named = {"ids": lambda rule: rule.label}
 
 
@@ -75,46 +75,46 @@ def test_point_masses_compare_prefixes(rule):
 def test_large_vocabularies_with_exact_zeros(rule, warp):
     block = random_block(3, 6, 150_000, warp, spread=5.0)
     for dtype in (torch.float32, torch.bfloat16):
-        laws = (x.to(dtype) for x in (block.draft_probs, block.target_probs))
-        verdict = judged(rule, Block.of(block.tokens, *laws))
+        distributions = (x.to(dtype) for x in (block.draft_probs, block.target_probs))
+        verdict = judged(rule, Block.of(block.tokens, *distributions))
         assert ((verdict.num_accepted >= 0) & (verdict.num_accepted <= 6)).all()
         assert (block.target_probs[torch.arange(3), verdict.num_accepted, verdict.next_token] > 0).all()
 
 
-@pytest.mark.parametrize("law_of", [*LAWS.values(), *(rule.law for rule in CHAIN_RULES[2:])])
-def test_a_law_is_a_law(law_of):
+@pytest.mark.parametrize("law_of", [*LAWS.values(), *(rule.distribution for rule in CHAIN_RULES[2:])])
+def test_a_law_is_a_law(distribution_of):
     block = random_block(500, 5, 4, spread=6.0)
-    law = law_of(block)
-    assert (law.length_probs > -1e-6).all()
-    assert torch.allclose(law.length_probs.double().sum(dim=1), torch.ones(500, dtype=torch.float64), atol=1e-6)
+    distribution = distribution_of(block)
+    assert (distribution.length_probs > -1e-6).all()
+    assert torch.allclose(distribution.length_probs.double().sum(dim=1), torch.ones(500, dtype=torch.float64), atol=1e-6)
     for accepted in range(6):
-        following = law.next_probs(torch.full((500,), accepted))
+        following = distribution.next_probs(torch.full((500,), accepted))
         assert (following >= 0).all() and (following.sum(dim=-1) > 0).all()
 
 
-@pytest.mark.parametrize("law_of", [*LAWS.values(), *(rule.law for rule in CHAIN_RULES[2:])])
-def test_ragged_lengths_act_as_shorter_blocks(law_of):
+@pytest.mark.parametrize("law_of", [*LAWS.values(), *(rule.distribution for rule in CHAIN_RULES[2:])])
+def test_ragged_lengths_act_as_shorter_blocks(distribution_of):
     block = random_block(40, 4, 7, dtype=torch.float64)
     lengths = torch.arange(40) % 5
-    law = law_of(Block.of(block.tokens, block.draft_probs, block.target_probs, lengths))
+    distribution = distribution_of(Block.of(block.tokens, block.draft_probs, block.target_probs, lengths))
     for row, length in enumerate(lengths.tolist()):
         one = slice(row, row + 1)
         shorter = Block.of(block.tokens[one, :length], block.draft_probs[one, :length], block.target_probs[one, : length + 1])
-        alone = law_of(shorter)
-        assert law.survival[row, length:].sum() == 0
-        torch.testing.assert_close(law.survival[row, :length], alone.survival[0])
+        alone = distribution_of(shorter)
+        assert distribution.survival[row, length:].sum() == 0
+        torch.testing.assert_close(distribution.survival[row, :length], alone.survival[0])
         for accepted in range(length + 1):
             n = torch.full((40,), accepted)
-            torch.testing.assert_close(law.next_probs(n)[row], alone.next_probs(n[:1])[0])
+            torch.testing.assert_close(distribution.next_probs(n)[row], alone.next_probs(n[:1])[0])
 
 
 def test_half_precision_laws_are_judged_in_float32():
     block = random_block(8, 4, 20)
     half = Block.of(block.tokens, block.draft_probs.bfloat16(), block.target_probs.bfloat16())
-    for law_of in LAWS.values():
-        law = law_of(half)
-        assert law.next_probs(torch.zeros(8, dtype=torch.long)).dtype == torch.float32
-        assert torch.allclose(law.survival.float(), law_of(block).survival.float(), atol=0.1)
+    for distribution_of in LAWS.values():
+        distribution = distribution_of(half)
+        assert distribution.next_probs(torch.zeros(8, dtype=torch.long)).dtype == torch.float32
+        assert torch.allclose(distribution.survival.float(), distribution_of(block).survival.float(), atol=0.1)
 
 
 def test_a_reflected_walk_is_the_running_minimum_with_one():
@@ -130,21 +130,21 @@ def test_ratios_beyond_float32_stay_finite():
     draft = torch.tensor([1e-30, 1 - 1e-30]).expand(1, 5, 2)
     target = torch.tensor([1.0, 0.0]).expand(1, 5, 2)
     block = Block.of(torch.zeros(1, 4, dtype=torch.long), draft, target)
-    for law_of in LAWS.values():
-        assert law_of(block).survival.tolist() == [[1.0] * 4]
+    for distribution_of in LAWS.values():
+        assert distribution_of(block).survival.tolist() == [[1.0] * 4]
     verdict, levels = greedy_block_verification(*(block.tokens, draft, target), torch.Generator().manual_seed(0))
-    assert verdict.num_accepted.item() == 4 and levels.owed.item() == 0
+    assert verdict.num_accepted.item() == 4 and levels.num_probs_needed.item() == 0
 
 
 MILLION = 1_000_000
 
 
-def sampled(law_of, block, generator, function):
+def sampled(distribution_of, block, generator, function):
     """Return counts of (accepted, next token) in a million batched draws on one block, and their law."""
     vocab_size, count = block.target_probs.shape[-1], block.num_drafted + 1
-    law = law_of(block)
-    following = torch.stack([law.next_probs(torch.tensor([n]))[0] for n in range(count)])
-    expected = law.length_probs[0, :, None] * following / following.sum(dim=-1, keepdim=True)
+    distribution = distribution_of(block)
+    following = torch.stack([distribution.next_probs(torch.tensor([n]))[0] for n in range(count)])
+    expected = distribution.length_probs[0, :, None] * following / following.sum(dim=-1, keepdim=True)
     rows = [x.expand(MILLION, *x.shape[1:]) for x in (block.tokens, block.draft_probs[:, : count - 1], block.target_probs)]
     verdict = function(*rows, generator)
     verdict = verdict[0] if isinstance(verdict, tuple) else verdict
@@ -153,17 +153,21 @@ def sampled(law_of, block, generator, function):
     ), expected.flatten()
 
 
-FUNCTIONS = [(token_law, token_verification), (block_law, block_verification), (greedy_block_law, greedy_block_verification)]
+FUNCTIONS = [
+    (token_distribution, token_verification),
+    (block_distribution, block_verification),
+    (greedy_block_distribution, greedy_block_verification),
+]
 
 
 @pytest.mark.parametrize(("law_of", "function"), FUNCTIONS, ids=LAWS)
-def test_a_million_draws_follow_the_law(law_of, function):
+def test_a_million_draws_follow_the_law(distribution_of, function):
     """False alarm with probability 1e-6 each; the wrong rule's law is told apart."""
     block = random_block(1, 3, 4, seed=32, dtype=torch.float64, spread=1.0)
-    counts, expected = sampled(law_of, block, torch.Generator().manual_seed(5), function)
+    counts, expected = sampled(distribution_of, block, torch.Generator().manual_seed(5), function)
     assert chi_square_p_value(counts, expected) > 1e-6
     for other, _ in FUNCTIONS:
-        if other is not law_of:
+        if other is not distribution_of:
             assert chi_square_p_value(counts, sampled(other, block, torch.Generator(), token_verification)[1] + 1e-12) < 1e-6
 
 
@@ -175,7 +179,7 @@ def test_a_million_draws_of_lossy_rules_follow_their_laws(rule):
         draws = torch.rand(2, len(tokens), generator=generator, dtype=torch.float64)
         return rule((), Block.of(tokens, draft_probs, target_probs), *draws)[0]
 
-    counts, expected = sampled(rule.law, block, torch.Generator().manual_seed(6), function)
+    counts, expected = sampled(rule.distribution, block, torch.Generator().manual_seed(6), function)
     assert chi_square_p_value(counts, expected) > 1e-6
 
 

@@ -14,11 +14,11 @@ def test_tokens_are_accepted_at_the_rate(rate):
     """Acceptances up to and with the first rejection are independent trials; false alarm 1e-6."""
     rule = SyntheticVerification(rate)
     random = torch.Generator().manual_seed(0)
-    laws = torch.full((4000, 6, 3), 1 / 3)
+    distributions = torch.full((4000, 6, 3), 1 / 3)
     lengths = torch.randint(1, 6, (4000,), generator=random)
     tokens = torch.zeros(4000, 5, dtype=torch.long)
     draws = torch.rand(2, 4000, generator=random, dtype=torch.float64)
-    verdict, _ = rule((), Block.of(tokens, laws[:, :-1], laws, lengths), *draws)
+    verdict, _ = rule((), Block.of(tokens, distributions[:, :-1], distributions, lengths), *draws)
     assert (verdict.num_accepted <= lengths).all()
     accepted = int(verdict.num_accepted.sum())
     rejected = int((verdict.num_accepted < lengths).sum())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specheads.decoding.verification import Block, token_law, token_verification
+from specheads.decoding.verification import Block, token_distribution, token_verification
 
 
 def test_point_masses_compare_prefixes():
@@ -16,29 +16,29 @@ def test_point_masses_compare_prefixes():
 def test_each_token_passes_with_the_ratio_of_its_probabilities():
     draft = torch.tensor([[[0.5, 0.25, 0.25], [0.2, 0.4, 0.4]]])
     target = torch.tensor([[[0.25, 0.5, 0.25], [0.9, 0.1, 0.0], [1.0, 0.0, 0.0]]])
-    law = token_law(Block.of(torch.tensor([[0, 1]]), draft, target))
-    assert law.survival[0].tolist() == pytest.approx([0.5, 0.125])
-    assert law.length_probs[0].tolist() == pytest.approx([0.5, 0.375, 0.125])
+    distribution = token_distribution(Block.of(torch.tensor([[0, 1]]), draft, target))
+    assert distribution.survival[0].tolist() == pytest.approx([0.5, 0.125])
+    assert distribution.length_probs[0].tolist() == pytest.approx([0.5, 0.375, 0.125])
     for accepted, residual in enumerate(([0, 0.25, 0], [0.7, 0, 0], [1, 0, 0])):
-        assert law.next_probs(torch.tensor([accepted]))[0].tolist() == pytest.approx(residual)
+        assert distribution.next_probs(torch.tensor([accepted]))[0].tolist() == pytest.approx(residual)
 
 
 def test_a_residual_emptied_by_rounding_falls_back_to_the_target():
     target = torch.tensor([[[0.25, 0.75], [0.5, 0.5]]])
     draft = target[:, :1].clone()
     draft[0, 0, 0] += 1e-7
-    law = token_law(Block.of(torch.tensor([[0]]), draft, target))
-    assert law.survival.item() < 1
-    assert law.next_probs(torch.tensor([0]))[0].tolist() == target[0, 0].tolist()
+    distribution = token_distribution(Block.of(torch.tensor([[0]]), draft, target))
+    assert distribution.survival.item() < 1
+    assert distribution.next_probs(torch.tensor([0]))[0].tolist() == target[0, 0].tolist()
 
 
 def test_shapes_that_do_not_fit_are_refused():
-    laws = torch.full((1, 3, 4), 0.25)
+    distributions = torch.full((1, 3, 4), 0.25)
     with pytest.raises(ValueError, match="3 drafted tokens need 3 laws of the draft and 4 of the target"):
-        token_verification(torch.zeros(1, 3, dtype=torch.long), laws, laws, torch.Generator())
+        token_verification(torch.zeros(1, 3, dtype=torch.long), distributions, distributions, torch.Generator())
 
 
 def test_batches_that_differ_are_refused():
-    laws = torch.full((2, 3, 4), 0.25)
+    distributions = torch.full((2, 3, 4), 0.25)
     with pytest.raises(ValueError, match="do not agree"):
-        token_verification(torch.zeros(1, 2, dtype=torch.long), laws, laws, torch.Generator())
+        token_verification(torch.zeros(1, 2, dtype=torch.long), distributions, distributions, torch.Generator())

@@ -7,8 +7,16 @@ import torch
 from chains import Model, difference
 
 from specheads.decoding.drafting.growth import Nodes
-from specheads.decoding.verification import MultiRound, SpecTr, TreeBlock, TreeMatch, multi_round_law, spectr_law, token_law
-from specheads.decoding.verification.law import Block
+from specheads.decoding.verification import (
+    MultiRound,
+    SpecTr,
+    TreeBlock,
+    TreeMatch,
+    multi_round_distribution,
+    spectr_distribution,
+    token_distribution,
+)
+from specheads.decoding.verification.chain_distribution import Block
 from specheads.decoding.verification.spectr import spectr_factor
 
 RULES = {"tree_match": TreeMatch(), "multi_round": MultiRound(), "spectr": SpecTr()}
@@ -36,11 +44,11 @@ def trees_of(draft, count, length, merge=True, replacement=True):
     for chains in itertools.product(options, repeat=count):
         chance = 1.0
         for number, chain in enumerate(chains):
-            law = draft(()).clone()
+            distribution = draft(()).clone()
             if not replacement:
-                law[[other[0] for other in chains[:number]]] = 0
-                law = law / law.sum().clamp_min(1e-300)
-            chance *= law[chain[0]].item() * draft.joint(chain[1:], chain[:1])
+                distribution[[other[0] for other in chains[:number]]] = 0
+                distribution = distribution / distribution.sum().clamp_min(1e-300)
+            chance *= distribution[chain[0]].item() * draft.joint(chain[1:], chain[:1])
         if chance > 0:
             yield of_chains(chains, merge), chance
 
@@ -51,14 +59,14 @@ def emitted(rule, target, draft, trees, num_tokens):
     for nodes, chance, replacement in trees:
         target_probs, paths = laws_after(target, nodes)
         draft_probs, _ = laws_after(draft, nodes)
-        law = rule.law(TreeBlock.of(nodes.draft(draft_probs, replacement=replacement), target_probs))
+        distribution = rule.distribution(TreeBlock.of(nodes.draft(draft_probs, replacement=replacement), target_probs))
         reach = [chance]
-        for move, parent in zip(law.moves.tolist(), nodes.parents, strict=True):
+        for move, parent in zip(distribution.moves.tolist(), nodes.parents, strict=True):
             reach.append(reach[parent + 1] * move)
         for row, path in enumerate(paths):
             children = [n for n, parent in enumerate(nodes.parents) if parent == row - 1]
-            stay = reach[row] * (1 - law.moves[children].sum().item())
-            following = law.next_probs(torch.tensor([row]))[0]
+            stay = reach[row] * (1 - distribution.moves[children].sum().item())
+            following = distribution.next_probs(torch.tensor([row]))[0]
             for token, prob in enumerate((following / following.sum()).tolist()):
                 begun = (*path, token)
                 for rest in itertools.product(range(target.vocab_size), repeat=max(0, num_tokens - len(begun))):
@@ -119,13 +127,13 @@ def test_chosen_trees_are_lossless_under_matching():
         check(TreeMatch(), target, Model(3, 9), [(nodes, 1.0, True)], 3)
 
 
-@pytest.mark.parametrize("law", [multi_round_law, spectr_law])
-def test_a_single_chain_is_judged_as_token_verification_does(law):
+@pytest.mark.parametrize("law", [multi_round_distribution, spectr_distribution])
+def test_a_single_chain_is_judged_as_token_verification_does(distribution):
     target, draft = Model(4, 1), Model(4, 2)
     nodes = of_chains([(1, 3, 0, 2)])
     target_probs, draft_probs = laws_after(target, nodes)[0], laws_after(draft, nodes)[0]
-    found = law(TreeBlock.of(nodes.draft(draft_probs), target_probs))
-    plain = token_law(Block.of(torch.tensor([[1, 3, 0, 2]]), draft_probs[None, :4], target_probs[None]))
+    found = distribution(TreeBlock.of(nodes.draft(draft_probs), target_probs))
+    plain = token_distribution(Block.of(torch.tensor([[1, 3, 0, 2]]), draft_probs[None, :4], target_probs[None]))
     torch.testing.assert_close(found.moves.cumprod(0), plain.survival[0].double(), atol=1e-12, rtol=0)
     for row in range(5):
         one, other = found.next_probs(torch.tensor([row]))[0], plain.next_probs(torch.tensor([row]))[0]
@@ -146,11 +154,11 @@ def test_more_draws_are_accepted_more_often():
     for rule in (MultiRound(), SpecTr()):
         chances = []
         for count in (1, 2, 4):
-            laws = (
-                (rule.law(TreeBlock.of(n.draft(laws_after(draft, n)[0]), laws_after(target, n)[0])), p)
+            distributions = (
+                (rule.distribution(TreeBlock.of(n.draft(laws_after(draft, n)[0]), laws_after(target, n)[0])), p)
                 for n, p in trees_of(draft, count, 1)
             )
-            chances.append(sum(p * law.moves.sum().item() for law, p in laws))
+            chances.append(sum(p * distribution.moves.sum().item() for distribution, p in distributions))
         assert chances[0] < chances[1] < chances[2]
 
 
@@ -160,16 +168,16 @@ def test_draws_follow_the_law(rule):
     target, draft = Model(3, 7), Model(3, 8)
     nodes = of_chains([(0, 1), (0, 2), (1, 1), (0, 1)])
     block = TreeBlock.of(nodes.draft(laws_after(draft, nodes)[0]), laws_after(target, nodes)[0])
-    law, number = RULES[rule].law(block), 10_000
+    distribution, number = RULES[rule].distribution(block), 10_000
     uniform = torch.rand(number, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    verdicts = [law.decide(u[:2], u[2:]) for u in uniform]
+    verdicts = [distribution.decide(u[:2], u[2:]) for u in uniform]
     ended = torch.bincount(torch.tensor([path_end(v) for v in verdicts]) + 1, minlength=len(nodes.tokens) + 1)
     reach = [1.0]
-    for move, parent in zip(law.moves.tolist(), nodes.parents, strict=True):
+    for move, parent in zip(distribution.moves.tolist(), nodes.parents, strict=True):
         reach.append(reach[parent + 1] * move)
     for row in range(len(nodes.tokens) + 1):
         children = [n for n, parent in enumerate(nodes.parents) if parent == row - 1]
-        chance = reach[row] * (1 - law.moves[children].sum().item())
+        chance = reach[row] * (1 - distribution.moves[children].sum().item())
         share = ended[row].item() / len(verdicts)
         assert abs(share - chance) <= 5 * (chance * (1 - chance) / len(verdicts)) ** 0.5 + 1e-12
 

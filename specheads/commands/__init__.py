@@ -1,0 +1,1 @@
+"""The command lines: configs, help, exit codes."""

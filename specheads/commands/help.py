@@ -1,0 +1,266 @@
+"""What `--help` prints: every key of a command, its value, and the comment in conf/ that explains it."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, takewhile
+from textwrap import TextWrapper
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from specheads.pair import config_folder
+
+PROGRAMS = {
+    "train": "python train.py",
+    "evaluate": "python evaluate.py",
+    "data_gen": "python -m data_gen",
+    "learning_curve": "python -m specheads.evaluation.learning_curve",
+    "layer_search": "python -m specheads.evaluation.layer_search",
+}
+HYDRA = {
+    "+key=value": "adds a key that is not listed; '~key' takes one away",
+    "-m key=a,b": "runs every combination of the values, one after another",
+    "--cfg job": "prints the composed config and ends",
+    "--hydra-help": "lists Hydra's own options",
+}
+INTERNAL = re.compile(r"data\.source\b|.*\b_target_$")
+RUN_FOLDER = ("${hydra:runtime.output_dir}", "${paths.outputs}/${command}/<date_time>")  # the first is known only within a run
+PACKAGE = re.compile(r"# @package (\S+)")
+PLAIN = re.compile(r"[^\s\"'{}\[\],]+")  # text that the command line takes without quotes
+NARROWEST, USUAL, WIDEST = 60, 100, 130  # columns of a terminal
+
+
+@dataclass(frozen=True)
+class Comments:
+    """The comments of one YAML file: at its head, and by dotted key, "" where a key has none."""
+
+    head: str
+    keys: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Section:
+    """The keys of one config group, or of no group, and the files that explain them: what is chosen first."""
+
+    title: str
+    description: str
+    files: list[Comments]
+    rows: list[tuple[str, str]] = field(default_factory=list)  # ("key=value" or "key.*", explanation)
+
+    def has(self, name: str) -> bool:
+        """Whether a file has this key, or one within it."""
+        return any(key == name or key.startswith(f"{name}.") for file in self.files for key in file.keys)
+
+    def explanation(self, key: str) -> str:
+        return next((file.keys[key] for file in self.files if file.keys.get(key)), "")
+
+
+def help_text(command: str, overrides: Sequence[str] = (), width: int | None = None) -> str:
+    """Return the help of conf/<command>.yaml with the values that `overrides` lead to, for a terminal `width` columns wide.
+
+    Raises:
+        HydraException, OmegaConfBaseException: `overrides` do not compose.
+    """
+    width = max(NARROWEST, width or min(WIDEST, shutil.get_terminal_size((USUAL, 24)).columns))
+    cfg, chosen = composed(command, overrides)
+    groups = [(f"{group}=", _choices(group, choice)) for group, choice in chosen.items()]
+    return "\n\n".join(
+        [
+            f"usage: {PROGRAMS[command]} [key=value ...]",
+            _paragraphs(_read(command).head, width),
+            "\n".join(["config groups, [what is chosen here]", *_lines(groups, width)]),
+            *_section_texts(sections(command, cfg, chosen), width),
+            "\n".join(["Hydra", *_lines(list(HYDRA.items()), width)]),
+        ]
+    )
+
+
+def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, dict[str, str | None]]:
+    """Return a command's config without Hydra's own node, and what is chosen of each config group.
+
+    A key that is swept (`head.depth=0,1`) has many values, so it keeps its default.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    single = [override.input_line for override in parsed if not override.is_sweep_override()]
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        content = OmegaConf.to_container(compose(command, single, return_hydra_config=True))
+    choices = content.pop("hydra")["runtime"]["choices"]
+    # Hydra does not say what was chosen where it is a list.
+    usual = {key: value for entry in _defaults(command) if isinstance(entry, Mapping) for key, value in entry.items()}
+    several = {override.key_or_group: override.value() for override in parsed}
+    choices = _listed(usual) | choices | _listed(several)
+    groups = [group for group in reversed(choices) if group.isidentifier()]  # not hydra/launcher; Hydra has the last one first
+    groups.sort(key=lambda group: group != "model")
+    return OmegaConf.create(OmegaConf.to_yaml(content).replace(*RUN_FOLDER)), {group: choices[group] for group in groups}
+
+
+def sections(command: str, cfg: DictConfig, chosen: Mapping[str, str | None]) -> list[Section]:
+    """Return every key of a composed config with its explanation: first those of no config group, then group by group.
+
+    A key that no file has (`+trainer.max_steps=9`) stands with its closest relatives.
+    """
+    found = [Section("general", "", [_read(name) for name in _provenance(command)])]
+    for group, choice in chosen.items():
+        files = [_read(name, group) for name in sorted(_names(group), key=lambda name: name not in _chosen(choice))]
+        found.append(Section(f"{group}={choice}", files[0].head if choice in _names(group) else "", files))
+    for key, value in _walk(OmegaConf.to_container(cfg)):
+        section = next((section for name in _upwards(key) for section in found if section.has(name)), found[0])
+        explanation = section.explanation(key)
+        if not isinstance(value, Mapping) or not value:
+            section.rows.append((f"{key}={_shown(_resolved(cfg, key, value))}", explanation))
+        elif explanation:
+            section.rows.append((f"{key}.*", explanation))
+    return found
+
+
+def read_comments(text: str, package: str = "_global_") -> Comments:
+    """Return the comments of a YAML file; `package` is where its keys belong unless a `# @package` line says otherwise.
+
+    A key's comment stands in lines of its own above the key, as indented as the key is, or behind it, where it may go on in
+    lines below, in the same column.
+    """
+    lines = text.splitlines()
+    head = list(takewhile(lambda line: line.startswith("#"), lines))
+    body = [""] * len(head) + lines[len(head) :]  # what is at the head explains no key
+    package = next((match[1] for line in head if (match := PACKAGE.fullmatch(line))), package)
+    head = [line.removeprefix("#").removeprefix(" ") for line in head if not PACKAGE.fullmatch(line)]
+    keys = _commented(yaml.compose(text), body, () if package == "_global_" else (package,))
+    return Comments("\n".join(head), dict(keys))
+
+
+def _commented(node: yaml.Node | None, lines: Sequence[str], parents: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield (dotted key, comment) of a mapping and the mappings in it."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            path = (*parents, key.value)
+            end = value.end_mark if value.end_mark.line == key.end_mark.line else key.end_mark
+            yield ".".join(path), " ".join([*_above(lines, key.start_mark), *_behind(lines, end)])
+            yield from _commented(value, lines, path)
+
+
+def _above(lines: Sequence[str], key: yaml.Mark) -> list[str]:
+    return _column(reversed(lines[: key.line]), key.column)[::-1]
+
+
+def _behind(lines: Sequence[str], end: yaml.Mark) -> list[str]:
+    column = lines[end.line].find("#", end.column)
+    return [lines[end.line][column + 1 :].strip(), *_column(lines[end.line + 1 :], column)] if column >= 0 else []
+
+
+def _column(lines: Iterable[str], column: int) -> list[str]:
+    """Return the comments of the first lines that have nothing but one, in this column."""
+    return [line[column + 1 :].strip() for line in takewhile(lambda line: line.startswith(" " * column + "#"), lines)]
+
+
+def _read(name: str, group: str = "") -> Comments:
+    return read_comments((config_folder() / group / f"{name}.yaml").read_text(), group or "_global_")
+
+
+def _defaults(command: str) -> list[str | dict[str, Any]]:
+    """Return what a config's file says it is composed of."""
+    return yaml.safe_load((config_folder() / f"{command}.yaml").read_text()).get("defaults", [])
+
+
+def _provenance(command: str) -> Iterator[str]:
+    """Yield the files of no config group that a config is composed of, itself first."""
+    yield command
+    for entry in _defaults(command):
+        if isinstance(entry, str) and entry != "_self_":
+            yield from _provenance(entry)
+
+
+def _listed(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the config groups in `values` of which several choices are taken, with their names as the command line has them."""
+    return {
+        key: "[{}]".format(",".join(map(str, names)))
+        for key, names in values.items()
+        if isinstance(names, list) and (config_folder() / key).is_dir()
+    }
+
+
+def _names(group: str) -> list[str]:
+    return sorted(path.stem for path in (config_folder() / group).glob("*.yaml"))
+
+
+def _choices(group: str, chosen: str | None) -> str:
+    names = _names(group) if chosen else ["null", *_names(group)]
+    return " | ".join(f"[{name}]" if name in _chosen(chosen) else name for name in names)
+
+
+def _chosen(choice: str | None) -> list[str]:
+    """Return the names in a choice: one, several ("[a,b]"), or "null"."""
+    return (choice or "null").strip("[]").split(",")
+
+
+def _walk(content: Mapping[str, Any], parents: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of every node and leaf that is meant for users, nodes before what they hold."""
+    for name, value in content.items():
+        path = (*parents, str(name))
+        if not INTERNAL.match(key := ".".join(path)):
+            yield key, value
+            if isinstance(value, Mapping):
+                yield from _walk(value, path)
+
+
+def _upwards(key: str) -> Iterator[str]:
+    """Yield a key and the nodes that it lies in, from the inside out."""
+    while key:
+        yield key
+        key = key.rpartition(".")[0]
+
+
+def _resolved(cfg: DictConfig, key: str, value: Any) -> Any:
+    """Return a value with its interpolations resolved, or as it is where only a run can do that."""
+    if not (isinstance(value, str) and "${" in value):
+        return value
+    try:
+        return OmegaConf.select(cfg, key)
+    except OmegaConfBaseException:
+        return value
+
+
+def _shown(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    if isinstance(value, str) and PLAIN.fullmatch(value):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def _section_texts(found: Sequence[Section], width: int) -> Iterator[str]:
+    """Yield the text of each section that has one; explanations start in the same column of all."""
+    limit = width // 2 - 4
+    column = max(min(len(text), limit) for section in found for text, _ in section.rows)
+    for section in found:
+        if section.rows or section.description:
+            title = _wrap(section.description, width, f"{section.title}  ", "  ")
+            yield "\n".join([title, *_lines([(_cut(text, limit), why) for text, why in section.rows], width, column)])
+
+
+def _cut(text: str, limit: int) -> str:
+    """Return "key=value" with a long value cut short."""
+    limit = max(limit, text.find("=") + 2)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _lines(rows: Sequence[tuple[str, str]], width: int, column: int = 0) -> list[str]:
+    """Return rows in two columns, the second wrapped; the first as wide as its longest text where `column` says nothing."""
+    column = column or max(len(text) for text, _ in rows)
+    return [_wrap(why, width, f"  {text:<{column}}  ", " " * (column + 4)) for text, why in rows]
+
+
+def _paragraphs(text: str, width: int) -> str:
+    """Return `text` wrapped, but for indented lines."""
+    blocks = groupby(text.splitlines(), key=lambda line: line.startswith(" "))
+    return "\n".join("\n".join(lines) if verbatim else _wrap(" ".join(lines), width) for verbatim, lines in blocks)
+
+
+def _wrap(text: str, width: int, first: str = "", indent: str = "") -> str:
+    wrapper = TextWrapper(width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(text) or first.rstrip()

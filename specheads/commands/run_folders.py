@@ -1,0 +1,58 @@
+"""Which folder a command runs in, told to Hydra: the interrupted run of the same configuration, or a new one.
+
+Hydra asks the resolver `${run_folder:}` of conf/base.yaml where a run goes.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from specheads.storage import runs
+
+
+class NoteRunKey(Callback):
+    """Hydra callback that notes the key of the configuration that this process runs, sweeps included, before anything else happens."""
+
+    key = ""
+    resume: bool | str = True
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        NoteRunKey.key, NoteRunKey.resume = run_key(config), config.resume
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        NoteRunKey.key, NoteRunKey.resume = run_key(config), config.resume
+
+
+def may_resume() -> bool:
+    """Whether the run of this process may resume an interrupted one."""
+    return NoteRunKey.resume is not False
+
+
+def register_resolver() -> None:
+    """Make `${run_folder:}` known to configs; every use within one process gives the same folder."""
+    chosen: list[Path] = []
+
+    def resolve(*, _root_: DictConfig) -> str:
+        parent = Path(_root_.paths.outputs) / _root_.command
+        try:
+            if not chosen:
+                chosen.append(runs.run_folder(parent, NoteRunKey.key, may_resume()))
+        except OSError:
+            return str(parent / "run")  # Hydra will meet the same refusal, but not hide it inside an error of its own
+        return str(chosen[0])
+
+    OmegaConf.register_new_resolver("run_folder", resolve, replace=True)
+
+
+def run_key(config: DictConfig) -> str:
+    """Return what tells one composed configuration from another; where Hydra puts things and whether to resume do not matter."""
+    settings = OmegaConf.to_container(config, resolve=False)
+    overrides = settings.pop("hydra")["overrides"]["task"]
+    if isinstance(settings.get("resume"), bool):
+        settings.pop("resume")
+        overrides = [override for override in overrides if not override.startswith("resume=")]
+    return hashlib.sha256(json.dumps([settings, sorted(overrides)], sort_keys=True, default=str).encode()).hexdigest()[:16]

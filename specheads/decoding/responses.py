@@ -1,0 +1,141 @@
+"""Target responses in batches: rows of similar prompt length, left-padded; finished rows leave the batch.
+
+Each row has its own uniform numbers, so what it samples does not depend on its neighbours or on timing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specheads.decoding.engine import EagerEngine
+from specheads.pair import LanguageModel, Pair
+from specheads.prompts.encoding import ResponseLimits
+from specheads.sampling import Warp, check_finite, sample
+
+# Prompts are read in columns of at most this many tokens over all rows, so that activations stay small (and in a CPU's cache).
+PREFILL_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Response:
+    """What the target answered: `ids` with the stop token, if there is one; `finished` says whether there is."""
+
+    ids: list[int]
+    finished: bool
+
+
+def row_uniforms(seed: int, prompt_id: str, max_new_tokens: int, draws: int = 1, sample: int = 0) -> np.ndarray:
+    """Return (1 + draws, max_new_tokens) uniform numbers of a prompt's response number `sample`.
+
+    Row 0 samples the response, the others the drafted tokens, one row per draw.
+    """
+    words = [seed, int(prompt_id, 16)] + ([0, sample] if sample else [])
+    return np.random.default_rng(words).random((1 + draws, max_new_tokens))
+
+
+def batch_plan(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Return row indices batch by batch, prompts of similar length together."""
+    order = sorted(range(len(lengths)), key=lambda row: (lengths[row], row))
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def make_responses(
+    pair: Pair,
+    prompts: Sequence[Sequence[int]],
+    uniform: np.ndarray,
+    warp: Warp,
+    limits: ResponseLimits,
+    on_step: Callable[[int, int], None],
+) -> list[Response]:
+    """Return the target's responses in the order of `prompts`, batch by batch; see `generate_batch`."""
+    responses: list[Response | None] = [None] * len(prompts)
+    for batch in batch_plan([len(prompt) for prompt in prompts], limits.batch_size):
+        made = generate_batch(pair, [prompts[row] for row in batch], uniform[batch], warp, limits.max_new_tokens, on_step)
+        for row, response in zip(batch, made, strict=True):
+            responses[row] = response
+    return responses
+
+
+@torch.no_grad()
+def generate_batch(
+    pair: Pair,
+    prompts: Sequence[Sequence[int]],
+    uniform: np.ndarray,
+    warp: Warp,
+    max_new_tokens: int,
+    on_step: Callable[[int, int], None] = lambda made, done: None,
+    lm: LanguageModel | None = None,
+) -> list[Response]:
+    """Return the response of the target, or of `lm`, to each prompt of one batch.
+
+    Args:
+        prompts: token ids per row.
+        uniform: (B, max_new_tokens) in [0, 1), one number per sampled token.
+        on_step: called after each step with the tokens it produced, and with these plus all that rows which ended in it leave
+            out of `max_new_tokens`; the latter add up to B * max_new_tokens.
+    """
+    lm = lm or pair.target_lm
+    device = lm.device
+    longest = max(map(len, prompts))
+    limits = [min(max_new_tokens, pair.window - len(prompt)) for prompt in prompts]
+    tokens, mask = left_padded(prompts, device)
+    draws = torch.from_numpy(np.ascontiguousarray(uniform)).to(device)
+    stops = torch.tensor(sorted(pair.stop_tokens), device=device)
+    engine = EagerEngine(lm, longest + max(limits))
+    # The mask is written once for the whole run; step i looks at its first longest + i columns.
+    mask = torch.cat([mask, mask.new_ones((len(prompts), max(limits)))], dim=1)
+    rows = torch.arange(len(prompts), device=device)  # which prompt each batch row is
+    active = torch.ones(len(prompts), dtype=torch.bool, device=device)
+    limit = torch.tensor(limits, device=device)
+    positions = (mask[:, :longest].cumsum(dim=1) - 1).clamp_min(0)
+    responses = torch.zeros((len(prompts), max(limits)), dtype=torch.long, device=device)
+    num_tokens = torch.zeros_like(limit)
+    finished = torch.zeros_like(active)
+    columns = max(1, PREFILL_TOKENS // len(prompts))
+    for start in range(0, longest - 1, columns):
+        part = slice(start, min(start + columns, longest - 1))
+        engine.forward(tokens[:, part], positions=positions[:, part], attention_mask=mask[:, : part.stop], num_logits=0)
+    tokens, positions = tokens[:, -1:], positions[:, -1:]
+    for step in range(max(limits)):
+        output = engine.forward(tokens, positions=positions, attention_mask=mask[:, : engine.length + 1])
+        probs = warp(output.logits[:, -1])
+        check_finite(pair.target_id if lm is pair.target_lm else pair.draft_id, probs)
+        token = sample(probs, draws[rows, step])
+        responses[rows, step] = token
+        num_tokens[rows] += 1
+        finished[rows] = torch.isin(token, stops)
+        active &= ~finished & (num_tokens < limit)
+        staying = active[rows]
+        count = int(staying.sum())
+        on_step(len(rows), len(rows) + int((max_new_tokens - num_tokens[rows[~staying]]).sum()))
+        if count == 0:
+            break
+        tokens, positions = token[:, None], positions + 1
+        if count < len(rows):
+            kept = places_after_leaving(staying)
+            engine.select_rows(kept)
+            rows, mask, tokens, positions = rows[kept], mask[kept], tokens[kept], positions[kept]
+    counts, ends, ids = num_tokens.tolist(), finished.tolist(), responses.tolist()
+    return [Response(ids=row[:count], finished=end) for row, count, end in zip(ids, counts, ends, strict=True)]
+
+
+def places_after_leaving(staying: Tensor) -> Tensor:
+    """Return which row goes on in each place (n,), for `staying` (B,) bool with n rows set: the last ones fill the gaps."""
+    count = int(staying.sum())
+    places = torch.arange(count, device=staying.device)
+    places[~staying[:count]] = staying[count:].nonzero().squeeze(1) + count
+    return places
+
+
+def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return tokens and mask (B, T) of prompts that end in the same column; padding is token 0 under mask 0."""
+    longest = max(map(len, prompts))
+    tokens = torch.zeros((len(prompts), longest), dtype=torch.long)
+    mask = torch.zeros((len(prompts), longest), dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        tokens[row, longest - len(prompt) :] = torch.tensor(list(prompt))
+        mask[row, longest - len(prompt) :] = 1
+    return tokens.to(device), mask.to(device)

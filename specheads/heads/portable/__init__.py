@@ -1,0 +1,1 @@
+"""Sources that exported heads are put together from: they import torch and transformers alone."""

@@ -1,0 +1,71 @@
+"""Adaptive speculative decoding in `generate`, as transformers loads it from a folder.
+
+    target.generate(**inputs, custom_generate="<folder or hub id>", trust_remote_code=True, draft_model=draft)
+
+`draft_model` is the model that the head in the folder was trained for; where both are commits of a hub they are compared, unless `any_draft=True`. All
+other arguments are those of `generate`; `threshold`, `min_tokens` and `max_tokens` change when drafts end; `acceptance_head` names another head's
+folder or hub id, `revision` and `token` belong to an id.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from transformers import PreTrainedModel
+
+from specheads.heads.portable.assisted import Assisted
+from specheads.heads.portable.standalone_head import StandaloneHead
+
+COMMIT = 40  # digits of a commit on a hub
+_LOADED: dict[tuple[str, float, str], StandaloneHead] = {}  # by folder, the time its weights were written, and device
+
+
+def generate(
+    model: PreTrainedModel,
+    draft_model: PreTrainedModel | None = None,
+    acceptance_head: str | None = None,
+    threshold: float | None = None,
+    min_tokens: int | None = None,
+    max_tokens: int | None = None,
+    any_draft: bool = False,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    assistant_model: PreTrainedModel | None = None,
+    **arguments: Any,
+) -> Any:
+    """Return what `model.generate` returns.
+
+    Raises:
+        ValueError: no draft model, or a head that does not fit it.
+    """
+    draft_model = assistant_model if draft_model is None else draft_model
+    if draft_model is None:
+        raise ValueError("draft_model= is missing: give the draft that the head was trained for, as its config.json names it.")
+    # transformers keeps from us what it was asked to load; it is where the head lies.
+    location = acceptance_head or sys._getframe(1).f_locals.get("custom_generate")
+    if location is None:
+        raise ValueError("where the head lies is not known; give acceptance_head=<folder or hub id>.")
+    head = _head(str(location), draft_model, {"revision": revision, "token": token})
+    trained, here = ((head.config.get("draft") or {}).get("revision"), getattr(draft_model.config, "_commit_hash", None))
+    if not any_draft and trained != here and all(isinstance(one, str) and len(one) == COMMIT for one in (trained, here)):
+        raise ValueError(
+            f"the head was trained for {head.config['draft'].get('id')} at commit {trained}, but the draft is {draft_model.name_or_path} at {here}; "
+            "load that one, or give any_draft=True."
+        )
+    bounds = {"threshold": threshold, "min_tokens": min_tokens, "max_tokens": max_tokens}
+    with Assisted(model, draft_model, head, this_thread=True, **bounds):
+        return model.generate(assistant_model=draft_model, **arguments)
+
+
+def _head(location: str, draft: PreTrainedModel, hub: dict[str, Any]) -> StandaloneHead:
+    folder = Path(location)
+    if not folder.is_dir():
+        folder = Path(
+            snapshot_download(location, allow_patterns=["config.json", "model.safetensors", "golden.safetensors"], **hub)
+        )
+    device = draft.get_input_embeddings().weight.device
+    key = str(folder.resolve()), (folder / "model.safetensors").stat().st_mtime, str(device)
+    if key not in _LOADED:
+        _LOADED[key] = StandaloneHead.load(folder).to(device)
+    return _LOADED[key]

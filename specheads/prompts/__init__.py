@@ -1,0 +1,1 @@
+"""Where prompts come from, and how a pair encodes them."""

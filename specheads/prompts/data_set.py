@@ -1,0 +1,166 @@
+"""A data set by its path: a local file, a folder that `save_to_disk` wrote, or a hub data set; whole, or a split of it.
+
+Importing this module imports `datasets`, which is slow.
+"""
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import datasets
+from pyarrow import parquet
+
+from specheads.errors import UserError
+from specheads.prompts.local_files import read_file
+from specheads.prompts.table import Table
+
+logger = logging.getLogger(__name__)
+
+SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".txt")
+KINDS = "JSON, JSONL, CSV, Parquet or text file"
+
+
+def check_path(path: str) -> None:
+    """Raise UserError for a local path that holds nothing to read; says nothing about what only the hub can know."""
+    if not isinstance(path, str) or not path:
+        raise UserError(f"data.path={path!r} is no path; give a {KINDS}, a folder, or a hub data set.")
+    local = Path(os.path.expanduser(path))
+    try:
+        if local.is_dir():
+            _check_folder(path, local)
+        elif local.exists():
+            _check_file(path, local)
+        elif local.suffix.lower() in SUFFIXES or path.startswith(("/", "./", "../", "~")):
+            raise UserError(
+                f"data.path={path!r}: there is no {local.absolute()}; give a {KINDS}, a folder written by save_to_disk, "
+                "or a hub data set."
+            )
+    except OSError as error:
+        raise UserError(f"data.path={path!r} cannot be read ({error.strerror}); check the path and who may read it.") from None
+
+
+def _check_folder(path: str, folder: Path) -> None:
+    if not any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        raise UserError(
+            f"data.path={path!r} is a folder, but no data set that save_to_disk wrote; give such a folder, or a single {KINDS}."
+        )
+
+
+def _check_file(path: str, file: Path) -> None:
+    if file.suffix.lower() not in SUFFIXES:
+        raise UserError(
+            f"data.path={path!r} ends in {file.suffix or 'no suffix'}, but only {', '.join(SUFFIXES)} are read; "
+            "convert it to one of them, or rename it."
+        )
+    with file.open("rb") as stream:
+        if not stream.read(1):
+            raise _no_rows(path)
+
+
+def check_split(key: str, split: str) -> None:
+    """Raise UserError unless `split` reads like "train" or "train[:500]"; whether it is there only the data set knows."""
+    try:
+        datasets.ReadInstruction.from_spec(split if isinstance(split, str) else "")
+    except ValueError:
+        raise UserError(
+            f"{key}={split!r} is no split; give its name or a slice of it, for example {key}=train or '{key}=\"train[:500]\"'."
+        ) from None
+
+
+def load_tables(path: str, name: str | None) -> Table | dict[str, Table]:
+    """Return the data set: one table for what has no splits (a file, a single saved data set), else a table per split.
+
+    Args:
+        path: a local file or folder, or a hub id; `check_path` has nothing against it.
+        name: the configuration of a hub data set.
+
+    Raises:
+        UserError: contents that cannot be read, no rows, a hub data set or configuration that cannot be had.
+    """
+    local = Path(os.path.expanduser(path))
+    if local.is_file() and local.suffix.lower() != ".parquet":
+        table = read_file(path, local)
+        if not table.rows:
+            raise _no_rows(path)
+        return table
+    try:
+        with _quiet():
+            found = _load_with_datasets(path, name, local)
+    except (OSError, ValueError, LookupError, RuntimeError, datasets.exceptions.DatasetsError) as error:  # all of these happen
+        raise _not_loaded(path, name, local.exists(), error) from error
+    return Table(found) if isinstance(found, datasets.Dataset) else {split: Table(rows) for split, rows in found.items()}
+
+
+def _load_with_datasets(path: str, name: str | None, local: Path) -> datasets.Dataset | datasets.DatasetDict:
+    if local.is_dir():
+        return datasets.load_from_disk(str(local))
+    if local.is_file():
+        return datasets.Dataset(datasets.table.InMemoryTable(parquet.read_table(local)))
+    logger.info("data: loading %s, from the hub or from the cache of an earlier download", path)
+    return datasets.load_dataset(path, name)
+
+
+def cut(tables: Table | dict[str, Table], path: str, key: str, split: str) -> list[Table]:
+    """Return the tables that a split such as "train[:500]+test" names; a source without splits goes by any name.
+
+    Raises:
+        UserError: a split that is not there, or that is empty.
+    """
+    if isinstance(tables, Table):
+        tables = {re.split(r"[\[+(]", split)[0].strip(): tables}
+    try:
+        parts = datasets.ReadInstruction.from_spec(split).to_absolute({name: len(table.rows) for name, table in tables.items()})
+    except ValueError as error:
+        raise UserError(f"{key}={split!r} cannot be taken from {path}: {str(error).rstrip('.')}.") from None
+    found = [tables[part.splitname].part(part.from_, part.to) for part in parts if part.from_ < part.to]
+    if not found:
+        raise UserError(f"{key}={split!r} holds no rows of {path}; widen it, or give a data set with more.")
+    return found
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the progress bars and remarks of `datasets` and its hub client back: what matters in them is in our messages."""
+    hidden = datasets.are_progress_bars_disabled()
+    loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
+    levels = [each.level for each in loggers]
+    datasets.disable_progress_bars()
+    for each in loggers:
+        each.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
+        if not hidden:
+            datasets.enable_progress_bars()
+
+
+def _not_loaded(path: str, name: str | None, is_local: bool, error: Exception) -> UserError:
+    """Return what to tell about a data set that `datasets` did not load."""
+    if is_local:
+        return UserError(f"data.path={path!r} cannot be read ({_reason(error)}); write it again.")
+    if isinstance(error, ValueError):  # it is there, but not so
+        return UserError(
+            f"data.path={path!r} with data.name={name} could not be loaded: {_reason(error)}. "
+            "Give the data.name of a configuration that it has, or data.name=null."
+        )
+    return UserError(
+        f"data.path={path!r} is no local file or folder, and as a hub data set it could not be loaded: {_reason(error)}. "
+        f"Without a network, put the data set into a {KINDS} and give data.path=<file>; or download it where there is a network "
+        "and copy the cache (HF_HOME) here; or use data=nano."
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first line of an error; that of its cause where `datasets` only says that something went wrong."""
+    if isinstance(error, datasets.exceptions.DatasetGenerationError):
+        error = error.__cause__ or error
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _no_rows(path: str) -> UserError:
+    return UserError(f"data.path={path!r} has no rows; give a data set with some, or use data=nano.")

@@ -1,0 +1,151 @@
+"""Record what every stopping rule would meet along a target's response (so that rules can be replayed without models).
+
+Token verification emits the target's law whatever the draft's lengths, so a response that the target sampled is what decoding would
+have emitted. At each of its positions two things are drawn once, as verification would have drawn them given what was emitted: whether
+the emitted token came from an accepted draft token, with chance `min(1, d(x) / t(x))`; and if not, the token that was rejected there,
+from `norm((d - t)+)`, and how the draft goes on from it. These *branches* are what a draft wastes its time on.
+
+A *node* is a drafted token with what rules see of it: first the response's own tokens in order, then the branches' one after another.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specheads.decoding.branches import Branches, ReadTexts
+from specheads.pair import LanguageModel, Pair
+from specheads.sampling import CERTAINTY, Warp, accept_prob, certainty, check_finite, sample
+
+SLICE_ELEMENTS = 2**24  # probabilities held at once per model
+COLUMNS = (*CERTAINTY, "law_prob")  # per node; law_prob: the warped law that the token was drawn from
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """What a recording holds. `num_samples`: acceptance draws per response; greedy decoding has but one."""
+
+    num_samples: int = 4
+    max_tokens: int = 20  # the longest draft that can be replayed
+    batch_size: int = 64  # branches drafted together
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Uniform numbers of one response: what becomes of its tokens (Q, N), rejected tokens (Q, N), how branches go on (Q, N, K)."""
+
+    accept: Tensor
+    reject: Tensor
+    branch: Tensor
+
+    @classmethod
+    def of(cls, seed: int, prompt_id: str, num_samples: int, num_tokens: int, max_tokens: int) -> "Draws":
+        """Return the numbers that belong to a prompt, whatever its neighbours."""
+        rng = np.random.default_rng([seed, int(prompt_id, 16), 1])
+        shapes = (num_samples, num_tokens), (num_samples, num_tokens), (num_samples, num_tokens, max_tokens)
+        return cls(*(torch.from_numpy(rng.random(shape)) for shape in shapes))
+
+
+@torch.no_grad()
+def record_response(
+    pair: Pair, prompt: Sequence[int], response: Sequence[int], limit: int, warp: Warp, draws: Draws, settings: RecordSettings
+) -> dict[str, Any]:
+    """Return the columns of one response; see `recording.SCHEMA`.
+
+    Args:
+        limit: tokens at which the response would have ended; decoding drafts no further than the one before.
+    """
+    draft_read = _read(pair.draft_lm, prompt, response)
+    draft_hidden = draft_read.hidden[0, len(prompt) - 1 :]
+    target_hidden = _read(pair.target_lm, prompt, response).hidden[0, len(prompt) - 1 :]
+    tokens = torch.tensor(list(response), device=pair.draft_lm.device)
+    draws = Draws(*(value.to(tokens.device) for value in vars(draws).values()))
+    parts = []
+    for piece in torch.arange(len(tokens), device=tokens.device).split(_slice_size(pair, settings)):
+        draft_logits = pair.draft_lm.logits(draft_hidden[piece])
+        target_logits = pair.target_lm.logits(target_hidden[piece.to(target_hidden.device)]).to(tokens.device)
+        parts.append(_outcomes(pair, draft_logits, target_logits, tokens[piece], piece, limit, warp, draws))
+    accepted, values, draw, start, first, first_values = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
+    order = torch.argsort(start * settings.num_samples + draw)  # by position, so that rows of a batch are of similar length
+    draw, start = draw[order], start[order]
+    lengths = (limit - 1 - start).clamp_max(settings.max_tokens)
+    begun = Branches(torch.zeros_like(start), len(prompt) + start, first[order, None], lengths)
+    branch_values = first_values.new_zeros((*first_values.shape, settings.max_tokens))
+    branch_values[:, :, 0] = first_values[:, order]
+
+    def keep(rows: Tensor, depth: int, logits: Tensor, distribution: Tensor, drawn: Tensor) -> None:
+        branch_values[:, rows, depth] = _values(logits, distribution, drawn)
+
+    branches = draft_read.grow(pair, begun, draws.branch[draw, start], warp, settings.batch_size, keep)
+    return {
+        "response_ids": list(response),
+        "limit": limit,
+        "finished": response[-1] in pair.stop_tokens,
+        "accepted": accepted.flatten().cpu().numpy(),
+        "branch_draw": draw.cpu().numpy(),
+        "branch_start": start.cpu().numpy(),
+        "branch_length": branches.lengths.cpu().numpy(),
+        "branch_ids": branches.tokens[branches.used].cpu().numpy(),
+        **dict(zip(COLUMNS, torch.cat([values, branch_values[:, branches.used]], dim=1).cpu().numpy(), strict=True)),
+    }
+
+
+def _slice_size(pair: Pair, settings: RecordSettings) -> int:
+    return max(1, SLICE_ELEMENTS // pair.vocab_size // settings.num_samples)
+
+
+def _outcomes(
+    pair: Pair,
+    draft_logits: Tensor,
+    target_logits: Tensor,
+    tokens: Tensor,
+    positions: Tensor,
+    limit: int,
+    warp: Warp,
+    draws: Draws,
+) -> tuple[Tensor, ...]:
+    """Draw what became of drafts at a slice of `positions` (n,), where the response has `tokens` (n,).
+
+    Returns whether the tokens were accepted (Q, n), their columns (C, n), and of the rejected tokens in their place draw, position, token
+    (b,) and columns (C, b).
+    """
+    draft_law, target_law = warp(draft_logits), warp(target_logits)
+    check_finite(pair.draft_id, draft_law)
+    check_finite(pair.target_id, target_law)
+    # The share of the target's probability of a token that comes by way of an accepted draft: min(d, t) / t.
+    came_from_draft = accept_prob(
+        *(distribution.gather(1, tokens[:, None]).squeeze(1) for distribution in (draft_law, target_law))
+    )
+    residual = (draft_law - target_law).clamp_min(0)
+    # Where rounding leaves nothing that could have been rejected, the two laws are the same.
+    accepted = (draws.accept[:, positions] < came_from_draft) | (residual.sum(dim=1) <= 0)
+    draw, row = (~accepted & (positions < limit - 1)).nonzero(as_tuple=True)
+    rejected = sample(residual[row], draws.reject[draw, positions[row]])
+    columns, rejected_columns = _values(draft_logits, draft_law, tokens), _values(draft_logits[row], draft_law[row], rejected)
+    return accepted, columns, draw, positions[row], rejected, rejected_columns
+
+
+def _read(lm: LanguageModel, prompt: Sequence[int], response: Sequence[int]) -> ReadTexts:
+    """Return what `lm` keeps of a text, of which it reads all but the last token."""
+    return ReadTexts.of(lm, torch.tensor([[*prompt, *response][:-1]]))
+
+
+def _values(logits: Tensor, distribution: Tensor, tokens: Tensor) -> Tensor:
+    """Return COLUMNS (C, n) of `tokens` (n,) drawn from draft `logits` and `law` (n, V)."""
+    return torch.stack([*certainty(logits, tokens), distribution.gather(1, tokens[:, None]).squeeze(1)]).float()
+
+
+@torch.no_grad()
+def node_states(
+    lm: LanguageModel, prompt: Sequence[int], response: Sequence[int], branches: Branches, batch_size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield tokens (n,) of all nodes of a response in order, and the hidden states (n, H) that `lm` predicts them from."""
+    read = _read(lm, prompt, response)
+    yield torch.tensor(list(response), device=lm.device), read.hidden[0, len(prompt) - 1 :]
+    tokens, used = branches.tokens.to(lm.device), branches.used.to(lm.device)
+    for rows, states in read.states(branches, batch_size):
+        width = states.shape[1]
+        yield tokens[rows, :width][used[rows, :width]], states[used[rows, :width]]

@@ -1,0 +1,87 @@
+"""Tensors of many rows on disk: shards of safetensors that are made once, appear by rename, and are mapped when they are read.
+
+Every shard holds the tensors of its rows one behind the other, and `ends` (rows,), where each row's stop.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import track
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specheads.storage.shards import ShardStore, exclusive
+
+logger = logging.getLogger(__name__)
+
+GIB = 2**30
+SHARD_BYTES = 2**28  # while a shard is made, twice as much is held in memory
+
+
+def spans(sizes: np.ndarray) -> list[tuple[int, int]]:
+    """Return (first row, number of rows) of each shard for rows of `sizes` bytes: SHARD_BYTES at most, unless a single row is larger."""
+    shard = np.cumsum(sizes) // SHARD_BYTES
+    starts = np.flatnonzero(np.diff(shard, prepend=-1))
+    return list(zip(starts.tolist(), np.diff(starts, append=len(sizes)).tolist(), strict=True))
+
+
+def make_missing(
+    folder: Path,
+    provenance: Mapping[str, Any],
+    num_rows: Mapping[str, int],
+    compute: Callable[[str], dict[str, Tensor]],
+    what: str,
+    gib: float,
+) -> None:
+    """Compute the shards of a store that are not there, or not what they were.
+
+    Args:
+        provenance: everything that decides the store's content.
+        num_rows: of each shard, by its name.
+        compute: returns a shard's tensors.
+        what: they are, for the log; `gib` is the size of the whole store, at most.
+    """
+    store = ShardStore(folder, provenance)
+    # A complete store may be that of a training that read less of it.
+    if store.is_complete() and all(name in store.shards for name in num_rows):
+        logger.info("%s: complete in %s", what, folder)
+        return
+    with exclusive(folder):
+        store = ShardStore(folder, provenance)
+        missing = [name for name in num_rows if not store.has(name)]
+        logger.info("%s: at most %.2f GiB, %d of %d shards to do, in %s", what, gib, len(missing), len(num_rows), folder)
+        for name in track(missing, what, transient=True):
+            tensors = compute(name)
+            store.put(name, num_rows[name], lambda path, tensors=tensors: save_file(tensors, path))
+        store.complete(list(num_rows))
+
+
+def packed(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the tensors of a shard: those of its rows, (n, ...) each, one behind the other, and where each row's end."""
+    ends = torch.tensor([len(next(iter(row.values()))) for row in rows]).cumsum(0)
+    return {name: torch.cat([row[name] for row in rows]).contiguous() for name in rows[0]} | {"ends": ends}
+
+
+class ShardReader:
+    """Reads rows; a process of a loader, to which it may be sent, opens its own files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: dict[str, tuple[Any, Tensor]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open": {}}
+
+    def row(self, name: str, number: int) -> dict[str, Tensor]:
+        """Return the tensors of a shard's row."""
+        if name not in self._open:
+            file = safe_open(self.folder / name, "pt")
+            self._open[name] = file, file.get_tensor("ends")
+        file, ends = self._open[name]
+        span = slice(int(ends[number - 1]) if number else 0, int(ends[number]))
+        return {key: file.get_slice(key)[span] for key in file.keys() if key != "ends"}  # noqa: SIM118

@@ -1,0 +1,1 @@
+"""Training of heads and distillation of drafts."""

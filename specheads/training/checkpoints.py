@@ -1,0 +1,120 @@
+"""Lightning callbacks that make a training run resumable to the same numbers, and one that says how long it will take.
+
+A checkpoint is written between two steps, never between an epoch's last step and its validation: going on from there would
+skip the validation. What is being trained is written into it, so that it is not taken for another run's.
+"""
+
+import os
+import pickle
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import lightning as L
+import torch
+
+from specheads import interrupts
+from specheads.errors import UserError
+from specheads.forecast import Forecast
+from specheads.interrupts import Interrupted, Request
+from specheads.storage.files import temporary_of
+
+
+class Checkpoints(L.Callback):
+    """Writes `path` every so many optimiser steps, at the end of every epoch, and when the run is asked to stop.
+
+    `made_of` and `request` are set before training starts. `seconds` is the training time so far, of all sessions.
+    """
+
+    def __init__(self, path: Path, every_steps: int) -> None:
+        self.path, self.every_steps = path, every_steps
+        self.provenance: dict[str, Any] = {}
+        self.request = Request()
+        self.saved_step = 0
+        self.earlier_seconds = 0.0
+        self.start = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return self.earlier_seconds + time.perf_counter() - self.start
+
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.start = time.perf_counter()
+        interrupts.listen_again(self.request)  # Lightning has put a SIGTERM handler of its own before ours
+
+    def on_test_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        interrupts.listen_again(self.request)
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, index: int) -> None:
+        stop = self.is_asked(trainer)
+        if index + 1 >= trainer.num_training_batches or (index + 1) % trainer.val_check_batch == 0:
+            return  # a validation comes first; the epoch's end, or the next step, saves
+        if (index + 1) % trainer.accumulate_grad_batches:
+            return  # half a step's gradients are in no checkpoint
+        if stop or trainer.global_step >= self.saved_step + self.every_steps:
+            self.save(trainer)
+        if stop:
+            self.end()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        stop = self.is_asked(trainer)
+        self.save(trainer)
+        if stop:
+            self.end()
+
+    def on_test_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if self.is_asked(trainer):
+            self.end()
+
+    def on_save_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint |= {"provenance": self.provenance, "seconds": self.seconds}
+
+    def on_load_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.saved_step, self.earlier_seconds = checkpoint["global_step"], checkpoint["seconds"]
+
+    def is_asked(self, trainer: L.Trainer) -> bool:
+        """Whether this process or another one of the run got a signal; all of them get the same answer."""
+        asked = self.request.number is not None
+        return trainer.strategy.reduce_boolean_decision(asked, all=False) if trainer.world_size > 1 else asked
+
+    def end(self) -> NoReturn:
+        raise Interrupted(self.request.number or signal.SIGTERM)
+
+    def save(self, trainer: L.Trainer) -> None:
+        """Write the checkpoint: every process takes part, the first one gives it its name."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        for each in trainer.loggers:
+            each.save()
+        trainer.save_checkpoint(temporary_of(self.path), weights_only=False)
+        if trainer.is_global_zero:
+            os.replace(temporary_of(self.path), self.path)
+        trainer.strategy.barrier()
+        self.saved_step = trainer.global_step
+
+
+class TimeToGo(L.Callback):
+    """Says in the log how long the training will take."""
+
+    def __init__(self) -> None:
+        self.forecast = Forecast("training, without validation")
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        self.forecast.update(trainer.global_step, trainer.estimated_stepping_batches)
+
+
+def differences(checkpoint: Path, provenance: Mapping[str, Any]) -> list[str]:
+    """Return the names of what a checkpoint was made of that differs from `made_of`.
+
+    Raises:
+        UserError: the file cannot be read as a checkpoint of train.py.
+    """
+    try:
+        found = torch.load(checkpoint, mmap=True, weights_only=True, map_location="cpu")["provenance"]
+    except (OSError, RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        raise UserError(
+            f"{checkpoint} is no checkpoint that train.py can go on from ({type(error).__name__}); expected "
+            "outputs/<task>/<date_time>/checkpoints/last.ckpt of an earlier run, or resume=false to start anew."
+        ) from None
+    return sorted(name for name in found.keys() | provenance.keys() if found.get(name) != provenance.get(name))

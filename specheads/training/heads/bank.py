@@ -1,0 +1,106 @@
+"""Several heads trained side by side on the same hidden states; a single head is a bank of one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from specheads.errors import UserError, is_number
+from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.portable.network import assemble
+from specheads.training.heads.head_loss import weighted_bce
+from specheads.training.heads.stack import HeadStack
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """One head of a bank: what it is, and how its loss is weighted."""
+
+    name: str
+    config: HeadConfig
+    accept_weight: float = 1.0
+    reject_weight: float = 1.0
+    survival_weighted: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.survival_weighted, bool):
+            raise UserError(f"loss.survival_weighted={self.survival_weighted} is neither true nor false.")
+        weights = {"loss.accept_weight": self.accept_weight, "loss.reject_weight": self.reject_weight}
+        for key, weight in weights.items():
+            if not is_number(weight) or weight < 0:
+                raise UserError(f"{key}={weight} is no number of at least 0; 1 is plain, 6 is the paper's for rejections.")
+        if not any(weights.values()):
+            raise UserError(f"{' and '.join(weights)} are both 0, so that nothing is learnt; 1 is plain.")
+
+
+class HeadBank(nn.Module):
+    """Heads of one kind (`judges`) that read the same features, as few batched computations as their shapes allow.
+
+    Each starts from its own seed and learns as if it were alone, whatever its neighbours.
+    """
+
+    def __init__(self, specs: list[HeadSpec], seed: int) -> None:
+        super().__init__()
+        self.specs = specs
+        heads = []
+        for spec in specs:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                heads.append(AcceptanceHead(spec.config))
+        self.groups: dict[tuple, list[int]] = {}  # numbers of the heads that can be stacked
+        for number, spec in enumerate(specs):
+            self.groups.setdefault((spec.config.inputs, spec.config.width), []).append(number)
+        self.stacks = nn.ModuleList(HeadStack([heads[number] for number in group]) for group in self.groups.values())
+
+    @property
+    def predicts(self) -> str:
+        return self.specs[0].config.predicts
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset(name for spec in self.specs for name in spec.config.inputs)
+
+    @property
+    def heads(self) -> dict[str, AcceptanceHead]:
+        """The heads by name, on the bank's own memory."""
+        found = {}
+        for stack, group in zip(self.stacks, self.groups.values(), strict=True):
+            found |= dict(zip(group, stack.heads(), strict=True))
+        return {spec.name: found[number] for number, spec in enumerate(self.specs)}
+
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Return logits (heads, N)."""
+        logits = torch.cat([stack(self._assembled(stack, features)) for stack in self.stacks])
+        numbers = torch.tensor([number for group in self.groups.values() for number in group], device=logits.device)
+        return logits[numbers.argsort()]
+
+    def standardise(self, features: Mapping[str, Tensor]) -> None:
+        """Fix the shift and scale of all heads' inputs from a sample."""
+        for stack in self.stacks:
+            stack.standardise(self._assembled(stack, features))
+
+    def scale_gradients(self, factors: Tensor) -> None:
+        """Multiply each head's gradient by its factor (heads,)."""
+        for stack, group in zip(self.stacks, self.groups.values(), strict=True):
+            stack.scale_gradients(factors[group])
+
+    def clip_gradients(self, largest: float) -> None:
+        """Limit the norm of each head's gradient."""
+        for stack in self.stacks:
+            stack.clip_gradients(largest)
+
+    def _assembled(self, stack: HeadStack, features: Mapping[str, Tensor]) -> Tensor:
+        return assemble(stack.configs[0].inputs, features, stack.readout.weight.dtype)
+
+    def losses(self, logits: Tensor, labels: Mapping[str, Tensor], alive: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return each head's sum of losses and sum of weights, (heads,) both, for logits (heads, N) and labels (N,) by name.
+
+        `alive` (N,) are the weights of heads that are weighted by survival; without them every position counts 1.
+        """
+        pairs = []
+        for row, spec in zip(logits, self.specs, strict=True):
+            survival = alive if spec.survival_weighted and alive is not None else 1.0
+            pairs.append(weighted_bce(row, labels[spec.config.label], spec.accept_weight, spec.reject_weight, survival))
+        sums, weights = zip(*pairs, strict=True)
+        return torch.stack(sums), torch.stack(weights)

@@ -1,0 +1,161 @@
+"""Training heads with Lightning: a bank on a frozen draft.
+
+The draft is kept out of the module's parameters and checkpoints: only heads are trained and saved.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specheads.errors import UserError
+from specheads.heads.batch import HeadBatch, head_features, target_states
+from specheads.heads.checkpoint import CONSTANT
+from specheads.heads.metrics import auroc, fit_logistic, prediction_metrics
+from specheads.pair import LanguageModel
+from specheads.sampling import CERTAINTY
+from specheads.training.heads.bank import HeadBank
+from specheads.training.trainer import CurveModule, OptimizerSettings, cosine_after_warmup
+
+
+class HeadModule(CurveModule):
+    """A bank of heads, their weighted loss, and the metrics that say how good they are."""
+
+    def __init__(
+        self, bank: HeadBank, draft: LanguageModel, optimizer: OptimizerSettings, target: LanguageModel | None = None
+    ) -> None:
+        """`target` is needed where heads read its states and those are not stored."""
+        super().__init__()
+        self.bank = bank
+        self.optimizer = optimizer
+        self._draft, self._target = (draft,), (target,)  # in tuples, so that their weights are not taken for ours
+        self._collected: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.test_results: dict[str, dict[str, float]] = {}
+
+    def features(self, batch: HeadBatch, needs: frozenset[str] | None = None, predicts: str | None = None) -> dict[str, Tensor]:
+        """Return the bank's features of a batch, or others."""
+        lm, predicts, needs = self._draft[0], predicts or self.bank.predicts, needs or self.bank.needs
+        found = {name: value for name, value in batch.features.items() if name in needs} if predicts == self.bank.predicts else {}
+        if "index" in needs:
+            found["index"] = batch.index - batch.start
+        if "target_hidden" in needs - found.keys():
+            found["target_hidden"] = target_states(self._target[0], batch, batch.start)
+        missing = needs - found.keys()
+        if missing == {"embedding"}:  # which is looked up, not computed
+            with torch.no_grad():
+                return found | {"embedding": lm.embed(batch.drafted)}
+        return found | (head_features(lm, batch, predicts, missing) if missing else {})
+
+    def on_fit_start(self) -> None:
+        """Move the draft beside the heads; fix the scale of look-ahead inputs from the first batches."""
+        self._draft[0].model.to(self.device)
+        if self.bank.predicts == "next_token" and self.trainer.ckpt_path is None:
+            batches = [
+                batch.to(self.device)
+                for batch, _ in zip(self.trainer.datamodule.loader("train", shared=False), range(8), strict=False)
+            ]
+            parts = [self.features(batch) for batch in batches]
+            # Without rollouts, so that a head does not depend on whether others of its bank learn from them.
+            features = {
+                name: torch.cat([part[name][batch.of_response] for part, batch in zip(parts, batches, strict=True)])
+                for name in parts[0]
+            }
+            self.bank.standardise(features)
+        self.log_history()
+
+    def training_step(self, batch: HeadBatch, batch_index: int) -> Tensor:
+        return self.loss_of_batch(batch_index, *self.bank.losses(self.bank(self.features(batch)), batch.labels, batch.alive))
+
+    def scale_gradients(self, factors: Tensor) -> None:
+        self.bank.scale_gradients(factors)
+
+    def named_values(self, values: Sequence[float]) -> dict[str, float]:
+        return {f"{spec.name}/loss": value for spec, value in zip(self.bank.specs, values, strict=True)}
+
+    def configure_gradient_clipping(
+        self, optimizer: torch.optim.Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Limit each head's gradient by itself, so that it learns as if it were alone."""
+        if gradient_clip_val and gradient_clip_algorithm in (None, "norm"):
+            self.bank.clip_gradients(gradient_clip_val)
+        else:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def validation_step(self, batch: HeadBatch, batch_index: int) -> None:
+        logits = self.bank(self.features(batch))
+        self._collect(batch, logits, torch.stack(self.bank.losses(logits, batch.labels, batch.alive)))
+
+    def on_validation_epoch_end(self) -> None:
+        logits, labels, parts = self._gathered()
+        losses, weights = torch.stack(parts).sum(dim=0)
+        metrics = {}
+        for spec, row, loss in zip(self.bank.specs, logits, losses / weights, strict=True):
+            values = {"loss": loss.item(), **prediction_metrics(row, labels)}
+            metrics |= {f"dev/{spec.name}/{name}": value for name, value in values.items()}
+        self.record(metrics)
+        best = max(value for name, value in metrics.items() if name.endswith("/auroc"))
+        self.log("best dev AUROC", best, prog_bar=True, logger=False)
+
+    def test_step(self, batch: HeadBatch, batch_index: int) -> None:
+        self._collect(batch, self.bank(self.features(batch)), self.rival_features(batch))
+
+    def on_test_epoch_end(self) -> None:
+        logits, labels, rivals = self._gathered()
+        self.test_results = {
+            spec.name: prediction_metrics(row, labels) for spec, row in zip(self.bank.specs, logits, strict=True)
+        }
+        self.test_results |= self._rivals(torch.cat(rivals), labels)
+        for name, metrics in self.test_results.items():
+            self.log_dict({f"test/{name}/{metric}": value for metric, value in metrics.items()})
+
+    def rival_features(self, batch: HeadBatch) -> Tensor:
+        """Return (n, 3) what training-free rules know of each token judged after the response: log d(y), max d, entropy."""
+        found = self.features(batch, frozenset(CERTAINTY), "next_token")
+        columns = torch.stack([found["draft_prob"].clamp_min(1e-12).log(), found["max_prob"], found["entropy"]], dim=1)
+        return columns[batch.of_response]
+
+    def _rivals(self, features: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
+        """What a head has to beat on the same tokens: the draft's own numbers, and a logistic fitted on training rows."""
+        loader = self.trainer.datamodule.loader("train", shared=False)
+        batches = [batch.to(self.device) for batch, _ in zip(loader, range(64), strict=False)]
+        train = torch.cat([self.rival_features(batch).cpu() for batch in batches])
+        weights = fit_logistic(train, torch.cat([batch.label[batch.of_response].cpu() for batch in batches]))
+        logistic = features.double() @ weights[:-1] + weights[-1]
+        return {
+            "draft probability": {"auroc": auroc(features[:, 0], labels)},
+            "max probability": {"auroc": auroc(features[:, 1], labels)},
+            "entropy": {"auroc": auroc(-features[:, 2], labels)},
+            "logistic of the three": prediction_metrics(logistic.float(), labels),
+        }
+
+    def _collect(self, batch: HeadBatch, logits: Tensor, more: Tensor) -> None:
+        """Keep logits (heads, n) and labels (n,) of the tokens judged after responses, and `more` of the batch, for all processes."""
+        kept = batch.of_response
+        self._collected.append((logits[:, kept].cpu(), batch.label[kept].cpu(), more.cpu()))
+
+    def _gathered(self) -> tuple[Tensor, Tensor, list[Tensor]]:
+        collected = self._collected
+        if self.trainer.world_size > 1:
+            parts: list = [None] * self.trainer.world_size
+            torch.distributed.all_gather_object(parts, collected)
+            collected = [batch for part in parts for batch in part]
+        logits, labels, more = zip(*collected, strict=True)
+        self._collected.clear()
+        return torch.cat(logits, dim=1), torch.cat(labels), list(more)
+
+    def configure_optimizers(self) -> dict:
+        settings = self.optimizer
+        optimizer = torch.optim.AdamW(self.bank.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+        steps = self.trainer.estimated_stepping_batches
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, cosine_after_warmup(steps, settings.warmup_share))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def check_not_constant(self, features: dict[str, Tensor]) -> None:
+        """Raise UserError naming the first head whose predictions do not vary."""
+        with torch.no_grad():
+            for name, head in self.bank.heads.items():
+                if not head(features).std().item() >= CONSTANT:  # a NaN is none either
+                    raise UserError(
+                        f"head {name} predicts a constant, or no number, after training; train longer (trainer.max_epochs), on more prompts "
+                        "(data.num_train), or with another learning rate (optimizer.lr). Its checkpoint is kept."
+                    )

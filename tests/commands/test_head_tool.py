@@ -1,0 +1,133 @@
+"""The `specheads` command, in this process."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from specheads.commands import head_tool as tool
+from specheads.heads.checkpoint import load_head, save_head
+from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.pair import folder_revision
+
+
+@pytest.fixture
+def head(nano, tmp_path):
+    """A head for nano with everything that a head's config can say."""
+    torch.manual_seed(0)
+    config = HeadConfig(
+        hidden_size=160,
+        depth=1,
+        width=16,
+        warp={"temperature": 1.0, "top_k": 50, "top_p": 1.0},
+        draft={"id": nano.draft_id, "revision": nano.draft_revision},
+        target={"id": nano.target_id, "revision": nano.target_revision},
+        calibration={"slope": [1.0, 0.9], "intercept": [0.0, 0.1]},
+        recommended={"threshold": 0.6, "min_tokens": 0, "max_tokens": 20, "predicted_speedup": 1.5},
+        train={"num_prompts": 7, "test": {"auroc": 0.75}},
+    )
+    return save_head(AcceptanceHead(config), tmp_path / "head", torch.randn(32, config.input_size))
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """A function that gives a command line and returns its exit code and what it printed."""
+
+    def give(*words):
+        monkeypatch.setattr(sys, "argv", ["specheads", *map(str, words)])
+        try:
+            tool.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return give
+
+
+def test_inspect_says_what_a_head_is(head, run, nano):
+    code, text, _ = run("inspect", f"head={head}")
+    assert code == 0
+    for fact in (
+        "next_token, from hidden, embedding, draft_prob, max_prob, entropy",
+        "323 inputs, width 16, 1 residual blocks",
+        f"{nano.draft_id} at {nano.draft_revision}",
+        f"{nano.target_id} at {nano.target_revision}",
+        "temperature 1, top_k 50, top_p 1",
+        "by 2 indices in a round",
+        "threshold 0.6",
+        "auroc 0.75",
+    ):
+        assert fact in text, fact
+    parameters = sum(weight.numel() for weight in load_head(head).parameters())
+    assert f"{parameters:,} parameters" in text
+
+
+def test_inspect_says_what_is_not_known(tmp_path, run):
+    torch.manual_seed(0)
+    config = HeadConfig(hidden_size=8, predicts="input_token", depth=0)
+    folder = save_head(AcceptanceHead(config), tmp_path / "bare", torch.randn(32, 8))
+    code, text, _ = run("inspect", f"head={folder}")
+    assert (
+        code == 0
+        and "any at any revision" in text
+        and "evaluate.py finds a threshold" in text
+        and "held out     not known" in text
+    )
+
+
+def test_verify_checks_the_files_and_the_draft(head, run, tmp_path):
+    assert run("verify", f"head={head}")[:2] == (0, f"{head}: as it was exported\n")
+    code, text, _ = run("verify", f"head={head}", "draft=embedded:nano/draft")
+    assert code == 0 and "for embedded:nano/draft as it is now" in text
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model.safetensors").write_bytes(b"other weights")
+    code, _, error = run("verify", f"head={head}", f"draft={tmp_path}/other")
+    assert code == 2 and "was trained for draft embedded:nano/draft" in error and folder_revision(tmp_path / "other") in error
+    weights = (head / "model.safetensors").read_bytes()
+    (head / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 64]))
+    code, _, error = run("verify", f"head={head}")
+    assert code == 2 and "golden vectors" in error
+
+
+def test_card_is_written_anew_from_the_config(head, run):
+    before = (head / "README.md").read_text()
+    config = json.loads((head / "config.json").read_text())
+    config["train"]["test"]["auroc"] = 0.8125
+    (head / "config.json").write_text(json.dumps(config))
+    code, text, _ = run("card", f"head={head}")
+    assert code == 0 and f"{head}/README.md written" in text
+    assert (head / "README.md").read_text() == before.replace(
+        "accepted against rejected tokens | 0.7500 |", "accepted against rejected tokens | 0.8125 |"
+    )
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["verify", "--help"]])
+def test_help_names_what_there_is(run, words):
+    code, text, _ = run(*words)
+    shown = [word for word in words if word in tool.VERBS] or list(tool.VERBS)
+    assert code == 0 and "usage: specheads <verb> key=value" in text
+    for name, verb in tool.VERBS.items():
+        assert (verb.about in text) == (name in shown)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["look"], "there is no such verb; use inspect, verify, export, card"),
+        (["inspect"], "specheads inspect needs head=: a folder"),
+        (["inspect", "head="], "specheads inspect needs head="),
+        (["inspect", "folder"], "'folder' is not known; it takes head="),
+        (["inspect", "head=a", "draft=b"], "'draft=b' is not known"),
+        (["inspect", "head=./none"], "there is no head folder './none'"),
+        (["export", "head=HEAD", "format=pickle"], "format=pickle is not known; use standalone"),
+        (["export", "head=HEAD"], "specheads export needs format="),
+        (["verify", "head=HEAD", "draft=./none"], "./none holds no .safetensors"),
+        (["inspect", "head=specheads/nano/draft/../draft"], "config.json is a model's, not a head's"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_two(run, head, words, message):
+    code, text, error = run(*(word.replace("HEAD", str(head)) for word in words))
+    assert code == 2 and not text and error.startswith("error: ") and message in error and "Traceback" not in error

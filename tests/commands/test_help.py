@@ -1,0 +1,184 @@
+"""What `--help` prints: every key of every command explained, with the values that the overrides lead to."""
+
+import re
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+
+from specheads.commands.help import PROGRAMS, Comments, composed, help_text, read_comments, sections
+from specheads.pair import config_folder
+
+COMMANDS = list(PROGRAMS)
+GROUPS = {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in config_folder().iterdir() if path.is_dir()}
+
+
+def compositions():
+    """Every command with every choice of every config group that it has."""
+    return [(command, f"{group}={name}") for command in COMMANDS for group in composed(command)[1] for name in GROUPS[group]]
+
+
+def rows(command, *overrides):
+    """Return {"key=value": explanation} as the help has it."""
+    return {text: why for section in sections(command, *composed(command, overrides)) for text, why in section.rows}
+
+
+def column(text):
+    """Return the first column of a help text, in one string."""
+    return "\n".join(line.split("  ")[1] for line in text.splitlines() if line.startswith("  ") and "  " in line[2:])
+
+
+@pytest.fixture(autouse=True)
+def usual_width(monkeypatch):
+    """What the text looks like is not to depend on where the tests run."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.mark.parametrize("command, choice", compositions())
+def test_every_key_is_explained(command, choice):
+    found = rows(command, choice)
+    assert len(found) > 20
+    assert not [text for text, why in found.items() if not why]
+
+
+def test_no_comment_in_the_configs_is_lost():
+    for path in config_folder().rglob("*.yaml"):
+        comments = read_comments(path.read_text())
+        kept = "\n".join([comments.head, *comments.keys.values()])
+        for line in path.read_text().splitlines():
+            written = re.search(r"(?:^|\s)# (?!@package)(.*)$", line)
+            assert not written or written[1] in kept, f"{path}: {line}"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_text_fits_and_names_every_choice(command):
+    text = help_text(command, [], width=130)
+    assert max(map(len, text.splitlines())) <= 130
+    groups = composed(command)[1]
+    for group in groups:
+        (choices,) = re.findall(rf"^  {group}= .*(?:\n {{6,}}.*)*", text, re.MULTILINE)
+        assert set(GROUPS[group]) <= set(re.findall(r"[\w.-]+", choices))
+    assert ("experiment" in groups) == (command in ("train", "learning_curve"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_nothing_internal_leaks(command):
+    text = help_text(command)
+    for internal in ("_target_", "data.source", "hydra.", "hydra:", "${", "_global_", "run_folder", "@package"):
+        assert internal not in text
+
+
+def test_keys_come_in_order_under_what_was_chosen():
+    text = help_text("train", ["experiment=specdecpp", "data=alpaca"])
+    assert "\n\n\n" not in text
+    titles = re.findall(r"^(\w+=[\w.-]+|general|Hydra)\b", text, re.MULTILINE)
+    expected = ["model=nano", "data=alpaca", "trainer=default", "task=head", "logger=default", "experiment=specdecpp"]
+    assert titles == ["general", *expected, "Hydra"]
+    places = [text.index(f"\n  {key}") for key in ("seed=", "model.draft=", "data.path=", "trainer.precision=", "head.predicts=")]
+    assert places == sorted(places)
+
+
+def test_overrides_change_what_is_shown():
+    plain, changed = help_text("train"), help_text("train", ["model=llama2-7b", "head.depth=2", "paths.outputs=elsewhere"])
+    assert "[nano]" in plain and "model.draft=embedded:nano/draft" in plain and "head.depth=3" in plain
+    assert "[llama2-7b]" in changed and "model.draft=meta-llama/Llama-2-7b-chat-hf" in changed and "head.depth=2" in changed
+    assert "data.path=" in changed and "data.path=" not in plain  # nano brings its own prompts
+    assert "paths.run=outputs/head/<date_time>" in plain and "paths.run=elsewhere/head/<date_time>" in changed
+    assert "max_new_tokens=77\n" in column(help_text("evaluate", ["data.max_new_tokens=77"])).replace(
+        "data.max_new_tokens=77", ""
+    )
+
+
+def test_a_key_of_no_file_stands_with_its_relatives():
+    found = sections("train", *composed("train", ["+trainer.max_steps=9", "+trainer.strategy={}", "+unknown=1"]))
+    (trainer,) = [section for section in found if section.title == "trainer=default"]
+    assert {("trainer.max_steps=9", ""), ("trainer.strategy={}", "")} <= set(trainer.rows)
+    assert ("unknown=1", "") in found[0].rows
+
+
+def test_a_swept_key_keeps_its_default():
+    assert "head.depth=3" in rows("train", "head.depth=0,1", "model=nano,mine")
+
+
+@pytest.mark.parametrize("wrong", ["model=nope", "head.dept=3", "head.depth", "seed=["])
+def test_overrides_that_do_not_compose_raise_hydras_own_error(wrong):
+    with pytest.raises(HydraException):
+        help_text("train", [wrong])
+
+
+def test_hydra_is_left_as_it_was_found():
+    help_text("data_gen")
+    assert not GlobalHydra.instance().is_initialized()
+    with pytest.raises(HydraException):
+        help_text("data_gen", ["model=nope"])
+    assert not GlobalHydra.instance().is_initialized()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_narrow_terminal_gets_narrow_tables(width):
+    lines = help_text("train", [], width).splitlines()
+    tables = [line for line in lines if not line.startswith("  python")]  # command lines are not broken
+    assert max(map(len, tables)) <= width
+    assert any("…" in line for line in lines)
+    assert any(line.startswith("  trainer.use_distributed_sampler=") for line in lines)  # a key is never cut
+
+
+def test_several_choices_of_a_group_are_all_shown():
+    text = help_text("evaluate", ["stopping=[fixed_length,heuristic]"])
+    assert "[fixed_length]" in text and "[heuristic]" in text and "[confidence]" not in text
+    assert "stopping.heuristic.increase=2" in text and "stopping.confidence" not in text
+    usual, one = (help_text("learning_curve", overrides) for overrides in ([], ["stopping=fixed_length"]))
+    assert "[fixed_length]" in usual and "[head_threshold]" in usual
+    assert "[fixed_length]" in one and "[head_threshold]" not in one
+
+
+def test_without_a_terminal_the_text_is_100_columns_wide(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: (_ for _ in ()).throw(OSError()))
+    assert help_text("evaluate") == help_text("evaluate", width=100)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert help_text("evaluate") == help_text("evaluate", width=80)
+
+
+YAML = """\
+# What it is.
+#   an example
+defaults:
+  - base                                 # not a key
+key: 1                                   # a number
+plain: a#b
+quoted: "a # b"                          # has a # in it
+single: 'it''s # that'
+listed: ["#", 2]                         # with a hash
+empty:                                   # nothing
+node:                                    # two keys
+  inner: x                               # first;
+                                         # goes on
+  deep:
+    deeper: "\\"#"                        # innermost
+
+  # a number
+  # of some size
+  bare: 3                                # and more
+# nothing follows this directly
+
+last: 4
+"""
+
+
+def test_comments_are_read():
+    keys = {"defaults": "", "key": "a number", "plain": "", "quoted": "has a # in it", "single": "", "listed": "with a hash"}
+    keys |= {"empty": "nothing", "node": "two keys", "node.inner": "first; goes on", "node.deep": ""}
+    keys |= {"node.deep.deeper": "innermost", "node.bare": "a number of some size and more", "last": ""}
+    assert read_comments(YAML) == Comments("What it is.\n  an example", keys)
+
+
+def test_keys_belong_to_the_package():
+    text = "depth: 3   # blocks\n"
+    assert read_comments(text, "head").keys == {"head.depth": "blocks"}
+    assert read_comments(f"# @package _global_\n# Head.\n{text}", "task") == Comments("Head.", {"depth": "blocks"})
+    assert read_comments(f"# @package other.place\n{text}", "task").keys == {"other.place.depth": "blocks"}
+
+
+def test_a_file_of_comments_alone_has_no_keys():
+    assert read_comments("# Nothing is logged.\n", "logger") == Comments("Nothing is logged.", {})

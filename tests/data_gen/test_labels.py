@@ -1,0 +1,226 @@
+import bisect
+import itertools
+import math
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+from fakes import tiny_pair
+from statistics_helper import chi_square_p_value
+
+from data_gen import labels as label
+from data_gen.labels import Labels, label_responses, right_padded
+from specheads.decoding.responses import generate_batch
+from specheads.errors import UserError
+from specheads.sampling import Warp
+
+WARPS = [Warp(0), Warp(1.0), Warp(0.7, top_k=5), Warp(1.0, top_p=0.8)]
+LENGTHS = [(3, 9), (11, 1), (1, 14), (6, 6), (2, 2), (9, 11)]  # of prompt and response, in no order
+
+
+def random_texts(lengths=LENGTHS, vocab_size=12, seed=0):
+    generator = np.random.default_rng(seed)
+    return tuple([generator.integers(vocab_size, size=pair[i]).tolist() for pair in lengths] for i in (0, 1))
+
+
+def uniform(count, length, seed=1, draws=2):
+    return np.random.default_rng(seed).random((count, draws, length))
+
+
+def log(prob):
+    return math.log(prob) if prob > 0 else -math.inf
+
+
+def distributions(model, prefix, warp, vocab_size):
+    """The warped law behind a prefix, from a forward over just that prefix, as a list of floats."""
+    logits = model(torch.tensor([prefix]), use_cache=False).logits[0, -1, :vocab_size]
+    return warp(logits).tolist()
+
+
+def reference(pair, prompt, response, draws, warp):
+    """Labels by their definitions: one forward per position and model, no batch, no padding, no slices."""
+    found = Labels([], [], [], [], [], [], [], [[] for _ in draws[1:]], [[] for _ in draws[1:]])
+    for i, token in enumerate(response):
+        prefix = [*prompt, *response[:i]]
+        t, d = (distributions(model, prefix, warp, pair.vocab_size) for model in (pair.target, pair.draft))
+        drafted, *others = (bisect.bisect_right(list(itertools.accumulate(d)), draw[i]) for draw in draws)
+        found.draft_ids.append(drafted)
+        found.accept_prob.append(min(1.0, t[drafted] / d[drafted]))
+        for number, other in enumerate(others):
+            found.more_draft_ids[number].append(other)
+            found.more_accept_prob[number].append(min(1.0, t[other] / d[other]))
+        found.overlap.append(sum(min(a, b) for a, b in zip(t, d, strict=True)))
+        found.draft_logprob.append(log(d[drafted]))
+        found.target_logprob.append(log(t[drafted]))
+        found.response_draft_logprob.append(log(d[token]))
+        found.response_target_logprob.append(log(t[token]))
+    return found
+
+
+def assert_same(found, expected, tolerance=1e-10):
+    for name, value in asdict(expected).items():
+        if name.endswith("draft_ids"):
+            assert getattr(found, name) == value
+        elif name == "more_accept_prob":
+            for draw, expected_draw in zip(found.more_accept_prob, value, strict=True):
+                assert draw == pytest.approx(expected_draw, rel=tolerance, abs=tolerance)
+        else:
+            assert getattr(found, name) == pytest.approx(value, rel=tolerance, abs=tolerance), name
+
+
+@pytest.mark.parametrize("warp", WARPS, ids=str)
+def test_labels_equal_their_definitions(warp):
+    pair, (prompts, responses), draws = tiny_pair(12, scale=2.0), random_texts(), uniform(6, 14)
+    found = label_responses(pair, prompts, responses, draws, warp)
+    assert len(found) == 6
+    for row in range(6):
+        assert_same(found[row], reference(pair, prompts[row], responses[row], draws[row], warp))
+    # both outcomes occur, so the comparison says something of either
+    accepted = [value for labels in found for value in labels.accept_prob]
+    assert min(accepted) < 0.5 and max(accepted) == 1
+
+
+def test_labels_of_nano_equal_their_definitions(nano64, prompts):
+    responses = random_texts([(1, 5), (1, 12), (1, 8), (1, 3)], nano64.vocab_size)[1]
+    draws, warp = uniform(4, 12), Warp(1.0, top_k=50)
+    found = label_responses(nano64, prompts[:4], responses, draws, warp)
+    for row in range(4):
+        assert_same(found[row], reference(nano64, prompts[row], responses[row], draws[row], warp))
+
+
+def test_a_response_of_the_target_has_finite_logprobs_there_and_every_draft_token_under_the_draft():
+    pair, (prompts, _), warp = tiny_pair(12, scale=3.0), random_texts(), Warp(0.8, top_k=3)
+    responses = [response.ids for response in generate_batch(pair, prompts, uniform(6, 20, seed=4)[:, 0], warp, 20)]
+    found = label_responses(pair, prompts, responses, uniform(6, 20), warp)
+    assert all(math.isfinite(value) for labels in found for value in labels.response_target_logprob + labels.draft_logprob)
+    # what a law leaves out has minus infinity, not a large number
+    assert -math.inf in [value for labels in found for value in labels.target_logprob + labels.response_draft_logprob]
+
+
+def test_a_draft_that_is_the_target_is_always_accepted():
+    pair, (prompts, responses) = tiny_pair(12, scale=2.0, same=True), random_texts()
+    for labels in label_responses(pair, prompts, responses, uniform(6, 14), Warp(1.0, top_k=5)):
+        assert set(labels.accept_prob) == {1.0}
+        assert labels.overlap == pytest.approx([1.0] * len(labels.overlap), abs=1e-12)
+        assert labels.draft_logprob == labels.target_logprob
+        assert labels.response_draft_logprob == labels.response_target_logprob
+
+
+def test_greedy_labels_are_one_where_the_models_best_tokens_agree_and_zero_elsewhere():
+    pair, (prompts, responses) = tiny_pair(6), random_texts(vocab_size=6)
+    found = label_responses(pair, prompts, responses, uniform(6, 14), Warp(0))
+    agreements = []
+    for prompt, response, labels in zip(prompts, responses, found, strict=True):
+        text = torch.tensor([[*prompt, *response]])
+        best = [model(text).logits[0, len(prompt) - 1 : -1].argmax(dim=-1) for model in (pair.target, pair.draft)]
+        assert labels.draft_ids == best[1].tolist()
+        assert labels.accept_prob == labels.overlap == (best[0] == best[1]).double().tolist()
+        agreements += labels.accept_prob
+    assert {0.0, 1.0} == set(agreements)
+
+
+# --- slices, batches and padding change nothing
+
+
+def record(monkeypatch, name, describe):
+    """Return a list that will hold `describe(first argument)` of every call to data_gen.labels's `name`."""
+    function, calls = getattr(label, name), []
+
+    def recorded(first, *rest):
+        calls.append(describe(first))
+        return function(first, *rest)
+
+    monkeypatch.setattr(label, name, recorded)
+    return calls
+
+
+@pytest.mark.parametrize("elements", [1, 12 * 3, 12 * 7])
+def test_slices_of_positions_give_the_labels_of_one_slice(monkeypatch, elements):
+    pair, (prompts, responses), draws, warp = tiny_pair(12), random_texts(), uniform(6, 14), Warp(1.0, top_k=5)
+    whole = label_responses(pair, prompts, responses, draws, warp)
+    monkeypatch.setattr(label, "SLICE_ELEMENTS", elements)
+    sizes = record(monkeypatch, "overlap", torch.numel)
+    for found, expected in zip(label_responses(pair, prompts, responses, draws, warp), whole, strict=True):
+        assert_same(found, expected, 1e-12)
+    assert max(sizes) == max(12, elements) and sum(sizes) == 12 * sum(map(len, responses))
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 40])
+def test_small_forwards_give_the_labels_of_one_forward(monkeypatch, tokens):
+    pair, (prompts, responses), draws, warp = tiny_pair(12), random_texts(), uniform(6, 14), Warp(1.0, top_k=5)
+    whole = label_responses(pair, prompts, responses, draws, warp)
+    monkeypatch.setattr(label, "BATCH_TOKENS", tokens)
+    shapes = record(monkeypatch, "right_padded", lambda texts: (len(texts), max(map(len, texts))))
+    for found, expected in zip(label_responses(pair, prompts, responses, draws, warp), whole, strict=True):
+        assert_same(found, expected, 1e-12)
+    assert sum(rows for rows, _ in shapes) == 6
+    assert all(rows == 1 or rows * length <= tokens for rows, length in shapes)
+
+
+def test_what_stands_behind_a_row_does_not_leak_into_its_labels(monkeypatch):
+    pair, (prompts, responses), draws, warp = tiny_pair(12), random_texts(), uniform(6, 14), Warp(1.0, top_k=5)
+    zeros = label_responses(pair, prompts, responses, draws, warp)
+
+    def padded_with_others(texts):
+        tokens = right_padded(texts)
+        for row, text in enumerate(texts):
+            tokens[row, len(text) :] = 7
+        return tokens
+
+    monkeypatch.setattr(label, "right_padded", padded_with_others)
+    assert label_responses(pair, prompts, responses, draws, warp) == zeros
+
+
+def test_a_row_has_the_same_labels_alone_as_beside_longer_ones():
+    pair, (prompts, responses), draws, warp = tiny_pair(12), random_texts(), uniform(6, 14), Warp(1.0, top_k=5)
+    together = label_responses(pair, prompts, responses, draws, warp)
+    for row in range(6):
+        alone = label_responses(pair, prompts[row : row + 1], responses[row : row + 1], draws[row : row + 1], warp)[0]
+        assert_same(together[row], alone, 1e-12)
+
+
+def test_padding_goes_to_the_right():
+    assert right_padded([[5], [6, 7, 8], [9, 9]]).tolist() == [[5, 0, 0], [6, 7, 8], [9, 9, 0]]
+
+
+# --- the law of the drafted tokens
+
+
+def test_drafted_tokens_follow_the_drafts_warped_law():
+    # Fixed numbers; for new ones each of the two comparisons fails by chance once in a million.
+    pair, warp, count = tiny_pair(8), Warp(0.9, top_k=6), 8192
+    prompt, response = [3, 1], [4, 2]
+    found = label_responses(pair, [prompt] * count, [response] * count, uniform(count, 2, seed=5), warp)
+    for i in range(2):
+        distribution = torch.tensor(distributions(pair.draft, [*prompt, *response[:i]], warp, 8))
+        counts = torch.bincount(torch.tensor([labels.draft_ids[i] for labels in found]), minlength=8)
+        assert chi_square_p_value(counts, distribution) > 1e-6
+
+
+def test_the_mean_label_over_evenly_spread_draws_is_the_overlap():
+    pair, count = tiny_pair(8, scale=2.0), 4000
+    spread = ((np.arange(count) + 0.5) / count)[:, None, None]
+    found = label_responses(pair, [[3, 1, 5]] * count, [[4]] * count, spread, Warp(1.0))
+    # Each token's share of the draws is its probability to within one draw.
+    assert np.mean([labels.accept_prob[0] for labels in found]) == pytest.approx(found[0].overlap[0], abs=8 / count)
+    assert 0.1 < found[0].overlap[0] < 0.9
+
+
+@pytest.mark.parametrize("broken", ["target", "draft"])
+def test_a_model_that_gives_nan_is_named(broken):
+    pair = tiny_pair(5)
+    getattr(pair, broken).get_output_embeddings().weight.data.fill_(torch.nan)
+    with pytest.raises(UserError, match=f"tiny-{broken} produced NaN"):
+        label_responses(pair, [[1]], [[2]], uniform(1, 1), Warp())
+
+
+def test_logits_of_a_padded_vocabulary_are_left_out():
+    wide = tiny_pair(12)
+    narrow = replace(wide, tokenizer=tiny_pair(9).tokenizer)  # both models have three logits that no token uses
+    prompts, responses = random_texts(vocab_size=9)
+    draws = uniform(6, 14)
+    found = label_responses(narrow, prompts, responses, draws, Warp())
+    assert max(token for labels in found for token in labels.draft_ids) == 8
+    for row in range(6):
+        assert_same(found[row], reference(narrow, prompts[row], responses[row], draws[row], Warp()))

@@ -1,0 +1,85 @@
+"""Compiled units as flat functions: weights stay with the module, sizes stay open, and a file gives the same function."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from fakes import needs_compiler
+from torch import Tensor, nn
+
+from specheads.decoding.engine.compiled import OPTIONS
+from specheads.decoding.engine.compiled_program import Program, _builder, _leaves
+
+pytestmark = needs_compiler
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+class Sum(nn.Module):
+    """Writes into memory and reads weights, memory and what it is called with."""
+
+    def __init__(self, table=None):
+        super().__init__()
+        self.weight, self.table = nn.Parameter(torch.ones(3), requires_grad=False), table
+
+    def forward(self, tokens, start, places, memory, inputs):
+        (keys, values), (x, pair) = memory[0], inputs
+        keys.index_copy_(0, start + torch.arange(tokens.shape[1]), tokens[0].float())
+        total = (keys[: places.shape[0]].sum() + values.sum()) * self.weight.sum() + x
+        return total if self.table is None else total + self.table.sum(), Pair(pair.second, (pair.first, tokens + 1))
+
+
+def arguments(count, size):
+    memory = [(torch.zeros(16), torch.ones(2))]
+    inputs = (torch.full((1,), 5.0), Pair(torch.full((1,), 1.0), torch.full((1,), 2.0)))
+    return torch.arange(3, 3 + count)[None], torch.tensor(2), torch.zeros(size), memory, inputs
+
+
+def compiled(module):
+    return Program.compile(module, arguments(5, 8), {0: 1, 2: 0}, {})
+
+
+def test_a_program_does_what_its_module_does(tmp_path):
+    module = Sum()
+    program = compiled(module)
+    assert program.is_general
+    for one in (program, Program.from_bytes(program.to_bytes())):
+        for count, size, weight in ((5, 8, 1.0), (3, 12, 1.0), (2, 4, -2.0)):
+            module.weight.fill_(weight)
+            tokens, start, places, memory, inputs = arguments(count, size)
+            expected = module(tokens, start, places, [tuple(x.clone() for x in memory[0])], inputs)
+            found = one.bind(module, memory)(tokens, start, places, inputs)
+            assert torch.equal(found[0], expected[0])
+            assert isinstance(found[1], Pair)
+            assert [x.tolist() for x in _leaves(found)] == [x.tolist() for x in _leaves(expected)]
+            assert memory[0][0][2 : 2 + count].tolist() == tokens[0].tolist()
+
+
+def test_what_was_kept_is_loaded_without_building_anything(monkeypatch, tmp_path):
+    """Kernels are found by what they are built with, options included."""
+    from torch._inductor import codecache
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    content = Program.compile(Sum(), arguments(5, 8), {0: 1, 2: 0}, OPTIONS).to_bytes()
+    built = []
+    compile_file = codecache.CppBuilder.build
+    monkeypatch.setattr(codecache.CppBuilder, "build", lambda self: built.append(self) or compile_file(self))
+    codecache.CppPythonBindingsCodeCache.cache_clear()
+    codecache.CppCodeCache.cache_clear()
+    program = Program.from_bytes(content)
+    module, (tokens, start, places, memory, inputs) = Sum(), arguments(5, 8)
+    program.bind(module, memory)(tokens, start, places, inputs)
+    assert built == []
+
+
+def test_a_weight_that_no_module_owns_is_not_kept():
+    assert compiled(Sum(torch.ones(3))).is_general
+    assert not compiled(Sum(torch.ones(1000))).is_general
+
+
+def test_work_returns_tensors_and_tuples():
+    with pytest.raises(TypeError, match="returns a dict"):
+        _builder((None, {"a": None}))

@@ -1,0 +1,194 @@
+"""A head's folder with a loader of its own decodes elsewhere as it does here."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from head_kinds import KINDS
+from safetensors.torch import load_file, save_file
+
+from specheads import SpeculativeDecoder, Warp
+from specheads.decoding.stopping import HeadThreshold
+from specheads.heads.checkpoint import load_head, save_head
+from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.portable.loaders import STANDALONE, loader_source, write_loader
+from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
+
+CALIBRATION = {"slope": [1.2, 0.8, 0.7], "intercept": [0.1, 0.0, -0.2]}
+RECOMMENDED = {"threshold": 0.55, "min_tokens": 1, "max_tokens": 6, "predicted_speedup": 1.3}
+KINDS = KINDS | {"linear": {"predicts": "input_token", "depth": 0}}
+ALONE = """
+import importlib.util, sys
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("specheads", "data_gen", "transformers", "lightning"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Gone())
+spec = importlib.util.spec_from_file_location("acceptance_head", "acceptance_head.py")
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+import torch
+from safetensors.torch import load_file, save_file
+head, given = module.StandaloneHead.load("."), load_file("given.safetensors")
+index = given.pop("index")
+save_file({"chances": head.acceptance(given, index), "logits": head.score(load_file("golden.safetensors")["inputs"])}, "found.safetensors")
+assert "specheads" not in sys.modules
+"""
+
+
+@pytest.fixture(params=KINDS)
+def folder(request, nano, tmp_path):
+    torch.manual_seed(0)
+    config = HeadConfig(hidden_size=160, calibration=CALIBRATION, recommended=RECOMMENDED, **KINDS[request.param])
+    head = AcceptanceHead(config)
+    for tensor in head.state_dict().values():
+        tensor.add_(0.1 * torch.randn_like(tensor))
+    folder = save_head(head, tmp_path / "head", torch.randn(32, config.input_size))
+    write_loader(folder, STANDALONE)
+    return folder
+
+
+def features(head, count=9):
+    generator = torch.Generator().manual_seed(1)
+    found = {name: torch.rand(count, generator=generator) for name in ("draft_prob", "max_prob", "entropy")}
+    sizes = {"hidden": 160, "embedding": 160, "target_hidden": 256}
+    found |= {name: torch.randn(count, size, generator=generator) for name, size in sizes.items()}
+    return {name: found[name] for name in head.config.inputs if name in found}
+
+
+def test_without_specheads_it_gives_the_same_chances(folder):
+    head = load_head(folder)
+    given, index = features(head), torch.arange(9)
+    save_file(given | {"index": index}, folder / "given.safetensors")
+    done = subprocess.run([sys.executable, "-c", ALONE], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = load_file(folder / "found.safetensors")
+    assert torch.equal(found["logits"], load_file(folder / "golden.safetensors")["logits"])
+    rule = HeadThreshold(head, 0.5)
+    logits = head(given | {"index": index})
+    slope, intercept = (torch.tensor(CALIBRATION[name])[index.clamp_max(2)] for name in ("slope", "intercept"))
+    torch.testing.assert_close(found["chances"], (slope * logits + intercept).sigmoid())
+    assert rule.needs <= set(given) | {"token"}
+
+
+def test_a_round_stops_where_the_rule_stops(folder):
+    ours, theirs = load_head(folder), StandaloneHead.load(folder)
+    given = features(ours, 200)
+    for start in range(0, 190, 10):
+        rule = HeadThreshold(ours, **{name: RECOMMENDED[name] for name in ("threshold", "min_tokens", "max_tokens")})
+        state, found = rule.init(1, torch.device("cpu")), DraftRound(theirs)
+        if "target_hidden" in ours.config.inputs:
+            state = rule.see(state, {"target_hidden": given["target_hidden"][start : start + 1]})
+        for place in range(start, start + 6):
+            own = {name: value[place : place + 1] for name, value in given.items()}
+            if "target_hidden" in own:
+                own["target_hidden"] = given["target_hidden"][start : start + 1]
+            state, stop = rule.step(state, own)
+            assert found.stops(own) == bool(stop)
+            if stop:
+                break
+        assert stop  # at the sixth token at the latest
+
+
+def test_defaults_are_the_recommended_or_the_usual_ones(folder):
+    head = StandaloneHead.load(folder)
+    assert (DraftRound(head).threshold, DraftRound(head).max_tokens) == (0.55, 6)
+    assert DraftRound(head, threshold=0.2, max_tokens=9).max_tokens == 9
+    head.config["recommended"] = None
+    usual = DraftRound(head)
+    assert (usual.threshold, usual.max_tokens) == (0.7, 20)
+    assert usual.min_tokens == (2 if head.config["predicts"] == "input_token" else 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("readout.bias"), "'readout.bias' is no such tensor, expected"),
+        (lambda tensors: tensors.update({"more": torch.zeros(2)}), r"'more' is \(2,\), expected no such tensor"),
+        (lambda tensors: tensors.update({"readout.bias": torch.zeros(3)}), r"'readout.bias' is \(3,\), expected \(1,\)"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(folder, change, message):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=message):
+        StandaloneHead.load(folder)
+
+
+def test_bounds_that_are_not_given_make_room_for_those_that_are(folder):
+    head = StandaloneHead.load(folder)
+    head.config["recommended"] = None
+    assert (DraftRound(head, max_tokens=1).min_tokens, DraftRound(head, max_tokens=1).max_tokens) == (1, 1)
+    for wrong in ({"threshold": 1.5}, {"threshold": "auto"}, {"min_tokens": 3, "max_tokens": 2}, {"max_tokens": 0}):
+        with pytest.raises(ValueError, match=r"is outside \[0, 1\]|bound no draft"):
+            DraftRound(head, **wrong)
+
+
+def test_damaged_weights_are_found_out(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["readout.bias"] += 5
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"outputs differ from golden.safetensors by 5"):
+        StandaloneHead.load(folder)
+
+
+def test_a_config_of_what_must_be_there_is_enough_for_all(folder):
+    config = json.loads((folder / "config.json").read_text())
+    needed = {
+        key: config[key] for key in ("format_version", "hidden_size", "depth", "predicts", "inputs", "width", "target_size")
+    }
+    (folder / "config.json").write_text(json.dumps(needed))
+    given, index = features(load_head(folder)), torch.arange(9)
+    found = StandaloneHead.load(folder)
+    assert torch.equal(found(given | {"index": index}), load_head(folder)(given | {"index": index}))
+
+
+def test_another_format_is_refused(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"format_version": 9}))
+    with pytest.raises(ValueError, match="head format 9; this file reads 1"):
+        StandaloneHead.load(folder)
+
+
+def test_the_file_is_whole_and_names_no_part_of_this_project(folder):
+    source = loader_source(STANDALONE)
+    assert (folder / STANDALONE).read_text() == source
+    assert "import specheads" not in source and "from specheads" not in source
+    compile(source, STANDALONE, "exec")
+
+
+def test_rounds_by_it_are_the_decoders(nano, prompts, tmp_path):
+    """A decoder that asks the standalone file where to stop drafts as ours does, round by round."""
+    torch.manual_seed(0)
+    config = HeadConfig(hidden_size=160, depth=1, width=8, inputs=("draft_prob", "max_prob", "entropy"), calibration=CALIBRATION)
+    folder = save_head(AcceptanceHead(config), tmp_path / "head", torch.randn(32, 3))
+    head = StandaloneHead.load(folder)
+    rule = HeadThreshold(load_head(folder), 0.6, max_tokens=8)
+    num_compared = 0
+    for prompt in prompts[:4]:
+        out = SpeculativeDecoder(nano, stopping=rule, warp=Warp(0.0)).generate(prompt, 40)
+        text = list(prompt)
+        for one in out.rounds:
+            if len(text) - len(prompt) > 30 or nano.tokenizer.eos_token_id in one.tokens:
+                break  # the limit or the end cuts drafts short, too
+            num_compared += 1
+            found, drafted = DraftRound(head, threshold=0.6, max_tokens=8), []
+            while True:
+                with torch.no_grad():
+                    distribution = nano.draft(torch.tensor([text + drafted])).logits[0, -1].softmax(-1)
+                drafted.append(int(distribution.argmax()))
+                entropy = -(distribution * distribution.log()).sum()
+                if found.stops(
+                    {
+                        "draft_prob": distribution[drafted[-1]][None],
+                        "max_prob": distribution.max()[None],
+                        "entropy": entropy[None],
+                    }
+                ):
+                    break
+            assert len(drafted) == one.num_drafted
+            text += one.tokens
+    assert num_compared > 20

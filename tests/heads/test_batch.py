@@ -1,0 +1,308 @@
+import numpy as np
+import pytest
+import torch
+
+from specheads.errors import UserError
+from specheads.heads import batch as features_module
+from specheads.heads.batch import HeadBatch, collate, head_features
+from specheads.training.heads.mixed_responses import MixedResponses, checked_share
+from specheads.training.loaders import EpochSampler
+
+KINDS = ["input_token", "next_token"]
+ALL = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy"})
+
+
+def coded_rows(count, length, prompt_length=3):
+    """Rows in which every number says where it comes from: responses 1000 + i, drafted 2000 + i, labels i / length."""
+    places = np.arange(length)
+    row = {
+        "prompt_ids": list(range(prompt_length)),
+        "response_ids": (1000 + places).tolist(),
+        "draft_ids": (2000 + places).tolist(),
+        "accept_prob": (places / length).tolist(),
+        "overlap": (1 - places / length).tolist(),
+        "more_draft_ids": [],
+        "more_accept_prob": [],
+    }
+    return [row] * count
+
+
+def mixed(rows, predicts="next_token", response_share=0.15, seed=0, **kwargs):
+    return MixedResponses(rows, predicts, response_share, seed, **kwargs)
+
+
+# --- mixing
+
+
+@pytest.mark.parametrize(
+    ("predicts", "share"),
+    [*(("input_token", share) for share in (0.0, 0.15, 0.99)), *(("next_token", share) for share in (0.0, 0.6, 1.0))],
+)
+def test_a_position_keeps_the_targets_token_with_the_response_share(predicts, share):
+    data = mixed(coded_rows(200, 100), predicts, share)
+    tokens = np.stack([data[0, i]["tokens"] for i in range(200)])
+    assert (tokens[:, :3] == [0, 1, 2]).all()  # prompts stay
+    kept = tokens[:, 3:] < 2000
+    assert (tokens[:, 3:] == np.where(kept, 1000, 2000) + np.arange(100)).all()
+    # 20,000 coin flips, with a fixed seed; for a new one, five standard deviations are left by chance once in 1.7e6.
+    assert abs(kept.mean() - share) <= 5 * (share * (1 - share) / kept.size) ** 0.5
+
+
+def test_mixing_is_drawn_anew_for_every_epoch_row_and_seed_and_is_the_same_when_asked_again():
+    rows = coded_rows(3, 100)
+
+    def kept(epoch, row, seed=0):
+        return tuple(mixed(rows, seed=seed)[epoch, row]["tokens"][3:] < 2000)
+
+    keys = [(epoch, row, seed) for epoch in range(3) for row in range(3) for seed in range(2)]
+    drawn = {key: kept(*key) for key in keys}
+    assert len(set(drawn.values())) == len(keys)
+    assert {key: kept(*key) for key in reversed(keys)} == drawn
+
+
+def test_a_head_that_judges_its_input_is_asked_only_where_the_token_came_from_the_draft():
+    item = mixed(coded_rows(1, 200), "input_token", 0.4)[0, 0]
+    from_draft = np.flatnonzero(item["tokens"] >= 2000)
+    assert 60 < len(from_draft) < 180
+    assert (item["index"] == from_draft).all()
+    assert (item["tokens"][item["index"]] == item["drafted"]).all()
+
+
+def test_a_head_that_looks_ahead_is_asked_everywhere_about_the_drafted_token():
+    item = mixed(coded_rows(1, 200), "next_token", 0.4)[0, 0]
+    assert (item["index"] == 3 + np.arange(200)).all()
+    assert (item["drafted"] == 2000 + np.arange(200)).all()
+    assert 0 < (item["tokens"][item["index"]] != item["drafted"]).sum() < 200  # where the text goes on with the target's token
+
+
+@pytest.mark.parametrize("predicts", KINDS)
+@pytest.mark.parametrize("label", ["sampled", "overlap"])
+def test_every_label_belongs_to_its_token(predicts, label):
+    item = mixed(coded_rows(1, 64), predicts, 0.4, labels=[label])[2, 0]
+    places = item["drafted"] - 2000
+    assert (item["index"] == 3 + places).all()
+    assert item["labels"][label].dtype == np.float32
+    np.testing.assert_array_equal(item["labels"][label], (places if label == "sampled" else 64 - places) / 64)
+
+
+def test_both_kinds_of_head_read_the_same_mixture_at_the_same_share():
+    rows = coded_rows(1, 100)
+    assert (mixed(rows, "input_token")[1, 0]["tokens"] == mixed(rows, "next_token")[1, 0]["tokens"]).all()
+
+
+@pytest.mark.parametrize(("predicts", "share"), [("input_token", 0.15), ("next_token", 1.0)])
+def test_no_share_given_means_the_default_of_the_kind(predicts, share):
+    assert checked_share(predicts, None) == share
+    assert mixed(coded_rows(1, 1), predicts, None).response_share == share
+
+
+@pytest.mark.parametrize(
+    ("predicts", "share"), [("input_token", 1.0), ("input_token", -0.1), ("next_token", 1.1), ("next_token", -0.1)]
+)
+def test_a_share_outside_its_bounds_is_a_user_error_that_names_the_key(predicts, share):
+    with pytest.raises(UserError, match=rf"mixing\.response_share={share}"):
+        mixed(coded_rows(1, 1), predicts, share)
+
+
+@pytest.mark.parametrize("predicts", KINDS)
+def test_an_unknown_label_is_a_user_error_that_names_those_known(predicts):
+    with pytest.raises(UserError, match=r"head\.label='guessed' is not known; use one of sampled, overlap, rollout\.$"):
+        mixed(coded_rows(1, 1), predicts, None, labels=["guessed"])
+
+
+def test_the_label_of_earlier_versions_is_refused_with_the_reason_and_the_remedy():
+    with pytest.raises(UserError, match=r"head\.label='block' is not trained any more.*not multiply.*head\.label=rollout"):
+        mixed(coded_rows(1, 1), "next_token", None, labels=["block"])
+
+
+def test_there_is_one_item_per_row():
+    assert len(mixed(coded_rows(7, 2))) == 7
+
+
+# --- batches
+
+
+def item(tokens, index, drafted, label):
+    return {
+        "tokens": np.array(tokens),
+        "rollouts": [],
+        "text": np.zeros(len(index), dtype=np.int64),
+        "alive": np.ones(len(index), dtype=np.float32),
+        "index": np.array(index, dtype=np.int64),
+        "drafted": np.array(drafted, dtype=np.int64),
+        "labels": {"sampled": np.array(label, dtype=np.float32)},
+        "start": np.array(index, dtype=np.int64),
+    }
+
+
+def test_items_are_padded_to_the_right_and_their_judged_tokens_chained():
+    batch = collate([item([5, 6], [1], [6], [0.5]), item([7], [], [], []), item([1, 2, 3], [0, 2], [9, 3], [0.0, 1.0])])
+    assert batch.tokens.tolist() == [[5, 6, 0], [7, 0, 0], [1, 2, 3]]
+    assert batch.row.tolist() == [0, 2, 2]
+    assert batch.index.tolist() == [1, 0, 2]
+    assert batch.drafted.tolist() == [6, 9, 3]
+    assert batch.label.tolist() == [0.5, 0.0, 1.0]
+    assert {value.dtype for value in (batch.tokens, batch.row, batch.index, batch.drafted)} == {torch.long}
+    assert batch.label.dtype == torch.float32
+
+
+def test_a_batch_of_mixed_responses_points_at_its_tokens():
+    rows = [row for length in (5, 1, 9) for row in coded_rows(1, length, prompt_length=length)]
+    data = mixed(rows, "input_token", 0.3)
+    items = [data[0, i] for i in range(3)]
+    batch = collate(items)
+    assert len(batch.label) == sum(len(i["drafted"]) for i in items) > 5
+    assert torch.equal(batch.tokens[batch.row, batch.index], batch.drafted)
+
+
+def test_a_batch_moves_as_a_whole():
+    one = item([5, 6], [1], [6], [0.5]) | {"features": {"entropy": torch.ones(1)}}
+    moved = collate([one]).to(torch.device("meta"))
+    assert isinstance(moved, HeadBatch)
+    named = [*moved.labels.values(), *moved.features.values()]
+    tensors = [moved.tokens, moved.row, moved.index, moved.drafted, moved.start, *named]
+    assert {value.device.type for value in tensors} == {"meta"} and len(tensors) == 7
+
+
+# --- the sampler
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_rows", [1, 3, 12, 13])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_processes_have_equal_shares_of_different_rows(num_rows, world_size, shuffle):
+    samplers = [EpochSampler(num_rows, 5, shuffle, rank, world_size) for rank in range(world_size)]
+    shares = [list(sampler) for sampler in samplers]
+    rows = [row for share in shares for _, row in share]
+    assert len(set(rows)) == len(rows) and set(rows) <= set(range(num_rows))
+    assert [len(share) for share in shares] == [len(sampler) for sampler in samplers] == [num_rows // world_size] * world_size
+
+
+def test_a_shuffling_sampler_has_a_new_order_and_the_epochs_number_every_epoch():
+    sampler, orders = EpochSampler(50, 5, shuffle=True), []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        keys = list(sampler)
+        assert {number for number, _ in keys} == {epoch}
+        orders.append(tuple(row for _, row in keys))
+    assert len(set(orders)) == 3 and tuple(range(50)) not in orders
+    sampler.set_epoch(1)
+    assert tuple(row for _, row in sampler) == orders[1]
+    assert tuple(row for _, row in EpochSampler(50, 6, shuffle=True)) != orders[0]
+
+
+def test_a_sampler_that_does_not_shuffle_gives_epoch_zero_in_order_every_time():
+    sampler = EpochSampler(4, 5, shuffle=False)
+    for epoch in (0, 3):
+        sampler.set_epoch(epoch)
+        assert list(sampler) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
+# --- features
+
+
+@pytest.fixture(scope="module")
+def rows(nano64, prompts):
+    """Rows of very different length, with drafted tokens that the draft may find unlikely."""
+    generator = np.random.default_rng(0)
+    lengths = [17, 3, 1, 9]
+    return [
+        {
+            "prompt_ids": prompt,
+            "response_ids": generator.integers(nano64.vocab_size, size=length).tolist(),
+            "draft_ids": generator.integers(nano64.vocab_size, size=length).tolist(),
+            "accept_prob": generator.random(length).tolist(),
+            "more_draft_ids": [],
+            "more_accept_prob": [],
+        }
+        for prompt, length in zip([*prompts[:3], [0]], lengths, strict=True)
+    ]
+
+
+def assert_features(found, expected, rows=slice(None)):
+    assert found.keys() == expected.keys() == ALL
+    for name, value in found.items():
+        torch.testing.assert_close(value[rows], expected[name], atol=1e-12, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def definition(pair, tokens, index, drafted, predicts):
+    """The features of one judged token from transformers' own output over just the tokens that are known by then."""
+    seen = tokens[: index + 1] if predicts == "input_token" else tokens[:index]
+    output = pair.draft(torch.tensor([seen]), output_hidden_states=True, use_cache=False)
+    probs = output.logits[0, -1].softmax(dim=-1)
+    return {
+        "hidden": output.hidden_states[-1][0, -1],
+        "embedding": pair.draft.get_input_embeddings().weight[drafted],
+        "draft_prob": probs[drafted],
+        "max_prob": probs.max(),
+        "entropy": -(probs * probs.log()).sum(),
+    }
+
+
+@pytest.mark.parametrize("predicts", KINDS)
+def test_features_are_the_drafts_own_output_over_the_tokens_known_when_the_head_is_asked(nano64, rows, predicts):
+    data = mixed(rows, predicts, 0.3)
+    batch = collate([data[0, i] for i in range(4)])
+    found = head_features(nano64.draft_lm, batch, predicts, ALL)
+    assert len(batch.row) >= 15
+    for n in range(len(batch.row)):
+        row, index = int(batch.row[n]), int(batch.index[n])
+        expected = definition(nano64, batch.tokens[row].tolist(), index, int(batch.drafted[n]), predicts)
+        assert_features(found, expected, n)
+
+
+@pytest.mark.parametrize("predicts", KINDS)
+def test_features_of_a_padded_batch_equal_those_of_each_row_alone(nano64, rows, predicts):
+    items = [mixed(rows, predicts, 0.3)[0, i] for i in range(4)]
+    together = head_features(nano64.draft_lm, collate(items), predicts, ALL)
+    alone = [head_features(nano64.draft_lm, collate([item]), predicts, ALL) for item in items]
+    assert_features(together, {name: torch.cat([part[name] for part in alone]) for name in ALL})
+
+
+@pytest.mark.parametrize("elements", [1, 2048 * 7])
+def test_features_in_slices_equal_those_in_one(nano64, rows, monkeypatch, elements):
+    batch = collate([mixed(rows)[0, i] for i in range(4)])
+    whole = head_features(nano64.draft_lm, batch, "next_token", ALL)
+    monkeypatch.setattr(features_module, "SLICE_ELEMENTS", elements)
+    sizes, logits = [], nano64.draft_lm.logits
+
+    def recorded(hidden):
+        sizes.append(len(hidden))
+        return logits(hidden)
+
+    monkeypatch.setattr(nano64.draft_lm, "logits", recorded)
+    assert_features(head_features(nano64.draft_lm, batch, "next_token", ALL), whole)
+    assert max(sizes) == max(1, elements // nano64.vocab_size) and sum(sizes) == len(batch.row)
+
+
+@pytest.mark.parametrize("needs", [{"hidden"}, {"embedding", "token"}, {"hidden", "entropy"}])
+def test_only_the_features_that_are_needed_reach_a_head_and_logits_only_for_those_that_need_them(
+    nano64, rows, monkeypatch, needs
+):
+    batch = collate([mixed(rows)[0, i] for i in range(4)])
+    everything = head_features(nano64.draft_lm, batch, "next_token", ALL) | {"token": batch.drafted}
+    if "entropy" not in needs:
+        monkeypatch.setattr(nano64.draft_lm, "logits", lambda hidden: pytest.fail("logits were computed"))
+    found = head_features(nano64.draft_lm, batch, "next_token", frozenset(needs))
+    assert needs <= found.keys()
+    for name in needs:
+        torch.testing.assert_close(found[name], everything[name], atol=1e-12, rtol=0)
+
+
+def test_features_carry_no_gradient(nano64, rows):
+    found = head_features(nano64.draft_lm, collate([mixed(rows)[0, 0]]), "next_token", ALL)
+    assert not any(value.requires_grad for value in found.values())
+
+
+@pytest.mark.parametrize("predicts", KINDS)
+def test_a_batch_in_which_nothing_is_judged_has_features_of_no_tokens(nano64, rows, predicts):
+    size = nano64.draft_lm.hidden_size
+    batch = collate([item(rows[0]["prompt_ids"], [], [], [])])
+    found = head_features(nano64.draft_lm, batch, predicts, ALL)
+    assert {name: tuple(value.shape) for name, value in found.items()} == {
+        "hidden": (0, size),
+        "embedding": (0, size),
+        "draft_prob": (0,),
+        "max_prob": (0,),
+        "entropy": (0,),
+    }

@@ -1,0 +1,201 @@
+"""The final split: cut from prompts that nothing was chosen on, loaded only where it is asked for, and never part of a data cache."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import datasets
+import pytest
+from omegaconf import OmegaConf
+
+from data_gen.run import GenerationSettings, generate_data
+from specheads.errors import UserError
+from specheads.nano import corpus
+from specheads.prompts.encoding import prompts_fingerprint
+from specheads.prompts.sources import FINAL, FINAL_PER_FILE, NUM_PARTS, NUM_READ, DatasetSource, NanoSource, Prompt, unique
+from specheads.sampling import Warp
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def library():
+    """Both held-out sides: 2,000 functions of 20 test files, one of which has 600, and some of dev files."""
+    test = [function(f"def f{n}():\n", "large.py" if n < 600 else f"file{n % 19}.py") for n in range(2000)]
+    dev = [function(f"def d{n}():\n", f"dev{n % 40}.py") for n in range(200)]
+    shared = [function(f"def f{n}():\n", "dev0.py") for n in range(600, 1500)]
+    return {"dev": dev + shared, "test": test}
+
+
+@pytest.fixture(autouse=True)
+def read_once(library, monkeypatch):
+    monkeypatch.setattr(corpus, "standard_library", lambda side: iter(library[side]))
+
+
+def function(prompt, source):
+    return corpus.Function(prompt=prompt, body="    return 1\n", source=source)
+
+
+def final(part, num_final=None, num_test=300):
+    return [p for p in NanoSource(1600, 200, num_test, num_final, part).load(chats=False) if p.split == FINAL]
+
+
+def test_parts_share_no_prompt_and_hold_none_that_was_read_or_is_trained_on(library):
+    parts = [final(part) for part in range(NUM_PARTS)]
+    ids = [prompt.prompt_id for part in parts for prompt in part]
+    assert len(set(ids)) == len(ids) and all(parts)
+    read = [prompt.prompt_id for prompt in NanoSource(0, 0, NUM_READ).load(chats=False)]
+    assert len(read) == NUM_READ and not set(ids) & set(read)
+    assert not {prompt.text for part in parts for prompt in part} & {one.prompt for one in library["dev"]}
+    assert {prompt.prompt_id for prompt in final(list(range(NUM_PARTS)))} == set(ids)
+
+
+def test_a_file_gives_its_first_prompts_and_no_more_than_its_share(library, monkeypatch):
+    every = final(list(range(NUM_PARTS)))
+    per_file = Counter(prompt.group for prompt in every)
+    assert max(per_file.values()) == per_file["large.py"] == FINAL_PER_FILE
+    monkeypatch.setattr("specheads.prompts.sources.NUM_READ", len(library["test"]))
+    test = list(NanoSource(0, 0, len(library["test"])).load(chats=False))
+    large = [prompt.prompt_id for prompt in test[NUM_READ:] if prompt.group == "large.py"]
+    assert [prompt.prompt_id for prompt in every if prompt.group == "large.py"] == large[:FINAL_PER_FILE]
+
+
+def test_what_is_final_does_not_depend_on_how_many_test_prompts_are_asked_for():
+    assert final(3) == final(3, num_test=0) == final(3, num_test=5)
+
+
+def test_num_final_takes_the_first_of_all_named_parts():
+    assert final([4, 2], num_final=7) == final([2, 4])[:7] and len(final([4, 2], num_final=7)) == 7
+    assert {int(prompt.prompt_id, 16) % NUM_PARTS for prompt in final([2, 4])} == {2, 4}
+
+
+def test_a_prompt_keeps_its_part_where_the_library_has_other_functions(library, monkeypatch):
+    before = {prompt.prompt_id: part for part in range(NUM_PARTS) for prompt in final(part)}
+    larger = {"dev": library["dev"], "test": [*library["test"], *(function(f"def g{n}():\n", f"new{n}.py") for n in range(50))]}
+    monkeypatch.setattr(corpus, "standard_library", lambda side: iter(larger[side]))
+    after = {prompt.prompt_id: part for part in range(NUM_PARTS) for prompt in final(part)}
+    common = before.keys() & after.keys()
+    assert len(common) > 0.9 * len(before) and all(before[one] == after[one] for one in common)
+
+
+def test_without_a_part_there_is_no_final_prompt_and_all_else_is_the_same():
+    plain = list(NanoSource(1600, 200, 300).load(chats=False))
+    assert {prompt.split for prompt in plain} == {"train", "dev", "test"}
+    assert plain == [p for p in NanoSource(1600, 200, 300, None, 1).load(chats=False) if p.split != FINAL]
+
+
+def test_a_prompt_of_several_files_belongs_to_the_first_by_name(monkeypatch):
+    for order in ([0, 1], [1, 0]):
+        both = [function("def f():\n", name) for name in ("b.py", "a.py")]
+        monkeypatch.setattr(corpus, "standard_library", lambda side, own=both, order=order: [own[i] for i in order])
+        assert [prompt.group for prompt in NanoSource(0, 0, 9).load(chats=False)] == ["a.py"]
+
+
+@pytest.mark.parametrize("part", [10, -1, "all", 0.5, True, [1, 1], [0, 12]])
+def test_what_is_no_part_is_refused(part):
+    with pytest.raises(UserError, match=r"data\.final_part=.* is no part of the final split; give a number from 0 to 9"):
+        NanoSource(1, 1, 1, None, part).check()
+
+
+@pytest.mark.parametrize("part", [None, 2])
+def test_test_prompts_that_reach_into_the_final_ones_are_refused(part):
+    source = NanoSource(1, 1, NUM_READ + 1, None, part)
+    for call in (source.check, lambda: list(source.load(chats=False))):
+        with pytest.raises(
+            UserError, match=r"data\.num_test=301 reaches into the final.*at most 300.*split=final data\.final_part=0"
+        ):
+            call()
+    NanoSource(1, 1, NUM_READ, None, part).check()
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_final": 0, "final_part": 1}, {"num_final": 50}])
+def test_a_final_evaluation_without_final_prompts_names_the_key(changes):
+    with pytest.raises(UserError, match=r"split=final needs final prompts.*data\.final_part=0"):
+        NanoSource(1, 1, 1, **changes).check_final()
+    NanoSource(1, 1, 1, None, OmegaConf.create([0, 3])).check_final()
+
+
+def test_parts_on_the_command_line_are_a_list(library):
+    assert final(OmegaConf.create([0, 3])) == final([0, 3])
+
+
+# --- data sets
+
+
+def rows_source(tmp_path, counts, num_final, num_rows=20, **more):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(num_rows)))
+    return DatasetSource(str(path), None, "train", None, "{text}", None, *counts, num_final=num_final, **more)
+
+
+def splits_of(source):
+    found = {}
+    for prompt in source.load(chats=True):
+        found.setdefault(prompt.split, []).append(int(prompt.text.split()[1]))
+    return found
+
+
+def test_final_rows_follow_the_test_rows(tmp_path):
+    assert splits_of(rows_source(tmp_path, (5, 3, 2), 4)) == {
+        "train": [0, 1, 2, 3, 4],
+        "dev": [5, 6, 7],
+        "test": [8, 9],
+        "final": [10, 11, 12, 13],
+    }
+    assert FINAL not in splits_of(rows_source(tmp_path, (5, 3, 2), 0))
+
+
+def test_short_data_has_fewer_final_prompts_in_proportion(tmp_path):
+    assert {name: len(rows) for name, rows in splits_of(rows_source(tmp_path, (20, 10, 6), 4)).items()} == {
+        "train": 10,
+        "dev": 5,
+        "test": 3,
+        "final": 2,
+    }
+
+
+def test_final_rows_of_a_test_split_follow_its_test_rows(tmp_path):
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(9)))
+    tables = {name: datasets.Dataset.from_json(str(tmp_path / f"{name}.jsonl")) for name in ("train", "test")}
+    datasets.DatasetDict(tables).save_to_disk(tmp_path / "saved")
+    source = DatasetSource(str(tmp_path / "saved"), None, "train", "test", "{text}", None, 2, 1, 3, num_final=2)
+    assert splits_of(source) == {"train": [0, 1], "dev": [2], "test": [0, 1, 2], "final": [3, 4]}
+
+
+def test_a_count_of_final_prompts_is_checked(tmp_path):
+    with pytest.raises(UserError, match=r"data\.num_final=-1 is no count"):
+        rows_source(tmp_path, (1, 1, 1), -1).check()
+    with pytest.raises(UserError, match=r"split=final needs final prompts, but data\.num_final=0 .*data\.num_final=500"):
+        rows_source(tmp_path, (1, 1, 1), 0).check_final()
+    rows_source(tmp_path, (1, 1, 1), 1).check_final()
+
+
+# --- data caches
+
+
+def test_data_caches_hold_no_final_prompt_and_do_not_depend_on_them(nano, tmp_path):
+    settings, texts = GenerationSettings(max_new_tokens=2), ("def a():\n", "def b():\n")
+    prompts = [Prompt(f"{n:016x}", split, text) for n, (split, text) in enumerate(zip(("train", FINAL), texts, strict=True))]
+
+    class Source:
+        def __init__(self, some):
+            self.some = some
+
+        def load(self, chats, responses=False):
+            return self.some
+
+    made = [generate_data(nano, Source(some), Warp(), settings, 0, tmp_path) for some in (prompts, prompts[:1])]
+    assert made[0] == made[1]
+    assert [path.name for path in made[0].glob("*.parquet")] == ["train-00000.parquet"]
+
+
+def test_groups_are_no_part_of_what_identifies_prompts():
+    one = [Prompt("a" * 16, "test", "x", group="a.py")]
+    assert prompts_fingerprint(one) == prompts_fingerprint([Prompt("a" * 16, "test", "x")])
+    assert unique(one) == one
+
+
+def test_the_register_of_spent_parts_can_be_read():
+    for entry in json.loads((ROOT / "benchmarks" / "final_parts.json").read_text()):
+        assert entry.keys() == {"part", "by", "command", "date", "commit"} and entry["part"] in range(NUM_PARTS)

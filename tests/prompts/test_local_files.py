@@ -1,0 +1,154 @@
+"""Local files of every kind, through the source that reads them."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from specheads.errors import UserError
+from specheads.prompts.sources import DatasetSource
+
+FOUR = "\n".join(json.dumps({"a": letter}) for letter in "wxyz")
+
+
+def written(folder, name, content):
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def texts(path, template="{a}", count=4):
+    return [prompt.text for prompt in DatasetSource(str(path), None, "train", None, template, None, count, 0, 0).load(chats=True)]
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("rows.jsonl", FOUR),
+        ("rows.json", FOUR + "\n\n"),
+        ("ROWS.JSONL", "\ufeff" + FOUR.replace("\n", "\r\n")),
+        ("rows.json", '\n[{"a": "w"}, {"a": "x", "b": [1]},\n {"a": "y", "b": "other"}, {"a": "z"}]'),
+        ("rows.jsonl", '[{"a": "w"}, {"a": "x"}, {"a": "y"}, {"a": "z"}]'),
+        ("rows.csv", "a,b\nw,1\nx,\ny\n\nz,2\n"),
+        ("rows.csv", "\ufeffb,a\r\n1,w\r\n2,x\r\n3,y\r\n4,z\r\n"),
+    ],
+)
+def test_rows_of_every_kind_of_text_file_are_read(tmp_path, name, content):
+    assert texts(written(tmp_path, name, content)) == ["w", "x", "y", "z"]
+
+
+def test_a_text_file_has_one_prompt_per_line(tmp_path):
+    path = written(tmp_path, "rows.txt", "\ufefffirst\r\n second {a}\u2028\x0c \n\nthird")
+    assert texts(path, "{text}", 3) == ["first", " second {a}\u2028\x0c ", "third"]
+
+
+def test_a_parquet_file_is_read(tmp_path):
+    path = tmp_path / "rows[1]*.parquet"
+    pq.write_table(pa.table({"a": ["w", None, "x", "y", "z"], "other": [[1]] * 5}), path)
+    assert texts(path) == ["w", "x", "y", "z"]
+
+
+def test_the_home_folder_may_be_short(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    written(tmp_path, "rows.jsonl", FOUR)
+    assert texts("~/rows.jsonl") == ["w", "x", "y", "z"]
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("rows.jsonl", '{"a": "%s"}\n' * 4),
+        ("rows.csv", "a\n" + '"%s"\n' * 4),
+        ("rows.json", '[{"a": "%s"}, {"a": "%s"}, {"a": "%s"}, {"a": "%s"}]'),
+    ],
+)
+def test_texts_that_look_like_something_else_stay_what_they_are(tmp_path, name, content):
+    looks = ("2024-01-01", "007", "NA", "True")
+    assert texts(written(tmp_path, name, content % looks)) == list(looks)
+
+
+def test_fields_that_the_template_does_not_name_may_hold_anything(tmp_path):
+    path = written(tmp_path, "rows.jsonl", '{"a": "w", "b": 1}\n{"a": "x", "b": ["2"]}\n{"a": "y", "b": true}\n{"a": "z"}\n')
+    assert texts(path) == ["w", "x", "y", "z"]
+
+
+def test_numbers_are_texts_too(tmp_path):
+    assert texts(written(tmp_path, "rows.jsonl", '{"a": 1}\n{"a": 0.5}\n{"a": null}\n{"a": -3}'), count=3) == ["1", "0.5", "-3"]
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("e.jsonl", "", r"e\.jsonl' has no rows; give a data set with some, or use data=nano"),
+        ("e.jsonl", "\n \n", "has no rows"),
+        ("e.json", "[]", "has no rows"),
+        ("e.csv", "a,b\n", "has no rows"),
+        ("e.csv", "a,b\n,w\n ,x\n", "gives no prompt: none of 2 rows has text in a, the fields of data.template"),
+        ("e.txt", "w\nx\n", "names the field 'a', but .*e.txt has text"),
+        (
+            "b.jsonl",
+            '{"a": "w"}\n{"a": \n{"a": "x"}\n',
+            r"line 2: no JSON \(Expecting value at column \d+\); expected one object per line",
+        ),
+        ("b.jsonl", '{"a": "w"},\n{"a": "x"}\n', r"line 1: no JSON \(Extra data at column 11\)"),
+        ("b.jsonl", '{"a": "w"}\n\n"x"\n', "line 3: a text instead of an object; expected one per line"),
+        ("b.jsonl", '{"a": "w"}\n[1]\n', "line 2: a list instead of an object"),
+        ("b.jsonl", "null\n", "line 1: null instead of an object"),
+        ("b.jsonl", "[1]\n[2]\n", "line 2: no JSON .*expected an array of objects"),
+        ("b.json", '[{"a": "w"},\n{"a": ', r"line 2: no JSON .*expected an array of objects such as \[\{"),
+        ("b.json", '[{"a": "w"}, 3]', "row 2: a number instead of an object"),
+        (
+            "b.json",
+            '{\n"a": "w"\n}',
+            "holds one JSON value over several lines; expected an array of objects, or one object per line",
+        ),
+        ("b.json", "3", "line 1: a number instead of an object"),
+        ("b.json", '{"data": [{"a": "w"}]}', "names the field 'a', but .*b.json has data"),
+        ("m.jsonl", '{"a": "w"}\n\n{"a": 1}\n', "line 3: the field 'a' is a number, but a text in line 1"),
+        ("m.jsonl", '{"a": 1}\n{"a": ["x"]}\n', "line 2: the field 'a' is a list, but a number in line 1"),
+        ("t.jsonl", '{"a": ["w"]}\n', "line 1: the field 'a' is a list; prompts are made of texts and numbers"),
+        ("t.json", '[{"a": {"b": "w"}}]', "row 1: the field 'a' is an object"),
+        ("t.jsonl", '{"a": true}\n', "line 1: the field 'a' is true or false"),
+        ("t.jsonl", '{"a": "\\ud800"}\n', "line 1: the field 'a' holds half a character"),
+        ("u.jsonl", '{"a": "w"}\n{"a": "é"}\n'.encode("latin-1"), r"u\.jsonl', line 2: not UTF-8 \(.*\); save the file as UTF-8"),
+        ("u.txt", "é".encode("utf-16"), "line 1: not UTF-8"),
+        ("u.csv", "a\nw\né\n".encode("latin-1"), "line 3: not UTF-8"),
+        ("c.csv", 'a,b\nw,1\n"x,2\ny,3\n', r"line 3: no CSV \(unexpected end of data\); check its quotes"),
+        ("c.csv", "a,b\nw, x, 1\n", "line 2: 3 cells under a header of 2; put quotes"),
+        ("c.csv", "a;b\nw;1\n", "names the field 'a', but .*c.csv has a;b"),
+        ("p.parquet", b"PAR1", r"p\.parquet' cannot be read \(.*\); write it again"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_a_user_error_that_says_where(tmp_path, name, content, message):
+    with pytest.raises(UserError, match=message) as caught:
+        texts(written(tmp_path, name, content))
+    assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_broken_line_is_found_behind_the_rows_that_are_used(tmp_path):
+    with pytest.raises(UserError, match="line 5: no JSON"):
+        texts(written(tmp_path, "rows.jsonl", FOUR + "\n{"), count=1)
+
+
+def test_a_parquet_field_of_another_type_is_named(tmp_path):
+    pq.write_table(pa.table({"a": [b"w"]}), tmp_path / "rows.parquet")
+    with pytest.raises(UserError, match="row 1: the field 'a' is a bytes"):
+        texts(tmp_path / "rows.parquet")
+
+
+def test_places_are_those_of_the_file_in_a_slice_too(tmp_path):
+    path = written(tmp_path, "rows.jsonl", FOUR + '\n{"a": []}')
+    with pytest.raises(UserError, match="line 5: the field 'a' is a list, but a text in line 3"):
+        DatasetSource(str(path), None, "train[2:]", None, "{a}", None, 9, 0, 0).load(chats=True)
+
+
+def test_a_file_that_may_not_be_read_is_a_user_error(tmp_path, monkeypatch):
+    def refuse(self, *args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    path = written(tmp_path, "rows.jsonl", FOUR)
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(UserError, match=r"rows\.jsonl' cannot be read \(Permission denied\); check the path and who may read it"):
+        texts(path)

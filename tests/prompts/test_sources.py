@@ -1,0 +1,470 @@
+import itertools
+import json
+import logging
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import datasets
+import pytest
+from datasets import Dataset, DatasetDict
+from fakes import tiny_pair
+
+from data_gen.run import GenerationSettings, generate_data
+from specheads.errors import UserError
+from specheads.nano import corpus
+from specheads.prompts.encoding import prompts_fingerprint
+from specheads.prompts.sources import NUM_READ, DatasetSource, NanoSource, Prompt, scaled_down, unique
+from specheads.sampling import Warp
+
+ALL = 10**6
+
+
+@pytest.fixture(scope="module")
+def library():
+    """Both held-out sides of this machine's standard library, read once."""
+    return {side: list(corpus.standard_library(side)) for side in ("dev", "test")}
+
+
+@pytest.fixture
+def read_once(library, monkeypatch):
+    monkeypatch.setattr(corpus, "standard_library", lambda side: iter(library[side]))
+    return library
+
+
+def function(prompt, source):
+    return corpus.Function(prompt=prompt, body="    return 1\n", source=source)
+
+
+# --- NanoSource
+
+
+def test_nano_prompts_come_from_files_on_the_held_out_side_of_their_split(read_once):
+    sources = {side: defaultdict(set) for side in read_once}
+    for side, functions in read_once.items():
+        for f in functions:
+            sources[side][f.prompt].add(f.source)
+    prompts = list(NanoSource(ALL, ALL, NUM_READ).load(chats=False))
+    assert {prompt.split for prompt in prompts} == {"train", "dev", "test"}
+    for prompt in prompts:
+        side = "test" if prompt.split == "test" else "dev"
+        files = sources[side][prompt.text]
+        assert files and {corpus.split_of(file) for file in files} == {side}
+
+
+def test_nano_train_and_dev_prompts_come_from_different_files(read_once):
+    sources = defaultdict(set)
+    for f in read_once["dev"]:
+        sources[f.prompt].add(f.source)
+    files = defaultdict(set)
+    for prompt in NanoSource(ALL, ALL, 0).load(chats=False):
+        if len(sources[prompt.text]) == 1:  # a prompt that two files share does not say which one it came from
+            files[prompt.split] |= sources[prompt.text]
+    assert len(files["train"]) > len(files["dev"]) > 0
+    assert not files["train"] & files["dev"]
+
+
+def test_every_distinct_held_out_function_is_available(read_once, monkeypatch):
+    monkeypatch.setattr("specheads.prompts.sources.NUM_READ", ALL)
+    prompts = list(NanoSource(ALL, ALL, ALL).load(chats=False))
+    assert {p.text for p in prompts if p.split == "test"} == {f.prompt for f in read_once["test"]}
+    assert {p.text for p in prompts if p.split != "test"} == {f.prompt for f in read_once["dev"]}
+
+
+def test_nano_order_is_the_same_every_time_and_a_smaller_request_is_its_beginning(read_once):
+    large = list(NanoSource(60, 40, 20).load(chats=False))
+    assert large == list(NanoSource(60, 40, 20).load(chats=False))
+    small = list(NanoSource(6, 4, 2).load(chats=False))
+    assert small == [*large[:6], *large[60:64], *large[100:102]]
+    assert [p.split for p in small] == ["train"] * 6 + ["dev"] * 4 + ["test"] * 2
+
+
+def test_nano_order_does_not_depend_on_the_order_of_files(library, monkeypatch):
+    monkeypatch.setattr(corpus, "standard_library", lambda side: iter(library[side]))
+    forward = list(NanoSource(50, 50, 50).load(chats=False))
+    monkeypatch.setattr(corpus, "standard_library", lambda side: reversed(library[side]))
+    assert list(NanoSource(50, 50, 50).load(chats=False)) == forward
+
+
+def test_nano_gives_a_prompt_once_per_split(monkeypatch):
+    twice = [function("def f():\n", "a.py"), function("def f():\n", "a.py"), function("def g():\n", "a.py")]
+    monkeypatch.setattr(corpus, "standard_library", lambda side: iter(twice))
+    for split in ("train", "dev", "test"):
+        texts = [p.text for p in NanoSource(ALL, ALL, NUM_READ).load(chats=False) if p.split == split]
+        assert len(texts) == len(set(texts))
+    assert sorted(p.text for p in NanoSource(0, 0, NUM_READ).load(chats=False)) == ["def f():\n", "def g():\n"]
+
+
+def fingerprint_of(source):
+    return prompts_fingerprint(unique(source.load(chats=False)))
+
+
+def test_nano_fingerprint_follows_the_prompts_and_nothing_else(read_once, monkeypatch):
+    fingerprint = fingerprint_of(NanoSource(9, 8, 7))
+    assert fingerprint == fingerprint_of(NanoSource(9, 8, 7))
+    others = [fingerprint_of(NanoSource(8, 8, 7)), fingerprint_of(NanoSource(9, 7, 7)), fingerprint_of(NanoSource(9, 8, 6))]
+    first = next(NanoSource(9, 8, 7).load(chats=False)).text
+    changed = {side: [f for f in functions if f.prompt != first] for side, functions in read_once.items()}
+    monkeypatch.setattr(corpus, "standard_library", lambda side: iter(changed[side]))
+    others.append(fingerprint_of(NanoSource(9, 8, 7)))
+    assert len({fingerprint, *others}) == 5
+
+
+# --- DatasetSource
+
+
+ROWS = [{"instruction": f"say {word}", "input": str(i)} for i, word in enumerate(["one", "two", "three", "four", "five", "six"])]
+TEST_ROWS = [{"instruction": f"tell {word}", "input": ""} for word in ("seven", "eight")]
+
+
+def jsonl(folder, rows, name="rows.jsonl"):
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def source(path, template="{instruction}", counts=(3, 2, 1), completion_template=None, name=None, split="train", test_split=None):
+    return DatasetSource(path, name, split, test_split, template, completion_template, *counts)
+
+
+def pairs(prompts):
+    return [(prompt.split, prompt.text) for prompt in prompts]
+
+
+def test_rows_fill_the_splits_in_order(tmp_path):
+    prompts = source(jsonl(tmp_path, ROWS), "{instruction}\n{input}").load(chats=True)
+    assert [p.split for p in prompts] == ["train"] * 3 + ["dev"] * 2 + ["test"]
+    assert [p.text for p in prompts] == [f"{row['instruction']}\n{row['input']}" for row in ROWS]
+
+
+def test_only_as_many_rows_as_asked_for_are_used(tmp_path):
+    prompts = source(jsonl(tmp_path, ROWS), counts=(1, 0, 2)).load(chats=True)
+    assert pairs(prompts) == [("train", "say one"), ("test", "say two"), ("test", "say three")]
+
+
+@pytest.mark.parametrize("chats, text", [(True, "User: say one"), (False, "say one:\n")])
+def test_pairs_that_do_not_chat_get_the_completion_template(tmp_path, chats, text):
+    made = source(jsonl(tmp_path, ROWS), "User: {instruction}", completion_template="{instruction}:\n").load(chats)
+    assert made[0].text == text
+
+
+def test_without_a_completion_template_every_pair_gets_the_same(tmp_path):
+    one = source(jsonl(tmp_path, ROWS))
+    assert one.load(chats=False) == one.load(chats=True)
+
+
+def test_rows_without_text_are_left_out_and_counted_once(tmp_path, caplog):
+    rows = [
+        {"instruction": "a"},
+        {"instruction": " \n"},
+        {"instruction": None},
+        {"other": "x"},
+        {"instruction": "b"},
+        {"instruction": "c"},
+    ]
+    with caplog.at_level(logging.INFO):
+        prompts = source(jsonl(tmp_path, rows), counts=(1, 1, 0)).load(chats=True)
+    assert pairs(prompts) == [("train", "a"), ("dev", "b")]
+    assert [message for message in caplog.messages if "left out" in message] == [
+        f"data: 3 of 5 rows of {tmp_path}/rows.jsonl left out: no text in fields of data.template"
+    ]
+
+
+def test_surrounding_blanks_are_part_of_a_prompt(tmp_path):
+    path = jsonl(tmp_path, [{"instruction": "  def f():\n"}])
+    assert source(path, counts=(1, 0, 0)).load(chats=True)[0].text == "  def f():\n"
+
+
+def test_a_prompts_id_is_the_hash_of_its_text(tmp_path):
+    path = jsonl(tmp_path, [{"instruction": "hello"}])
+    assert source(path, counts=(1, 0, 0)).load(chats=True)[0].prompt_id == "2cf24dba5fb0a30e"  # the beginning of SHA-256("hello")
+    assert int("2cf24dba5fb0a30e", 16) < 2**64
+
+
+def test_dataset_fingerprint_follows_rows_template_and_counts(tmp_path):
+    path = jsonl(tmp_path, ROWS)
+    fingerprint = fingerprint_of(source(path))
+    assert fingerprint_of(source(path)) == fingerprint
+    others = [
+        fingerprint_of(source(path, "{input}")),
+        fingerprint_of(source(path, counts=(2, 2, 1))),
+        fingerprint_of(source(path, counts=(3, 1, 1))),
+        fingerprint_of(source(path, counts=(3, 2, 0))),
+        fingerprint_of(source(jsonl(tmp_path, ROWS[::-1]))),
+    ]
+    assert len({fingerprint, *others}) == 6
+
+
+# --- short data
+
+
+@pytest.mark.parametrize(
+    "counts, available, found",
+    [
+        ((40000, 10000, 2000), 999, [769, 192, 38]),
+        ((6500, 900, 1319), 660, [492, 68, 100]),
+        ((84, 20, 60), 100, [51, 12, 37]),
+        ((3, 2, 1), 5, [2, 2, 1]),
+        ((9, 0, 9), 3, [2, 0, 1]),
+        ((1000, 1, 1), 500, [498, 1, 1]),
+        ((1000, 1, 1), 3, [1, 1, 1]),
+        ((5, 5, 5), 2, [1, 1, 0]),
+        ((5, 0, 0), 4, [4, 0, 0]),
+    ],
+)
+def test_short_data_is_shared_in_proportion(counts, available, found):
+    assert scaled_down(counts, available) == found
+
+
+def test_any_short_data_is_used_up_and_gives_no_split_more_than_asked_for():
+    for counts in itertools.product((0, 1, 2, 7, 30), repeat=3):
+        for available in range(1, sum(counts)):
+            scaled = scaled_down(counts, available)
+            assert sum(scaled) == available
+            assert all(0 <= share <= count for share, count in zip(scaled, counts, strict=True))
+            assert all(scaled[i] for i in range(3) if counts[i]) or available < sum(map(bool, counts))
+
+
+def test_short_data_is_said_once(tmp_path, caplog):
+    path = jsonl(tmp_path, [*ROWS, {"instruction": ""}])
+    with caplog.at_level(logging.INFO):
+        prompts = source(path, counts=(60, 30, 30)).load(chats=True)
+    assert [p.split for p in prompts] == ["train"] * 3 + ["dev"] * 2 + ["test"]
+    assert caplog.messages[-1] == f"data: {path} has 6 prompts, not the 120 asked for; in proportion: 3 train, 2 dev, 1 test"
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        source(path, counts=(3, 2, 1)).load(chats=True)
+    assert not caplog.messages
+
+
+# --- splits, hub data sets and folders
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub that has `someone/set` with a train and a test split; the list collects what is asked of it."""
+    asked = []
+
+    def load_dataset(path, name=None, **kwargs):
+        assert not kwargs
+        asked.append((path, name))
+        return DatasetDict({"train": Dataset.from_list(ROWS), "test": Dataset.from_list(TEST_ROWS)})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return asked
+
+
+def test_a_hub_data_set_is_asked_for_by_path_and_configuration(hub):
+    source("someone/set", name="main").load(chats=True)
+    source("someone/set").load(chats=True)
+    assert hub == [("someone/set", "main"), ("someone/set", None)]
+
+
+def test_without_a_test_split_test_prompts_follow_the_dev_prompts(hub):
+    made = source("someone/set", counts=(1, 1, 1)).load(chats=True)
+    assert pairs(made) == [("train", "say one"), ("dev", "say two"), ("test", "say three")]
+
+
+def test_test_prompts_come_from_their_own_split_and_each_split_shrinks_by_itself(hub, caplog):
+    with caplog.at_level(logging.INFO):
+        made = source("someone/set", counts=(2, 1, 9), test_split="test").load(chats=True)
+    assert pairs(made) == [
+        ("train", "say one"),
+        ("train", "say two"),
+        ("dev", "say three"),
+        ("test", "tell seven"),
+        ("test", "tell eight"),
+    ]
+    assert caplog.messages[-1].endswith("has 2 prompts, not the 9 asked for; in proportion: 2 test")
+
+
+def test_a_split_of_which_nothing_is_asked_for_is_not_touched(hub):
+    assert pairs(source("someone/set", counts=(0, 0, 1), split="absent", test_split="test").load(chats=True)) == [
+        ("test", "tell seven")
+    ]
+    assert pairs(source("someone/set", counts=(1, 0, 0), test_split="absent").load(chats=True)) == [("train", "say one")]
+
+
+@pytest.mark.parametrize(
+    "split, texts",
+    [
+        ("train", ["one", "two", "three", "four", "five", "six"]),
+        ("train[:2]", ["one", "two"]),
+        ("train[-1:]", ["six"]),
+        ("train[50%:]", ["four", "five", "six"]),
+        ("train[:1]+train[2:3]", ["one", "three"]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["hub", "file", "folder"])
+def test_slices_of_a_split_work_everywhere(hub, tmp_path, kind, split, texts):
+    path = {"hub": "someone/set", "file": jsonl(tmp_path, ROWS), "folder": str(tmp_path / "saved")}[kind]
+    if kind == "folder":
+        Dataset.from_list(ROWS).save_to_disk(path)
+    made = source(path, split=split, counts=(len(texts), 0, 0)).load(chats=True)
+    assert [p.text for p in made] == [f"say {text}" for text in texts]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_has_no_splits_goes_by_any_name_and_has_no_test_split(tmp_path, kind):
+    path = jsonl(tmp_path, ROWS) if kind == "file" else str(tmp_path / "saved")
+    if kind == "folder":
+        Dataset.from_list(ROWS).save_to_disk(path)
+    made = source(path, split="anything[1:]", test_split="other", counts=(1, 1, 1), name="main").load(chats=True)
+    assert pairs(made) == [("train", "say two"), ("dev", "say three"), ("test", "say four")]
+
+
+def test_a_saved_folder_with_splits_has_them(tmp_path):
+    path = str(tmp_path / "saved")
+    DatasetDict({"train": Dataset.from_list(ROWS), "test": Dataset.from_list(TEST_ROWS)}).save_to_disk(path)
+    made = source(path, test_split="test", counts=(1, 1, 1)).load(chats=True)
+    assert pairs(made) == [("train", "say one"), ("dev", "say two"), ("test", "tell seven")]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"split": "trian"}, r"data\.split='trian' cannot be taken from someone/set: Unknown split .*\['train', 'test'\]\.$"),
+        ({"test_split": "validation"}, r"data\.test_split='validation' cannot be taken .*\['train', 'test'\]\.$"),
+        ({"split": "train[9:]"}, r"data\.split='train\[9:\]' holds no rows of someone/set"),
+    ],
+)
+def test_a_split_that_is_not_there_is_a_user_error(hub, changes, message):
+    with pytest.raises(UserError, match=message):
+        source("someone/set", **changes).load(chats=True)
+
+
+@pytest.mark.parametrize(
+    "error, message",
+    [
+        (
+            ConnectionError("Couldn't reach 'someone/set' on the Hub (X)\nmore"),
+            r"reach 'someone/set' on the Hub \(X\)\. .*data\.path=<file>.*HF_HOME.*data=nano",
+        ),
+        (datasets.exceptions.DatasetNotFoundError("it doesn't exist."), r"no local file or folder.*it doesn't exist\. "),
+        (
+            ValueError("BuilderConfig 'mian' not found. Available: ['main']"),
+            r"data\.name=mian.*Available: \['main'\]\. Give the data\.name",
+        ),
+        (RuntimeError("Dataset scripts are no longer supported"), "scripts are no longer supported.*data.path=<file>"),
+    ],
+)
+def test_a_hub_data_set_that_cannot_be_had_is_a_user_error(monkeypatch, error, message):
+    def load_dataset(*args):
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(UserError, match=message) as caught:
+        source("someone/set", name="mian").load(chats=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_hub_and_no_cache_is_a_user_error_with_a_remedy():
+    with pytest.raises(UserError, match=r"'nobody/nothing'.*put the data set into a .* file and give data\.path=.*data=nano"):
+        source("nobody/nothing").load(chats=True)
+
+
+def test_datasets_keeps_quiet_and_is_as_before_afterwards(monkeypatch):
+    def load_dataset(*args):
+        assert datasets.are_progress_bars_disabled()
+        assert not any(logger.isEnabledFor(logging.ERROR) for logger in loggers)
+        return DatasetDict({"train": Dataset.from_list(ROWS)})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    loggers = [logging.getLogger(name) for name in ("datasets.builder", "huggingface_hub.utils")]
+    datasets.enable_progress_bars()  # reading a data cache disables them, which an earlier test may have done
+    source("someone/set").load(chats=True)
+    assert not datasets.are_progress_bars_disabled()
+    assert all(logger.isEnabledFor(logging.WARNING) for logger in loggers)
+
+
+# --- what can be known to be wrong before data is read
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"counts": (-1, 1, 1)}, r"data\.num_train=-1 is no count"),
+        ({"counts": (1, 1.5, 1)}, r"data\.num_dev=1\.5 is no count"),
+        ({"counts": (1, 1, "many")}, r"data\.num_test=many is no count"),
+        ({"counts": (1, 1, None)}, r"data\.num_test=None is no count"),
+        ({"counts": (True, 1, 1)}, r"data\.num_train=True is no count"),
+        ({"counts": (0, 0, 0)}, r"data\.num_train, data\.num_dev, data\.num_test are all 0"),
+        ({"template": "{"}, r"data\.template='\{'"),
+        ({"completion_template": "{}"}, r"data\.completion_template='\{\}': a field has no name"),
+        ({"name": 5}, r"data\.name=5 is no text"),
+        ({"split": "train[:"}, r"data\.split='train\[:' is no split; .*train\[:500\]"),
+        ({"split": "train[5]"}, "is no split"),
+        ({"split": "train[a:b]"}, "is no split"),
+        ({"split": "train[:200%]"}, "is no split"),
+        ({"split": None}, r"data\.split=None is no split"),
+        ({"test_split": "test["}, r"data\.test_split='test\[' is no split"),
+        ({"path": None}, r"data\.path=None is no path"),
+        ({"path": ""}, r"data\.path='' is no path"),
+        ({"path": "nothing.jsonl"}, r"data\.path='nothing\.jsonl': there is no /.*/nothing\.jsonl; give a JSON"),
+        ({"path": "./nothing"}, "there is no /.*/nothing"),
+        ({"path": "/nothing/here"}, "there is no /nothing/here"),
+        ({"path": str(Path(__file__).parent)}, "is a folder, but no data set that save_to_disk wrote"),
+        ({"path": __file__}, r"ends in \.py, but only \.json, \.jsonl, \.csv, \.parquet, \.txt are read"),
+    ],
+)
+def test_wrong_settings_are_found_before_data_is_read(monkeypatch, changes, message):
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    wrong = source(**{"path": "someone/set"} | changes)
+    for call in (wrong.check, lambda: wrong.load(chats=True)):
+        with pytest.raises(UserError, match=message):
+            call()
+
+
+def test_right_settings_pass_without_the_hub(monkeypatch, tmp_path):
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    for path in ("someone/set", jsonl(tmp_path, ROWS)):
+        source(path, ["{a}", "{b}"], split="train[:10%]", test_split="test").check()
+
+
+@pytest.mark.parametrize("counts, message", [((-1, 1, 1), "num_train=-1"), ((0, 0, 0), "are all 0"), ((1, "x", 1), "num_dev=x")])
+def test_nanos_counts_are_checked_too(counts, message):
+    for call in (NanoSource(*counts).check, lambda: list(NanoSource(*counts).load(chats=False))):
+        with pytest.raises(UserError, match=message):
+            call()
+
+
+def test_data_generation_asks_for_the_prompts_that_suit_the_pair(tmp_path):
+    class Source:
+        def load(self, chats):
+            asked.append(chats)
+            return []
+
+    asked = []
+    for instruction_format in (None, "[INST] {instruction} [/INST]"):
+        pair = replace(tiny_pair(), instruction_format=instruction_format)
+        with pytest.raises(UserError, match="none of 0 prompts"):
+            generate_data(pair, Source(), Warp(), GenerationSettings(), 0, tmp_path)
+    assert asked == [False, True]
+
+
+# --- unique
+
+
+REPEATED = [
+    ("a", "train"),
+    ("b", "train"),
+    ("a", "train"),
+    ("b", "dev"),
+    ("c", "dev"),
+    ("a", "test"),
+    ("c", "test"),
+    ("d", "test"),
+]
+
+
+def prompts_of(rows):
+    return [Prompt(prompt_id=text, split=split, text=text) for text, split in rows]
+
+
+def test_unique_keeps_a_text_in_the_first_split_that_has_it():
+    assert {p.text: p.split for p in unique(iter(prompts_of(REPEATED)))} == {"a": "train", "b": "train", "c": "dev", "d": "test"}
+    assert len(unique(prompts_of(REPEATED))) == 4
+
+
+def test_unique_keeps_the_order_in_which_texts_first_appear():
+    assert [p.text for p in unique(prompts_of(REPEATED))] == ["a", "b", "c", "d"]

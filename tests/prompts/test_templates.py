@@ -1,0 +1,91 @@
+import logging
+
+import pytest
+from omegaconf import OmegaConf
+
+from specheads.errors import UserError
+from specheads.prompts.templates import Template
+
+ALPACA = ("{instruction}\nInput: {input}", "{instruction}")
+
+
+def filled(template, row):
+    return Template.parse("data.template", template).fill(row)
+
+
+def test_fields_are_filled_in_and_doubled_braces_are_braces():
+    assert filled("{{x}} {a}: {b}{a}", {"a": "one", "b": "{a}", "c": "unused"}) == "{x} one: {a}one"
+
+
+def test_numbers_are_written_as_they_are():
+    assert filled("{a} {b}", {"a": 7, "b": 0.5}) == "7 0.5"
+
+
+def test_the_blanks_around_a_text_are_kept():
+    assert filled(" {a}\n", {"a": "\tx "}) == " \tx \n"
+
+
+def test_a_field_name_may_hold_anything_but_what_formats_use():
+    assert filled("{the question}{wo-rd}", {"the question": "a", "wo-rd": "b"}) == "ab"
+
+
+@pytest.mark.parametrize(
+    "row, text",
+    [
+        ({"instruction": "a", "input": "b"}, "a\nInput: b"),
+        ({"instruction": "a", "input": ""}, "a"),
+        ({"instruction": "a", "input": " \n"}, "a"),
+        ({"instruction": "a", "input": None}, "a"),
+        ({"instruction": "a"}, "a"),
+        ({"instruction": "a", "input": 0}, "a\nInput: 0"),
+        ({"instruction": " ", "input": "b"}, None),
+        ({}, None),
+    ],
+)
+@pytest.mark.parametrize("kind", [list, tuple, OmegaConf.create])
+def test_the_first_text_whose_fields_say_something_is_used(row, text, kind):
+    assert filled(kind(list(ALPACA)) if kind is OmegaConf.create else kind(ALPACA), row) == text
+
+
+@pytest.mark.parametrize(
+    "template, problem",
+    [
+        ("{}", "a field has no name"),
+        ("{0}", "a field has no name"),
+        ("{a", "expected '}' before end of string"),
+        ("a}", "Single '}' encountered"),
+        ("{a.b}", "the field 'a' has an attribute"),
+        ("{a[0]}", "the field 'a' has an attribute, an index"),
+        ("{a!z}", "the field 'a' has .* a format"),
+        ("{a!r}", "the field 'a' has .* a format"),
+        ("{a:>9}", "the field 'a' has .* a format"),
+        ("{a:{b}}", "the field 'a' has .* a format"),
+        ("{{a}}", "it names no field"),
+        ("", "it names no field"),
+        (["{a}", "{b"], r"data\.template='\{b': expected"),
+    ],
+)
+def test_malformed_templates_are_user_errors_that_say_how_to_write_one(template, problem):
+    with pytest.raises(UserError, match=f"{problem}.*write plain names of fields in braces, such as {{instruction}}"):
+        Template.parse("data.template", template)
+
+
+@pytest.mark.parametrize("template", [None, 5, True, [], {"a": "{a}"}, ["{a}", 5], ["{a}", None]])
+def test_what_is_no_text_is_no_template(template):
+    with pytest.raises(UserError, match="data.template=.* is no text and no list of texts"):
+        Template.parse("data.template", template)
+
+
+def test_a_field_that_the_data_set_lacks_is_named_with_those_it_has():
+    template = Template.parse("data.template", ["{instruction} {question}", "{answer}"])
+    with pytest.raises(
+        UserError,
+        match=r"data\.template='\{instruction\} \{question\}' names the field 'question', but my.csv has instruction, input",
+    ):
+        template.restricted(["instruction", "input"], "my.csv")
+
+
+def test_a_text_whose_field_the_data_set_lacks_is_not_used_and_that_is_said(caplog):
+    with caplog.at_level(logging.WARNING):
+        template = Template.parse("data.template", ALPACA).restricted(["instruction"], "my.csv")
+    assert template.fields == ["instruction"] and "my.csv has no field 'input'" in caplog.text

@@ -1,0 +1,152 @@
+import numpy as np
+import pytest
+import torch
+from fakes import tiny_pair
+from families import CONFIGS, family_pair
+from statistics_helper import chi_square_p_value
+
+from specheads import Warp
+from specheads.decoding.branches import Branches
+from specheads.replay.response_tree import Draws, RecordSettings, node_states, record_response
+from specheads.sampling import certainty
+
+PROMPT, RESPONSE = [2, 0, 1], [1, 1, 0, 2, 0, 1, 2, 2, 0, 1]
+
+
+def record(pair, warp, response=RESPONSE, prompt=PROMPT, num_samples=3, max_tokens=5, batch_size=4, limit=None, seed=0):
+    settings = RecordSettings(num_samples, max_tokens, batch_size)
+    draws = Draws.of(seed, "ab", num_samples, len(response), max_tokens)
+    return record_response(pair, prompt, response, limit or len(response), warp, draws, settings)
+
+
+def branches_of(row):
+    """Branches as (draw, start, tokens), and where each one's nodes begin."""
+    ends = np.cumsum(row["branch_length"])
+    parts = np.split(row["branch_ids"], ends)[:-1]
+    return list(
+        zip(row["branch_draw"], row["branch_start"], parts, len(row["response_ids"]) + ends - row["branch_length"], strict=True)
+    )
+
+
+def logits_after(model, text):
+    return model(torch.tensor([text]), use_cache=False).logits[0, -1]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("warp", [Warp(0), Warp(0.7, top_k=5)], ids=["greedy", "sampled"])
+def test_every_node_is_what_plain_forwards_say(name, warp):
+    """Tokens that the draft could have drawn and features to 1e-6 (they are kept in float32), all families, past the window."""
+    pair = family_pair(name)
+    generator = np.random.default_rng(3)
+    prompt, response = generator.integers(29, size=9).tolist(), generator.integers(29, size=14).tolist()
+    row = record(pair, warp, response, prompt)
+    nodes = [(number, prompt + response[:number], token) for number, token in enumerate(response)]
+    for _, start, tokens, node in branches_of(row):
+        nodes += [(node + k, [*prompt, *response[:start], *tokens[:k]], token) for k, token in enumerate(tokens)]
+    assert len(nodes) == len(row["entropy"])
+    for node, text, token in nodes:
+        logits = logits_after(pair.draft, text)[None]
+        for key, value in zip(("draft_prob", "max_prob", "entropy"), certainty(logits, torch.tensor([token])), strict=True):
+            assert row[key][node] == pytest.approx(value.item(), abs=1e-6)
+        assert row["law_prob"][node] == pytest.approx(warp(logits)[0, token].item(), abs=1e-6)
+        if node >= len(response):
+            assert row["law_prob"][node] > 0
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_states_of_nodes_are_those_of_plain_forwards(name):
+    pair = family_pair(name)
+    generator = np.random.default_rng(4)
+    prompt, response = generator.integers(29, size=7).tolist(), generator.integers(29, size=12).tolist()
+    start, lengths = torch.tensor([0, 3, 3, 9, 11]), torch.tensor([4, 1, 6, 5, 2])
+    tokens = torch.from_numpy(generator.integers(29, size=(5, 6)))
+    branches = Branches(start * 0, len(prompt) + start, tokens, lengths)
+    found = list(node_states(pair.target_lm, prompt, response, branches, batch_size=2))
+    all_tokens, states = (torch.cat(part) for part in zip(*found, strict=True))
+    texts = [prompt + response[:i] for i in range(len(response))]
+    expected = list(response)
+    for b in range(5):
+        own = tokens[b, : lengths[b]].tolist()
+        texts += [prompt + response[: start[b]] + own[:k] for k in range(len(own))]
+        expected += own
+    assert all_tokens.tolist() == expected
+    for text, state in zip(texts, states, strict=True):
+        reference = pair.target_lm.hidden_states(torch.tensor([text]), use_cache=False)[0, -1]
+        tolerance = (
+            1e-5 if name in ("bloom", "gemma2") else 1e-10
+        )  # these compute attention in float32 whatever their weights are
+        torch.testing.assert_close(state, reference, rtol=0, atol=tolerance)
+
+
+def test_greedy_branches_are_the_drafts_own_greedy_text_where_the_models_differ():
+    pair = family_pair("llama")
+    response, text = [], [4, 7, 1]
+    for _ in range(20):
+        response.append(logits_after(pair.target, [*text, *response]).argmax().item())
+    row = record(pair, Warp(0), response, text, num_samples=1)
+    same = [logits_after(pair.draft, text + response[:i]).argmax().item() == token for i, token in enumerate(response)]
+    assert row["accepted"].tolist() == same and 0 < sum(same) < 20
+    assert row["branch_start"].tolist() == [i for i in range(19) if not same[i]]  # what the limit ends is not drafted
+    for _, start, tokens, _ in branches_of(row):
+        own = text + response[:start]
+        for token in tokens:
+            assert token == logits_after(pair.draft, own).argmax().item()
+            own.append(int(token))
+        assert len(tokens) == min(5, 19 - start)
+
+
+def test_a_token_was_accepted_as_often_as_its_probabilities_say():
+    """5,000 draws at ten positions, false alarm 1e-6 each; the rejected token follows the residual law, the next the draft's."""
+    pair, warp, num_samples = tiny_pair(3, scale=2.0), Warp(0.9), 5_000
+    row = record(pair, warp, num_samples=num_samples, max_tokens=2)
+    accepted = row["accepted"].reshape(num_samples, -1)
+    firsts, seconds = {}, {}
+    for _, start, tokens, _ in branches_of(row):
+        firsts.setdefault(start, []).append(tokens[0])
+        if len(tokens) > 1:
+            seconds.setdefault((start, tokens[0]), []).append(tokens[1])
+    for i, token in enumerate(RESPONSE):
+        t, d = (warp(logits_after(model, PROMPT + RESPONSE[:i])) for model in (pair.target, pair.draft))
+        chance = (d[token] / t[token]).clamp_max(1.0)
+        assert_follows([accepted[:, i].sum(), (~accepted[:, i]).sum()], torch.stack([chance, 1 - chance]))
+        if i in firsts:
+            residual = (d - t).clamp_min(0)
+            assert_follows(np.bincount(firsts[i], minlength=3), residual / residual.sum())
+    assert len(seconds) == 5
+    for (i, token), following in seconds.items():
+        distribution = warp(logits_after(pair.draft, [*PROMPT, *RESPONSE[:i], int(token)]))
+        assert_follows(np.bincount(following, minlength=3), distribution)
+
+
+def assert_follows(counts, probs):
+    counts = torch.as_tensor(np.array(counts))
+    assert (counts[probs == 0] == 0).all()
+    if (probs > 0).sum() > 1 and counts.sum() > 300:
+        assert chi_square_p_value(counts, probs) > 1e-6
+
+
+def test_a_branch_ends_with_an_end_token_and_at_the_limit():
+    pair = tiny_pair(3, scale=2.0)
+    pair.target.generation_config.eos_token_id = 2
+    generator, ends_early, last_start = np.random.default_rng(0), 0, {10: 0, 30: 0}
+    for _ in range(10):
+        response = [*generator.integers(2, size=9).tolist(), 2]
+        for limit in (10, 30):
+            row = record(pair, Warp(1.0), response, num_samples=20, limit=limit)
+            assert row["finished"]
+            for _, start, tokens, _ in branches_of(row):
+                assert 2 not in tokens[:-1]
+                assert len(tokens) == min(5, limit - 1 - start) or tokens[-1] == 2
+                ends_early += len(tokens) < min(5, limit - 1 - start)
+                last_start[limit] = max(last_start[limit], start)
+    assert ends_early > 20
+    assert last_start == {10: 8, 30: 9}  # the target alone emits what is at the limit
+
+
+def test_batches_of_branches_do_not_matter():
+    pair = family_pair("qwen2")
+    response = np.random.default_rng(5).integers(29, size=12).tolist()
+    one, many = (record(pair, Warp(1.0), response, batch_size=size) for size in (1, 100))
+    assert one.keys() == many.keys()
+    for name in one:
+        np.testing.assert_allclose(one[name], many[name], rtol=0, atol=1e-6)

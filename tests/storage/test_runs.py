@@ -1,0 +1,195 @@
+"""Where a run goes, and how the same command finds it again."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from omegaconf import OmegaConf
+
+from specheads.commands.run_folders import run_key
+from specheads.errors import UserError
+from specheads.storage import runs
+
+
+def config(task=(), **changes):
+    settings = {
+        "seed": 0,
+        "resume": True,
+        "command": "head",
+        "paths": {"outputs": "outputs", "run": "${hydra:runtime.output_dir}"},
+    }
+    return OmegaConf.create({**settings, **changes, "hydra": {"overrides": {"task": list(task)}, "run": {"dir": "anything"}}})
+
+
+@pytest.fixture(autouse=True)
+def identified(monkeypatch):
+    monkeypatch.setattr(runs, "_locks", {})
+
+
+@pytest.fixture
+def again():
+    """A function that makes this process forget what it took, as a new one would."""
+
+    def forget():
+        for stream in runs._locks.values():
+            stream.close()
+        runs._locks.clear()
+
+    return forget
+
+
+def unfinished(parent, name, key="this", finished=False):
+    folder = parent / name
+    folder.mkdir(parents=True)
+    (folder / runs.STATE).write_text(json.dumps({"key": key, "finished": finished}))
+    return folder
+
+
+def test_what_is_run_has_an_identity_and_where_it_goes_has_none():
+    same = [config(), config(resume=False), config(resume=False, task=["resume=false"])]
+    moved = config()
+    moved.hydra.run.dir = "elsewhere"
+    assert len({run_key(each) for each in [*same, moved]}) == 1
+    others = [config(seed=1), config(command="evaluate"), config(task=["head.depth=1,2"]), config(task=["head.depth=1,3"])]
+    others += [config(resume="a.ckpt"), config(resume="b.ckpt")]
+    assert len({run_key(each) for each in [config(), *others]}) == 7
+
+
+def test_the_order_of_overrides_does_not_matter():
+    assert run_key(config(task=["a=1", "b=2"])) == run_key(config(task=["b=2", "a=1"]))
+
+
+def test_an_interrupted_run_is_found_again(tmp_path):
+    unfinished(tmp_path, "2026-01-01_00-00-00")
+    newest = unfinished(tmp_path, "2026-01-02_00-00-00")
+    unfinished(tmp_path, "2026-01-04_00-00-00", key="another")
+    assert runs.run_folder(tmp_path, "this") == newest
+
+
+def test_an_interrupted_run_that_was_begun_anew_and_finished_is_left_alone(tmp_path):
+    folders = [unfinished(tmp_path, "2026-01-01_00-00-00"), unfinished(tmp_path, "2026-01-02_00-00-00", finished=True)]
+    assert runs.run_folder(tmp_path, "this") not in folders
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
+def test_a_state_that_cannot_be_read_is_no_interrupted_run(tmp_path, content):
+    folder = unfinished(tmp_path, "2026-01-01_00-00-00")
+    (folder / runs.STATE).write_text(content)
+    assert runs.run_folder(tmp_path, "this") != folder
+
+
+def test_without_resuming_or_without_an_interrupted_run_the_folder_is_new(tmp_path):
+    old = unfinished(tmp_path, "2026-01-01_00-00-00")
+    for folder in (runs.run_folder(tmp_path, "this", resume=False), runs.run_folder(tmp_path / "none", "this", resume=False)):
+        assert folder != old and not list(folder.glob(runs.STATE))
+        time.strptime(folder.name, "%Y-%m-%d_%H-%M-%S")
+
+
+def test_runs_within_a_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "strftime", lambda form: "2026-01-01_00-00-00")
+    names = [runs.run_folder(tmp_path, "this").name for _ in range(3)]
+    assert names == ["2026-01-01_00-00-00", "2026-01-01_00-00-00-2", "2026-01-01_00-00-00-3"]
+
+
+def test_a_file_where_the_folders_should_be_is_an_error(tmp_path):
+    (tmp_path / "outputs").write_text("")
+    with pytest.raises(OSError, match="outputs"):
+        runs.run_folder(tmp_path / "outputs", "this")
+
+
+def test_a_run_knows_whether_it_was_begun_before(tmp_path, again):
+    runs.begin(tmp_path, "this")
+    assert not runs.is_resumed(tmp_path)
+    again()
+    runs.begin(tmp_path, "this")
+    assert runs.is_resumed(tmp_path)
+    again()
+    runs.begin(tmp_path, "this", resume=False)
+    assert not runs.is_resumed(tmp_path)
+    runs.finish(tmp_path)
+    again()
+    runs.begin(tmp_path, "this")  # a folder that the user named, and whose run was finished
+    assert not runs.is_resumed(tmp_path)
+
+
+def test_a_folder_of_another_configuration_is_not_resumed(tmp_path, again):
+    runs.begin(tmp_path, "this")
+    again()
+    runs.begin(tmp_path, "another")
+    assert not runs.is_resumed(tmp_path)
+
+
+def test_a_sweep_leaves_out_the_jobs_that_it_has_finished(tmp_path, again):
+    first, second = tmp_path / "0", tmp_path / "1"
+    first.mkdir(), second.mkdir()
+    runs.begin(tmp_path, "this")
+    assert runs.begin_job(tmp_path, first)
+    runs.finish(first)
+    assert runs.begin_job(tmp_path, second) and not runs.is_resumed(second)
+    again()
+    runs.begin(tmp_path, "this")
+    assert not runs.begin_job(tmp_path, first)
+    assert runs.begin_job(tmp_path, second) and runs.is_resumed(second)
+
+
+HOLDER = """
+import fcntl, sys
+stream = open(sys.argv[1], "a")
+fcntl.flock(stream, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that works in an unfinished run's folder."""
+    folder = unfinished(tmp_path, "2026-01-01_00-00-00")
+    words = [sys.executable, "-c", HOLDER, str(folder / runs.LOCK)]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process, folder
+    process.kill()
+    process.communicate()
+
+
+def test_a_run_that_is_alive_is_not_resumed_and_its_folder_is_refused(tmp_path, holder, caplog):
+    process, folder = holder
+    assert runs.run_folder(tmp_path, "this") != folder
+    assert f"still at work in {folder}" in caplog.text
+    with pytest.raises(UserError, match=f"another run is working in .*{folder.name}"):
+        runs.begin(folder, "this")
+    process.kill()
+    process.wait()
+    runs.begin(folder, "this")
+    assert runs.is_resumed(folder)
+
+
+def test_a_forked_process_that_lets_go_does_not_hold_a_folder_beyond_its_parents_end(tmp_path):
+    script = """
+import os, sys, time
+from pathlib import Path
+from specheads.storage import runs
+folder = runs.run_folder(Path(sys.argv[1]), "this")
+if os.fork() == 0:
+    if sys.argv[2] == "release":
+        runs.release()
+    os.close(1)
+    time.sleep(5)
+    os._exit(0)
+time.sleep(0.5)
+print(folder)
+os.kill(os.getpid(), 9)
+"""
+    for word, free in (("release", True), ("keep", False)):
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path), word],
+            check=False,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        stream = runs.lock(tmp_path / done.stdout.strip() / runs.LOCK)
+        assert (stream is not None) == free

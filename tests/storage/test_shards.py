@@ -1,0 +1,543 @@
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from fakes import CountingTokenizer, tiny_pair
+
+from data_gen import run
+from data_gen.run import GenerationSettings, generate_data, plan_shards
+from specheads.errors import UserError
+from specheads.prompts.encoding import encode_prompts
+from specheads.prompts.sources import Prompt, unique
+from specheads.sampling import Warp
+from specheads.storage import shards
+from specheads.storage.data_set import SCHEMA, load_split
+from specheads.storage.shards import ShardStore, checksum, exclusive, fingerprint, read_manifest
+
+SETTINGS = GenerationSettings(max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=3)
+NAMES = ["dev-00000.parquet", "test-00000.parquet", "train-00000.parquet", "train-00001.parquet", "train-00002.parquet"]
+NUM_ROWS = {"train": 7, "dev": 2, "test": 3}
+
+
+class Letters:
+    """Prompts of the letters a to h, which say how often they were loaded."""
+
+    def __init__(self, seed=0):
+        self.seed, self.loads = seed, 0
+
+    def load(self, chats):
+        self.loads += 1
+        generator = np.random.default_rng(self.seed)
+        for split, count in NUM_ROWS.items():
+            for _ in range(count):
+                text = "".join(generator.choice(list("abcdefgh"), size=generator.integers(4, 9)))
+                yield Prompt(hashlib.sha256(text.encode()).hexdigest()[:16], split, text)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    pair = tiny_pair(8, scale=2.0)
+    pair.target.generation_config.eos_token_id = 0
+    return pair
+
+
+@pytest.fixture
+def make(pair):
+    return lambda root, source=None: generate_data(pair, source or Letters(), Warp(1.0, top_k=5), SETTINGS, 0, root)
+
+
+@pytest.fixture(scope="module")
+def complete(pair, tmp_path_factory):
+    """A cache made in one go, not to be written to."""
+    return generate_data(pair, Letters(), Warp(1.0, top_k=5), SETTINGS, 0, tmp_path_factory.mktemp("complete"))
+
+
+def content(folder):
+    return {name: (folder / name).read_bytes() for name in NAMES}
+
+
+class Interruption(Exception):
+    pass
+
+
+def interrupt_after(monkeypatch, num_shards):
+    """Let the run fail when it comes to shard `num_shards`."""
+    made = []
+
+    def make_rows(*args):
+        if len(made) == num_shards:
+            raise Interruption
+        made.append(real(*args))
+        return made[-1]
+
+    real = run.make_rows
+    monkeypatch.setattr(run, "make_rows", make_rows)
+
+
+@pytest.fixture
+def interrupted(make, tmp_path, monkeypatch):
+    """The folder of a run that ended after three of its five shards."""
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 3)
+        with pytest.raises(Interruption):
+            make(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    assert len(list(folder.glob("*.parquet"))) == 3
+    return folder
+
+
+@pytest.fixture
+def made_again(monkeypatch):
+    """The prompts' texts of each shard that is generated from here on."""
+    made, real = [], run.make_rows
+    monkeypatch.setattr(
+        run,
+        "make_rows",
+        lambda pair, shard, *rest: (made.append([p.text for p, _ in shard.prompts]), real(pair, shard, *rest))[1],
+    )
+    return made
+
+
+# --- a complete cache
+
+
+def test_a_complete_cache_has_the_planned_shards_and_nothing_temporary(complete):
+    assert sorted(path.name for path in complete.iterdir()) == [".lock", *NAMES[:1], "manifest.json", *NAMES[1:]]
+
+
+def test_the_manifest_lists_rows_and_checksums_of_every_shard(complete):
+    manifest = json.loads((complete / "manifest.json").read_text())
+    assert manifest["complete"] is True
+    assert list(manifest["shards"]) == NAMES
+    for name, entry in manifest["shards"].items():
+        assert entry["sha256"] == hashlib.sha256((complete / name).read_bytes()).hexdigest()
+        assert entry["rows"] == pq.read_metadata(complete / name).num_rows
+    assert [entry["rows"] for entry in manifest["shards"].values()] == [2, 3, 3, 3, 1]
+
+
+def test_the_manifest_says_what_the_cache_is_made_of(complete):
+    provenance = json.loads((complete / "manifest.json").read_text())["provenance"]
+    assert fingerprint(provenance) == complete.name
+    assert provenance["target"] == ["tiny-target", "r1"] and provenance["draft"] == ["tiny-draft", "r2"]
+    assert provenance["warp"] == {"temperature": 1.0, "top_k": 5, "top_p": 1.0}
+
+
+def test_rows_keep_their_prompt_and_every_list_speaks_of_the_response(complete, pair):
+    expected = {p.prompt_id: p for p in Letters().load(chats=False)}
+    rows = [row for name in NAMES for row in pq.read_table(complete / name).to_pylist()]
+    assert {row["prompt_id"] for row in rows} == set(expected) and len(rows) == 12
+    for row in rows:
+        prompt = expected[row["prompt_id"]]
+        assert (row["prompt"], row["split"]) == (prompt.text, prompt.split)
+        assert row["prompt_ids"] == pair.encode_instruction(prompt.text)
+        assert row["finished"] == (row["response_ids"][-1] == 0) and 0 not in row["response_ids"][:-1]
+        assert row["finished"] or len(row["response_ids"]) == 6
+        lists = {name: value for name, value in row.items() if isinstance(value, list) and name != "prompt_ids"}
+        assert not any(lists.pop(name) for name in list(lists) if name.startswith("rollout"))
+        draws = [draw for name in ("more_draft_ids", "more_accept_prob") for draw in lists.pop(name)]
+        assert {len(value) for value in [*lists.values(), *draws]} == {len(row["response_ids"])}
+        assert len(lists) == 8 and len(draws) == 2 * 3
+    assert {row["finished"] for row in rows} == {True, False}
+
+
+def test_two_runs_write_the_same_bytes(make, complete, tmp_path):
+    folder = make(tmp_path)
+    assert folder.name == complete.name
+    assert content(folder) == content(complete)
+
+
+def test_a_complete_cache_is_reused_without_running_a_model(make, tmp_path, monkeypatch):
+    source = Letters()
+    folder = make(tmp_path, source)
+    stamps = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    monkeypatch.setattr(run, "make_rows", lambda *args: pytest.fail("rows were made again"))
+    assert make(tmp_path, source) == folder
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == stamps
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "deleted"])
+def test_a_complete_cache_with_a_damaged_shard_is_mended(make, complete, tmp_path, damage):
+    folder = make(tmp_path)
+    spoil(folder / NAMES[3], damage)
+    make(tmp_path)
+    assert content(folder) == content(complete)
+    assert read_manifest(folder) == read_manifest(complete)
+
+
+# --- an interrupted run
+
+
+def spoil(path, damage):
+    if damage == "deleted":
+        path.unlink()
+        return
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data if damage == "changed" else data[: len(data) // 2])
+
+
+def test_an_interrupted_run_is_not_complete_and_names_only_what_it_made(interrupted):
+    manifest = read_manifest(interrupted)
+    assert manifest["complete"] is False
+    assert sorted(manifest["shards"]) == sorted(path.name for path in interrupted.glob("*.parquet"))
+
+
+def test_a_restart_makes_only_what_is_missing_and_ends_like_an_uninterrupted_run(make, complete, interrupted, made_again):
+    stamps = {path: path.stat().st_mtime_ns for path in interrupted.glob("*.parquet")}
+    assert make(interrupted.parent) == interrupted
+    assert len(made_again) == 2
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert content(interrupted) == content(complete)
+    assert read_manifest(interrupted) == read_manifest(complete)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "deleted"])
+def test_a_damaged_shard_counts_as_missing_and_is_made_again_to_the_byte(make, complete, interrupted, made_again, damage, caplog):
+    name = sorted(read_manifest(interrupted)["shards"])[1]
+    store = ShardStore(interrupted, read_manifest(interrupted)["provenance"])
+    assert store.has(name)
+    spoil(interrupted / name, damage)
+    assert not store.has(name)
+    with caplog.at_level("WARNING"):
+        make(interrupted.parent)
+    assert f"{name} in {interrupted} is missing or damaged and will be made again" in caplog.text
+    assert len(made_again) == 3
+    assert content(interrupted) == content(complete)
+
+
+def test_a_foreign_shard_is_named_and_made_again(make, complete, interrupted, caplog):
+    name, other = sorted(read_manifest(interrupted)["shards"])[:2]
+    (interrupted / name).write_bytes((interrupted / other).read_bytes())  # whole, but not the one
+    with caplog.at_level("WARNING"):
+        make(interrupted.parent)
+    assert f"{name} in {interrupted}" in caplog.text and other not in caplog.text
+    assert content(interrupted) == content(complete)
+
+
+def test_a_cache_that_was_copied_under_another_name_is_not_believed(make, complete, tmp_path, caplog):
+    shutil.copytree(complete, tmp_path / complete.name)
+    path = tmp_path / complete.name / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["provenance"]["seed"] += 1
+    path.write_text(json.dumps(manifest))
+    with caplog.at_level("WARNING"):
+        make(tmp_path)
+    assert "manifest.json is of another cache" in caplog.text
+    assert content(tmp_path / complete.name) == content(complete)
+
+
+def test_a_file_that_the_manifest_does_not_list_is_not_read(complete, tmp_path):
+    shutil.copytree(complete, tmp_path / "cache")
+    rows = len(load_split(complete, "train"))
+    (tmp_path / "cache" / "train-00099.parquet").write_bytes((complete / NAMES[2]).read_bytes())
+    assert len(load_split(tmp_path / "cache", "train")) == rows
+
+
+def test_a_shard_appears_under_its_name_only_when_it_is_whole(make, complete, tmp_path, monkeypatch):
+    def half_written(table, path, **kwargs):
+        path.write_bytes(b"PAR1 and then the machine stopped")
+        raise Interruption
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "write_table", half_written)
+        with pytest.raises(Interruption):
+            make(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    assert not list(folder.glob("*.parquet")) and not read_manifest(folder).get("shards")
+    make(tmp_path)
+    assert content(folder) == content(complete)
+    assert not list(folder.glob("*.tmp")) and not list(folder.glob(".*.tmp"))
+
+
+def test_a_shard_that_its_manifest_does_not_know_yet_is_not_trusted(make, complete, tmp_path, monkeypatch, made_again):
+    def stop(self, complete):
+        raise Interruption
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardStore, "_write_manifest", stop)  # between the rename and the manifest
+        with pytest.raises(Interruption):
+            make(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    (path,) = folder.glob("*.parquet")
+    path.write_bytes(b"from another age")
+    make(tmp_path)
+    assert len(made_again) == 6  # the first, and then all five
+    assert content(folder) == content(complete)
+
+
+def test_an_unreadable_manifest_is_named_and_deleting_it_helps(make, complete, interrupted):
+    path = interrupted / "manifest.json"
+    path.write_text(path.read_text()[:-40])
+    with pytest.raises(UserError, match=r"manifest\.json is not valid JSON.*delete it"):
+        make(interrupted.parent)
+    path.unlink()
+    make(interrupted.parent)
+    assert content(interrupted) == content(complete)
+
+
+# --- one run at a time
+
+
+HOLDER = """
+import fcntl, os, sys
+os.makedirs(sys.argv[1])
+stream = open(sys.argv[1] + "/.lock", "a")
+fcntl.flock(stream, fcntl.LOCK_EX)
+print(os.getpid(), file=stream, flush=True)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(complete, tmp_path):
+    """Another process that holds the lock of the cache which `make(tmp_path)` would write."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / complete.name)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_second_run_is_refused_and_told_which_process_is_at_work(make, tmp_path, holder, complete):
+    with pytest.raises(UserError, match=rf"process {holder.pid}\).*{complete.name}"):
+        make(tmp_path)
+    with pytest.raises(UserError, match=rf"process {holder.pid}\)"):  # a refusal leaves the lock and its owner's name
+        make(tmp_path)
+    assert not list((tmp_path / complete.name).glob("*.parquet"))
+    holder.communicate("")  # the other run is done
+    assert content(make(tmp_path)) == content(complete)
+
+
+def test_the_lock_of_a_killed_process_is_free(make, tmp_path, holder, complete):
+    holder.kill()
+    holder.wait()
+    assert content(make(tmp_path)) == content(complete)
+
+
+def test_the_lock_is_free_again_after_an_error_inside(tmp_path):
+    with pytest.raises(Interruption), exclusive(tmp_path):
+        raise Interruption
+    with exclusive(tmp_path):
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())
+        with pytest.raises(UserError, match=str(os.getpid())), exclusive(tmp_path):
+            pytest.fail("two hold the lock")
+        with exclusive(tmp_path / "another"):
+            pass
+
+
+def test_little_space_is_told_beforehand(make, complete, tmp_path, monkeypatch, caplog):
+    free = [2**40]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": free[0]}))
+    with caplog.at_level("WARNING"):
+        make(tmp_path / "roomy")
+        assert not caplog.records
+        free[0] = 100
+        make(tmp_path / "narrow")
+    assert "only 0 MiB are free there; paths.data= puts it elsewhere" in caplog.text
+
+
+# --- the fingerprint
+
+
+FACTS = {
+    "target": ["t", "r1"],
+    "draft": ["d", "r2"],
+    "dtype": ["torch.float32", "torch.float32"],
+    "prompts": "p",
+    "warp": asdict(Warp()),
+    "settings": asdict(GenerationSettings()),
+    "seed": 0,
+}
+
+
+def changed(value):
+    """Every variant of a nested value with one leaf changed."""
+    if isinstance(value, dict):
+        return [{**value, key: other} for key in value for other in changed(value[key])]
+    if isinstance(value, list):
+        return [value[:i] + [other] + value[i + 1 :] for i in range(len(value)) for other in changed(value[i])]
+    return [value + ("x" if isinstance(value, str) else 1)]
+
+
+def test_the_fingerprint_changes_with_every_fact():
+    variants = [FACTS, *changed(FACTS), {**FACTS, "more": 1}, {k: v for k, v in FACTS.items() if k != "seed"}]
+    assert len(variants) == 1 + 2 + 2 + 2 + 1 + 3 + 8 + 1 + 2
+    assert len({fingerprint(facts) for facts in variants}) == len(variants)
+
+
+def test_the_fingerprint_does_not_depend_on_the_order_of_facts():
+    assert fingerprint(dict(reversed(FACTS.items()))) == fingerprint(FACTS)
+
+
+def test_the_fingerprint_changes_with_the_format(monkeypatch):
+    before = fingerprint(FACTS)
+    monkeypatch.setattr(shards, "FORMAT_VERSION", shards.FORMAT_VERSION + 1)
+    assert fingerprint(FACTS) != before
+
+
+def test_each_argument_of_a_run_has_its_own_cache(pair, monkeypatch, tmp_path):
+    monkeypatch.setattr(run.ShardStore, "is_complete", lambda store: True)  # every folder is ready; which one is it?
+
+    def folder(pair=pair, source=None, warp=None, settings=SETTINGS, seed=0):
+        return generate_data(pair, source or Letters(), warp or Warp(1.0, top_k=5), settings, seed, tmp_path)
+
+    assert folder() == folder() and folder().parent == tmp_path
+    rolling = replace(SETTINGS, rollouts_per_response=2)
+    variants = [
+        folder(),
+        folder(seed=1),
+        folder(source=Letters(1)),
+        *(folder(warp=warp) for warp in (Warp(0.9, top_k=5), Warp(1.0, top_k=6), Warp(1.0, top_k=5, top_p=0.9))),
+        *(folder(settings=replace(rolling, **{name: value + 1})) for name, value in asdict(rolling).items()),
+        *(folder(replace(pair, **{f"{side}_{fact}": "x"})) for side in ("target", "draft") for fact in ("id", "revision")),
+        folder(replace(pair, target=tiny_pair(8).target.float())),
+        folder(replace(pair, draft=tiny_pair(8).draft.float())),
+    ]
+    assert len(set(variants)) == len(variants) == 20
+    without = replace(SETTINGS, rollouts_per_response=0)  # rollouts that are not there have no length
+    assert folder(settings=without) == folder(settings=replace(without, rollout_tokens=5)) != folder(settings=rolling)
+
+
+class ChattingTokenizer(CountingTokenizer):
+    chat_template = "b{prompt}c"
+
+    def apply_chat_template(self, messages, add_generation_prompt, tokenize):
+        return f"b{messages[0]['content']}c"
+
+
+def test_a_pair_that_chats_has_another_cache_than_one_that_does_not(pair, tmp_path):
+    chatting = replace(pair, tokenizer=ChattingTokenizer(8))
+    plain = replace(chatting, chat=False)
+    assert chatting.encode_instruction("a") == [1, 0, 2] and plain.encode_instruction("a") == [0]
+    settings = replace(SETTINGS, max_prompt_tokens=12)
+    folders = [generate_data(p, Letters(), Warp(1.0, top_k=5), settings, 0, tmp_path) for p in (chatting, plain)]
+    for folder, p in zip(folders, (chatting, plain), strict=True):
+        row = pq.read_table(folder / NAMES[0]).to_pylist()[0]
+        assert row["prompt_ids"] == p.encode_instruction(row["prompt"])
+
+
+# --- prompts and shards
+
+
+def test_prompts_that_are_repeated_or_too_long_are_left_out(pair):
+    texts = [("abc", "train"), ("abcabcabc", "train"), ("abc", "test"), ("abcabcab", "dev"), ("h", "test")]
+
+    class Source:
+        def load(self, chats):
+            return [Prompt(text, split, text) for text, split in texts]
+
+    kept = encode_prompts(pair, unique(Source().load(chats=False)), SETTINGS)
+    assert {(prompt.text, prompt.split) for prompt, _ in kept} == {("abc", "train"), ("abcabcab", "dev"), ("h", "test")}
+    assert all(ids == [ord(letter) - 97 for letter in prompt.text] for prompt, ids in kept)
+
+
+def test_a_prompt_leaves_room_for_a_response_in_the_window():
+    narrow = tiny_pair(8, window=6)
+    source = Letters()
+    source.load = lambda chats: [Prompt(text, "train", text) for text in ("abcde", "abcdef")]
+    assert [prompt.text for prompt, _ in encode_prompts(narrow, source.load(chats=False), SETTINGS)] == ["abcde"]
+
+
+def test_no_usable_prompt_is_a_user_error(pair):
+    source = Letters()
+    source.load = lambda chats: [Prompt("1", "train", "abcdefghh")]
+    with pytest.raises(UserError, match="none of 1 prompts has between 1 and 8 tokens"):
+        encode_prompts(pair, source.load(chats=False), SETTINGS)
+
+
+def test_shards_hold_the_rows_of_one_split_in_order():
+    prompts = [(Prompt(str(i), split, ""), [i]) for i, split in enumerate(["test", "train", "train", "dev", "train", "train"])]
+    plan = plan_shards(prompts, GenerationSettings(rows_per_shard=2))
+    assert {name: [ids[0] for _, ids in shard.prompts] for name, shard in plan.items()} == {
+        "train-00000.parquet": [1, 2],
+        "train-00001.parquet": [4, 5],
+        "dev-00000.parquet": [3],
+        "test-00000.parquet": [0],
+    }
+
+
+def test_train_prompts_get_several_responses_the_first_ones_first():
+    prompts = [(Prompt(str(i), split, ""), [i]) for i, split in enumerate(["test", "train", "train", "dev", "train"])]
+    plan = plan_shards(prompts, GenerationSettings(rows_per_shard=2, responses_per_prompt=2))
+    found = [(name, shard.sample, [ids[0] for _, ids in shard.prompts]) for name, shard in plan.items()]
+    assert found == [
+        ("train-00000.parquet", 0, [1, 2]),
+        ("train-00001.parquet", 0, [4]),
+        ("train-00002.parquet", 1, [1, 2]),
+        ("train-00003.parquet", 1, [4]),
+        ("dev-00000.parquet", 0, [3]),
+        ("test-00000.parquet", 0, [0]),
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in asdict(SETTINGS) if name != "rollouts_per_response"])
+def test_counts_must_be_positive(name):
+    with pytest.raises(UserError, match=f"{name}=0 is no positive whole number"):
+        GenerationSettings(**{name: 0})
+
+
+# --- reading
+
+
+def test_a_split_is_read_back_as_it_was_written(complete, tmp_path):
+    store = ShardStore(tmp_path, {})
+    tables = [pq.read_table(complete / name).to_pylist() for name in NAMES[2:]]
+    for name, rows in zip(NAMES[2:], tables, strict=True):
+        store.write(name, rows)
+    store.write("trainee-00000.parquet", tables[0])  # another split with a longer name
+    data = load_split(tmp_path, "train")
+    assert data.column_names == SCHEMA.names
+    assert len(data) == 7
+    for i, row in enumerate(row for rows in tables for row in rows):
+        assert data[i] == row
+
+
+def test_log_probabilities_of_minus_infinity_survive(complete, tmp_path):
+    row = pq.read_table(complete / NAMES[0]).to_pylist()[0]
+    store = ShardStore(tmp_path, {})
+    store.write("dev-00000.parquet", [{**row, "target_logprob": [-np.inf] * len(row["target_logprob"])}])
+    assert set(load_split(tmp_path, "dev")[0]["target_logprob"]) == {-np.inf}
+
+
+def test_columns_are_the_documented_ones(complete):
+    schema = pq.read_schema(complete / NAMES[0])
+    assert schema.equals(SCHEMA)
+    types = {name: str(schema.field(name).type) for name in schema.names}
+    assert types.pop("finished") == "bool"
+    assert [name for name, kind in types.items() if kind == "string"] == ["prompt_id", "split", "prompt"]
+    assert [name for name, kind in types.items() if "int32" in kind] == [
+        *("sample", "prompt_ids", "response_ids", "draft_ids", "more_draft_ids", "rollout_start", "rollout_ids")
+    ]
+    assert [name for name, kind in types.items() if "float" in kind] == [
+        *(
+            "accept_prob",
+            "overlap",
+            "draft_logprob",
+            "target_logprob",
+            "response_draft_logprob",
+            "response_target_logprob",
+            "more_accept_prob",
+            "rollout_accept_prob",
+        )
+    ]
+
+
+def test_a_split_without_rows_is_a_user_error_that_names_the_key(complete, tmp_path):
+    (tmp_path / NAMES[0]).write_bytes((complete / NAMES[0]).read_bytes())
+    with pytest.raises(UserError, match=r"no rows of split 'test'.*data\.num_test="):
+        load_split(tmp_path, "test")
+
+
+def test_checksum_is_sha256(tmp_path):
+    (tmp_path / "file").write_bytes(b"hello")
+    assert checksum(tmp_path / "file") == "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"

@@ -1,0 +1,264 @@
+"""Training steps, their measures, and going on after a kill, on tiny models."""
+
+import copy
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from fakes import tiny_llama, tiny_pair
+from lightning.pytorch.loggers import CSVLogger
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from specheads import Warp
+from specheads.interrupts import Request
+from specheads.pair import LanguageModel
+from specheads.training.checkpoints import Checkpoints
+from specheads.training.distill.distill_loss import LossSettings
+from specheads.training.distill.distill_module import DistillModule
+from specheads.training.distill.measures import LiveSettings, block_efficiency, measured
+from specheads.training.distill.on_policy import DraftResponses
+from specheads.training.distill.sample_batch import Texts
+from specheads.training.distill.samples import Answered, Ragged, Responses, Sample, Samples, SampleSettings
+from specheads.training.distill.target_store import TargetStore
+from specheads.training.loaders import EpochSampler, ResumableData
+from specheads.training.trainer import OptimizerSettings
+
+pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")
+
+VOCAB, EPOCHS, BATCHES, EVERY = 10, 3, 4, 2
+WARP = Warp(1.0, top_k=6)
+RANDOM = np.random.default_rng(0)
+PROMPTS = Ragged([RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(2, 6, 8)])
+ANSWERS = Ragged([RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(1, 9, 8)])
+RESPONSES = {
+    "target": Responses(ANSWERS, [[row] for row in range(8)]),
+    "text": Responses(ANSWERS, [[7 - row] for row in range(8)]),
+}
+MIXED = SampleSettings("mixed", {"text": 1, "target": 1, "on_policy": 2}, refresh_every=3)
+
+
+@pytest.fixture
+def pair():
+    return tiny_pair(VOCAB, scale=2.0)
+
+
+def new_module(pair, loss=None, lr=1e-2, refresh_every=3, reference=None):
+    pair.draft.requires_grad_(True).train()
+    own = DraftResponses(pair, WARP, 8, 4, seed=0)
+    live = LiveSettings(num_prompts=2, max_new_tokens=8)
+    settings = OptimizerSettings(lr=lr, weight_decay=0.0)
+    return DistillModule(pair, loss or LossSettings(), settings, WARP, own, refresh_every, reference, live)
+
+
+def splits(settings=None, distributions=None):
+    train = Samples(PROMPTS, RESPONSES, settings or SampleSettings("target"), 0, distributions)
+    return {"train": train, "dev": Answered(PROMPTS, ANSWERS), "test": Answered(PROMPTS, ANSWERS)}
+
+
+def fit(module, data, folder, epochs=EPOCHS, callbacks=(), earlier=None, **changes):
+    trainer = L.Trainer(
+        default_root_dir=folder,
+        max_epochs=epochs,
+        accelerator="cpu",
+        devices=1,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+        use_distributed_sampler=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        logger=CSVLogger(folder, name="csv", version=""),
+        callbacks=list(callbacks),
+        **changes,
+    )
+    module.before = measured(module.pair, data.splits["dev"], WARP, 3)
+    trainer.fit(module, data, ckpt_path=earlier)
+    return trainer
+
+
+def test_texts_know_where_their_tokens_come_from(pair):
+    samples = [Sample((0, row), "target", PROMPTS[row], ANSWERS[row]) for row in range(3)]
+    texts = Texts.of(samples, torch.device("cpu"))
+    assert texts.learnt.tolist() == [token for row in range(3) for token in ANSWERS[row]]
+    states = texts.states(pair.target_lm)
+    place = 0
+    for row in range(3):
+        whole = torch.tensor([[*PROMPTS[row], *ANSWERS[row]]])
+        own = pair.target_lm.hidden_states(whole, use_cache=False)[0, len(PROMPTS[row]) - 1 : -1]
+        torch.testing.assert_close(states[place : place + len(own)], own)
+        place += len(own)
+
+
+def test_a_blocks_yield_is_the_sum_over_its_lengths():
+    """By enumeration of how many tokens are accepted before the first rejection."""
+    for chance in (0.0, 0.3, 0.9, 1.0):
+        lengths = [chance**n * (1 - chance) for n in range(4)] + [chance**4]
+        assert block_efficiency(chance) == pytest.approx(sum(p * (n + 1) for n, p in enumerate(lengths)))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_measures_are_those_of_the_laws(pair, batch_size):
+    overlaps, divergences, same = [], [], []
+    for row in range(8):
+        whole = torch.tensor([[*PROMPTS[row], *ANSWERS[row]]])
+        with torch.no_grad():
+            distributions = [model(whole).logits[0, len(PROMPTS[row]) - 1 : -1] for model in (pair.target, pair.draft)]
+        t, d = (WARP(logits) for logits in distributions)
+        overlaps += torch.minimum(t, d).sum(-1).tolist()
+        t, d = (logits.softmax(-1) for logits in distributions)
+        divergences += (t * (t / d).log()).sum(-1).tolist()
+        same += (t.argmax(-1) == d.argmax(-1)).tolist()
+    pair.draft.train()
+    found = measured(pair, Answered(PROMPTS, ANSWERS), WARP, batch_size)
+    assert pair.draft.training
+    assert found["overlap"] == pytest.approx(np.mean(overlaps)) and found["kl"] == pytest.approx(np.mean(divergences))
+    assert found["agreement"] == pytest.approx(np.mean(same))
+    assert found["block_efficiency_4"] == pytest.approx(block_efficiency(np.mean(overlaps)))
+
+
+@pytest.mark.parametrize("samples", ["text", "target", "on_policy"])
+@pytest.mark.parametrize("divergence", ["total_variation", "forward_kl"])
+def test_training_brings_the_draft_closer(pair, tmp_path, samples, divergence):
+    data = ResumableData(splits(SampleSettings(samples)), 4, 0, seed=0, collate=list)
+    module = new_module(pair, LossSettings(divergence), lr=3e-2)
+    before = copy.deepcopy(pair.target.state_dict())
+    fit(module, data, tmp_path, epochs=12)
+    first, last = module.before, measured(pair, data.splits["dev"], WARP, 4)
+    assert last["overlap"] > first["overlap"] + 0.1 and last["kl"] < first["kl"]
+    assert all(torch.equal(weight, before[name]) for name, weight in pair.target.state_dict().items())
+    curve = [point["dev/overlap"] for _, point in module.history if "dev/overlap" in point]
+    assert len(curve) == 13 and curve[0] == pytest.approx(first["overlap"]) and curve[-1] == pytest.approx(last["overlap"])
+    lives = [point["dev/live_block_efficiency_4"] for _, point in module.history[1:] if "dev/overlap" in point]
+    assert len(lives) == 12 and all(1 <= value <= 5 for value in lives) and len(set(lives)) > 1
+
+
+def test_stored_and_recomputed_laws_train_alike(pair, tmp_path):
+    """All tokens of each law are kept, so what differs is half precision."""
+    twin = tiny_pair(VOCAB, scale=2.0)
+    store = TargetStore(tmp_path, pair.target_lm, ["t"], PROMPTS, RESPONSES["target"], LossSettings(), VOCAB)
+    store.make()
+    found = []
+    for own, distributions in ((pair, None), (twin, {"target": store})):
+        module = new_module(own)
+        found.append(module.losses([splits(distributions=distributions)["train"][0, row] for row in range(4)]))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=0)
+
+
+def test_a_step_of_both_kinds_is_a_step_of_their_tokens_together(pair, tmp_path):
+    store = TargetStore(tmp_path, pair.target_lm, ["t"], PROMPTS, RESPONSES["target"], LossSettings(), VOCAB)
+    store.make()
+    rows = splits(distributions={"target": store})["train"]
+    stored, plain = rows[0, 1], splits()["train"][0, 2]
+    module = new_module(pair)
+    together, parts = module.losses([plain, stored])[0], [module.losses([one])[0] for one in (stored, plain)]
+    torch.testing.assert_close(together, torch.cat(parts))
+
+
+def test_tokens_are_chosen_by_what_a_reference_has_learnt_of_them(pair):
+    reference = LanguageModel(tiny_llama(VOCAB, seed=9, scale=2.0), VOCAB)
+    samples = [splits()["train"][0, row] for row in range(4)]
+    whole = new_module(pair).losses(samples)[0]
+    other = copy.copy(pair)
+    other.draft = reference.model
+    other.__dict__.pop("draft_lm", None)
+    theirs = new_module(other).losses(samples)[0]
+    pair.draft.requires_grad_(True)
+    some = new_module(pair, LossSettings(token_share=0.3), reference=reference).losses(samples)[0]
+    best = (whole - theirs).topk(round(0.3 * len(whole))).indices.sort().values
+    torch.testing.assert_close(some, whole[best])
+
+
+def test_accumulated_batches_make_one_step(pair, tmp_path):
+    data = ResumableData(splits(MIXED), 2, 0, seed=0, collate=list)
+    module = new_module(pair)
+    trainer = fit(module, data, tmp_path, epochs=2, accumulate_grad_batches=2)
+    assert trainer.global_step == 4
+    assert [step for step, point in module.history if "train/loss" in point] == [0, 1, 2, 3]
+
+
+def norm_in_float64(norm, hidden):
+    """What the models of transformers compute in float32, whose rounding depends on the scale of the loss."""
+    return norm.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+
+
+def test_a_step_is_that_of_all_its_tokens_in_one_batch(pair, tmp_path, monkeypatch):
+    """Two steps of plain gradient descent, the second with fewer batches, against the mean over the tokens of each step."""
+    monkeypatch.setattr(LlamaRMSNorm, "forward", norm_in_float64)
+    twin = tiny_pair(VOCAB, scale=2.0)
+    data = ResumableData(splits(), 2, 0, seed=0, collate=list)
+    module = new_module(pair)
+    module.configure_optimizers = lambda: torch.optim.SGD(module.draft.parameters(), lr=0.1)
+    fit(module, data, tmp_path, epochs=1, accumulate_grad_batches=3, gradient_clip_val=None)
+    other, keys, logged = new_module(twin), EpochSampler(8, 0, shuffle=True).order(0), []
+    sizes = [len(ANSWERS[row]) for _, row in keys]
+    assert len({sizes[i] + sizes[i + 1] for i in (0, 2, 4)}) == 3  # or the mean of the batches would be the same
+    for step in (keys[:6], keys[6:]):
+        values, shares = other.losses([data.splits["train"][key] for key in step])
+        twin.draft.zero_grad()
+        values.mean().backward()
+        logged.append((values.mean().item(), shares.mean().item()))
+        for weight in twin.draft.parameters():
+            weight.data -= 0.1 * weight.grad
+    for name, weight in twin.draft.named_parameters():
+        torch.testing.assert_close(pair.draft.get_parameter(name), weight, atol=1e-10, rtol=0)
+    found = [(point["train/loss"], point["train/overlap"]) for _, point in module.history if "train/loss" in point]
+    assert found == [pytest.approx(values, abs=1e-10) for values in logged]
+
+
+# --- killed and started again
+
+
+class Killed(BaseException):
+    pass
+
+
+class KillAt(L.Callback):
+    def __init__(self, moment):
+        self.moment, self.count = moment, 0
+
+    def tick(self, *args, **kwargs):
+        self.count += 1
+        if self.count == self.moment:
+            raise Killed
+
+    on_train_batch_start = on_before_optimizer_step = on_train_batch_end = on_validation_end = on_train_epoch_end = tick
+
+
+def attempt(folder, settings, moment=None, **changes):
+    """One start of the same command; returns what it leaves, or None if it was killed."""
+    pair = tiny_pair(VOCAB, scale=2.0)
+    module, data = new_module(pair), ResumableData(splits(settings), 2, 0, seed=0, collate=list)
+    checkpoints = Checkpoints(folder / "last.ckpt", EVERY)
+    checkpoints.request = Request()
+    earlier = folder / "last.ckpt"
+    try:
+        fit(module, data, folder, EPOCHS, [checkpoints, KillAt(moment)], earlier if earlier.exists() else None, **changes)
+    except Killed:
+        return None
+    weights = {name: weight.detach().clone() for name, weight in pair.draft.named_parameters()}
+    return module.history, weights, (folder / "csv" / "metrics.csv").read_text()
+
+
+MOMENTS = EPOCHS * (3 * BATCHES + 2)
+
+
+@pytest.mark.parametrize("settings", [SampleSettings("on_policy", refresh_every=3), MIXED], ids=["on_policy", "mixed"])
+def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(settings, tmp_path):
+    whole = attempt(tmp_path / "whole", settings)
+    assert len(whole[0]) == 1 + EPOCHS * (BATCHES + 1) and "dev/overlap" in whole[0][0][1]
+    for moment in range(2, MOMENTS + 1, 3):
+        folder = tmp_path / str(moment)
+        assert attempt(folder, settings, moment) is None
+        history, weights, csv = attempt(folder, settings)
+        assert (history, csv) == (whole[0], whole[2]), moment
+        assert all(torch.equal(weight, whole[1][name]) for name, weight in weights.items())
+
+
+def test_the_same_with_accumulated_batches(tmp_path):
+    settings = SampleSettings("on_policy", refresh_every=1)
+    whole = attempt(tmp_path / "whole", settings, accumulate_grad_batches=2)
+    assert attempt(tmp_path / "killed", settings, 20, accumulate_grad_batches=2) is None
+    again = attempt(tmp_path / "killed", settings, accumulate_grad_batches=2)
+    assert again[0] == whole[0] and all(torch.equal(weight, whole[1][name]) for name, weight in again[1].items())

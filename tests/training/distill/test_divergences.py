@@ -1,0 +1,102 @@
+"""Divergences against plain definitions in float64: values, gradients, and what holds for all of them."""
+
+import pytest
+import torch
+
+from specheads import UserError, Warp
+from specheads.training.distill.divergences import DIVERGENCES, acceptance, jensen_shannon, named_divergence
+
+
+def naive(name, t, d, beta=0.5):
+    """The definition, in probabilities."""
+    if name == "forward_kl":
+        return torch.special.xlogy(t, t / d).sum(-1)
+    if name == "reverse_kl":
+        return (d * (d / t).log()).sum(-1)
+    if name == "jensen_shannon":
+        m = beta * t + (1 - beta) * d
+        return beta * (t * (t / m).log()).sum(-1) + (1 - beta) * (d * (d / m).log()).sum(-1)
+    if name == "total_variation":
+        return (t - torch.minimum(t, d)).sum(-1)
+    if name == "log_overlap":
+        return -torch.minimum(t, d).sum(-1).log()
+    share = torch.exp(-3 * torch.minimum(t, d).sum(-1).detach())
+    return share * naive("forward_kl", t, d) + (1 - share) * naive("total_variation", t, d)
+
+
+def distributions(seed, spread=3.0, rows=8, vocab=11):
+    logits = torch.randn(2, rows, vocab, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * spread
+    return logits[0], logits[1].requires_grad_()
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+@pytest.mark.parametrize("spread", [0.1, 3.0, 8.0])
+def test_values_and_gradients_are_those_of_the_definition(name, spread):
+    target, draft = distributions(0, spread)
+    found = DIVERGENCES[name](target.log_softmax(-1), draft.log_softmax(-1))
+    expected = naive(name, target.softmax(-1), draft.softmax(-1))
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-9)
+    weights = torch.rand(len(found), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    ours, theirs = (torch.autograd.grad((value * weights).sum(), draft, retain_graph=True)[0] for value in (found, expected))
+    torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-8)
+    assert ours.abs().max() > 0
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_none_is_negative_and_all_vanish_where_laws_agree(name):
+    for seed in range(20):
+        target, draft = distributions(seed)
+        assert (DIVERGENCES[name](target.log_softmax(-1), draft.log_softmax(-1)) > 0).all()
+    same = DIVERGENCES[name](target.log_softmax(-1), target.log_softmax(-1))
+    torch.testing.assert_close(same, torch.zeros_like(same), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_what_the_targets_warping_rules_out_is_finite(name):
+    target, draft = distributions(3, spread=6.0)
+    cut = Warp(1.0, top_k=3)(target).log()
+    value = DIVERGENCES[name](cut, draft.log_softmax(-1))
+    (gradient,) = torch.autograd.grad(value.sum(), draft)
+    assert value.isfinite().all() and (value > 0).all() and gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_half_precision_logits_of_a_large_vocabulary_are_safe(name):
+    generator = torch.Generator().manual_seed(0)
+    target, draft = (torch.randn(2, 150_000, generator=generator).mul(8).bfloat16() for _ in range(2))
+    draft.requires_grad_()
+    value = DIVERGENCES[name](target.float().log_softmax(-1), draft.float().log_softmax(-1))
+    (gradient,) = torch.autograd.grad(value.sum(), draft)
+    exact = DIVERGENCES[name](target.double().log_softmax(-1), draft.detach().double().log_softmax(-1))
+    torch.testing.assert_close(value.double(), exact, atol=1e-4, rtol=1e-4)
+    assert gradient.isfinite().all()
+
+
+def test_jensen_shannon_lies_between():
+    target, draft = (x.detach().log_softmax(-1) for x in distributions(5))
+    for beta in (0.1, 0.5, 0.9):
+        found, expected = jensen_shannon(target, draft, beta), naive("jensen_shannon", target.exp(), draft.exp(), beta)
+        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    small = jensen_shannon(target, draft, 1e-4) / 1e-4  # KL(t || d) in the limit
+    torch.testing.assert_close(small, naive("forward_kl", target.exp(), draft.exp()), atol=2e-2, rtol=2e-2)
+
+
+def test_the_overlap_is_what_total_variation_leaves():
+    target, draft = (x.detach().log_softmax(-1) for x in distributions(6))
+    torch.testing.assert_close(acceptance(target, draft), 1 - DIVERGENCES["total_variation"](target, draft))
+
+
+@pytest.mark.parametrize(
+    "given", [{"name": "kl"}, {"name": "jensen_shannon", "beta": 1.0}, {"name": "jensen_shannon", "beta": "x"}]
+)
+def test_what_is_not_known_is_refused(given):
+    with pytest.raises(UserError, match="loss"):
+        named_divergence(**given)
+
+
+def test_what_the_target_all_but_rules_out_weighs_as_what_it_rules_out():
+    """A floor: in reverse KL and Jensen-Shannon, e^-80 costs a draft as much as 0."""
+    draft = torch.randn(1, 3, dtype=torch.float64).log_softmax(-1)
+    ruled_out, hardly = (torch.tensor([[0.5, 0.5, rest]], dtype=torch.float64).log() for rest in (0.0, 1e-35))
+    for name in ("reverse_kl", "jensen_shannon"):
+        torch.testing.assert_close(DIVERGENCES[name](ruled_out, draft), DIVERGENCES[name](hardly, draft), rtol=1e-9, atol=0)

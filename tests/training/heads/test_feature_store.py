@@ -1,0 +1,211 @@
+"""Stored features are those that the draft computes, whatever epoch, order and process asks for them."""
+
+import logging
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from specheads.errors import UserError
+from specheads.heads.batch import collate, head_features, target_states
+from specheads.heads.head import HeadConfig
+from specheads.training.heads import feature_store as store_module
+from specheads.training.heads.bank import HeadBank, HeadSpec
+from specheads.training.heads.feature_store import FeatureStore, StoredResponses
+from specheads.training.heads.head_module import HeadModule
+from specheads.training.heads.mixed_responses import MixedResponses
+from specheads.training.trainer import OptimizerSettings
+
+NEEDS = {
+    "input_token": frozenset({"hidden", "entropy"}),
+    "next_token": frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy"}),
+}
+KINDS = list(NEEDS)
+NUM_EPOCHS = 3
+
+
+@pytest.fixture(scope="module")
+def rows(nano64, prompts):
+    """Rows of very different length with three draws."""
+    generator = np.random.default_rng(0)
+
+    def tokens(length):
+        return generator.integers(nano64.vocab_size, size=length).tolist()
+
+    return [
+        {
+            "prompt_ids": prompts[number % len(prompts)][:9],
+            "response_ids": tokens(length),
+            "draft_ids": tokens(length),
+            "accept_prob": generator.random(length).tolist(),
+            "more_draft_ids": [tokens(length), tokens(length)],
+            "more_accept_prob": [generator.random(length).tolist() for _ in range(2)],
+            "response_draft_logprob": np.log(generator.random(length)).tolist(),
+            "response_target_logprob": np.log(generator.random(length)).tolist(),
+        }
+        for number, length in enumerate([17, 3, 1, 9, 30, 2, 5])
+    ]
+
+
+def splits_of(rows, predicts):
+    return {name: MixedResponses(part, predicts, None, 0) for name, part in {"train": rows, "dev": rows[:3]}.items()}
+
+
+def store_of(tmp_path, nano64, rows, predicts, num_epochs=NUM_EPOCHS):
+    return FeatureStore(tmp_path, nano64.draft_lm, splits_of(rows, predicts), NEEDS[predicts], num_epochs)
+
+
+def stored(tmp_path, nano64, rows, predicts, num_epochs=NUM_EPOCHS):
+    return store_of(tmp_path, nano64, rows, predicts, num_epochs).splits_by("cached", 1.0)
+
+
+def assert_equals_online(nano64, dataset, predicts, keys):
+    """Compare in float64 with what the draft says of the same items."""
+    items = [dataset[key] for key in keys]
+    batch = collate(items)
+    expected = head_features(nano64.draft_lm, batch, predicts, NEEDS[predicts] - {"embedding"})
+    assert len(batch.drafted) > 0 and batch.features.keys() >= expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(batch.features[name], value, atol=1e-10, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("predicts", KINDS)
+@pytest.mark.parametrize("shard_bytes", [1, 20_000, 2**28])
+def test_stored_features_equal_the_drafts_own_in_every_epoch(nano64, rows, tmp_path, monkeypatch, predicts, shard_bytes):
+    monkeypatch.setattr("specheads.storage.tensor_shards.SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(store_module, "BATCH_TOKENS", 40)
+    data = stored(tmp_path, nano64, rows, predicts)
+    for epoch in range(NUM_EPOCHS):
+        assert_equals_online(nano64, data["train"], predicts, [(epoch, number) for number in (4, 0, 6, 2, 1, 5, 3)])
+    assert_equals_online(nano64, data["dev"], predicts, [(0, number) for number in range(3)])
+    files = list(tmp_path.glob("features/*/*.safetensors"))
+    epochs = NUM_EPOCHS if predicts == "input_token" else 1
+    assert len(files) == {1: 7 * epochs + 3, 2**28: epochs + 1}.get(shard_bytes, len(files))
+    assert len(files) > epochs + 1 or shard_bytes == 2**28
+
+
+def test_each_epoch_has_the_probability_of_its_own_draw(nano64, rows, tmp_path):
+    data = stored(tmp_path, nano64, rows, "next_token")["train"]
+    probs = [data[epoch, 4]["features"]["draft_prob"] for epoch in range(4)]
+    assert not torch.equal(probs[0], probs[1]) and not torch.equal(probs[1], probs[2]) and torch.equal(probs[0], probs[3])
+    hidden = [data[epoch, 4]["features"]["hidden"] for epoch in range(2)]
+    assert torch.equal(*hidden)
+
+
+def test_a_copy_for_a_loaders_process_reads_the_same(nano64, rows, tmp_path):
+    data = stored(tmp_path, nano64, rows, "next_token")["train"]
+    expected = data[1, 3]
+    copy = pickle.loads(pickle.dumps(data))
+    assert torch.equal(copy[1, 3]["features"]["hidden"], expected["features"]["hidden"])
+
+
+def test_the_targets_stored_states_are_those_of_each_epochs_rounds(nano64, rows, tmp_path):
+    needs = NEEDS["next_token"] | {"index", "target_hidden"}
+    splits = {name: MixedResponses(rows, "next_token", None, 0, in_rounds=True) for name in ("train", "dev")}
+    store = FeatureStore(tmp_path, nano64.draft_lm, splits, needs, NUM_EPOCHS, nano64.target_lm)
+    found = store.splits_by("cached", 1.0)["train"]
+    batches = [collate([found[epoch, number] for number in (4, 0, 6)]) for epoch in range(2)]
+    for batch in batches:
+        expected = target_states(nano64.target_lm, batch, batch.start)
+        torch.testing.assert_close(batch.features["target_hidden"], expected, atol=1e-10, rtol=0)
+    assert not torch.equal(batches[0].start, batches[1].start)
+    module = HeadModule(bank_of(nano64, needs), nano64.draft_lm, OptimizerSettings(), nano64.target_lm)
+    stored, online = (module.features(replace(batches[0], **more)) for more in ({}, {"features": {}}))
+    assert stored.keys() == online.keys() == needs
+    for name, value in stored.items():
+        torch.testing.assert_close(value, online[name], atol=1e-10, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def bank_of(pair, inputs):
+    sizes = {"hidden_size": pair.draft_lm.hidden_size, "target_size": pair.target_lm.hidden_size}
+    return HeadBank([HeadSpec("head", HeadConfig(**sizes, inputs=tuple(sorted(inputs))))], seed=0)
+
+
+def count_forwards(monkeypatch, nano64):
+    calls, real = [], nano64.draft_lm.hidden_states
+    monkeypatch.setattr(nano64.draft_lm, "hidden_states", lambda *args, **kwargs: (calls.append(1), real(*args, **kwargs))[1])
+    return calls
+
+
+def test_a_complete_store_is_not_made_again_and_a_damaged_shard_alone_is(nano64, rows, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("specheads.storage.tensor_shards.SHARD_BYTES", 1)
+    stored(tmp_path, nano64, rows, "next_token")
+    calls = count_forwards(monkeypatch, nano64)
+    stored(tmp_path, nano64, rows, "next_token")
+    assert not calls
+    path = next(tmp_path.glob("features/*/train-000-00000004.safetensors"))
+    content = path.read_bytes()
+    path.write_bytes(content[:-8] + bytes(8))
+    with caplog.at_level(logging.INFO):
+        stored(tmp_path, nano64, rows, "next_token")
+    assert len(calls) == 1 and path.read_bytes() == content and "1 of 10 shards to do" in caplog.text
+
+
+def test_an_interrupted_store_goes_on_where_it_was(nano64, rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("specheads.storage.tensor_shards.SHARD_BYTES", 1)
+    calls = count_forwards(monkeypatch, nano64)
+    real = FeatureStore._computed
+    monkeypatch.setattr(FeatureStore, "_computed", lambda self, part: 1 / 0 if part.first == 4 else real(self, part))
+    with pytest.raises(ZeroDivisionError):
+        stored(tmp_path, nano64, rows, "next_token")
+    assert len(calls) == 4
+    monkeypatch.setattr(FeatureStore, "_computed", real)
+    assert_equals_online(nano64, stored(tmp_path, nano64, rows, "next_token")["train"], "next_token", [(0, 5), (0, 1)])
+    assert len(calls) == 4 + 6 + 1  # the six that were missing, and one to compare with
+
+
+def test_a_longer_training_adds_its_epochs_to_a_complete_store(nano64, rows, tmp_path, monkeypatch):
+    stored(tmp_path, nano64, rows, "input_token", num_epochs=1)
+    calls = count_forwards(monkeypatch, nano64)
+    data = stored(tmp_path, nano64, rows, "input_token")["train"]
+    assert len(calls) == 2 and len(list(tmp_path.glob("features/*"))) == 1
+    assert_equals_online(nano64, data, "input_token", [(2, 4), (1, 0), (0, 2)])
+    stored(tmp_path, nano64, rows, "input_token", num_epochs=1)
+    assert len(calls) == 2 + 1  # the one to compare with
+
+
+def test_other_features_texts_or_data_have_a_store_of_their_own(nano64, rows, tmp_path):
+    def folder(predicts="next_token", share=None, part=rows, where=tmp_path):
+        splits = {name: MixedResponses(part, predicts, share, 0) for name in ("train", "dev")}
+        return FeatureStore(where, nano64.draft_lm, splits, NEEDS[predicts], NUM_EPOCHS).folder
+
+    folders = [folder(), folder("input_token"), folder(share=0.5), folder(part=rows[:4]), folder(where=tmp_path / "b")]
+    assert len(set(folders)) == 5 and folder() == folders[0]
+
+
+def test_the_announced_size_is_that_of_the_files(nano64, rows, tmp_path):
+    store = FeatureStore(tmp_path, nano64.draft_lm, splits_of(rows * 40, "next_token"), NEEDS["next_token"], NUM_EPOCHS)
+    store.make()
+    found = sum(path.stat().st_size for path in store.folder.glob("*.safetensors"))
+    assert found == pytest.approx(store.bytes(), rel=0.05)
+
+
+def test_auto_stores_what_stays_the_same_and_fits(nano64, rows, tmp_path):
+    def chosen(features, predicts, budget):
+        found = store_of(tmp_path, nano64, rows, predicts).splits_by(features, budget)
+        return isinstance(found["train"], StoredResponses)
+
+    assert chosen("auto", "next_token", 1.0) and not chosen("auto", "input_token", 1.0)
+    assert not chosen("auto", "next_token", 1e-9) and not chosen("online", "next_token", 1.0)
+    assert chosen("cached", "input_token", 1.0)
+
+
+def test_a_store_over_the_budget_is_refused_with_its_size(nano64, rows, tmp_path):
+    store = store_of(tmp_path, nano64, rows, "next_token")
+    with pytest.raises(UserError, match=r"features=cached would take .* GiB, but features_budget=1e-09; raise it"):
+        store.splits_by("cached", 1e-9)
+    assert not (tmp_path / "features").exists()
+
+
+@pytest.mark.parametrize(
+    ("features", "budget", "message"),
+    [
+        ("stored", 1, "features=stored is not known; use one of auto, cached, online"),
+        ("auto", -1, "features_budget=-1 is no"),
+    ],
+)
+def test_settings_that_are_none_are_refused(features, budget, message):
+    with pytest.raises(UserError, match=message):
+        store_module.check_choice(features, budget)

@@ -1,0 +1,304 @@
+"""A training run that is killed anywhere and started again gives the numbers of one that was not."""
+
+import itertools
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+
+from specheads.errors import UserError
+from specheads.heads.batch import collate
+from specheads.heads.head import HeadConfig
+from specheads.interrupts import Interrupted, Request
+from specheads.storage.files import write_json
+from specheads.training.checkpoints import Checkpoints, differences
+from specheads.training.heads.bank import HeadBank, HeadSpec
+from specheads.training.heads.head_module import HeadModule
+from specheads.training.heads.mixed_responses import MixedResponses
+from specheads.training.loaders import EpochSampler, ResumableData, ResumableLoader
+from specheads.training.trainer import OptimizerSettings, check_named_checkpoint, checkpoint_to_resume
+
+pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")
+
+EPOCHS, BATCHES, EVERY = 3, 4, 2  # 14 rows in batches of 4; a checkpoint every 2 steps
+
+
+@pytest.fixture(scope="module")
+def rows(nano, prompts):
+    generator = np.random.default_rng(0)
+    made = []
+    for i in range(14):
+        length = int(generator.integers(4, 9))
+        drafted = generator.integers(2, 12, size=length)
+        columns = {"response_ids": generator.integers(2, 12, size=length).tolist(), "draft_ids": drafted.tolist()}
+        columns |= {"accept_prob": np.where(drafted % 2, 0.1, 1.0).tolist(), "more_draft_ids": [], "more_accept_prob": []}
+        made.append({"prompt_ids": prompts[i % 8][:4], **columns})
+    return made
+
+
+class Killed(BaseException):
+    """What kill -9 is in these tests: nothing that the run could catch comes after it."""
+
+
+class KillAt(L.Callback):
+    """Ends the run at the n-th moment of its life, or asks it to end."""
+
+    def __init__(self, moment, request=None):
+        self.moment, self.request, self.count = moment, request, 0
+
+    def tick(self, *args, **kwargs):
+        self.count += 1
+        if self.count == self.moment and self.request is None:
+            raise Killed
+        if self.count == self.moment:
+            self.request.number = 2
+
+    on_train_batch_start = on_before_optimizer_step = on_train_batch_end = tick
+    on_validation_batch_end = on_validation_end = on_train_epoch_end = on_train_end = on_test_batch_end = tick
+
+
+def attempt(nano, rows, folder, predicts, moment=None, request=None, num_workers=0, **changes):
+    """One start of the same command; returns its curves, weights and counters, or None if it was killed."""
+    splits = {"train": rows, "dev": rows[:6], "test": rows[6:11]}
+    data = ResumableData(
+        {n: MixedResponses(r, predicts, 0.15, 0) for n, r in splits.items()}, 4, num_workers, seed=0, collate=collate
+    )
+    spec = HeadSpec("head", HeadConfig(hidden_size=nano.draft_lm.hidden_size, predicts=predicts, depth=1))
+    module = HeadModule(HeadBank([spec], seed=0), nano.draft_lm, OptimizerSettings(lr=1e-2))
+    checkpoints = Checkpoints(folder / "last.ckpt", EVERY)
+    checkpoints.provenance = {"data": "rows"}
+    checkpoints.request = request or Request()
+    killer = KillAt(moment, request)
+    trainer = L.Trainer(
+        default_root_dir=folder,
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        devices=1,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+        use_distributed_sampler=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        logger=CSVLogger(folder, name="csv", version=""),
+        callbacks=[checkpoints, killer],
+        **changes,
+    )
+    earlier = folder / "last.ckpt"
+    try:
+        trainer.fit(module, data, ckpt_path=earlier if earlier.exists() else None)
+        trainer.test(module, data, verbose=False)
+    except (Killed, Interrupted):
+        return None
+    saved = torch.load(earlier, weights_only=True)
+    return {
+        "history": module.history,
+        "weights": [p.detach().clone() for p in module.bank.parameters()],
+        "buffers": [b.clone() for b in module.bank.buffers()],
+        "test": module.test_results,
+        "steps": saved["global_step"],
+        "epochs": saved["epoch"],
+        "optimizer": saved["optimizer_states"][0]["state"],
+        "schedule": saved["lr_schedulers"],
+        "csv": (folder / "csv" / "metrics.csv").read_text(),
+        "moments": killer.count,
+    }
+
+
+def assert_same(one, other):
+    for key in ("history", "test", "steps", "epochs", "schedule", "csv"):
+        assert one[key] == other[key], key
+    for key in ("weights", "buffers"):
+        assert all(map(torch.equal, one[key], other[key])), key
+    ours, theirs = one["optimizer"], other["optimizer"]
+    assert ours.keys() == theirs.keys() and len(ours)
+    assert all(torch.equal(ours[i][name], theirs[i][name]) for i in ours for name in ours[i])
+
+
+@pytest.fixture(scope="module", params=["next_token", "input_token"])
+def predicts(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(nano, rows, predicts, tmp_path_factory):
+    return attempt(nano, rows, tmp_path_factory.mktemp("whole"), predicts)
+
+
+def test_the_uninterrupted_run_is_what_this_file_says(uninterrupted):
+    assert uninterrupted["steps"] == EPOCHS * BATCHES
+    train, dev = ([s for s, point in uninterrupted["history"] if f"{part}/head/loss" in point] for part in ("train", "dev"))
+    assert train == list(range(EPOCHS * BATCHES)) and dev == [BATCHES * (e + 1) for e in range(EPOCHS)]
+    assert uninterrupted["moments"] == MOMENTS
+
+
+MOMENTS = EPOCHS * (3 * BATCHES + 4) + 3
+
+
+@pytest.mark.parametrize(
+    ("predicts", "moment"), [("next_token", m + 1) for m in range(MOMENTS)] + [("input_token", 24)], indirect=["predicts"]
+)
+def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(nano, rows, predicts, uninterrupted, tmp_path, moment):
+    assert attempt(nano, rows, tmp_path, predicts, moment=moment) is None
+    assert_same(attempt(nano, rows, tmp_path, predicts), uninterrupted)
+
+
+def test_killed_again_and_again_it_still_ends_at_the_same_numbers(nano, rows, predicts, uninterrupted, tmp_path):
+    for attempts in itertools.count(1):
+        done = attempt(nano, rows, tmp_path, predicts, moment=17)
+        if done is not None:
+            break
+    assert attempts > 2
+    assert_same(done, uninterrupted)
+
+
+PER_EPOCH = 3 * BATCHES + 4
+
+
+@pytest.mark.parametrize(
+    ("moment", "step"),
+    [
+        (1, 1),
+        (6, 3),
+        (8, 3),
+        (9, 4),
+        (11, 4),
+        (12, 4),
+        (13, 4),
+        (15, 4),
+        (16, 5),
+        (17, 5),
+        (PER_EPOCH + 16, 9),
+        (3 * PER_EPOCH + 2, 12),
+    ],
+)
+def test_asked_to_stop_it_saves_the_step_it_is_at(nano, rows, predicts, uninterrupted, tmp_path, moment, step):
+    """In an epoch's last step and in validation, that is the epoch's end; after a step was looked at, the next one."""
+    assert attempt(nano, rows, tmp_path, predicts, moment=moment, request=Request()) is None
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == step
+    assert_same(attempt(nano, rows, tmp_path, predicts), uninterrupted)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"accumulate_grad_batches": 2}, {"val_check_interval": 2}, {"limit_train_batches": 3}], ids=str
+)
+@pytest.mark.parametrize("moment", [5, 9, 14, 17, 20, 23])
+def test_other_arguments_of_the_trainer_change_nothing(nano, rows, tmp_path, changes, moment):
+    whole = attempt(nano, rows, tmp_path / "whole", "next_token", **changes)
+    assert attempt(nano, rows, tmp_path / "killed", "next_token", moment=moment, **changes) is None
+    assert_same(attempt(nano, rows, tmp_path / "killed", "next_token", **changes), whole)
+
+
+def test_worker_processes_change_nothing(nano, rows, predicts, uninterrupted, tmp_path):
+    assert attempt(nano, rows, tmp_path, predicts, moment=21, num_workers=1) is None
+    assert_same(attempt(nano, rows, tmp_path, predicts, num_workers=1), uninterrupted)
+
+
+# --- the loader
+
+
+def loader(num_rows=10, batch_size=3, seed=5):
+    return ResumableLoader(range(num_rows), batch_size=batch_size, sampler=Keys(num_rows, seed, True), collate_fn=list)
+
+
+class Keys(EpochSampler):
+    """Rows of a `range`: the keys themselves."""
+
+    def __iter__(self):
+        return iter([row for _, row in super().__iter__()])
+
+
+@pytest.mark.parametrize("position", range(4))
+def test_a_loader_goes_on_where_its_state_says(position):
+    first = loader()
+    first.sampler.set_epoch(2)
+    batches = list(first)
+    stopped = loader()
+    stopped.sampler.set_epoch(2)
+    for _ in zip(range(position), stopped, strict=False):
+        pass
+    resumed = loader()
+    resumed.load_state_dict(stopped.state_dict())
+    assert list(resumed) == batches[position:]
+    resumed.sampler.set_epoch(3)
+    whole = loader()
+    whole.sampler.set_epoch(3)
+    assert list(resumed) == list(whole)  # the next epoch leaves nothing out
+
+
+# --- what a checkpoint is of
+
+
+def test_a_checkpoint_tells_what_it_was_made_of(tmp_path):
+    torch.save({"provenance": {"data": "a", "seed": 1}}, tmp_path / "last.ckpt")
+    assert differences(tmp_path / "last.ckpt", {"data": "a", "seed": 1}) == []
+    assert differences(tmp_path / "last.ckpt", {"data": "b", "heads": []}) == ["data", "heads", "seed"]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", "cut off", "foreign"])
+def test_a_file_that_is_no_checkpoint_is_named(tmp_path, content):
+    path = tmp_path / "last.ckpt"
+    torch.save({"state_dict": {}, "weights": torch.zeros(100)}, path)
+    if content != "foreign":
+        path.write_bytes(path.read_bytes()[:300] if content == "cut off" else content)
+    with pytest.raises(UserError, match=r"last\.ckpt is no checkpoint that train\.py can go on from"):
+        differences(path, {})
+
+
+# --- which one a run goes on from
+
+HERE = {"data": "a", "seed": 1}
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """The checkpoints of an interrupted run, and another run's."""
+    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    path.parent.mkdir(parents=True)
+    torch.save({"provenance": HERE}, path)
+    write_json(tmp_path / "run" / "run.json", {"resumed": True})
+    torch.save({"provenance": HERE}, tmp_path / "named.ckpt")
+    checkpoints = Checkpoints(path, every_steps=1)
+    checkpoints.provenance = dict(HERE)
+    return checkpoints, str(tmp_path / "named.ckpt")
+
+
+def test_an_interrupted_run_goes_on_from_its_own_checkpoint_rather_than_a_named_one(stopped):
+    checkpoints, named = stopped
+    assert checkpoint_to_resume(True, checkpoints) == checkpoints.path
+    assert checkpoint_to_resume(named, checkpoints) == checkpoints.path
+
+
+def test_a_run_that_is_not_resumed_leaves_a_checkpoint_alone(stopped):
+    checkpoints, named = stopped
+    write_json(checkpoints.path.parents[1] / "run.json", {"resumed": False})
+    assert checkpoint_to_resume(False, checkpoints) is None
+    assert checkpoint_to_resume(named, checkpoints) == Path(named)
+
+
+def test_a_checkpoint_of_other_settings_is_left_with_a_warning_that_names_them(stopped, caplog):
+    checkpoints, _ = stopped
+    checkpoints.provenance["seed"] = 2
+    assert checkpoint_to_resume(True, checkpoints) is None
+    assert "there are other seed" in caplog.text
+
+
+def test_a_named_checkpoint_is_taken_where_the_runs_own_cannot_be_read(stopped, caplog):
+    checkpoints, named = stopped
+    checkpoints.path.write_bytes(b"cut off")
+    assert checkpoint_to_resume(named, checkpoints) == Path(named)
+    assert "starts anew" in caplog.text
+
+
+def test_a_named_checkpoint_of_other_settings_is_refused(stopped):
+    checkpoints, named = stopped
+    checkpoints.provenance |= {"seed": 2, "data": "b"}
+    checkpoints.path.unlink()
+    with pytest.raises(UserError, match=r"named\.ckpt is of a run with other data, seed"):
+        checkpoint_to_resume(named, checkpoints)
+    with pytest.raises(UserError, match=r"named\.ckpt is of a run with other seed;"):
+        check_named_checkpoint(named, {"seed": 2}, but=["data"])
+    check_named_checkpoint(named, {"seed": 1}, but=["data"])

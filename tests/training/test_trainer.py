@@ -1,0 +1,60 @@
+"""What a training config asks for, without training."""
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from specheads import UserError
+from specheads.pair import config_folder
+from specheads.training.heads.head_training import head_specs
+
+
+def specs(nano, *overrides):
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        return head_specs(compose("train", list(overrides)), nano)
+
+
+def test_one_head_unless_lists_are_given(nano):
+    (spec,) = specs(nano)
+    assert (spec.name, spec.config.depth, spec.reject_weight) == ("next_token-d3-r1", 3, 1)
+    assert spec.config.draft["revision"] == nano.draft_revision
+
+
+def test_the_papers_grid_is_twenty_heads(nano):
+    found = specs(nano, "experiment=specdecpp_grid")
+    assert {(spec.config.depth, spec.reject_weight) for spec in found} == {(d, w) for d in range(5) for w in (1, 3, 6, 12)}
+    assert len(found) == len({spec.name for spec in found}) == 20
+    assert {spec.config.predicts for spec in found} == {"input_token"}
+
+
+def test_what_differs_is_part_of_the_name(nano):
+    found = specs(nano, "head.depth=[0,1]", "head.width=[8,16]", "loss.accept_weight=[1,2.5]")
+    assert len({spec.name for spec in found}) == 8
+    assert found[-1].name == "next_token-d1-r1-w16-a2_5" and found[-1].config.width == 16 and found[-1].accept_weight == 2.5
+    found = specs(nano, "head.label=[sampled,overlap]", "head.inputs=[[hidden],[hidden,entropy]]")
+    assert [(spec.config.label, spec.config.inputs) for spec in found] == [
+        (label, inputs) for label in ("sampled", "overlap") for inputs in (("hidden",), ("hidden", "entropy"))
+    ]
+    assert found[-1].name == "next_token-d3-r1-overlap-hidden+entropy"
+    found = specs(nano, "head.label=rollout", "loss.survival_weighted=[false,true]")
+    assert [(spec.name.removeprefix("next_token-d3-r1-"), spec.survival_weighted) for spec in found] == [
+        ("even", False),
+        ("survival", True),
+    ]
+    assert specs(nano, "head.inputs=[hidden,entropy]")[0].config.inputs == ("hidden", "entropy")
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("head.depth=[]", r"head.depth=\[\] names no value"),
+        ("head.depth=[1,1]", "same head is asked for twice"),
+        ("head.depth=[0,-1]", "head.depth=-1 is no count"),
+        ("loss.reject_weight=[1,a]", "loss.reject_weight=a is no number"),
+        ("head.predicts=[input_token,next_token]", "head.predicts=.*not one value"),
+        ("head.label=[]", r"head.label=\[\] names no value"),
+        ("head.inputs=[[hidden],entropy]", "head.inputs=.*mixes names and lists"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused(nano, override, message):
+    with pytest.raises(UserError, match=message):
+        specs(nano, override)
