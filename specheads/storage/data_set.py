@@ -1,16 +1,20 @@
-"""The data set on disk: one row per response, in Parquet shards of one split each."""
+"""The data set on disk: one row per response, in Parquet shards that each belong to one split."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from specheads.errors import UserError
 from specheads.storage.shards import read_manifest
 
+if TYPE_CHECKING:
+    import datasets
+
 SCHEMA = pa.schema(
     {
         "prompt_id": pa.string(),
-        "sample": pa.int32(),  # which of the prompt's responses
+        "sample": pa.int32(),  # number of the response among those of its prompt
         "split": pa.string(),
         "prompt": pa.string(),
         "prompt_ids": pa.list_(pa.int32()),
@@ -25,20 +29,22 @@ SCHEMA = pa.schema(
         "response_target_logprob": pa.list_(pa.float32()),
         "more_draft_ids": pa.list_(pa.list_(pa.int32())),
         "more_accept_prob": pa.list_(pa.list_(pa.float32())),
-        "rollout_start": pa.list_(pa.int32()),  # see data_gen/rollouts.py; empty where none were asked for
+        "rollout_start": pa.list_(
+            pa.int32()
+        ),  # the three columns of rollouts are empty unless generation.rollouts_per_response is positive
         "rollout_ids": pa.list_(pa.list_(pa.int32())),
         "rollout_accept_prob": pa.list_(pa.list_(pa.float32())),
     }
 )
 
 
-def load_split(folder: Path, split: str):
-    """Return one split of a complete cache as a `datasets.Dataset`, mapped from disk."""
+def load_split(folder: Path, split: str) -> "datasets.Dataset":
+    """Return one split of a complete cache, mapped from disk. Raises UserError if it has no rows."""
     import datasets  # slow to import, and only readers need it
 
     names = sorted(name for name in read_manifest(folder).get("shards", {}) if name.startswith(f"{split}-"))
     files = [str(folder / name) for name in names]
     if not files:
-        raise UserError(f"{folder} has no rows of split {split!r}; ask for some with data.num_{split}=...")
+        raise UserError(f"{folder} has no rows of split {split!r}; data.num_{split}= must be above 0 to generate some.")
     datasets.disable_progress_bars()
     return datasets.Dataset.from_parquet(files, cache_dir=str(folder / ".arrow"))

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and locks that end with their process."""
+"""Files that are complete or absent, and locks that end with their process."""
 
 import fcntl
 import json
@@ -9,37 +9,42 @@ from typing import Any, TextIO
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename it; a kill leaves the old file or the new one."""
+    """Let `write` fill a temporary file next to `path`, then rename it; after a kill `path` is the old file or the new one."""
     temporary = temporary_of(path)
+    if temporary.is_symlink():  # it would be written through, to a file elsewhere
+        temporary.unlink()
     try:
         write(temporary)
     except Exception:
-        temporary.unlink(missing_ok=True)  # a full disk needs the space, and what was refused is of no use
+        temporary.unlink(missing_ok=True)  # a full disk needs the space
         raise
     os.replace(temporary, path)
 
 
 def cache_folder() -> Path:
-    """Return where things are kept that can be made anew: `$SPECHEADS_CACHE`, default `~/.cache/specheads`. It may be removed at any time."""
+    """Return the folder of what can be made again: `$SPECHEADS_CACHE`, or else `~/.cache/specheads`. It may be removed at any time."""
     return Path(os.environ.get("SPECHEADS_CACHE") or Path.home() / ".cache" / "specheads")
 
 
 def temporary_of(path: Path) -> Path:
-    """Return where a file is written before it gets its name."""
+    """Return the name that a file has until it is complete."""
     return path.with_name(f".{path.name}.tmp")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` as JSON, whole."""
+    """Write `content` as a JSON file that is complete or absent."""
     write_whole(path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"))
 
 
 def lock(path: Path) -> TextIO | None:
-    """Return the open file `path`, locked and holding this process's number, or None where another process has the lock.
+    """Return the open file `path`, locked and with this process's number in it, or None if another process has the lock.
 
-    The lock is released by closing the file, or by the system when the process ends, however it ends.
+    Closing the file releases the lock, and so does the end of the process in any case.
+
+    Raises:
+        OSError: the file cannot be written, or is a link, whose file elsewhere would be emptied.
     """
-    stream = path.open("a+")
+    stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666), "a+")
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,6 +1,6 @@
-"""Run folders: `outputs/<command>/<date_time>/`, where the same command finds an interrupted run again.
+"""Run folders, `outputs/<command>/<date_time>/`, in which the same command finds an interrupted run again.
 
-`run.json` in a folder has the run's key, which tells one configuration from another, and whether the run was finished.
+`run.json` in a folder holds the run's key, which identifies its configuration, and whether the run is finished.
 """
 
 import json
@@ -16,24 +16,24 @@ logger = logging.getLogger(__name__)
 
 STATE, LOCK = "run.json", ".lock"
 
-# Locks of run folders that this process has taken; they last as long as it does.
+# Locks of the run folders that this process has taken, held until it ends.
 _locks: dict[Path, TextIO] = {}
 
 
 def run_folder(parent: Path, key: str, resume: bool = True) -> Path:
-    """Return the folder of a run with this key under `parent`, and take it for this process.
+    """Return the folder of a run with this key under `parent`, and lock it for this process.
 
-    It is the newest folder with the same key if that run was not finished and nobody works in it; else a new one.
+    It is the newest folder with the same key if that run is unfinished and no other process works in it, or else a new one.
     """
     if resume:
         same = [state.parent for state in sorted(parent.glob(f"*/{STATE}")) if read_state(state.parent).get("key") == key]
         if same and is_unfinished(same[-1], key):
             if _take(same[-1]):
                 return same[-1]
-            logger.warning("a process is still at work in %s, the unfinished run of this command; a new run begins", same[-1])
+            logger.warning("another process still works in %s, the unfinished run of this command; a new run begins", same[-1])
     stamp = folder = parent / time.strftime("%Y-%m-%d_%H-%M-%S")
     number = 1
-    while not _make(folder):  # another run of the same second
+    while not _make(folder):  # another run began in the same second
         number += 1
         folder = stamp.with_name(f"{stamp.name}-{number}")
     return folder
@@ -51,7 +51,7 @@ def _make(folder: Path) -> bool:
 
 
 def _take(folder: Path) -> bool:
-    """Whether the folder is this process's from now on."""
+    """Lock a folder for this process; return False if another process has it."""
     key = folder.absolute()
     if key not in _locks:
         stream = lock(folder / LOCK)
@@ -62,14 +62,14 @@ def _take(folder: Path) -> bool:
 
 
 def release() -> None:
-    """Let go of the folders; for a forked process, which would otherwise hold them after this one has ended."""
+    """Release all locks, in a forked process that would otherwise hold them after this one has ended."""
     for stream in _locks.values():
         stream.close()
     _locks.clear()
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Return a run folder's state, empty where there is none that can be read."""
+    """Return a run folder's state, empty if it cannot be read."""
     try:
         state = json.loads((folder / STATE).read_text())
     except (OSError, ValueError):
@@ -78,34 +78,34 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def is_unfinished(folder: Path, key: str) -> bool:
-    """Whether a run with this key began in `folder` and did not end."""
+    """Return whether a run with this key began in `folder` and did not end."""
     state = read_state(folder)
     return state.get("key") == key and not state.get("finished")
 
 
 def has_ended(folder: Path, top: Path) -> bool:
-    """Whether every run that `folder`, below `top`, is part of was finished; what no run has written counts as finished."""
-    states = [read_state(above) for above in folder.parents if above.is_relative_to(top)]
+    """Return whether every run that `folder` (below `top`) belongs to is finished; a folder of no run counts as finished."""
+    states = [read_state(parent) for parent in folder.parents if parent.is_relative_to(top)]
     return all(state.get("finished") for state in states if state)
 
 
 def begin(folder: Path, key: str, resume: bool = True) -> None:
-    """Take a run folder for this process.
+    """Lock a run folder for this process and record that the run has begun.
 
     Raises:
         UserError: another process is working in it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not _take(folder):
-        raise UserError(f"another run is working in {folder}; wait until it is done, or give this one another folder.")
+        raise UserError(f"another run is working in {folder}; wait until it has finished, or use another folder.")
     resumed = resume and is_unfinished(folder, key)
     if resumed:
-        logger.info("resumes the unfinished run in %s (resume=false starts a new one)", folder)
+        logger.info("resuming the unfinished run in %s (resume=false starts a new one)", folder)
     write_json(folder / STATE, {"key": key, "finished": False, "resumed": resumed})
 
 
 def begin_job(sweep: Path, folder: Path) -> bool:
-    """Take the folder of one job of a sweep; return False where an interrupted run of this sweep has finished it already."""
+    """Begin one job of a sweep; return False if an interrupted run of this sweep has finished it already."""
     if is_resumed(sweep) and read_state(folder).get("finished"):
         logger.info("already done: %s", folder)
         return False
@@ -114,10 +114,10 @@ def begin_job(sweep: Path, folder: Path) -> bool:
 
 
 def is_resumed(folder: Path) -> bool:
-    """Whether the run in `folder` was begun earlier and interrupted."""
+    """Return whether the run in `folder` resumes an interrupted one."""
     return bool(read_state(folder).get("resumed"))
 
 
 def finish(folder: Path) -> None:
-    """Record that a run, or one job of a sweep, is done."""
+    """Record that a run, or one job of a sweep, is finished."""
     write_json(folder / STATE, {**read_state(folder), "finished": True})

@@ -1,6 +1,6 @@
-"""Tensors of many rows on disk: shards of safetensors that are made once, appear by rename, and are mapped when they are read.
+"""Tensors of many rows on disk, in safetensors shards that are made once and mapped when they are read.
 
-Every shard holds the tensors of its rows one behind the other, and `ends` (rows,), where each row's stop.
+Every shard holds the tensors of its rows one after another, and `ends` (rows,), the position at which each row ends.
 """
 
 import logging
@@ -24,7 +24,7 @@ SHARD_BYTES = 2**28  # while a shard is made, twice as much is held in memory
 
 
 def spans(sizes: np.ndarray) -> list[tuple[int, int]]:
-    """Return (first row, number of rows) of each shard for rows of `sizes` bytes: SHARD_BYTES at most, unless a single row is larger."""
+    """Return (first row, number of rows) of each shard, for rows of `sizes` bytes; shards have at most SHARD_BYTES or one row."""
     shard = np.cumsum(sizes) // SHARD_BYTES
     starts = np.flatnonzero(np.diff(shard, prepend=-1))
     return list(zip(starts.tolist(), np.diff(starts, append=len(sizes)).tolist(), strict=True))
@@ -38,16 +38,17 @@ def make_missing(
     what: str,
     gib: float,
 ) -> None:
-    """Compute the shards of a store that are not there, or not what they were.
+    """Compute the shards of a store that are missing or damaged.
 
     Args:
         provenance: everything that decides the store's content.
-        num_rows: of each shard, by its name.
-        compute: returns a shard's tensors.
-        what: they are, for the log; `gib` is the size of the whole store, at most.
+        num_rows: number of rows of each shard, by its name.
+        compute: returns the tensors of the shard with a given name.
+        what: describes the store in the log.
+        gib: largest size that the whole store may reach.
     """
     store = ShardStore(folder, provenance)
-    # A complete store may be that of a training that read less of it.
+    # An earlier training run may have completed the store with fewer shards.
     if store.is_complete() and all(name in store.shards for name in num_rows):
         logger.info("%s: complete in %s", what, folder)
         return
@@ -62,13 +63,13 @@ def make_missing(
 
 
 def packed(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the tensors of a shard: those of its rows, (n, ...) each, one behind the other, and where each row's end."""
+    """Return the tensors of a shard: those of its rows, (n, ...) each, one after another, and `ends`."""
     ends = torch.tensor([len(next(iter(row.values()))) for row in rows]).cumsum(0)
     return {name: torch.cat([row[name] for row in rows]).contiguous() for name in rows[0]} | {"ends": ends}
 
 
 class ShardReader:
-    """Reads rows; a process of a loader, to which it may be sent, opens its own files."""
+    """Reads rows. It can be sent to the processes of a loader, each of which opens the files itself."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -78,7 +79,7 @@ class ShardReader:
         return self.__dict__ | {"_open": {}}
 
     def row(self, name: str, number: int) -> dict[str, Tensor]:
-        """Return the tensors of a shard's row."""
+        """Return the tensors of row `number` of a shard."""
         if name not in self._open:
             file = safe_open(self.folder / name, "pt")
             self._open[name] = file, file.get_tensor("ends")

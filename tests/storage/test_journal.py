@@ -23,20 +23,26 @@ def test_a_journal_is_read_back(path):
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])
-def test_a_line_that_was_cut_off_is_dropped_and_the_journal_goes_on(path, cut):
+def test_an_incomplete_line_is_dropped_and_the_journal_continues(path, cut):
     path.write_bytes(path.read_bytes()[:-cut])
     journal = Journal(path, PROVENANCE)
-    whole = 2 if cut > 1 else 3  # without its line end a line is still whole
-    assert sorted(journal.entries) == list(range(whole))
+    num_complete = 2 if cut > 1 else 3  # a line without its line end is still complete
+    assert sorted(journal.entries) == list(range(num_complete))
     journal.add(7, {})
-    assert sorted(Journal(path, PROVENANCE).entries) == [*range(whole), 7]
+    assert sorted(Journal(path, PROVENANCE).entries) == [*range(num_complete), 7]
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense\n", b"[1]\n"])
-def test_a_journal_of_nothing_starts_anew(path, damage):
+def test_a_journal_without_a_header_starts_from_the_beginning(path, damage):
     path.write_bytes(damage)
     assert Journal(path, PROVENANCE).entries == {}
     assert json.loads(path.read_text()) == {"provenance": {"settings": [["a", None]], "seed": 0}}
+
+
+def test_lines_that_are_no_entries_are_dropped(path):
+    with path.open("a") as stream:
+        stream.write('5\n{"prompt": 9}\n')
+    assert sorted(Journal(path, PROVENANCE).entries) == [0, 1, 2]
 
 
 def test_a_journal_of_another_sweep_is_kept_under_another_name(path, caplog):
@@ -48,7 +54,7 @@ def test_a_journal_of_another_sweep_is_kept_under_another_name(path, caplog):
     assert "another seed; it is kept as generations-1.jsonl" in caplog.text
 
 
-def test_a_sweep_that_is_interrupted_goes_on_to_the_same_counts(nano, prompts, tmp_path):
+def test_an_interrupted_sweep_resumes_to_the_same_counts(nano, prompts, tmp_path):
     def sweep(journal=None, stop_after=None):
         done = []
 
@@ -68,6 +74,6 @@ def test_a_sweep_that_is_interrupted_goes_on_to_the_same_counts(nano, prompts, t
         sweep(Journal(tmp_path / "j", PROVENANCE), stop_after=15)  # six responses per prompt: in the third one
     journal = Journal(tmp_path / "j", PROVENANCE)
     assert sorted(journal.entries) == [0, 1]
-    again = sweep(journal)
-    assert again[:2] == (counts, lengths)
-    assert again[2] == [12] + [1] * 12
+    resumed = sweep(journal)
+    assert resumed[:2] == (counts, lengths)
+    assert resumed[2] == [12] + [1] * 12

@@ -1,4 +1,4 @@
-"""Where a run goes, and how the same command finds it again."""
+"""Which folder a run gets, and how the same command finds it again."""
 
 import json
 import subprocess
@@ -24,13 +24,13 @@ def config(task=(), **changes):
 
 
 @pytest.fixture(autouse=True)
-def identified(monkeypatch):
+def no_locks(monkeypatch):
     monkeypatch.setattr(runs, "_locks", {})
 
 
 @pytest.fixture
-def again():
-    """A function that makes this process forget what it took, as a new one would."""
+def restart():
+    """A function that releases the locks of this process, as if a new process began."""
 
     def forget():
         for stream in runs._locks.values():
@@ -47,14 +47,14 @@ def unfinished(parent, name, key="this", finished=False):
     return folder
 
 
-def test_what_is_run_has_an_identity_and_where_it_goes_has_none():
+def test_the_key_of_a_run_depends_on_its_settings_and_not_on_its_folder():
     same = [config(), config(resume=False), config(resume=False, task=["resume=false"])]
     moved = config()
     moved.hydra.run.dir = "elsewhere"
-    assert len({run_key(each) for each in [*same, moved]}) == 1
+    assert len({run_key(settings) for settings in [*same, moved]}) == 1
     others = [config(seed=1), config(command="evaluate"), config(task=["head.depth=1,2"]), config(task=["head.depth=1,3"])]
     others += [config(resume="a.ckpt"), config(resume="b.ckpt")]
-    assert len({run_key(each) for each in [config(), *others]}) == 7
+    assert len({run_key(settings) for settings in [config(), *others]}) == 7
 
 
 def test_the_order_of_overrides_does_not_matter():
@@ -68,7 +68,7 @@ def test_an_interrupted_run_is_found_again(tmp_path):
     assert runs.run_folder(tmp_path, "this") == newest
 
 
-def test_an_interrupted_run_that_was_begun_anew_and_finished_is_left_alone(tmp_path):
+def test_an_interrupted_run_with_a_newer_finished_one_is_left_alone(tmp_path):
     folders = [unfinished(tmp_path, "2026-01-01_00-00-00"), unfinished(tmp_path, "2026-01-02_00-00-00", finished=True)]
     assert runs.run_folder(tmp_path, "this") not in folders
 
@@ -87,7 +87,7 @@ def test_without_resuming_or_without_an_interrupted_run_the_folder_is_new(tmp_pa
         time.strptime(folder.name, "%Y-%m-%d_%H-%M-%S")
 
 
-def test_runs_within_a_second_get_folders_of_their_own(tmp_path, monkeypatch):
+def test_runs_that_begin_in_the_same_second_get_different_folders(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "strftime", lambda form: "2026-01-01_00-00-00")
     names = [runs.run_folder(tmp_path, "this").name for _ in range(3)]
     assert names == ["2026-01-01_00-00-00", "2026-01-01_00-00-00-2", "2026-01-01_00-00-00-3"]
@@ -99,36 +99,36 @@ def test_a_file_where_the_folders_should_be_is_an_error(tmp_path):
         runs.run_folder(tmp_path / "outputs", "this")
 
 
-def test_a_run_knows_whether_it_was_begun_before(tmp_path, again):
+def test_a_run_knows_whether_it_was_begun_before(tmp_path, restart):
     runs.begin(tmp_path, "this")
     assert not runs.is_resumed(tmp_path)
-    again()
+    restart()
     runs.begin(tmp_path, "this")
     assert runs.is_resumed(tmp_path)
-    again()
+    restart()
     runs.begin(tmp_path, "this", resume=False)
     assert not runs.is_resumed(tmp_path)
     runs.finish(tmp_path)
-    again()
+    restart()
     runs.begin(tmp_path, "this")  # a folder that the user named, and whose run was finished
     assert not runs.is_resumed(tmp_path)
 
 
-def test_a_folder_of_another_configuration_is_not_resumed(tmp_path, again):
+def test_a_folder_of_another_configuration_is_not_resumed(tmp_path, restart):
     runs.begin(tmp_path, "this")
-    again()
+    restart()
     runs.begin(tmp_path, "another")
     assert not runs.is_resumed(tmp_path)
 
 
-def test_a_sweep_leaves_out_the_jobs_that_it_has_finished(tmp_path, again):
+def test_a_sweep_leaves_out_the_jobs_that_it_has_finished(tmp_path, restart):
     first, second = tmp_path / "0", tmp_path / "1"
     first.mkdir(), second.mkdir()
     runs.begin(tmp_path, "this")
     assert runs.begin_job(tmp_path, first)
     runs.finish(first)
     assert runs.begin_job(tmp_path, second) and not runs.is_resumed(second)
-    again()
+    restart()
     runs.begin(tmp_path, "this")
     assert not runs.begin_job(tmp_path, first)
     assert runs.begin_job(tmp_path, second) and runs.is_resumed(second)
@@ -145,10 +145,10 @@ sys.stdin.read()
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that works in an unfinished run's folder."""
+    """A process that works in an unfinished run's folder."""
     folder = unfinished(tmp_path, "2026-01-01_00-00-00")
-    words = [sys.executable, "-c", HOLDER, str(folder / runs.LOCK)]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", HOLDER, str(folder / runs.LOCK)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
     yield process, folder
     process.kill()
@@ -158,7 +158,7 @@ def holder(tmp_path):
 def test_a_run_that_is_alive_is_not_resumed_and_its_folder_is_refused(tmp_path, holder, caplog):
     process, folder = holder
     assert runs.run_folder(tmp_path, "this") != folder
-    assert f"still at work in {folder}" in caplog.text
+    assert f"another process still works in {folder}" in caplog.text
     with pytest.raises(UserError, match=f"another run is working in .*{folder.name}"):
         runs.begin(folder, "this")
     process.kill()
@@ -167,7 +167,7 @@ def test_a_run_that_is_alive_is_not_resumed_and_its_folder_is_refused(tmp_path, 
     assert runs.is_resumed(folder)
 
 
-def test_a_forked_process_that_lets_go_does_not_hold_a_folder_beyond_its_parents_end(tmp_path):
+def test_a_forked_process_that_releases_the_locks_does_not_hold_a_folder_after_its_parent_has_ended(tmp_path):
     script = """
 import os, sys, time
 from pathlib import Path

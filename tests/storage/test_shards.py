@@ -19,6 +19,7 @@ from specheads.prompts.sources import Prompt, unique
 from specheads.sampling import Warp
 from specheads.storage import shards
 from specheads.storage.data_set import SCHEMA, load_split
+from specheads.storage.files import write_json
 from specheads.storage.shards import ShardStore, checksum, exclusive, fingerprint, read_manifest
 
 SETTINGS = GenerationSettings(max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=3)
@@ -27,7 +28,7 @@ NUM_ROWS = {"train": 7, "dev": 2, "test": 3}
 
 
 class Letters:
-    """Prompts of the letters a to h, which say how often they were loaded."""
+    """Prompts of the letters a to h, which count how often they are loaded."""
 
     def __init__(self, seed=0):
         self.seed, self.loads = seed, 0
@@ -55,7 +56,7 @@ def make(pair):
 
 @pytest.fixture(scope="module")
 def complete(pair, tmp_path_factory):
-    """A cache made in one go, not to be written to."""
+    """A cache made without interruption, which tests must not write to."""
     return generate_data(pair, Letters(), Warp(1.0, top_k=5), SETTINGS, 0, tmp_path_factory.mktemp("complete"))
 
 
@@ -68,7 +69,7 @@ class Interruption(Exception):
 
 
 def interrupt_after(monkeypatch, num_shards):
-    """Let the run fail when it comes to shard `num_shards`."""
+    """Let the run fail when it reaches shard `num_shards`."""
     made = []
 
     def make_rows(*args):
@@ -95,7 +96,7 @@ def interrupted(make, tmp_path, monkeypatch):
 
 @pytest.fixture
 def made_again(monkeypatch):
-    """The prompts' texts of each shard that is generated from here on."""
+    """The texts of the prompts of each shard that is generated from now on."""
     made, real = [], run.make_rows
     monkeypatch.setattr(
         run,
@@ -122,14 +123,14 @@ def test_the_manifest_lists_rows_and_checksums_of_every_shard(complete):
     assert [entry["rows"] for entry in manifest["shards"].values()] == [2, 3, 3, 3, 1]
 
 
-def test_the_manifest_says_what_the_cache_is_made_of(complete):
+def test_the_manifest_records_the_provenance_of_the_cache(complete):
     provenance = json.loads((complete / "manifest.json").read_text())["provenance"]
     assert fingerprint(provenance) == complete.name
     assert provenance["target"] == ["tiny-target", "r1"] and provenance["draft"] == ["tiny-draft", "r2"]
     assert provenance["warp"] == {"temperature": 1.0, "top_k": 5, "top_p": 1.0}
 
 
-def test_rows_keep_their_prompt_and_every_list_speaks_of_the_response(complete, pair):
+def test_rows_keep_their_prompt_and_every_list_has_an_entry_per_response_token(complete, pair):
     expected = {p.prompt_id: p for p in Letters().load(chats=False)}
     rows = [row for name in NAMES for row in pq.read_table(complete / name).to_pylist()]
     assert {row["prompt_id"] for row in rows} == set(expected) and len(rows) == 12
@@ -141,9 +142,9 @@ def test_rows_keep_their_prompt_and_every_list_speaks_of_the_response(complete, 
         assert row["finished"] or len(row["response_ids"]) == 6
         lists = {name: value for name, value in row.items() if isinstance(value, list) and name != "prompt_ids"}
         assert not any(lists.pop(name) for name in list(lists) if name.startswith("rollout"))
-        draws = [draw for name in ("more_draft_ids", "more_accept_prob") for draw in lists.pop(name)]
-        assert {len(value) for value in [*lists.values(), *draws]} == {len(row["response_ids"])}
-        assert len(lists) == 8 and len(draws) == 2 * 3
+        samples = [sample for name in ("more_draft_ids", "more_accept_prob") for sample in lists.pop(name)]
+        assert {len(value) for value in [*lists.values(), *samples]} == {len(row["response_ids"])}
+        assert len(lists) == 8 and len(samples) == 2 * 3
     assert {row["finished"] for row in rows} == {True, False}
 
 
@@ -163,7 +164,7 @@ def test_a_complete_cache_is_reused_without_running_a_model(make, tmp_path, monk
 
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "deleted"])
-def test_a_complete_cache_with_a_damaged_shard_is_mended(make, complete, tmp_path, damage):
+def test_a_damaged_shard_of_a_complete_cache_is_made_again(make, complete, tmp_path, damage):
     folder = make(tmp_path)
     spoil(folder / NAMES[3], damage)
     make(tmp_path)
@@ -214,14 +215,14 @@ def test_a_damaged_shard_counts_as_missing_and_is_made_again_to_the_byte(make, c
 
 def test_a_foreign_shard_is_named_and_made_again(make, complete, interrupted, caplog):
     name, other = sorted(read_manifest(interrupted)["shards"])[:2]
-    (interrupted / name).write_bytes((interrupted / other).read_bytes())  # whole, but not the one
+    (interrupted / name).write_bytes((interrupted / other).read_bytes())  # complete, but another shard
     with caplog.at_level("WARNING"):
         make(interrupted.parent)
     assert f"{name} in {interrupted}" in caplog.text and other not in caplog.text
     assert content(interrupted) == content(complete)
 
 
-def test_a_cache_that_was_copied_under_another_name_is_not_believed(make, complete, tmp_path, caplog):
+def test_a_cache_that_was_copied_under_another_name_is_not_trusted(make, complete, tmp_path, caplog):
     shutil.copytree(complete, tmp_path / complete.name)
     path = tmp_path / complete.name / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -229,7 +230,7 @@ def test_a_cache_that_was_copied_under_another_name_is_not_believed(make, comple
     path.write_text(json.dumps(manifest))
     with caplog.at_level("WARNING"):
         make(tmp_path)
-    assert "manifest.json is of another cache" in caplog.text
+    assert "manifest.json belongs to another cache" in caplog.text
     assert content(tmp_path / complete.name) == content(complete)
 
 
@@ -240,7 +241,7 @@ def test_a_file_that_the_manifest_does_not_list_is_not_read(complete, tmp_path):
     assert len(load_split(tmp_path / "cache", "train")) == rows
 
 
-def test_a_shard_appears_under_its_name_only_when_it_is_whole(make, complete, tmp_path, monkeypatch):
+def test_a_shard_appears_under_its_name_only_when_it_is_complete(make, complete, tmp_path, monkeypatch):
     def half_written(table, path, **kwargs):
         path.write_bytes(b"PAR1 and then the machine stopped")
         raise Interruption
@@ -266,7 +267,7 @@ def test_a_shard_that_its_manifest_does_not_know_yet_is_not_trusted(make, comple
             make(tmp_path)
     (folder,) = tmp_path.iterdir()
     (path,) = folder.glob("*.parquet")
-    path.write_bytes(b"from another age")
+    path.write_bytes(b"from an earlier run")
     make(tmp_path)
     assert len(made_again) == 6  # the first, and then all five
     assert content(folder) == content(complete)
@@ -298,7 +299,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def holder(complete, tmp_path):
-    """Another process that holds the lock of the cache which `make(tmp_path)` would write."""
+    """A process that holds the lock of the cache that `make(tmp_path)` writes."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path / complete.name)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -308,13 +309,13 @@ def holder(complete, tmp_path):
     process.communicate()
 
 
-def test_a_second_run_is_refused_and_told_which_process_is_at_work(make, tmp_path, holder, complete):
+def test_a_second_run_is_refused_with_the_number_of_the_first_process(make, tmp_path, holder, complete):
     with pytest.raises(UserError, match=rf"process {holder.pid}\).*{complete.name}"):
         make(tmp_path)
     with pytest.raises(UserError, match=rf"process {holder.pid}\)"):  # a refusal leaves the lock and its owner's name
         make(tmp_path)
     assert not list((tmp_path / complete.name).glob("*.parquet"))
-    holder.communicate("")  # the other run is done
+    holder.communicate("")  # the other run has finished
     assert content(make(tmp_path)) == content(complete)
 
 
@@ -335,21 +336,21 @@ def test_the_lock_is_free_again_after_an_error_inside(tmp_path):
             pass
 
 
-def test_little_space_is_told_beforehand(make, complete, tmp_path, monkeypatch, caplog):
+def test_a_warning_says_beforehand_that_space_is_scarce(make, complete, tmp_path, monkeypatch, caplog):
     free = [2**40]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": free[0]}))
     with caplog.at_level("WARNING"):
-        make(tmp_path / "roomy")
+        make(tmp_path / "large")
         assert not caplog.records
         free[0] = 100
-        make(tmp_path / "narrow")
+        make(tmp_path / "small")
     assert "only 0 MiB are free there; paths.data= puts it elsewhere" in caplog.text
 
 
 # --- the fingerprint
 
 
-FACTS = {
+PROVENANCE = {
     "target": ["t", "r1"],
     "draft": ["d", "r2"],
     "dtype": ["torch.float32", "torch.float32"],
@@ -369,20 +370,21 @@ def changed(value):
     return [value + ("x" if isinstance(value, str) else 1)]
 
 
-def test_the_fingerprint_changes_with_every_fact():
-    variants = [FACTS, *changed(FACTS), {**FACTS, "more": 1}, {k: v for k, v in FACTS.items() if k != "seed"}]
+def test_the_fingerprint_changes_with_every_part_of_the_provenance():
+    without_seed = {key: value for key, value in PROVENANCE.items() if key != "seed"}
+    variants = [PROVENANCE, *changed(PROVENANCE), {**PROVENANCE, "more": 1}, without_seed]
     assert len(variants) == 1 + 2 + 2 + 2 + 1 + 3 + 8 + 1 + 2
-    assert len({fingerprint(facts) for facts in variants}) == len(variants)
+    assert len({fingerprint(variant) for variant in variants}) == len(variants)
 
 
-def test_the_fingerprint_does_not_depend_on_the_order_of_facts():
-    assert fingerprint(dict(reversed(FACTS.items()))) == fingerprint(FACTS)
+def test_the_fingerprint_does_not_depend_on_the_order_of_the_provenance():
+    assert fingerprint(dict(reversed(PROVENANCE.items()))) == fingerprint(PROVENANCE)
 
 
 def test_the_fingerprint_changes_with_the_format(monkeypatch):
-    before = fingerprint(FACTS)
+    before = fingerprint(PROVENANCE)
     monkeypatch.setattr(shards, "FORMAT_VERSION", shards.FORMAT_VERSION + 1)
-    assert fingerprint(FACTS) != before
+    assert fingerprint(PROVENANCE) != before
 
 
 def test_each_argument_of_a_run_has_its_own_cache(pair, monkeypatch, tmp_path):
@@ -399,12 +401,12 @@ def test_each_argument_of_a_run_has_its_own_cache(pair, monkeypatch, tmp_path):
         folder(source=Letters(1)),
         *(folder(warp=warp) for warp in (Warp(0.9, top_k=5), Warp(1.0, top_k=6), Warp(1.0, top_k=5, top_p=0.9))),
         *(folder(settings=replace(rolling, **{name: value + 1})) for name, value in asdict(rolling).items()),
-        *(folder(replace(pair, **{f"{side}_{fact}": "x"})) for side in ("target", "draft") for fact in ("id", "revision")),
+        *(folder(replace(pair, **{f"{role}_{field}": "x"})) for role in ("target", "draft") for field in ("id", "revision")),
         folder(replace(pair, target=tiny_pair(8).target.float())),
         folder(replace(pair, draft=tiny_pair(8).draft.float())),
     ]
     assert len(set(variants)) == len(variants) == 20
-    without = replace(SETTINGS, rollouts_per_response=0)  # rollouts that are not there have no length
+    without = replace(SETTINGS, rollouts_per_response=0)  # without rollouts their length does not matter
     assert folder(settings=without) == folder(settings=replace(without, rollout_tokens=5)) != folder(settings=rolling)
 
 
@@ -469,8 +471,8 @@ def test_shards_hold_the_rows_of_one_split_in_order():
 def test_train_prompts_get_several_responses_the_first_ones_first():
     prompts = [(Prompt(str(i), split, ""), [i]) for i, split in enumerate(["test", "train", "train", "dev", "train"])]
     plan = plan_shards(prompts, GenerationSettings(rows_per_shard=2, responses_per_prompt=2))
-    found = [(name, shard.sample, [ids[0] for _, ids in shard.prompts]) for name, shard in plan.items()]
-    assert found == [
+    shards = [(name, shard.sample, [ids[0] for _, ids in shard.prompts]) for name, shard in plan.items()]
+    assert shards == [
         ("train-00000.parquet", 0, [1, 2]),
         ("train-00001.parquet", 0, [4]),
         ("train-00002.parquet", 1, [1, 2]),
@@ -484,6 +486,47 @@ def test_train_prompts_get_several_responses_the_first_ones_first():
 def test_counts_must_be_positive(name):
     with pytest.raises(UserError, match=f"{name}=0 is no positive whole number"):
         GenerationSettings(**{name: 0})
+
+
+# --- manifests that name files elsewhere
+
+
+@pytest.mark.parametrize("name", ["../train-00000.parquet", "/etc/passwd", "more/train-00000.parquet", "..", ".", "", "a\0b"])
+def test_a_manifest_cannot_name_a_file_outside_its_folder(complete, tmp_path, name):
+    manifest = json.loads((complete / "manifest.json").read_text())
+    manifest["shards"][name] = manifest["shards"][NAMES[0]]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    for read in (read_manifest, lambda folder: load_split(folder, "train"), lambda folder: ShardStore(folder, {})):
+        with pytest.raises(UserError, match=r"manifest\.json names .*must be a file in that folder, not a path or a link"):
+            read(tmp_path)
+
+
+def test_a_shard_that_is_a_link_is_refused(make, complete, interrupted, tmp_path):
+    name = NAMES[2]
+    (interrupted / name).unlink()
+    (interrupted / name).symlink_to(complete / name)
+    with pytest.raises(UserError, match=f"manifest.json names '{name}', which must be a file in that folder"):
+        make(tmp_path)
+
+
+@pytest.mark.parametrize("shards", [["train-00000.parquet"], {"train-00000.parquet": 5}, {"train-00000.parquet": {"rows": 2}}])
+def test_a_manifest_without_checksums_is_named(tmp_path, shards):
+    (tmp_path / "manifest.json").write_text(json.dumps({"complete": True, "shards": shards}))
+    with pytest.raises(UserError, match=r"manifest\.json does not list shards with their checksums; delete it"):
+        read_manifest(tmp_path)
+
+
+def test_a_link_in_the_place_of_a_temporary_file_or_a_lock_is_not_written_through(tmp_path):
+    (tmp_path / "precious").write_text("kept")
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    for name in (".manifest.json.tmp", ".lock"):
+        (folder / name).symlink_to(tmp_path / "precious")
+    write_json(folder / "manifest.json", {})
+    with pytest.raises(OSError, match="symbolic links"), exclusive(folder):
+        pytest.fail("the lock was taken")
+    assert (tmp_path / "precious").read_text() == "kept"
+    assert read_manifest(folder) == {} and not (folder / "manifest.json").is_symlink()
 
 
 # --- reading
