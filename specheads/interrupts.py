@@ -58,7 +58,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Request]:
-    """Let the block finish before a signal ends the run: it may check the yielded request, and `Interrupted` is raised at its end."""
+    """Let the block finish before a signal ends the run; it may check the yielded request. `Interrupted` is raised at its end."""
     global _deferred
     request = _deferred = Request()
     try:

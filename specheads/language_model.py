@@ -67,7 +67,7 @@ class LanguageModel:
 
     @torch.no_grad()
     def check(self) -> None:
-        """Raise UserError unless `logits(hidden_states(x))` equals the logits of the whole model; a scaled output would differ."""
+        """Raise UserError unless `logits(hidden_states(x))` are the logits of the whole model; a scaled output would differ."""
         tokens = torch.arange(4, device=self.device)[None] % self.vocab_size
         expected = self.model(input_ids=tokens, use_cache=False).logits[..., : self.vocab_size].float()
         logits = self.logits(self.hidden_states(tokens, use_cache=False)).float().to(expected.device)
@@ -110,7 +110,11 @@ def load_model(
     device_map: str | None = None,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """Return a model for inference, its weights on `device` or where `device_map` spreads them. Raises UserError if it cannot be loaded."""
+    """Return a model for inference, its weights on `device` or where `device_map` spreads them.
+
+    Raises:
+        UserError: the model cannot be loaded.
+    """
     if is_synthetic(location):
         model = synthetic_model(str(location), dtype, device)
     else:

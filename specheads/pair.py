@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -92,9 +92,9 @@ class Pair:
         elif isinstance(prompt, Tensor):
             ids = prompt.flatten().tolist()
         elif len(prompt) and isinstance(prompt[0], dict):
-            ids = self._ids(self._render(prompt), add_special_tokens=False)
+            ids = self._ids(self._render(cast(Sequence[dict[str, str]], prompt)), add_special_tokens=False)
         else:
-            ids = [int(token) for token in prompt]
+            ids = [int(token) for token in cast(Sequence[int], prompt)]
         if not ids:
             raise UserError("the prompt is empty; give at least one token to continue from.")
         if len(ids) >= self.window:
@@ -115,7 +115,7 @@ class Pair:
         return self._ids(self._render([{"role": "user", "content": text}]), add_special_tokens=False)
 
     def encoding_fingerprint(self) -> str:
-        """Return a hash of everything that decides how text becomes ids: vocabulary, merges, special tokens, instruction format."""
+        """Return a hash of all that decides how text becomes ids: vocabulary, merges, special tokens, instruction format."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         rules = backend.to_str() if backend is not None else json.dumps(sorted(self.tokenizer.get_vocab().items()))
         template = self.instruction_format or (None if self.chat is False else self.tokenizer.chat_template)
@@ -131,7 +131,8 @@ class Pair:
         """Return chat messages as text with the begin token, which the template writes itself."""
         if not self.tokenizer.chat_template:
             raise UserError(
-                f"the tokenizer of {self.target_id} has no chat template, which chat messages need; give a string, or set model.chat=false."
+                f"the tokenizer of {self.target_id} has no chat template, which chat messages need; "
+                "give a string, or set model.chat=false."
             )
         return self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
 
@@ -234,9 +235,9 @@ def check_placement(device_map: Mapping[str, Any], target_id: str) -> None:
     outside = [name for name, place in device_map.items() if str(place) in ("cpu", "disk")]
     if outside:
         raise UserError(
-            f"the target {target_id} does not fit: {len(outside)} of {len(device_map)} parts, {outside[0]!r} first, would lie outside "
-            "the GPUs and slow down every token. Use more or larger GPUs, model.dtype=bfloat16, or move the draft with "
-            "model.device=cuda:1."
+            f"the target {target_id} does not fit: {len(outside)} of {len(device_map)} parts, {outside[0]!r} first, "
+            "would lie outside the GPUs and slow down every token. Use more or larger GPUs, model.dtype=bfloat16, or move "
+            "the draft with model.device=cuda:1."
         )
 
 

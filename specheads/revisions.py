@@ -30,8 +30,8 @@ def from_pretrained(loader: Any, location: str | Path, revision: str | None = No
         return loader.from_pretrained(resolve(location), **({"revision": revision} if revision else {}), **kwargs)
     except (OSError, ValueError) as error:  # what transformers raises for a missing or unreadable model
         raise UserError(
-            f"the {what} {str(location)!r} could not be loaded; expected a local folder, or a hub id that is reachable or cached. "
-            f"Reason: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            f"the {what} {str(location)!r} could not be loaded; expected a local folder, or a hub id that is reachable or "
+            f"cached. Reason: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         ) from error
 
 

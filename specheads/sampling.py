@@ -28,10 +28,10 @@ class Warp:
     def __post_init__(self) -> None:
         if not is_number(self.temperature) or self.temperature < 0:
             raise UserError(
-                f"temperature={self.temperature} must be a number of at least 0; use 0 for greedy decoding or 1 for plain sampling."
+                f"temperature={self.temperature} must be a number of at least 0; use 0 for greedy decoding or 1 for sampling."
             )
         if not is_count(self.top_k):
-            raise UserError(f"top_k={self.top_k} must be a whole number of at least 0; use 0 to switch it off or, for example, 50.")
+            raise UserError(f"top_k={self.top_k} must be a whole number of at least 0; use 0 to switch it off.")
         if not is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise UserError(f"top_p={self.top_p} must be a number above 0 and at most 1; use 1 to switch it off.")
 
@@ -114,7 +114,7 @@ CERTAINTY = ("draft_prob", "max_prob", "entropy")  # what `certainty` returns
 
 
 def certainty(logits: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the probability of `token` (...), the largest probability, and the entropy in nats, (...) each, of `logits` (..., V).
+    """Return the probability of `token` (...), the largest one, and the entropy in nats, (...) each, of `logits` (..., V).
 
     It reads the logits twice and never stores the softmax, because rules ask for these at every drafted token.
     """

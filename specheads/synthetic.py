@@ -17,12 +17,23 @@ from specheads.errors import UserError
 SYNTHETIC = "synthetic:"  # how a config names them, `synthetic:llama2-7b`
 SEED = 0
 
-_LLAMA2 = {"vocab_size": 32_000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
-_LLAMA3 = {"vocab_size": 128_256, "max_position_embeddings": 131_072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
-_ROPE3 = {"rope_type": "llama3", "rope_theta": 5e5, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA2: dict[str, Any] = {"vocab_size": 32_000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+_LLAMA3: dict[str, Any] = {
+    "vocab_size": 128_256,
+    "max_position_embeddings": 131_072,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+}
+_ROPE3: dict[str, Any] = {"rope_type": "llama3", "rope_theta": 5e5, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _ROPE3 |= {"original_max_position_embeddings": 8192}
-SHAPES = {
-    "tiny": {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "vocab_size": 256,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    },
     "llama2-7b": {
         **_LLAMA2,
         "hidden_size": 4096,

@@ -30,7 +30,7 @@ CODE = ("specheads", "data_gen", "train.py", "evaluate.py")
 LAYERS = (
     ("specheads.errors", "specheads.forecast", "specheads.interrupts", "specheads.settings"),
     ("specheads.storage",),
-    ("specheads.sampling", "specheads.synthetic", "specheads.revisions", "specheads.language_model", "specheads.batching"),
+    ("specheads.sampling", "specheads.synthetic", "specheads.revisions", "specheads.language_model", "specheads.padding"),
     ("specheads.pair_config", "specheads.pair", "specheads.nano", "specheads.mini"),
     ("specheads.prompts",),
     ("specheads.features",),

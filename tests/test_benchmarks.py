@@ -152,7 +152,7 @@ def test_rendering_writes_what_the_check_wants(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "value, form, text",
+    ("value", "form", "text"),
     [
         (None, "fixed", ""),
         ("auto", "fixed", "auto"),

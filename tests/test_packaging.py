@@ -1,16 +1,29 @@
-"""An installed wheel holds what a source tree does: pyproject.toml lists every package."""
+"""An installed wheel holds what a source tree does: pyproject.toml lists every package and every file that is no Python."""
 
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 
 
 def test_every_package_is_listed():
-    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     packages = {
         ".".join(path.parent.relative_to(ROOT).parts)
         for top in ("specheads", "data_gen")
         for path in (ROOT / top).rglob("__init__.py")
     }
-    assert listed - {"specheads.conf"} == packages  # in a source tree the configs are no package
+    assert set(SETTINGS["packages"]) - {"specheads.conf"} == packages  # in a source tree the configs are no package
+
+
+def test_every_other_file_is_listed():
+    listed = {
+        path
+        for package, patterns in SETTINGS["package-data"].items()
+        for pattern in patterns
+        for path in (ROOT / SETTINGS["package-dir"].get(package, package.replace(".", "/"))).glob(pattern)
+    }
+    others = {path for path in (ROOT / "specheads").rglob("*.*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    others |= set((ROOT / "conf").rglob("*.yaml"))
+    assert ROOT / "specheads" / "py.typed" in listed
+    assert others <= listed

@@ -74,7 +74,7 @@ def test_every_named_pair_has_the_same_keys():
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    ("arguments", "message"),
     [
         ({"name": "nan"}, "no model config 'nan'; known: .*nano"),
         (
@@ -194,7 +194,7 @@ def text_of(ids):
 
 
 @pytest.mark.parametrize(
-    "pair, chats, text",
+    ("pair", "chats", "text"),
     [
         (word_pair(), False, "<s> say"),
         (word_pair(begins=False), False, "say"),

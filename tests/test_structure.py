@@ -49,7 +49,7 @@ def small(tmp_path):
         "specheads/__init__.py": "",
         "specheads/errors.py": "from specheads.heads import head\n",
         "specheads/heads/__init__.py": "",
-        "specheads/heads/head.py": "def train(cfg):\n    from specheads import errors, unheard_of\n    raise ValueError(f'{cfg} is no count')\n",
+        "specheads/heads/head.py": "def train(cfg):\n    from specheads import errors\n    raise ValueError('no: is no count')\n",
         "specheads/unheard_of.py": "import omegaconf\nimport data_gen.run\nLAWS = found = 1\n",
         "data_gen/run.py": "from . import label\n",
         "data_gen/label.py": "",
@@ -83,7 +83,7 @@ def test_replaced_words_are_counted(small):
         "identifiers of tests": [],
         "config keys": ["facts", "twin"],
         "file names": ["own"],
-        "error messages": [" is no count"],
+        "error messages": ["no: is no count"],
         "help": ["of the draft's law"],
     }
 

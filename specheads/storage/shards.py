@@ -107,7 +107,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_inside(folder: Path, name: str) -> None:
-    """Raise UserError unless a shard is a file of the cache folder itself, so that a copied cache cannot read or replace others."""
+    """Raise UserError unless a shard is a file of the cache folder itself: a cache of others must not read or replace more."""
     if name in ("", ".", "..") or "\0" in name or Path(name).name != name or (folder / name).is_symlink():
         raise UserError(
             f"{folder / MANIFEST} names {name!r}, which must be a file in that folder, not a path or a link; "

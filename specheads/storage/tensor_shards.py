@@ -5,6 +5,7 @@ Every shard holds the tensors of its rows one after another, and `ends` (rows,),
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,7 @@ def make_missing(
         missing = [name for name in num_rows if not store.has(name)]
         logger.info("%s: at most %.2f GiB, %d of %d shards to do, in %s", what, gib, len(missing), len(num_rows), folder)
         for name in track(missing, what, transient=True):
-            tensors = compute(name)
-            store.put(name, num_rows[name], lambda path, tensors=tensors: save_file(tensors, path))
+            store.put(name, num_rows[name], partial(save_file, compute(name)))
         store.complete(list(num_rows))
 
 
