@@ -2,9 +2,10 @@
 
     python benchmarks/render.py [--check]
 
-A table stands between `<!-- table: result/key -->` and `<!-- end -->`; what is between them is replaced. A wide table may be shown in part:
-`<!-- table: result/key; columns: rule | gain at 10; rows: label=sampled | depth=3 -->`. `--check` writes nothing, and exits with 1 where a
-table differs, naming it. A result holds `tables`, or a `selection`: rows of text with numbers of other results.
+The text between `<!-- table: result/key -->` and `<!-- end -->` is replaced by a table. A block may show a part of a wide table:
+`<!-- table: result/key; columns: rule | gain at 10; rows: label=sampled | depth=3 -->`. `--check` writes nothing, names the
+tables that differ, and exits with 1 if there are any. A result holds `tables`, or a `selection`: rows of text with numbers of
+other results.
 """
 
 import argparse
@@ -17,26 +18,26 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-# Only the second says where numbers come from: the first is what a reader sees first.
+# Whether a document shows where its numbers come from; the README, which is read first, does not.
 DOCUMENTS = {"README.md": False, "benchmarks/README.md": True}
 BLOCK = re.compile(r"(<!-- table: ([\w-]+)/([\w-]+)(; [^\n]*?)? -->\n).*?(<!-- end -->)", re.DOTALL)
-# By name: (what a number is multiplied by, its sign, the unit behind it, digits unless `name:digits` says otherwise)
+# By name: (factor of the number, format of its sign, unit after it, default number of digits); `name:digits` sets the digits.
 FORMATS = {
     "fixed": (1, "", "", 2),
     "percent": (100, "", " %", 0),
     "signed_percent": (100, "+", " %", 1),
     "ratio": (1, "", "x", 2),
     "ms": (1000, "", " ms", 2),  # of seconds
-    "plus_minus": (1, "", "", 2),  # an interval as half of its width
+    "plus_minus": (1, "", "", 2),  # half the width of an interval
 }
 
 
 class RenderError(ValueError):
-    """A block or a selection that no result can fill."""
+    """A block or a selection does not fit the results."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the tables, or say which differ; the exit code is 1 if some do."""
+    """Write the tables, or print which ones differ; return the exit code."""
     parser = argparse.ArgumentParser(prog="benchmarks/render.py", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a table differs")
     arguments = parser.parse_args(argv)
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def update(root: Path, results: Path, check: bool = False) -> list[str]:
-    """Render both documents below `root` and return the tables that differed, as `document: result/key`."""
+    """Render both documents in `root` and return the tables that differed, as `document: result/key`."""
     differing = []
     for document, provenance in DOCUMENTS.items():
         path = root / document
@@ -67,7 +68,7 @@ def update(root: Path, results: Path, check: bool = False) -> list[str]:
 
 
 def render(text: str, results: Path, provenance: bool) -> str:
-    """Return a document with all of its blocks filled."""
+    """Return a document with all its blocks filled."""
 
     def filled(block: re.Match) -> str:
         lines = table_lines(results, block[2], block[3], provenance, block[4])
@@ -77,7 +78,7 @@ def render(text: str, results: Path, provenance: bool) -> str:
 
 
 def table_lines(results: Path, name: str, key: str, provenance: bool, part: str | None = None) -> list[str]:
-    """Return a block's lines: title, table, or the `part` of it that the block asks for, and where it comes from."""
+    """Return the lines of a block: title, table (or the `part` of it that the block names), and its source."""
     result = load(results, name)
     if "selection" in result:
         return ["", *markdown(["what", "result"], ["", ""], selected(results, result, key)), ""]
@@ -89,11 +90,11 @@ def table_lines(results: Path, name: str, key: str, provenance: bool, part: str 
 
 
 def part_of(table: dict[str, Any], part: str) -> dict[str, Any]:
-    """Return a table with the columns and the rows that a block names, all if it names none."""
+    """Return a table with the columns and rows that a block names, or all of them if it names none."""
     asked = dict(re.findall(r"; (columns|rows): ([^;]+)", part))
     names = [column["name"] for column in table["columns"]]
     columns = asked["columns"].split(" | ") if "columns" in asked else names
-    wanted = dict(one.split("=", 1) for one in asked["rows"].split(" | ")) if "rows" in asked else {}
+    wanted = dict(condition.split("=", 1) for condition in asked["rows"].split(" | ")) if "rows" in asked else {}
     if missing := [name for name in (*columns, *wanted) if name not in names]:
         raise RenderError(f"table {table['key']!r} has no column {missing[0]!r}; it has {', '.join(names)}")
     rows = [row for row in table["rows"] if all(f"{row[names.index(name)]}" == value for name, value in wanted.items())]
@@ -125,54 +126,55 @@ def table_of(result: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def selected(results: Path, result: Mapping[str, Any], key: str) -> list[list[str]]:
-    """Return the rows of a selection: what it is, and a text with cells of other tables in it."""
+    """Return the rows of a selection: a name, and a text with cells of other tables in it."""
     if key not in result["selection"]:
         raise RenderError(f"{result['name']!r} has no selection {key!r}; it has {', '.join(result['selection'])}")
     rows = []
     for item in result["selection"][key]:
-        shown = [selected_cell(results, item, one) for one in item["cells"]]
+        shown = [selected_cell(results, item, reference) for reference in item["cells"]]
         if item["text"].count("{}") != len(shown):
             raise RenderError(
-                f"selection {item['what']!r}: {item['text']!r} has not as many {{}} as there are {len(shown)} cells"
+                f"selection {item['what']!r}: {item['text']!r} must have as many {{}} as there are cells, {len(shown)}"
             )
         rows.append([item["what"], item["text"].format(*shown)])
     return rows
 
 
-def selected_cell(results: Path, item: Mapping[str, Any], one: Mapping[str, Any]) -> str:
-    """Return the cell in `column` of the only row whose values are those of `row`, in the table `from`: result/key."""
-    name, key = one["from"].split("/")
+def selected_cell(results: Path, item: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
+    """Return the cell that `reference` names: `column` of the only row with the values of `row`, in the table `from`."""
+    name, key = reference["from"].split("/")
     table = table_of(load(results, name), key)
     names = [column["name"] for column in table["columns"]]
-    missing = [column for column in (*one["row"], one["column"]) if column not in names]
+    where, values = f"selection {item['what']!r}", reference["row"]
+    missing = [column for column in (*values, reference["column"]) if column not in names]
     if missing:
-        raise RenderError(f"selection {item['what']!r}: {one['from']} has no column {missing[0]!r}; it has {', '.join(names)}")
-    fitting = [row for row in table["rows"] if all(row[names.index(column)] == value for column, value in one["row"].items())]
+        raise RenderError(f"{where}: {reference['from']} has no column {missing[0]!r}; it has {', '.join(names)}")
+    fitting = [row for row in table["rows"] if all(row[names.index(column)] == value for column, value in values.items())]
     if len(fitting) != 1:
-        raise RenderError(f"selection {item['what']!r}: {len(fitting)} rows of {one['from']} have {one['row']!r}, not one")
-    place = names.index(one["column"])
+        raise RenderError(f"{where}: {len(fitting)} rows of {reference['from']} have {values!r}; expected a single row")
+    place = names.index(reference["column"])
     return cell(fitting[0][place], table["columns"][place].get("format"))
 
 
 def markdown(names: Sequence[str], formats: Sequence[str | None], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table's lines; columns with a format of numbers stand to the right."""
+    """Return the lines of a table; columns of numbers are aligned to the right."""
     ruler = "|".join("---:" if form else "---" for form in formats)
     return [f"| {' | '.join(names)} |", f"|{ruler}|", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def format_of(form: str | None) -> tuple[str, float, str, str, int] | None:
-    """Return the parts of a format such as `percent:1`; raises RenderError for one that is not known."""
+    """Return the parts of a format such as `percent:1`. Raises RenderError for an unknown one."""
     if form is None:
         return None
     name, _, digits = form.partition(":")
     if name not in FORMATS or not (digits.isdigit() or not digits):
-        raise RenderError(f"format {form!r} is not known; known: {', '.join(FORMATS)}, with `:digits` behind them")
-    scale, sign, unit, usual = FORMATS[name]
-    return name, scale, sign, unit, int(digits or usual)
+        raise RenderError(f"format {form!r} is not known; known: {', '.join(FORMATS)}, each with or without `:digits`")
+    scale, sign, suffix, default = FORMATS[name]
+    return name, scale, sign, suffix, int(digits or default)
 
 
 def cell(value: Any, form: str | None) -> str:
-    """Return a value as text: a number, an interval {value, low, high}, text, or nothing."""
+    """Return a value as text: a number, an interval {value, low, high}, a string, or None."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -191,12 +193,12 @@ def number(value: float, parts: tuple[str, float, str, str, int] | None) -> str:
     if parts is None:
         return f"{value:,}" if isinstance(value, int) else f"{value:g}"
     _, scale, sign, _, digits = parts
-    rounded = round(scale * value, digits) + 0.0  # and no minus sign before a zero
+    rounded = round(scale * value, digits) + 0.0  # adding zero removes the minus sign of -0.0
     return f"{rounded:{sign},.{digits}f}"
 
 
 def source(result: Mapping[str, Any]) -> str:
-    """Return one line on where a result comes from."""
+    """Return one line that says where a result comes from."""
     parts = [f"`{result['command']}`", result["date"]]
     parts.append(f"commit {result['commit']}" if result["commit"] else "commit not recorded")
     parts.append(machine_text(result["machine"]))
@@ -215,9 +217,9 @@ def source(result: Mapping[str, Any]) -> str:
 
 
 def prompts_text(prompts: Mapping[str, Any]) -> str:
-    """Return the number and the hash of prompts, or of each set of them by its name."""
-    named = {"": prompts} if "hash" in prompts else {f"{name}: ": one for name, one in prompts.items()}
-    return ", ".join(f"{name}{one['number']} prompts of hash {one['hash']}" for name, one in named.items())
+    """Return the number and the hash of prompts, or of each named set of prompts."""
+    sets = {"": prompts} if "hash" in prompts else {f"{name}: ": prompt_set for name, prompt_set in prompts.items()}
+    return ", ".join(f"{name}{entry['number']} prompts of hash {entry['hash']}" for name, entry in sets.items())
 
 
 def seed_text(seeds: Sequence[int]) -> str:
@@ -228,7 +230,7 @@ def seed_text(seeds: Sequence[int]) -> str:
 
 
 def machine_text(machine: Mapping[str, Any]) -> str:
-    """Return a machine in words; what is not known is left out."""
+    """Return the description of a machine; unknown parts are left out."""
     cores, threads = machine.get("cores"), machine.get("threads")
     texts = [
         machine.get("gpu"),

@@ -1,10 +1,10 @@
-"""`python benchmarks/resume_trial.py`: kill data_gen and train.py (both tasks) at random moments, start them again, compare with a run
-that nobody disturbed.
+"""`python benchmarks/resume_trial.py`: kill data_gen and train.py (both tasks) at random times, start them again, and compare
+the results with those of an uninterrupted run.
 
-Each trial is one command in an empty folder, killed with SIGKILL at a moment drawn uniformly from its working time, then
-given again until it ends. `--signal TERM` or INT asks for an end in order in place of a kill. Compared are: every shard and
-the manifest of the data, byte for byte; every point of the curves, the tensors of head or draft and the test metrics of the trainings,
-exactly. On 2 cores it takes about half an hour.
+Each trial runs one command in an empty folder, kills it with SIGKILL at a time drawn uniformly from its working time, and
+repeats the command until it ends. `--signal TERM` or INT asks the command to end instead of killing it. Compared are every shard
+and the manifest of the data, byte for byte, and every point of the curves, the tensors of the head or the draft and the test
+metrics of training, exactly. On 2 cores it takes about half an hour.
 """
 
 import argparse
@@ -52,21 +52,21 @@ SHOWN = {
     "train.py": "python train.py",
     "distill": "python train.py task=distill samples=mixed",
 }
-# What a command prints when its own work begins; a kill during the imports before it would be no trial.
+# What a command prints when its work begins; a kill during the imports before that would test nothing.
 WORK_BEGINS = {"data_gen": "still to do, in", "train.py": "training ", "distill": "distilling "}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the trials and print the table; the exit code is 1 if anything differed."""
+    """Run the trials and print the table; return 1 if anything differed, else 0."""
     parser = argparse.ArgumentParser(prog="benchmarks/resume_trial.py", description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=10, help="trials of each command")
     parser.add_argument("--commands", nargs="*", choices=COMMANDS, default=list(COMMANDS))
     parser.add_argument("--signal", choices=["KILL", "TERM", "INT"], default="KILL")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--seed", type=int, default=0, help="of the times at which commands are killed")
     add_result_option(parser, "resume_trial")
     parser.add_argument("--folder", type=Path, default=Path("outputs/resume_trial"))
     arguments = parser.parse_args(argv)
-    draw = random.Random(arguments.seed)
+    generator = random.Random(arguments.seed)
     print(f"{'command':<10}{'trial':>6}{'killed after':>14}{'exit code':>11}  {'state at the kill':<44}{'differences':>11}")
     total, rows = 0, []
     for command in arguments.commands:
@@ -82,9 +82,9 @@ def main(argv: list[str] | None = None) -> int:
         for trial in range(1, arguments.kills + 1):
             place = folder / str(trial)
             code = 0
-            while code == 0:  # it ended before the signal: no trial, draw again
+            while code == 0:  # it ended before the signal, so the trial is repeated with another time
                 shutil.rmtree(place, ignore_errors=True)
-                moment = draw.uniform(0, seconds)
+                moment = generator.uniform(0, seconds)
                 code = killed(command, place, data, moment, getattr(signal, f"SIG{arguments.signal}"))
             state = progress(command, place)
             uninterrupted(command, place, data)
@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def start(command: str, folder: Path, data: Path) -> subprocess.Popen:
-    """Start a command in `folder`; training finds the data ready."""
+    """Start a command in `folder`, with a copy of the data if it trains."""
     folder.mkdir(parents=True, exist_ok=True)
     if command != "data_gen" and not (folder / "data").exists():
         shutil.copytree(data, folder / "data")
@@ -121,9 +121,9 @@ def start(command: str, folder: Path, data: Path) -> subprocess.Popen:
         "OMP_NUM_THREADS": "1",
         "WANDB_MODE": "disabled",
     }
-    words = [sys.executable, *COMMANDS[command]]
+    command_line = [sys.executable, *COMMANDS[command]]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True, **pipes)
+    return subprocess.Popen(command_line, cwd=folder, env=environment, start_new_session=True, **pipes)
 
 
 def wait_for_work(process: subprocess.Popen, command: str) -> list[str]:
@@ -137,7 +137,7 @@ def wait_for_work(process: subprocess.Popen, command: str) -> list[str]:
 
 
 def uninterrupted(command: str, folder: Path, data: Path) -> float:
-    """Run a command to its end and return the seconds of its own work."""
+    """Run a command to its end and return the seconds that its work took."""
     process = start(command, folder, data)
     lines = wait_for_work(process, command)
     begin = time.perf_counter()
@@ -159,7 +159,7 @@ def killed(command: str, folder: Path, data: Path, moment: float, number: int) -
 
 
 def progress(command: str, folder: Path) -> str:
-    """Return how far a folder has come, in words."""
+    """Return a description of what a folder holds so far."""
     if command == "data_gen":
         manifests = list(folder.glob("data/*/manifest.json"))
         shards = [json.loads(path.read_text())["shards"] for path in manifests]
@@ -185,7 +185,7 @@ def data_content(folder: Path) -> dict:
 
 
 def training_content(folder: Path) -> dict:
-    """Return points, tensors, test metrics and the number of runs of a training."""
+    """Return the points, tensors, test metrics and number of runs of training."""
     runs = sorted(path.parent for path in folder.glob("outputs/*/*/checkpoints"))
     content = {"runs": len(runs)}
     for run in runs:

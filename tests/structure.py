@@ -250,13 +250,13 @@ def replaced_words(state: State) -> dict[str, list[str]]:
     }
 
 
-def seconds(root: Path, *words: str) -> float:
+def seconds(root: Path, *arguments: str) -> float:
     """Return the shortest of three times that Python takes for a command in `root`."""
     environment = os.environ | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        subprocess.run([sys.executable, *words], cwd=root, env=environment, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, *arguments], cwd=root, env=environment, check=True, stdout=subprocess.DEVNULL)
         times.append(time.perf_counter() - start)
     return min(times)
 

@@ -1,4 +1,4 @@
-"""Every table of the READMEs is made of results, and every result says how to make it again."""
+"""Every table of the READMEs is rendered from results, and every result says how to reproduce it."""
 
 import copy
 import json
@@ -77,9 +77,9 @@ def test_results_have_every_field(name):
 
 
 def has_interval(values):
-    found = [value for value in values if isinstance(value, dict)]
-    assert all(value.keys() == {"value", "low", "high"} for value in found)
-    return bool(found)
+    intervals = [value for value in values if isinstance(value, dict)]
+    assert all(value.keys() == {"value", "low", "high"} for value in intervals)
+    return bool(intervals)
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -121,13 +121,13 @@ def test_a_changed_number_is_found(tmp_path, capsys):
     for name, content in MEASURED.items():
         changed = copy.deepcopy(content)
         key, part = shown[name]
-        table = next(one for one in changed["tables"] if one["key"] == key)
+        table = next(table for table in changed["tables"] if table["key"] == key)
         names = [column["name"] for column in part_of(table, part or "")["columns"]]
         columns = [(place, column) for place, column in enumerate(table["columns"]) if column["name"] in names]
         wanted = dict(re.findall(r"(?:rows: | \| )([^=|;]+)=([^|;]+?)(?= \||$)", part)) if part and "; rows: " in part else {}
         places = {column["name"]: place for place, column in enumerate(table["columns"])}
-        row = next(row for row in table["rows"] if all(f"{row[places[one]]}" == value for one, value in wanted.items()))
-        # Of the columns that are shown the last one: the first ones may be what a selection finds rows by.
+        row = next(row for row in table["rows"] if all(f"{row[places[name]]}" == value for name, value in wanted.items()))
+        # The last of the columns that are shown: a selection may find its rows by the first ones.
         place = [place for place, column in columns if column["format"] and not isinstance(row[place], str | None)][-1]
         value = row[place]["value"] if isinstance(row[place], dict) else row[place]
         row[place] = row[place] | {"value": value + 1} if isinstance(row[place], dict) else value + 1
@@ -184,7 +184,7 @@ def test_mistakes_are_named(tmp_path):
     for cells, message in (
         ([{"from": "made/up", "row": {"a": 2}, "column": "a"}], "0 rows of made/up"),
         ([{"from": "made/up", "row": {"b": 1}, "column": "a"}], "no column 'b'"),
-        ([], "not as many {}"),
+        ([], "must have as many {}"),
     ):
         with pytest.raises(RenderError, match=re.escape(message)):
             selected(tmp_path, {"name": "front", "selection": {"all": [{"what": "w", "text": "{}", "cells": cells}]}}, "all")
@@ -237,10 +237,10 @@ def test_results_of_reports_say_which_prompts_and_parts_they_are_of(tmp_path):
     other = json.loads(json.dumps(report))
     other["context"] |= {"final_parts": [5, 2]}
     other["context"]["prompts"]["gsm8k"] |= {"sha256": "ff", "python": "3.13.1"}
-    for name, one in (("one", report), ("two", other)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(one))
-    words = [f"first={tmp_path}/one.json", f"second={tmp_path}/two.json", "--command", "python evaluate.py split=final"]
-    from_report.main(["made", *words], tmp_path / "results")
+    for name, content in (("one", report), ("two", other)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    arguments = [f"first={tmp_path}/one.json", f"second={tmp_path}/two.json", "--command", "python evaluate.py split=final"]
+    from_report.main(["made", *arguments], tmp_path / "results")
     made = json.loads((tmp_path / "results" / "made.json").read_text())
     assert list(made["prompts"]) == ["alpaca", "mt-bench <test>", "gsm8k", "gsm8k, decoded", "second, gsm8k"]
     number = sets["gsm8k"]["num_prompts"]
@@ -268,14 +268,14 @@ def test_a_block_shows_the_part_of_a_table_that_it_asks_for(tmp_path):
 
 
 def test_reports_become_results(tmp_path, capsys):
-    """Also with fields that are not known here, and of two reports that differ in what they have."""
+    """Two reports with different tables, and with fields that the script does not know."""
     report = asdict(report_example())
     for winner in report["data_sets"][1]["winners"]:
         winner |= {"head_share": 0.1, "surprise": interval(1.5, 1.4, 1.6)}
     (tmp_path / "one.json").write_text(json.dumps(report))
     (tmp_path / "two.json").write_text(json.dumps(report | {"live": [], "drafts": []}))
-    words = ["made", f"first={tmp_path}/one.json", f"second={tmp_path}/two.json", "--command", "python evaluate.py head=x"]
-    from_report.main([*words, "--fields", "speedup", "head_share", "surprise:ratio:1"], tmp_path)
+    arguments = ["made", f"first={tmp_path}/one.json", f"second={tmp_path}/two.json", "--command", "python evaluate.py head=x"]
+    from_report.main([*arguments, "--fields", "speedup", "head_share", "surprise:ratio:1"], tmp_path)
     tables = {table["key"]: table for table in json.loads((tmp_path / "made.json").read_text())["tables"]}
     assert list(tables) == ["winners_alpaca", "winners_mt_bench_test", "winners_gsm8k", "live", "reliability", "drafts"]
     names = [column["name"] for column in tables["winners_mt_bench_test"]["columns"]]
@@ -295,11 +295,12 @@ def test_reports_become_results(tmp_path, capsys):
 
 
 def test_commands_hold_no_folders_of_a_machine(monkeypatch):
-    words = (
+    command = (
         f"python evaluate.py head={ROOT}/outputs/head/x 'test_sets={{humaneval: /some/where/humaneval.jsonl}}' --data /a/b.json"
     )
     assert (
-        without_folders(words) == "python evaluate.py head=outputs/head/x 'test_sets={humaneval: humaneval.jsonl}' --data b.json"
+        without_folders(command)
+        == "python evaluate.py head=outputs/head/x 'test_sets={humaneval: humaneval.jsonl}' --data b.json"
     )
     monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "bank.py"), "--prompts", "8", "a b"])
     assert benchmark_results.started_command() == "python benchmarks/bank.py --prompts 8 'a b'"
@@ -311,8 +312,8 @@ def grouped_values(num_groups=8, size=10):
     return values, [f"file{number}.py" for number in range(num_groups) for _ in range(size)]
 
 
-def width(found):
-    return found["high"] - found["low"]
+def width(value):
+    return value["high"] - value["low"]
 
 
 def test_intervals_of_candidates_resample_files():
@@ -326,16 +327,28 @@ def test_intervals_of_candidates_resample_files():
 
 def test_intervals_of_losses_resample_files(tmp_path):
     values, files = grouped_values()
-    found = {"overlap": values, "tokens": [1.0] * len(values), "kl": values, "agreement": values, "before": 0.4, "seconds": 1.0}
-    (tmp_path / "target-kl.json").write_text(json.dumps(found))
+    measured = {
+        "overlap": values,
+        "tokens": [1.0] * len(values),
+        "kl": values,
+        "agreement": values,
+        "before": 0.4,
+        "seconds": 1.0,
+    }
+    (tmp_path / "target-kl.json").write_text(json.dumps(measured))
     by_file, alone = (distill.loss_table(tmp_path, ["target"], ["kl"], 1, some).rows[0][2] for some in (files, [*range(80)]))
     assert by_file["value"] == alone["value"] and width(by_file) > 2 * width(alone)
 
 
 def test_replay_times_every_step(nano, tmp_path):
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        words = ["model=nano", "paths.run=.", "stopping=[fixed_length,head_threshold,expected_throughput]", "fixed_lengths=[1]"]
-        rules = OmegaConf.to_container(compose("evaluate", words).stopping, resolve=True)
+        overrides = [
+            "model=nano",
+            "paths.run=.",
+            "stopping=[fixed_length,head_threshold,expected_throughput]",
+            "fixed_lengths=[1]",
+        ]
+        rules = OmegaConf.to_container(compose("evaluate", overrides).stopping, resolve=True)
     prompts = [(Prompt("a", "test", "def f(x):\n"), nano.encode_instruction("def f(x):\n"))]
     arguments = SimpleNamespace(engine="eager", draws=1)
     table = replay.times(nano, prompts, Warp(1.0, top_k=50), rules, arguments, 4, tmp_path)
