@@ -22,6 +22,8 @@ REMEDIES = {
     errno.EISDIR: "a folder is where a file should be; move it away",
     errno.ENAMETOOLONG: f"the name is too long; {OTHER_FOLDERS}",
 }
+# Failures after which the same folders can be used.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 RESUMES = "The same command with the same folders then resumes from what is finished."
 NO_SPACE = ("No space left on device", "Disk quota exceeded")
 
@@ -49,7 +51,8 @@ def user_error(error: BaseException | None) -> UserError | None:
             )
         if isinstance(error, OSError) and error.errno and (error.filename or error.errno in REMEDIES):
             where = f"{error.filename}: " if error.filename else ""
-            return UserError(f"{where}{os.strerror(error.errno)}: {REMEDIES.get(error.errno, OTHER_FOLDERS)}. {RESUMES}")
+            resumes = f" {RESUMES}" if error.errno in FULL else ""
+            return UserError(f"{where}{os.strerror(error.errno)}: {REMEDIES.get(error.errno, OTHER_FOLDERS)}.{resumes}")
         if any(reason in str(error) for reason in NO_SPACE):  # from libraries that do not pass the error number on
             return UserError(f"{str(error).splitlines()[0]}: {REMEDIES[errno.ENOSPC]}. {RESUMES}")
         error = error.__cause__

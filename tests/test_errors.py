@@ -15,7 +15,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_the_remedy():
         Path("/proc/none/head").mkdir(parents=True)
     message = str(user_error(refused.value))
     assert message.startswith("/proc/none: No such file or directory: it does not exist and cannot be made there; give other")
-    assert "paths.outputs=" in message
+    assert message.endswith("paths.outputs=.")
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO, errno.ELOOP, errno.ENODEV, errno.EBUSY, errno.ESTALE])
@@ -33,3 +33,8 @@ def test_the_cause_of_a_wrapped_error_is_found():
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), OSError("no number"), ConnectionError(), OSError(errno.EPIPE, "pipe")])
 def test_other_errors_keep_their_traceback(error):
     assert user_error(error) is None
+
+
+def test_after_a_full_disk_the_same_command_resumes():
+    message = str(user_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "data/shard")))
+    assert message.startswith("data/shard: No space left on device: the disk is full; ") and "resumes" in message
