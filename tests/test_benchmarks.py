@@ -110,7 +110,7 @@ def test_no_table_is_typed_by_hand(document):
 
 
 def test_a_changed_number_is_found(tmp_path, capsys):
-    """A number of each result is changed by hand: the check names its table."""
+    """The check names the table of each number that is changed by hand."""
     for document in DOCUMENTS:
         (tmp_path / document).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / document, tmp_path / document)
@@ -137,7 +137,7 @@ def test_a_changed_number_is_found(tmp_path, capsys):
     assert update(tmp_path, folder, check=True) == []
 
 
-def test_rendering_writes_what_the_check_wants(tmp_path):
+def test_rendered_documents_pass_the_check(tmp_path):
     (tmp_path / "benchmarks").mkdir()
     folder = tmp_path / "benchmarks" / "results"
     columns = [Column("rule"), Column("speed", "ratio:1"), Column("overlap", "percent:1")]
@@ -171,7 +171,7 @@ def test_formats(value, form, text):
     assert cell(value, form) == text
 
 
-def test_mistakes_are_named(tmp_path):
+def test_mistakes_get_a_message(tmp_path):
     write_result("made", [Table("up", "Up", [Column("a")], [[1]])], "python train.py", folder=tmp_path)
     with pytest.raises(RenderError, match="no result 'other'.* made"):
         render("<!-- table: other/up -->\n<!-- end -->", tmp_path, True)
@@ -214,7 +214,7 @@ def test_results_say_where_they_come_from(tmp_path):
     assert write_result("none", [], folder=tmp_path) is None and [each.name for each in tmp_path.iterdir()] == ["made.json"]
 
 
-def test_parts_of_the_final_split_are_listed_once_and_warned_of(tmp_path, capsys):
+def test_reading_a_part_of_the_final_split_again_gives_a_warning(tmp_path, capsys):
     folder, tables = tmp_path / "results", [Table("up", "Up", [Column("a")], [[1]])]
     write_result("first", tables, "python evaluate.py split=final", final_parts=[0, 3], folder=folder)
     assert "was read before" not in capsys.readouterr().err
@@ -229,7 +229,7 @@ def test_parts_of_the_final_split_are_listed_once_and_warned_of(tmp_path, capsys
     assert capsys.readouterr().err == ""
 
 
-def test_results_of_reports_say_which_prompts_and_parts_they_are_of(tmp_path):
+def test_results_of_reports_name_their_prompts_and_parts(tmp_path):
     report = asdict(report_example())
     report["context"] |= {"split": "final", "final_parts": [2], "load": {"start": 0.1, "end": 0.2, "quiet": True}}
     sets = report["context"]["prompts"]
@@ -294,7 +294,7 @@ def test_reports_become_results(tmp_path, capsys):
     assert "two reports have the same label" in capsys.readouterr().err
 
 
-def test_commands_hold_no_folders_of_a_machine(monkeypatch):
+def test_recorded_commands_have_no_local_folders(monkeypatch):
     command = (
         f"python evaluate.py head={ROOT}/outputs/head/x 'test_sets={{humaneval: /some/where/humaneval.jsonl}}' --data /a/b.json"
     )
@@ -307,7 +307,7 @@ def test_commands_hold_no_folders_of_a_machine(monkeypatch):
 
 
 def grouped_values(num_groups=8, size=10):
-    """Values of prompts that are the same within a file, and the files."""
+    """Return values that are equal for all prompts of a file, and the files."""
     values = [float(number // 2 % 2) for number in range(num_groups) for _ in range(size)]
     return values, [f"file{number}.py" for number in range(num_groups) for _ in range(size)]
 
@@ -355,7 +355,7 @@ def test_replay_times_every_step(nano, tmp_path):
     assert [row[0] for row in table.rows][-2:] == ["all steps", "one live pass, fixed K=4"]
 
 
-def test_quiet_is_even_times():
+def test_a_machine_is_quiet_if_times_are_even():
     assert evenly_timed([1.0] * 100)
     assert not evenly_timed([1.0] * 90 + [3.0] * 10)
     assert not evenly_timed([1.0] * 60 + [1.6] * 40)

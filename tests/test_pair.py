@@ -43,7 +43,7 @@ def test_a_target_placed_by_device_map_is_the_same_model(nano):
     torch.testing.assert_close(spread.target_lm.logits(spread.target_lm.hidden_states(tokens)).cpu(), expected, atol=1e-4, rtol=0)
 
 
-def test_a_process_may_leave_the_target_without_weights(nano):
+def test_a_target_can_be_loaded_without_weights(nano):
     pair = load_pair("nano", only_draft=True)
     assert {weight.device.type for weight in pair.target.parameters()} == {"meta"}
     assert {weight.device.type for weight in pair.draft.parameters()} == {"cpu"}
@@ -52,7 +52,7 @@ def test_a_process_may_leave_the_target_without_weights(nano):
     assert pair.stop_tokens == nano.stop_tokens
 
 
-def test_every_process_of_a_training_has_a_gpu_of_its_own(monkeypatch):
+def test_each_training_process_uses_a_different_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert checked_device(None) == "cuda"
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -94,7 +94,7 @@ def test_every_named_pair_has_the_same_keys():
         ({"name": "nano", "chat": 1}, r"model\.chat=1 must be true, false, or null"),
     ],
 )
-def test_models_that_cannot_be_loaded_are_named(arguments, message):
+def test_a_pair_that_cannot_be_loaded_gets_a_message(arguments, message):
     with pytest.raises(UserError, match=message):
         load_pair(**arguments)
 
@@ -127,7 +127,7 @@ def test_the_same_vocabulary_with_other_merges_is_noticed():
         check_tokenizers(CountingTokenizer(5), Reversed(5), "a", "b")
 
 
-def test_padded_embeddings_are_fine_and_their_logits_are_left_out():
+def test_logits_of_padded_embeddings_are_left_out():
     pair = tiny_pair(vocab_size=5)
     pair.target = tiny_llama(8, seed=1, layers=2)
     check_vocabulary(pair)
@@ -159,7 +159,7 @@ def test_logits_that_a_model_changes_afterwards_are_noticed():
         LanguageModel(model).check()
 
 
-def test_another_weight_is_another_revision(nano, copies):
+def test_a_changed_weight_changes_the_revision(nano, copies):
     path = copies["draft"] / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -177,7 +177,7 @@ BEGINNING = "{{ bos_token }}" + PLAIN
 
 
 def word_pair(begins=True, chat_template=None, has_begin=True, **changes):
-    """A tiny pair whose tokenizer knows VOCABULARY; `begins`: it puts <s> in front. It has no pad token."""
+    """A tiny pair whose tokenizer knows VOCABULARY and has no pad token; with `begins` it puts <s> in front."""
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if begins:
@@ -282,7 +282,7 @@ def test_a_pair_is_loaded_with_its_instruction_format(nano):
     assert pair.encoding_fingerprint() != nano.encoding_fingerprint()
 
 
-def test_a_target_that_lies_partly_outside_the_gpus_is_refused():
+def test_a_target_partly_outside_the_gpus_is_refused():
     check_placement({"model.embed_tokens": 0, "model.layers.0": 1, "lm_head": "cuda:1"}, "t")
     with pytest.raises(UserError, match=r"target t does not fit: 2 of 3 parts, 'model.layers.1' first.*model\.device=cuda:1"):
         check_placement({"model.layers.0": 0, "model.layers.1": "cpu", "lm_head": "disk"}, "t")

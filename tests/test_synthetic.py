@@ -26,6 +26,6 @@ def test_a_synthetic_pair_is_a_pair():
     assert "random weights" in pair.draft_revision
 
 
-def test_an_unknown_shape():
+def test_an_unknown_shape_is_refused():
     with pytest.raises(UserError, match="synthetic:llama9.*synthetic:llama2-7b"):
         load_pair(draft="synthetic:llama9", target="synthetic:llama9", device="cpu")

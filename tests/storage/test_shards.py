@@ -387,8 +387,8 @@ def test_the_fingerprint_changes_with_the_format(monkeypatch):
     assert fingerprint(PROVENANCE) != before
 
 
-def test_each_argument_of_a_run_has_its_own_cache(pair, monkeypatch, tmp_path):
-    monkeypatch.setattr(run.ShardStore, "is_complete", lambda store: True)  # every folder is ready; which one is it?
+def test_each_argument_of_a_run_changes_the_cache(pair, monkeypatch, tmp_path):
+    monkeypatch.setattr(run.ShardStore, "is_complete", lambda store: True)  # every folder counts as complete
 
     def folder(pair=pair, source=None, warp=None, settings=SETTINGS, seed=0):
         return generate_data(pair, source or Letters(), warp or Warp(1.0, top_k=5), settings, seed, tmp_path)
@@ -417,7 +417,7 @@ class ChattingTokenizer(CountingTokenizer):
         return f"b{messages[0]['content']}c"
 
 
-def test_a_pair_that_chats_has_another_cache_than_one_that_does_not(pair, tmp_path):
+def test_the_cache_depends_on_whether_a_pair_chats(pair, tmp_path):
     chatting = replace(pair, tokenizer=ChattingTokenizer(8))
     plain = replace(chatting, chat=False)
     assert chatting.encode_instruction("a") == [1, 0, 2] and plain.encode_instruction("a") == [0]
@@ -443,7 +443,7 @@ def test_prompts_that_are_repeated_or_too_long_are_left_out(pair):
     assert all(ids == [ord(letter) - 97 for letter in prompt.text] for prompt, ids in kept)
 
 
-def test_a_prompt_leaves_room_for_a_response_in_the_window():
+def test_a_prompt_leaves_space_for_a_response_in_the_window():
     narrow = tiny_pair(8, window=6)
     source = Letters()
     source.load = lambda chats: [Prompt(text, "train", text) for text in ("abcde", "abcdef")]
