@@ -39,7 +39,8 @@ from specheads.training.distill.measures import LiveSettings, measured, sums_of
 from specheads.training.distill.on_policy import DraftResponses
 from specheads.training.distill.samples import KINDS, SampleSettings
 from specheads.training.loaders import ResumableData
-from specheads.training.trainer import CHATTER, OptimizerSettings
+from specheads.training.optimizer import DraftOptimizer
+from specheads.training.trainer import CHATTER
 
 COLUMNS = [
     Column("samples"),
@@ -102,7 +103,7 @@ def train(cfg, pair, settings: SampleSettings, divergence: str, steps: int, seed
     before = measured(pair, splits["test"], warp, cfg.loader.batch_size)["overlap"]
     prepare(pair.draft)
     own = DraftResponses(pair, warp, cfg.data.max_new_tokens, cfg.generation.batch_size, seed)
-    optimizer = OptimizerSettings(lr=None, weight_decay=0.0).for_width(pair.draft_lm.hidden_size)
+    optimizer = DraftOptimizer().for_width(pair.draft_lm.hidden_size)
     module = DistillModule(pair, loss, optimizer, warp, own, cfg.refresh_every, live=LiveSettings(num_prompts=0))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = Trainer(
