@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.results import Column, Table, add_result_option, prompt_record, text_of, write_result
 from specheads import Warp, load_pair
 from specheads.decoding.responses import batch_plan, generate_batch, row_uniforms
-from specheads.prompts.sources import NanoSource
+from specheads.prompts.nano_source import NanoSource
 
 MAX_NEW_TOKENS = 128
 BATCH_SIZES = (1, 64, 128)

@@ -16,7 +16,8 @@ from data_gen.labels import label_responses
 from specheads import Pair, Warp, load_pair
 from specheads.decoding.responses import batch_plan, generate_batch, row_uniforms
 from specheads.nano import build, corpus
-from specheads.prompts.sources import NanoSource, Prompt
+from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.prompt import Prompt
 from specheads.storage.files import write_whole
 
 FOLDER = Path(build.__file__).parent

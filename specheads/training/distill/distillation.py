@@ -25,7 +25,7 @@ from specheads.errors import UserError, is_count
 from specheads.interrupts import deferred
 from specheads.pair import LanguageModel, Pair, load_draft, revision_of
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
-from specheads.prompts.sources import SPLITS, Prompt, unique
+from specheads.prompts.prompt import SPLITS, Prompt, unique
 from specheads.sampling import Warp
 from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json
