@@ -20,7 +20,7 @@ from benchmarks.results import Column, Table, add_result_option, prompt_record, 
 from specheads import Warp, load_pair
 from specheads.decoding.responses import generate_batch, row_uniforms
 from specheads.padding import batches_of_rows
-from specheads.prompts.sources import NanoSource
+from specheads.prompts.nano_source import NanoSource
 
 MAX_NEW_TOKENS = 128
 BATCH_SIZES = (1, 64, 128)

@@ -30,7 +30,7 @@ from specheads.evaluation.find import missing_remedy, split_of
 from specheads.evaluation.intervals import resample_counts
 from specheads.pair import config_folder
 from specheads.prompts.encoding import encode_prompts
-from specheads.prompts.sources import groups_of
+from specheads.prompts.prompt import groups_of
 from specheads.training.distill.distill_loss import LossSettings
 from specheads.training.distill.distill_module import DistillModule
 from specheads.training.distill.distillation import load_samples, prepare

@@ -17,7 +17,8 @@ from specheads import Pair, Warp, load_pair
 from specheads.decoding.responses import generate_batch, row_uniforms
 from specheads.nano import build, corpus
 from specheads.padding import batches_of_rows
-from specheads.prompts.sources import NanoSource, Prompt
+from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.prompt import Prompt
 from specheads.storage.files import write_whole
 
 FOLDER = Path(build.__file__).parent

@@ -20,7 +20,7 @@ from specheads.evaluation.find import LocatedHead, known_data_sets, missing_reme
 from specheads.heads.train_prompts import numbers_of
 from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
-from specheads.prompts.sources import FINAL, Prompt, PromptSource, groups_of, ids_hash
+from specheads.prompts.prompt import FINAL, Prompt, PromptSource, groups_of, ids_hash
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specheads.prompts.encoding import ResponseLimits
-from specheads.prompts.sources import Prompt
+from specheads.prompts.prompt import Prompt
 
 
 @dataclass(frozen=True)

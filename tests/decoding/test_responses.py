@@ -11,7 +11,7 @@ from data_gen.run import GenerationSettings, Shard, make_rows
 from specheads.decoding.engine import EagerEngine
 from specheads.decoding.responses import generate_batch, row_uniforms
 from specheads.errors import UserError
-from specheads.prompts.sources import Prompt
+from specheads.prompts.prompt import Prompt
 from specheads.sampling import Warp
 
 WARPS = [Warp(0), Warp(1.0), Warp(0.7, top_k=5), Warp(1.0, top_p=0.8)]
