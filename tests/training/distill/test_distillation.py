@@ -1,4 +1,4 @@
-"""`train.py task=distill` as a whole, on nano with few prompts: what it learns from, what it leaves behind, what it refuses."""
+"""`train.py task=distill` as a whole, on nano with few prompts: the folder that it writes, and what it refuses."""
 
 import json
 import logging
@@ -10,14 +10,16 @@ from hydra import compose, initialize_config_dir
 from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
+import train
 from specheads import UserError, Warp, load_pair
+from specheads.commands.compose import settings_of
 from specheads.evaluation.find import find_heads
 from specheads.nano import corpus
 from specheads.pair import config_folder
-from specheads.training.distill.distill_loss import LossSettings
-from specheads.training.distill.distillation import check_trainer, load_samples, own_response, prepare, sample_settings, train
-from specheads.training.distill.measures import measured
-from specheads.training.heads.head_training import train as train_head
+from specheads.training.distill.distillation import check_processes, distill, prepare
+from specheads.training.distill.draft_quality import draft_quality
+from specheads.training.distill.sample_splits import encoded_response, load_splits
+from specheads.training.distill.settings import Distillation
 
 SMALL = ["data.num_train=12", "data.num_dev=4", "data.num_test=4", "data.max_new_tokens=12", "data.max_prompt_tokens=200"]
 SMALL += ["trainer.max_epochs=2", "loader.batch_size=4", "validation={num_prompts: 3, live_prompts: 1, live_tokens: 8}"]
