@@ -13,7 +13,8 @@ from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from specheads.commands.command import command, load_configured_pair
+from specheads.commands.command import command
+from specheads.commands.compose import load_configured_pair
 from specheads.commands.loggers import new_logger
 from specheads.decoding.drafting import Drafting
 from specheads.decoding.engine import resolve_engine

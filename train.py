@@ -4,37 +4,22 @@
 `-m head.depth=0,1,2,3,4 loss.reject_weight=1,3,6,12` sweeps.
 """
 
-from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from data_gen.__main__ import check_data, data_cache
 from specheads.commands.command import command, is_first_process, next_command
-from specheads.commands.compose import load_configured_pair, settings_of
 from specheads.commands.head_report import print_heads
-from specheads.commands.loggers import open_loggers
+from specheads.commands.head_training import train_configured_heads
 from specheads.errors import UserError
-from specheads.training.heads.settings import HeadTraining
+from specheads.pair import Pair
 
 
-def train_head(cfg: DictConfig) -> Path:
-    """Train the heads of a composed config; return the folder of the head, or of all heads."""
-    settings, run = settings_of(HeadTraining, cfg), Path(cfg.paths.run)
+def train_head(cfg: DictConfig, pair: Pair | None = None) -> Path:
+    """Train the heads of a composed config, for its pair, which may be loaded already; return the folder of the head, or of all heads."""
     check_data(cfg)
-    check_splits(cfg)
-    if "rollout" in settings.labels and not cfg.generation.rollouts_per_response:
-        raise UserError(
-            "head.label=rollout needs rollouts, but generation.rollouts_per_response=0; ask for some, for example "
-            "generation.rollouts_per_response=4, in data_gen and in train.py."
-        )
-    with open_loggers(cfg, run) as loggers:
-        from specheads.training.heads.head_training import train_heads  # imports lightning, for which mistakes need not wait
-
-        # The first process makes the data and calibrates; others need the target where heads read its states.
-        only_draft = not is_first_process() and not settings.reads_target
-        pair = load_configured_pair(cfg, only_draft)
-        trained = train_heads(pair, partial(data_cache, cfg, pair), settings, run, loggers)
+    trained = train_configured_heads(cfg, data_cache, pair)
     if is_first_process():
         print_heads(trained)
     return trained.folder
@@ -45,13 +30,6 @@ def distill(cfg: DictConfig) -> Path:
     from specheads.training.distill import distillation
 
     return distillation.train(cfg)
-
-
-def check_splits(cfg: DictConfig) -> None:
-    """Raise UserError unless there are prompts to train on, to choose by and to report on."""
-    for key in ("num_train", "num_dev", "num_test"):
-        if not cfg.data[key]:
-            raise UserError(f"data.{key}={cfg.data[key]} must be a positive integer; training needs prompts of every split.")
 
 
 TASKS = {"head": train_head, "distill": distill}  # each returns a folder

@@ -27,7 +27,7 @@ from specheads.pair import config_folder
 from specheads.storage.data_set import load_split
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
-from specheads.training.heads.head_training import head_specs
+from specheads.training.heads.head_specs import head_specs
 from specheads.training.heads.mixed_responses import MixedResponses
 from specheads.training.loaders import ResumableData
 from specheads.training.optimizer import Optimizer

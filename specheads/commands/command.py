@@ -172,9 +172,7 @@ def next_command(script: str, *overrides: str) -> str:
     replaced = {override.split("=")[0] for override in overrides}
     keys = [override.lstrip("+").split("=")[0] for override in given]
     kept = [
-        override
-        for key, override in zip(keys, given, strict=True)
-        if key.split(".")[0] in SHARED_KEYS and key not in replaced
+        override for key, override in zip(keys, given, strict=True) if key.split(".")[0] in SHARED_KEYS and key not in replaced
     ]
     return shlex.join(["python", *script.split(), *kept, *overrides])
 

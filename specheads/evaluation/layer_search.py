@@ -17,7 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from data_gen.__main__ import check_data
-from specheads.commands.command import command, load_configured_pair, next_command
+from specheads.commands.command import command, next_command
+from specheads.commands.compose import load_configured_pair
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.drafting.layer_skip import layers_of, without_layers
 from specheads.decoding.engine import resolve_engine

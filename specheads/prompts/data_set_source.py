@@ -22,13 +22,9 @@ class DatasetSource:
     have a split of their own; final prompts, if any, follow the test prompts.
     """
 
-    path: str = field(
-        metadata={"help": "a hub data set, a folder of save_to_disk, or a JSON, JSONL, CSV, Parquet or text file"}
-    )
+    path: str = field(metadata={"help": "a hub data set, a folder of save_to_disk, or a JSON, JSONL, CSV, Parquet or text file"})
     name: str | None = field(metadata={"help": "configuration of a hub data set; null: its default"})
-    split: str = field(
-        metadata={"help": "split that the prompts come from; slices work, of local files too: train[:500]"}
-    )
+    split: str = field(metadata={"help": "split that the prompts come from; slices work, of local files too: train[:500]"})
     test_split: str | None = field(
         metadata={"help": "split that the test prompts come from; null: they follow the dev prompts, as in a local file"}
     )
@@ -47,7 +43,9 @@ class DatasetSource:
     )
     num_final: int = field(
         default=0,
-        metadata={"help": "final prompts: those after the test prompts, for evaluate.py split=final; read once, to publish a figure"},
+        metadata={
+            "help": "final prompts: those after the test prompts, for evaluate.py split=final; read once, to publish a figure"
+        },
     )
 
     def check(self) -> None:

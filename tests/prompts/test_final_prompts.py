@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from data_gen.run import GenerationSettings, generate_data
 from specheads.errors import UserError
 from specheads.nano import corpus
-from specheads.prompts.encoding import prompts_fingerprint
 from specheads.prompts.data_set_source import DatasetSource
+from specheads.prompts.encoding import prompts_fingerprint
 from specheads.prompts.nano_source import FINAL_PER_FILE, NUM_PARTS, NUM_READ, NanoSource
 from specheads.prompts.prompt import FINAL, Prompt, unique
 from specheads.sampling import Warp

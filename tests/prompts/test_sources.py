@@ -13,9 +13,9 @@ from fakes import tiny_pair
 from data_gen.run import GenerationSettings, generate_data
 from specheads.errors import UserError
 from specheads.nano import corpus
-from specheads.prompts.encoding import prompts_fingerprint
 from specheads.prompts.counts import scaled_down
 from specheads.prompts.data_set_source import DatasetSource
+from specheads.prompts.encoding import prompts_fingerprint
 from specheads.prompts.nano_source import NUM_READ, NanoSource
 from specheads.prompts.prompt import Prompt, unique
 from specheads.sampling import Warp

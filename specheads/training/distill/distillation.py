@@ -18,14 +18,16 @@ from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
-from data_gen.__main__ import check_data, data_cache, generation_settings
-from specheads.commands.command import load_configured_pair
+from data_gen.__main__ import check_data, data_cache
+from data_gen.settings import Generation
+from specheads.commands.compose import load_configured_pair, settings_of, source_of
 from specheads.commands.loggers import new_logger
 from specheads.errors import UserError, is_count
 from specheads.interrupts import deferred
-from specheads.pair import LanguageModel, Pair, load_draft, revision_of
+from specheads.pair import LanguageModel, Pair, load_draft
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
 from specheads.prompts.prompt import SPLITS, Prompt, unique
+from specheads.revisions import revision_of
 from specheads.sampling import Warp
 from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json
@@ -62,7 +64,12 @@ def train(cfg: DictConfig, pair: Pair | None = None) -> Path:
 def check(cfg: DictConfig) -> None:
     """Raise UserError for what can be known to be wrong before models are loaded and data is made."""
     check_groups(cfg)
-    for key, settings in (("loader", Loader), ("checkpoint", Checkpointing), ("trainer", TrainerSettings), ("optimizer", DraftOptimizer)):
+    for key, settings in (
+        ("loader", Loader),
+        ("checkpoint", Checkpointing),
+        ("trainer", TrainerSettings),
+        ("optimizer", DraftOptimizer),
+    ):
         settings.at(key, OmegaConf.to_container(cfg[key], resolve=True))
     if cfg.trainer.precision not in PRECISIONS:
         raise UserError(
@@ -251,8 +258,8 @@ def load_samples(
 ) -> tuple[dict[str, Dataset], dict[str, Any]]:
     """Return the splits, samples for train prompts and the target's responses for others, and what they are made of (OF_DATA)."""
     kinds = settings.shares
-    loaded = unique(instantiate(cfg.data.source).load(pair.chats, responses="text" in kinds))
-    folder = data_cache(cfg, pair, SPLITS if "target" in kinds else HELD_OUT, loaded, labelled=False)
+    loaded = unique(source_of(cfg).load(pair.chats, responses="text" in kinds))
+    folder = data_cache(cfg, pair, SPLITS if "target" in kinds else HELD_OUT, loaded, labelled=False).folder
     splits: dict[str, Dataset] = {}
     for split, most in (("dev", cfg.validation.num_prompts), ("test", None)):
         rows = load_split(folder, split).with_format("arrow")[:most]
@@ -275,7 +282,7 @@ def train_texts(
     cfg: DictConfig, pair: Pair, loaded: Sequence[Prompt], kinds: Mapping[str, float], folder: Path
 ) -> tuple[Ragged, dict[str, Responses]]:
     """Return the train prompts, of all that were loaded, and by kind the responses to them that are known beforehand."""
-    limits = generation_settings(cfg)
+    limits = settings_of(Generation, cfg).limits
     encoded = encode_prompts(pair, [prompt for prompt in loaded if prompt.split == "train"], limits)
     found: dict[str, dict[str, list]] = {}
     if "text" in kinds:
