@@ -68,8 +68,8 @@ def main() -> None:
         cfg = compose("train", ["experiment=specdecpp_grid", "paths.run=."])
         data = compose("data_gen", ["model=nano"])
     pair = load_pair("nano")
-    rows = load_split(data_cache(data, pair), "train").select(range(arguments.prompts))
-    specs = head_specs(cfg, pair)
+    rows = load_split(data_cache(data, pair).folder, "train").select(range(arguments.prompts))
+    specs = head_specs(settings_of(HeadTraining, cfg), pair)
     one = [next(spec for spec in specs if spec.config.depth == 3)]
     epoch_seconds(pair, rows.select(range(32)), specs)
     times = {"together": [], "apart": [], "one": []}

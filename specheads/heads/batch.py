@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.drafting import drafting_features
+from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS, right_padded, slices
 from specheads.pair import LanguageModel
 from specheads.sampling import CERTAINTY
-
-SLICE_ELEMENTS = 2**24  # logits held at once
-BATCH_TOKENS = 8192  # padded, that a model reads at once
 
 
 @dataclass(frozen=True)
@@ -57,9 +55,7 @@ class HeadBatch:
 def collate(items: Sequence[Mapping]) -> HeadBatch:
     """Return the items of one step as a HeadBatch, right-padded."""
     texts = [text for item in items for text in texts_of(item)]
-    tokens = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
-    for i, text in enumerate(texts):
-        tokens[i, : len(text)] = torch.from_numpy(text)
+    tokens = right_padded(texts)
     judged = {
         name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in ("index", "drafted", "start", "alive")
     }
@@ -97,8 +93,8 @@ def target_states(lm: LanguageModel, batch: HeadBatch, start: Tensor) -> Tensor:
 
 def _states(lm: LanguageModel, tokens: Tensor, row: Tensor, at: Tensor) -> Tensor:
     """Return the hidden states (N, H) at the places `at` (N,) of the rows `row` (N,) of `tokens` (B, T)."""
-    texts = tokens.to(lm.device).split(max(1, BATCH_TOKENS // tokens.shape[1]))
-    hidden = torch.cat([lm.hidden_states(some, use_cache=False) for some in texts])
+    pieces = slices(*tokens.shape, BATCH_TOKENS)
+    hidden = torch.cat([lm.hidden_states(tokens[piece].to(lm.device), use_cache=False) for piece in pieces])
     return hidden.to(tokens.device)[row, at]
 
 
@@ -114,7 +110,7 @@ def drawn_features(
     hidden = _states(lm, batch.tokens, batch.row, at)
     with_logits = needs & set(CERTAINTY)
     parts: list[list[dict[str, Tensor]]] = [[] for _ in draws]
-    for piece in torch.arange(len(at), device=hidden.device).split(max(1, SLICE_ELEMENTS // lm.vocab_size)):
+    for piece in slices(len(at), lm.vocab_size, SLICE_ELEMENTS):
         logits = lm.logits(hidden[piece]) if with_logits else hidden[piece]
         for number, (drafted, found) in enumerate(zip(draws, parts, strict=True)):
             wanted = needs & {"draft_prob", "embedding", "token"} if number else needs

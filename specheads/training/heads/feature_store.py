@@ -6,7 +6,7 @@ shard appears by rename; a restart makes what is missing.
 
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from specheads.errors import UserError, is_number
-from specheads.heads.batch import BATCH_TOKENS, collate, drawn_features, target_states, texts_of
+from specheads.heads.batch import collate, drawn_features, target_states, texts_of
+from specheads.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair import LanguageModel
 from specheads.sampling import CERTAINTY
 from specheads.storage.shards import fingerprint
@@ -154,9 +155,8 @@ class FeatureStore:
         items = [data[part.epoch, number] for number in range(part.first, part.first + part.count)]
         # Rows of similar length are read together; their features are put back in order.
         longest = [max(map(len, texts_of(item))) for item in items]
-        order = sorted(range(len(items)), key=longest.__getitem__)
         rows: list[dict[str, Tensor]] = [{} for _ in items]
-        for numbers in _batches(order, longest, [len(texts_of(item)) for item in items]):
+        for numbers in batches_of_tokens(longest, BATCH_TOKENS, [len(texts_of(item)) for item in items]):
             batch = collate([items[number] for number in numbers]).to(self.lm.device)
             draws = [
                 [torch.from_numpy(ids) for ids in data.judged_draws((part.epoch, part.first + number))] for number in numbers
@@ -173,17 +173,6 @@ class FeatureStore:
                 for number, value in zip(numbers, values.cpu().split(counts), strict=True):
                     rows[number][name] = value
         return packed(rows)
-
-
-def _batches(order: Sequence[int], lengths: Sequence[int], counts: Sequence[int]) -> Iterator[list[int]]:
-    """Yield rows in `order`, of ascending lengths of their texts, `counts` of them each, whose padded size stays within BATCH_TOKENS."""
-    batch: list[int] = []
-    for number in order:
-        if batch and (sum(counts[one] for one in batch) + counts[number]) * lengths[number] > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(number)
-    yield batch
 
 
 class StoredResponses(Dataset):
