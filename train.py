@@ -9,11 +9,14 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from data_gen.__main__ import check_data, data_cache
+from data_gen.settings import Generation
 from specheads.commands.command import command, is_first_process, next_command
 from specheads.commands.head_report import print_heads
 from specheads.commands.head_training import train_configured_heads
 from specheads.errors import UserError
 from specheads.pair import Pair
+from specheads.settings import Settings
+from specheads.training.heads.settings import HeadTraining
 
 
 def train_head(cfg: DictConfig, pair: Pair | None = None) -> Path:
@@ -32,11 +35,16 @@ def distill(cfg: DictConfig) -> Path:
     return distillation.train(cfg)
 
 
+def settings_classes(cfg: DictConfig) -> list[type[Settings]]:
+    """Return the classes of settings that a composed config is for."""
+    return [Generation, HeadTraining] if cfg.task == "head" else [Generation]
+
+
 TASKS = {"head": train_head, "distill": distill}  # each returns a folder
 NEXT = {"head": ("evaluate.py", "head={folder}"), "distill": ("train.py", "model.draft={folder}")}
 
 
-@command("train")
+@command("train", settings_classes)
 def main(cfg: DictConfig) -> None:
     """Train what `task` names, and say what comes next."""
     if cfg.task not in TASKS:

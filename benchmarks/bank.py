@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.results import Column, Table, add_result_option, prompt_record, write_result
 from data_gen.__main__ import data_cache
 from specheads import load_pair
+from specheads.commands.compose import settings_of
 from specheads.heads.batch import collate
 from specheads.pair import config_folder
 from specheads.storage.data_set import load_split
@@ -29,6 +30,7 @@ from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.head_specs import head_specs
 from specheads.training.heads.mixed_responses import MixedResponses
+from specheads.training.heads.settings import HeadTraining
 from specheads.training.loaders import ResumableData
 from specheads.training.optimizer import Optimizer
 

@@ -19,6 +19,11 @@ class Warp:
     """Temperature, then top-k, then top-p, as transformers' logits warpers apply them.
 
     `temperature=0` is a point mass on the argmax and ignores the rest; `top_k=0` and `top_p=1` are off.
+
+    Args:
+        temperature: number that divides the logits; 0: greedy, whatever top_k and top_p are.
+        top_k: number of most likely tokens to keep; 0: all.
+        top_p: probability that the most likely tokens to keep must reach together; 1: all.
     """
 
     temperature: float = 1.0

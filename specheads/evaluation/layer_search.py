@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from data_gen.__main__ import check_data
+from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import load_configured_pair
 from specheads.decoding.decoder import Baseline
@@ -134,7 +135,7 @@ def report(found: Sequence[Candidate], run: Path) -> None:
     print(f"next: {next_command('evaluate.py', 'head=null', 'drafting=layer_skip', f'drafting.skipped=[{best}]')}")
 
 
-@command("layer_search")
+@command("layer_search", lambda cfg: [Generation])
 def main(cfg: DictConfig) -> None:
     search(cfg)
 

@@ -17,6 +17,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from data_gen.__main__ import check_data, data_cache
+from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import load_configured_pair
 from specheads.commands.head_training import head_training_of, train_configured_heads
@@ -41,6 +42,7 @@ from specheads.replay.replay import RecordedHead, head_logits, judged_nodes, rec
 from specheads.storage import runs
 from specheads.storage.data_set import load_split
 from specheads.training.heads.head_specs import head_specs
+from specheads.training.heads.settings import HeadTraining
 from specheads.training.heads.train_share import check_train_share, first_rows
 
 logger = logging.getLogger(__name__)
@@ -204,7 +206,7 @@ def best_by_ratio(winners: Sequence[Winner]) -> dict[str, Winner]:
     return {ratio: max((row for row in winners if row.ratio == ratio), key=lambda row: row.dev_speedup) for ratio in ratios}
 
 
-@command("learning_curve")
+@command("learning_curve", lambda cfg: [Generation, HeadTraining])
 def main(cfg: DictConfig) -> None:
     learning_curve(cfg)
 
