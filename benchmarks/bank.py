@@ -22,13 +22,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.results import Column, Table, add_result_option, prompt_record, write_result
 from data_gen.__main__ import data_cache
 from specheads import load_pair
+from specheads.commands.compose import settings_of
 from specheads.heads.batch import collate
 from specheads.pair import config_folder
 from specheads.storage.data_set import load_split
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
-from specheads.training.heads.head_training import head_specs
+from specheads.training.heads.head_specs import head_specs
 from specheads.training.heads.mixed_responses import MixedResponses
+from specheads.training.heads.settings import HeadTraining
 from specheads.training.loaders import ResumableData
 from specheads.training.optimizer import Optimizer
 
@@ -68,8 +70,8 @@ def main() -> None:
         cfg = compose("train", ["experiment=specdecpp_grid", "paths.run=."])
         data = compose("data_gen", ["model=nano"])
     pair = load_pair("nano")
-    rows = load_split(data_cache(data, pair), "train").select(range(arguments.prompts))
-    specs = head_specs(cfg, pair)
+    rows = load_split(data_cache(data, pair).folder, "train").select(range(arguments.prompts))
+    specs = head_specs(settings_of(HeadTraining, cfg), pair)
     one = [next(spec for spec in specs if spec.config.depth == 3)]
     epoch_seconds(pair, rows.select(range(32)), specs)
     times = {"together": [], "apart": [], "one": []}

@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 from lightning import Trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, add_result_option, interval, prompt_record, text_of, write_result
-from data_gen.__main__ import generation_settings
+from data_gen.settings import Generation
 from specheads import Warp, load_pair
+from specheads.commands.compose import settings_of, source_of
 from specheads.evaluation.find import missing_remedy, split_of
 from specheads.evaluation.intervals import resample_counts
 from specheads.pair import config_folder
@@ -82,8 +82,8 @@ def main() -> None:
             print(
                 f"{samples:<12}{loss:<18}{sum(found['overlap']) / sum(found['tokens']):.4f}  {found['seconds']:.0f} s", flush=True
             )
-    test = split_of(instantiate(cfg.data.source), pair, "test", missing_remedy("test"))
-    prompts = [prompt for prompt, _ in encode_prompts(pair, test, generation_settings(cfg))]
+    test = split_of(source_of(cfg), pair, "test", missing_remedy("test"))
+    prompts = [prompt for prompt, _ in encode_prompts(pair, test, settings_of(Generation, cfg).limits)]
     table = loss_table(given.out, given.samples, given.losses, given.steps, groups_of(prompts))
     print(f"{table.title}\n\n{text_of(table)}")
     write_result(

@@ -33,7 +33,7 @@ def check_data(cfg: DictConfig) -> None:
     source_of(cfg)
 
 
-@command("data_gen")
+@command("data_gen", lambda cfg: [Generation])
 def main(cfg: DictConfig) -> None:
     """Generate the data and say where it is."""
     check_data(cfg)

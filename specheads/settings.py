@@ -6,10 +6,21 @@ The first mistake in a set of settings raises one UserError that names the key a
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Self, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, PlainValidator, Strict, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    PlainValidator,
+    Strict,
+    ValidationError,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from specheads.errors import UserError
@@ -129,13 +140,13 @@ class SettingField:
 def fields_of(cls: type, prefix: str = "") -> Iterator[SettingField]:
     """Yield every field of a class of settings, those of nested settings after the field that holds them.
 
-    The fields of a plain dataclass (`built`) are those with a sentence of help in their metadata.
+    The help for the fields of a plain dataclass (`built`) is in the `Args:` of its docstring.
     """
     if not issubclass(cls, Settings):
+        sentences = _documented_arguments(cls.__doc__ or "")
         for field in dataclasses.fields(cls):
-            if "help" in field.metadata:
-                default = None if field.default is dataclasses.MISSING else field.default
-                yield SettingField(_joined(prefix, field.name), default, field.metadata["help"])
+            default = None if field.default is dataclasses.MISSING else field.default
+            yield SettingField(_joined(prefix, field.name), default, sentences.get(field.name, ""))
         return
     for name, field in cls.model_fields.items():
         key = _joined(prefix, key_of(name, field))
@@ -143,6 +154,19 @@ def fields_of(cls: type, prefix: str = "") -> Iterator[SettingField]:
         yield SettingField(key, default, field.description or "")
         for nested in _classes_in(field.annotation):
             yield from fields_of(nested, key)
+
+
+def _documented_arguments(docstring: str) -> dict[str, str]:
+    """Return the sentences in the `Args:` of a docstring by the names of the arguments."""
+    section = docstring.partition("Args:\n")[2].partition("\n\n")[0]
+    entries = re.findall(r"^ {8}(\w+): (.+(?:\n {9,}.+)*)", section, re.MULTILINE)
+    as_on_command_lines = {"None": "null", "True": "true", "False": "false", "`": ""}
+    sentences = {}
+    for name, text in entries:
+        sentences[name] = re.sub(
+            "None|True|False|`", lambda word: as_on_command_lines[word[0]], re.sub(r"\n +", " ", text)
+        ).rstrip(".")
+    return sentences
 
 
 def key_of(name: str, field: FieldInfo) -> str:

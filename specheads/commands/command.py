@@ -20,10 +20,10 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from specheads import interrupts
-from specheads.commands.help import help_text
+from specheads.commands.help import ClassesOf, help_text
 from specheads.commands.run_folders import NoteRunKey, may_resume, register_resolver
 from specheads.errors import UserError, user_error
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.settings import shown
 from specheads.storage import runs
 
@@ -39,8 +39,8 @@ class Command:
     A sweep has several jobs in one folder; where one of them fails, the others go on, and the exit code is 2.
     """
 
-    def __init__(self, name: str, run: Callable[[DictConfig], object]) -> None:
-        self.name, self.run = name, run
+    def __init__(self, name: str, run: Callable[[DictConfig], object], classes: ClassesOf = lambda cfg: ()) -> None:
+        self.name, self.run, self.classes = name, run, classes
         self.begun: set[Path] = set()  # folders of runs that this process works in
         self.failed = False
         update_wrapper(self, run)  # Hydra asks where the function was defined
@@ -52,7 +52,7 @@ class Command:
         self.begun, self.failed = set(), False
         if {"--help", "-h"} & set(sys.argv):
             overrides = [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]
-            self.guarded(lambda: print(help_text(self.name, overrides)))
+            self.guarded(lambda: print(help_text(self.name, overrides, classes=self.classes)))
         else:
             register_resolver()
             interrupts.listen()
@@ -123,9 +123,12 @@ class Command:
         raise SystemExit(interruption.exit_code) from None
 
 
-def command(name: str) -> Callable[[Callable[[DictConfig], object]], Command]:
-    """Return a decorator that makes a function of a config the command line whose config is conf/<name>.yaml."""
-    return lambda run: Command(name, run)
+def command(name: str, classes: ClassesOf = lambda cfg: ()) -> Callable[[Callable[[DictConfig], object]], Command]:
+    """Return a decorator that makes a function of a config the command line whose config is conf/<name>.yaml.
+
+    `classes` gives the classes of settings whose fields explain the keys of a composed config in `--help`.
+    """
+    return lambda run: Command(name, run, classes)
 
 
 def run_folder() -> Path:
@@ -172,9 +175,7 @@ def next_command(script: str, *overrides: str) -> str:
     replaced = {override.split("=")[0] for override in overrides}
     keys = [override.lstrip("+").split("=")[0] for override in given]
     kept = [
-        override
-        for key, override in zip(keys, given, strict=True)
-        if key.split(".")[0] in SHARED_KEYS and key not in replaced
+        override for key, override in zip(keys, given, strict=True) if key.split(".")[0] in SHARED_KEYS and key not in replaced
     ]
     return shlex.join(["python", *script.split(), *kept, *overrides])
 

@@ -1,13 +1,16 @@
 """What train.py prints once a draft is distilled."""
 
+from typing import TYPE_CHECKING
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from specheads.training.distill.distillation import DistilledDraft
+if TYPE_CHECKING:
+    from specheads.training.distill.distillation import DistilledDraft
 
 
-def print_draft(distilled: DistilledDraft) -> None:
+def print_draft(distilled: "DistilledDraft") -> None:
     """Print how good the draft was before and is now, and where it is."""
     table = Table("on test prompts", box=box.SIMPLE_HEAD)
     for column in ("before", "after", "change"):

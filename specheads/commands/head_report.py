@@ -1,15 +1,18 @@
 """What train.py prints once heads are trained."""
 
+from typing import TYPE_CHECKING
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from specheads.training.heads.head_training import TrainedHeads
+if TYPE_CHECKING:
+    from specheads.training.heads.head_training import TrainedHeads
 
 METRICS = {"auroc": "AUROC", "kl": "KL", "brier": "Brier", "ece": "ECE"}
 
 
-def print_heads(trained: TrainedHeads) -> None:
+def print_heads(trained: "TrainedHeads") -> None:
     """Print how the heads compare with the draft's own numbers, how well they are calibrated in rounds, and where they are."""
     console = Console(highlight=False)
     table = _table("on held-out prompts", *METRICS.values())

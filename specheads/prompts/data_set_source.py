@@ -3,7 +3,7 @@
 import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specheads.errors import UserError
 from specheads.prompts.counts import check_counts, scaled_down
@@ -20,35 +20,32 @@ class DatasetSource:
 
     The first `num_train` prompts are the train prompts, the next the dev prompts, and the next the test prompts unless those
     have a split of their own; final prompts, if any, follow the test prompts.
+
+    Args:
+        path: a hub data set, a folder of save_to_disk, or a JSON, JSONL, CSV, Parquet or text file.
+        name: configuration of a hub data set; null: its default.
+        split: split that the prompts come from; slices work, of local files too: train[:500].
+        test_split: split that the test prompts come from; null: they follow the dev prompts, as in a local file.
+        template: text over the data set's fields, or a list of texts: the first whose fields are not blank is used.
+        completion_template: template for a pair that continues a text and takes no instructions; null: template.
+        num_train: train prompts; with fewer rows than asked for, splits shrink in proportion.
+        num_dev: dev prompts: those after the train prompts.
+        num_test: test prompts: those after the dev prompts, or the first of test_split.
+        response_template: template of the data set's own responses, for task=distill samples=text; null: it has none.
+        num_final: final prompts: those after the test prompts, for evaluate.py split=final; read once, to publish a figure.
     """
 
-    path: str = field(
-        metadata={"help": "a hub data set, a folder of save_to_disk, or a JSON, JSONL, CSV, Parquet or text file"}
-    )
-    name: str | None = field(metadata={"help": "configuration of a hub data set; null: its default"})
-    split: str = field(
-        metadata={"help": "split that the prompts come from; slices work, of local files too: train[:500]"}
-    )
-    test_split: str | None = field(
-        metadata={"help": "split that the test prompts come from; null: they follow the dev prompts, as in a local file"}
-    )
-    template: str | Sequence[str] = field(
-        metadata={"help": "text over the data set's fields, or a list of texts: the first whose fields are not blank is used"}
-    )
-    completion_template: str | Sequence[str] | None = field(
-        metadata={"help": "the template for a pair that continues a text and takes no instructions; null: template"}
-    )
-    num_train: int = field(metadata={"help": "train prompts; with fewer rows than asked for, splits shrink in proportion"})
-    num_dev: int = field(metadata={"help": "dev prompts: those after the train prompts"})
-    num_test: int = field(metadata={"help": "test prompts: those after the dev prompts, or the first of test_split"})
-    response_template: str | Sequence[str] | None = field(
-        default=None,
-        metadata={"help": "template of the data set's own responses, for task=distill samples=text; null: it has none"},
-    )
-    num_final: int = field(
-        default=0,
-        metadata={"help": "final prompts: those after the test prompts, for evaluate.py split=final; read once, to publish a figure"},
-    )
+    path: str
+    name: str | None
+    split: str
+    test_split: str | None
+    template: str | Sequence[str]
+    completion_template: str | Sequence[str] | None
+    num_train: int
+    num_dev: int
+    num_test: int
+    response_template: str | Sequence[str] | None = None
+    num_final: int = 0
 
     def check(self) -> None:
         """Raise UserError for mistakes that show before data is read."""

@@ -1,7 +1,7 @@
 """A data set that was generated: where it is, and the prompts that it was generated for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from specheads.prompts.encoding import ResponseLimits
@@ -14,4 +14,4 @@ class GeneratedData:
 
     folder: Path
     prompts: Sequence[Prompt]
-    limits: ResponseLimits = ResponseLimits()
+    limits: ResponseLimits = field(default_factory=ResponseLimits)

@@ -4,7 +4,7 @@ import hashlib
 import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from specheads.errors import UserError, is_count
 from specheads.nano import corpus
@@ -24,24 +24,23 @@ class NanoSource:
     """`data=nano`: functions of this machine's standard library that the embedded pair was not trained on.
 
     Its dev files give the head's train and dev prompts, its test files the test prompts; always split by file. The final split holds the
-    prompts of the test files after the first NUM_READ, in NUM_PARTS parts: `final_part` names one part or a list of parts, and `num_final`
-    limits their prompts. A prompt is in the same part whatever else the library holds, so that parts are nearly the same under every
-    Python version.
+    prompts of the test files after the first NUM_READ, in NUM_PARTS parts. A prompt is in the same part whatever else the library holds,
+    so that parts are nearly the same under every Python version.
+
+    Args:
+        num_train: train prompts, from dev files; fewer where there are not as many.
+        num_dev: dev prompts, from other dev files.
+        num_test: test prompts, from test files, at most 300: the final split follows them.
+        num_final: prompts of evaluate.py split=final; null: all of the parts that final_part names.
+        final_part: part of the final split, 0 to 9, or a list of parts; null: none. A part is read once, when a figure is published;
+            benchmarks/final_parts.json lists the parts that are spent.
     """
 
-    num_train: int = field(metadata={"help": "train prompts, from dev files; fewer where there are not as many"})
-    num_dev: int = field(metadata={"help": "dev prompts, from other dev files"})
-    num_test: int = field(metadata={"help": f"test prompts, from test files, at most {NUM_READ}: the final split follows them"})
-    num_final: int | None = field(
-        default=None, metadata={"help": "prompts of evaluate.py split=final; null: all of the parts that final_part names"}
-    )
-    final_part: int | Sequence[int] | None = field(
-        default=None,
-        metadata={
-            "help": "part of the final split, 0 to 9, or a list of parts; null: none. A part is read once, when a figure is published; "
-            "benchmarks/final_parts.json lists the parts that are spent"
-        },
-    )
+    num_train: int
+    num_dev: int
+    num_test: int
+    num_final: int | None = None
+    final_part: int | Sequence[int] | None = None
 
     def check(self) -> None:
         """Raise UserError for a value that is not a count or a part, and if there would be no prompts."""

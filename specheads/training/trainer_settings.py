@@ -52,7 +52,9 @@ class TrainerSettings(Settings):
     max_epochs: PositiveCount = setting(12, "passes over the train prompts")
     accelerator: Any = setting("auto", "where to train: cpu, gpu, ...; auto: where the models are", decides=False)
     devices: Any = setting(1, "how many devices; each gets its part of the prompts; auto: all", decides=False)
-    precision: Any = setting("32-true", "the arithmetic's; heads always compute in float32, and the draft that they read keeps its dtype")
+    precision: Any = setting(
+        "32-true", "the arithmetic's; heads always compute in float32, and the draft that they read keeps its dtype"
+    )
     gradient_clip_val: NonNegativeNumber | None = setting(1.0, "largest norm of a step's gradient; null: no limit")
     accumulate_grad_batches: PositiveCount = setting(1, "batches per optimizer step, all of whose positions count alike")
     check_val_every_n_epoch: PositiveCount = setting(1, "epochs between two validations")

@@ -8,11 +8,12 @@ import datasets
 import pytest
 from omegaconf import OmegaConf
 
-from data_gen.run import GenerationSettings, generate_data
+from data_gen.run import generate_data
+from data_gen.settings import Generation
 from specheads.errors import UserError
 from specheads.nano import corpus
-from specheads.prompts.encoding import prompts_fingerprint
 from specheads.prompts.data_set_source import DatasetSource
+from specheads.prompts.encoding import prompts_fingerprint
 from specheads.prompts.nano_source import FINAL_PER_FILE, NUM_PARTS, NUM_READ, NanoSource
 from specheads.prompts.prompt import FINAL, Prompt, unique
 from specheads.sampling import Warp
@@ -177,7 +178,7 @@ def test_a_count_of_final_prompts_is_checked(tmp_path):
 
 
 def test_data_caches_hold_no_final_prompt_and_do_not_depend_on_them(nano, tmp_path):
-    settings, texts = GenerationSettings(max_new_tokens=2), ("def a():\n", "def b():\n")
+    settings, texts = Generation(warp=Warp(), max_new_tokens=2), ("def a():\n", "def b():\n")
     prompts = [Prompt(f"{n:016x}", split, text) for n, (split, text) in enumerate(zip(("train", FINAL), texts, strict=True))]
 
     class Source:
@@ -187,7 +188,7 @@ def test_data_caches_hold_no_final_prompt_and_do_not_depend_on_them(nano, tmp_pa
         def load(self, chats, responses=False):
             return self.some
 
-    made = [generate_data(nano, Source(some), Warp(), settings, 0, tmp_path) for some in (prompts, prompts[:1])]
+    made = [generate_data(nano, Source(some), settings, tmp_path) for some in (prompts, prompts[:1])]
     assert made[0] == made[1]
     assert [path.name for path in made[0].glob("*.parquet")] == ["train-00000.parquet"]
 

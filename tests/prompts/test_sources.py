@@ -10,15 +10,15 @@ import pytest
 from datasets import Dataset, DatasetDict
 from fakes import tiny_pair
 
-from data_gen.run import GenerationSettings, generate_data
+from data_gen.run import generate_data
+from data_gen.settings import Generation
 from specheads.errors import UserError
 from specheads.nano import corpus
-from specheads.prompts.encoding import prompts_fingerprint
 from specheads.prompts.counts import scaled_down
 from specheads.prompts.data_set_source import DatasetSource
+from specheads.prompts.encoding import prompts_fingerprint
 from specheads.prompts.nano_source import NUM_READ, NanoSource
 from specheads.prompts.prompt import Prompt, unique
-from specheads.sampling import Warp
 
 ALL = 10**6
 
@@ -441,7 +441,7 @@ def test_data_generation_asks_for_the_prompts_that_suit_the_pair(tmp_path):
     for instruction_format in (None, "[INST] {instruction} [/INST]"):
         pair = replace(tiny_pair(), instruction_format=instruction_format)
         with pytest.raises(UserError, match="none of 0 prompts"):
-            generate_data(pair, Source(), Warp(), GenerationSettings(), 0, tmp_path)
+            generate_data(pair, Source(), Generation(), tmp_path)
     assert asked == [False, True]
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from specheads.language_model import LanguageModel
 from specheads.padding import SLICE_ELEMENTS, slices
-from specheads.pair import LanguageModel
 from specheads.training.distill.divergences import acceptance
 from specheads.training.distill.settings import DistillLoss
 

@@ -12,8 +12,10 @@ from transformers import PreTrainedModel
 
 from specheads.errors import UserError
 from specheads.interrupts import deferred
-from specheads.pair import LanguageModel, Pair, load_draft, revision_of
+from specheads.language_model import LanguageModel
+from specheads.pair import Pair, load_draft
 from specheads.prompts.generated_data import GeneratedData
+from specheads.revisions import revision_of
 from specheads.settings import cache_key, shown
 from specheads.training.distill.distill_module import DistillModule, shards_weights
 from specheads.training.distill.draft_folder import draft_provenance, export
@@ -61,6 +63,7 @@ def distill(
     Raises:
         UserError: settings that do not fit the pair, the data or the machine.
     """
+    run = Path(run)
     with seeded_training(settings.seed):
         check_initial_draft(settings, pair)
         device_type, dtype = pair.draft_lm.device.type, pair.draft.dtype

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specheads.language_model import LanguageModel
 from specheads.padding import BATCH_TOKENS, right_padded, slices
-from specheads.pair import LanguageModel
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,7 @@ from specheads.training.heads.settings import HeadTraining
 logger = logging.getLogger(__name__)
 
 
-def calibrate(
-    settings: HeadTraining, pair: Pair, data: GeneratedData, folders: Sequence[Path]
-) -> dict[str, dict[str, float]]:
+def calibrate(settings: HeadTraining, pair: Pair, data: GeneratedData, folders: Sequence[Path]) -> dict[str, dict[str, float]]:
     """Fit a calibration for every head in `folders` and write it into its config.
 
     Returns by name of a head its expected calibration errors on the dev prompts, without a calibration (`raw`) and with one of other

@@ -53,7 +53,9 @@ def _spec(settings: HeadTraining, values: Mapping[str, Any], pair: Pair | None) 
     )
     weights = {key.removeprefix("loss."): value for key, value in values.items() if key.startswith("loss.")}
     if not weights["accept_weight"] and not weights["reject_weight"]:
-        raise UserError("loss.accept_weight and loss.reject_weight are both 0, so that nothing is learned; 1 is the usual weight.")
+        raise UserError(
+            "loss.accept_weight and loss.reject_weight are both 0, so that nothing is learned; 1 is the usual weight."
+        )
     if weights["survival_weighted"] and config.label != "rollout":
         raise UserError(
             f"loss.survival_weighted=true changes nothing with head.label={config.label}, which has no rounds; use it with "

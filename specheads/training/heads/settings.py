@@ -67,7 +67,7 @@ def check_label(label: str) -> str:
 def _listed(value: Any) -> Any:
     """Return a list of input names, or of such lists, as tuples."""
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueError("must be a list")
+        raise ValueError("must be a list")  # noqa: TRY004 pydantic wants a ValueError
     if any(isinstance(name, str) for name in value) and not all(isinstance(name, str) for name in value):
         raise ValueError("mixes names and lists; give a list of names, or a list of such lists")
     return tuple(name if isinstance(name, str) else tuple(name) for name in value)

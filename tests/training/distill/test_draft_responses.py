@@ -46,7 +46,10 @@ def test_responses_are_the_drafts_whatever_batch_they_are_in(pair):
 
 def test_other_epochs_and_seeds_sample_other_responses(pair):
     first, other, seeded = (
-        [sample.response.tolist() for sample in writer(pair, seed=seed).answered(unanswered(epoch), lambda epoch=epoch: unanswered(epoch))]
+        [
+            sample.response.tolist()
+            for sample in writer(pair, seed=seed).answered(unanswered(epoch), lambda epoch=epoch: unanswered(epoch))
+        ]
         for epoch, seed in ((0, 0), (1, 0), (0, 1))
     )
     assert first != other and first != seeded

@@ -65,7 +65,9 @@ def test_initial_drafts_that_make_no_model_are_refused(make, message):
 
 def test_initial_drafts_say_what_they_are():
     target = family_pair("llama").target
-    assert TargetLayers().name == "the target's layers spread evenly" and TargetLayers((0, 1)).name == "the target's layers [0, 1]"
+    assert (
+        TargetLayers().name == "the target's layers spread evenly" and TargetLayers((0, 1)).name == "the target's layers [0, 1]"
+    )
     assert [TargetLayers(layers).make(target).config.num_hidden_layers for layers in (None, 2, (1,))] == [1, 2, 1]
     draft = RandomDraft({"num_hidden_layers": 3})
     assert draft.name == "fresh: num_hidden_layers=3" and draft.make(target).config.num_hidden_layers == 3
