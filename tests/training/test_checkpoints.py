@@ -249,7 +249,7 @@ def test_a_file_that_is_no_checkpoint_is_named(tmp_path, content):
         differences(path, {})
 
 
-# --- which one a run goes on from
+# --- which checkpoint a run resumes
 
 HERE = {"data": "a", "seed": 1}
 
@@ -291,14 +291,14 @@ def test_a_named_checkpoint_is_taken_where_the_runs_own_cannot_be_read(stopped, 
     checkpoints, named = stopped
     checkpoints.path.write_bytes(b"cut off")
     assert checkpoint_to_resume(named, checkpoints) == Path(named)
-    assert "starts anew" in caplog.text
+    assert "training starts again" in caplog.text
 
 
 def test_a_named_checkpoint_of_other_settings_is_refused(stopped):
     checkpoints, named = stopped
     checkpoints.provenance |= {"seed": 2, "data": "b"}
     checkpoints.path.unlink()
-    with pytest.raises(UserError, match=r"named\.ckpt is of a run with other data, seed"):
+    with pytest.raises(UserError, match=r"named\.ckpt is of a run with another data, seed"):
         checkpoint_to_resume(named, checkpoints)
     with pytest.raises(UserError, match=r"named\.ckpt is of a run with other seed;"):
         check_named_checkpoint(named, {"seed": 2}, but=["data"])
