@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.drafting import drafting_features
+from specheads.features import FEATURES, drafting_features, reads_logits
 from specheads.pair import LanguageModel
-from specheads.sampling import CERTAINTY
 
 SLICE_ELEMENTS = 2**24  # logits held at once
 BATCH_TOKENS = 8192  # padded, that a model reads at once
@@ -112,11 +111,11 @@ def drawn_features(
     """
     at = batch.index if predicts == "input_token" else batch.index - 1
     hidden = _states(lm, batch.tokens, batch.row, at)
-    with_logits = needs & set(CERTAINTY)
+    with_logits = reads_logits(needs)
     parts: list[list[dict[str, Tensor]]] = [[] for _ in draws]
     for piece in torch.arange(len(at), device=hidden.device).split(max(1, SLICE_ELEMENTS // lm.vocab_size)):
         logits = lm.logits(hidden[piece]) if with_logits else hidden[piece]
         for number, (drafted, found) in enumerate(zip(draws, parts, strict=True)):
-            wanted = needs & {"draft_prob", "embedding", "token"} if number else needs
-            found.append(drafting_features(lm, wanted, logits, drafted[piece], hidden[piece]))
+            wanted = {name for name in needs if FEATURES[name].of_token} if number else needs
+            found.append(drafting_features(wanted, logits, drafted[piece], hidden[piece], lm.embed))
     return [{name: torch.cat([part[name] for part in found]) for name in found[0]} for found in parts]

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from specheads.decoding.drafting.autoregressive import drafting_features
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
+from specheads.features import drafting_features, reads_target
 from specheads.heads.checkpoint import load_head
 from specheads.heads.portable.standalone_head import bounds_of
 from specheads.pair import load_language_model
@@ -74,7 +74,7 @@ class HeadProposer:
         self._draft_location = given["draft"]
         self._any_draft = bool(given.get("any_draft", False))
         self.head = load_head(given["head"], self._any_draft)
-        if "target_hidden" in self.head.config.inputs:
+        if reads_target(self.head.config.inputs):
             raise UserError(
                 f"the head {given['head']} reads the target's hidden state, which vLLM does not hand over; train one without it."
             )
@@ -167,7 +167,7 @@ class HeadProposer:
             logits = draft.logits(hidden)
             token = logits.argmax(dim=-1)
             drafted.append(int(token))
-            state, stop = self.rule.step(state, drafting_features(draft, self.rule.needs, logits, token, hidden))
+            state, stop = self.rule.step(state, drafting_features(self.rule.needs, logits, token, hidden, draft.embed))
             if len(drafted) >= limit or bool(stop) or drafted[-1] in self._ends:
                 return drafted
             pending = token[:, None]

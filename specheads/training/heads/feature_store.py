@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from specheads.errors import UserError, is_number
+from specheads.features import FEATURES, RECORDED
 from specheads.heads.batch import BATCH_TOKENS, collate, drawn_features, target_states, texts_of
 from specheads.pair import LanguageModel
-from specheads.sampling import CERTAINTY
 from specheads.storage.shards import fingerprint
 from specheads.storage.tensor_shards import GIB, ShardReader, make_missing, packed, spans
 from specheads.training.heads.mixed_responses import MixedResponses

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from specheads.errors import UserError
+from specheads.features import RECORDED
 from specheads.heads.batch import HeadBatch, head_features, target_states
 from specheads.heads.checkpoint import CONSTANT
 from specheads.heads.metrics import auroc, fit_logistic, prediction_metrics
 from specheads.pair import LanguageModel
-from specheads.sampling import CERTAINTY
 from specheads.training.heads.bank import HeadBank
 from specheads.training.trainer import CurveModule, OptimizerSettings, cosine_after_warmup
 
@@ -110,7 +110,7 @@ class HeadModule(CurveModule):
 
     def rival_features(self, batch: HeadBatch) -> Tensor:
         """Return (n, 3) what training-free rules know of each token judged after the response: log d(y), max d, entropy."""
-        found = self.features(batch, frozenset(CERTAINTY), "next_token")
+        found = self.features(batch, frozenset(RECORDED), "next_token")
         columns = torch.stack([found["draft_prob"].clamp_min(1e-12).log(), found["max_prob"], found["entropy"]], dim=1)
         return columns[batch.of_response]
 
