@@ -9,7 +9,7 @@ from specheads.heads.checkpoint import load_head
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.portable.assisted import Assisted
 from specheads.heads.portable.standalone_head import StandaloneHead
-from specheads.pair import revision_of
+from specheads.revisions import revision_of
 
 
 def assist(

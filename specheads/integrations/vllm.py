@@ -23,7 +23,7 @@ from specheads.errors import UserError
 from specheads.features import drafting_features, reads_target
 from specheads.heads.checkpoint import load_head
 from specheads.heads.portable.standalone_head import bounds_of
-from specheads.pair import load_language_model
+from specheads.language_model import load_language_model
 
 KEYS = {"draft", "head", "threshold", "min_tokens", "max_tokens", "max_requests", "device", "dtype", "any_draft"}
 MAX_REQUESTS = 32

@@ -22,9 +22,10 @@ from data_gen.__main__ import check_data, data_cache, generation_settings
 from specheads.commands.command import load_configured_pair
 from specheads.errors import UserError, is_count
 from specheads.interrupts import deferred
-from specheads.pair import LanguageModel, Pair, load_draft, revision_of
+from specheads.pair import LanguageModel, Pair, load_draft
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
 from specheads.prompts.sources import SPLITS, Prompt, unique
+from specheads.revisions import revision_of
 from specheads.sampling import Warp
 from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json
