@@ -133,11 +133,7 @@ def drafting_features(
     """
     softmax = softmax_sums(logits) if reads_logits(needs) else None
     drafted = DraftedToken(token, hidden, embed, softmax)  # type: ignore[arg-type]  # None where no feature reads it
-    return {
-        name: feature.compute(drafted)
-        for name, feature in FEATURES.items()
-        if name in needs and feature.compute is not None
-    }
+    return {name: feature.compute(drafted) for name, feature in FEATURES.items() if name in needs and feature.compute is not None}
 
 
 def input_size(inputs: Sequence[str], sizes: Mapping[str, int | None]) -> int:

@@ -49,13 +49,17 @@ class HeadConfig:
         if self.predicts not in KNOWN_INPUTS:
             raise UserError(f"head.predicts={self.predicts!r} is not known; use one of {', '.join(KNOWN_INPUTS)}.")
         if not is_count(self.depth):
-            raise UserError(f"head.depth={self.depth} must be 0 (a linear head) or a positive integer, the number of residual blocks.")
+            raise UserError(
+                f"head.depth={self.depth} must be 0 (a linear head) or a positive integer, the number of residual blocks."
+            )
         if self.width is not None and not is_count(self.width, least=1):
             raise UserError(f"head.width={self.width} must be a positive integer; use null for the usual width.")
         inputs = tuple(self.inputs) or DEFAULT_INPUTS[self.predicts]
         known = KNOWN_INPUTS[self.predicts]
         if unknown := [name for name in inputs if name not in known]:
-            raise UserError(f"head.inputs names {unknown[0]!r}; a head with predicts={self.predicts} can read {', '.join(known)}.")
+            raise UserError(
+                f"head.inputs names {unknown[0]!r}; a head with predicts={self.predicts} can read {', '.join(known)}."
+            )
         self._check_sizes(inputs)
         narrow = min(max(self.hidden_size // NEXT_TOKEN_SHARE, LEAST_WIDTH), LARGEST_WIDTH)
         default_width = self.hidden_size if self.predicts == "input_token" else narrow

@@ -130,7 +130,9 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError:
-        pickled = " Its weights are a pickle, which is not read: save them as safetensors." if list(path.parent.glob("*.bin")) else ""
+        pickled = (
+            " Its weights are a pickle, which is not read: save them as safetensors." if list(path.parent.glob("*.bin")) else ""
+        )
         raise UserError(f"{path.parent} has no {path.name}; export the head again.{pickled}") from None
     except SafetensorError as error:
         raise UserError(

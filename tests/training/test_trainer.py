@@ -48,7 +48,7 @@ def test_what_differs_is_part_of_the_name(nano):
     [
         ("head.depth=[]", r"head.depth=\[\] names no value"),
         ("head.depth=[1,1]", "same head is asked for twice"),
-        ("head.depth=[0,-1]", "head.depth=-1 is no count"),
+        ("head.depth=[0,-1]", "head.depth=-1 must be 0"),
         ("loss.reject_weight=[1,a]", "loss.reject_weight=a is no number"),
         ("head.predicts=[input_token,next_token]", "head.predicts=.*not one value"),
         ("head.label=[]", r"head.label=\[\] names no value"),

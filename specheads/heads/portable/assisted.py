@@ -194,7 +194,9 @@ class Assisted:
     def candidates(self, target_tokenizer: Any = None, assistant_tokenizer: Any = None, **arguments: Any) -> HeadCandidates:
         """Return the generator of drafts for a new generation."""
         if target_tokenizer is not None and assistant_tokenizer is not None:
-            raise ValueError("the head reads the draft's tokens, so draft and target must share a tokenizer; leave out assistant_tokenizer=.")
+            raise ValueError(
+                "the head reads the draft's tokens, so draft and target must share a tokenizer; leave out assistant_tokenizer=."
+            )
         self.rounds = []
         self._num_generations += 1
         return HeadCandidates(self, **arguments)
@@ -246,7 +248,10 @@ def _check(target: PreTrainedModel, draft: PreTrainedModel, head: StandaloneHead
     sizes = {"draft": (draft, head.config["hidden_size"])}
     sizes |= {"target": (target, head.config["target_size"])} if reads_target else {}
     for role, (model, size) in sizes.items():
-        actual, trained = model.get_output_embeddings().weight.shape[1], (head.config.get(role) or {}).get("id", f"another {role}")
+        actual, trained = (
+            model.get_output_embeddings().weight.shape[1],
+            (head.config.get(role) or {}).get("id", f"another {role}"),
+        )
         if actual != size:
             raise ValueError(
                 f"the head reads hidden states of size {size} of the {role}, but those of {model.name_or_path} have {actual}; it was trained for "

@@ -11,7 +11,7 @@ from torch import Tensor
 from specheads.errors import UserError
 from specheads.features import RECORDED
 from specheads.heads.batch import HeadBatch, head_features, target_states
-from specheads.heads.checkpoint import CONSTANT
+from specheads.heads.head import LEAST_SPREAD
 from specheads.heads.metrics import auroc, fit_logistic, prediction_metrics
 from specheads.pair import LanguageModel
 from specheads.training.heads.bank import HeadBank
@@ -154,7 +154,7 @@ class HeadModule(CurveModule):
         """Raise UserError naming the first head whose predictions do not vary."""
         with torch.no_grad():
             for name, head in self.bank.heads.items():
-                if not head(features).std().item() >= CONSTANT:  # a NaN is none either
+                if not head(features).std().item() >= LEAST_SPREAD:  # a NaN is none either
                     raise UserError(
                         f"head {name} predicts a constant, or no number, after training; train longer (trainer.max_epochs), on more prompts "
                         "(data.num_train), or with another learning rate (optimizer.lr). Its checkpoint is kept."

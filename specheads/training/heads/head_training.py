@@ -16,9 +16,11 @@ from data_gen.__main__ import check_data, data_cache
 from specheads.commands.command import is_first_process, load_configured_pair
 from specheads.errors import UserError
 from specheads.evaluation.calibrate import calibrate
+from specheads.features import ROUND_INPUTS
 from specheads.heads.batch import collate
-from specheads.heads.checkpoint import NUM_GOLDEN, save_head
-from specheads.heads.head import ROUND_INPUTS, HeadConfig
+from specheads.heads.checkpoint import save_head
+from specheads.heads.config import HeadConfig
+from specheads.heads.head import NUM_GOLDEN
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.interrupts import deferred
 from specheads.pair import Pair

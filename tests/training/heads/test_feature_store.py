@@ -19,8 +19,8 @@ from specheads.training.heads.mixed_responses import MixedResponses
 from specheads.training.trainer import OptimizerSettings
 
 NEEDS = {
-    "input_token": frozenset({"hidden", "entropy"}),
-    "next_token": frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy"}),
+    "input_token": frozenset({"hidden", "entropy", "second_prob"}),
+    "next_token": frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"}),
 }
 KINDS = list(NEEDS)
 NUM_EPOCHS = 3
@@ -203,7 +203,7 @@ def test_a_store_over_the_budget_is_refused_with_its_size(nano64, rows, tmp_path
     ("features", "budget", "message"),
     [
         ("stored", 1, "features=stored is not known; use one of auto, cached, online"),
-        ("auto", -1, "features_budget=-1 is no"),
+        ("auto", -1, "features_budget=-1 must be a number of at least 0"),
     ],
 )
 def test_settings_that_are_none_are_refused(features, budget, message):
