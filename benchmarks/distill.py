@@ -18,19 +18,19 @@ from pathlib import Path
 import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 from lightning import Trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, add_result_option, interval, prompt_record, text_of, write_result
-from data_gen.__main__ import generation_settings
+from data_gen.settings import Generation
 from specheads import Warp, load_pair
+from specheads.commands.compose import settings_of, source_of
 from specheads.evaluation.find import missing_remedy, split_of
 from specheads.evaluation.intervals import resample_counts
 from specheads.pair import config_folder
 from specheads.prompts.encoding import encode_prompts
-from specheads.prompts.sources import groups_of
+from specheads.prompts.prompt import groups_of
 from specheads.training.distill.distill_loss import LossSettings
 from specheads.training.distill.distill_module import DistillModule
 from specheads.training.distill.distillation import load_samples, prepare
@@ -39,7 +39,8 @@ from specheads.training.distill.measures import LiveSettings, measured, sums_of
 from specheads.training.distill.on_policy import DraftResponses
 from specheads.training.distill.samples import KINDS, SampleSettings
 from specheads.training.loaders import ResumableData
-from specheads.training.trainer import CHATTER, OptimizerSettings
+from specheads.training.optimizer import DraftOptimizer
+from specheads.training.trainer import CHATTER
 
 COLUMNS = [
     Column("samples"),
@@ -81,8 +82,8 @@ def main() -> None:
             print(
                 f"{samples:<12}{loss:<18}{sum(found['overlap']) / sum(found['tokens']):.4f}  {found['seconds']:.0f} s", flush=True
             )
-    test = split_of(instantiate(cfg.data.source), pair, "test", missing_remedy("test"))
-    prompts = [prompt for prompt, _ in encode_prompts(pair, test, generation_settings(cfg))]
+    test = split_of(source_of(cfg), pair, "test", missing_remedy("test"))
+    prompts = [prompt for prompt, _ in encode_prompts(pair, test, settings_of(Generation, cfg).limits)]
     table = loss_table(given.out, given.samples, given.losses, given.steps, groups_of(prompts))
     print(f"{table.title}\n\n{text_of(table)}")
     write_result(
@@ -102,7 +103,7 @@ def train(cfg, pair, settings: SampleSettings, divergence: str, steps: int, seed
     before = measured(pair, splits["test"], warp, cfg.loader.batch_size)["overlap"]
     prepare(pair.draft)
     own = DraftResponses(pair, warp, cfg.data.max_new_tokens, cfg.generation.batch_size, seed)
-    optimizer = OptimizerSettings(lr=None, weight_decay=0.0).for_width(pair.draft_lm.hidden_size)
+    optimizer = DraftOptimizer().for_width(pair.draft_lm.hidden_size)
     module = DistillModule(pair, loss, optimizer, warp, own, cfg.refresh_every, live=LiveSettings(num_prompts=0))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = Trainer(

@@ -19,6 +19,11 @@ class Warp:
     """Temperature, then top-k, then top-p, as transformers' logits warpers apply them.
 
     `temperature=0` is a point mass on the argmax and ignores the rest; `top_k=0` and `top_p=1` are off.
+
+    Args:
+        temperature: number that divides the logits; 0: greedy, whatever top_k and top_p are.
+        top_k: number of most likely tokens to keep; 0: all.
+        top_p: probability that the most likely tokens to keep must reach together; 1: all.
     """
 
     temperature: float = 1.0
@@ -31,7 +36,9 @@ class Warp:
                 f"temperature={self.temperature} must be a number of at least 0; use 0 for greedy decoding or 1 for plain sampling."
             )
         if not is_count(self.top_k):
-            raise UserError(f"top_k={self.top_k} must be a whole number of at least 0; use 0 to switch it off or, for example, 50.")
+            raise UserError(
+                f"top_k={self.top_k} must be a whole number of at least 0; use 0 to switch it off or, for example, 50."
+            )
         if not is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise UserError(f"top_p={self.top_p} must be a number above 0 and at most 1; use 1 to switch it off.")
 

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from specheads.features import FEATURES, drafting_features, reads_logits
+from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS, right_padded, slices
 from specheads.pair import LanguageModel
-
-SLICE_ELEMENTS = 2**24  # largest number of logits in memory
-BATCH_TOKENS = 8192  # largest number of tokens, padding included, in one forward pass
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,7 @@ class HeadBatch:
 def collate(items: Sequence[Mapping]) -> HeadBatch:
     """Return the items of one step as a HeadBatch, right-padded."""
     texts = [text for item in items for text in texts_of(item)]
-    tokens = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
-    for i, text in enumerate(texts):
-        tokens[i, : len(text)] = torch.from_numpy(text)
+    tokens = right_padded(texts)
     joined = {
         name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in ("index", "drafted", "start", "alive")
     }
@@ -92,8 +88,8 @@ def target_states(lm: LanguageModel, batch: HeadBatch, start: Tensor) -> Tensor:
 
 def _states(lm: LanguageModel, tokens: Tensor, row: Tensor, position: Tensor) -> Tensor:
     """Return the hidden states (N, H) at `position` (N,) of the rows `row` (N,) of `tokens` (B, T)."""
-    parts = tokens.to(lm.device).split(max(1, BATCH_TOKENS // tokens.shape[1]))
-    hidden = torch.cat([lm.hidden_states(part, use_cache=False) for part in parts])
+    pieces = slices(*tokens.shape, BATCH_TOKENS)
+    hidden = torch.cat([lm.hidden_states(tokens[piece].to(lm.device), use_cache=False) for piece in pieces])
     return hidden.to(tokens.device)[row, position]
 
 
@@ -110,7 +106,7 @@ def sample_features(
     needs_logits = reads_logits(needs)
     of_token = {name for name in needs if FEATURES[name].of_token}
     parts: list[list[dict[str, Tensor]]] = [[] for _ in samples]
-    for piece in torch.arange(len(position), device=hidden.device).split(max(1, SLICE_ELEMENTS // lm.vocab_size)):
+    for piece in slices(len(position), lm.vocab_size, SLICE_ELEMENTS):
         logits = lm.logits(hidden[piece]) if needs_logits else hidden[piece]
         for number, (drafted, features) in enumerate(zip(samples, parts, strict=True)):
             wanted = of_token if number else needs

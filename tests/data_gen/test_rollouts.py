@@ -12,7 +12,7 @@ from statistics_helper import chi_square_p_value
 from data_gen.rollouts import roll_out, rollout_uniforms
 from data_gen.run import GenerationSettings, Shard, make_rows
 from specheads.errors import UserError
-from specheads.prompts.sources import Prompt
+from specheads.prompts.prompt import Prompt
 from specheads.sampling import Warp
 
 WARPS = [Warp(0), Warp(1.0), Warp(0.7, top_k=5)]

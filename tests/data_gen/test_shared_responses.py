@@ -10,7 +10,7 @@ from fakes import tiny_pair
 import data_gen.run
 import specheads.storage.shards
 from data_gen.run import GenerationSettings, generate_data
-from specheads.prompts.sources import Prompt
+from specheads.prompts.prompt import Prompt
 from specheads.sampling import Warp
 
 SETTINGS = GenerationSettings(max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=3, responses_per_prompt=2)

@@ -16,7 +16,7 @@ from specheads.evaluation.candidates import candidates, longest_draft
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.tuning import Tuning
 from specheads.pair import config_folder
-from specheads.prompts.sources import Prompt
+from specheads.prompts.prompt import Prompt
 from specheads.replay.cost import Costs
 from specheads.replay.head_scores import head_fingerprint, judge
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording

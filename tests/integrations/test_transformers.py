@@ -25,7 +25,7 @@ from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.portable.loaders import CUSTOM_GENERATE, loader_source, write_loader
 from specheads.integrations.transformers import assist
-from specheads.prompts.sources import NanoSource
+from specheads.prompts.nano_source import NanoSource
 
 BOUNDS = {"threshold": 0.6, "max_tokens": 7}
 LONGEST_ROUND = 21  # without bounds: 20 drafted tokens and the target's own

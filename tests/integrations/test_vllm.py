@@ -17,7 +17,7 @@ from specheads.errors import UserError
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.integrations import vllm as module
-from specheads.prompts.sources import NanoSource
+from specheads.prompts.nano_source import NanoSource
 
 WINDOW, LONGEST = 384, 6
 KINDS = {

@@ -13,8 +13,11 @@ from fakes import tiny_pair
 from data_gen.run import GenerationSettings, generate_data
 from specheads.errors import UserError
 from specheads.nano import corpus
+from specheads.prompts.counts import scaled_down
+from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.encoding import prompts_fingerprint
-from specheads.prompts.sources import NUM_READ, DatasetSource, NanoSource, Prompt, scaled_down, unique
+from specheads.prompts.nano_source import NUM_READ, NanoSource
+from specheads.prompts.prompt import Prompt, unique
 from specheads.sampling import Warp
 
 ALL = 10**6
@@ -65,7 +68,7 @@ def test_nano_train_and_dev_prompts_come_from_different_files(read_once):
 
 
 def test_every_distinct_held_out_function_is_available(read_once, monkeypatch):
-    monkeypatch.setattr("specheads.prompts.sources.NUM_READ", ALL)
+    monkeypatch.setattr("specheads.prompts.nano_source.NUM_READ", ALL)
     prompts = list(NanoSource(ALL, ALL, ALL).load(chats=False))
     assert {p.text for p in prompts if p.split == "test"} == {f.prompt for f in read_once["test"]}
     assert {p.text for p in prompts if p.split != "test"} == {f.prompt for f in read_once["dev"]}

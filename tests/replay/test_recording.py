@@ -6,7 +6,7 @@ from families import family_pair
 from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp
 from specheads.decoding.drafting import drafting_features
-from specheads.prompts.sources import Prompt
+from specheads.prompts.prompt import Prompt
 from specheads.replay import recording as module
 from specheads.replay.head_scores import head_fingerprint, judge
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording

@@ -11,7 +11,7 @@ from families import family_pair
 from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp
 from specheads.decoding import stopping
-from specheads.prompts.sources import Prompt
+from specheads.prompts.prompt import Prompt
 from specheads.replay.head_scores import head_fingerprint, judge
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
 from specheads.replay.replay import Ceiling, Replayed, head_logits, oracle, recorded_head, replay

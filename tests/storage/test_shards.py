@@ -15,7 +15,7 @@ from data_gen import run
 from data_gen.run import GenerationSettings, generate_data, plan_shards
 from specheads.errors import UserError
 from specheads.prompts.encoding import encode_prompts
-from specheads.prompts.sources import Prompt, unique
+from specheads.prompts.prompt import Prompt, unique
 from specheads.sampling import Warp
 from specheads.storage import shards
 from specheads.storage.data_set import SCHEMA, load_split

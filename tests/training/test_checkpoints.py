@@ -19,7 +19,8 @@ from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
 from specheads.training.loaders import EpochSampler, ResumableData, ResumableLoader
-from specheads.training.trainer import OptimizerSettings, check_named_checkpoint, checkpoint_to_resume
+from specheads.training.optimizer import Optimizer
+from specheads.training.trainer import check_named_checkpoint, checkpoint_to_resume
 
 pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")
 
@@ -67,7 +68,7 @@ def attempt(nano, rows, folder, predicts, moment=None, request=None, num_workers
         {n: MixedResponses(r, predicts, 0.15, 0) for n, r in splits.items()}, 4, num_workers, seed=0, collate=collate
     )
     spec = HeadSpec("head", HeadConfig(hidden_size=nano.draft_lm.hidden_size, predicts=predicts, depth=1))
-    module = HeadModule(HeadBank([spec], seed=0), nano.draft_lm, OptimizerSettings(lr=1e-2))
+    module = HeadModule(HeadBank([spec], seed=0), nano.draft_lm, Optimizer(lr=1e-2))
     checkpoints = Checkpoints(folder / "last.ckpt", EVERY)
     checkpoints.provenance = {"data": "rows"}
     checkpoints.request = request or Request()

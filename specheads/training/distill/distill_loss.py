@@ -8,11 +8,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from specheads.errors import UserError, is_number
+from specheads.padding import SLICE_ELEMENTS, slices
 from specheads.pair import LanguageModel
 from specheads.sampling import Warp
 from specheads.training.distill.divergences import Divergence, acceptance, named_divergence
-
-SLICE_ELEMENTS = 2**24  # logits of each model held at once
 
 
 @dataclass(frozen=True)
@@ -96,12 +95,6 @@ class LossSettings:
         return (logits / self.temperature).log_softmax(dim=-1)
 
 
-def slices(count: int, vocab_size: int) -> list[slice]:
-    """Return the pieces in which tokens are gone through."""
-    size = max(1, SLICE_ELEMENTS // vocab_size)
-    return [slice(first, min(first + size, count)) for first in range(0, count, size)]
-
-
 def laws_of(lm: LanguageModel, hidden: Tensor, settings: LossSettings) -> TargetProbs:
     """Return what gives the target's laws of the tokens that come from states `hidden` (N, H)."""
 
@@ -138,7 +131,7 @@ def token_losses(
             value = value - settings.hard_weight * logits.log_softmax(dim=-1).gather(1, tokens[piece, None])[:, 0]
         return value, acceptance(target, learnt.detach())
 
-    pieces = slices(len(tokens), draft.vocab_size)
+    pieces = slices(len(tokens), draft.vocab_size, SLICE_ELEMENTS)
     if len(pieces) == 1:
         return of(hidden, pieces[0])
     # Laws are computed again for the gradient: kept, they would be larger than the draft.

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from specheads.pair import LanguageModel, Pair
 from specheads.sampling import Warp
+from specheads.training.curve_module import CurveModule
 from specheads.training.distill.distill_loss import LossSettings, laws_of, most_to_gain, stored_probs, token_losses
 from specheads.training.distill.measures import LiveSettings, live_measures, named_measures, sums_of
 from specheads.training.distill.on_policy import DraftResponses
 from specheads.training.distill.sample_batch import Texts
 from specheads.training.distill.samples import Sample
-from specheads.training.trainer import CurveModule, OptimizerSettings, cosine_after_warmup
+from specheads.training.optimizer import Optimizer, cosine_after_warmup
 
 
 class DistillModule(CurveModule):
@@ -26,7 +27,7 @@ class DistillModule(CurveModule):
         self,
         pair: Pair,
         loss: LossSettings,
-        optimizer: OptimizerSettings,
+        optimizer: Optimizer,
         warp: Warp,
         own: DraftResponses,
         refresh_every: int = 16,

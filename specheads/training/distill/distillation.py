@@ -18,13 +18,15 @@ from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
-from data_gen.__main__ import check_data, data_cache, generation_settings
-from specheads.commands.command import load_configured_pair
+from data_gen.__main__ import check_data, data_cache
+from data_gen.settings import Generation
+from specheads.commands.compose import load_configured_pair, settings_of, source_of
+from specheads.commands.loggers import new_logger
 from specheads.errors import UserError, is_count
 from specheads.interrupts import deferred
 from specheads.pair import LanguageModel, Pair, load_draft
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
-from specheads.prompts.sources import SPLITS, Prompt, unique
+from specheads.prompts.prompt import SPLITS, Prompt, unique
 from specheads.revisions import revision_of
 from specheads.sampling import Warp
 from specheads.storage.data_set import load_split
@@ -38,16 +40,9 @@ from specheads.training.distill.samples import Answered, Ragged, Responses, Samp
 from specheads.training.distill.start import Start
 from specheads.training.distill.target_store import TargetStore, check_target_probs, fingerprint_of
 from specheads.training.loaders import ResumableData
-from specheads.training.trainer import (
-    OptimizerSettings,
-    check_named_checkpoint,
-    check_positive,
-    check_training,
-    checkpoint_to_resume,
-    new_trainer,
-    seeded_training,
-    trainer_settings,
-)
+from specheads.training.optimizer import DraftOptimizer, Optimizer
+from specheads.training.trainer import check_named_checkpoint, checkpoint_to_resume, new_trainer, seeded_training
+from specheads.training.trainer_settings import Checkpointing, Loader, TrainerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -69,21 +64,27 @@ def train(cfg: DictConfig, pair: Pair | None = None) -> Path:
 def check(cfg: DictConfig) -> None:
     """Raise UserError for what can be known to be wrong before models are loaded and data is made."""
     check_groups(cfg)
-    check_training(cfg)
+    for key, settings in (
+        ("loader", Loader),
+        ("checkpoint", Checkpointing),
+        ("trainer", TrainerSettings),
+        ("optimizer", DraftOptimizer),
+    ):
+        settings.at(key, OmegaConf.to_container(cfg[key], resolve=True))
     if cfg.trainer.precision not in PRECISIONS:
         raise UserError(
             f"trainer.precision={cfg.trainer.precision} does not fit a draft, whose weights are trained in float32: half-precision ones lose "
             f"small steps. Use one of {', '.join(PRECISIONS)}."
         )
     for split in ("train", "dev", "test"):
-        check_positive(f"data.num_{split}", cfg.data[f"num_{split}"])
+        _check_positive(f"data.num_{split}", cfg.data[f"num_{split}"])
     check_data(cfg)
     loss, samples = instantiate(cfg.loss), sample_settings(cfg)
     start_of(cfg)
     check_target_probs(cfg.target_probs.keep, cfg.target_probs.top_k, cfg.target_probs.budget)
-    check_positive("validation.num_prompts", cfg.validation.num_prompts)
-    check_positive("write_batch_size", cfg.write_batch_size)
-    check_positive("validation.live_tokens", cfg.validation.live_tokens)
+    _check_positive("validation.num_prompts", cfg.validation.num_prompts)
+    _check_positive("write_batch_size", cfg.write_batch_size)
+    _check_positive("validation.live_tokens", cfg.validation.live_tokens)
     if not is_count(cfg.validation.live_prompts):
         raise UserError(f"validation.live_prompts={cfg.validation.live_prompts} is no count; 0 decodes none.")
     if not isinstance(cfg.gradient_checkpointing, bool):
@@ -98,12 +99,17 @@ def check(cfg: DictConfig) -> None:
         logger.warning("samples=mixed has only %s in it", *samples.shares)
 
 
+def _check_positive(key: str, value: Any) -> None:
+    if not is_count(value, least=1):
+        raise UserError(f"{key}={value} must be a positive integer.")
+
+
 def check_groups(cfg: DictConfig) -> None:
     """Raise UserError for sets of keys that are none, or that have keys which nothing reads."""
     for name in ("loss", "optimizer", "loader", "validation", "target_probs", "checkpoint", "trainer"):
         if not isinstance(cfg[name], DictConfig):
             raise UserError(f"{name}={cfg[name]} is no set of keys; leave it out for the usual ones.")
-    for name, known in (("loss", LossSettings), ("optimizer", OptimizerSettings)):
+    for name, known in (("loss", LossSettings),):
         names = {"_target_", *(field.name for field in fields(known))}
         if unknown := sorted(set(cfg[name]) - names):
             raise UserError(f"{name}.{unknown[0]} is not known; {name} has {', '.join(sorted(names - {'_target_'}))}.")
@@ -129,8 +135,11 @@ def sample_settings(cfg: DictConfig) -> SampleSettings:
 def distill(cfg: DictConfig, pair: Pair) -> Path:
     """Train the pair's draft; return the folder that it was exported to."""
     run, settings, loss, warp = Path(cfg.paths.run), sample_settings(cfg), instantiate(cfg.loss), Warp(**cfg.warp)
-    optimizer = instantiate(cfg.optimizer).for_width(pair.draft_lm.hidden_size)
-    trainer, checkpoints = new_trainer(cfg, pair.draft_lm.device.type)
+    optimizer = DraftOptimizer.at("optimizer", OmegaConf.to_container(cfg.optimizer)).for_width(pair.draft_lm.hidden_size)
+    trainer_settings = TrainerSettings.at("trainer", OmegaConf.to_container(instantiate(cfg.trainer), resolve=True))
+    loggers = [new_logger(each, run) for each in (cfg.get("logger") or {}).values()]
+    checkpointing = Checkpointing.at("checkpoint", cfg.checkpoint)
+    trainer, checkpoints = new_trainer(trainer_settings, checkpointing, run, loggers, pair.draft_lm.device.type)
     check_trainer(cfg, trainer, settings)
     reference = reference_of(cfg, pair)
     checkpoints.provenance = cache_key(cfg, pair, optimizer, trainer.world_size)
@@ -224,7 +233,7 @@ def reference_of(cfg: DictConfig, pair: Pair) -> LanguageModel | None:
     return load_draft(cfg.reference, pair, dtype=cfg.model.dtype)
 
 
-def cache_key(cfg: DictConfig, pair: Pair, optimizer: OptimizerSettings, num_processes: int) -> dict[str, Any]:
+def cache_key(cfg: DictConfig, pair: Pair, optimizer: Optimizer, num_processes: int) -> dict[str, Any]:
     """Return what decides the numbers of a training, beside its data: a run goes on only where none of it has changed."""
     return {
         "draft": [pair.draft_id, pair.draft_revision],
@@ -236,8 +245,8 @@ def cache_key(cfg: DictConfig, pair: Pair, optimizer: OptimizerSettings, num_pro
         "loader.batch_size": cfg.loader.batch_size,
         "devices": num_processes,
         **{f"loss.{key}": value for key, value in asdict(instantiate(cfg.loss)).items()},
-        **{f"optimizer.{key}": value for key, value in asdict(optimizer).items()},
-        **trainer_settings(cfg),
+        **{f"optimizer.{key}": value for key, value in optimizer.values().items()},
+        **TrainerSettings.at("trainer", OmegaConf.to_container(cfg.trainer, resolve=True)).cache_key(),
     }
 
 
@@ -249,8 +258,8 @@ def load_samples(
 ) -> tuple[dict[str, Dataset], dict[str, Any]]:
     """Return the splits, samples for train prompts and the target's responses for others, and what they are made of (OF_DATA)."""
     kinds = settings.shares
-    loaded = unique(instantiate(cfg.data.source).load(pair.chats, responses="text" in kinds))
-    folder = data_cache(cfg, pair, SPLITS if "target" in kinds else HELD_OUT, loaded, labelled=False)
+    loaded = unique(source_of(cfg).load(pair.chats, responses="text" in kinds))
+    folder = data_cache(cfg, pair, SPLITS if "target" in kinds else HELD_OUT, loaded, labelled=False).folder
     splits: dict[str, Dataset] = {}
     for split, most in (("dev", cfg.validation.num_prompts), ("test", None)):
         rows = load_split(folder, split).with_format("arrow")[:most]
@@ -273,7 +282,7 @@ def train_texts(
     cfg: DictConfig, pair: Pair, loaded: Sequence[Prompt], kinds: Mapping[str, float], folder: Path
 ) -> tuple[Ragged, dict[str, Responses]]:
     """Return the train prompts, of all that were loaded, and by kind the responses to them that are known beforehand."""
-    limits = generation_settings(cfg)
+    limits = settings_of(Generation, cfg).limits
     encoded = encode_prompts(pair, [prompt for prompt in loaded if prompt.split == "train"], limits)
     found: dict[str, dict[str, list]] = {}
     if "text" in kinds:
@@ -332,7 +341,7 @@ def announce(
 # --- what becomes of it
 
 
-def facts_of(cfg: DictConfig, pair: Pair, optimizer: OptimizerSettings, loss: LossSettings, num_prompts: int) -> dict[str, Any]:
+def facts_of(cfg: DictConfig, pair: Pair, optimizer: Optimizer, loss: LossSettings, num_prompts: int) -> dict[str, Any]:
     """Return what a distilled draft's folder says of where it comes from."""
     return {
         "name": pair.name,
@@ -341,7 +350,7 @@ def facts_of(cfg: DictConfig, pair: Pair, optimizer: OptimizerSettings, loss: Lo
         "init": asdict(start_of(cfg)),
         "loss": asdict(loss),
         "samples": asdict(sample_settings(cfg)),
-        "optimizer": asdict(optimizer),
+        "optimizer": optimizer.values(),
         "warp": OmegaConf.to_container(cfg.warp),
         "data": cfg.data.get("path") or cfg.model.name,
         "num_prompts": num_prompts,

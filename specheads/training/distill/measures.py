@@ -8,9 +8,9 @@ from torch import Tensor
 
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.stopping import FixedLength
+from specheads.padding import SLICE_ELEMENTS, slices
 from specheads.pair import Pair
 from specheads.sampling import Warp, overlap
-from specheads.training.distill.distill_loss import slices
 from specheads.training.distill.divergences import forward_kl
 from specheads.training.distill.sample_batch import Texts
 from specheads.training.distill.samples import Answered, Sample
@@ -37,7 +37,7 @@ def sums_of(pair: Pair, samples: Sequence[Sample], warp: Warp, device: torch.dev
     texts, models = Texts.of(samples, device), (pair.target_lm, pair.draft_lm)
     states = [texts.states(lm) for lm in models]
     sums = torch.zeros(4, dtype=torch.float64)
-    for piece in slices(len(states[0]), pair.vocab_size):
+    for piece in slices(len(states[0]), pair.vocab_size, SLICE_ELEMENTS):
         logits = [lm.logits(hidden[piece]).to(device) for lm, hidden in zip(models, states, strict=True)]
         most_likely = [own.argmax(-1) for own in logits]
         parts = (

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.responses import batch_plan, generate_batch
+from specheads.decoding.responses import generate_batch
+from specheads.padding import batches_of_rows
 from specheads.pair import Pair
 from specheads.sampling import Warp
 from specheads.training.distill.samples import Ragged, Sample
@@ -44,7 +45,7 @@ class DraftResponses:
         was_training = model.training
         model.eval()
         self.found = {}
-        for rows in batch_plan([len(sample.prompt) for sample in samples], self.batch_size):
+        for rows in batches_of_rows([len(sample.prompt) for sample in samples], self.batch_size):
             some = [samples[row] for row in rows]
             uniform = np.stack(
                 [np.random.default_rng([self.seed, *sample.key, 3]).random(self.max_new_tokens) for sample in some]

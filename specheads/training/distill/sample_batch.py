@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specheads.padding import BATCH_TOKENS, slices
 from specheads.pair import LanguageModel
 from specheads.training.distill.samples import Sample
-from specheads.training.distill.target_store import BATCH_TOKENS, padded
+from specheads.training.distill.target_store import padded
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,6 @@ class Texts:
 
     def states(self, lm: LanguageModel) -> Tensor:
         """Return a model's states (N, H) that the learnt tokens come from, on its device."""
-        parts = zip(*(x.split(max(1, BATCH_TOKENS // self.tokens.shape[1])) for x in (self.tokens, self.judged)), strict=True)
-        found = [lm.hidden_states(tokens.to(lm.device), use_cache=False)[judged.to(lm.device)] for tokens, judged in parts]
-        return torch.cat(found)
+        tokens, judged = self.tokens.to(lm.device), self.judged.to(lm.device)
+        pieces = slices(*tokens.shape, BATCH_TOKENS)
+        return torch.cat([lm.hidden_states(tokens[piece], use_cache=False)[judged[piece]] for piece in pieces])

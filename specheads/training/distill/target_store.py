@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from specheads.errors import UserError, is_count, is_number
+from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, right_padded, slices
 from specheads.pair import LanguageModel
 from specheads.storage.shards import fingerprint
 from specheads.storage.tensor_shards import GIB, ShardReader, make_missing, packed, spans
-from specheads.training.distill.distill_loss import LossSettings, kept, slices
+from specheads.training.distill.distill_loss import LossSettings, kept
 from specheads.training.distill.samples import Ragged, Responses
 
 CHOICES = ("auto", "cached", "recomputed")
-BATCH_TOKENS = 8192  # padded, that the target reads at once
 
 
 def check_target_probs(choice: Any, top_k: Any, budget_gib: Any) -> None:
@@ -114,11 +114,10 @@ class TargetStore:
         rows: list[dict[str, Tensor]] = [{} for _ in range(count)]
         texts = [np.concatenate([self.prompts[self.prompt_of[n]], self.responses.tokens[n]]) for n in range(first, first + count)]
         starts = [len(self.prompts[self.prompt_of[n]]) for n in range(first, first + count)]
-        order = sorted(range(count), key=lambda row: len(texts[row]))
-        for numbers in in_batches(order, [len(text) for text in texts]):
+        for numbers in batches_of_tokens([len(text) for text in texts], BATCH_TOKENS):
             tokens, judged = padded([texts[row] for row in numbers], [starts[row] for row in numbers])
             hidden = self.target.hidden_states(tokens.to(self.target.device), use_cache=False)[judged.to(self.target.device)]
-            pieces = slices(len(hidden), self.target.vocab_size)
+            pieces = slices(len(hidden), self.target.vocab_size, SLICE_ELEMENTS)
             distributions = [kept(self.settings.log_target(self.target.logits(hidden[piece])), self.top_k) for piece in pieces]
             counts = judged.sum(dim=1).tolist()
             ids, log_probs = (
@@ -137,21 +136,10 @@ class TargetStore:
         return self.reader.row(f"{first:08d}.safetensors", number - first)
 
 
-def in_batches(order: list[int], lengths: list[int]) -> list[list[int]]:
-    """Return rows in `order`, of ascending lengths, in batches whose padded size stays within BATCH_TOKENS."""
-    batches: list[list[int]] = [[]]
-    for row in order:
-        if batches[-1] and (len(batches[-1]) + 1) * lengths[row] > BATCH_TOKENS:
-            batches.append([])
-        batches[-1].append(row)
-    return batches
-
-
 def padded(texts: list[np.ndarray], starts: list[int]) -> tuple[Tensor, Tensor]:
     """Return texts (B, T) with zeros behind their ends, and where the states lie (B, T) bool that their tokens from `starts` on come from."""
-    tokens = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
+    tokens = right_padded(texts)
     judged = torch.zeros(tokens.shape, dtype=torch.bool)
     for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
-        tokens[row, : len(text)] = torch.from_numpy(text.astype(np.int64))
         judged[row, start - 1 : len(text) - 1] = True
     return tokens, judged

@@ -16,28 +16,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from specheads.errors import UserError, is_number
+from specheads.errors import UserError
 from specheads.features import FEATURES, RECORDED, ROUND_INPUTS
-from specheads.heads.batch import BATCH_TOKENS, HeadBatch, collate, sample_features, target_states, texts_of
+from specheads.heads.batch import HeadBatch, collate, sample_features, target_states, texts_of
+from specheads.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair import LanguageModel
 from specheads.storage.shards import fingerprint
 from specheads.storage.tensor_shards import GIB, ShardReader, make_missing, packed, spans
 from specheads.training.heads.mixed_responses import MixedResponses
 
 logger = logging.getLogger(__name__)
-
-CHOICES = ("auto", "cached", "online")
-
-
-def check_choice(features: Any, budget_gib: Any) -> None:
-    """Raise UserError for settings of the store that are not allowed."""
-    if features not in CHOICES:
-        raise UserError(f"features={features} is not known; use one of {', '.join(CHOICES)}.")
-    if not is_number(budget_gib) or budget_gib < 0:
-        raise UserError(
-            f"features_budget={budget_gib} must be a number of at least 0; it is the largest size of the store in GiB."
-        )
-
 
 @dataclass(frozen=True)
 class Part:
@@ -123,7 +111,7 @@ class FeatureStore:
                         yield Part(split, epoch, first, count)
 
     def splits_by(self, features: str, budget_gib: float) -> dict[str, Dataset]:
-        """Return the splits, with stored features if `features`, one of CHOICES, says so; missing shards are made first.
+        """Return the splits, with stored features if `features` (auto, cached or online) says so; missing shards are made first.
 
         `auto` stores them where the texts do not change between epochs and the store is within `budget_gib` and fits on the disk.
 
@@ -163,9 +151,8 @@ class FeatureStore:
         items = [data[part.epoch, number] for number in range(part.first, part.first + part.count)]
         # Rows of similar length are read together; their features are put back in order.
         longest = [max(map(len, texts_of(item))) for item in items]
-        order = sorted(range(len(items)), key=longest.__getitem__)
         rows: list[dict[str, Tensor]] = [{} for _ in items]
-        for numbers in _batches(order, longest, [len(texts_of(item)) for item in items]):
+        for numbers in batches_of_tokens(longest, BATCH_TOKENS, [len(texts_of(item)) for item in items]):
             batch = collate([items[number] for number in numbers]).to(self.lm.device)
             samples = [
                 [torch.from_numpy(ids) for ids in data.judged_draws((part.epoch, part.first + number))] for number in numbers
@@ -187,17 +174,6 @@ class FeatureStore:
             # For a round that begins at the token; the state for any other round is the one stored with an earlier token.
             features["target_hidden"] = target_states(self.target, batch, batch.index)
         return features
-
-
-def _batches(order: Sequence[int], lengths: Sequence[int], counts: Sequence[int]) -> Iterator[list[int]]:
-    """Yield rows in `order`, ascending in the `lengths` of their texts, `counts` texts each, with a padded size of at most BATCH_TOKENS."""
-    batch: list[int] = []
-    for number in order:
-        if batch and (sum(counts[row] for row in batch) + counts[number]) * lengths[number] > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(number)
-    yield batch
 
 
 class StoredResponses(Dataset):

@@ -14,16 +14,15 @@ from specheads.heads.batch import HeadBatch, head_features, target_states
 from specheads.heads.head import LEAST_SPREAD
 from specheads.heads.metrics import auroc, fit_logistic, prediction_metrics
 from specheads.pair import LanguageModel
+from specheads.training.curve_module import CurveModule
 from specheads.training.heads.bank import HeadBank
-from specheads.training.trainer import CurveModule, OptimizerSettings, cosine_after_warmup
+from specheads.training.optimizer import Optimizer, cosine_after_warmup
 
 
 class HeadModule(CurveModule):
     """A bank of heads, their weighted loss, and the metrics that say how good they are."""
 
-    def __init__(
-        self, bank: HeadBank, draft: LanguageModel, optimizer: OptimizerSettings, target: LanguageModel | None = None
-    ) -> None:
+    def __init__(self, bank: HeadBank, draft: LanguageModel, optimizer: Optimizer, target: LanguageModel | None = None) -> None:
         """`target` is needed where heads read its states and those are not stored."""
         super().__init__()
         self.bank = bank

@@ -14,52 +14,11 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from specheads.decoding.stopping import MAX_TOKENS
-from specheads.errors import UserError, is_number
+from specheads.training.heads.settings import LABELS, check_label, checked_share
 
-# min(1, t/d) of the token drafted after the response; its mean over tokens; min(1, t/d) within rollouts too
-LABELS = ("sampled", "overlap", "rollout")
-
-# The paper mixes because its heads must have read the drafted token. A look-ahead head need not, and a round's survival is a
-# product of chances that each assume all tokens before to be accepted: the target's own text is the context to learn from.
-# Measured on nano: benchmarks/README.md, kinds of heads.
-RESPONSE_SHARE = {"input_token": 0.15, "next_token": 1.0}
 COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "overlap", "more_draft_ids", "more_accept_prob")
 ROUND_COLUMNS = ("response_draft_logprob", "response_target_logprob")
 ROLLOUT_COLUMNS = ("rollout_start", "rollout_ids", "rollout_accept_prob")
-
-
-def checked_share(predicts: str, response_share: float | None) -> float:
-    """Return the share of positions that keep the target's token, None being the kind's default.
-
-    Raises:
-        UserError: a share outside [0, 1], or one that leaves an `input_token` head nothing to judge.
-    """
-    share = RESPONSE_SHARE[predicts] if response_share is None else response_share
-    if not is_number(share) or not 0 <= share <= (0.99 if predicts == "input_token" else 1):
-        raise UserError(
-            f"mixing.response_share={share} leaves a {predicts} head nothing to learn; use a share from 0 to 0.99, for example 0.15."
-        )
-    return share
-
-
-def check_label(label: str) -> None:
-    """Raise UserError for a label that no head is trained on."""
-    if label == "block":  # which heads of earlier versions were
-        raise UserError(
-            "head.label='block' is not trained any more: what it predicts of each token does not multiply to the chance that a block is "
-            f"accepted. Use one of {', '.join(LABELS)}; head.label=rollout serves verification=block too."
-        )
-    if label not in LABELS:
-        raise UserError(f"head.label={label!r} is not known; use one of {', '.join(LABELS)}.")
-
-
-def check_rollouts(labels: Sequence[str], rollouts_per_response: int) -> None:
-    """Raise UserError for labels of rollouts where the data is to hold none."""
-    if "rollout" in labels and not rollouts_per_response:
-        raise UserError(
-            "head.label=rollout needs rollouts, but generation.rollouts_per_response=0; ask for some, for example "
-            "generation.rollouts_per_response=4, in data_gen and in train.py."
-        )
 
 
 def drawn(row: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -6,7 +6,7 @@ from families import VOCAB_SIZE, family_pair
 
 from specheads import UserError, Warp
 from specheads.training.distill import distill_loss as loss_module
-from specheads.training.distill.distill_loss import LossSettings, laws_of, most_to_gain, slices, token_losses
+from specheads.training.distill.distill_loss import LossSettings, laws_of, most_to_gain, token_losses
 from specheads.training.distill.divergences import DIVERGENCES
 
 
@@ -62,13 +62,6 @@ def test_no_more_than_a_piece_is_kept_for_the_gradient(pair, monkeypatch):
             pair.draft_lm, hidden.requires_grad_(), laws_of(pair.target_lm, target_hidden, settings), tokens, settings
         )
     assert values.requires_grad and not any(shape[-1:] == (VOCAB_SIZE,) for shape in kept if len(shape) > 1)
-
-
-def test_pieces_cover_everything_once():
-    for count, vocab in ((1, 5), (10, 150_000), (1000, 150_000), (7, 2**25)):
-        found = slices(count, vocab)
-        assert [i for piece in found for i in range(count)[piece]] == list(range(count))
-        assert all((piece.stop - piece.start) * vocab <= max(loss_module.SLICE_ELEMENTS, vocab) for piece in found)
 
 
 def test_the_tokens_with_most_to_gain_are_chosen():

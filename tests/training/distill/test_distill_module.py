@@ -22,7 +22,7 @@ from specheads.training.distill.sample_batch import Texts
 from specheads.training.distill.samples import Answered, Ragged, Responses, Sample, Samples, SampleSettings
 from specheads.training.distill.target_store import TargetStore
 from specheads.training.loaders import EpochSampler, ResumableData
-from specheads.training.trainer import OptimizerSettings
+from specheads.training.optimizer import Optimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")
 
@@ -47,7 +47,7 @@ def new_module(pair, loss=None, lr=1e-2, refresh_every=3, reference=None):
     pair.draft.requires_grad_(True).train()
     own = DraftResponses(pair, WARP, 8, 4, seed=0)
     live = LiveSettings(num_prompts=2, max_new_tokens=8)
-    settings = OptimizerSettings(lr=lr, weight_decay=0.0)
+    settings = Optimizer(lr=lr, weight_decay=0.0)
     return DistillModule(pair, loss or LossSettings(), settings, WARP, own, refresh_every, reference, live)
 
 

@@ -19,7 +19,7 @@ from specheads.training.heads.head_loss import weighted_bce
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import LABELS, MixedResponses, check_rollouts
 from specheads.training.loaders import ResumableData
-from specheads.training.trainer import OptimizerSettings
+from specheads.training.optimizer import Optimizer
 
 KINDS = ["input_token", "next_token"]
 NEEDS = {
@@ -237,7 +237,7 @@ def trained(nano, rows, tmp_path, predicts, specs, labels):
         name: MixedResponses(part, predicts, 0.4, 0, labels) for name, part in {"train": rows, "dev": rows, "test": rows}.items()
     }
     module, data = (
-        HeadModule(HeadBank(specs, 0), nano.draft_lm, OptimizerSettings(lr=1e-2)),
+        HeadModule(HeadBank(specs, 0), nano.draft_lm, Optimizer(lr=1e-2)),
         ResumableData(splits, 4, 0, 0, collate),
     )
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
