@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from specheads.errors import UserError
+from specheads.features import RECORDED
 from specheads.heads.batch import HeadBatch, head_features, target_states
-from specheads.heads.checkpoint import CONSTANT
+from specheads.heads.head import LEAST_SPREAD
 from specheads.heads.metrics import auroc, fit_logistic, prediction_metrics
 from specheads.pair import LanguageModel
-from specheads.sampling import CERTAINTY
 from specheads.training.curve_module import CurveModule
 from specheads.training.heads.bank import HeadBank
 from specheads.training.optimizer import Optimizer, cosine_after_warmup
@@ -110,7 +110,7 @@ class HeadModule(CurveModule):
 
     def rival_features(self, batch: HeadBatch) -> Tensor:
         """Return (n, 3) the features of training-free rules for each token that follows the response: log d(y), max d, entropy."""
-        features = self.features(batch, frozenset(CERTAINTY), "next_token")
+        features = self.features(batch, frozenset(RECORDED), "next_token")
         columns = [features["draft_prob"].clamp_min(1e-12).log(), features["max_prob"], features["entropy"]]
         return torch.stack(columns, dim=1)[batch.of_response]
 
@@ -154,7 +154,7 @@ class HeadModule(CurveModule):
         """Raise UserError naming the first head whose predictions do not vary."""
         with torch.no_grad():
             for name, head in self.bank.heads.items():
-                if not head(features).std().item() >= CONSTANT:  # also where it is NaN
+                if not head(features).std().item() >= LEAST_SPREAD:  # also where it is NaN
                     raise UserError(
                         f"head {name} predicts a constant, or NaN, after training; train longer (trainer.max_epochs), on more prompts "
                         "(data.num_train), or with another learning rate (optimizer.lr). Its checkpoint is kept."
