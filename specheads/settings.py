@@ -58,6 +58,7 @@ Number = Annotated[float, _number("a finite number")]
 PositiveNumber = Annotated[float, _number("a finite number above 0", lambda value: value > 0)]
 NonNegativeNumber = Annotated[float, _number("a finite number of at least 0", lambda value: value >= 0)]
 Probability = Annotated[float, _number("a number from 0 to 1", lambda value: 0 <= value <= 1)]
+OpenProbability = Annotated[float, _number("a number above 0 and below 1", lambda value: 0 < value < 1)]
 Share = Annotated[float, _number("a number above 0 and at most 1", lambda value: 0 < value <= 1)]
 Count = count(0)
 PositiveCount = count(1)
@@ -280,6 +281,7 @@ __all__ = [
     "NonNegativeNumber",
     "Number",
     "OneOrMore",
+    "OpenProbability",
     "PositiveCount",
     "PositiveNumber",
     "Probability",
