@@ -42,7 +42,7 @@ class Generation(Settings):
     )
     rollouts_per_response: Count = setting(
         0,
-        "drafts from random positions of each response, on the draft's previous tokens; head.label=rollout needs some",
+        "drafts from random positions of each response, on the draft's previous tokens; head.label=rollout needs them",
         key="generation.rollouts_per_response",
     )
     rollout_tokens: PositiveCount = setting(8, "longest rollout, in tokens", key="generation.rollout_tokens")

@@ -1,7 +1,7 @@
 """specheads: acceptance-prediction heads (SpecDec++) and draft distillation for speculative decoding."""
 
-from importlib import import_module
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from specheads.decoding import drafting, stopping, verification
 from specheads.decoding.decoder import SpeculativeDecoder, generate_baseline
@@ -11,23 +11,36 @@ from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.pair import Pair, load_pair
 from specheads.sampling import Warp
 
+if TYPE_CHECKING:
+    from specheads.prompts.generated_data import GeneratedData
+    from specheads.training.distill.distillation import DistilledDraft, distill
+    from specheads.training.distill.settings import Distillation
+    from specheads.training.heads.head_training import TrainedHeads, train_heads
+    from specheads.training.heads.settings import HeadTraining
+
 __version__ = "0.1.0"
 
-# Imported on first use: they need libraries that decoding does not.
-TRAINING = {
+# What a decoder does not need is imported when it is first used: it brings pydantic, lightning and datasets.
+LAZY = {
+    "DistilledDraft": "specheads.training.distill.distillation",
     "Distillation": "specheads.training.distill.settings",
+    "GeneratedData": "specheads.prompts.generated_data",
     "HeadTraining": "specheads.training.heads.settings",
+    "TrainedHeads": "specheads.training.heads.head_training",
     "distill": "specheads.training.distill.distillation",
     "train_heads": "specheads.training.heads.head_training",
 }
 
 __all__ = [
     "AcceptanceHead",
+    "DistilledDraft",
     "Distillation",
+    "GeneratedData",
     "HeadConfig",
     "HeadTraining",
     "Pair",
     "SpeculativeDecoder",
+    "TrainedHeads",
     "UserError",
     "Warp",
     "distill",
@@ -43,6 +56,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in TRAINING:
-        return getattr(import_module(TRAINING[name]), name)
-    raise AttributeError(f"module 'specheads' has no attribute {name!r}")
+    if name not in LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(LAZY[name]), name)

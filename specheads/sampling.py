@@ -117,24 +117,6 @@ class Uniforms:
         self._next -= count
 
 
-CERTAINTY = ("draft_prob", "max_prob", "entropy")  # what `certainty` returns
-
-
-def certainty(logits: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the probability of `token` (...), the largest probability, and the entropy in nats, (...) each, of `logits` (..., V).
-
-    It reads the logits twice and never stores the softmax, because rules ask for these at every drafted token.
-    """
-    logits = at_least_float32(logits)
-    largest = logits.amax(dim=-1, keepdim=True)
-    # A logit of minus infinity adds nothing: 0 log 0 = 0.
-    below = (logits - largest).clamp_min(torch.finfo(logits.dtype).min)
-    weights = below.exp()
-    total, moment = weights.sum(dim=-1), (weights * below).sum(dim=-1)
-    chosen = (logits.gather(-1, token.unsqueeze(-1)) - largest).squeeze(-1).exp()
-    return chosen / total, 1 / total, total.log() - moment / total
-
-
 def overlap(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """Return `sum_x min(t, d) = 1 - TV(t, d)` (...), the expected acceptance of one drafted token."""
     return torch.minimum(target_probs, draft_probs).sum(dim=-1)

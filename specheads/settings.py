@@ -176,13 +176,21 @@ def key_of(name: str, field: FieldInfo) -> str:
 
 def cache_key(settings: Settings, prefix: str = "") -> dict[str, Any]:
     """Return by key the values that decide numbers, those of nested settings with their own keys."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
         if not _extra(field).get("decides", True):
             continue
         key, value = _joined(prefix, key_of(name, field)), getattr(settings, name)
-        found |= cache_key(value, key) if isinstance(value, Settings) else {key: value}
-    return found | {_joined(prefix, name): value for name, value in (settings.model_extra or {}).items()}
+        values |= cache_key(value, key) if isinstance(value, Settings) else {key: _plain(value)}
+    return values | {_joined(prefix, name): _plain(value) for name, value in (settings.model_extra or {}).items()}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value, or for an object, such as a strategy, the text of its class and of those attributes that are plain values."""
+    if value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping):
+        return value
+    attributes = {name: each for name, each in vars(value).items() if isinstance(each, bool | int | float | str | None)}
+    return f"{type(value).__module__}.{type(value).__qualname__}({attributes})"
 
 
 def message_of(error: ValidationError, cls: type[Settings], prefix: str = "") -> str:

@@ -1,7 +1,6 @@
 """What a training takes from the command line besides its optimizer: batches, checkpoints and the arguments of lightning.Trainer."""
 
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ConfigDict
@@ -91,14 +90,6 @@ class TrainerSettings(Settings):
         """Return the arguments of lightning.Trainer."""
         return self.values()
 
-    def cache_key(self) -> dict[str, str]:
-        """Return the arguments that decide numbers, as texts."""
-        return {key: _text(value) for key, value in cache_key(self, "trainer").items()}
-
-
-def _text(value: Any) -> str:
-    """Return a value as text; an object, such as a strategy, as its class and those of its attributes that are plain values."""
-    if value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping):
-        return str(value)
-    plain = {name: each for name, each in vars(value).items() if isinstance(each, bool | int | float | str | None)}
-    return f"{type(value).__module__}.{type(value).__qualname__}({plain})"
+    def cache_key(self) -> dict[str, Any]:
+        """Return the arguments that decide numbers, by their keys on the command line."""
+        return cache_key(self, "trainer")

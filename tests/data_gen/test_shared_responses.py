@@ -8,11 +8,13 @@ import pytest
 from fakes import tiny_pair
 
 import data_gen.rows
+import data_gen.run
 import specheads.storage.shards
 from data_gen.run import generate_data
 from data_gen.settings import Generation
 from specheads.prompts.prompt import Prompt
 from specheads.sampling import Warp
+from specheads.storage.data_set import SCHEMA
 
 SIZES = {"max_new_tokens": 6, "max_prompt_tokens": 8, "batch_size": 2, "rows_per_shard": 3, "responses_per_prompt": 2}
 SETTINGS = Generation(warp=Warp(1.0, top_k=5), **SIZES)
@@ -146,9 +148,9 @@ def test_responses_alone_know_how_far_the_draft_reaches(pairs, tmp_path):
 
 def test_a_cache_of_an_earlier_format_gives_its_responses_and_is_made_again(pairs, tmp_path, generated, monkeypatch, caplog):
     with monkeypatch.context() as earlier:
-        longer = pa.schema([*specheads.storage.shards.SCHEMA, pa.field("rollout_block_prob", pa.list_(pa.list_(pa.float32())))])
+        longer = pa.schema([*SCHEMA, pa.field("rollout_block_prob", pa.list_(pa.list_(pa.float32())))])
         earlier.setattr(specheads.storage.shards, "FORMAT_VERSION", 1)
-        earlier.setattr(specheads.storage.shards.ShardStore.__init__, "__defaults__", (longer,))
+        earlier.setattr(data_gen.run, "SCHEMA", longer)
         old = make(pairs[0], tmp_path)
     assert "rollout_block_prob" in pq.read_schema(old / "train-00000.parquet").names
     generated.clear()

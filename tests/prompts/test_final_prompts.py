@@ -96,7 +96,7 @@ def test_a_prompt_of_several_files_belongs_to_the_first_by_name(monkeypatch):
 
 @pytest.mark.parametrize("part", [10, -1, "all", 0.5, True, [1, 1], [0, 12]])
 def test_what_is_no_part_is_refused(part):
-    with pytest.raises(UserError, match=r"data\.final_part=.* is no part of the final split; give a number from 0 to 9"):
+    with pytest.raises(UserError, match=r"data\.final_part=.* is no part of the final split; it must be a number from 0 to 9"):
         NanoSource(1, 1, 1, None, part).check()
 
 
@@ -167,7 +167,7 @@ def test_final_rows_of_a_test_split_follow_its_test_rows(tmp_path):
 
 
 def test_a_count_of_final_prompts_is_checked(tmp_path):
-    with pytest.raises(UserError, match=r"data\.num_final=-1 is no count"):
+    with pytest.raises(UserError, match=r"data\.num_final=-1 must be a non-negative integer"):
         rows_source(tmp_path, (1, 1, 1), -1).check()
     with pytest.raises(UserError, match=r"split=final needs final prompts, but data\.num_final=0 .*data\.num_final=500"):
         rows_source(tmp_path, (1, 1, 1), 0).check_final()

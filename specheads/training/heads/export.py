@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from specheads.heads.checkpoint import NUM_GOLDEN, save_head
+from specheads.heads.checkpoint import save_head
+from specheads.heads.head import NUM_GOLDEN
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.storage.files import write_json
 from specheads.training.heads.head_module import HeadModule

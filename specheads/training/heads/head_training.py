@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specheads.features import ROUND_INPUTS
 from specheads.heads.batch import collate
-from specheads.heads.head import ROUND_INPUTS
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.interrupts import deferred
 from specheads.pair import Pair

@@ -19,8 +19,8 @@ from specheads.training.heads.mixed_responses import MixedResponses
 from specheads.training.optimizer import Optimizer
 
 NEEDS = {
-    "input_token": frozenset({"hidden", "entropy"}),
-    "next_token": frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy"}),
+    "input_token": frozenset({"hidden", "entropy", "second_prob"}),
+    "next_token": frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"}),
 }
 KINDS = list(NEEDS)
 NUM_EPOCHS = 3
@@ -197,15 +197,3 @@ def test_a_store_over_the_budget_is_refused_with_its_size(nano64, rows, tmp_path
     with pytest.raises(UserError, match=r"features=cached would take .* GiB, but features_budget=1e-09; raise it"):
         store.splits_by("cached", 1e-9)
     assert not (tmp_path / "features").exists()
-
-
-@pytest.mark.parametrize(
-    ("features", "budget", "message"),
-    [
-        ("stored", 1, "features=stored is not known; use one of auto, cached, online"),
-        ("auto", -1, "features_budget=-1 is no"),
-    ],
-)
-def test_settings_that_are_none_are_refused(features, budget, message):
-    with pytest.raises(UserError, match=message):
-        store_module.check_choice(features, budget)
