@@ -33,8 +33,8 @@ LAZY = {
 
 __all__ = [
     "AcceptanceHead",
-    "DistilledDraft",
     "Distillation",
+    "DistilledDraft",
     "GeneratedData",
     "HeadConfig",
     "HeadTraining",
