@@ -42,6 +42,7 @@ from specheads.replay.replay import RecordedHead, head_logits, judged_nodes, rec
 from specheads.storage import runs
 from specheads.storage.data_set import load_split
 from specheads.training.heads.head_specs import head_specs
+from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining
 from specheads.training.heads.train_share import check_train_share, first_rows
 
@@ -206,7 +207,7 @@ def best_by_ratio(winners: Sequence[Winner]) -> dict[str, Winner]:
     return {ratio: max((row for row in winners if row.ratio == ratio), key=lambda row: row.dev_speedup) for ratio in ratios}
 
 
-@command("learning_curve", lambda cfg: [Generation, HeadTraining])
+@command("learning_curve", lambda cfg: [Generation, Distillation if cfg.task == "distill" else HeadTraining])
 def main(cfg: DictConfig) -> None:
     learning_curve(cfg)
 

@@ -79,12 +79,9 @@ def distill(
         earlier = checkpoint_to_resume(settings.resume, checkpoints)
         announce(pair, settings, len(splits["train"]), run)
         before = measured(pair, splits["test"], settings)
-        module = DistillModule(pair, settings, data.limits.max_new_tokens, reference)
-        module.before = measured(pair, splits["dev"], settings)
-        module.before |= live_quality(pair, splits["dev"], settings.warp, settings.validation)
-        prepare(pair.draft, settings.gradient_checkpointing)
+        module = prepared_module(pair, settings, splits["dev"], data.limits.max_new_tokens, reference)
+        batches = ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=list)
         with deferred() as checkpoints.request:
-            batches = ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=list)
             weights = trained_weights(trainer, module, batches, earlier)
         if not trainer.is_global_zero:
             return DistilledDraft(run / "draft")  # the first process of a distributed run writes for all
@@ -99,6 +96,16 @@ def distill(
 def measured(pair: Pair, split: Dataset, settings: Distillation) -> dict[str, float]:
     """Return the quality of a pair's draft on a split."""
     return draft_quality(pair, split, settings.warp, settings.loader.batch_size)
+
+
+def prepared_module(
+    pair: Pair, settings: Distillation, dev: Dataset, max_new_tokens: int, reference: LanguageModel | None
+) -> DistillModule:
+    """Return the module to train, with the draft's quality on dev prompts before training; the draft is ready to be trained."""
+    module = DistillModule(pair, settings, max_new_tokens, reference)
+    module.before = measured(pair, dev, settings) | live_quality(pair, dev, settings.warp, settings.validation)
+    prepare(pair.draft, settings.gradient_checkpointing)
+    return module
 
 
 def trained_weights(
