@@ -41,8 +41,8 @@ from specheads.replay.recording import Recording
 from specheads.replay.replay import RecordedHead, head_logits, judged_nodes, recorded_head
 from specheads.storage import runs
 from specheads.storage.data_set import load_split
-from specheads.training.heads.head_specs import head_specs
 from specheads.training.distill.settings import Distillation
+from specheads.training.heads.head_specs import head_specs
 from specheads.training.heads.settings import HeadTraining
 from specheads.training.heads.train_share import check_train_share, first_rows
 
