@@ -13,7 +13,9 @@ from hydra.utils import instantiate
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from specheads.commands.command import command, load_configured_pair
+from data_gen.settings import Generation
+from specheads.commands.command import command
+from specheads.commands.compose import load_configured_pair
 from specheads.commands.loggers import new_logger
 from specheads.decoding.drafting import Drafting
 from specheads.decoding.engine import resolve_engine
@@ -109,7 +111,7 @@ def named_verification(name: str) -> VerificationRule:
     return instantiate(OmegaConf.load(known[name]))
 
 
-@command("evaluate")
+@command("evaluate", lambda cfg: [Generation])
 def main(cfg: DictConfig) -> None:
     evaluate(cfg)
 

@@ -19,6 +19,11 @@ class Warp:
     """Temperature, then top-k, then top-p, as transformers' logits warpers apply them.
 
     `temperature=0` is a point mass on the argmax and ignores the rest; `top_k=0` and `top_p=1` are off.
+
+    Args:
+        temperature: number that divides the logits; 0: greedy, whatever top_k and top_p are.
+        top_k: number of most likely tokens to keep; 0: all.
+        top_p: probability that the most likely tokens to keep must reach together; 1: all.
     """
 
     temperature: float = 1.0
@@ -31,7 +36,9 @@ class Warp:
                 f"temperature={self.temperature} must be a number of at least 0; use 0 for greedy decoding or 1 for sampling."
             )
         if not is_count(self.top_k):
-            raise UserError(f"top_k={self.top_k} must be a whole number of at least 0; use 0 to switch it off.")
+            raise UserError(
+                f"top_k={self.top_k} must be a whole number of at least 0; use 0 to switch it off or, for example, 50."
+            )
         if not is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise UserError(f"top_p={self.top_p} must be a number above 0 and at most 1; use 1 to switch it off.")
 
@@ -108,24 +115,6 @@ class Uniforms:
     def give_back(self, count: int) -> None:
         """Put the last `count` numbers of the last `take` back, so that the next `take` returns them again."""
         self._next -= count
-
-
-CERTAINTY = ("draft_prob", "max_prob", "entropy")  # what `certainty` returns
-
-
-def certainty(logits: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the probability of `token` (...), the largest one, and the entropy in nats, (...) each, of `logits` (..., V).
-
-    It reads the logits twice and never stores the softmax, because rules ask for these at every drafted token.
-    """
-    logits = at_least_float32(logits)
-    largest = logits.amax(dim=-1, keepdim=True)
-    # A logit of minus infinity adds nothing: 0 log 0 = 0.
-    below = (logits - largest).clamp_min(torch.finfo(logits.dtype).min)
-    weights = below.exp()
-    total, moment = weights.sum(dim=-1), (weights * below).sum(dim=-1)
-    chosen = (logits.gather(-1, token.unsqueeze(-1)) - largest).squeeze(-1).exp()
-    return chosen / total, 1 / total, total.log() - moment / total
 
 
 def overlap(target_probs: Tensor, draft_probs: Tensor) -> Tensor:

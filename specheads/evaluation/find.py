@@ -14,7 +14,7 @@ from specheads.heads.card import card
 from specheads.heads.checkpoint import latest_head, load_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.pair import Pair, config_folder
-from specheads.prompts.sources import Prompt, PromptSource, unique
+from specheads.prompts.prompt import Prompt, PromptSource, unique
 from specheads.storage.files import write_json, write_whole
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from data_gen.__main__ import check_data
-from specheads.commands.command import command, load_configured_pair, next_command
+from data_gen.settings import Generation
+from specheads.commands.command import command, next_command
+from specheads.commands.compose import load_configured_pair
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.drafting.layer_skip import layers_of, without_layers
 from specheads.decoding.engine import resolve_engine
@@ -133,7 +135,7 @@ def report(found: Sequence[Candidate], run: Path) -> None:
     print(f"next: {next_command('evaluate.py', 'head=null', 'drafting=layer_skip', f'drafting.skipped=[{best}]')}")
 
 
-@command("layer_search")
+@command("layer_search", lambda cfg: [Generation])
 def main(cfg: DictConfig) -> None:
     search(cfg)
 

@@ -16,8 +16,11 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from data_gen.__main__ import data_cache
-from specheads.commands.command import command, load_configured_pair, next_command
+from data_gen.__main__ import check_data, data_cache
+from data_gen.settings import Generation
+from specheads.commands.command import command, next_command
+from specheads.commands.compose import load_configured_pair
+from specheads.commands.head_training import head_training_of, train_configured_heads
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.verification import TokenVerification
 from specheads.errors import UserError
@@ -38,7 +41,9 @@ from specheads.replay.recording import Recording
 from specheads.replay.replay import RecordedHead, head_logits, judged_nodes, recorded_head
 from specheads.storage import runs
 from specheads.storage.data_set import load_split
-from specheads.training.heads import head_training as training
+from specheads.training.distill.settings import Distillation
+from specheads.training.heads.head_specs import head_specs
+from specheads.training.heads.settings import HeadTraining
 from specheads.training.heads.train_share import check_train_share, first_rows
 
 logger = logging.getLogger(__name__)
@@ -76,11 +81,11 @@ def learning_curve(cfg: DictConfig) -> list[Curve]:
     """
     check(cfg)
     pair, run = load_configured_pair(cfg), Path(cfg.paths.run)
-    if len(specs := training.head_specs(cfg, pair)) > 1:
+    if len(specs := head_specs(head_training_of(cfg))) > 1:
         raise UserError(
             f"a learning curve is of one head, but {len(specs)} are asked for; give each key of head and loss one value."
         )
-    prompt_ids = load_split(data_cache(cfg, pair), "train")["prompt_id"][:]
+    prompt_ids = load_split(data_cache(cfg, pair).folder, "train")["prompt_id"][:]
     found = plans(cfg, prompt_ids)
     heads = train_heads(cfg, pair, found)
     curves = judge_heads(cfg, pair, found, heads)
@@ -106,7 +111,8 @@ def check(cfg: DictConfig) -> None:
             raise UserError(f"{key}={given} does not fit a learning curve: {reason}; leave it out.")
     if not isinstance(cfg.resume, bool):
         raise UserError(f"resume={cfg.resume}: expected true or false; each head of a learning curve has checkpoints of its own.")
-    training.check(cfg)
+    head_training_of(cfg)
+    check_data(cfg)
     check_replay(cfg)
     if not any(takes_head(rule) for rule in OmegaConf.to_container(cfg.stopping, resolve=True).values()):
         raise UserError("stopping has no rule that takes a head; use for example 'stopping=[fixed_length,head_threshold]'.")
@@ -142,7 +148,7 @@ def train_heads(cfg: DictConfig, pair: Pair, found: Sequence[Plan]) -> dict[str,
         if runs.begin_job(Path(cfg.paths.run), plan.folder):
             forecast.update(number, len(found))
             logger.info("head %d of %d: %s of the train prompts", number + 1, len(found), f"{plan.share:.4g}")
-            training.train(settings_of(cfg, plan), pair)
+            train_configured_heads(settings_of(cfg, plan), data_cache, pair)
             runs.finish(plan.folder)
             forecast.update(number + 1, len(found))
         (heads[plan.name],) = (config.parent for config in plan.folder.glob("heads/*/config.json"))
@@ -201,7 +207,7 @@ def best_by_ratio(winners: Sequence[Winner]) -> dict[str, Winner]:
     return {ratio: max((row for row in winners if row.ratio == ratio), key=lambda row: row.dev_speedup) for ratio in ratios}
 
 
-@command("learning_curve")
+@command("learning_curve", lambda cfg: [Generation, Distillation if cfg.task == "distill" else HeadTraining])
 def main(cfg: DictConfig) -> None:
     learning_curve(cfg)
 

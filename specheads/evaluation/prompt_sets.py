@@ -11,16 +11,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from data_gen.__main__ import generation_settings
+from data_gen.settings import Generation
+from specheads.commands.compose import plain, settings_of
 from specheads.errors import UserError
 from specheads.evaluation.find import LocatedHead, known_data_sets, missing_remedy, split_of
 from specheads.heads.train_prompts import numbers_of
 from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
-from specheads.prompts.sources import FINAL, Prompt, PromptSource, groups_of, ids_hash
+from specheads.prompts.prompt import FINAL, Prompt, PromptSource, groups_of, ids_hash
+from specheads.prompts.sources import prompt_source
 
 logger = logging.getLogger(__name__)
 
@@ -82,14 +83,14 @@ class PromptSets:
     @cached_property
     def dev(self) -> PromptSet:
         """All dev prompts that no head learned from."""
-        source = instantiate(self.cfg.data.source)
+        source = prompt_source(plain(self.cfg.data))
         prompts = split_of(source, self.pair, "dev", missing_remedy("dev"))
         return self._set(f"{self.name}, dev", "dev", source, prompts, self._numbers("train"), "data.num_dev")
 
     @cached_property
     def reported(self) -> PromptSet:
         """All prompts of the split that `split=` names, but for those that a head knows."""
-        split, source = self.cfg.split, instantiate(self.cfg.data.source)
+        split, source = self.cfg.split, prompt_source(plain(self.cfg.data))
         prompts = split_of(source, self.pair, split, missing_remedy(split))
         name = self.name if split == "test" else f"{self.name}, {split}"
         return self._set(name, "test", source, prompts, self._numbers("train", "dev"), f"data.num_{split}")
@@ -121,7 +122,7 @@ class PromptSets:
 
     def context(self) -> dict[str, Any]:
         """Return what a report says of its prompts: the split, the parts of it where it has some, and each set's provenance."""
-        parts = list(getattr(instantiate(self.cfg.data.source), "final_parts", [])) if self.cfg.split == FINAL else []
+        parts = list(getattr(prompt_source(plain(self.cfg.data)), "final_parts", [])) if self.cfg.split == FINAL else []
         return {
             "split": self.cfg.split,
             "final_parts": parts,
@@ -169,7 +170,7 @@ class PromptSets:
             )
         if left_out:
             logger.info("data: %s left out: %s", _counted(left_out, f"{len(prompts)} of {name}"), WHY)
-        encoded = encode_prompts(self.pair, kept, generation_settings(self.cfg))
+        encoded = encode_prompts(self.pair, kept, settings_of(Generation, self.cfg).limits)
         return PromptSet(name, role, encoded, left_out, source.provenance())
 
     def _numbers(self, *kinds: str) -> set[int]:
@@ -182,11 +183,11 @@ def check_split(cfg: DictConfig) -> None:
     if cfg.split not in REPORTED:
         raise UserError(f"split={cfg.split} cannot be reported on; use {' or '.join(REPORTED)}.")
     if cfg.split == FINAL:
-        instantiate(cfg.data.source).check_final()
+        prompt_source(plain(cfg.data)).check_final()
 
 
 def _source(data: DictConfig) -> ReportedSource:
-    source = instantiate(OmegaConf.create({"data": data}).data.source)
+    source = prompt_source(plain(data))
     source.check()
     return source
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from data_gen.run import GenerationSettings
 from specheads.decoding.drafting import Drafting
 from specheads.decoding.engine import resolve_engine
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
@@ -39,7 +38,7 @@ from specheads.evaluation.tuning import Tuning
 from specheads.forecast import progress
 from specheads.heads.cost import counted_share
 from specheads.pair import Pair
-from specheads.prompts.encoding import EncodedPrompt
+from specheads.prompts.encoding import EncodedPrompt, ResponseLimits
 from specheads.replay.cost import Costs
 from specheads.replay.head_scores import head_fingerprint
 from specheads.replay.recording import Recording
@@ -113,7 +112,7 @@ class Evaluation:
         sets = self.prompts.recorded()
         longest = max(longest_draft(self.stopping), MAX_TOKENS)  # so that fewer rules need no other recording
         settings = RecordSettings(cfg.record.num_samples, longest, cfg.record.batch_size)
-        generation = GenerationSettings(cfg.max_new_tokens, cfg.data.max_prompt_tokens, **cfg.generation)
+        generation = ResponseLimits(cfg.max_new_tokens, cfg.data.max_prompt_tokens, cfg.generation.batch_size)
         prompts, heads = {name: one.prompts for name, one in sets.items()}, list(self.heads.values())
         found = recorded(cfg, self.pair, prompts, generation, settings, heads, cfg.record.ground_truth)
         return {name: (sets[name].role, recording) for name, recording in found.items()}

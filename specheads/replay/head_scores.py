@@ -1,7 +1,7 @@
 """What judges say of the nodes of a recording: heads, and the target, who knows the true acceptance probabilities.
 
 Each is added in `judges/<fingerprint>/` beside the recording, in one pass of one model whenever it is asked for, and the recording
-stays. A head that looks at the round (`head.ROUND_INPUTS`) says something else of a node in each round that can meet it.
+stays. A head that looks at the round (`features.ROUND_INPUTS`) says something else of a node in each round that can meet it.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from specheads.decoding.drafting import drafting_features
+from specheads.features import ROUND_INPUTS, drafting_features, reads_logits, reads_target
 from specheads.heads.batch import HeadBatch, target_states
-from specheads.heads.head import ROUND_INPUTS, AcceptanceHead
+from specheads.heads.head import AcceptanceHead
 from specheads.pair import LanguageModel, Pair
 from specheads.replay.recording import GROUND_TRUTH, Advance, NodeIndices, branches_of
 from specheads.replay.response_tree import SLICE_ELEMENTS, node_states
@@ -110,7 +110,7 @@ class HeadScores:
     def __init__(self, pair: Pair, heads: Sequence[AcceptanceHead]) -> None:
         self.lm, self.target_lm, self.heads = pair.draft_lm, pair.target_lm, heads
         inputs = {name for head in heads for name in head.config.inputs}
-        self.needs, self.reads_target = frozenset(inputs - set(ROUND_INPUTS)), "target_hidden" in inputs
+        self.needs, self.reads_target = frozenset(inputs - set(ROUND_INPUTS)), reads_target(inputs)
 
     @torch.no_grad()
     def begin(self, row: Mapping[str, Any], meetings: NodeIndices) -> None:
@@ -126,8 +126,8 @@ class HeadScores:
         pieces = torch.arange(len(tokens), device=tokens.device).split(max(1, SLICE_ELEMENTS // self.lm.vocab_size))
         found: list[list[Tensor]] = [[] for _ in self.heads]
         for piece in pieces:
-            logits = self.lm.logits(hidden[piece]) if self.needs - {"hidden", "embedding", "token"} else hidden[piece]
-            features = drafting_features(self.lm, self.needs, logits, tokens[piece], hidden[piece])
+            logits = self.lm.logits(hidden[piece]) if reads_logits(self.needs) else hidden[piece]
+            features = drafting_features(self.needs, logits, tokens[piece], hidden[piece], self.lm.embed)
             node, index, start = (value.to(tokens.device) for value in self.meetings.split(first + int(piece[0]), len(piece)))
             met = {name: value[node] for name, value in features.items()} if any(map(looks_at_rounds, self.heads)) else {}
             met |= {"target_hidden": self.states[start]} if self.reads_target else {}

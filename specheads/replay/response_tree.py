@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.branches import Branches, ReadTexts
+from specheads.features import RECORDED, drafting_features
 from specheads.pair import LanguageModel, Pair
-from specheads.sampling import CERTAINTY, Warp, accept_prob, certainty, check_finite, sample
+from specheads.sampling import Warp, accept_prob, check_finite, sample
 
 SLICE_ELEMENTS = 2**24  # probabilities held at once per model
-COLUMNS = (*CERTAINTY, "law_prob")  # per node; law_prob: the warped law that the token was drawn from
+COLUMNS = (*RECORDED, "law_prob")  # per node; law_prob: the warped law that the token was drawn from
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,8 @@ def _read(lm: LanguageModel, prompt: Sequence[int], response: Sequence[int]) -> 
 
 def _values(logits: Tensor, distribution: Tensor, tokens: Tensor) -> Tensor:
     """Return COLUMNS (C, n) of `tokens` (n,) drawn from draft `logits` and `law` (n, V)."""
-    return torch.stack([*certainty(logits, tokens), distribution.gather(1, tokens[:, None]).squeeze(1)]).float()
+    features = drafting_features(RECORDED, logits, tokens)
+    return torch.stack([*(features[name] for name in RECORDED), distribution.gather(1, tokens[:, None]).squeeze(1)]).float()
 
 
 @torch.no_grad()
