@@ -3,13 +3,13 @@ import pytest
 import torch
 
 from specheads.errors import UserError
-from specheads.heads import batch as features_module
+from specheads.heads import batch as batch_module
 from specheads.heads.batch import HeadBatch, collate, head_features
 from specheads.training.heads.mixed_responses import MixedResponses, checked_share
 from specheads.training.loaders import EpochSampler
 
 KINDS = ["input_token", "next_token"]
-ALL = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy"})
+ALL = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"})
 
 
 def coded_rows(count, length, prompt_length=3):
@@ -106,12 +106,12 @@ def test_a_share_outside_its_bounds_is_a_user_error_that_names_the_key(predicts,
 
 @pytest.mark.parametrize("predicts", KINDS)
 def test_an_unknown_label_is_a_user_error_that_names_those_known(predicts):
-    with pytest.raises(UserError, match=r"head\.label='guessed' is not known; use one of sampled, overlap, rollout\.$"):
+    with pytest.raises(UserError, match=r"head\.label=guessed must be one of sampled, overlap, rollout; "):
         mixed(coded_rows(1, 1), predicts, None, labels=["guessed"])
 
 
 def test_the_label_of_earlier_versions_is_refused_with_the_reason_and_the_remedy():
-    with pytest.raises(UserError, match=r"head\.label='block' is not trained any more.*not multiply.*head\.label=rollout"):
+    with pytest.raises(UserError, match=r"head\.label=block is no longer supported.*not multiply.*head\.label=rollout"):
         mixed(coded_rows(1, 1), "next_token", None, labels=["block"])
 
 
@@ -236,6 +236,7 @@ def definition(pair, tokens, index, drafted, predicts):
         "draft_prob": probs[drafted],
         "max_prob": probs.max(),
         "entropy": -(probs * probs.log()).sum(),
+        "second_prob": probs.sort().values[-2],
     }
 
 
@@ -263,7 +264,7 @@ def test_features_of_a_padded_batch_equal_those_of_each_row_alone(nano64, rows, 
 def test_features_in_slices_equal_those_in_one(nano64, rows, monkeypatch, elements):
     batch = collate([mixed(rows)[0, i] for i in range(4)])
     whole = head_features(nano64.draft_lm, batch, "next_token", ALL)
-    monkeypatch.setattr(features_module, "SLICE_ELEMENTS", elements)
+    monkeypatch.setattr(batch_module, "SLICE_ELEMENTS", elements)
     sizes, logits = [], nano64.draft_lm.logits
 
     def recorded(hidden):
@@ -305,4 +306,5 @@ def test_a_batch_in_which_nothing_is_judged_has_features_of_no_tokens(nano64, ro
         "draft_prob": (0,),
         "max_prob": (0,),
         "entropy": (0,),
+        "second_prob": (0,),
     }
