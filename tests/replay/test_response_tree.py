@@ -7,6 +7,7 @@ from statistics_helper import chi_square_p_value
 
 from specheads import Warp
 from specheads.decoding.branches import Branches
+from specheads.features import RECORDED, drafting_features
 from specheads.replay.response_tree import Draws, RecordSettings, node_states, record_response
 
 PROMPT, RESPONSE = [2, 0, 1], [1, 1, 0, 2, 0, 1, 2, 2, 0, 1]
