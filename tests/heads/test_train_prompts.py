@@ -99,6 +99,6 @@ def test_a_file_that_was_cut_off_is_refused(folder):
 
 
 def test_inspect_tells_how_many(folder):
-    assert "learned from 2, calibrated on 1" in inspect(str(folder))
+    assert "trained on 2, calibrated on 1" in inspect(str(folder))
     (folder / FILE).unlink()
-    assert "does not name those that it learned from" in inspect(str(folder))
+    assert "prompts      not known" in inspect(str(folder))

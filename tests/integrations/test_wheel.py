@@ -131,7 +131,7 @@ def test_a_damaged_head_is_refused_by_name(environment, tmp_path):
     for folder, (damage, _) in zip(folders[1:], DAMAGES.values(), strict=True):
         damage(folder)
     done = run(environment / "python", "-c", VERIFY_ALL, *folders, cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout == f"{folders[0]}: as it was exported\n"
+    assert done.returncode == 0 and done.stdout == f"{folders[0]}: unchanged since its export\n"
     errors = done.stderr.splitlines()
     assert len(errors) == 2 * len(DAMAGES)
     for error, end, folder, (_, message) in zip(errors[::2], errors[1::2], folders[1:], DAMAGES.values(), strict=True):
