@@ -11,11 +11,14 @@ from omegaconf import DictConfig
 from data_gen.__main__ import check_data, data_cache
 from data_gen.settings import Generation
 from specheads.commands.command import command, is_first_process, next_command
+from specheads.commands.distillation import distill_configured_draft
+from specheads.commands.draft_report import print_draft
 from specheads.commands.head_report import print_heads
 from specheads.commands.head_training import train_configured_heads
 from specheads.errors import UserError
 from specheads.pair import Pair
 from specheads.settings import Settings
+from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining
 
 
@@ -28,19 +31,22 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> Path:
     return trained.folder
 
 
-def distill(cfg: DictConfig) -> Path:
-    """Distil the draft of a composed config; return the folder of the new draft."""
-    from specheads.training.distill import distillation
-
-    return distillation.train(cfg)
+def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> Path:
+    """Distil the draft of a composed config's pair, which may be loaded already; return the folder of the new draft."""
+    check_data(cfg)
+    distilled = distill_configured_draft(cfg, data_cache, pair)
+    if is_first_process():
+        print_draft(distilled)
+    return distilled.folder
 
 
 def settings_classes(cfg: DictConfig) -> list[type[Settings]]:
     """Return the classes of settings that a composed config is for."""
-    return [Generation, HeadTraining] if cfg.task == "head" else [Generation]
+    return [Generation, *CLASSES.get(cfg.task, ())]
 
 
-TASKS = {"head": train_head, "distill": distill}  # each returns a folder
+TASKS = {"head": train_head, "distill": distill_draft}  # each returns a folder
+CLASSES = {"head": [HeadTraining], "distill": [Distillation]}
 NEXT = {"head": ("evaluate.py", "head={folder}"), "distill": ("train.py", "model.draft={folder}")}
 
 

@@ -58,6 +58,7 @@ Number = Annotated[float, _number("a finite number")]
 PositiveNumber = Annotated[float, _number("a finite number above 0", lambda value: value > 0)]
 NonNegativeNumber = Annotated[float, _number("a finite number of at least 0", lambda value: value >= 0)]
 Probability = Annotated[float, _number("a number from 0 to 1", lambda value: 0 <= value <= 1)]
+OpenProbability = Annotated[float, _number("a number above 0 and below 1", lambda value: 0 < value < 1)]
 Share = Annotated[float, _number("a number above 0 and at most 1", lambda value: 0 < value <= 1)]
 Count = count(0)
 PositiveCount = count(1)
@@ -175,13 +176,21 @@ def key_of(name: str, field: FieldInfo) -> str:
 
 def cache_key(settings: Settings, prefix: str = "") -> dict[str, Any]:
     """Return by key the values that decide numbers, those of nested settings with their own keys."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
         if not _extra(field).get("decides", True):
             continue
         key, value = _joined(prefix, key_of(name, field)), getattr(settings, name)
-        found |= cache_key(value, key) if isinstance(value, Settings) else {key: value}
-    return found | {_joined(prefix, name): value for name, value in (settings.model_extra or {}).items()}
+        values |= cache_key(value, key) if isinstance(value, Settings) else {key: _plain(value)}
+    return values | {_joined(prefix, name): _plain(value) for name, value in (settings.model_extra or {}).items()}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value, or for an object, such as a strategy, the text of its class and of those attributes that are plain values."""
+    if value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping):
+        return value
+    attributes = {name: each for name, each in vars(value).items() if isinstance(each, bool | int | float | str | None)}
+    return f"{type(value).__module__}.{type(value).__qualname__}({attributes})"
 
 
 def message_of(error: ValidationError, cls: type[Settings], prefix: str = "") -> str:
@@ -199,9 +208,16 @@ def message_of(error: ValidationError, cls: type[Settings], prefix: str = "") ->
         return f"{key}={value} is not known; expected one of {', '.join(_siblings(cls, first['loc']))}."
     about = (field.description or "").rstrip(".") if field is not None else ""
     if first["type"] == "missing":
-        return f"{key} is missing; it is {about}."
+        return f"{key} is missing{_explained(about)}."
     expected = _expected(first)
-    return f"{key}={value} {expected}{f'; it is {about}' if about else ''}." if key else f"{expected}."
+    return f"{key}={value} {expected}{_explained(about)}." if key else f"{expected}."
+
+
+def _explained(about: str) -> str:
+    """Return a sentence of help as the end of a message; some explain one value after the other ("true: ...")."""
+    if not about:
+        return ""
+    return f" ({about})" if about.partition(" ")[0].endswith(":") else f"; it is {about}"
 
 
 EXPECTED = {
@@ -280,6 +296,7 @@ __all__ = [
     "NonNegativeNumber",
     "Number",
     "OneOrMore",
+    "OpenProbability",
     "PositiveCount",
     "PositiveNumber",
     "Probability",

@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 class CurveModule(L.LightningModule):
-    """A module whose loss is a ratio of sums over a whole optimiser step, and whose curves are kept in its checkpoints.
+    """A module whose loss is a ratio of sums over a whole optimizer step, and whose curves are kept in its checkpoints.
 
     A step's loss is `sum of weighted losses / sum of weights` over all its batches and processes. The second sum is known only at the end
-    of the step, so batches are divided by the weights of its first one, and gradients are put right before they are clipped.
-    A log file may lag behind a checkpoint or be ahead of it.
+    of the step, so batches are divided by the weights of its first batch, and gradients are corrected before they are clipped.
+    Curves are in checkpoints because a log file may be older or newer than the checkpoint.
     """
 
     def __init__(self) -> None:
@@ -26,23 +26,23 @@ class CurveModule(L.LightningModule):
         """Return what `training_step` is to return for a batch that has these sums.
 
         Args:
-            losses, weights: (n,) sums of weighted losses and of weights. Each of the n has parameters of its own, or n is 1.
-            measures: (2, m) sums and weights of what is recorded with the losses, but not learned from.
+            losses, weights: (n,) sums of weighted losses and of weights. Each of the n losses has separate parameters, or n is 1.
+            measures: (2, m) sums and weights of values that are recorded with the losses, but not learned from.
         """
         if batch_index % self.trainer.accumulate_grad_batches == 0:
             self._sums, self._num_losses = [], len(losses)
         sums = torch.stack([losses.detach(), weights])
         sums = sums if measures is None else torch.cat([sums, measures], dim=1)
         self._sums.append(self.all_gather(sums).reshape(-1, *sums.shape).sum(0))
-        # Gradients are averaged over processes, so that losses are divided by the mean weights of one.
+        # Gradients are averaged over processes, so losses are divided by the mean weights of a process.
         return (losses / (self._first_weights() / self.trainer.world_size)).sum()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Put the gradients of a step of several batches right, and add its losses and measures to the curves."""
+        """Correct the gradients of a step of several batches, and add its losses and measures to the curves."""
         sums, weights = torch.stack(self._sums).sum(0)
         weights = _or_one(weights)
         count = self.trainer.accumulate_grad_batches
-        if count > 1:  # by which Lightning has divided every batch, also in an epoch's last step, which may have fewer
+        if count > 1:  # Lightning has divided every batch by it, even in an epoch's last step, which may have fewer batches
             self.scale_gradients(count * self._first_weights() / weights[: self._num_losses])
         values = sums / weights
         if self.global_step % self.trainer.log_every_n_steps == 0:
@@ -53,7 +53,7 @@ class CurveModule(L.LightningModule):
         return _or_one(self._sums[0][1, : self._num_losses])
 
     def scale_gradients(self, factors: Tensor) -> None:
-        """Multiply the gradients of the parameters behind each loss by its factor (n,)."""
+        """Multiply the gradients of each loss's parameters by its factor (n,)."""
         raise NotImplementedError
 
     def named_values(self, values: Sequence[float]) -> dict[str, float]:
@@ -61,19 +61,19 @@ class CurveModule(L.LightningModule):
         raise NotImplementedError
 
     def record(self, metrics: dict[str, float], beforehand: bool = False) -> None:
-        """Add a point to the curves, at the number of optimiser steps done; callbacks see it too, unless training has not begun."""
+        """Add a point to the curves, at the number of optimizer steps done; callbacks see it too once training has begun."""
         self.history.append((self.global_step, {"epoch": self.current_epoch, **metrics}))
-        for each in self.loggers:
-            each.log_metrics(self.history[-1][1], self.global_step)
+        for logger in self.loggers:
+            logger.log_metrics(self.history[-1][1], self.global_step)
         if not beforehand:
             self.log_dict(metrics, logger=False)
 
     def log_history(self) -> None:
-        """Write the curves of the run that this one goes on with; W&B keeps what it was given before the interruption."""
+        """Write the curves of the run that is resumed; W&B has kept what was logged before the interruption."""
         for step, metrics in self.history:
-            for each in self.loggers:
-                if isinstance(each, CSVLogger):  # which starts its file anew
-                    each.log_metrics(metrics, step)
+            for logger in self.loggers:
+                if isinstance(logger, CSVLogger):  # which empties its file at the start
+                    logger.log_metrics(metrics, step)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         checkpoint["history"] = self.history
@@ -83,5 +83,5 @@ class CurveModule(L.LightningModule):
 
 
 def _or_one(weights: Tensor) -> Tensor:
-    """Return weights with 1 in place of 0: what has no weight in a batch or a step teaches nothing in it."""
+    """Return weights with 1 in place of 0: a loss without weight in a batch or a step is 0 in it."""
     return torch.where(weights > 0, weights, 1.0)

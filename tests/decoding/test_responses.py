@@ -7,7 +7,8 @@ from fakes import tiny_llama, tiny_pair
 from statistics_helper import chi_square_p_value
 from transformers import OPTConfig, OPTForCausalLM
 
-from data_gen.run import GenerationSettings, Shard, make_rows
+from data_gen.rows import Shard, make_rows
+from data_gen.settings import Generation
 from specheads.decoding.engine import EagerEngine
 from specheads.decoding.responses import generate_batch, row_uniforms
 from specheads.errors import UserError
@@ -83,7 +84,7 @@ def test_rows_do_not_depend_on_batch_size_order_or_other_prompts():
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(random_prompts(10))]
 
     def rows(chosen, batch_size):
-        return make_rows(pair, Shard(chosen), warp, GenerationSettings(16, batch_size=batch_size), 7, lambda made, done: None)
+        return make_rows(pair, Shard(chosen), Generation(seed=7, warp=warp, max_new_tokens=16, batch_size=batch_size))
 
     alone = {row["prompt_id"]: row for prompt in prompts for row in rows([prompt], 1)}
     for chosen, batch_size in [(prompts, 10), (prompts, 3), (prompts[::-1], 4), (prompts[2:9:3], 2)]:
@@ -100,9 +101,7 @@ def test_rows_do_not_depend_on_batch_size_order_or_other_prompts():
 def rows_of(warp, sample=0, **settings):
     """Rows of one random pair's responses to eight prompts."""
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(random_prompts(8))]
-    return make_rows(
-        stopping_pair(3), Shard(prompts, sample), warp, GenerationSettings(16, **settings), 7, lambda made, done: None
-    )
+    return make_rows(stopping_pair(3), Shard(prompts, sample), Generation(seed=7, warp=warp, max_new_tokens=16, **settings))
 
 
 def test_more_draws_and_responses_leave_the_first_as_they_are():

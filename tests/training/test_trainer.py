@@ -50,9 +50,9 @@ def test_what_differs_is_part_of_the_name(nano):
     [
         ("head.depth=[]", r"head.depth=\[\] names no value"),
         ("head.depth=[1,1]", "same head is asked for twice"),
-        ("head.depth=[0,-1]", "head.depth=-1 must be 0"),
-        ("loss.reject_weight=[1,a]", "loss.reject_weight=a is no number"),
-        ("head.predicts=[input_token,next_token]", "head.predicts=.*not one value"),
+        ("head.depth=[0,-1]", "head.depth=-1 must be a non-negative integer"),
+        ("loss.reject_weight=[1,a]", "loss.reject_weight=a must be a finite number of at least 0"),
+        ("head.predicts=[input_token,next_token]", "head.predicts=.*must be one of"),
         ("head.label=[]", r"head.label=\[\] names no value"),
         ("head.inputs=[[hidden],entropy]", "head.inputs=.*mixes names and lists"),
     ],

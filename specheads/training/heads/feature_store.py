@@ -156,7 +156,7 @@ class FeatureStore:
         for numbers in batches_of_tokens(longest, BATCH_TOKENS, [len(texts_of(item)) for item in items]):
             batch = collate([items[number] for number in numbers]).to(self.lm.device)
             samples = [
-                [torch.from_numpy(ids) for ids in data.judged_draws((part.epoch, part.first + number))] for number in numbers
+                [torch.from_numpy(ids) for ids in data.sampled_tokens((part.epoch, part.first + number))] for number in numbers
             ]
             merged = [torch.cat(ids).to(self.lm.device) for ids in zip(*samples, strict=True)]
             counts = [len(items[number]["index"]) for number in numbers]
