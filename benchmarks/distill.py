@@ -1,7 +1,8 @@
-"""`python benchmarks/distill.py`: six losses, each on responses of the data set, of the target and of the draft, for the same steps.
+"""`python benchmarks/distill.py`: six losses, each on responses of the data set, of the target and of the draft.
 
-Every training begins with nano's draft, which is measured on the target's responses to held-out prompts. Prints a table of overlaps with
-95 % intervals over prompts. `--out` keeps the figures of each training; a rerun computes only those that are missing.
+Every training has as many steps, begins with nano's draft and is measured on the target's responses to held-out prompts. Prints a
+table of overlaps with 95 % intervals over prompts. `--out` keeps the figures of each training; a rerun
+computes only those that are missing.
 """
 
 import argparse
@@ -131,7 +132,7 @@ def train(cfg: DictConfig, pair: Pair, settings: Distillation, steps: int) -> di
 
 
 def loss_table(folder: Path, samples: list[str], losses: list[str], steps: int, groups: Sequence[str]) -> Table:
-    """Return overlaps with 95 % intervals over prompts, KL divergences, agreements and seconds; `groups` has the group of each prompt."""
+    """Return overlaps with 95 % intervals over prompts, KL divergences, agreements and seconds; `groups`: of each prompt."""
     rows = []
     for kind, divergence in itertools.product(samples, losses):
         figures = json.loads((folder / f"{kind}-{divergence}.json").read_text())

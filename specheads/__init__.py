@@ -13,6 +13,8 @@ from specheads.sampling import Warp
 
 if TYPE_CHECKING:
     from specheads.prompts.generated_data import GeneratedData
+    from specheads.training.distill.distillation import DistilledDraft, distill
+    from specheads.training.distill.settings import Distillation
     from specheads.training.heads.head_training import TrainedHeads, train_heads
     from specheads.training.heads.settings import HeadTraining
 
@@ -20,14 +22,19 @@ __version__ = "0.1.0"
 
 # What a decoder does not need is imported when it is first used: it brings pydantic, lightning and datasets.
 LAZY = {
+    "DistilledDraft": "specheads.training.distill.distillation",
+    "Distillation": "specheads.training.distill.settings",
     "GeneratedData": "specheads.prompts.generated_data",
     "HeadTraining": "specheads.training.heads.settings",
     "TrainedHeads": "specheads.training.heads.head_training",
+    "distill": "specheads.training.distill.distillation",
     "train_heads": "specheads.training.heads.head_training",
 }
 
 __all__ = [
     "AcceptanceHead",
+    "Distillation",
+    "DistilledDraft",
     "GeneratedData",
     "HeadConfig",
     "HeadTraining",
@@ -36,6 +43,7 @@ __all__ = [
     "TrainedHeads",
     "UserError",
     "Warp",
+    "distill",
     "drafting",
     "generate_baseline",
     "load_head",

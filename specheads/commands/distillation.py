@@ -1,4 +1,4 @@
-"""Distillation from a composed config: settings are checked, the pair is loaded, and responses are made once a checkpoint fits."""
+"""Distillation from a composed config: settings are checked, the pair is loaded, then responses are made and learned from."""
 
 from collections.abc import Callable
 from functools import partial
@@ -54,7 +54,10 @@ def distillation_of(cfg: DictConfig) -> Distillation:
 
 
 def responses_of(cfg: DictConfig, pair: Pair, settings: Distillation, make_data: MakeData) -> GeneratedData:
-    """Return the target's responses that a distillation reads, without labels, and its prompts, with their own responses if they are read."""
+    """Return the data set that a distillation reads: the target's responses without labels, and the prompts.
+
+    The prompts have the responses of their source if the draft learns from these.
+    """
     prompts = unique(source_of(cfg).load(pair.chats, responses="text" in settings.shares))
     splits = SPLITS if "target" in settings.shares else HELD_OUT
     return make_data(cfg, pair, splits=splits, prompts=prompts, labelled=False)

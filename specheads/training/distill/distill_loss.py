@@ -20,7 +20,7 @@ from specheads.training.distill.settings import DistillLoss
 class TargetDistributions:
     """The target's distributions of n tokens.
 
-    `log_probs` are (n, V); or, with `ids` (n, k), (n, k + 1): those of the tokens `ids`, and last that of all other tokens together.
+    `log_probs` are (n, V). With `ids` (n, k) they are (n, k + 1): those of the tokens `ids`, then that of all other tokens.
     """
 
     log_probs: Tensor
@@ -71,7 +71,7 @@ def computed_distributions(target: LanguageModel, hidden: Tensor, loss: DistillL
 
 
 def stored_distributions(ids: Tensor, log_probs: Tensor) -> DistributionSource:
-    """Return a source of stored distributions: `ids` (N, k) of some tokens, and `log_probs` (N, k + 1), the last of all other tokens."""
+    """Return a source of stored distributions; `ids` (N, k) and `log_probs` (N, k + 1) are as in TargetDistributions."""
     return lambda piece: TargetDistributions(log_probs[piece].float(), ids[piece].long())
 
 

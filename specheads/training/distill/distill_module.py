@@ -92,7 +92,7 @@ class DistillModule(CurveModule):
         return losses, overlaps
 
     def _losses(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return losses, overlaps and a reference's losses (N,) of samples that all have stored distributions, or all have none."""
+        """Return losses, overlaps and a reference's losses (N,) of samples, all or none of which have stored distributions."""
         (pair, reference), loss = self._models, self.settings.loss
         batch = ResponseBatch.of([sample.prompt for sample in samples], [sample.response for sample in samples], self.device)
         distributions, tokens = self._distributions(samples, batch), batch.response_tokens
@@ -127,9 +127,8 @@ class DistillModule(CurveModule):
 
     def on_validation_epoch_end(self) -> None:
         metrics = self._gathered_quality()
-        if not shards_weights(
-            self.trainer.strategy
-        ):  # all processes decode the same prompts: they would wait for one in any case
+        # All processes decode the same prompts: they would wait for the first in any case.
+        if not shards_weights(self.trainer.strategy):
             dev = self.trainer.datamodule.splits["dev"]
             metrics |= live_quality(self.pair, dev, self.settings.warp, self.settings.validation)
         self.record({f"dev/{name}": value for name, value in metrics.items()})

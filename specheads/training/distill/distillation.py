@@ -54,9 +54,9 @@ def distill(
     """Train the pair's draft to propose what its target would say, and write it to `run`/draft.
 
     Args:
-        pair: its draft is trained in place, in float32. If `settings.initial_draft` is not None, load the pair with it as `new_draft`.
-        data: a data set with the target's responses, and its prompts; or a function that makes it, which is called once everything else has
-            been checked.
+        pair: its draft is trained in place, in float32. Load it with `new_draft=settings.initial_draft`.
+        data: a data set with the target's responses, and its prompts; or a function that makes it, which is called after
+            everything else has been checked.
         run: the folder for checkpoints, logs and the draft.
         loggers: get the curves.
 
@@ -115,7 +115,7 @@ def trained_weights(
 def prepare(draft: PreTrainedModel, gradient_checkpointing: bool = False) -> None:
     """Make a draft ready to be trained: weights in float32 that may change, and no dropout.
 
-    Small steps would be lost in the rounding of half-precision weights. Dropout would depend on a random state that no checkpoint holds.
+    Half-precision weights would round small steps away. Dropout would depend on a random state that no checkpoint holds.
     """
     draft.to(torch.promote_types(draft.dtype, torch.float32)).requires_grad_(True).train()
     for module in draft.modules():
@@ -155,18 +155,18 @@ def check_processes(settings: Distillation, pair: Pair, trainer: "Trainer") -> N
     if shards_weights(trainer.strategy):
         if "on_policy" in settings.shares:
             raise UserError(
-                f"trainer.strategy={strategy} with samples={settings.samples}: no process has a whole draft that could write samples; use "
-                "samples=target or samples=text, or +trainer.strategy=ddp."
+                f"trainer.strategy={strategy} with samples={settings.samples}: no process has a whole draft to write "
+                "samples with; use samples=target or samples=text, or +trainer.strategy=ddp."
             )
         if settings.trainer.gradient_clip_val is not None:
             raise UserError(
-                f"trainer.gradient_clip_val={settings.trainer.gradient_clip_val} with trainer.strategy={strategy}: the norm of a gradient that "
-                "is spread over processes cannot be limited; give trainer.gradient_clip_val=null."
+                f"trainer.gradient_clip_val={settings.trainer.gradient_clip_val} with trainer.strategy={strategy}: the norm of a "
+                "gradient that is spread over processes cannot be limited; give trainer.gradient_clip_val=null."
             )
     if trainer.world_size > 1 and getattr(pair.target, "hf_device_map", None):
         raise UserError(
-            f"trainer.devices={shown(settings.trainer.devices)} with model.device_map: each process would spread a target of its own over "
-            "all GPUs; use trainer.devices=1, or a target that fits each GPU and model.device_map=null."
+            f"trainer.devices={shown(settings.trainer.devices)} with model.device_map: each process would spread a target "
+            "over all GPUs; use trainer.devices=1, or a target that fits each GPU and model.device_map=null."
         )
 
 
@@ -187,8 +187,8 @@ def announce(pair: Pair, settings: Distillation, num_prompts: int, run: Path) ->
     if settings.samples == "mixed" and len(shares) == 1:
         logger.warning("samples=mixed contains only %s samples", *shares)
     logger.info(
-        "distilling %s (%.1f M weights, %.2f GiB with gradients and the optimizer's state) for %s: %d prompts, responses %s, %d epochs, "
-        "into %s",
+        "distilling %s (%.1f M weights, %.2f GiB with gradients and the optimizer's state) for %s: %d prompts, responses %s, %d "
+        "epochs, into %s",
         pair.draft_id,
         num_weights / 1e6,
         16 * num_weights / 2**30,  # all in float32: the weights, their gradients, AdamW's two moments

@@ -1,7 +1,8 @@
 """How far a draft's distribution is from the target's, for each token, as losses to train the draft on.
 
-All are functions of log-probabilities, `target` and `draft` (N, V), and return (N,) in float32 or wider; gradients go to the draft.
-They are 0 where the distributions agree and positive elsewhere. A token that the target's warping rules out has minus infinity there.
+All are functions of log-probabilities, `target` and `draft` (N, V), and return (N,) in float32 or wider; gradients go to the
+draft. They are 0 where the distributions agree and positive elsewhere. The target's log-probability is minus infinity for a token
+that its warping rules out.
 """
 
 from collections.abc import Callable
@@ -40,7 +41,7 @@ def jensen_shannon(target: Tensor, draft: Tensor, beta: float = 0.5) -> Tensor:
 
 
 def acceptance(target: Tensor, draft: Tensor) -> Tensor:
-    """Return the overlap of the distributions, sum min(t, d): the probability that token verification accepts a token of the draft."""
+    """Return the overlap, sum min(t, d): the probability that token verification accepts a token of the draft."""
     return overlap(target.exp(), draft.exp())
 
 
@@ -57,7 +58,7 @@ def log_overlap(target: Tensor, draft: Tensor) -> Tensor:
 def adaptive_mix(target: Tensor, draft: Tensor, rate: float = 3.0) -> Tensor:
     """Return lambda KL(t || d) + (1 - lambda) TV, lambda = exp(-rate overlap), through which no gradient flows.
 
-    Where the distributions hardly overlap, it is mostly KL, whose gradients do not vanish; where they do, mostly the probability of a rejection.
+    Where the distributions hardly overlap, it is mostly KL, whose gradients do not vanish there; elsewhere it is mostly TV.
     """
     share = torch.exp(-rate * acceptance(target, draft).detach())
     return share * forward_kl(target, draft) + (1 - share) * total_variation(target, draft)

@@ -1,4 +1,4 @@
-"""The folder of a distilled draft: an ordinary transformers model with its tokenizer, what it was distilled from, and a model card."""
+"""The folder of a distilled draft: an ordinary transformers model with its tokenizer, its provenance and a model card."""
 
 import os
 import shutil
@@ -84,8 +84,8 @@ def model_card(description: Mapping[str, Any]) -> str:
         "---\nlibrary_name: transformers\ntags: [speculative-decoding, draft-model]\n---\n# Draft model\n\n"
         "A draft for speculative decoding, distilled to propose what its target would say.\n\n"
         f"| | |\n|---|---|\n{settings}\n"
-        "Measured on the target's responses to held-out prompts. Overlap is the expected acceptance of a drafted token, 1 - TV; the block "
-        f"efficiency follows from it.\n\n| | before | after |\n|---|---|---|\n{figures}\n"
+        "Measured on the target's responses to held-out prompts. Overlap is the expected acceptance of a drafted token, 1 - TV; "
+        f"the block efficiency follows from it.\n\n| | before | after |\n|---|---|---|\n{figures}\n"
         '```python\npair = specheads.load_pair(draft="<this folder>", target="<the target>")\n```\n\n'
         "Acceptance heads of another draft do not fit this one: train one with `python train.py model.draft=<this folder>`.\n"
     )

@@ -19,13 +19,16 @@ BLOCK = 4  # drafted tokens per round of the block efficiencies that are recorde
 
 
 def block_efficiency(overlap: float, num_tokens: int = BLOCK) -> float:
-    """Return the expected tokens per round of `num_tokens` drafted tokens, each accepted with probability `overlap` (Leviathan et al. 2023)."""
+    """Return the expected tokens per round if each of `num_tokens` drafted tokens is accepted with probability `overlap`.
+
+    Source: Leviathan et al. 2023.
+    """
     return sum(overlap**count for count in range(num_tokens + 1))
 
 
 @torch.no_grad()
 def quality_sums(pair: Pair, samples: Sequence[Sample], warp: Warp, device: torch.device) -> Tensor:
-    """Return (4,) sums over the response tokens: overlap under `warp`, KL(t || d), whether the most likely token agrees, and their number."""
+    """Return (4,) sums over response tokens: overlap under `warp`, KL(t || d), same most likely token (1 or 0), and 1."""
     batch = ResponseBatch.of([sample.prompt for sample in samples], [sample.response for sample in samples], device)
     models = (pair.target_lm, pair.draft_lm)
     states = [batch.states(lm) for lm in models]
@@ -61,7 +64,7 @@ def draft_quality(pair: Pair, samples: HeldOutSamples, warp: Warp, batch_size: i
 
 @torch.no_grad()
 def live_quality(pair: Pair, samples: HeldOutSamples, warp: Warp, validation: Validation) -> dict[str, float]:
-    """Return the block efficiency of decoding the first prompts with drafts of BLOCK tokens; nothing if no prompts are decoded."""
+    """Return the block efficiency, by name, of decoding the first prompts with drafts of BLOCK tokens; {} for no prompts."""
     prompts = [samples[0, row].prompt.tolist() for row in range(min(validation.live_prompts, len(samples)))]
     if not prompts:
         return {}

@@ -1,7 +1,7 @@
 """The draft's own responses to the prompts of the next steps, in batches: on-policy samples.
 
-What is sampled depends on (seed, epoch, prompt) and the draft's weights alone. The responses at hand are part of a checkpoint, because a
-resumed run no longer has the weights that wrote them.
+A response depends on (seed, epoch, prompt) and the draft's weights alone. The present responses are part of a checkpoint, because
+a resumed run no longer has the weights that wrote them.
 """
 
 import logging
@@ -33,7 +33,7 @@ class DraftResponses:
         self.announced = False
 
     def answered(self, samples: Sequence[Sample], upcoming: Callable[[], Sequence[Sample]]) -> list[Sample]:
-        """Return `samples` with responses; if one is missing, the draft writes those of all `upcoming` samples, these among them."""
+        """Return `samples` with responses; if one is missing, the draft writes those of all `upcoming` samples."""
         if any(sample.response is None and sample.key not in self.responses for sample in samples):
             self.write(upcoming())
         return [replace(sample, response=self.responses[sample.key]) if sample.response is None else sample for sample in samples]
@@ -63,7 +63,7 @@ class DraftResponses:
             self.responses[sample.key] = np.array(response.ids, dtype=np.int32)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the responses at hand, for a checkpoint."""
+        """Return the present responses, for a checkpoint."""
         tokens = Ragged(list(self.responses.values()))
         keys = torch.tensor(list(self.responses), dtype=torch.long).reshape(-1, 2)
         return {"keys": keys, "tokens": torch.from_numpy(tokens.values.copy()), "ends": torch.from_numpy(tokens.ends.copy())}

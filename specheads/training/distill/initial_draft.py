@@ -71,8 +71,8 @@ def with_layers(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMod
     count = target.config.get_text_config().num_hidden_layers
     if not layers or any(not is_count(layer) or layer >= count for layer in layers):
         raise UserError(
-            f"init_layers={_listed(layers)} are not layers of {type(target).__name__}, which has 0 to {count - 1}; give for example "
-            f"init_layers=[0,{count - 1}]."
+            f"init_layers={_listed(layers)} are not layers of {type(target).__name__}, which has the layers 0 to {count - 1}; "
+            f"give for example init_layers=[0,{count - 1}]."
         )
     config = copy.deepcopy(target.config)
     text_config = config.get_text_config()

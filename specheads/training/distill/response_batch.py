@@ -15,8 +15,8 @@ from specheads.padding import BATCH_TOKENS, right_padded, slices
 class ResponseBatch:
     """B texts, each a prompt and the response to it, with N response tokens in all.
 
-    `tokens` (B, T) long has zeros after the texts' ends; `predicting` (B, T) bool marks the N positions whose states predict the response
-    tokens: the position before each of them.
+    `tokens` (B, T) long has zeros after the texts' ends. `predicting` (B, T) bool marks the N positions whose states predict the
+    response tokens: the position before each of them.
     """
 
     tokens: Tensor

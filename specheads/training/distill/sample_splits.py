@@ -1,4 +1,4 @@
-"""The splits of a distillation, from a data set and its prompts: samples to train on, and the target's responses to measure the draft on."""
+"""The splits of a distillation: samples to train on, and the target's responses to held-out prompts to measure the draft on."""
 
 import json
 from collections import defaultdict

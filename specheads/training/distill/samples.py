@@ -48,8 +48,8 @@ class Responses:
 class Sample:
     """A text to learn from: `prompt` (P,) and `response` (R,) ids; the response is None until the draft has written it.
 
-    `number` is the response's among those of its kind. `stored` is what the store has of the target's distributions along it: `ids` (R, k)
-    and `log_probs` (R, k + 1), see TargetStore; None: nothing is stored.
+    `number` is the response's among those of its kind. `stored` are the target's distributions along it, `ids` (R, k) and
+    `log_probs` (R, k + 1), if they are stored (TargetStore).
     """
 
     key: tuple[int, int]  # epoch and prompt

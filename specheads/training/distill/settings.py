@@ -42,18 +42,21 @@ class DistillLoss(Settings):
     """What a draft learns from the target's distributions, and from the tokens of the texts."""
 
     divergence: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "log_overlap", "adaptive_mix"] = setting(
-        "total_variation", "the divergence of the draft's distribution from the target's, for each token"
+        "total_variation",
+        "the divergence of the draft's distribution from the target's, for each token: forward_kl, reverse_kl, jensen_shannon, "
+        "total_variation, log_overlap or adaptive_mix",
     )
     beta: OpenProbability = setting(0.5, "the target's weight in jensen_shannon")
-    temperature: PositiveNumber = setting(1.0, "divides the logits of both models")
-    top_k: Count = setting(0, "how many of its most likely tokens the target's distribution is cut to; 0: all")
+    temperature: PositiveNumber = setting(1.0, "the number that the logits of both models are divided by")
+    top_k: Count = setting(0, "the number of most likely tokens that the target's distribution is cut to; 0: all")
     top_p: Share = setting(1.0, "the probability that the target's most likely tokens are cut to; 1: all of it")
     hard_weight: NonNegativeNumber = setting(
         0.0, "the weight of the cross-entropy of the text's tokens, added to the divergence; 0: none"
     )
     token_share: Share = setting(
         1.0,
-        "the share of each batch's tokens to learn from, those where the draft's loss exceeds the reference's most (AdaSPEC); 1: all",
+        "the share of each batch's tokens to learn from, those where the draft's loss exceeds the reference's most "
+        "(AdaSPEC: Hu et al. 2025); 1: all",
     )
 
     @property
@@ -72,17 +75,17 @@ class TargetStorage(Settings):
 
     keep: Literal["auto", "cached", "recomputed"] = setting(
         "auto",
-        "cached: the most likely tokens and the rest are stored on disk; recomputed: a target forward pass per text and epoch; "
-        "auto: cached if they are read again and fit the budget",
+        "where the target's distributions come from; cached: the most likely tokens and the rest are stored on disk; recomputed: "
+        "a target forward pass per text and epoch; auto: cached if they are read again and fit the budget",
     )
-    top_k: PositiveCount = setting(64, "how many tokens of each distribution are stored, at 6 bytes each")
+    top_k: PositiveCount = setting(64, "the number of tokens of each distribution that are stored, at 6 bytes each")
     budget: NonNegativeNumber = setting(16, "the largest size of the store, in GiB")
 
 
 class Validation(Settings):
     """What the draft is measured on after each epoch."""
 
-    num_prompts: PositiveCount = setting(100, "dev prompts whose responses the draft is measured on")
+    num_prompts: PositiveCount = setting(100, "dev prompts whose responses the draft is measured on, after each epoch")
     live_prompts: Count = setting(4, "dev prompts to decode as well, with drafts of four tokens; 0: none")
     live_tokens: PositiveCount = setting(64, "tokens to decode for each of them")
 
@@ -98,7 +101,7 @@ class DraftTrainer(TrainerSettings):
 
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = setting(
         "32-true",
-        "the arithmetic of training; the draft's weights are always trained in float32, as half-precision weights lose small steps",
+        "the precision of arithmetic; weights are always trained in float32, as half-precision weights lose small steps",
     )
 
 
@@ -107,8 +110,8 @@ class Distillation(Settings):
 
     samples: Literal["text", "target", "on_policy", "mixed"] = setting(
         "target",
-        "whose responses to the train prompts the draft learns from: text (the data set's own), target (the target's), on_policy (those that "
-        "the draft writes during training) or mixed",
+        "whose responses to the train prompts the draft learns from: text (the data set's own), target (the target's), on_policy "
+        "(those that the draft writes during training) or mixed",
     )
     mixed: Mixture = setting(Mixture(), "the share of each kind of response, for samples=mixed")
     refresh_every: PositiveCount = setting(
@@ -119,20 +122,22 @@ class Distillation(Settings):
         "draft", "where training starts: draft (the pair's), layers (some of the target's) or fresh (random weights)"
     )
     init_layers: PositiveCount | tuple[Count, ...] | None = setting(
-        None, "for init=layers: the target's layers to take, [0,3,5], or how many, spread evenly; null: a quarter of them"
+        None, "the target's layers to take for init=layers, [0,3,5], or how many, spread evenly; null: a quarter of them"
     )
     init_config: dict[str, Any] | None = setting(
-        None, "for init=fresh: what differs from the target's config.json, '{num_hidden_layers: 2}'"
+        None, "what differs from the target's config.json for init=fresh, '{num_hidden_layers: 2}'"
     )
     loss: DistillLoss = setting(DistillLoss(), "what is learned for each token")
     reference: Text | None = setting(
-        None, "for loss.token_share below 1: a draft that was distilled before, a folder or hub id", decides=False
+        None, "a draft that was distilled before, a folder or hub id, for loss.token_share below 1", decides=False
     )  # its revision decides
     target_probs: TargetStorage = setting(
         TargetStorage(), "how the target's distributions along text and target responses are kept", decides=False
     )  # which responses are read from the store decides, see sample_splits.py
     gradient_checkpointing: Flag = setting(
-        False, "true: the draft's layers run again for the gradient; less memory, a third more time", decides=False
+        False,
+        "whether the draft's layers run again for the gradient, which takes less memory and a third more time",
+        decides=False,
     )
     optimizer: DraftOptimizer = setting(DraftOptimizer(), "how weights are updated")
     loader: DraftLoader = setting(DraftLoader(), "how texts are loaded")
@@ -147,7 +152,8 @@ class Distillation(Settings):
     seed: Seed = setting(0, "seed of everything that is random")
     resume: Flag | Text = setting(
         True,
-        "true: resume the newest run of the same command if it is unfinished; false: start again; or a checkpoint to resume in a new folder",
+        "true: resume the newest run of the same command if it is unfinished; false: start again; or a checkpoint to resume in a "
+        "new folder",
         decides=False,
     )
 
@@ -197,8 +203,8 @@ class Distillation(Settings):
         """Refuse a share of the tokens without a reference that chooses them, and the other way round."""
         if (self.loss.token_share < 1) != (self.reference is not None):
             raise UserError(
-                f"loss.token_share={self.loss.token_share} and reference={shown(self.reference)} go together: the tokens to learn from are "
-                "those where the draft's loss exceeds that of a reference, a draft that was distilled before. Give both, for example "
-                "loss.token_share=0.4 reference=outputs/distill/<date_time>/draft, or neither."
+                f"loss.token_share={self.loss.token_share} and reference={shown(self.reference)} go together: the tokens to "
+                "learn from are those where the draft's loss exceeds that of a reference, a draft that was distilled before. Give "
+                "both, for example loss.token_share=0.4 reference=outputs/distill/<date_time>/draft, or neither."
             )
         return self

@@ -1,7 +1,7 @@
-"""The target's distributions along responses that stay the same, on disk: the most likely tokens of each and the probability of the rest.
+"""The target's distributions along fixed responses, on disk: the most likely tokens of each, and the probability of the rest.
 
-A draft is compared with them on those tokens, and on all others as one outcome. Nothing is lost if the distribution was cut to as many
-tokens (top-k).
+A draft is compared with them on those tokens, and on all others as one outcome. Nothing is lost if the loss cuts the distribution
+to as many tokens (top-k).
 """
 
 import hashlib
@@ -61,7 +61,7 @@ class TargetStore:
 
     @property
     def sizes(self) -> np.ndarray:
-        """Bytes of each response: for each token an id and a log-probability per kept token, and the log-probability of the rest."""
+        """Bytes of each response; per position, an id and a log-probability for each kept token, and one log-probability."""
         return self.responses.tokens.lengths * (6 * self.num_kept + 2)
 
     def bytes(self) -> int:
@@ -80,8 +80,9 @@ class TargetStore:
         fits = size <= storage.budget and size - present <= free
         if storage.keep == "cached" and not fits:
             raise UserError(
-                f"target_probs.keep=cached would take {size:.1f} GiB, but target_probs.budget={storage.budget:g} and {self.root} has "
-                f"{free:.1f} GiB free; raise the budget, keep fewer tokens (target_probs.top_k), or use target_probs.keep=recomputed."
+                f"target_probs.keep=cached would take {size:.1f} GiB, but target_probs.budget={storage.budget:g} and {self.root} "
+                f"has {free:.1f} GiB free; raise the budget, keep fewer tokens (target_probs.top_k), or use "
+                "target_probs.keep=recomputed."
             )
         return storage.keep == "cached" or (storage.keep == "auto" and fits and num_reads > 1)
 

@@ -10,6 +10,7 @@ from hydra import compose, initialize_config_dir
 from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
+import specheads
 from data_gen.__main__ import data_cache
 from specheads import UserError, Warp, load_pair
 from specheads.commands.distillation import distillation_of, responses_of
@@ -216,6 +217,23 @@ def test_nothing_is_dropped_at_random():
     tokens = torch.arange(20)[None]
     first, second = (model(tokens).logits for _ in range(2))
     assert model.training and torch.equal(first, second) and first.dtype == torch.float32 and config.dropout == 0.5
+
+
+def test_the_library_call_is_the_command(cfg, tmp_path):
+    """A distillation in plain Python, from the data of the command, has the same weights."""
+    pair, composed_cfg = load_pair("nano"), cfg("trainer.max_epochs=1")
+    folder = distill_draft(composed_cfg)
+    settings = specheads.Distillation(
+        trainer={"max_epochs": 1},
+        loader={"batch_size": 4},
+        validation={"num_prompts": 3, "live_prompts": 1, "live_tokens": 8},
+    )
+    assert settings == distillation_of(composed_cfg)
+    data = responses_of(composed_cfg, pair, settings, data_cache)
+    distilled = specheads.distill(pair, data, settings, tmp_path / "library")
+    assert distilled.folder == tmp_path / "library" / "draft" and distilled.after == description_of(folder)["test"]["after"]
+    files = [(each / "model.safetensors").read_bytes() for each in (folder, distilled.folder)]
+    assert files[0] == files[1]
 
 
 def test_too_few_texts_for_all_processes_are_refused(cfg, nano):
