@@ -73,7 +73,7 @@ def decoded(pair, prompt, begin):
 
 
 def threshold_on(predicts, chance):
-    """The rule by its definition, on `chance(features, index)` of a token: stop once a rejection is likelier than the threshold."""
+    """The rule by its definition, on `chance(features, index)` of a token: stop once a rejection is more likely than the threshold."""
 
     def begin():
         survival, count = 1.0, 0
@@ -146,7 +146,7 @@ def ways(pair, kind, folder):
         return found[0, len(prompt) :].tolist(), [drafted for drafted, _ in handle.rounds]
 
     def custom(prompt):
-        lengths = []  # forwards of the draft: one for each drafted token
+        lengths = []  # forward passes of the draft: one for each drafted token
         hook = pair.draft.register_forward_hook(lambda *_: lengths.append(1))
         found = pair.target.generate(
             **given(prompt), custom_generate=str(folder), trust_remote_code=True, draft_model=pair.draft, **bounds

@@ -1,4 +1,4 @@
-"""What users install: a wheel, in an environment that knows nothing of the source tree. Every way to decode with a head gives the same there."""
+"""What users install: a wheel, in an environment without the source tree. Every way to decode with a head gives the same tokens there."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def run(*words, cwd, **variables):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """The programs of an environment with the wheel, this one's packages and nothing of ours beside it."""
+    """The programs of an environment with the wheel, the packages of this one, and nothing else of this project."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
