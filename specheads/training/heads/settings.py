@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator
 
 from specheads.errors import UserError
+from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS
 from specheads.sampling import Warp
 from specheads.settings import (
     Count,
@@ -86,8 +87,10 @@ class HeadShape(Settings):
     )
     inputs: Annotated[tuple[str | tuple[str, ...], ...], BeforeValidator(_listed)] = setting(
         (),
-        "a list of hidden, max_prob, entropy, index (in the round) and, for next_token, embedding, draft_prob, target_hidden; []: hidden "
-        "for input_token; hidden, embedding, draft_prob, max_prob, entropy for next_token; or a list of such lists",
+        f"a list of {', '.join(KNOWN_INPUTS['input_token'])} and, for next_token, "
+        f"{', '.join(name for name in KNOWN_INPUTS['next_token'] if name not in KNOWN_INPUTS['input_token'])}; "
+        f"[]: {', '.join(DEFAULT_INPUTS['input_token'])} for input_token, {', '.join(DEFAULT_INPUTS['next_token'])} for next_token; "
+        "or a list of such lists",
     )
     label: OneOrMore[Annotated[Text, AfterValidator(check_label)]] = setting(
         "sampled",
