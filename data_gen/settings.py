@@ -16,36 +16,36 @@ KEYS_IN_CACHES = {"samples_per_position": "draws_per_position"}  # what a settin
 class Generation(Settings):
     """How responses, drafted tokens, acceptance probabilities and rollouts are made; all of it is part of the cache's fingerprint."""
 
-    seed: Seed = setting(0, "seed of everything that is random")
+    seed: Seed = setting(0, "the seed of everything that is random")
     warp: built(Warp) = setting(
         Warp(1.0, top_k=50), "how draft and target turn logits into probabilities, in training and decoding"
     )
-    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens", key="data.max_new_tokens")
+    max_new_tokens: PositiveCount = setting(512, "the largest number of tokens in a response", key="data.max_new_tokens")
     max_prompt_tokens: PositiveCount = setting(
-        1024, "longest prompt, in tokens; longer ones are left out", key="data.max_prompt_tokens"
+        1024, "the largest number of tokens in a prompt; longer prompts are left out", key="data.max_prompt_tokens"
     )
     batch_size: count(1, LARGEST_BATCH) = setting(
         64, "the number of prompts that are answered together; fewer take less memory", key="generation.batch_size"
     )
     rows_per_shard: PositiveCount = setting(
-        512, "responses per file; a restart repeats at most one file", key="generation.rows_per_shard"
+        512, "the number of responses per file; a restart repeats at most one file", key="generation.rows_per_shard"
     )
     responses_per_prompt: PositiveCount = setting(
         1,
-        "responses to each train prompt; a greedy target's are sampled at temperature 1 after the first",
+        "the number of responses to each train prompt; a greedy target's are sampled at temperature 1 after the first",
         key="generation.responses_per_prompt",
     )
     samples_per_position: PositiveCount = setting(
         4,
-        "tokens that the draft samples at each position; a head learns from another one in each epoch",
+        "the number of tokens that the draft samples at each position; a head learns from another one in each epoch",
         key="generation.samples_per_position",
     )
     rollouts_per_response: Count = setting(
         0,
-        "drafts from random positions of each response, on the draft's previous tokens; head.label=rollout needs them",
+        "the number of drafts from random positions of each response; head.label=rollout needs at least 1",
         key="generation.rollouts_per_response",
     )
-    rollout_tokens: PositiveCount = setting(8, "longest rollout, in tokens", key="generation.rollout_tokens")
+    rollout_tokens: PositiveCount = setting(8, "the largest number of tokens in a rollout", key="generation.rollout_tokens")
 
     @property
     def limits(self) -> ResponseLimits:

@@ -208,9 +208,16 @@ def message_of(error: ValidationError, cls: type[Settings], prefix: str = "") ->
         return f"{key}={value} is not known; expected one of {', '.join(_siblings(cls, first['loc']))}."
     about = (field.description or "").rstrip(".") if field is not None else ""
     if first["type"] == "missing":
-        return f"{key} is missing; it is {about}."
+        return f"{key} is missing{_explained(about)}."
     expected = _expected(first)
-    return f"{key}={value} {expected}{f'; it is {about}' if about else ''}." if key else f"{expected}."
+    return f"{key}={value} {expected}{_explained(about)}." if key else f"{expected}."
+
+
+def _explained(about: str) -> str:
+    """Return a sentence of help as the end of a message; some explain one value after the other ("true: ...")."""
+    if not about:
+        return ""
+    return f" ({about})" if about.partition(" ")[0].endswith(":") else f"; it is {about}"
 
 
 EXPECTED = {

@@ -146,7 +146,7 @@ MISTAKES = {
     "slice beyond the end": (from_file("good.jsonl", "data.split='train[9:]'"), "holds no rows of good.jsonl; widen it"),
     "negative number of prompts": (
         from_file("good.jsonl", "data.num_dev=-1"),
-        "data.num_dev=-1 is no count; give a whole number",
+        "data.num_dev=-1 must be a non-negative integer",
     ),
     "no prompts": (["data_gen", "data.num_train=0", "data.num_dev=0", "data.num_test=0"], "all 0, so there would be no prompts"),
     "all prompts too long": (["data_gen", "data.max_prompt_tokens=1"], "none of [0-9]+ prompts has between 1 and 1 tokens"),
@@ -155,12 +155,24 @@ MISTAKES = {
         "'someone/something' is no local file or folder.*data.path=<file>.*data=nano",
     ),
     # generation
-    "no tokens": (["data_gen", "data.max_new_tokens=0"], "max_new_tokens=0 is no positive whole number"),
-    "half a batch": (["data_gen", "generation.batch_size=0.5"], "batch_size=0.5 is no positive whole number"),
+    "no tokens": (["data_gen", "data.max_new_tokens=0"], "data.max_new_tokens=0 must be a positive integer"),
+    "half a batch": (["data_gen", "generation.batch_size=0.5"], "generation.batch_size=0.5 must be a positive integer"),
+    "batch that no memory holds": (
+        ["data_gen", "generation.batch_size=1000000000000"],
+        "generation.batch_size=1000000000000 must be at most 65536.*fewer take less memory",
+    ),
+    "key of generation that is unknown": (
+        ["data_gen", "+generation.workers=2"],
+        "generation.workers=2 is not known; expected one of batch_size, rows_per_shard",
+    ),
+    "key of data that is unknown": (
+        ["data_gen", "+data.num_trane=2"],
+        "data.num_trane=2 is not known; expected one of num_train",
+    ),
     "temperature below zero": (["data_gen", "warp.temperature=-1"], "temperature=-1"),
     "temperature in words": (["data_gen", "warp.temperature=hot"], "temperature=hot"),
     "top-p above one": (["data_gen", "warp.top_p=1.5"], "top_p=1.5"),
-    "seed below zero": (["data_gen", "seed=-1"], "seed=-1 is outside"),
+    "seed below zero": (["data_gen", "seed=-1"], "seed=-1 must be a non-negative integer"),
     "seed in words": (["train.py", "seed=lucky"], "seed=lucky"),
     # models
     "models that are not there": (["train.py", "model.target=/none", "model.tokenizer=null"], "'/none' could not be loaded"),
@@ -175,11 +187,14 @@ MISTAKES = {
         "instruction_format='\\[INST\\]' does not say where",
     ),
     # heads and training
-    "unknown kind of head": (["train.py", "head.predicts=both"], "'both'.*input_token, next_token"),
-    "unknown label": (["train.py", "head.label=soft"], "head.label='soft'.*sampled, overlap"),
+    "unknown kind of head": (
+        ["train.py", "head.predicts=both"],
+        "head.predicts=both must be one of 'next_token' or 'input_token'",
+    ),
+    "unknown label": (["train.py", "head.label=soft"], "head.label=soft must be one of sampled, overlap"),
     "label of earlier versions": (
         ["train.py", "head.label=block"],
-        "head.label='block' is not trained any more.*head.label=rollout",
+        "head.label=block is no longer supported.*head.label=rollout",
     ),
     "label of rollouts where there are none": (
         ["train.py", "head.label=[sampled,rollout]"],
@@ -187,17 +202,17 @@ MISTAKES = {
     ),
     "fewer rollouts than none": (
         ["data_gen", "generation.rollouts_per_response=-1"],
-        "rollouts_per_response=-1 is no whole number",
+        "generation.rollouts_per_response=-1 must be a non-negative integer",
     ),
-    "survival in words": (["train.py", "loss.survival_weighted=often"], "loss.survival_weighted=often is neither true nor false"),
+    "survival in words": (["train.py", "loss.survival_weighted=often"], "loss.survival_weighted=often must be true or false"),
     "survival without rounds": (
         ["train.py", "loss.survival_weighted=true"],
         "loss.survival_weighted=true changes nothing with .*sampled",
     ),
-    "one input in place of a list": (["train.py", "head.inputs=hidden"], "head.inputs=hidden is no list"),
-    "evaluate's head": (["train.py", "head=null"], "head=None is a key of evaluate.py"),
+    "one input in place of a list": (["train.py", "head.inputs=hidden"], "head.inputs=hidden must be a list"),
+    "evaluate's head": (["train.py", "head=null"], "head=null must be a set of keys.*given to evaluate.py"),
     "mixing in words": (["train.py", "mixing.response_share=half"], "response_share=half"),
-    "unknown key of loaders": (["train.py", "+loader.pin_memory=true"], "loader.pin_memory is not known"),
+    "unknown key of loaders": (["train.py", "+loader.pin_memory=true"], "loader.pin_memory=true is not known"),
     "rule that does not take trees": (
         ["evaluate.py", "drafting=tree"],
         "token verification does not take what Tree drafts, a tree of chosen tokens; use verification=tree_match",
@@ -230,31 +245,36 @@ MISTAKES = {
     "negative weight": (["train.py", "loss.reject_weight=-1"], "reject_weight=-1"),
     "mixing that leaves nothing": (["train.py", "head.predicts=input_token", "mixing.response_share=1"], "response_share=1"),
     "no dev prompts": (["train.py", "data.num_dev=0"], "data.num_dev=0"),
-    "rate of zero": (["train.py", "optimizer.lr=0"], "optimizer.lr=0"),
+    "rate of zero": (["train.py", "optimizer.lr=0"], "optimizer.lr=0 must be a finite number above 0"),
+    "rate without an end": (["train.py", "optimizer.lr=inf"], "optimizer.lr=inf must be a finite number above 0"),
+    "unknown argument of the trainer": (["train.py", "+trainer.epochs=2"], "trainer.epochs=2 is not known.*max_epochs"),
     "checkpoints that never come": (["train.py", "checkpoint.every_steps=0"], "checkpoint.every_steps=0"),
     "checkpoint that is not there": (
         ["train.py", "resume=none.ckpt"],
-        "resume=none.ckpt is no file; expected true, false or a checkpoint",
+        "resume=none.ckpt is not a file; it must be true or false, or a checkpoint",
     ),
-    "resume that is a number": (["train.py", "resume=5"], "resume=5: expected true, false or a checkpoint"),
-    "resume that is nothing": (["train.py", "resume=null"], "resume=None: expected true, false or a checkpoint"),
-    "resume of what has no checkpoints": (["data_gen", "resume=no.ckpt"], r"resume=no.ckpt: expected true, false\."),
-    "calibration on nothing": (["train.py", "calibration.num_prompts=0"], "calibration.num_prompts=0 is not a count"),
-    "calibration by a number": (["train.py", "calibration=5"], "calibration=5 is no set of keys.*or null for none"),
-    "workers below zero": (["train.py", "loader.num_workers=-1"], "loader.num_workers=-1 is no count"),
+    "resume that is a number": (["train.py", "resume=5"], "resume=5 must be true or false, or a checkpoint"),
+    "resume that is nothing": (["train.py", "resume=null"], "resume=null must be true or false, or a checkpoint"),
+    "resume of what has no checkpoints": (["data_gen", "resume=no.ckpt"], r"resume=no.ckpt must be true or false\."),
+    "calibration on nothing": (["train.py", "calibration.num_prompts=0"], "calibration.num_prompts=0 must be a positive integer"),
+    "calibration by a number": (["train.py", "calibration=5"], "calibration=5 must be a set of keys.*null: not at all"),
+    "workers below zero": (["train.py", "loader.num_workers=-1"], "loader.num_workers=-1 must be a non-negative integer"),
     "log that never comes": (["train.py", "trainer.log_every_n_steps=0"], "trainer.log_every_n_steps=0"),
     "several machines": (["train.py", "+trainer.num_nodes=2"], "trainer.num_nodes=2 is not supported: .* one machine"),
     "validation by the clock": (
         ["train.py", "+trainer.val_check_interval='00:00:01:00'"],
         "trainer.val_check_interval=00:00:01:00",
     ),
-    "validation across epochs": (["train.py", "+trainer.check_val_every_n_epoch=null"], "trainer.check_val_every_n_epoch=None"),
+    "validation across epochs": (
+        ["train.py", "+trainer.check_val_every_n_epoch=null"],
+        "trainer.check_val_every_n_epoch=null must be a positive integer",
+    ),
     "data that is read anew": (
         ["train.py", "+trainer.reload_dataloaders_every_n_epochs=1"],
         "reload_dataloaders_every_n_epochs=1",
     ),
-    "no loss": (["train.py", "loss.accept_weight=0", "loss.reject_weight=0"], "both 0, so that nothing is learnt"),
-    "checkpoint that is none": (["train.py", "resume=no.ckpt"], "no.ckpt is no checkpoint that train.py can go on from"),
+    "no loss": (["train.py", "loss.accept_weight=0", "loss.reject_weight=0"], "both 0, so that nothing is learned"),
+    "checkpoint that is none": (["train.py", "resume=no.ckpt"], "no.ckpt is not a checkpoint that train.py can resume"),
     # evaluation
     "head folder that is not there": (
         ["evaluate.py", "head=outputs/none"],
@@ -443,10 +463,10 @@ MISTAKES = {
         [*DISTILL, "init=fresh", "init_config={num_key_value_heads: 3}"],
         "init_config=.*'num_key_value_heads': 3.* makes no model",
     ),
-    "head's learning rate left out": (["train.py", "optimizer.lr=null"], "optimizer.lr=null is for task=distill"),
+    "head's learning rate left out": (["train.py", "optimizer.lr=null"], "optimizer.lr=null must be a finite number above 0"),
     "compared with nothing": (["evaluate.py", "head=null", "compare=[a_folder]"], "compare=a_folder holds no report"),
     # learning curves
-    "share of more than all": (["train.py", "train_share=1.5"], r"train_share=1.5 is outside \(0, 1\]"),
+    "share of more than all": (["train.py", "train_share=1.5"], "train_share=1.5 must be a number above 0 and at most 1"),
     "share of nothing": (["learning_curve", "shares=[0,1]"], r"share=0 is outside \(0, 1\]"),
     "share that is a word": (["learning_curve", "shares=[half]"], r"share=half is outside \(0, 1\]"),
     "one share in place of a list": (["learning_curve", "shares=0.5"], "shares=0.5 is not a list"),
@@ -461,6 +481,10 @@ MISTAKES = {
     "curve without a head": (["learning_curve", "stopping=[fixed_length]"], "stopping has no rule that takes a head"),
     "curve on no test prompts": (["learning_curve", "num_prompts=0"], "num_prompts=0 is no count"),
     # places
+    "outputs where no folder can be made": (
+        ["data_gen", "paths.outputs=/proc/none"],
+        "/proc/none.*give other folders .*paths.outputs=",
+    ),
     "outputs in a file": (["data_gen", "paths.outputs=a_file"], "a_file.*(part of the path is a file|a file is where)"),
     "data in a file": (
         ["data_gen", "paths.data=a_file"],

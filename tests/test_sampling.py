@@ -4,7 +4,7 @@ from statistics_helper import chi_square_p_value
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specheads import UserError, Warp
-from specheads.sampling import Uniforms, accept_prob, certainty, overlap, sample, uniforms
+from specheads.sampling import Uniforms, accept_prob, overlap, sample, uniforms
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
@@ -66,23 +66,6 @@ def test_samples_follow_their_distribution():
     tokens = sample(probs.expand(200_000, 30), uniforms((200_000,), torch.Generator().manual_seed(1)))
     # false alarm with probability 1e-6
     assert chi_square_p_value(torch.bincount(tokens, minlength=30), probs.double() / probs.double().sum()) > 1e-6
-
-
-def test_certainty_is_that_of_the_softmax():
-    logits = torch.randn(4, 3, 50, dtype=torch.float64) * 20
-    logits[..., 7] = -torch.inf
-    token = torch.randint(50, (4, 3))
-    probs = logits.softmax(dim=-1)
-    expected = (probs.gather(-1, token[..., None]).squeeze(-1), probs.amax(dim=-1), torch.special.entr(probs).sum(dim=-1))
-    for value, wanted in zip(certainty(logits, token), expected, strict=True):
-        assert torch.allclose(value, wanted, atol=1e-12, rtol=1e-12)
-
-
-def test_certainty_of_half_precision_is_computed_in_float32():
-    logits = (torch.randn(2, 1000) * 5).bfloat16()
-    values = certainty(logits, torch.tensor([3, 999]))
-    assert [value.dtype for value in values] == [torch.float32] * 3
-    assert torch.allclose(values[2], torch.special.entr(logits.float().softmax(dim=-1)).sum(dim=-1), atol=1e-5)
 
 
 def test_overlap_is_one_minus_total_variation():

@@ -159,9 +159,9 @@ def check_resume(cfg: DictConfig) -> None:
     """Raise UserError for a `resume` that this command does not know."""
     takes_checkpoint = "checkpoint" in cfg
     if not isinstance(cfg.resume, bool) and not (takes_checkpoint and isinstance(cfg.resume, str) and Path(cfg.resume).is_file()):
-        checkpoint = " or a checkpoint such as outputs/head/<date_time>/checkpoints/last.ckpt" if takes_checkpoint else ""
+        checkpoint = ", or a checkpoint such as outputs/head/<date_time>/checkpoints/last.ckpt" if takes_checkpoint else ""
         missing = "is not a file; it " if takes_checkpoint and isinstance(cfg.resume, str) else ""
-        raise UserError(f"resume={shown(cfg.resume)} {missing}must be true, false{checkpoint}.")
+        raise UserError(f"resume={shown(cfg.resume)} {missing}must be true or false{checkpoint}.")
 
 
 def is_first_process() -> bool:

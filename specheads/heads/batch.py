@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from specheads.features import FEATURES, drafting_features, reads_logits
+from specheads.language_model import LanguageModel
 from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS, right_padded, slices
-from specheads.pair import LanguageModel
 
 
 @dataclass(frozen=True)

@@ -31,15 +31,17 @@ MADE_HERE = ("logger", "callbacks", "enable_checkpointing", "plugins")  # argume
 class Loader(Settings):
     """How batches are loaded."""
 
-    batch_size: PositiveCount = setting(32, "rows per batch and process")
-    num_workers: Count = setting(0, "processes that load batches; 0: the training process loads them itself", decides=False)
+    batch_size: PositiveCount = setting(32, "the number of rows per batch and process")
+    num_workers: Count = setting(
+        0, "the number of processes that load batches; 0: the training process loads them itself", decides=False
+    )
 
 
 class Checkpointing(Settings):
     """When checkpoints are written."""
 
     every_steps: PositiveCount = setting(
-        200, "optimizer steps between two checkpoints; one more is written at the end of every epoch", decides=False
+        200, "the number of optimizer steps between two checkpoints; one more is written at the end of every epoch", decides=False
     )
 
 
@@ -48,20 +50,23 @@ class TrainerSettings(Settings):
 
     model_config = ConfigDict(extra="allow")
 
-    max_epochs: PositiveCount = setting(12, "passes over the train prompts")
+    max_epochs: PositiveCount = setting(12, "the number of passes over the train prompts")
     accelerator: Any = setting("auto", "where to train: cpu, gpu, ...; auto: where the models are", decides=False)
-    devices: Any = setting(1, "how many devices; each gets its part of the prompts; auto: all", decides=False)
+    devices: Any = setting(1, "the number of devices; each trains on a part of the prompts; auto: all devices", decides=False)
     precision: Any = setting(
-        "32-true", "the arithmetic's; heads always compute in float32, and the draft that they read keeps its dtype"
+        "32-true",
+        "the precision of the arithmetic; heads always compute in float32, and the draft that they read keeps its dtype",
     )
-    gradient_clip_val: NonNegativeNumber | None = setting(1.0, "largest norm of a step's gradient; null: no limit")
-    accumulate_grad_batches: PositiveCount = setting(1, "batches per optimizer step, all of whose positions count alike")
-    check_val_every_n_epoch: PositiveCount = setting(1, "epochs between two validations")
+    gradient_clip_val: NonNegativeNumber | None = setting(1.0, "the largest norm of a step's gradient; null: no limit")
+    accumulate_grad_batches: PositiveCount = setting(
+        1, "the number of batches per optimizer step; all of their positions have equal weights"
+    )
+    check_val_every_n_epoch: PositiveCount = setting(1, "the number of epochs between two validations")
     val_check_interval: Number | None = setting(
-        None, "steps, or the share of an epoch, between two validations; null: validate at the end of an epoch"
+        None, "the number of steps, or the share of an epoch, between two validations; null: validate at the end of an epoch"
     )
-    log_every_n_steps: PositiveCount = setting(10, "optimizer steps between two lines in the logs")
-    num_sanity_val_steps: Count = setting(0, "dev batches to try before training; 0: none")
+    log_every_n_steps: PositiveCount = setting(10, "the number of optimizer steps between two lines in the logs")
+    num_sanity_val_steps: Count = setting(0, "the number of dev batches to try before training; 0: none")
     use_distributed_sampler: Flag = setting(False, "false: this project's sampler splits rows over processes itself")
     enable_model_summary: Flag = setting(False, "whether to print a table of the layers first")
     default_root_dir: Text | None = setting(

@@ -73,15 +73,15 @@ def test_inspect_says_what_is_not_known(tmp_path, run):
     assert (
         code == 0
         and "any at any revision" in text
-        and "evaluate.py finds a threshold" in text
+        and "evaluate.py chooses a threshold" in text
         and "held out     not known" in text
     )
 
 
 def test_verify_checks_the_files_and_the_draft(head, run, tmp_path):
-    assert run("verify", f"head={head}")[:2] == (0, f"{head}: as it was exported\n")
+    assert run("verify", f"head={head}")[:2] == (0, f"{head}: unchanged since its export\n")
     code, text, _ = run("verify", f"head={head}", "draft=embedded:nano/draft")
-    assert code == 0 and "for embedded:nano/draft as it is now" in text
+    assert code == 0 and "trained for the present revision of embedded:nano/draft" in text
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "model.safetensors").write_bytes(b"other weights")
     code, _, error = run("verify", f"head={head}", f"draft={tmp_path}/other")
@@ -92,7 +92,7 @@ def test_verify_checks_the_files_and_the_draft(head, run, tmp_path):
     assert code == 2 and "golden vectors" in error
 
 
-def test_card_is_written_anew_from_the_config(head, run):
+def test_card_is_rewritten_from_the_config(head, run):
     before = (head / "README.md").read_text()
     config = json.loads((head / "config.json").read_text())
     config["train"]["test"]["auroc"] = 0.8125
@@ -125,7 +125,7 @@ def test_help_names_what_there_is(run, words):
         (["export", "head=HEAD", "format=pickle"], "format=pickle is not known; use standalone"),
         (["export", "head=HEAD"], "specheads export needs format="),
         (["verify", "head=HEAD", "draft=./none"], "./none holds no .safetensors"),
-        (["inspect", "head=specheads/nano/draft/../draft"], "config.json is a model's, not a head's"),
+        (["inspect", "head=specheads/nano/draft/../draft"], "config.json belongs to a model, not to a head"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_two(run, head, words, message):

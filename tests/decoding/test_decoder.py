@@ -9,7 +9,7 @@ from statistics_helper import chi_square_p_value
 from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, stopping, verification
 from specheads.heads.batch import HeadBatch, head_features
 
-ALL_FEATURES = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy"})
+ALL_FEATURES = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"})
 GREEDY = Warp(temperature=0)
 NUM_SAMPLES = 800
 
@@ -288,7 +288,7 @@ def training_features(pair, prefix, drafted, predicts, shift=0):
     index = len(prefix) + torch.arange(len(drafted)) + shift
     tokens = torch.tensor([[*prefix, *drafted, 0]])
     batch = HeadBatch(tokens, torch.zeros_like(index), index, torch.tensor(drafted), {}, index)
-    needs = ALL_FEATURES if predicts == "next_token" else frozenset({"hidden", "max_prob", "entropy"})
+    needs = ALL_FEATURES if predicts == "next_token" else frozenset({"hidden", "max_prob", "entropy", "second_prob"})
     return head_features(pair.draft_lm, batch, predicts, needs)
 
 

@@ -3,13 +3,13 @@ import pytest
 import torch
 
 from specheads.errors import UserError
-from specheads.heads import batch as features_module
+from specheads.heads import batch as batch_module
 from specheads.heads.batch import HeadBatch, collate, head_features
 from specheads.training.heads.mixed_responses import MixedResponses, checked_share
 from specheads.training.loaders import EpochSampler
 
 KINDS = ["input_token", "next_token"]
-ALL = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy"})
+ALL = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"})
 
 
 def coded_rows(count, length, prompt_length=3):
@@ -48,7 +48,7 @@ def test_a_position_keeps_the_targets_token_with_the_response_share(predicts, sh
     assert abs(kept.mean() - share) <= 5 * (share * (1 - share) / kept.size) ** 0.5
 
 
-def test_mixing_is_drawn_anew_for_every_epoch_row_and_seed_and_is_the_same_when_asked_again():
+def test_mixing_is_random_in_epoch_row_and_seed_and_repeatable():
     rows = coded_rows(3, 100)
 
     def kept(epoch, row, seed=0):
@@ -60,7 +60,7 @@ def test_mixing_is_drawn_anew_for_every_epoch_row_and_seed_and_is_the_same_when_
     assert {key: kept(*key) for key in reversed(keys)} == drawn
 
 
-def test_a_head_that_judges_its_input_is_asked_only_where_the_token_came_from_the_draft():
+def test_an_input_token_head_predicts_only_tokens_that_came_from_the_draft():
     item = mixed(coded_rows(1, 200), "input_token", 0.4)[0, 0]
     from_draft = np.flatnonzero(item["tokens"] >= 2000)
     assert 60 < len(from_draft) < 180
@@ -68,7 +68,7 @@ def test_a_head_that_judges_its_input_is_asked_only_where_the_token_came_from_th
     assert (item["tokens"][item["index"]] == item["drafted"]).all()
 
 
-def test_a_head_that_looks_ahead_is_asked_everywhere_about_the_drafted_token():
+def test_a_look_ahead_head_predicts_the_drafted_token_at_every_position():
     item = mixed(coded_rows(1, 200), "next_token", 0.4)[0, 0]
     assert (item["index"] == 3 + np.arange(200)).all()
     assert (item["drafted"] == 2000 + np.arange(200)).all()
@@ -106,12 +106,12 @@ def test_a_share_outside_its_bounds_is_a_user_error_that_names_the_key(predicts,
 
 @pytest.mark.parametrize("predicts", KINDS)
 def test_an_unknown_label_is_a_user_error_that_names_those_known(predicts):
-    with pytest.raises(UserError, match=r"head\.label='guessed' is not known; use one of sampled, overlap, rollout\.$"):
+    with pytest.raises(UserError, match=r"head\.label=guessed must be one of sampled, overlap, rollout; "):
         mixed(coded_rows(1, 1), predicts, None, labels=["guessed"])
 
 
 def test_the_label_of_earlier_versions_is_refused_with_the_reason_and_the_remedy():
-    with pytest.raises(UserError, match=r"head\.label='block' is not trained any more.*not multiply.*head\.label=rollout"):
+    with pytest.raises(UserError, match=r"head\.label=block is no longer supported.*not multiply.*head\.label=rollout"):
         mixed(coded_rows(1, 1), "next_token", None, labels=["block"])
 
 
@@ -135,7 +135,7 @@ def item(tokens, index, drafted, label):
     }
 
 
-def test_items_are_padded_to_the_right_and_their_judged_tokens_chained():
+def test_items_are_padded_to_the_right_and_their_drafted_tokens_chained():
     batch = collate([item([5, 6], [1], [6], [0.5]), item([7], [], [], []), item([1, 2, 3], [0, 2], [9, 3], [0.0, 1.0])])
     assert batch.tokens.tolist() == [[5, 6, 0], [7, 0, 0], [1, 2, 3]]
     assert batch.row.tolist() == [0, 2, 2]
@@ -226,7 +226,7 @@ def assert_features(found, expected, rows=slice(None)):
 
 
 def definition(pair, tokens, index, drafted, predicts):
-    """The features of one judged token from transformers' own output over just the tokens that are known by then."""
+    """The features of a drafted token from transformers' own output over just the tokens that are known by then."""
     seen = tokens[: index + 1] if predicts == "input_token" else tokens[:index]
     output = pair.draft(torch.tensor([seen]), output_hidden_states=True, use_cache=False)
     probs = output.logits[0, -1].softmax(dim=-1)
@@ -236,11 +236,12 @@ def definition(pair, tokens, index, drafted, predicts):
         "draft_prob": probs[drafted],
         "max_prob": probs.max(),
         "entropy": -(probs * probs.log()).sum(),
+        "second_prob": probs.sort().values[-2],
     }
 
 
 @pytest.mark.parametrize("predicts", KINDS)
-def test_features_are_the_drafts_own_output_over_the_tokens_known_when_the_head_is_asked(nano64, rows, predicts):
+def test_features_are_the_drafts_output_over_the_tokens_that_are_known_when_the_head_predicts(nano64, rows, predicts):
     data = mixed(rows, predicts, 0.3)
     batch = collate([data[0, i] for i in range(4)])
     found = head_features(nano64.draft_lm, batch, predicts, ALL)
@@ -263,7 +264,7 @@ def test_features_of_a_padded_batch_equal_those_of_each_row_alone(nano64, rows, 
 def test_features_in_slices_equal_those_in_one(nano64, rows, monkeypatch, elements):
     batch = collate([mixed(rows)[0, i] for i in range(4)])
     whole = head_features(nano64.draft_lm, batch, "next_token", ALL)
-    monkeypatch.setattr(features_module, "SLICE_ELEMENTS", elements)
+    monkeypatch.setattr(batch_module, "SLICE_ELEMENTS", elements)
     sizes, logits = [], nano64.draft_lm.logits
 
     def recorded(hidden):
@@ -295,7 +296,7 @@ def test_features_carry_no_gradient(nano64, rows):
 
 
 @pytest.mark.parametrize("predicts", KINDS)
-def test_a_batch_in_which_nothing_is_judged_has_features_of_no_tokens(nano64, rows, predicts):
+def test_a_batch_without_drafted_tokens_has_features_of_no_tokens(nano64, rows, predicts):
     size = nano64.draft_lm.hidden_size
     batch = collate([item(rows[0]["prompt_ids"], [], [], [])])
     found = head_features(nano64.draft_lm, batch, predicts, ALL)
@@ -305,4 +306,5 @@ def test_a_batch_in_which_nothing_is_judged_has_features_of_no_tokens(nano64, ro
         "draft_prob": (0,),
         "max_prob": (0,),
         "entropy": (0,),
+        "second_prob": (0,),
     }

@@ -1,4 +1,4 @@
-"""What a logit is worth at each place of a round: found from draws, kept in a head's config, applied by the rules that listen to it."""
+"""Calibration by index in the round: fitted to samples, stored in a head's config, applied by the rules that use the head."""
 
 from dataclasses import replace
 
@@ -19,8 +19,8 @@ TRUE = IndexCalibration([0.5, 0.7, 1.5, 1.0], [-0.5, 0.0, 0.25, 1.0])
 CPU = torch.device("cpu")
 
 
-def draws(count: int, ground_truth: IndexCalibration = TRUE, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of tokens, each at one index only of as many as `truth` has, and whether they were accepted: draws by the truth."""
+def samples(count: int, ground_truth: IndexCalibration = TRUE, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits of tokens, each at one index only of as many as `ground_truth` has, and whether they were accepted: sampled from the ground truth."""
     generator = torch.Generator().manual_seed(seed)
     logits = 1.5 * torch.randn(count, generator=generator, dtype=torch.float64) + 0.5
     index = torch.randint(len(ground_truth.slope), (count,), generator=generator)
@@ -30,10 +30,10 @@ def draws(count: int, ground_truth: IndexCalibration = TRUE, seed: int = 0) -> t
 # --- fitting
 
 
-def test_each_index_gets_its_own_slope_and_intercept():
+def test_each_index_gets_a_separate_slope_and_intercept():
     """Index j is a sample of 20,000 j-th tokens by the truth at j, whatever came of others. Errors are below 0.03; five of them."""
     for index in range(4):
-        logits, accepted, _ = draws(20_000, IndexCalibration(TRUE.slope[index : index + 1], TRUE.intercept[index : index + 1]))
+        logits, accepted, _ = samples(20_000, IndexCalibration(TRUE.slope[index : index + 1], TRUE.intercept[index : index + 1]))
         furthest = torch.full((20_000,), index)
         found = IndexCalibration.fit(logits, accepted, furthest, num_indices=4, prior=1.0)
         assert len(found.slope) == len(found.intercept) == 4
@@ -43,7 +43,7 @@ def test_each_index_gets_its_own_slope_and_intercept():
 
 def test_a_token_is_a_sample_of_every_index_that_it_can_have():
     """With next to no prior, index j's logistic is the one that fits all tokens that can stand there."""
-    logits, accepted, furthest = draws(4000)
+    logits, accepted, furthest = samples(4000)
     found = IndexCalibration.fit(logits, accepted, furthest, num_indices=4, prior=1e-6)
     for index in range(4):
         own = furthest >= index
@@ -53,7 +53,7 @@ def test_a_token_is_a_sample_of_every_index_that_it_can_have():
 
 
 def test_few_samples_stay_close_to_what_all_tokens_say_and_no_samples_to_the_head():
-    logits, accepted, furthest = draws(4000)
+    logits, accepted, furthest = samples(4000)
     few = torch.where(torch.arange(4000) < 12, 2, 0)  # twelve tokens reach index 2, none of them accepted
     accepted = accepted & (few == 0)
     found = IndexCalibration.fit(logits, accepted, few, num_indices=4, prior=1000)
@@ -68,15 +68,15 @@ def test_few_samples_stay_close_to_what_all_tokens_say_and_no_samples_to_the_hea
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_samples_of_one_kind_alone_give_finite_numbers(kept):
-    logits, _, furthest = draws(50)
+    logits, _, furthest = samples(50)
     found = IndexCalibration.fit(logits, torch.full((50,), kept), furthest)
     assert torch.tensor([found.slope, found.intercept]).isfinite().all()
     assert IndexCalibration.fit(logits[:0], furthest[:0] > 0, furthest[:0]) == IndexCalibration.identity()
 
 
-def test_the_calibration_error_of_a_miscalibrated_head_falls_on_other_draws():
-    fitted = IndexCalibration.fit(*draws(20_000), num_indices=4)
-    logits, accepted, furthest = draws(20_000, seed=1)
+def test_the_calibration_error_of_a_miscalibrated_head_falls_on_other_samples():
+    fitted = IndexCalibration.fit(*samples(20_000), num_indices=4)
+    logits, accepted, furthest = samples(20_000, seed=1)
     row, index = in_rounds(furthest, 4)
     labels = accepted[row].double()
     raw, better = (torch.sigmoid(values) for values in (logits[row], fitted(logits[row], index)))
@@ -121,7 +121,7 @@ def with_calibration(predicts: str, values: dict | None, prob: float = 0.8):
 
 @pytest.mark.parametrize("rule", [HeadThreshold, ExpectedThroughput])
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
-def test_rules_take_the_numbers_of_the_judged_tokens_index(rule, predicts):
+def test_rules_take_the_calibration_at_the_predicted_tokens_index(rule, predicts):
     """Chances of 0.8 are worth sigmoid(slope x logit + intercept) of the token's own index; an input_token head speaks a step later."""
     rule = rule(with_calibration(predicts, TRUE.to_dict()))
     logit = torch.tensor(0.8, dtype=torch.float64).logit()
@@ -168,7 +168,7 @@ def test_expected_throughput_calibrates_on_top_of_the_head():
     assert state.survival.item() == pytest.approx(torch.sigmoid(2 * (0.5 * logit - 0.5) - 0.5).item())
 
 
-def test_rows_of_other_indices_go_their_own_way():
+def test_rows_of_different_indices_are_calibrated_separately():
     slope, intercept = TRUE.rows(3, CPU)
     found = calibrated(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2, 0, 7]), slope, intercept)
     assert found.tolist() == pytest.approx([1.75, 0.5, 4.0])
@@ -204,7 +204,7 @@ def test_what_is_no_calibration_is_refused(values):
         IndexCalibration.from_dict(values, "config.json")
 
 
-def test_a_calibration_does_not_change_what_a_head_is_judged_by():
+def test_a_calibration_does_not_change_the_metrics_of_a_head():
     head = AcceptanceHead(HeadConfig(8, 1))
     raw = recorded_head(head)
     before = head_fingerprint(head)

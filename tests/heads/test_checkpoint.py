@@ -236,9 +236,24 @@ def test_another_format_is_refused(folder, version):
         load_head(folder)
 
 
-def test_an_unknown_key_is_named(folder):
-    edit_config(folder, dropout=0.1)
-    with pytest.raises(UserError, match=r"config\.json has the unknown key 'dropout'"):
+@pytest.mark.parametrize("key", ["dropout", "weights"])
+def test_an_unknown_key_is_named(folder, key):
+    """So no key can name a file: a head is read from the files of its own folder alone."""
+    edit_config(folder, **{key: "../another/model.safetensors"})
+    with pytest.raises(UserError, match=rf"config\.json has the unknown key '{key}'"):
+        load_head(folder)
+
+
+def test_the_ids_of_models_in_a_config_are_not_opened(folder, tmp_path):
+    edit_config(folder, draft={"id": f"{tmp_path}/nowhere", "revision": "r2"}, target={"id": "../..", "revision": "r1"})
+    assert load_head(folder).config.draft["id"] == f"{tmp_path}/nowhere"
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "embedding_size", "target_size", "vocab_size"])
+@pytest.mark.parametrize("size", [0, -8, 2.5, "8", True])
+def test_a_size_that_is_not_a_positive_integer_is_named(folder, key, size):
+    edit_config(folder, **{key: size})
+    with pytest.raises(UserError, match=f"the head's {key}={size!r} must be a positive integer"):
         load_head(folder)
 
 

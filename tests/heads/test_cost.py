@@ -26,7 +26,7 @@ def total(name):
         ("llama", VOCAB_SIZE * HIDDEN),  # an embedding of its own
         ("llama, tied", 0),  # the output embedding, which a step multiplies by
         ("gpt-neox", VOCAB_SIZE * HIDDEN),
-        ("opt", (WINDOW + 2) * HIDDEN),  # learned positions, beside a tied embedding
+        ("opt", (WINDOW + 2) * HIDDEN),  # learned positions, next to a tied embedding
     ],
 )
 def test_tables_of_which_a_step_reads_one_row_do_not_count(name, looked_up):
@@ -34,7 +34,7 @@ def test_tables_of_which_a_step_reads_one_row_do_not_count(name, looked_up):
 
 
 def test_the_share_is_of_multiply_adds_or_of_bytes_whichever_is_larger():
-    """A float32 head beside a draft in half precision reads twice the bytes for its number of weights."""
+    """A float32 head next to a draft in half precision reads twice the bytes for its number of weights."""
     model = tiny_model(CONFIGS["llama, tied"], 0)
     share = (HIDDEN + 1) / total("llama, tied")
     assert counted_share(HEAD, LanguageModel(model.float())) == pytest.approx(share)

@@ -78,7 +78,7 @@ def test_a_lookahead_head_on_a_wide_draft_stays_small_and_the_papers_does_not():
     )
 
 
-def test_a_width_of_its_own_brings_a_projection():
+def test_a_width_that_differs_from_the_inputs_brings_a_projection():
     head = new_head("input_token", 1, width=5)
     assert sum(p.numel() for p in head.parameters()) == H * 5 + 5 + 5 * 5 + 5 + 5 + 1
     assert head(features(4)).shape == (4,)
@@ -142,7 +142,7 @@ def test_fresh_heads_of_every_depth_start_as_the_linear_one(predicts):
         assert torch.equal(head(inputs), outputs[-1])
 
 
-def test_blocks_have_weights_of_their_own():
+def test_blocks_do_not_share_weights():
     head, inputs = new_head(depth=3), features(5)
     assert len({p.data_ptr() for p in head.parameters()}) == len(list(head.parameters())) == 2 + 3 * 2 + 2
     before = [head(inputs)]
@@ -238,7 +238,7 @@ def test_a_value_that_means_nothing_is_a_user_error_that_names_the_key(values, m
 
 
 @pytest.mark.parametrize("name", ["embedding", "draft_prob"])
-def test_a_head_that_judges_its_input_cannot_read_what_belongs_to_the_next_token(name):
+def test_an_input_token_head_cannot_read_features_of_the_next_token(name):
     # When the decoder asks such a head about y_i, the embedding and probability at hand are those of y_{i+1}; in training
     # they would be y_i's.
     with pytest.raises(UserError, match=rf"head\.inputs names '{name}'"):
@@ -246,7 +246,7 @@ def test_a_head_that_judges_its_input_cannot_read_what_belongs_to_the_next_token
 
 
 @pytest.mark.parametrize("predicts", KINDS)
-def test_no_inputs_named_means_all_that_the_kind_can_see(predicts):
+def test_without_inputs_a_head_reads_the_default_of_its_kind(predicts):
     every = {"input_token": ("hidden",), "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy")}[predicts]
     assert (
         HeadConfig(hidden_size=H, predicts=predicts).inputs

@@ -211,7 +211,7 @@ def test_a_logistic_fits_what_training_free_rules_know(seed):
     assert gradient(found, features, labels).abs().max() < 1e-7
 
 
-def test_a_logistic_whose_labels_can_be_told_apart_stays_finite():
+def test_a_logistic_with_separable_labels_stays_finite():
     features = normal(100, 1)
     found = fit_logistic(features, (features[:, 0] > 0.1).double())
     assert found.isfinite().all()

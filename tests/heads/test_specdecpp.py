@@ -101,7 +101,7 @@ def test_theirs_go_out_as_they_came(tmp_path):
     torch.testing.assert_close(again.chance(hidden), network.chance(hidden), atol=1e-5, rtol=0)
 
 
-def test_the_calibration_that_stays_behind_is_told(tmp_path, caplog):
+def test_a_calibration_that_is_left_out_is_logged(tmp_path, caplog):
     calibration = {"slope": [1.2], "intercept": [0.1]}
     write_theirs(AcceptanceHead(HeadConfig(hidden_size=SIZE, predicts="input_token", depth=0, calibration=calibration)), tmp_path)
     assert "no calibration by index" in caplog.text

@@ -1,4 +1,4 @@
-"""The prompts that a head learned from: a file of its folder that comes back, goes with it, and is checked."""
+"""The prompts that a head was trained on: a file of its folder that is written, copied with the head and checked."""
 
 import hashlib
 
@@ -47,7 +47,7 @@ def test_templates_of_other_white_space_and_case_make_the_same_words():
     ) == -1
 
 
-def test_ids_of_another_form_are_told_apart():
+def test_ids_of_another_form_are_distinguished():
     assert id_number("row 1") != id_number("row 2") and id_number("row 1") == id_number("row 1")
     assert -(2**63) <= id_number("row 1") < 2**63
 
@@ -78,7 +78,7 @@ def test_a_calibration_adds_its_dev_prompts(folder):
 
 
 @pytest.mark.parametrize(
-    ("tensors", "told"),
+    ("tensors", "content"),
     [
         ({"train": torch.zeros(3, dtype=torch.int64)}, "train int64 of 1 dimensions, expected"),
         ({"train": torch.zeros(3), "dev": torch.zeros(3, dtype=torch.int64)}, "train float32 of 1"),
@@ -86,9 +86,9 @@ def test_a_calibration_adds_its_dev_prompts(folder):
         ({name: torch.zeros(1, dtype=torch.int64) for name in ("train", "dev", "test")}, "test int64 of 1"),
     ],
 )
-def test_a_file_that_holds_something_else_is_refused(folder, tensors, told):
+def test_a_file_that_holds_something_else_is_refused(folder, tensors, content):
     save_file(tensors, folder / FILE)
-    with pytest.raises(UserError, match=f"{FILE} holds .*{told}.*export the head again"):
+    with pytest.raises(UserError, match=f"{FILE} holds .*{content}.*export the head again"):
         load_head(folder)
 
 
@@ -99,6 +99,6 @@ def test_a_file_that_was_cut_off_is_refused(folder):
 
 
 def test_inspect_tells_how_many(folder):
-    assert "learned from 2, calibrated on 1" in inspect(str(folder))
+    assert "trained on 2, calibrated on 1" in inspect(str(folder))
     (folder / FILE).unlink()
-    assert "does not name those that it learned from" in inspect(str(folder))
+    assert "prompts      not known" in inspect(str(folder))

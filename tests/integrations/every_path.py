@@ -18,7 +18,7 @@ from safetensors.torch import load_model
 from torch import nn
 
 import specheads
-from specheads.commands.head_tool import done
+from specheads.commands import head_tool
 from specheads.decoding.stopping import HeadThreshold
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
@@ -73,7 +73,7 @@ def decoded(pair, prompt, begin):
 
 
 def threshold_on(predicts, chance):
-    """The rule by its definition, on `chance(features, index)` of a token: stop once a rejection is likelier than the threshold."""
+    """The rule by its definition, on `chance(features, index)` of a token: stop once a rejection is more likely than the threshold."""
 
     def begin():
         survival, count = 1.0, 0
@@ -128,7 +128,7 @@ def ways(pair, kind, folder):
     """Return, by name, functions of a prompt that return tokens and draft lengths."""
     head = load_head(folder)
     for form in ("standalone", "onnx", "torch_export", *(["specdecpp"] if kind == "input_token" else [])):
-        print(done(["export", f"head={folder}", f"format={form}"]), file=sys.stderr)
+        print(head_tool.run(["export", f"head={folder}", f"format={form}"]), file=sys.stderr)
     bounds = {"threshold": THRESHOLD, "max_tokens": LONGEST}
     decoder = specheads.SpeculativeDecoder(pair, stopping=HeadThreshold(head, **bounds), warp=specheads.Warp(0.0))
 
@@ -146,7 +146,7 @@ def ways(pair, kind, folder):
         return found[0, len(prompt) :].tolist(), [drafted for drafted, _ in handle.rounds]
 
     def custom(prompt):
-        lengths = []  # forwards of the draft: one for each drafted token
+        lengths = []  # forward passes of the draft: one for each drafted token
         hook = pair.draft.register_forward_hook(lambda *_: lengths.append(1))
         found = pair.target.generate(
             **given(prompt), custom_generate=str(folder), trust_remote_code=True, draft_model=pair.draft, **bounds

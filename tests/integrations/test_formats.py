@@ -59,7 +59,7 @@ def test_onnxruntime_predicts_what_the_head_predicts(folder):
             torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=0)
 
 
-def test_a_head_of_a_large_draft_is_exported_at_its_own_scale(tmp_path):
+def test_a_head_of_a_large_draft_is_tested_at_the_scale_of_its_inputs(tmp_path):
     """States of 1 and embeddings of 0.02, as Llama has: read at another scale, logits would be in the hundreds."""
     torch.manual_seed(0)
     head = AcceptanceHead(HeadConfig(hidden_size=2048, width=256))

@@ -50,7 +50,7 @@ def folder(request, nano, tmp_path):
 
 @pytest.fixture
 def simple(nano, tmp_path):
-    """A head that everybody has: look-ahead, with the loader for transformers beside it."""
+    """The usual head: look-ahead, with the loader for transformers in its folder."""
     folder = new_head(nano, tmp_path / "head", **LOOK_AHEAD)
     write_loader(folder, CUSTOM_GENERATE)
     return folder
@@ -184,7 +184,7 @@ def test_sampling_is_seeded_and_stays_below_the_limit(nano, prompts, simple):
     assert len(drawn(0)[0][0]) <= len(prompts[0]) + 20
 
 
-def test_samples_follow_the_targets_law(tmp_path):
+def test_samples_follow_the_targets_distribution(tmp_path):
     """Two tokens of a tiny pair, by chi square with a false alarm in a million; the head stops drafts after some tokens and not after others."""
     pair = tiny_pair(vocab_size=5)
     head = AcceptanceHead(
@@ -233,7 +233,7 @@ def test_heads_are_taken_away_in_any_order(nano, prompts, simple):
     assert "_get_candidate_generator" not in vars(nano.target)
 
 
-def test_a_head_can_go_while_a_folders_own_code_is_at_work(nano, prompts, simple):
+def test_a_head_can_be_removed_while_the_code_of_a_folder_is_running(nano, prompts, simple):
     """Both replace the same method of the target, and neither knows the other's classes."""
     handle = assist(nano.target, nano.draft, simple)
 
@@ -249,12 +249,12 @@ def test_a_head_can_go_while_a_folders_own_code_is_at_work(nano, prompts, simple
     assert handle.rounds == [] and "_get_candidate_generator" not in vars(nano.target)
 
 
-def test_a_head_that_nobody_asked_is_told(nano, prompts, simple):
+def test_a_head_that_was_never_used_is_a_warning(nano, prompts, simple):
     with pytest.warns(UserWarning, match="the head was never used"), assist(nano.target, nano.draft, simple):
         nano.target.generate(**inputs(prompts[0]), do_sample=False, max_new_tokens=2)
 
 
-def test_the_drafts_own_settings_stay_as_they_are(nano, prompts, simple, monkeypatch):
+def test_the_settings_of_the_draft_stay_as_they_are(nano, prompts, simple, monkeypatch):
     config = nano.draft.generation_config
     monkeypatch.setattr(config, "num_assistant_tokens_schedule", "heuristic")
     monkeypatch.setattr(config, "num_assistant_tokens", 3)

@@ -21,7 +21,12 @@ from specheads.prompts.nano_source import NanoSource
 
 WINDOW, LONGEST = 384, 6
 KINDS = {
-    "look-ahead": {"predicts": "next_token", "depth": 2, "width": 24},
+    "look-ahead": {
+        "predicts": "next_token",
+        "depth": 2,
+        "width": 24,
+        "inputs": ("hidden", "embedding", "draft_prob", "second_prob"),
+    },
     "the paper's": {"predicts": "input_token", "depth": 1},
 }
 

@@ -1,4 +1,4 @@
-"""What users install: a wheel, in an environment that knows nothing of the source tree. Every way to decode with a head gives the same there."""
+"""What users install: a wheel, in an environment without the source tree. Every way to decode with a head gives the same tokens there."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def run(*words, cwd, **variables):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """The programs of an environment with the wheel, this one's packages and nothing of ours beside it."""
+    """The programs of an environment with the wheel, the packages of this one, and nothing else of this project."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
@@ -131,7 +131,7 @@ def test_a_damaged_head_is_refused_by_name(environment, tmp_path):
     for folder, (damage, _) in zip(folders[1:], DAMAGES.values(), strict=True):
         damage(folder)
     done = run(environment / "python", "-c", VERIFY_ALL, *folders, cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout == f"{folders[0]}: as it was exported\n"
+    assert done.returncode == 0 and done.stdout == f"{folders[0]}: unchanged since its export\n"
     errors = done.stderr.splitlines()
     assert len(errors) == 2 * len(DAMAGES)
     for error, end, folder, (_, message) in zip(errors[::2], errors[1::2], folders[1:], DAMAGES.values(), strict=True):

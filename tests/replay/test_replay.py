@@ -31,7 +31,10 @@ def pair():
 def heads(pair):
     torch.manual_seed(0)
     size = pair.target_lm.hidden_size
-    looking = {"next_token": ("hidden", "embedding", "index", "target_hidden"), "input_token": ("hidden", "index")}
+    looking = {
+        "next_token": ("hidden", "embedding", "second_prob", "index", "target_hidden"),
+        "input_token": ("hidden", "second_prob", "index"),
+    }
     heads = [AcceptanceHead(HeadConfig(32, 1, predicts, width=8)) for predicts in looking]
     heads += [AcceptanceHead(HeadConfig(32, 1, predicts, inputs, 8, target_size=size)) for predicts, inputs in looking.items()]
     for head in heads:

@@ -19,8 +19,8 @@ from torch.utils.data import Dataset
 from specheads.errors import UserError
 from specheads.features import FEATURES, RECORDED, ROUND_INPUTS
 from specheads.heads.batch import HeadBatch, collate, sample_features, target_states, texts_of
+from specheads.language_model import LanguageModel
 from specheads.padding import BATCH_TOKENS, batches_of_tokens
-from specheads.pair import LanguageModel
 from specheads.storage.shards import fingerprint
 from specheads.storage.tensor_shards import GIB, ShardReader, make_missing, packed, spans
 from specheads.training.heads.mixed_responses import MixedResponses

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator
 
 from specheads.errors import UserError
+from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS
 from specheads.sampling import Warp
 from specheads.settings import (
     Count,
@@ -80,14 +81,16 @@ class HeadShape(Settings):
         "next_token",
         "next_token: the head predicts whether a token is accepted before the draft has read it; input_token (the paper's): after",
     )
-    depth: OneOrMore[Count] = setting(3, "number of residual blocks; 0: a linear head; or a list")
+    depth: OneOrMore[Count] = setting(3, "the number of residual blocks; 0: a linear head; or a list")
     width: OneOrMore[PositiveCount | None] = setting(
-        None, "width of the blocks; null: the draft's hidden size, for next_token an eighth of it, 8 to 256; or a list"
+        None, "the width of the blocks; null: the draft's hidden size, for next_token an eighth of it, 8 to 256; or a list"
     )
     inputs: Annotated[tuple[str | tuple[str, ...], ...], BeforeValidator(_listed)] = setting(
         (),
-        "list of hidden, max_prob, entropy, index (in the round) and, for next_token, embedding, draft_prob, target_hidden; []: hidden "
-        "for input_token; hidden, embedding, draft_prob, max_prob, entropy for next_token; or a list of such lists",
+        f"a list of {', '.join(KNOWN_INPUTS['input_token'])} and, for next_token, "
+        f"{', '.join(name for name in KNOWN_INPUTS['next_token'] if name not in KNOWN_INPUTS['input_token'])}; "
+        f"[]: {', '.join(DEFAULT_INPUTS['input_token'])} for input_token, {', '.join(DEFAULT_INPUTS['next_token'])} for next_token; "
+        "or a list of such lists",
     )
     label: OneOrMore[Annotated[Text, AfterValidator(check_label)]] = setting(
         "sampled",
@@ -100,9 +103,9 @@ class HeadShape(Settings):
 class HeadLoss(Settings):
     """Weights of the loss; a list of values trains a head with each."""
 
-    accept_weight: OneOrMore[NonNegativeNumber] = setting(1.0, "weight of a token's acceptance in the loss; or a list")
+    accept_weight: OneOrMore[NonNegativeNumber] = setting(1.0, "the weight of a token's acceptance in the loss; or a list")
     reject_weight: OneOrMore[NonNegativeNumber] = setting(
-        1.0, "weight of a token's rejection in the loss; above 1 the head predicts more rejections (the paper: 6); or a list"
+        1.0, "the weight of a token's rejection in the loss; above 1 the head predicts more rejections (the paper: 6); or a list"
     )
     survival_weighted: OneOrMore[Flag] = setting(
         False, "true: weight a token within a rollout by the probability that all before it are accepted; or a list"
@@ -114,7 +117,7 @@ class Mixing(Settings):
 
     response_share: Number | None = setting(
         None,
-        "probability that a position keeps the target's token in place of the drafted one; null: 0.15 (the paper's) for input_token, "
+        "the probability that a position keeps the target's token in place of the drafted one; null: 0.15 (the paper's) for input_token, "
         "1 (no mixing) for next_token",
     )
 
@@ -123,27 +126,28 @@ class Calibration(Settings):
     """How heads are calibrated by index in the round, on recorded dev prompts."""
 
     num_prompts: PositiveCount = setting(
-        100, "dev prompts to record; evaluate.py reuses the recording if its num_dev_prompts is the same"
+        100, "the number of dev prompts to record; evaluate.py reuses the recording if its num_dev_prompts is the same"
     )
     num_samples: PositiveCount = setting(
-        4, "drafts that are sampled from each node of a recording; evaluate.py reuses it if its record.num_samples is the same"
+        4,
+        "the number of acceptance samples of each response; evaluate.py reuses the recording if its record.num_samples is the same",
     )
-    batch_size: count(1, 2**16) = setting(64, "branches that the draft reads together; fewer take less memory")
+    batch_size: count(1, 2**16) = setting(64, "the number of branches that the draft reads together; fewer take less memory")
 
 
 class HeadTraining(Settings):
     """How acceptance heads are trained."""
 
-    seed: Seed = setting(0, "seed of everything that is random")
+    seed: Seed = setting(0, "the seed of everything that is random")
     warp: built(Warp) = setting(
         Warp(1.0, top_k=50), "how draft and target turn logits into probabilities, in training and decoding", decides=False
     )
     head: HeadShape = setting(
-        HeadShape(), "kind, inputs and size of the head to train; the head to evaluate is given to evaluate.py", decides=False
+        HeadShape(), "the kind, inputs and size of the head to train; a trained head is given to evaluate.py", decides=False
     )
-    loss: HeadLoss = setting(HeadLoss(), "weights of the loss", decides=False)
+    loss: HeadLoss = setting(HeadLoss(), "the weights of the loss", decides=False)
     mixing: Mixing = setting(Mixing(), "how drafted tokens are mixed into the text", decides=False)
-    train_share: Share = setting(1.0, "share of the train prompts to learn from, the first ones")
+    train_share: Share = setting(1.0, "the share of the train prompts to learn from, the first ones")
     optimizer: Optimizer = setting(Optimizer(), "AdamW's settings")
     features: Literal["auto", "cached", "online"] = setting(
         "auto",
@@ -151,9 +155,9 @@ class HeadTraining(Settings):
         "texts stay the same (no mixing) and the budget allows",
         decides=False,
     )
-    features_budget: NonNegativeNumber = setting(8, "largest size of the stored states, in GiB", decides=False)
+    features_budget: NonNegativeNumber = setting(8, "the largest size of the stored states, in GiB", decides=False)
     loader: Loader = setting(Loader(), "how batches are loaded")
-    trainer: TrainerSettings = setting(TrainerSettings(), "arguments of lightning.Trainer")
+    trainer: TrainerSettings = setting(TrainerSettings(), "the arguments of lightning.Trainer")
     checkpoint: Checkpointing = setting(Checkpointing(), "when checkpoints are written", decides=False)
     calibration: Calibration | None = setting(
         Calibration(), "how heads are calibrated once they are trained; null: not at all", decides=False

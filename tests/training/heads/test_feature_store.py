@@ -28,7 +28,7 @@ NUM_EPOCHS = 3
 
 @pytest.fixture(scope="module")
 def rows(nano64, prompts):
-    """Rows of very different length with three draws."""
+    """Rows of very different length with three samples."""
     generator = np.random.default_rng(0)
 
     def tokens(length):
@@ -73,7 +73,7 @@ def assert_equals_online(nano64, dataset, predicts, keys):
 
 @pytest.mark.parametrize("predicts", KINDS)
 @pytest.mark.parametrize("shard_bytes", [1, 20_000, 2**28])
-def test_stored_features_equal_the_drafts_own_in_every_epoch(nano64, rows, tmp_path, monkeypatch, predicts, shard_bytes):
+def test_stored_features_equal_those_of_the_draft_in_every_epoch(nano64, rows, tmp_path, monkeypatch, predicts, shard_bytes):
     monkeypatch.setattr("specheads.storage.tensor_shards.SHARD_BYTES", shard_bytes)
     monkeypatch.setattr(store_module, "BATCH_TOKENS", 40)
     data = stored(tmp_path, nano64, rows, predicts)
@@ -86,7 +86,7 @@ def test_stored_features_equal_the_drafts_own_in_every_epoch(nano64, rows, tmp_p
     assert len(files) > epochs + 1 or shard_bytes == 2**28
 
 
-def test_each_epoch_has_the_probability_of_its_own_draw(nano64, rows, tmp_path):
+def test_each_epoch_has_the_probability_of_its_sample(nano64, rows, tmp_path):
     data = stored(tmp_path, nano64, rows, "next_token")["train"]
     probs = [data[epoch, 4]["features"]["draft_prob"] for epoch in range(4)]
     assert not torch.equal(probs[0], probs[1]) and not torch.equal(probs[1], probs[2]) and torch.equal(probs[0], probs[3])
@@ -166,7 +166,7 @@ def test_a_longer_training_adds_its_epochs_to_a_complete_store(nano64, rows, tmp
     assert len(calls) == 2 + 1  # the one to compare with
 
 
-def test_other_features_texts_or_data_have_a_store_of_their_own(nano64, rows, tmp_path):
+def test_other_features_texts_or_data_have_another_store(nano64, rows, tmp_path):
     def folder(predicts="next_token", share=None, part=rows, where=tmp_path):
         splits = {name: MixedResponses(part, predicts, share, 0) for name in ("train", "dev")}
         return FeatureStore(where, nano64.draft_lm, splits, NEEDS[predicts], NUM_EPOCHS).folder

@@ -1,0 +1,130 @@
+"""The feature table: what it computes, and that every module takes a feature from it alone."""
+
+import pytest
+import torch
+from fakes import needs_compiler, tiny_pair
+
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, stopping
+from specheads.features import FEATURES, RECORDED, ROUND_INPUTS, drafting_features, input_size
+from specheads.heads.batch import HeadBatch, head_features
+from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS
+
+DISTRIBUTION = ("draft_prob", "max_prob", "entropy", "second_prob")
+
+
+def by_definition(logits, token):
+    """The features of a distribution from the softmax itself."""
+    probs = logits.softmax(dim=-1)
+    return {
+        "draft_prob": probs.gather(-1, token[..., None]).squeeze(-1),
+        "max_prob": probs.amax(dim=-1),
+        "entropy": torch.special.entr(probs).sum(dim=-1),
+        "second_prob": probs.sort(dim=-1, descending=True).values[..., 1],
+    }
+
+
+def test_features_of_the_distribution_are_those_of_the_softmax():
+    logits = torch.randn(4, 3, 50, dtype=torch.float64) * 20
+    logits[..., 7] = -torch.inf
+    logits[0, 0, 4:6] = 99.0  # two tokens are equally likely
+    token = torch.randint(50, (4, 3))
+    features = drafting_features(DISTRIBUTION, logits, token)
+    for name, expected in by_definition(logits, token).items():
+        assert torch.allclose(features[name], expected, atol=1e-12, rtol=1e-12), name
+    assert features["second_prob"][0, 0] == features["max_prob"][0, 0]
+
+
+def test_features_of_half_precision_are_computed_in_float32():
+    logits = (torch.randn(2, 1000) * 5).bfloat16()
+    features = drafting_features(DISTRIBUTION, logits, torch.tensor([3, 999]))
+    assert {value.dtype for value in features.values()} == {torch.float32}
+    assert torch.allclose(features["entropy"], torch.special.entr(logits.float().softmax(dim=-1)).sum(dim=-1), atol=1e-5)
+
+
+def test_a_feature_does_not_depend_on_the_others_that_are_computed():
+    logits, token = torch.randn(6, 50) * 5, torch.randint(50, (6,))
+    together = drafting_features(DISTRIBUTION, logits, token)
+    for name in DISTRIBUTION:
+        assert torch.equal(drafting_features({name}, logits, token)[name], together[name])
+
+
+def test_an_impossible_second_token_enters_with_a_finite_logarithm():
+    logits = torch.full((2, 5), -torch.inf)
+    logits[:, 3] = 0.0
+    head = AcceptanceHead(HeadConfig(4, depth=0, inputs=("second_prob",)))
+    features = drafting_features(head.config.inputs, logits, torch.tensor([3, 3]))
+    assert features["second_prob"].tolist() == [0.0, 0.0]
+    assert torch.equal(head.assemble(features), torch.full((2, 1), 1e-12).log())
+
+
+def test_the_table_names_what_every_kind_of_head_may_read():
+    assert KNOWN_INPUTS == {
+        "input_token": ("hidden", "max_prob", "entropy", "second_prob", "index"),
+        "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob", "index", "target_hidden"),
+    }
+    assert ROUND_INPUTS == ("index", "target_hidden")
+    assert RECORDED == ("draft_prob", "max_prob", "entropy")  # columns of recordings on disk, in their order
+    for kind, inputs in DEFAULT_INPUTS.items():
+        assert set(inputs) <= set(KNOWN_INPUTS[kind])
+    for name, feature in FEATURES.items():
+        # An input_token head is asked about y_i when the features of the token are already those of y_{i+1}.
+        assert not (feature.of_token and "input_token" in feature.heads), name
+
+
+def test_the_size_of_an_input_is_the_sum_of_its_features():
+    sizes = {"hidden_size": 7, "embedding_size": 5, "target_size": 3}
+    assert input_size(KNOWN_INPUTS["next_token"], sizes) == 7 + 5 + 3 + 5
+    assert HeadConfig(**sizes, inputs=("second_prob", "target_hidden")).input_size == 4
+
+
+# --- one feature through training and decoding
+
+
+class Spy(stopping.FixedLength):
+    """Remembers the features that the decoder computes."""
+
+    needs = frozenset({"second_prob", "token", "hidden"})
+
+    def __init__(self, num_tokens):
+        super().__init__(num_tokens)
+        self.seen = []
+
+    def step(self, state, features):
+        self.seen.append(features)
+        return super().step(state, features)
+
+
+@pytest.mark.parametrize("predicts", KNOWN_INPUTS)
+def test_training_and_the_decoder_compute_the_same_second_probability(nano64, prompts, predicts):
+    """At step j an `input_token` head predicts y_{j-1}, whose features are those after it was read."""
+    spy, lag = Spy(5), int(predicts == "input_token")
+    out = SpeculativeDecoder(nano64, stopping=spy, warp=Warp(1.0, 50), engine="eager").generate(prompts[0], 40, seed=1)
+    text, start, num_compared = list(prompts[0]), 0, 0
+    for one in out.rounds:
+        steps = spy.seen[start : start + one.num_drafted]
+        start += one.num_drafted
+        drafted = [int(step["token"]) for step in steps]
+        index = len(text) + torch.arange(len(drafted) - lag)
+        tokens = torch.tensor([[*text, *drafted]])
+        batch = HeadBatch(tokens, torch.zeros_like(index), index, tokens[0, index], {}, index)
+        text += one.tokens
+        if len(index):
+            expected = head_features(nano64.draft_lm, batch, predicts, frozenset({"second_prob"}))["second_prob"]
+            actual = torch.cat([step["second_prob"] for step in steps[lag:]])
+            torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
+            num_compared += len(index)
+    assert num_compared > 20
+
+
+@needs_compiler
+def test_compiled_steps_read_the_second_probability_as_eager_ones_do():
+    torch.manual_seed(0)
+    head = AcceptanceHead(HeadConfig(16, 1, inputs=("hidden", "second_prob"), width=8)).requires_grad_(False)
+    torch.nn.init.normal_(head.readout.weight, std=2.0)
+    rounds = []
+    for engine in ("eager", "compiled"):
+        rule = stopping.HeadThreshold(head, 0.5, max_tokens=6)
+        decoder = SpeculativeDecoder(tiny_pair(7, scale=1.5), stopping=rule, warp=Warp(top_k=3), engine=engine)
+        outputs = [decoder.generate([0, 1, 2], 40, seed=seed) for seed in range(3)]
+        rounds.append([(r.num_drafted, r.num_accepted, *r.tokens) for out in outputs for r in out.rounds])
+    assert rounds[0] == rounds[1] and len({drafted for drafted, *_ in rounds[0]}) > 2
