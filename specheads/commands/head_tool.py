@@ -1,4 +1,4 @@
-"""The `specheads` command: look at a head, check that it is what it was, take it elsewhere, write its card anew."""
+"""The `specheads` command: inspect a head, verify it, export it for other decoders, write its card again."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ HEAD = {"head": "a folder that train.py exported, or a hub id"}
 
 @dataclass(frozen=True)
 class Verb:
-    """One thing that the command does: what it needs and may be given, by key, and the function that does it."""
+    """A verb of the command: the keys that it needs, those that it takes, and its function."""
 
     about: str
     needs: dict[str, str]
@@ -34,7 +34,7 @@ def inspect(head: str) -> str:
     rows = {
         "predicts": f"{config.predicts}, from {', '.join(config.inputs)}",
         "shape": f"{config.input_size} inputs, width {config.width}, {config.depth} residual blocks, {size:,} parameters",
-        "learnt": f"{config.label} labels under {_listed(config.warp)}",
+        "learned": f"{config.label} labels under {_listed(config.warp)}",
         "draft": f"{config.draft.get('id', 'any')} at {config.draft.get('revision', 'any revision')}",
         "target": f"{config.target.get('id', 'any')} at {config.target.get('revision', 'any revision')}",
         "prompts": _prompts(found.train_prompts),
@@ -60,7 +60,7 @@ def verify(head: str, draft: str | None = None) -> str:
 
 
 def rewrite_card(head: str) -> str:
-    """Write a local head's card anew from its config, which an evaluation may have added to."""
+    """Write a local head's card again from its config, which an evaluation may have added to."""
     found, path = load_head(head), Path(head) / "README.md"
     if not path.parent.is_dir():
         raise UserError(f"head={head} is on the hub, and a card is written into a local folder; give one.")
@@ -97,7 +97,7 @@ VERBS = {
         {},
         export,
     ),
-    "card": Verb("write the card (README.md) of a head anew from its config", HEAD, {}, rewrite_card),
+    "card": Verb("write the card (README.md) of a head again from its config", HEAD, {}, rewrite_card),
 }
 
 

@@ -92,7 +92,7 @@ def test_verify_checks_the_files_and_the_draft(head, run, tmp_path):
     assert code == 2 and "golden vectors" in error
 
 
-def test_card_is_written_anew_from_the_config(head, run):
+def test_card_is_written_again_from_the_config(head, run):
     before = (head / "README.md").read_text()
     config = json.loads((head / "config.json").read_text())
     config["train"]["test"]["auroc"] = 0.8125
