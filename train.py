@@ -24,7 +24,7 @@ from specheads.training.heads.settings import HeadTraining
 
 
 def train_head(cfg: DictConfig, pair: Pair | None = None) -> Path:
-    """Train the heads of a composed config, for its pair, which may be loaded already; return the folder of the head, or of all heads."""
+    """Train the heads of a composed config for its pair, loaded here or before; return the folder of the head, or of all heads."""
     check_data(cfg)
     trained = train_configured_heads(cfg, data_cache, pair)
     if is_first_process():

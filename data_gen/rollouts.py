@@ -19,7 +19,7 @@ from specheads.sampling import Warp, accept_prob, check_finite
 
 @dataclass(frozen=True)
 class Rollouts:
-    """The columns of one response: for each rollout the number of response tokens before it, and in the other columns a list over its tokens.
+    """The columns of one response: the number of response tokens before each rollout, and lists over the tokens of each.
 
     `accept_prob` is token verification's `min(1, t / d)`.
     """
@@ -30,7 +30,7 @@ class Rollouts:
 
 
 def rollout_uniforms(seed: int, prompt_id: str, sample: int, count: int, num_tokens: int) -> np.ndarray:
-    """Return (count, 1 + num_tokens) uniform numbers for response number `sample` to a prompt: for the start of each rollout, and for its tokens."""
+    """Return (count, 1 + num_tokens) uniform numbers for response number `sample` to a prompt: each rollout's start, then its tokens."""
     return np.random.default_rng([seed, int(prompt_id, 16), 2, sample]).random((count, 1 + num_tokens))
 
 
