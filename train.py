@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from data_gen.__main__ import check_data, data_cache
 from data_gen.settings import Generation
 from specheads.commands.command import command, is_first_process, next_command
+from specheads.commands.compose import check_keys
 from specheads.commands.distillation import distill_configured_draft
 from specheads.commands.draft_report import print_draft
 from specheads.commands.head_report import print_heads
@@ -23,7 +24,7 @@ from specheads.training.heads.settings import HeadTraining
 
 
 def train_head(cfg: DictConfig, pair: Pair | None = None) -> Path:
-    """Train the heads of a composed config, for its pair, which may be loaded already; return the folder of the head, or of all heads."""
+    """Train the heads of a composed config for its pair, loaded here or before; return the folder of the head, or of all heads."""
     check_data(cfg)
     trained = train_configured_heads(cfg, data_cache, pair)
     if is_first_process():
@@ -55,6 +56,7 @@ def main(cfg: DictConfig) -> None:
     """Train what `task` names, and say what comes next."""
     if cfg.task not in TASKS:
         raise UserError(f"task={cfg.task} is not known; use {' or '.join(TASKS)}.")
+    check_keys(cfg, settings_classes(cfg))
     folder = TASKS[cfg.task](cfg)
     if is_first_process():
         script, override = NEXT[cfg.task]

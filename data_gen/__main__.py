@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 from data_gen.run import generate_data
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
-from specheads.commands.compose import load_configured_pair, settings_of, source_of
+from specheads.commands.compose import check_keys, load_configured_pair, settings_of, source_of
 from specheads.pair import Pair
 from specheads.prompts.generated_data import GeneratedData
 from specheads.prompts.prompt import SPLITS, LoadedPrompts, Prompt, unique
@@ -36,6 +36,7 @@ def check_data(cfg: DictConfig) -> None:
 @command("data_gen", lambda cfg: [Generation])
 def main(cfg: DictConfig) -> None:
     """Generate the data and say where it is."""
+    check_keys(cfg, [Generation])
     check_data(cfg)
     folder = data_cache(cfg, load_configured_pair(cfg)).folder
     print(f"data: {folder}\nnext: {next_command('train.py')}")

@@ -1,7 +1,8 @@
 """Drafted tokens and their acceptance probabilities along given responses (SpecDec++, section 3.1).
 
-Both models read prompt and response once; at every response position the draft proposes a token, and the two laws there say
-how likely the target accepts it. Probabilities exist for a slice of positions at a time, never for a whole response.
+Both models read prompt and response once; at every response position a token is sampled from the draft's distribution, and its
+acceptance probability follows from both models' distributions there. Probabilities are held for a slice of positions at a time, never
+for a whole response.
 """
 
 from collections.abc import Sequence
@@ -20,9 +21,9 @@ BATCH_TOKENS = 16_384  # padded tokens that a model reads at once
 
 @dataclass(frozen=True)
 class Labels:
-    """One response's columns, index i speaking of response position i; log-probabilities are of the warped laws.
+    """The columns of one response: index i is response position i, and log-probabilities are those of the warped distributions.
 
-    Where several tokens were drawn from the draft at each position, what is not the first draw's is in `more_`, a list per draw.
+    Where several tokens were sampled at each position, the columns `more_` have a list for each sample after the first.
     """
 
     draft_ids: list[int]
@@ -48,7 +49,7 @@ def label_responses(
 
     Args:
         prompts, responses: token ids per row; responses are not empty.
-        uniform: (B, draws, >= longest response) in [0, 1), one number per drafted token.
+        uniform: (B, samples, >= longest response) in [0, 1), one number per drafted token.
     """
     results: list[Labels | None] = [None] * len(prompts)
     for rows in batches_of_tokens([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], BATCH_TOKENS):
@@ -60,18 +61,18 @@ def label_responses(
             ],
             dim=1,
         )
-        draws = np.concatenate([uniform[row, :, : len(responses[row])] for row in rows], axis=1)
-        columns = _columns(pair, texts, where, torch.from_numpy(draws), warp)
+        uniforms = np.concatenate([uniform[row, :, : len(responses[row])] for row in rows], axis=1)
+        columns = _columns(pair, texts, where, torch.from_numpy(uniforms), warp)
         ends = np.cumsum([len(responses[row]) for row in rows])[:-1]
         for row, *parts in zip(rows, *(np.split(column, ends, axis=-1) for column in columns), strict=True):
             results[row] = Labels(*(part.tolist() for part in parts))
     return results
 
 
-def _columns(pair: Pair, texts: list[list[int]], where: Tensor, draws: Tensor, warp: Warp) -> list[np.ndarray]:
-    """Return Labels' columns, (N,) or for `more_` (draws - 1, N), of the positions `where` (2, N) = (row, index in the text).
+def _columns(pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor, warp: Warp) -> list[np.ndarray]:
+    """Return Labels' columns, (N,) or for `more_` (samples - 1, N), of the positions `where` (2, N) = (row, index in the text).
 
-    `draws` (draws, N) are the numbers that decide the drafted tokens.
+    `uniforms` (samples, N) are the numbers that decide the drafted tokens.
     """
     tokens = right_padded(texts)
     row, index = where
@@ -85,7 +86,7 @@ def _columns(pair: Pair, texts: list[list[int]], where: Tensor, draws: Tensor, w
         check_finite(pair.target_id, target_probs)
         check_finite(pair.draft_id, draft_probs)
         draft_probs = draft_probs.to(target_probs.device)
-        drafted = torch.stack([sample(draft_probs, draw) for draw in draws[:, piece]])
+        drafted = torch.stack([sample(draft_probs, numbers) for numbers in uniforms[:, piece]])
         chosen = torch.cat([drafted, response[piece].to(drafted.device)[None]]).T
         target, draft = target_probs.gather(1, chosen).T, draft_probs.gather(1, chosen).T
         accepted = accept_prob(target[:-1], draft[:-1])

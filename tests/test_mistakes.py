@@ -110,6 +110,7 @@ MISTAKES = {
     "unknown model": (["train.py", "model=nanoo"], "nanoo.*nano"),
     "unknown data": (["data_gen", "data=nothing"], "nothing.*alpaca"),
     "unknown key": (["train.py", "head.dept=2"], "Could not override 'head.dept'.*Key 'dept' is not in struct"),
+    "key that no command has": (["train.py", "+unknown=1"], "unknown=1 is not known; expected one of calibration, checkpoint"),
     "override without a value": (["train.py", "head.depth"], "head.depth"),
     "value of another type": (["train.py", "trainer.max_epochs=many"], "trainer.max_epochs=many"),
     "missing value": (["train.py", "model=mine", "model.target=x"], "model.draft"),

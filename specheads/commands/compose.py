@@ -1,19 +1,21 @@
 """From a composed config to what the library takes: typed settings, the source of prompts, the pair."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from specheads.commands.run_settings import RunSettings
 from specheads.errors import UserError
 from specheads.pair import NewDraft, Pair, load_pair
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.nano_source import NanoSource
 from specheads.prompts.sources import prompt_source
-from specheads.settings import Settings, key_of, shown
+from specheads.settings import Settings, fields_of, key_of, shown
 
 SHARED_GROUPS = ("data",)  # groups of keys that are spread over several classes
+OTHER_KEYS = ("model", "data", "logger")  # groups of keys that are not the fields of one class of settings
 
 S = TypeVar("S", bound=Settings)
 
@@ -34,6 +36,14 @@ def settings_of(cls: type[S], cfg: DictConfig) -> S:
         known = [each.removeprefix(f"{group}.") for each in keys.values() if each.startswith(f"{group}.")]
         raise UserError(f"{key}={shown(plain(OmegaConf.select(cfg, key)))} is not known; expected one of {', '.join(known)}.")
     return cls(**values)
+
+
+def check_keys(cfg: DictConfig, classes: Sequence[type[Settings]]) -> None:
+    """Raise UserError for a key of a composed config that is in none of the classes of settings of its command."""
+    known = {field.key.partition(".")[0] for cls in (RunSettings, *classes) for field in fields_of(cls)} | {*OTHER_KEYS}
+    if unknown := [str(name) for name in cfg if name not in known]:
+        value = shown(plain(cfg[unknown[0]]))
+        raise UserError(f"{unknown[0]}={value} is not known; expected one of {', '.join(sorted(known))}.")
 
 
 def source_of(cfg: DictConfig) -> NanoSource | DatasetSource:

@@ -1,4 +1,4 @@
-"""What `--help` prints: every key of a command, its value, and the sentence of the settings class or of the YAML file that explains it."""
+"""What `--help` prints: every key of a command, its value, and the sentence of its settings class or YAML file."""
 
 import json
 import re

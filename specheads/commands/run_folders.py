@@ -1,4 +1,4 @@
-"""Which folder a command runs in, told to Hydra: the interrupted run of the same configuration, or a new one.
+"""The folder that a command runs in: that of the interrupted run of the same configuration, or a new one.
 
 Hydra asks the resolver `${run_folder:}` of conf/base.yaml where a run goes.
 """
@@ -15,7 +15,7 @@ from specheads.storage import runs
 
 
 class NoteRunKey(Callback):
-    """Hydra callback that notes the key of the configuration that this process runs, sweeps included, before anything else happens."""
+    """Hydra callback that notes the key of the configuration that this process runs, of a sweep too, before anything else happens."""
 
     key = ""
     resume: bool | str = True
@@ -42,14 +42,14 @@ def register_resolver() -> None:
             if not chosen:
                 chosen.append(runs.run_folder(parent, NoteRunKey.key, may_resume()))
         except OSError:
-            return str(parent / "run")  # Hydra will meet the same refusal, but not hide it inside an error of its own
+            return str(parent / "run")  # Hydra meets the same refusal, and does not wrap it in another error
         return str(chosen[0])
 
     OmegaConf.register_new_resolver("run_folder", resolve, replace=True)
 
 
 def run_key(config: DictConfig) -> str:
-    """Return what tells one composed configuration from another; where Hydra puts things and whether to resume do not matter."""
+    """Return a key of a composed configuration; it does not depend on the folders that Hydra uses or on whether to resume."""
     settings = OmegaConf.to_container(config, resolve=False)
     overrides = settings.pop("hydra")["overrides"]["task"]
     if isinstance(settings.get("resume"), bool):

@@ -24,7 +24,7 @@ KINDS = "JSON, JSONL, CSV, Parquet or text file"
 
 
 def check_path(path: str) -> None:
-    """Raise UserError for a local path that holds nothing to read; says nothing about what only the hub can know."""
+    """Raise UserError for a local path that holds nothing to read; a hub data set is not looked up."""
     if not isinstance(path, str) or not path:
         raise UserError(f"data.path={path!r} is no path; give a {KINDS}, a folder, or a hub data set.")
     local = Path(os.path.expanduser(path))
@@ -61,7 +61,7 @@ def _check_file(path: str, file: Path) -> None:
 
 
 def check_split(key: str, split: str) -> None:
-    """Raise UserError unless `split` reads like "train" or "train[:500]"; whether it is there only the data set knows."""
+    """Raise UserError unless `split` reads like "train" or "train[:500]"; whether the data set has it shows when it is loaded."""
     try:
         datasets.ReadInstruction.from_spec(split if isinstance(split, str) else "")
     except ValueError:
@@ -71,7 +71,7 @@ def check_split(key: str, split: str) -> None:
 
 
 def load_tables(path: str, name: str | None) -> Table | dict[str, Table]:
-    """Return the data set: one table for what has no splits (a file, a single saved data set), else a table per split.
+    """Return the data set: one table where it has no splits (a file, a single saved data set), otherwise a table per split.
 
     Args:
         path: a local file or folder, or a hub id; `check_path` has nothing against it.
@@ -88,10 +88,10 @@ def load_tables(path: str, name: str | None) -> Table | dict[str, Table]:
         return table
     try:
         with _quiet():
-            found = _load_with_datasets(path, name, local)
+            loaded = _load_with_datasets(path, name, local)
     except (OSError, ValueError, LookupError, RuntimeError, datasets.exceptions.DatasetsError) as error:  # all of these happen
         raise _not_loaded(path, name, local.exists(), error) from error
-    return Table(found) if isinstance(found, datasets.Dataset) else {split: Table(rows) for split, rows in found.items()}
+    return Table(loaded) if isinstance(loaded, datasets.Dataset) else {split: Table(rows) for split, rows in loaded.items()}
 
 
 def _load_with_datasets(path: str, name: str | None, local: Path) -> datasets.Dataset | datasets.DatasetDict:
@@ -115,35 +115,35 @@ def cut(tables: Table | dict[str, Table], path: str, key: str, split: str) -> li
         parts = datasets.ReadInstruction.from_spec(split).to_absolute({name: len(table.rows) for name, table in tables.items()})
     except ValueError as error:
         raise UserError(f"{key}={split!r} cannot be taken from {path}: {str(error).rstrip('.')}.") from None
-    found = [tables[part.splitname].part(part.from_, part.to) for part in parts if part.from_ < part.to]
-    if not found:
+    pieces = [tables[part.splitname].part(part.from_, part.to) for part in parts if part.from_ < part.to]
+    if not pieces:
         raise UserError(f"{key}={split!r} holds no rows of {path}; widen it, or give a data set with more.")
-    return found
+    return pieces
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the progress bars and remarks of `datasets` and its hub client back: what matters in them is in our messages."""
+    """Hide the progress bars and log messages of `datasets` and its hub client: our messages have what matters in them."""
     hidden = datasets.are_progress_bars_disabled()
     loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
-    levels = [each.level for each in loggers]
+    levels = [library.level for library in loggers]
     datasets.disable_progress_bars()
-    for each in loggers:
-        each.setLevel(logging.CRITICAL)
+    for library in loggers:
+        library.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
+        for library, level in zip(loggers, levels, strict=True):
+            library.setLevel(level)
         if not hidden:
             datasets.enable_progress_bars()
 
 
 def _not_loaded(path: str, name: str | None, is_local: bool, error: Exception) -> UserError:
-    """Return what to tell about a data set that `datasets` did not load."""
+    """Return the message for a data set that `datasets` did not load."""
     if is_local:
         return UserError(f"data.path={path!r} cannot be read ({_reason(error)}); write it again.")
-    if isinstance(error, ValueError):  # it is there, but not so
+    if isinstance(error, ValueError):  # it exists, but not with these arguments
         return UserError(
             f"data.path={path!r} with data.name={name} could not be loaded: {_reason(error)}. "
             "Give the data.name of a configuration that it has, or data.name=null."

@@ -1,4 +1,4 @@
-"""Prompts as a pair reads them, and what decides the responses to them."""
+"""Prompts as token ids, and the provenance of the responses to them."""
 
 import hashlib
 import logging
@@ -40,7 +40,7 @@ def encode_prompts(pair: Pair, prompts: Sequence[Prompt], limits: ResponseLimits
 
 
 def response_provenance(pair: Pair, prompts: Sequence[Prompt], warp: Warp, seed: int) -> dict[str, Any]:
-    """Return what decides responses, but for limits and sizes: part of every cache's fingerprint."""
+    """Return what decides responses, except for limits and sizes: part of every cache's fingerprint."""
     return {
         "target": [pair.target_id, pair.target_revision],
         "draft": [pair.draft_id, pair.draft_revision],
@@ -54,5 +54,5 @@ def response_provenance(pair: Pair, prompts: Sequence[Prompt], warp: Warp, seed:
 
 
 def prompts_fingerprint(prompts: Sequence[Prompt]) -> str:
-    """Return what identifies a prompt set, wherever it came from: its texts, their order and splits."""
+    """Return a key of a list of prompts, from whatever source: of their ids, their order and their splits."""
     return hashlib.sha256("".join(f"{prompt.prompt_id} {prompt.split} " for prompt in prompts).encode()).hexdigest()[:16]

@@ -30,7 +30,7 @@ def read_file(path: str, file: Path) -> Table:
 
 
 def _parse_text(path: str, text: str) -> Table:
-    return Table([{"text": line} for line in text.removesuffix("\n").split("\n")], unit="line")
+    return Table([{"text": line} for line in text.removesuffix("\n").split("\n")], row_name="line")
 
 
 def _parse_csv(path: str, text: str) -> Table:
@@ -39,9 +39,9 @@ def _parse_csv(path: str, text: str) -> Table:
     try:
         for row in reader:
             if None in row:  # where csv puts what is beyond the header
-                found, expected = len(reader.fieldnames) + len(row[None]), len(reader.fieldnames)
+                cells, expected = len(reader.fieldnames) + len(row[None]), len(reader.fieldnames)
                 raise _at(
-                    path, reader.line_num, f"{found} cells under a header of {expected}; put quotes around texts with commas"
+                    path, reader.line_num, f"{cells} cells under a header of {expected}; put quotes around texts with commas"
                 )
             rows.append(row)
     except csv.Error as error:
@@ -69,7 +69,7 @@ def _parse_json(path: str, text: str) -> Table:
         if not isinstance(row, dict):
             raise _at(path, number, f"{kind_of(row)} instead of an object; expected one per line, such as {EXAMPLE}")
         rows.append(row)
-    return Table(rows if any(rows) else [], unit="line")
+    return Table(rows if any(rows) else [], row_name="line")
 
 
 def _parse_json_array(path: str, text: str) -> Table:

@@ -15,10 +15,10 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows in order. `unit` is what a row is called in its source, `first` the number that the first one has there."""
+    """Rows in order. `row_name` is what a row is called in its source, `first` the number of the first row there."""
 
     rows: "list[dict] | datasets.Dataset"
-    unit: str = "row"
+    row_name: str = "row"
     first: int = 1
 
     @property
@@ -29,13 +29,13 @@ class Table:
 
     def part(self, start: int, stop: int) -> "Table":
         rows = self.rows[start:stop] if isinstance(self.rows, list) else self.rows.select(range(start, stop))
-        return Table(rows, self.unit, self.first + start)
+        return Table(rows, self.row_name, self.first + start)
 
     def numbered(self, fields: Sequence[str]) -> Iterator[tuple[str, dict]]:
         """Yield ("line 3", row) and so on; columns other than `fields`, such as images, are not decoded."""
         rows = self.rows if isinstance(self.rows, list) else self.rows.select_columns([f for f in fields if f in self.fields])
         for number, row in enumerate(rows, self.first):
-            yield f"{self.unit} {number}", row
+            yield f"{self.row_name} {number}", row
 
 
 def check_values(row: Mapping, fields: Sequence[str], path: str, place: str, seen: dict[str, tuple[str, str]]) -> None:
@@ -56,7 +56,7 @@ def check_values(row: Mapping, fields: Sequence[str], path: str, place: str, see
         if kind not in ("a text", "a number"):
             raise UserError(f"{what} is {kind}; prompts are made of texts and numbers, so convert it.")
         if isinstance(value, str) and SURROGATE.search(value):
-            raise UserError(f"{what} holds half a character (a lone surrogate); mend or remove it.")
+            raise UserError(f"{what} holds half a character (a lone surrogate); fix or remove it.")
 
 
 def kind_of(value: object) -> str:

@@ -22,7 +22,7 @@ class Template:
         """Return the template of a text or a list of texts; raises UserError for anything else and for malformed texts."""
         texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else ()
         if not texts or not all(isinstance(text, str) for text in texts):
-            raise UserError(f"{key}={value!r} is no text and no list of texts; give for example '{key}=\"{{instruction}}\"'.")
+            raise UserError(f"{key}={value!r} must be text or a list of texts, for example '{key}=\"{{instruction}}\"'.")
         for text in texts:
             if problem := _problem(text):
                 raise UserError(
@@ -44,7 +44,7 @@ class Template:
             text = self.texts[0]
             raise UserError(
                 f"{self.key}={text!r} names the field {lacking[text][0]!r}, but {path} has {', '.join(known) or 'none'}; "
-                f"give a {self.key} with fields that are there."
+                f"give a {self.key} with fields that it has."
             )
         for text in set(self.texts) - set(texts):
             logger.warning("data: %s has no field %r, so %s=%r is not used", path, lacking[text][0], self.key, text)
@@ -63,7 +63,7 @@ def _fields(text: str) -> list[str]:
 
 
 def _problem(text: str) -> str | None:
-    """Return what is wrong with a template, if something is. Formats, attributes and indices are: rows hold plain values."""
+    """Return the mistake in a template, if there is one. Formats, attributes and indices are mistakes, as rows hold plain values."""
     try:
         pieces = [piece for _, *piece in string.Formatter().parse(text) if piece[0] is not None]
     except ValueError as error:  # a brace without its partner

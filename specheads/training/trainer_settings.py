@@ -1,4 +1,4 @@
-"""What a training takes from the command line besides its optimizer: batches, checkpoints and the arguments of lightning.Trainer."""
+"""Settings that every training has besides its optimizer: batches, checkpoints and the arguments of lightning.Trainer."""
 
 import inspect
 from typing import Any

@@ -72,7 +72,7 @@ def test_malformed_templates_are_user_errors_that_say_how_to_write_one(template,
 
 @pytest.mark.parametrize("template", [None, 5, True, [], {"a": "{a}"}, ["{a}", 5], ["{a}", None]])
 def test_what_is_no_text_is_no_template(template):
-    with pytest.raises(UserError, match="data.template=.* is no text and no list of texts"):
+    with pytest.raises(UserError, match="data.template=.* must be text or a list of texts"):
         Template.parse("data.template", template)
 
 

@@ -115,7 +115,7 @@ class HeadModule(CurveModule):
         return torch.stack(columns, dim=1)[batch.of_response]
 
     def _rivals(self, features: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
-        """Return the metrics of predictions without a head on the same tokens: the draft's numbers, and a logistic fitted on training rows."""
+        """Return metrics on the same tokens without a head: of the draft's numbers, and of a logistic fitted on training rows."""
         loader = self.trainer.datamodule.loader("train", shared=False)
         batches = [batch.to(self.device) for batch, _ in zip(loader, range(64), strict=False)]
         train = torch.cat([self.rival_features(batch).cpu() for batch in batches])

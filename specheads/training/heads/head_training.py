@@ -76,7 +76,7 @@ def train_heads(
         module = HeadModule(HeadBank(specs, settings.seed), pair.draft_lm, settings.optimizer, pair.target_lm)
         texts = _Texts.of(data.folder, settings, module)
         loaders = _loaders(texts, data.folder, settings, pair, module)
-        _fit(trainer, module, loaders, checkpoints, settings, texts, run)
+        _fit(trainer, module, loaders, checkpoints, settings, texts)
         if not trainer.is_global_zero:
             return TrainedHeads(run, len(specs))  # the first process of a distributed run writes for all
         trained = texts.provenance() | {"train_share": settings.train_share, "seconds": round(checkpoints.seconds, 1)}
@@ -140,7 +140,6 @@ def _fit(
     checkpoints: Checkpoints,
     settings: HeadTraining,
     texts: _Texts,
-    run: Path,
 ) -> None:
     """Train and test, from the checkpoint to resume if there is one."""
     earlier, specs = checkpoint_to_resume(settings.resume, checkpoints), module.bank.specs
@@ -152,7 +151,7 @@ def _fit(
             texts.num_prompts,
             len(loaders.splits["dev"]),
             trainer.max_epochs,
-            run,
+            checkpoints.path.parents[1],
             f", resumed from {earlier}" if earlier else "",
         )
         trainer.fit(module, loaders, ckpt_path=earlier)

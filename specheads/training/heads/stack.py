@@ -13,7 +13,7 @@ from specheads.heads.head import AcceptanceHead
 
 
 class HeadStack(nn.Module):
-    """G heads: parameters of equal name and shape in one tensor (G, ...), of the k-th block in one of the G_k heads that have it (G_k, ...)."""
+    """G heads: parameters of equal name and shape in one tensor (G, ...), those of the k-th block (G_k, ...), if G_k heads have it."""
 
     def __init__(self, heads: Sequence[AcceptanceHead]) -> None:
         """Take the values of `heads`, which agree in kind, inputs and width."""

@@ -1,0 +1,51 @@
+"""Heads are trained by a plain call, without a composed config."""
+
+import json
+
+import pytest
+
+import specheads
+from data_gen.run import generate_data
+from data_gen.settings import Generation
+from specheads.errors import UserError
+from specheads.prompts.nano_source import NanoSource
+from specheads.training.heads.calibrate import calibration_prompts
+
+SETTINGS = specheads.HeadTraining(
+    head={"depth": [0, 1]}, trainer={"max_epochs": 1, "accelerator": "cpu"}, calibration={"num_prompts": 2, "num_samples": 2}
+)
+
+
+@pytest.fixture(scope="module")
+def data(nano, tmp_path_factory):
+    source, generation = NanoSource(12, 4, 4), Generation(max_new_tokens=12, max_prompt_tokens=256)
+    folder = generate_data(nano, source, generation, tmp_path_factory.mktemp("data"))
+    return specheads.GeneratedData(folder, list(source.load(chats=False)), generation.limits)
+
+
+def test_heads_are_trained_calibrated_and_exported(nano, data, tmp_path):
+    trained = specheads.train_heads(nano, data, SETTINGS, run=tmp_path / "run")
+    names = ["next_token-d0-r1", "next_token-d1-r1"]
+    assert trained.num_heads == 2 and set(trained.calibration_errors) == set(names) < set(trained.test)
+    for name in names:
+        head = specheads.load_head(trained.folder / name)
+        assert head.config.calibration and head.config.train["num_prompts"] == 12
+        assert head.config.train["dev_ece"] == trained.calibration_errors[name]
+    assert json.loads((tmp_path / "run" / "test.json").read_text()).keys() == trained.test.keys()
+
+
+def test_a_named_checkpoint_is_checked_before_data_is_made(nano, tmp_path):
+    (tmp_path / "no.ckpt").write_bytes(b"not a checkpoint")
+    settings = SETTINGS.but(resume=str(tmp_path / "no.ckpt"))
+    with pytest.raises(UserError, match=r"no\.ckpt is not a checkpoint"):
+        specheads.train_heads(nano, lambda: pytest.fail("data was made"), settings, run=tmp_path / "run")
+
+
+def test_calibration_leaves_out_prompts_that_a_head_learned_from(nano, data):
+    dev = [prompt for prompt in data.prompts if prompt.split == "dev"]
+    learned = specheads.AcceptanceHead(specheads.HeadConfig(hidden_size=4))
+    learned.train_prompts = specheads.heads.train_prompts.TrainPrompts.of([dev[0].text])
+    assert [prompt for prompt, _ in calibration_prompts(SETTINGS, nano, data, [learned])] == dev[1:3]
+    learned.train_prompts = specheads.heads.train_prompts.TrainPrompts.of([prompt.text for prompt in dev])
+    with pytest.raises(UserError, match="calibration needs dev prompts that heads did not learn from.* among 4"):
+        calibration_prompts(SETTINGS, nano, data, [learned])
