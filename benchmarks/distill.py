@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.results import Column, Table, add_result_option, interval, prompt_record, text_of, write_result
 from data_gen.__main__ import generation_settings
 from specheads import Warp, load_pair
-from specheads.evaluation.find import missing_remedy, split_of
+from specheads.evaluation.head_folders import missing_remedy, split_of
 from specheads.evaluation.intervals import resample_counts
 from specheads.pair import config_folder
 from specheads.prompts.encoding import encode_prompts

@@ -31,11 +31,11 @@ from benchmarks.results import Column, Table, add_result_option, prompt_record, 
 from specheads import load_head, load_pair
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.verification import TokenVerification
-from specheads.evaluation import intervals, offline
+from specheads.evaluation import intervals, replayed_sets
 from specheads.evaluation.candidate import CEILING, FIXED, Candidate
 from specheads.evaluation.candidates import candidates
-from specheads.evaluation.find import LocatedHead
-from specheads.evaluation.offline import Choices, Recorded, logits_in_rounds
+from specheads.evaluation.head_folders import LocatedHead
+from specheads.evaluation.replayed_sets import Choices, ReplayedSet, logits_in_rounds
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.run import Evaluation
 from specheads.evaluation.tuning import Tuning
@@ -144,7 +144,7 @@ def shown(samples: np.ndarray) -> dict[str, float]:
 class Reported:
     """Replayed heads on one set of prompts, at thresholds that were chosen on dev prompts."""
 
-    def __init__(self, table: Recorded, rules: Sequence[Candidate], choices: Choices, cost_table: CostTable) -> None:
+    def __init__(self, table: ReplayedSet, rules: Sequence[Candidate], choices: Choices, cost_table: CostTable) -> None:
         self.table, self.rules, self.choices, self.cost_table = table, rules, choices, cost_table
 
     def speeds(self, family: str, ratio: str) -> np.ndarray:
@@ -202,7 +202,11 @@ def main() -> None:
     (_, dev), *_ = recordings.values()
     rules = candidates(evaluation.stopping, evaluation.heads, Tuning(dev, cost_table))
     tables = evaluation.replay(recordings, rules)
-    choices, ratios, first = offline.choose(tables[0], rules, cost_table), list(cost_table.costs), next(iter(names.values()))
+    choices, ratios, first = (
+        replayed_sets.choose(tables[0], rules, cost_table),
+        list(cost_table.costs),
+        next(iter(names.values())),
+    )
     columns = [Column("trained with")] if by_bank else []
     columns += [Column("predicts"), Column("kept", "fixed"), Column("label"), Column("depth"), Column("width")]
     columns += [Column("reject weight", "fixed:0"), Column("AUROC", "fixed:3"), Column("head's cost", "percent:1")]

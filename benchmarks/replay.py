@@ -25,14 +25,14 @@ from benchmarks.results import Column, Table, add_result_option, prompt_record, 
 from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, Pair, SpeculativeDecoder, Warp, load_head, load_pair, stopping
 from specheads.evaluation.candidates import Tuning, candidates, longest_draft
-from specheads.evaluation.find import LocatedHead
-from specheads.evaluation.offline import Recorded
+from specheads.evaluation.head_folders import LocatedHead
+from specheads.evaluation.replayed_sets import ReplayedSet
 from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.rule_costs import CostTable
 from specheads.heads.cost import counted_share
 from specheads.pair import config_folder
 from specheads.replay.cost import Costs
-from specheads.replay.head_scores import head_fingerprint, judge
+from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
 from specheads.replay.replay import recorded_head, replay
 from specheads.replay.response_tree import RecordSettings
@@ -91,7 +91,7 @@ def compare(
     """Return target calls and discarded tokens per emitted token, decoded and replayed."""
     settings = RecordSettings(8, 20, 64)
     path = make_recording(pair, prompts, warp, GenerationSettings(limit), settings, 0, folder)
-    judge(path, pair, {head_fingerprint(head): head}, ground_truth=False)
+    add_predictions(path, pair, {head_fingerprint(head): head}, ground_truth=False)
     recording = load_recording(path, [head_fingerprint(head)])
     repeats, rows = 1 if warp.greedy else arguments.repeats, []
     for name, (live, recorded) in five_rules(head).items():
@@ -122,14 +122,14 @@ def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Name
     path = make_recording(pair, prompts, warp, GenerationSettings(limit), settings, 1, folder)
     marks.append(time.perf_counter())
     judges = {head_fingerprint(head): head for head in heads.values()}
-    judge(path, pair, judges, ground_truth=False)
+    add_predictions(path, pair, judges, ground_truth=False)
     marks.append(time.perf_counter())
-    judge(path, pair, {}, ground_truth=True)
+    add_predictions(path, pair, {}, ground_truth=True)
     marks.append(time.perf_counter())
     recording = load_recording(path, [*judges, GROUND_TRUTH])
     cost_table = CostTable({"10": Costs.at_ratio(10)}, {name: counted_share(head, pair.draft_lm) for name, head in heads.items()})
     found = candidates(rules, heads, Tuning(recording, cost_table))
-    Recorded.of("test", "test", recording, found, lambda count: None)
+    ReplayedSet.of("test", "test", recording, found, lambda count: None)
     marks.append(time.perf_counter())
     live, *steps = np.diff(marks)
     names = ("record", "20 heads predict at every node", "the target's probabilities, for the ceiling", "replay all rules")

@@ -9,18 +9,19 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from data_gen.__main__ import generation_settings
+from specheads.commands.evaluation import prompt_data
 from specheads.decoding.stopping import MAX_TOKENS
-from specheads.evaluation.find import LocatedHead, store_dev_prompts, store_in_config
+from specheads.evaluation.head_folders import LocatedHead, store_dev_prompts, store_in_config
 from specheads.evaluation.intervals import Groups, halves
 from specheads.evaluation.prompt_sets import PromptSets
-from specheads.evaluation.recorded import recorded
+from specheads.evaluation.recordings import Recorder
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.checkpoint import load_head
 from specheads.heads.metrics import calibration
 from specheads.pair import Pair
-from specheads.replay.replay import head_logits, judged_nodes, recorded_head
+from specheads.replay.replay import head_logits, predicted_nodes, recorded_head
 from specheads.replay.response_tree import RecordSettings
+from specheads.sampling import Warp
 
 logger = logging.getLogger(__name__)
 
@@ -34,19 +35,20 @@ def calibrate(cfg: DictConfig, pair: Pair, folders: Sequence[Path]) -> dict[str,
     """
     heads = {folder: load_head(folder) for folder in folders}
     named = {folder.name: LocatedHead(head, str(folder)) for folder, head in heads.items()}
-    dev = PromptSets(cfg, pair, named).dev.first(cfg.calibration.num_prompts)
+    data = prompt_data(cfg)
+    dev = PromptSets(data, pair, named).dev.first(cfg.calibration.num_prompts)
     what = folders[0].name if len(folders) == 1 else f"{len(folders)} heads"
     logger.info("calibrating %s on %d dev prompts", what, len(dev.prompts))
     settings = RecordSettings(
         cfg.calibration.num_samples, MAX_TOKENS, cfg.calibration.get("batch_size", cfg.generation.batch_size)
     )
-    found = recorded(
-        cfg, pair, {"dev": dev.prompts}, generation_settings(cfg), settings, list(heads.values()), ground_truth=False
-    )
+    limits = data.limits.responses(cfg.data.max_new_tokens)
+    recorder = Recorder(pair, Warp(**cfg.warp), limits, settings, cfg.seed, Path(cfg.paths.data))
+    found = recorder.record({"dev": dev.prompts}, list(heads.values()), ground_truth=False)
     errors = {}
     for folder, head in heads.items():
         tokens = head_logits(found["dev"], recorded_head(head))
-        prompt = found["dev"].prompt_of(judged_nodes(found["dev"], recorded_head(head))[0])
+        prompt = found["dev"].prompt_of(predicted_nodes(found["dev"], recorded_head(head))[0])
         fitted = IndexCalibration.fit(*tokens).to_dict()
         head.config = replace(head.config, calibration=fitted)
         own = {

@@ -7,9 +7,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from specheads.evaluation.findings import assumed_text, costs_text, fit_text, ratio_name, ratios_of, share_text
+from specheads.evaluation.conclusions import assumed_text, costs_text, fit_text, ratios_of
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.results import MEASURED, BankRow, DataSet, LiveRow, Report, Winner
+from specheads.evaluation.number_text import ratio_name, share_text
+from specheads.evaluation.report import MEASURED, BankRow, DataSet, LiveRow, Report, Winner
 
 LIVE = (
     "setting",

@@ -6,9 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
-from specheads.evaluation.results import MEASURED
+from specheads.evaluation.doubts import alone_steps
+from specheads.evaluation.report import MEASURED
 from specheads.evaluation.sweep import TARGET_ALONE, Measured, kinds_of, round_times
-from specheads.evaluation.trust import alone_steps
 from specheads.replay.cost import CostFit, Costs, RuleCosts, fit_costs, fits_of_halves
 from specheads.replay.replay import Counts
 

@@ -6,10 +6,10 @@ from typing import Any
 import wandb
 from lightning.pytorch.loggers import Logger, WandbLogger
 
-from specheads.evaluation import figures
-from specheads.evaluation.findings import is_trusted
+from specheads.evaluation.conclusions import is_trusted
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.results import MEASURED, Report
+from specheads.evaluation.page import figures
+from specheads.evaluation.report import MEASURED, Report
 
 COSTS = ("head's cost", "break-even", "cost of one more verified token")
 WINNERS = ("rule", "chosen", "ratio", "speed-up", "low", "high", "gain", "gap to ceiling", "gap to oracle", *COSTS)

@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 
 import evaluate
 from specheads import UserError
-from specheads.evaluation.find import LocatedHead
+from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets, check_split
 from specheads.heads.checkpoint import load_head
 from specheads.heads.train_prompts import TrainPrompts, id_number, text_hash

@@ -15,12 +15,12 @@ from specheads.errors import UserError
 from specheads.pair import LanguageModel
 
 __all__ = [
+    "CompiledStep",
     "EagerEngine",
     "Engine",
+    "Epilogue",
     "ForwardOutput",
     "TreeSlots",
-    "CompiledStep",
-    "Epilogue",
     "check_engine",
     "make_engine",
     "resolve_engine",

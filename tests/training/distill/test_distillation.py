@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
 from specheads import UserError, Warp, load_pair
-from specheads.evaluation.find import find_heads
+from specheads.evaluation.head_folders import find_heads
 from specheads.nano import corpus
 from specheads.pair import config_folder
 from specheads.training.distill.distill_loss import LossSettings

@@ -11,9 +11,9 @@ from typing import Any
 
 from specheads.errors import UserError
 from specheads.evaluation.candidate import FIXED
-from specheads.evaluation.findings import achievable, has_head, main_data_set
+from specheads.evaluation.conclusions import achievable, has_head, main_data_set
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.results import DraftRow, Report
+from specheads.evaluation.report import DraftRow, Report
 
 SAME = (
     "target",

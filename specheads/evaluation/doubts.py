@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specheads.evaluation.results import LiveRow
+from specheads.evaluation.report import LiveRow
 from specheads.evaluation.sweep import Measured
 from specheads.replay.cost import CostFit
 
