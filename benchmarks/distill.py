@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.results import Column, Table, add_result_option, interval, prompt_record, text_of, write_result
 from data_gen.__main__ import generation_settings
 from specheads import Warp, load_pair
-from specheads.evaluation.head_folders import missing_remedy, split_of
 from specheads.evaluation.intervals import resample_counts
+from specheads.evaluation.prompt_data import missing_remedy, split_of
 from specheads.pair import config_folder
 from specheads.prompts.encoding import encode_prompts
 from specheads.prompts.sources import groups_of

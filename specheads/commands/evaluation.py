@@ -42,7 +42,7 @@ def replay_settings(cls: type[Replay], cfg: DictConfig, **objects: Any) -> Repla
         raise UserError(
             f"num_prompts={cfg.num_prompts} must be a positive integer; it is {cls.model_fields['num_prompts'].description}."
         )
-    objects |= {"stopping": rule_choices(cfg.get("stopping") or {}), "test_sets": test_sets(cfg.test_sets, cfg.num_prompts)}
+    objects |= {"stopping": rule_choices(cfg.get("stopping") or {}), "test_sets": named_test_sets(cfg.test_sets, cfg.num_prompts)}
     return plain_settings(cls, cfg, **objects)
 
 
@@ -83,7 +83,7 @@ def verification_rules(names: Any) -> dict[str, VerificationRule]:
     return {name: instantiate(OmegaConf.load(config_folder() / "verification" / f"{name}.yaml")) for name in names}
 
 
-def test_sets(named: Any, num_prompts: Any) -> dict[str, TestSet] | None:
+def named_test_sets(named: Any, num_prompts: Any) -> dict[str, TestSet] | None:
     """Return the sources of more prompts, {name: file}, by a name of conf/data; without a file the test prompts of the set's own split."""
     if named is None:
         return None

@@ -11,10 +11,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from specheads.evaluation import learning_curve as module
-from specheads.evaluation.learning_curve_figure import figure_of
-from specheads.evaluation.learning_curve_report import Curve, Point, conclusion, print_curve
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.learning_curve import learning_curve, plans, settings_of
+from specheads.evaluation.learning_curve_figure import figure_of
+from specheads.evaluation.learning_curve_report import Curve, Point, conclusion, print_curve
 from specheads.evaluation.report import Winner
 from specheads.heads.checkpoint import load_head
 from specheads.interrupts import Interrupted

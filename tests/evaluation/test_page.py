@@ -14,11 +14,11 @@ from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
-from specheads.evaluation.page.figures import DOUBTFUL, figures_of
 from specheads.evaluation.conclusions import key_findings, ratios_of
 from specheads.evaluation.page.document import html_of, resource, write_page
-from specheads.evaluation.report import MEASURED, DataSet, Report
+from specheads.evaluation.page.figures import DOUBTFUL, figures_of
 from specheads.evaluation.page.tables import bank_table
+from specheads.evaluation.report import MEASURED, DataSet, Report
 
 CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = (

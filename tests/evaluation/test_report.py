@@ -16,12 +16,12 @@ from specheads import AcceptanceHead, HeadConfig, Warp, stopping, verification
 from specheads.evaluation import report_files as module
 from specheads.evaluation.candidate import RuleChoice
 from specheads.evaluation.candidates import candidates
-from specheads.evaluation.console import print_report
 from specheads.evaluation.conclusions import has_head, notes_on
+from specheads.evaluation.console import print_report
 from specheads.evaluation.intervals import Interval, gain_over_fixed
 from specheads.evaluation.live_rows import live_rows
-from specheads.evaluation.report_files import write_report
 from specheads.evaluation.report import Report
+from specheads.evaluation.report_files import write_report
 from specheads.evaluation.rule_costs import CostTable, with_measured
 from specheads.evaluation.sweep import Sweep, round_times, sweep_settings
 from specheads.evaluation.wandb_log import contents

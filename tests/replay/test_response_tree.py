@@ -7,7 +7,7 @@ from statistics_helper import chi_square_p_value
 
 from specheads import Warp
 from specheads.decoding.branches import Branches
-from specheads.replay.response_tree import ResponseUniforms, RecordSettings, node_states, record_response
+from specheads.replay.response_tree import RecordSettings, ResponseUniforms, node_states, record_response
 from specheads.sampling import certainty
 
 PROMPT, RESPONSE = [2, 0, 1], [1, 1, 0, 2, 0, 1, 2, 2, 0, 1]

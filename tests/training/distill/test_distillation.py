@@ -159,16 +159,12 @@ def test_a_head_of_the_old_draft_is_refused_and_one_for_the_new_draft_is_trained
             return train_head(compose("train", [*small, *words, f"paths.run={tmp_path}/{name}", *more]))
 
     old, new = head("old"), head("new", f"model.draft={folder}")
-    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        evaluation = compose("evaluate", [f"model.draft={folder}", f"paths.outputs={tmp_path}", f"head={old}"])
     pair = load_pair("nano", draft=str(folder))
     with pytest.raises(UserError, match=f"the head was trained for draft embedded:nano/draft.*but this pair's draft is {folder}"):
-        find_heads(evaluation, pair)
-    evaluation.any_draft = True
-    ((found,),) = [list(find_heads(evaluation, pair).values())]
-    found.head.check_fits(pair)
-    evaluation.any_draft, evaluation.head = False, str(new)
-    assert find_heads(evaluation, pair)
+        find_heads(str(old), pair, tmp_path, Warp())
+    (located,) = find_heads(str(old), pair, tmp_path, Warp(), any_draft=True).values()
+    located.head.check_fits(pair)
+    assert find_heads(str(new), pair, tmp_path, Warp())
 
 
 def test_the_responses_of_a_data_set_end_and_keep_the_limits(nano):
