@@ -25,6 +25,7 @@ from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import sweep_settings
 from specheads.evaluation.tuning import Tuning
+from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 def evaluate(
     pair: Pair,
-    heads: Mapping[str, LocatedHead],
+    heads: Mapping[str, LocatedHead | AcceptanceHead],
     settings: Evaluation,
     data: PromptData,
     folders: tuple[Path, Path],
@@ -44,7 +45,7 @@ def evaluate(
     Thresholds that were best on dev prompts are stored in the heads' local folders, where the measured costs can be trusted.
 
     Args:
-        heads: by name, from `find_heads`; none: rules without a head.
+        heads: by name, from `find_heads` or as they are; none: rules without a head.
         folders: that of recordings, which other evaluations read again, and that of this run, which keeps what was decoded.
         earlier: reports of other drafts (`read_report`), by where they are; they are refused if they cannot be compared.
         config: the text of the configuration that the report shows; None: the settings.
@@ -56,7 +57,10 @@ def evaluate(
         settings = settings.but(head=None)
     data.check(settings.split)
     pair = settings.drafting.pair(pair)
-    setup = Setup(pair, heads, settings, data, *folders)
+    for head in heads.values():
+        (head.head if isinstance(head, LocatedHead) else head).check_fits(pair)
+    located = {name: head if isinstance(head, LocatedHead) else LocatedHead(head, f"<{name}>") for name, head in heads.items()}
+    setup = Setup(pair, located, settings, data, *folders)
     if earlier:
         setup.prompts.recorded()  # so that other prompts are refused before hours of work
     for where, theirs in (earlier or {}).items():

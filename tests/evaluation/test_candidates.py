@@ -89,9 +89,7 @@ def test_what_depends_on_costs_comes_once_per_ratio(tuning, heads):
 
 def test_a_logistic_is_fitted_to_what_was_accepted(tuning):
     """Its mean prediction is the acceptance rate, and no other weights fit the recorded outcomes better."""
-    rules = {
-        "logistic": RuleChoice(stopping.Logistic, {"weights": {"logit_max_prob": None, "bias": None}, "threshold": [0.5]})
-    }
+    rules = {"logistic": RuleChoice(stopping.Logistic, {"weights": {"logit_max_prob": None, "bias": None}, "threshold": [0.5]})}
     (one, *_) = candidates(rules, {}, tuning)
     node, _, accepted, _ = tuning.recording.labels()
     inputs = tuning.recording.features["max_prob"][node].double().logit(1e-6)
