@@ -65,7 +65,7 @@ def winners_at(data_set: DataSet, ratio: str | None) -> list[Winner]:
 
 
 def is_trusted(report: Report, ratio: str) -> bool:
-    """Whether what was predicted at a ratio can be trusted: not at the measured one if the times cannot."""
+    """Whether predictions at a ratio can be trusted: not at the measured ratio if the measured times cannot."""
     return ratio != MEASURED or not report.doubts
 
 
@@ -89,10 +89,10 @@ def key_findings(report: Report) -> list[str]:
 def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
     winners = winners_at(data_set, ratio)
     head, other = best(winners, head=True), best(winners, head=False)
-    first, what = (head, "the head") if head else (other, "the best rule")
+    first, title = (head, "the head") if head else (other, "the best rule")
     if first is None:
         return ""
-    text = f"At {_at(report, ratio)}, {what} ({first.name}) is {times(first.speedup)} {times_limits(first.speedup)} as fast as the target alone"
+    text = f"At {_at(report, ratio)}, {title} ({first.name}) is {times(first.speedup)} {times_limits(first.speedup)} as fast as the target alone"
     text += f", {_gain(first)} over the best fixed length"
     if first.gap_ceiling is not None and first.gap_ceiling.value > 0:
         text += f", closing {percent(first.gap_ceiling)} {percent_limits(first.gap_ceiling)} of the gap to the informed ceiling"

@@ -52,7 +52,7 @@ def measured_costs(setup: Setup, measured: Sequence[Measured]) -> CostTable:
 def settle(setup: Setup, outcome: Outcome, tuning: Tuning, probed: Sequence[Measured]) -> Outcome:
     """Decode the chosen rules, fit the costs to their rounds, and choose again, until every chosen rule was decoded.
 
-    All settings of a turn are decoded in turns, so that a slow minute slows all of them. What rules take from the measured costs, such as
+    All settings of a turn are decoded side by side, so that a slow minute slows all of them. What rules take from the measured costs, such as
     automatic thresholds, is fitted again after the first turn, which has many more rounds than the probe. On a busy machine the costs
     never settle, so one turn is enough to show that.
     """
@@ -94,7 +94,7 @@ def tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
 
 
 def chosen_settings(evaluation: Evaluation, outcome: Outcome) -> list[Setting]:
-    """Return what is decoded: the best of each kind at the measured costs, or all rules that `live_rules` names."""
+    """Return the settings to decode: the best of each kind at the measured costs, or all rules of `live_rules`."""
     rules = outcome.candidates
     if evaluation.decodes_all:
         named = [rule for rule in rules if rule.family.split()[0] in evaluation.live_rules]
@@ -118,7 +118,7 @@ def decode(setup: Setup, settings: Sequence[Setting], name: str = "generations")
 
 
 def _sweep(setup: Setup, name: str, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> list[Measured]:
-    """Decode with every setting; what is done is kept in the journal `name`."""
+    """Decode with every setting; finished prompts are kept in the journal `name`."""
     evaluation: Evaluation = setup.settings
     most, repeats = evaluation.max_new_tokens, evaluation.repeats
     total = len(settings) * len(prompts) * repeats

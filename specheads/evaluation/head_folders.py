@@ -1,4 +1,4 @@
-"""The folders of heads: those that `head=` names, and what an evaluation writes into them."""
+"""The folders of heads: finding those that `head=` names, and writing what was measured of them."""
 
 import json
 import logging
@@ -65,7 +65,7 @@ def store_dev_prompts(folder: Path, head: AcceptanceHead, texts: Sequence[str]) 
 
 
 def store_in_config(folder: Path, **values: Mapping[str, Any] | None) -> None:
-    """Write what was measured of a head after its training into its config and its card."""
+    """Write values that were measured after a head's training into its config and its card."""
     path = folder / "config.json"
     content = json.loads(path.read_text()) | values
     write_json(path, content)

@@ -124,7 +124,7 @@ def plans(cfg: DictConfig, shares: Sequence[float], prompt_ids: Sequence[str]) -
 
 
 def train_heads(cfg: DictConfig, pair: Pair, planned: Sequence[Plan]) -> dict[str, Path]:
-    """Train what is not done; return every head's folder by its plan's name."""
+    """Train the heads that are not done; return every head's folder by its plan's name."""
     logger.info(
         "learning curve: %d heads of %d steps each, from %s train prompts, into %s",
         len(planned),

@@ -109,7 +109,7 @@ class PromptSets:
         return [groups.get(prompt_id) or prompt_id for prompt_id in prompt_ids]
 
     def context(self) -> dict[str, Any]:
-        """Return what a report says of its prompts: the split, the parts of it where it has some, and each set's provenance."""
+        """Return the description of the prompts for the report: the split, the parts of it where it has some, and each set's provenance."""
         parts = list(getattr(self.data.source, "final_parts", [])) if self.settings.split == FINAL else []
         return {
             "split": self.settings.split,
@@ -118,7 +118,7 @@ class PromptSets:
         }
 
     def notes(self) -> list[str]:
-        """Return what a reader should know of the prompts, as sentences."""
+        """Return remarks on the prompts for readers of the report."""
         sets = {one.name: one for one in self._used.values() if one.num_left_out}
         left_out = [f"{_counted(one.num_left_out, one.name)} left out: {WHY}." for one in sets.values()]
         return left_out + ([_silence(self.silent)] if self.silent else [])
@@ -164,7 +164,7 @@ def _counted(number: int, name: str) -> str:
 
 
 def _silence(names: Sequence[str]) -> str:
-    """Return what follows from heads that do not name their prompts."""
+    """Return a remark on heads that do not name their prompts."""
     several = len(names) > 1
     return (
         f"{'Heads' if several else 'Head'} {', '.join(names)} {'do' if several else 'does'} not name the prompts that "

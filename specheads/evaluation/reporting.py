@@ -1,4 +1,4 @@
-"""The report of an evaluation, from what its steps found."""
+"""The report of an evaluation, from the outcome of its steps."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""Settings of an evaluation: what is recorded, which rules are replayed and decoded, and what they cost."""
+"""Settings of an evaluation: recording, rules to replay and decode, and costs."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -50,7 +50,7 @@ class RecordingSettings(Settings):
 
 
 class CostSettings(Settings):
-    """What is counted at the cost ratios besides draft steps and forward passes; what is measured on this machine has its own costs."""
+    """Costs that are counted at the cost ratios besides draft steps and forward passes; they do not apply to measured costs."""
 
     head_share: NonNegativeNumber | None = setting(
         None, "what a head adds to a draft step, as a share of the step; null: counted from multiply-adds and bytes"
@@ -90,7 +90,8 @@ class ReplaySettings(Settings):
         "predict speed-ups also for targets whose forward pass costs this many draft steps, for example 10",
     )
     costs: CostSettings = setting(
-        CostSettings(), "what else is counted at these ratios; costs that are measured on this machine replace it there"
+        CostSettings(),
+        "costs that are counted at these ratios besides draft steps and forward passes; they do not apply to measured costs",
     )
     max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")
 
@@ -127,7 +128,9 @@ class Evaluation(ReplaySettings):
     )
     any_draft: Flag = setting(False, "true: accept heads that were trained for another draft, or for another state of it, too")
     drafting: SkipValidation[Drafting] = setting(Autoregressive(), "how tokens are proposed")
-    verification: SkipValidation[VerificationRule] = setting(TokenVerification(), "what decides how much of a draft is kept")
+    verification: SkipValidation[VerificationRule] = setting(
+        TokenVerification(), "the rule that decides how much of a draft is kept"
+    )
     live: Literal["winners", "all", "none"] = setting(
         "winners", "what is decoded: winners (the best rules on dev prompts), all, or none"
     )
@@ -180,7 +183,7 @@ class Evaluation(ReplaySettings):
     def _check_decoded(self) -> None:
         """Raise UserError if decoding would tell nothing: where `live_rules` drafts nothing, or the same number of tokens in every round.
 
-        The costs of draft and target are told apart by rounds that draft different numbers of tokens.
+        Only rounds that draft different numbers of tokens separate the costs of draft and target.
         """
         lengths = set()
         for name, choice in self.rules.items():

@@ -1,4 +1,4 @@
-"""One evaluation: the pair, its heads and prompts, the settings, and the folders that hold what takes long to make."""
+"""One evaluation: the pair, its heads and prompts, the settings, and the folders of long-lived results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from specheads.replay.cost import Costs
 class Setup:
     """Which heads of which pair are evaluated on which prompts.
 
-    `data_folder` holds recordings, which other commands read again; `run_folder` holds journals of what was decoded.
+    `data_folder` holds recordings, which other commands read again; `run_folder` holds journals of decoding.
     """
 
     pair: Pair

@@ -1,7 +1,7 @@
 """The cost model of speculative decoding (SpecDec++, section 2): seconds from counts.
 
-A round that drafts n tokens takes n draft steps, one verification of n tokens, and some overhead. A rule may add seconds of its own to each
-draft step (a head) and to each round (what learns from it). Costs are fitted to live rounds by medians, because a busy machine makes a few
+A round that drafts n tokens takes n draft steps, one verification of n tokens, and some overhead. A rule may add seconds to each draft
+step (a head) and to each round (online learning). Costs are fitted to live rounds by medians, because a busy machine makes a few
 rounds very slow, and are tested on responses that they were not fitted to.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from specheads.errors import UserError
 
-LEAST_ROUNDS = 5  # of one number of drafted tokens, for their median to say something
+LEAST_ROUNDS = 5  # with one number of drafted tokens; a median of fewer is left out
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class RoundTimes:
     draft_calls: np.ndarray
     drafted: np.ndarray
     draft_seconds: np.ndarray
-    target_seconds: np.ndarray  # verification and what follows it
+    target_seconds: np.ndarray  # verification and the steps after it
     rule: np.ndarray  # number of the kind of rule that decoded the round
     response: np.ndarray  # number of the round's response; even and odd ones make two halves
 
@@ -97,7 +97,7 @@ class CostFit:
     num_rounds: int = 0
 
     def predicted(self, times: RoundTimes) -> np.ndarray:
-        """Return the expected seconds (R,) of rounds, by what they did; their rules' numbers are those of `rules`, in order."""
+        """Return the expected seconds (R,) of rounds from their counts; their rules are numbered in the order of `rules`."""
         rules = self.rules.values()
         steps, rounds = (np.array([getattr(rule, name) for rule in rules]) for name in ("step_seconds", "round_seconds"))
         drafting = (self.costs.draft_seconds + steps[times.rule]) * times.draft_calls

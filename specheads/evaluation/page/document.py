@@ -158,7 +158,7 @@ def _findings_title(report: Report) -> str:
 
 
 def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
-    """Yield the sections that the report has something for, each with the template that shows it and what that needs."""
+    """Yield the sections of the report that are not empty, each with its template and the values that this needs."""
     if any(data_set.winners for data_set in report.data_sets):
         across = _ratio_panels(report, ratios_of(report), across_table) if len(report.data_sets) > 1 else []
         panels = {"panels": _winner_panels(report), "across": across}

@@ -86,7 +86,7 @@ def share_cell(estimate: Interval | None) -> Cell:
 
 
 def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
-    """Return what the best of each family does on a data set at a ratio."""
+    """Return the best rule of each family on a data set at a ratio."""
     winners = winners_at(data_set, ratio)
     top = next((row for row in winners if achievable(row.family)), None)
     columns = (
@@ -113,7 +113,7 @@ def _winner(row: Winner, best: bool) -> Row:
 
 
 def across_table(report: Report, ratio: str) -> Table:
-    """Return what each family gains over the best fixed length on every data set at a ratio."""
+    """Return the gain of each family over the best fixed length on every data set at a ratio."""
     gains: dict[str, dict[int, Interval]] = {}
     for number, data_set in enumerate(report.data_sets):
         for row in winners_at(data_set, ratio):
