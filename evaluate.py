@@ -9,9 +9,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from specheads.commands.command import command, load_configured_pair
+from data_gen.settings import Generation
+from specheads.commands.command import command
+from specheads.commands.compose import load_configured_pair
 from specheads.commands.evaluation import config_text, evaluation_settings, prompt_data
-from specheads.commands.loggers import new_logger
+from specheads.commands.loggers import open_loggers
 from specheads.evaluation.console import print_report
 from specheads.evaluation.draft_comparison import compared, read_report
 from specheads.evaluation.evaluate import evaluate as evaluate_heads
@@ -29,19 +31,13 @@ def evaluate(cfg: DictConfig) -> Report:
     # All mistakes that can be known, and a login that fails, come before the models: they should not wait for 70 B.
     settings, data = evaluation_settings(cfg), prompt_data(cfg)
     data.check(settings.split)
-    loggers = [new_logger(one, Path(cfg.paths.run)) for one in (cfg.get("logger") or {}).values()]
-    if not loggers:
-        return run(cfg, settings, data)
-    import wandb
-
-    from specheads.evaluation.wandb_log import log_report
-
-    try:
+    with open_loggers(cfg, Path(cfg.paths.run)) as loggers:
         report = run(cfg, settings, data)
-        log_report(report, loggers)
-        return report
-    finally:
-        wandb.finish()
+        if loggers:
+            from specheads.evaluation.wandb_log import log_report  # imports lightning and wandb
+
+            log_report(report, loggers)
+    return report
 
 
 def run(cfg: DictConfig, settings: Evaluation, data: PromptData) -> Report:
@@ -61,7 +57,7 @@ def run(cfg: DictConfig, settings: Evaluation, data: PromptData) -> Report:
     return report
 
 
-@command("evaluate")
+@command("evaluate", lambda cfg: [Generation, Evaluation])
 def main(cfg: DictConfig) -> None:
     evaluate(cfg)
 

@@ -8,31 +8,57 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-import specheads.training.distill.distillation
-import specheads.training.heads.head_training
+from data_gen.__main__ import check_data, data_cache
+from data_gen.settings import Generation
 from specheads.commands.command import command, is_first_process, next_command
+from specheads.commands.distillation import distill_configured_draft
+from specheads.commands.draft_report import print_draft
+from specheads.commands.head_report import print_heads
+from specheads.commands.head_training import train_configured_heads
 from specheads.errors import UserError
+from specheads.pair import Pair
+from specheads.settings import Settings
+from specheads.training.distill.settings import Distillation
+from specheads.training.heads.settings import HeadTraining
 
-TRAINED = {
-    "head": specheads.training.heads.head_training.train,
-    "distill": specheads.training.distill.distillation.train,
-}  # each returns a folder
+
+def train_head(cfg: DictConfig, pair: Pair | None = None) -> Path:
+    """Train the heads of a composed config, for its pair, which may be loaded already; return the folder of the head, or of all heads."""
+    check_data(cfg)
+    trained = train_configured_heads(cfg, data_cache, pair)
+    if is_first_process():
+        print_heads(trained)
+    return trained.folder
+
+
+def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> Path:
+    """Distil the draft of a composed config's pair, which may be loaded already; return the folder of the new draft."""
+    check_data(cfg)
+    distilled = distill_configured_draft(cfg, data_cache, pair)
+    if is_first_process():
+        print_draft(distilled)
+    return distilled.folder
+
+
+def settings_classes(cfg: DictConfig) -> list[type[Settings]]:
+    """Return the classes of settings that a composed config is for."""
+    return [Generation, *CLASSES.get(cfg.task, ())]
+
+
+TASKS = {"head": train_head, "distill": distill_draft}  # each returns a folder
+CLASSES = {"head": [HeadTraining], "distill": [Distillation]}
 NEXT = {"head": ("evaluate.py", "head={folder}"), "distill": ("train.py", "model.draft={folder}")}
 
 
-def train(cfg: DictConfig) -> Path:
-    """Train what `cfg.task` names; return its folder."""
-    if cfg.task not in TRAINED:
-        raise UserError(f"task={cfg.task} is not known; use {' or '.join(TRAINED)}.")
-    return TRAINED[cfg.task](cfg)
-
-
-@command("train")
+@command("train", settings_classes)
 def main(cfg: DictConfig) -> None:
-    folder = train(cfg)
+    """Train what `task` names, and say what comes next."""
+    if cfg.task not in TASKS:
+        raise UserError(f"task={cfg.task} is not known; use {' or '.join(TASKS)}.")
+    folder = TASKS[cfg.task](cfg)
     if is_first_process():
-        script, words = NEXT[cfg.task]
-        print(f"next: {next_command(script, words.format(folder=folder))}")
+        script, override = NEXT[cfg.task]
+        print(f"next: {next_command(script, override.format(folder=folder))}")
 
 
 if __name__ == "__main__":

@@ -22,15 +22,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.results import Column, Table, add_result_option, prompt_record, write_result
 from data_gen.__main__ import data_cache
 from specheads import load_pair
+from specheads.commands.compose import settings_of
 from specheads.heads.batch import collate
 from specheads.pair import config_folder
 from specheads.storage.data_set import load_split
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
-from specheads.training.heads.head_training import head_specs
+from specheads.training.heads.head_specs import head_specs
 from specheads.training.heads.mixed_responses import MixedResponses
+from specheads.training.heads.settings import HeadTraining
 from specheads.training.loaders import ResumableData
-from specheads.training.trainer import OptimizerSettings
+from specheads.training.optimizer import Optimizer
 
 LLAMA_2_7B = {"hidden": 4096, "multiply_adds": 6.61e9}  # per token: the weights of all linear maps, output embedding included
 LABELLED = 0.85  # share of positions that a head that judges its input learns from, at the paper's mixing
@@ -41,7 +43,7 @@ def epoch_seconds(pair, rows, specs: list[HeadSpec]) -> float:
     data = ResumableData(
         {"train": MixedResponses(rows, specs[0].config.predicts, None, 0)}, batch_size=32, num_workers=0, seed=0, collate=collate
     )
-    module = HeadModule(HeadBank(specs, 0), pair.draft_lm, OptimizerSettings(lr=1e-3))
+    module = HeadModule(HeadBank(specs, 0), pair.draft_lm, Optimizer(lr=1e-3))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(
         max_epochs=1, accelerator="cpu", num_sanity_val_steps=0, limit_val_batches=0, gradient_clip_val=1.0, **quiet
@@ -68,8 +70,8 @@ def main() -> None:
         cfg = compose("train", ["experiment=specdecpp_grid", "paths.run=."])
         data = compose("data_gen", ["model=nano"])
     pair = load_pair("nano")
-    rows = load_split(data_cache(data, pair), "train").select(range(arguments.prompts))
-    specs = head_specs(cfg, pair)
+    rows = load_split(data_cache(data, pair).folder, "train").select(range(arguments.prompts))
+    specs = head_specs(settings_of(HeadTraining, cfg), pair)
     one = [next(spec for spec in specs if spec.config.depth == 3)]
     epoch_seconds(pair, rows.select(range(32)), specs)
     times = {"together": [], "apart": [], "one": []}

@@ -26,7 +26,8 @@ from specheads.decoding.decoder import Baseline
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.evaluation.intervals import Groups, resample_counts
 from specheads.pair import Pair
-from specheads.prompts.sources import NUM_READ, NanoSource, Prompt, groups_of, text_id
+from specheads.prompts.nano_source import NUM_READ, NanoSource
+from specheads.prompts.prompt import Prompt, groups_of, text_id
 
 MAX_TOKENS, DEPTH = 96, 10
 COLUMNS = [

@@ -18,8 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, add_result_option, prompt_record, text_of, write_result
 from specheads import Warp, load_pair
-from specheads.decoding.responses import batch_plan, generate_batch, row_uniforms
-from specheads.prompts.sources import NanoSource
+from specheads.decoding.responses import generate_batch, row_uniforms
+from specheads.padding import batches_of_rows
+from specheads.prompts.nano_source import NanoSource
 
 MAX_NEW_TOKENS = 128
 BATCH_SIZES = (1, 64, 128)
@@ -29,7 +30,7 @@ def tokens_per_second(pair, prompts, batch_size: int) -> float:
     """Return the speed of one pass over `prompts` = [(id, token ids)]."""
     uniform = np.stack([row_uniforms(0, prompt_id, MAX_NEW_TOKENS)[0] for prompt_id, _ in prompts])
     start, count = time.perf_counter(), 0
-    for batch in batch_plan([len(ids) for _, ids in prompts], batch_size):
+    for batch in batches_of_rows([len(ids) for _, ids in prompts], batch_size):
         made = generate_batch(pair, [prompts[i][1] for i in batch], uniform[batch], Warp(1.0, 50), MAX_NEW_TOKENS)
         count += sum(len(response.ids) for response in made)
     return count / (time.perf_counter() - start)

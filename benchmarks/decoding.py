@@ -39,7 +39,7 @@ from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.decoding.verification import SyntheticVerification, TokenVerification, VerificationRule
 from specheads.integrations.transformers import assist
 from specheads.pair import LanguageModel, Pair
-from specheads.prompts.sources import NanoSource
+from specheads.prompts.nano_source import NanoSource
 
 FIXED, THRESHOLDS, CONTEXTS = (2, 4, 6, 8), (0.3, 0.5, 0.7), (128, 512, 2048)
 STAGES = ("draft", "stop", "verify", "commit", "host gaps")

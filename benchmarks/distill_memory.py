@@ -1,7 +1,7 @@
-"""`python benchmarks/distill_memory.py`: what the loss of a step takes at a vocabulary of 150,000, in pieces and as a plain formula.
+"""`python benchmarks/distill_memory.py`: the memory of a step's loss at a vocabulary of 150,000, in pieces and as a plain formula.
 
 Every row is a process of its own: an output embedding in float32, so many tokens, the loss and its gradient. *Peak* is the largest
-resident memory over what the process had before; a single law of a token takes 0.57 MiB in float32.
+resident memory in excess of what the process had before; the distribution of a single token takes 0.57 MiB in float32.
 """
 
 import argparse
@@ -18,8 +18,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, add_result_option, text_of, write_result
-from specheads.pair import LanguageModel
-from specheads.training.distill.distill_loss import LossSettings, kept, laws_of, stored_probs, token_losses
+from specheads.language_model import LanguageModel
+from specheads.training.distill.distill_loss import (
+    computed_distributions,
+    most_likely,
+    stored_distributions,
+    target_log_probs,
+    token_losses,
+)
+from specheads.training.distill.settings import DistillLoss
 
 VOCAB, WIDTH = 150_000, 64
 FORMS = {"plain": "plain formula", "pieces": "in pieces", "stored": "in pieces, the target's distributions from disk"}
@@ -59,7 +66,7 @@ def main() -> None:
 
 
 def measure(form: str, divergence: str, count: int) -> tuple[float, float]:
-    """Return the peak in MiB over what there was before, and the seconds."""
+    """Return the peak in MiB, in excess of the memory before, and the seconds."""
     config = LlamaConfig(vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=WIDTH, num_hidden_layers=1, num_attention_heads=8)
     models = [LanguageModel(LlamaForCausalLM(config).requires_grad_(False)) for _ in range(2)]
     target, draft = models
@@ -67,30 +74,27 @@ def measure(form: str, divergence: str, count: int) -> tuple[float, float]:
     draft.output_embedding.weight.grad = torch.zeros_like(draft.output_embedding.weight)
     states = [torch.randn(count, WIDTH) for _ in models]
     states[1].requires_grad_(True)
-    tokens, settings = torch.randint(VOCAB, (count,)), LossSettings(divergence)
+    tokens, loss = torch.randint(VOCAB, (count,)), DistillLoss(divergence=divergence)
     stored = None
     if form == "stored":
-        distributions = [kept(settings.log_target(target.logits(piece)), 64) for piece in states[0].split(64)]
-        stored = stored_probs(
-            torch.cat([distribution.ids for distribution in distributions]),
-            torch.cat([distribution.log_probs for distribution in distributions]),
-        )
-        del distributions
+        parts = [most_likely(target_log_probs(target.logits(piece), loss), 64) for piece in states[0].split(64)]
+        stored = stored_distributions(torch.cat([part.ids for part in parts]), torch.cat([part.log_probs for part in parts]))
+        del parts
     with Peak() as peak:
         start = time.perf_counter()
         if form == "plain":
             log_target, log_draft = (lm.logits(hidden).log_softmax(-1) for lm, hidden in zip(models, states, strict=True))
-            values = settings.function(log_target, log_draft)
+            losses = loss.function(log_target, log_draft)
         else:
-            distributions = stored or laws_of(target, states[0], settings)
-            values, _ = token_losses(draft, states[1], distributions, tokens, settings)
-        values.mean().backward()
+            distributions = stored or computed_distributions(target, states[0], loss)
+            losses, _ = token_losses(draft, states[1], distributions, tokens, loss)
+        losses.mean().backward()
         seconds = time.perf_counter() - start
     return peak.mib, seconds
 
 
 class Peak:
-    """The largest resident memory while the block runs, over that at its beginning."""
+    """The largest resident memory while the block runs, in excess of that at its beginning."""
 
     def __enter__(self) -> Self:
         self.before = self.largest = resident()

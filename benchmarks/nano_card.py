@@ -14,9 +14,11 @@ import numpy as np
 
 from data_gen.labels import label_responses
 from specheads import Pair, Warp, load_pair
-from specheads.decoding.responses import batch_plan, generate_batch, row_uniforms
+from specheads.decoding.responses import generate_batch, row_uniforms
 from specheads.nano import build, corpus
-from specheads.prompts.sources import NanoSource, Prompt
+from specheads.padding import batches_of_rows
+from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.prompt import Prompt
 from specheads.storage.files import write_whole
 
 FOLDER = Path(build.__file__).parent
@@ -80,7 +82,7 @@ def responses(pair: Pair, prompts: list[Prompt], ids: list[list[int]], warp: War
     """Return the target's response to each prompt."""
     uniform = np.stack([row_uniforms(0, prompt.prompt_id, limit)[0] for prompt in prompts])
     found = [None] * len(prompts)
-    for batch in batch_plan(list(map(len, ids)), BATCH):
+    for batch in batches_of_rows(list(map(len, ids)), BATCH):
         for row, made in zip(batch, generate_batch(pair, [ids[i] for i in batch], uniform[batch], warp, limit), strict=True):
             found[row] = made
     return found

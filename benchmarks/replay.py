@@ -21,7 +21,6 @@ from hydra import compose, initialize_config_dir
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, add_result_option, prompt_record, text_of, write_result
-from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, Pair, SpeculativeDecoder, Warp, load_head, load_pair, stopping
 from specheads.commands.evaluation import evaluation_settings, prompt_data
 from specheads.evaluation.candidate import RuleChoice
@@ -34,6 +33,7 @@ from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.tuning import Tuning
 from specheads.heads.cost import counted_share
 from specheads.pair import config_folder
+from specheads.prompts.encoding import ResponseLimits
 from specheads.replay.cost import Costs
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
@@ -93,7 +93,7 @@ def compare(
 ) -> Table:
     """Return target calls and discarded tokens per emitted token, decoded and replayed."""
     settings = RecordSettings(8, 20, 64)
-    path = make_recording(pair, prompts, warp, GenerationSettings(limit), settings, 0, folder)
+    path = make_recording(pair, prompts, warp, ResponseLimits(limit), settings, 0, folder)
     add_predictions(path, pair, {head_fingerprint(head): head}, ground_truth=False)
     recording = load_recording(path, [head_fingerprint(head)])
     repeats, rows = 1 if warp.greedy else arguments.repeats, []
@@ -123,7 +123,7 @@ def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Name
         decoder.generate(ids, limit, seed=number)
     marks.append(time.perf_counter())
     settings = RecordSettings(arguments.draws, longest_draft(rules), 64)
-    path = make_recording(pair, prompts, warp, GenerationSettings(limit), settings, 1, folder)
+    path = make_recording(pair, prompts, warp, ResponseLimits(limit), settings, 1, folder)
     marks.append(time.perf_counter())
     named = {head_fingerprint(head): head for head in heads.values()}
     add_predictions(path, pair, named, ground_truth=False)

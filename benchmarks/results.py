@@ -27,7 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.render import RESULTS, ROOT, cell, format_of, markdown
-from specheads.prompts.sources import ids_hash
+from specheads.prompts.prompt import ids_hash
 from specheads.storage.files import write_json
 
 Value = float | int | str | None | Mapping[str, float]

@@ -1,53 +1,43 @@
-"""`python -m data_gen model=nano data=nano`: make the data cache that train.py reads."""
+"""`python -m data_gen model=nano data=nano`: make the data set that train.py reads."""
 
-import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from data_gen.run import GenerationSettings, generate_data
-from specheads.commands.command import command, load_configured_pair, next_command
-from specheads.errors import UserError, is_count
+from data_gen.run import generate_data
+from data_gen.settings import Generation
+from specheads.commands.command import command, next_command
+from specheads.commands.compose import load_configured_pair, settings_of, source_of
 from specheads.pair import Pair
-from specheads.prompts.sources import SPLITS, LoadedPrompts, Prompt
-from specheads.sampling import Warp
-
-logger = logging.getLogger(__name__)
+from specheads.prompts.generated_data import GeneratedData
+from specheads.prompts.prompt import SPLITS, LoadedPrompts, Prompt, unique
 
 
 def data_cache(
     cfg: DictConfig, pair: Pair, splits: Collection[str] = SPLITS, prompts: Sequence[Prompt] | None = None, labelled: bool = True
-) -> Path:
-    """Return the complete cache for the prompts of a composed config in `splits`, making what is missing.
+) -> GeneratedData:
+    """Return the data set of a composed config, with its prompts in `splits`; what is missing of it is made first.
 
     `prompts` are those of its source, where they were loaded already; see generate_data for `labelled`.
     """
-    source, settings = instantiate(cfg.data.source), generation_settings(cfg)
-    source = source if prompts is None else LoadedPrompts(prompts)
-    return generate_data(pair, source, Warp(**cfg.warp), settings, cfg.seed, Path(cfg.paths.data), splits, labelled)
-
-
-def generation_settings(cfg: DictConfig) -> GenerationSettings:
-    """Return the limits and sizes that a composed config asks for."""
-    return GenerationSettings(cfg.data.max_new_tokens, cfg.data.max_prompt_tokens, **cfg.generation)
+    settings, source = settings_of(Generation, cfg), source_of(cfg)
+    prompts = unique(source.load(pair.chats)) if prompts is None else prompts
+    folder = generate_data(pair, LoadedPrompts(prompts), settings, Path(cfg.paths.data), splits, labelled)
+    return GeneratedData(folder, prompts, settings.limits)
 
 
 def check_data(cfg: DictConfig) -> None:
     """Raise UserError for settings of prompts and generation that can be known to be wrong before models are loaded."""
-    instantiate(cfg.data.source).check()
-    generation_settings(cfg)
-    Warp(**cfg.warp)
-    if not is_count(cfg.seed) or cfg.seed >= 2**32:
-        raise UserError(f"seed={cfg.seed} is outside 0..{2**32 - 1}.")
+    settings_of(Generation, cfg)
+    source_of(cfg)
 
 
-@command("data_gen")
+@command("data_gen", lambda cfg: [Generation])
 def main(cfg: DictConfig) -> None:
     """Generate the data and say where it is."""
     check_data(cfg)
-    folder = data_cache(cfg, load_configured_pair(cfg))
+    folder = data_cache(cfg, load_configured_pair(cfg)).folder
     print(f"data: {folder}\nnext: {next_command('train.py')}")
 
 

@@ -4,18 +4,18 @@ Both models read prompt and response once; at every response position the draft 
 how likely the target accepts it. Probabilities exist for a slice of positions at a time, never for a whole response.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specheads.padding import SLICE_ELEMENTS, batches_of_tokens, right_padded, slices
 from specheads.pair import LanguageModel, Pair
 from specheads.sampling import Warp, accept_prob, check_finite, overlap, sample
 
-SLICE_ELEMENTS = 2**24  # probabilities held at once per model: 64 MiB in float32
-BATCH_TOKENS = 16_384  # tokens per forward
+BATCH_TOKENS = 16_384  # padded tokens that a model reads at once
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def label_responses(
         uniform: (B, draws, >= longest response) in [0, 1), one number per drafted token.
     """
     results: list[Labels | None] = [None] * len(prompts)
-    for rows in _micro_batches([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]):
+    for rows in batches_of_tokens([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], BATCH_TOKENS):
         texts = [[*prompts[row], *responses[row]] for row in rows]
         where = torch.cat(
             [
@@ -79,7 +79,7 @@ def _columns(pair: Pair, texts: list[list[int]], where: Tensor, draws: Tensor, w
     draft_hidden = _states(pair.draft_lm, tokens, row, index - 1)
     response = tokens[row, index]
     parts = []
-    for piece in torch.arange(len(row)).split(max(1, SLICE_ELEMENTS // pair.vocab_size)):
+    for piece in slices(len(row), pair.vocab_size, SLICE_ELEMENTS):
         target_probs = warp(pair.target_lm.logits(target_hidden[piece]))
         draft_probs = warp(pair.draft_lm.logits(draft_hidden[piece]))
         check_finite(pair.target_id, target_probs)
@@ -99,22 +99,3 @@ def _states(lm: LanguageModel, tokens: Tensor, row: Tensor, index: Tensor) -> Te
     """Return hidden states (N, H) at the positions (row, index) of right-padded `tokens` (B, T)."""
     hidden = lm.hidden_states(tokens.to(lm.device), use_cache=False)
     return hidden[row.to(hidden.device), index.to(hidden.device)]
-
-
-def right_padded(texts: Sequence[Sequence[int]]) -> Tensor:
-    """Return tokens (B, T) with zeros behind each row's end, which a causal model never sees from within the row."""
-    tokens = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text)] = torch.tensor(list(text))
-    return tokens
-
-
-def _micro_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield rows of similar length whose padded size stays within BATCH_TOKENS."""
-    batch: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
-        if batch and (len(batch) + 1) * lengths[row] > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(row)
-    yield batch

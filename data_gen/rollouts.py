@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_gen.labels import SLICE_ELEMENTS, right_padded
 from specheads.decoding.branches import Branches, ReadTexts
-from specheads.decoding.responses import batch_plan
+from specheads.padding import SLICE_ELEMENTS, batches_of_rows, right_padded, slices
 from specheads.pair import Pair
 from specheads.sampling import Warp, accept_prob, check_finite
 
@@ -60,7 +59,7 @@ def roll_out(
     if not count:
         return results
     lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
-    for rows in batch_plan(lengths, max(1, batch_size // count)):
+    for rows in batches_of_rows(lengths, max(1, batch_size // count)):
         limits = [min(max_new_tokens, pair.window - len(prompts[row])) for row in rows]
         # The token at the limit is the target's, so a draft starts, and ends, before it.
         places = np.array([min(len(responses[row]), limit - 1) for row, limit in zip(rows, limits, strict=True)])
@@ -96,15 +95,15 @@ def _rolled(
     for (rows, drafted_from), (_, judged_from) in zip(
         draft.states(branches, batch_size), target.states(branches, batch_size), strict=True
     ):
-        for part in torch.arange(len(rows)).split(max(1, SLICE_ELEMENTS // (pair.vocab_size * drafted_from.shape[1]))):
+        for part in slices(len(rows), pair.vocab_size * drafted_from.shape[1], SLICE_ELEMENTS):
             distributions = []
             for lm, model_id, states in (
                 (pair.draft_lm, pair.draft_id, drafted_from),
                 (pair.target_lm, pair.target_id, judged_from),
             ):
-                distributions.append(warp(lm.logits(states[part.to(states.device)])).to(device))
+                distributions.append(warp(lm.logits(states[part])).to(device))
                 check_finite(model_id, distributions[-1])
-            chosen = rows[part.to(device)]
+            chosen = rows[part].to(device)
             tokens = branches.tokens[chosen, : distributions[0].shape[1], None]
             drafted, wanted = (distribution.gather(-1, tokens).squeeze(-1) for distribution in distributions)
             values = accept_prob(wanted, drafted).tolist()

@@ -1,5 +1,8 @@
 """specheads: acceptance-prediction heads (SpecDec++) and draft distillation for speculative decoding."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from specheads.decoding import drafting, stopping, verification
 from specheads.decoding.decoder import SpeculativeDecoder, generate_baseline
 from specheads.errors import UserError
@@ -8,13 +11,29 @@ from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.pair import Pair, load_pair
 from specheads.sampling import Warp
 
+if TYPE_CHECKING:
+    from specheads.prompts.generated_data import GeneratedData
+    from specheads.training.heads.head_training import TrainedHeads, train_heads
+    from specheads.training.heads.settings import HeadTraining
+
 __version__ = "0.1.0"
+
+# What a decoder does not need is imported when it is first used: it brings pydantic, lightning and datasets.
+LAZY = {
+    "GeneratedData": "specheads.prompts.generated_data",
+    "HeadTraining": "specheads.training.heads.settings",
+    "TrainedHeads": "specheads.training.heads.head_training",
+    "train_heads": "specheads.training.heads.head_training",
+}
 
 __all__ = [
     "AcceptanceHead",
+    "GeneratedData",
     "HeadConfig",
+    "HeadTraining",
     "Pair",
     "SpeculativeDecoder",
+    "TrainedHeads",
     "UserError",
     "Warp",
     "drafting",
@@ -23,5 +42,12 @@ __all__ = [
     "load_pair",
     "save_head",
     "stopping",
+    "train_heads",
     "verification",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(LAZY[name]), name)

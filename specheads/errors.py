@@ -1,4 +1,4 @@
-"""The one error a user is meant to see: entry points print it without a traceback and exit with code 2."""
+"""The error that users see: entry points print it without a traceback and exit with code 2."""
 
 import errno
 import os
@@ -6,48 +6,51 @@ import os
 import torch
 
 # What a user can do about a system call that failed.
+OTHER_FOLDERS = "give other folders with paths.data= and paths.outputs="
 REMEDIES = {
-    errno.ENOSPC: "the disk is full; free some space, or write elsewhere with paths.data= and paths.outputs=",
-    errno.ENOMEM: "the system has no memory left; close something, or use smaller batches",
-    errno.EDQUOT: "the quota is used up; free some space, or write elsewhere with paths.data= and paths.outputs=",
-    errno.EFBIG: "the file is larger than this process may write; raise the limit (ulimit -f), or write elsewhere",
-    errno.EROFS: "it cannot be written to; give folders that can with paths.data= and paths.outputs=",
-    errno.EACCES: "there is no permission; give folders that can be used with paths.data= and paths.outputs=",
-    errno.EPERM: "there is no permission; give folders that can be used with paths.data= and paths.outputs=",
-    errno.ENOTDIR: "a part of the path is a file; give folders with paths.data= and paths.outputs=",
-    errno.EEXIST: "a file is where a folder should be; give folders with paths.data= and paths.outputs=",
+    errno.ENOSPC: f"the disk is full; free some space, or {OTHER_FOLDERS}",
+    errno.EDQUOT: f"the quota is used up; free some space, or {OTHER_FOLDERS}",
+    errno.ENOMEM: "the system has no memory left; close other programs, or use smaller batches",
+    errno.EFBIG: "the file is larger than this process may write; raise the limit (ulimit -f), or write to another disk",
+    errno.EROFS: f"it cannot be written to; {OTHER_FOLDERS}",
+    errno.EACCES: f"there is no permission; {OTHER_FOLDERS}",
+    errno.EPERM: f"there is no permission; {OTHER_FOLDERS}",
+    errno.ENOENT: f"it does not exist and cannot be made there; {OTHER_FOLDERS}",
+    errno.EINVAL: f"the file system does not allow this name or operation; {OTHER_FOLDERS}",
+    errno.ENOTDIR: f"a part of the path is a file; {OTHER_FOLDERS}",
+    errno.EEXIST: f"a file is where a folder should be; {OTHER_FOLDERS}",
     errno.EISDIR: "a folder is where a file should be; move it away",
-    errno.ENAMETOOLONG: "the name is too long; give shorter ones with paths.data= and paths.outputs=",
+    errno.ENAMETOOLONG: f"the name is too long; {OTHER_FOLDERS}",
 }
-GOES_ON = "With the same folders, the same command then goes on from what was finished."
+RESUMES = "The same command with the same folders then resumes from what is finished."
 NO_SPACE = ("No space left on device", "Disk quota exceeded")
 
 
 class UserError(ValueError):
-    """Something the user gave does not fit; the message names the value, what was expected and the remedy."""
+    """A mistake in what the user gave; the message names the value, what was expected and the remedy."""
 
 
 def user_error(error: BaseException | None) -> UserError | None:
-    """Return what to tell the user about an exception, or None where only a traceback helps.
+    """Return the message for the user about an exception, or None if only a traceback helps.
 
-    Looks through wrappers: hydra.utils.instantiate and libraries wrap what a constructor or a system call raises.
+    It follows the causes of an exception, because hydra.utils.instantiate and other libraries wrap what a constructor or a
+    system call raises. A system call that failed on a file or folder is always a message that names it.
     """
     while error is not None:
         if isinstance(error, UserError):
             return error
         if is_out_of_memory(error):
             return UserError(
-                f"out of memory ({(str(error).splitlines() or ['no details'])[0]}). Use smaller batches (generation.batch_size= where "
-                "data is made, loader.batch_size= where heads or drafts are trained, write_batch_size= where drafts write, calibration.batch_size= and record.batch_size= where prompts are "
-                "recorded), shorter responses (data.max_new_tokens=) or a smaller "
-                "dtype (model.dtype=bfloat16). What was finished stays; other sizes make a cache or a run of their own."
+                f"out of memory ({(str(error).splitlines() or ['no details'])[0]}). Use smaller batches (generation.batch_size= for "
+                "generating data, loader.batch_size= for training, write_batch_size= for responses of the draft, "
+                "calibration.batch_size= and record.batch_size= for recording prompts), shorter responses (data.max_new_tokens=) "
+                "or a smaller dtype (model.dtype=bfloat16). Finished work is kept; other sizes make another cache or run."
             )
-        if isinstance(error, OSError) and error.errno in REMEDIES:
+        if isinstance(error, OSError) and error.errno and (error.filename or error.errno in REMEDIES):
             where = f"{error.filename}: " if error.filename else ""
-            reason = os.strerror(error.errno)
-            return UserError(f"{where}{reason}: {REMEDIES[error.errno]}. {GOES_ON}")
-        if any(reason in str(error) for reason in NO_SPACE):  # libraries that lose the number on the way
-            return UserError(f"{str(error).splitlines()[0]}: {REMEDIES[errno.ENOSPC]}. {GOES_ON}")
+            return UserError(f"{where}{os.strerror(error.errno)}: {REMEDIES.get(error.errno, OTHER_FOLDERS)}. {RESUMES}")
+        if any(reason in str(error) for reason in NO_SPACE):  # from libraries that do not pass the error number on
+            return UserError(f"{str(error).splitlines()[0]}: {REMEDIES[errno.ENOSPC]}. {RESUMES}")
         error = error.__cause__
     return None
 

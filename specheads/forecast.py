@@ -1,4 +1,4 @@
-"""How long something will take, said once in the log: a progress bar does not reach a file."""
+"""The remaining time of a long step, logged once, because a progress bar does not reach a log file."""
 
 import logging
 import time
@@ -11,36 +11,36 @@ logger = logging.getLogger(__name__)
 
 
 class Forecast:
-    """Logs the time to go as soon as `wait` seconds of the work are done; the first update only starts the clock."""
+    """Logs the remaining time once, after `wait` seconds of the work; the first update only starts the clock."""
 
     def __init__(self, what: str, wait: float = 10.0) -> None:
         self.what, self.wait = what, wait
         self.start: tuple[float, float] | None = None
-        self.told = False
+        self.logged = False
 
     def update(self, done: float, total: float) -> None:
-        """Say that `done` of `total` is done."""
+        """Report that `done` of `total` is done."""
         now = time.perf_counter()
         if self.start is None:
             self.start = (now, done)
             return
         elapsed, progress = now - self.start[0], done - self.start[1]
-        if not self.told and elapsed >= self.wait and progress > 0:
-            self.told = True
+        if not self.logged and elapsed >= self.wait and progress > 0:
+            self.logged = True
             logger.info("%s: about %s to go", self.what, duration(elapsed / progress * (total - done)))
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the unit that suits it."""
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+    """Return a time as text: seconds, minutes, hours or days."""
+    for size, name in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 1.5 * size:
-            return f"{seconds / size:.1f} {unit}"
+            return f"{seconds / size:.1f} {name}"
     return f"{seconds:.0f} s"
 
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar while the block runs, and say once in the log how long it will take; yields what moves it on by a count."""
+    """Show a progress bar while the block runs and log the remaining time once; yields a function that advances the bar by a count."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns) as bar:
         task, forecast = bar.add_task(what, total=total), Forecast(what)

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM: the first ends a run in order, the second at once.
+"""Ctrl-C and SIGTERM: the first ends a run cleanly, the second ends it immediately.
 
-Most code stops where it is: whatever is half done is not yet under its final name. A stretch that has something to save
-first runs under `deferred`, sees the request, saves and raises `Interrupted` itself.
+Most code may stop anywhere, because a half-written file does not have its final name yet. Code that has something to save
+runs under `deferred`: it checks the request, saves, and then lets `Interrupted` be raised.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class Interrupted(BaseException):
-    """The user or the system asked this run to end; `exit_code` is the shell's convention for the signal."""
+    """The user or the system asked this run to end; `exit_code` follows the shell's convention for signals."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {SIGNALS[signal.Signals(number)]}")
@@ -21,7 +21,7 @@ class Interrupted(BaseException):
 
 
 class Request:
-    """Whether a signal came while it was deferred."""
+    """The signal that came while signals were deferred, if any."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -36,21 +36,21 @@ _deferred: Request | None = None
 
 
 def listen() -> None:
-    """Install the handlers, from the main thread; a signal that this process was started to ignore stays ignored."""
+    """Install the handlers, from the main thread; signals that this process ignores from its start stay ignored."""
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _handle)
 
 
 def listen_again(request: Request) -> None:
-    """Take the signals back from a library that put its own handlers, unless one has come already."""
+    """Install the handlers again after a library has replaced them, unless a signal has come already."""
     if _deferred is request and request.number is None:
         listen()
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    for each in SIGNALS:
-        signal.signal(each, signal.SIG_DFL)  # a second signal ends the process at once
+    for handled in SIGNALS:
+        signal.signal(handled, signal.SIG_DFL)  # a second signal ends the process immediately
     if _deferred is None:
         raise Interrupted(number)
     _deferred.number = number
@@ -58,12 +58,12 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Request]:
-    """Give the block the time to end in order: it asks the yielded request; what it did not obey is raised at its end."""
+    """Let the block finish before a signal ends the run: it may check the yielded request, and `Interrupted` is raised at its end."""
     global _deferred
     request = _deferred = Request()
     try:
         yield request
-    except SystemExit:  # a library's way to end, which says less than ours
+    except SystemExit:  # a library ends the process itself; ours names the signal
         request.obey()
         raise
     finally:

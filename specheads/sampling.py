@@ -1,8 +1,8 @@
 """Logits -> probabilities -> tokens: the only place in the project where either happens.
 
-Draft, target, training labels and decoding all use the same `Warp`, so that the law a head was trained under is the law
-it meets. Sampling inverts the cumulative distribution at a given uniform number, so a draw depends on that number alone,
-not on the neighbours of its row or on the size of the batch.
+Draft, target, training labels and decoding all use the same `Warp`, so a head is used with the distributions that it was
+trained on. Sampling inverts the cumulative distribution at a given uniform number, so a token depends on that number alone,
+not on the other rows or on the size of the batch.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,11 @@ class Warp:
     """Temperature, then top-k, then top-p, as transformers' logits warpers apply them.
 
     `temperature=0` is a point mass on the argmax and ignores the rest; `top_k=0` and `top_p=1` are off.
+
+    Args:
+        temperature: number that divides the logits; 0: greedy, whatever top_k and top_p are.
+        top_k: number of most likely tokens to keep; 0: all.
+        top_p: probability that the most likely tokens to keep must reach together; 1: all.
     """
 
     temperature: float = 1.0
@@ -28,15 +33,18 @@ class Warp:
     def __post_init__(self) -> None:
         if not is_number(self.temperature) or self.temperature < 0:
             raise UserError(
-                f"temperature={self.temperature} is not a number >= 0; use 0 for greedy decoding or 1 for plain sampling."
+                f"temperature={self.temperature} must be a number of at least 0; use 0 for greedy decoding or 1 for plain sampling."
             )
         if not is_count(self.top_k):
-            raise UserError(f"top_k={self.top_k} is no count; use 0 to switch it off or a positive count such as 50.")
+            raise UserError(
+                f"top_k={self.top_k} must be a whole number of at least 0; use 0 to switch it off or, for example, 50."
+            )
         if not is_number(self.top_p) or not 0 < self.top_p <= 1:
-            raise UserError(f"top_p={self.top_p} is outside (0, 1]; use 1 to switch it off.")
+            raise UserError(f"top_p={self.top_p} must be a number above 0 and at most 1; use 1 to switch it off.")
 
     @property
     def greedy(self) -> bool:
+        """Whether the most likely token always has probability one."""
         return self.temperature == 0
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -53,7 +61,7 @@ class Warp:
         return _nucleus(probs, self.top_p) if self.top_p < 1 else probs
 
     def draw(self, probs: Tensor, uniform: Tensor) -> Tensor:
-        """Return token ids (...) drawn at `uniform` (...) from laws (..., V) that this warp made."""
+        """Return token ids (...) drawn at `uniform` (...) from distributions (..., V) that this warp made."""
         return probs.argmax(dim=-1) if self.greedy else sample(probs, uniform)
 
 
@@ -73,7 +81,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 def sample(probs: Tensor, uniform: Tensor) -> Tensor:
     """Return token ids (...) drawn from `probs` (..., V) at `uniform` (...) in [0, 1); zero-probability tokens never appear.
 
-    `probs` need not sum to one, so a residual can be drawn from without normalising it; its sum must be positive.
+    `probs` need not sum to one, so a residual needs no normalising; its sum must be positive.
     """
     cumulative = probs.double().cumsum(dim=-1)
     total = cumulative[..., -1:]
@@ -87,7 +95,7 @@ def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 class Uniforms:
-    """A stream of uniform numbers that depends on its seed alone, drawn on the host and brought to `device` in blocks."""
+    """A stream of uniform numbers that depends on its seed alone, made on the host and copied to `device` in blocks."""
 
     BLOCK = 1024
 
@@ -105,26 +113,8 @@ class Uniforms:
         return self._block[self._next - count : self._next]
 
     def give_back(self, count: int) -> None:
-        """Let the last `count` numbers of the last `take` come again."""
+        """Put the last `count` numbers of the last `take` back, so that the next `take` returns them again."""
         self._next -= count
-
-
-CERTAINTY = ("draft_prob", "max_prob", "entropy")  # what `certainty` returns
-
-
-def certainty(logits: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the probability of `token` (...), the largest one, and the entropy in nats, (...) each, of plain softmax laws.
-
-    Of logits (..., V), in two passes over them and without the laws themselves: rules that look at them do so at every drafted token.
-    """
-    logits = at_least_float32(logits)
-    largest = logits.amax(dim=-1, keepdim=True)
-    # A logit of minus infinity counts for nothing: 0 log 0 = 0.
-    below = (logits - largest).clamp_min(torch.finfo(logits.dtype).min)
-    weights = below.exp()
-    total, moment = weights.sum(dim=-1), (weights * below).sum(dim=-1)
-    chosen = (logits.gather(-1, token.unsqueeze(-1)) - largest).squeeze(-1).exp()
-    return chosen / total, 1 / total, total.log() - moment / total
 
 
 def overlap(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
@@ -133,7 +123,7 @@ def overlap(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
 
 
 def accept_prob(target_prob: Tensor, draft_prob: Tensor) -> Tensor:
-    """Return `min(1, t / d)` (...), the chance that token verification accepts a token with these probabilities.
+    """Return `min(1, t / d)` (...), the probability that token verification accepts a token with these probabilities.
 
     `draft_prob` is positive for every token the draft sampled; 0 / 0 counts as rejected.
     """
@@ -147,9 +137,9 @@ def check_finite(model_id: str, probs: Tensor) -> None:
     check_no_nan(model_id, bool(probs.isnan().any()))
 
 
-def check_no_nan(model_id: str, found: int) -> None:
-    """Raise UserError if a NaN was `found`."""
-    if found:
+def check_no_nan(model_id: str, has_nan: bool | int) -> None:
+    """Raise UserError if a model's logits had a NaN."""
+    if has_nan:
         raise UserError(
             f"{model_id} produced NaN logits; expected finite numbers. Try dtype=float32 (or bfloat16 in place of float16), "
             "and check the weights."

@@ -1,47 +1,103 @@
-"""What settings of commands are: frozen, checked where they are made, each field with its constraint and its sentence of help.
+"""Base of the settings of commands: frozen classes whose fields have a default, a constraint and a sentence of help in one place.
 
-A mistake raises one UserError that names the key as the command line has it, its value, what was expected and what the field is for.
-`fields_of` walks a class, for help texts and reference pages.
+The first mistake in a set of settings raises one UserError that names the key as the command line has it, its value and what was expected.
+`fields_of` lists the fields of a class: help texts, reference pages and tests read it. `cache_key` gives the values that decide numbers.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Self, get_args
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Self, TypeVar, get_args
 
-from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    PlainValidator,
+    Strict,
+    ValidationError,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from specheads.errors import UserError
 
 LARGEST_COUNT = 2**31 - 1  # of anything that is held in memory at once or numbered on disk
+LARGEST_SEED = 2**32 - 1  # that every random generator takes
 
 
-def _whole(value: Any) -> Any:
-    """Return `value`; refuse what Python takes for a number and a user does not."""
-    if isinstance(value, bool):
-        raise ValueError("must be a number, not true or false")  # noqa: TRY004 pydantic wants a ValueError
-    return value
+def _number(expected: str, holds: Callable[[float], bool] = lambda value: True) -> PlainValidator:
+    """Return a check that keeps the value as it is: 0 and 0.0 are written differently into cache keys."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not holds(value):
+            raise ValueError(f"must be {expected}")
+        return value
+
+    return PlainValidator(check)
 
 
-Number = Annotated[float, BeforeValidator(_whole), Field(allow_inf_nan=False)]
-PositiveNumber = Annotated[Number, Gt(0)]
-NonNegativeNumber = Annotated[Number, Ge(0)]
-Probability = Annotated[Number, Ge(0), Le(1)]
-Share = Annotated[Number, Gt(0), Le(1)]
-Count = Annotated[int, BeforeValidator(_whole), Strict(), Ge(0), Le(LARGEST_COUNT)]
-PositiveCount = Annotated[int, BeforeValidator(_whole), Strict(), Ge(1), Le(LARGEST_COUNT)]
+def count(least: int = 0, most: int = LARGEST_COUNT) -> Any:
+    """Return the type of integers from `least` to `most`."""
+    expected = {0: "a non-negative integer", 1: "a positive integer"}.get(least, f"an integer of at least {least}")
+
+    def check(value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"must be {expected}")
+        if value > most:
+            raise ValueError(f"must be at most {most}")
+        return value
+
+    return Annotated[int, PlainValidator(check)]
+
+
+Number = Annotated[float, _number("a finite number")]
+PositiveNumber = Annotated[float, _number("a finite number above 0", lambda value: value > 0)]
+NonNegativeNumber = Annotated[float, _number("a finite number of at least 0", lambda value: value >= 0)]
+Probability = Annotated[float, _number("a number from 0 to 1", lambda value: 0 <= value <= 1)]
+OpenProbability = Annotated[float, _number("a number above 0 and below 1", lambda value: 0 < value < 1)]
+Share = Annotated[float, _number("a number above 0 and at most 1", lambda value: 0 < value <= 1)]
+Count = count(0)
+PositiveCount = count(1)
+Seed = count(0, LARGEST_SEED)
 Flag = Annotated[bool, Strict()]
 Text = Annotated[str, Strict()]
 
+T = TypeVar("T")
+OneOrMore = T | tuple[T, ...]  # one value, or a list of values
 
-def setting(default: Any = ..., help: str = "", **constraints: Any) -> Any:
-    """Return a field with its default (none: it must be given) and its sentence of help."""
-    return Field(default, description=help, **constraints)
+
+def built(cls: type[T]) -> Any:
+    """Return the type of fields that hold an instance of a plain class; a mapping is taken for the arguments of its constructor."""
+
+    def build(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        names = [field.name for field in dataclasses.fields(cls)]
+        if unknown := [name for name in value if name not in names]:
+            raise ValueError(f"has the unknown key {unknown[0]}; the keys are {', '.join(names)}")
+        return cls(**value)
+
+    return Annotated[InstanceOf[cls], BeforeValidator(build)]
+
+
+def setting(default: Any = ..., help: str = "", *, key: str | None = None, decides: bool = True, **constraints: Any) -> Any:
+    """Return a field of a class of settings.
+
+    Args:
+        default: its value where none is given; without a default, a value must be given.
+        help: what it is, in one sentence.
+        key: its key on the command line, where that is not its name.
+        decides: whether its value changes any number that a run yields; `cache_key` leaves out fields that do not.
+    """
+    return Field(default, description=help, json_schema_extra={"key": key, "decides": decides}, **constraints)
 
 
 class _Checked(type(BaseModel)):
-    """Makes a mistake in the arguments of a class of settings a UserError; settings within others are checked with them."""
+    """Turns a mistake in the arguments of a class of settings into a UserError."""
 
     def __call__(cls, *args: Any, **values: Any) -> Any:
         try:
@@ -65,10 +121,14 @@ class Settings(BaseModel, metaclass=_Checked):
 
     def but(self, **changes: Any) -> Self:
         """Return a copy with other values, which are checked like the first ones."""
-        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
+        return type(self)(**(self.values() | changes))
+
+    def values(self) -> dict[str, Any]:
+        """Return the values by the names of the fields."""
+        return {name: getattr(self, name) for name in type(self).model_fields} | dict(self.model_extra or {})
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class SettingField:
     """One key of a command: where it stands, its default and its sentence of help."""
 
@@ -77,115 +137,149 @@ class SettingField:
     help: str
 
 
-def fields_of(cls: type[Settings], prefix: str = "") -> Iterator[SettingField]:
-    """Yield every field of a class of settings, those of nested settings after the field that holds them."""
+def fields_of(cls: type, prefix: str = "") -> Iterator[SettingField]:
+    """Yield every field of a class of settings, those of nested settings after the field that holds them.
+
+    The help for the fields of a plain dataclass (`built`) is in the `Args:` of its docstring.
+    """
+    if not issubclass(cls, Settings):
+        sentences = _documented_arguments(cls.__doc__ or "")
+        for field in dataclasses.fields(cls):
+            default = None if field.default is dataclasses.MISSING else field.default
+            yield SettingField(_joined(prefix, field.name), default, sentences.get(field.name, ""))
+        return
     for name, field in cls.model_fields.items():
-        key = f"{prefix}.{name}" if prefix else name
-        yield SettingField(
-            key, None if field.is_required() else field.get_default(call_default_factory=True), field.description or ""
-        )
-        for nested in _settings_in(field.annotation):
+        key = _joined(prefix, key_of(name, field))
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        yield SettingField(key, default, field.description or "")
+        for nested in _classes_in(field.annotation):
             yield from fields_of(nested, key)
+
+
+def _documented_arguments(docstring: str) -> dict[str, str]:
+    """Return the sentences in the `Args:` of a docstring by the names of the arguments."""
+    section = docstring.partition("Args:\n")[2].partition("\n\n")[0]
+    entries = re.findall(r"^ {8}(\w+): (.+(?:\n {9,}.+)*)", section, re.MULTILINE)
+    as_on_command_lines = {"None": "null", "True": "true", "False": "false", "`": ""}
+    sentences = {}
+    for name, text in entries:
+        sentences[name] = re.sub(
+            "None|True|False|`", lambda word: as_on_command_lines[word[0]], re.sub(r"\n +", " ", text)
+        ).rstrip(".")
+    return sentences
+
+
+def key_of(name: str, field: FieldInfo) -> str:
+    """Return the key of a field on the command line."""
+    return _extra(field).get("key") or name
+
+
+def cache_key(settings: Settings, prefix: str = "") -> dict[str, Any]:
+    """Return by key the values that decide numbers, those of nested settings with their own keys."""
+    values: dict[str, Any] = {}
+    for name, field in type(settings).model_fields.items():
+        if not _extra(field).get("decides", True):
+            continue
+        key, value = _joined(prefix, key_of(name, field)), getattr(settings, name)
+        values |= cache_key(value, key) if isinstance(value, Settings) else {key: _plain(value)}
+    return values | {_joined(prefix, name): _plain(value) for name, value in (settings.model_extra or {}).items()}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value, or for an object, such as a strategy, the text of its class and of those attributes that are plain values."""
+    if value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping):
+        return value
+    attributes = {name: each for name, each in vars(value).items() if isinstance(each, bool | int | float | str | None)}
+    return f"{type(value).__module__}.{type(value).__qualname__}({attributes})"
 
 
 def message_of(error: ValidationError, cls: type[Settings], prefix: str = "") -> str:
     """Return the first mistake as one message: the key, its value, what was expected, what the field is for."""
     errors = error.errors(include_url=False)
-    same_key = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
-    first = max(same_key, key=lambda one: len(one["loc"]))  # of the kinds of a union, the one that the value comes closest to
-    path = [part for part in first["loc"] if isinstance(part, str)]
-    field = _field_at(cls, path)
-    known = [name for name in path if _is_key(cls, path, name)]
-    key = ".".join([*([prefix] if prefix else []), *known])
-    value, expected = _shown(first["input"]), _expected(first)
+    same_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
+    first = max(same_field, key=lambda each: len(each["loc"]))  # of the types of a union, the closest one
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, UserError):
+        return str(cause)
+    path, field = _keys_and_field(cls, [part for part in first["loc"] if isinstance(part, str)])
+    key, value = ".".join([*([prefix] if prefix else []), *path]), shown(first["input"])
     if first["type"] == "extra_forbidden":
-        key = ".".join([*([prefix] if prefix else []), *path])
-        siblings = _siblings(cls, path)
-        return f"{key}={value} is not known; expected one of {', '.join(siblings)}."
+        key = f"{key}.{first['loc'][-1]}" if key else first["loc"][-1]
+        return f"{key}={value} is not known; expected one of {', '.join(_siblings(cls, first['loc']))}."
+    about = (field.description or "").rstrip(".") if field is not None else ""
     if first["type"] == "missing":
-        return f"{key} is missing; {_described(field)}."
-    if first["type"] == "value_error" and isinstance(first.get("ctx", {}).get("error"), UserError):
-        return str(first["ctx"]["error"])
-    reason = f"{key}={value} {expected}" if key else expected
-    about = _described(field)
-    return f"{reason}; it is {about}." if about else f"{reason}."
+        return f"{key} is missing; it is {about}."
+    expected = _expected(first)
+    return f"{key}={value} {expected}{f'; it is {about}' if about else ''}." if key else f"{expected}."
 
 
-def _expected(first: Mapping[str, Any]) -> str:
+EXPECTED = {
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a set of keys",
+    "model_type": "must be a set of keys",
+    "model_attributes_type": "must be a set of keys",
+    "is_instance_of": "must be a set of keys",
+    "literal_error": "must be one of {expected}",
+    "value_error": "{error}",
+}
+
+
+def _expected(mistake: Mapping[str, Any]) -> str:
     """Return what was expected, after "key=value"."""
-    kind, context = first["type"], first.get("ctx", {})
-    texts = {
-        "greater_than": "must be above {gt}",
-        "greater_than_equal": "must be at least {ge}",
-        "less_than": "must be below {lt}",
-        "less_than_equal": "must be at most {le}",
-        "finite_number": "must be a finite number",
-        "int_type": "must be a whole number",
-        "int_from_float": "must be a whole number",
-        "int_parsing": "must be a whole number",
-        "float_type": "must be a number",
-        "float_parsing": "must be a number",
-        "bool_type": "must be true or false",
-        "bool_parsing": "must be true or false",
-        "string_type": "must be text",
-        "list_type": "must be a list",
-        "tuple_type": "must be a list",
-        "dict_type": "must be a set of keys",
-        "model_type": "must be a set of keys",
-        "model_attributes_type": "must be a set of keys",
-        "literal_error": "must be one of {expected}",
-        "value_error": "{error}",
-    }
-    text = texts.get(kind)
-    return first["msg"][0].lower() + first["msg"][1:] if text is None else text.format(**context)
+    text = EXPECTED.get(mistake["type"])
+    return mistake["msg"][0].lower() + mistake["msg"][1:] if text is None else text.format(**mistake.get("ctx", {}))
 
 
-def _field_at(cls: type[Settings], path: list[str]) -> FieldInfo | None:
-    """Return the field that a path of an error leads to: parts that are no field name kinds of a union."""
-    field = None
+def _keys_and_field(cls: type[Settings], path: list[str]) -> tuple[list[str], FieldInfo | None]:
+    """Return the keys on the path of an error, and the field at its end; other parts are names of types in a union."""
+    keys, field = [], None
     for part in path:
-        if part not in cls.model_fields:
-            continue
-        field = cls.model_fields[part]
-        cls = next(iter(_settings_in(field.annotation)), cls)
-    return field
+        if part in cls.model_fields:
+            field = cls.model_fields[part]
+            keys.append(key_of(part, field))
+            cls = next((nested for nested in _classes_in(field.annotation) if issubclass(nested, Settings)), cls)
+    return keys, field
 
 
-def _is_key(cls: type[Settings], path: list[str], name: str) -> bool:
-    """Whether a part of an error's path is a key of the command line, and not the name of a kind in a union."""
-    for part in path:
-        field = cls.model_fields.get(part)
-        if part == name:
-            return field is not None
-        if field is not None:
-            cls = next(iter(_settings_in(field.annotation)), cls)
-    return False
-
-
-def _siblings(cls: type[Settings], path: list[str]) -> list[str]:
+def _siblings(cls: type[Settings], path: tuple[str | int, ...]) -> list[str]:
     for part in path[:-1]:
-        field = cls.model_fields.get(part)
-        if field is not None:
-            cls = next(iter(_settings_in(field.annotation)), cls)
-    return list(cls.model_fields)
+        if part in cls.model_fields:
+            cls = next((nested for nested in _classes_in(cls.model_fields[part].annotation) if issubclass(nested, Settings)), cls)
+    return [key_of(name, field) for name, field in cls.model_fields.items()]
 
 
-def _settings_in(annotation: Any) -> Iterator[type[Settings]]:
-    """Yield the classes of settings in an annotation, such as `Calibration | None`."""
-    if isinstance(annotation, type) and issubclass(annotation, Settings):
+def _classes_in(annotation: Any) -> Iterator[type]:
+    """Yield the classes of settings and the plain dataclasses in an annotation, such as `Calibration | None`."""
+    if isinstance(annotation, type) and (issubclass(annotation, Settings) or dataclasses.is_dataclass(annotation)):
         yield annotation
     for part in get_args(annotation):
-        yield from _settings_in(part)
+        yield from _classes_in(part)
 
 
-def _described(field: FieldInfo | None) -> str:
-    return (field.description or "").rstrip(".") if field is not None else ""
+def _extra(field: FieldInfo) -> Mapping[str, Any]:
+    return field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
 
 
-def _shown(value: Any) -> str:
+def _joined(prefix: str, key: str) -> str:
+    return f"{prefix}.{key}" if prefix else key
+
+
+def shown(value: Any) -> str:
     """Return a value as the command line has it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(shown, value))}]"
     return str(value)
 
 
@@ -194,15 +288,22 @@ __all__ = [
     "Flag",
     "NonNegativeNumber",
     "Number",
+    "OneOrMore",
+    "OpenProbability",
     "PositiveCount",
     "PositiveNumber",
     "Probability",
+    "Seed",
     "SettingField",
     "Settings",
     "Share",
     "Text",
+    "built",
+    "cache_key",
+    "count",
     "fields_of",
     "message_of",
     "model_validator",
     "setting",
+    "shown",
 ]

@@ -1,6 +1,6 @@
-"""Models of real shapes with random weights, made on the spot: for timing engines where no weights can be had.
+"""Models of real shapes with random weights, made when they are loaded, to time engines without any download.
 
-What they write is noise, and a draft's tokens are hardly ever accepted, so time them with `verification=synthetic`, which accepts
+Their text is noise and a draft's tokens are almost never accepted, so time them with `verification=synthetic`, which accepts
 at a given rate.
 """
 
@@ -59,12 +59,12 @@ SHAPES = {
 
 
 def is_synthetic(location: object) -> bool:
-    """Say whether a config's location names a synthetic model."""
+    """Return whether a location names a synthetic model."""
     return str(location).startswith(SYNTHETIC)
 
 
 def shape_of(location: str) -> dict[str, Any]:
-    """Return the shape that `synthetic:<name>` names; raises UserError for an unknown one."""
+    """Return the sizes of `synthetic:<name>`, arguments of LlamaConfig. Raises UserError for an unknown name."""
     name = location.removeprefix(SYNTHETIC)
     if name not in SHAPES:
         raise UserError(f"there is no synthetic model {location!r}; known: {', '.join(SYNTHETIC + known for known in SHAPES)}.")
@@ -72,7 +72,7 @@ def shape_of(location: str) -> dict[str, Any]:
 
 
 def synthetic_model(location: str, dtype: torch.dtype | str, device: str) -> LlamaForCausalLM:
-    """Return a Llama of the named shape whose weights are drawn from a fixed seed, made where it is to be."""
+    """Return a Llama of the named shape on `device`, with random weights of a fixed seed."""
     config = LlamaConfig(**shape_of(location), bos_token_id=None, eos_token_id=None, pad_token_id=None)
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(SEED)
@@ -82,8 +82,8 @@ def synthetic_model(location: str, dtype: torch.dtype | str, device: str) -> Lla
 
 
 def synthetic_tokenizer(location: str) -> PreTrainedTokenizerFast:
-    """Return a tokenizer whose words are the numbers below the vocabulary's size, each its own id; other words are 0."""
-    words = {str(number): number for number in range(shape_of(location)["vocab_size"])}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="0"))
+    """Return a tokenizer that reads each number below the vocabulary's size as the token with that id, and anything else as 0."""
+    vocabulary = {str(number): number for number in range(shape_of(location)["vocab_size"])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)

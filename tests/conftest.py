@@ -12,7 +12,7 @@ os.environ.setdefault("SPECHEADS_CACHE", tempfile.mkdtemp(prefix="specheads-test
 import torch
 
 from specheads import load_pair
-from specheads.prompts.sources import NanoSource
+from specheads.prompts.nano_source import NanoSource
 
 # Models this small gain nothing from a second thread, and lose a lot where another job wants that core.
 torch.set_num_threads(1)

@@ -45,7 +45,7 @@ from specheads import Warp
 from specheads.commands.evaluation import rule_choices
 from specheads.evaluation.prompt_sets import PromptSet
 from specheads.pair import config_folder
-from specheads.prompts.sources import Prompt
+from specheads.prompts.prompt import Prompt
 
 FILES = sorted(RESULTS.glob("*.json"))
 CONTENTS = {path.stem: json.loads(path.read_text()) for path in FILES}

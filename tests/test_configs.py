@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from data_gen.settings import Generation
+from specheads.commands.compose import plain, settings_of, source_of
 from specheads.commands.help import PROGRAMS
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
+from specheads.prompts.sources import prompt_source
+from specheads.settings import fields_of
+from specheads.training.heads.settings import HeadTraining
 
 ROOT = Path(__file__).parents[1]
 SHOWN_IN = [ROOT / "README.md", *config_folder().rglob("*.yaml"), *ROOT.glob("*.py")]
@@ -48,7 +52,7 @@ def test_shown_command_lines_compose(command, overrides):
 def test_every_model_composes_with_every_command(command, model):
     cfg = composed(command, [f"model={model}"])
     assert cfg.model.name == model
-    source = instantiate(cfg.data.source)
+    source = prompt_source(plain(cfg.data))
     assert (type(source).__name__ == "NanoSource") == (model == "nano")
 
 
@@ -58,21 +62,34 @@ DATA = sorted((config_folder() / "data").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", DATA, ids=lambda path: path.stem)
 def test_every_prompt_set_passes_its_own_check(path):
-    instantiate(composed("data_gen", [f"data={path.stem}"]).data.source).check()
+    source_of(composed("data_gen", [f"data={path.stem}"]))
 
 
-@pytest.mark.parametrize("path", DATA, ids=lambda path: path.stem)
-def test_every_key_of_a_prompt_set_is_passed_on(path):
-    config = OmegaConf.load(path)
-    limits = {"max_new_tokens", "max_prompt_tokens"}
-    assert set(config.source) - {"_target_"} == set(config) - {"source"} - limits and limits < set(config)
+@pytest.mark.parametrize(("name", "cls"), [("train", HeadTraining), ("data_gen", Generation)])
+def test_defaults_of_a_class_are_those_of_the_configs(name, cls):
+    cfg = composed(name, ["data=alpaca"])
+    assert settings_of(cls, cfg) == cls()
+    keys = {field.key for field in fields_of(cls)}
+    for group in {key.rpartition(".")[0] for key in keys} - {"", "data"}:
+        assert {f"{group}.{name}" for name in (plain(OmegaConf.select(cfg, group)) or {})} <= keys
+
+
+def test_every_key_has_a_sentence_of_help():
+    assert not [field.key for cls in (HeadTraining, Generation) for field in fields_of(cls) if not field.help]
+
+
+def test_nested_objects_of_the_trainer_are_instantiated():
+    strategy = "+trainer.strategy={_target_: lightning.pytorch.strategies.SingleDeviceStrategy, device: cpu}"
+    settings = settings_of(HeadTraining, composed("train", [strategy]))
+    assert type(settings.trainer.arguments()["strategy"]).__name__ == "SingleDeviceStrategy"
+    again = settings_of(HeadTraining, composed("train", [strategy]))
+    assert settings.cache_key() == again.cache_key() != HeadTraining().cache_key()
 
 
 def test_a_template_on_the_command_line_replaces_the_list_of_templates():
-    source = instantiate(composed("data_gen", ["data=alpaca", 'data.template="{question}"']).data.source)
+    source = source_of(composed("data_gen", ["data=alpaca", 'data.template="{question}"']))
     assert source.template == "{question}"
-    source = instantiate(composed("data_gen", ["data=alpaca", "data.template=['{a} {b}','{a}']"]).data.source)
-    source.check()
+    source = source_of(composed("data_gen", ["data=alpaca", "data.template=['{a} {b}','{a}']"]))
     assert list(source.template) == ["{a} {b}", "{a}"]
 
 
@@ -126,4 +143,4 @@ def test_the_papers_recipe_is_the_papers():
 
 
 def test_a_data_set_on_the_command_line_wins_over_the_models_own():
-    assert composed("evaluate", ["data=alpaca"]).data.source._target_.endswith("DatasetSource")
+    assert composed("evaluate", ["data=alpaca"]).data.path == "tatsu-lab/alpaca"

@@ -6,7 +6,7 @@ import pytest
 from specheads.forecast import Forecast, duration
 
 
-def test_the_time_to_go_is_said_once_when_enough_is_done(monkeypatch, caplog):
+def test_the_remaining_time_is_logged_once_when_enough_is_done(monkeypatch, caplog):
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     forecast = Forecast("decoding", wait=10)
@@ -17,7 +17,7 @@ def test_the_time_to_go_is_said_once_when_enough_is_done(monkeypatch, caplog):
     assert [record.message for record in caplog.records] == ["decoding: about 3.7 min to go"]
 
 
-def test_nothing_done_is_no_forecast(monkeypatch, caplog):
+def test_without_progress_there_is_no_forecast(monkeypatch, caplog):
     clock = iter([0.0, 100.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     forecast = Forecast("decoding")
@@ -30,5 +30,5 @@ def test_nothing_done_is_no_forecast(monkeypatch, caplog):
 @pytest.mark.parametrize(
     ("seconds", "text"), [(5, "5 s"), (89, "89 s"), (90, "1.5 min"), (7200, "2.0 h"), (3 * 86400, "3.0 days")]
 )
-def test_times_are_told_in_the_unit_that_suits_them(seconds, text):
+def test_a_duration_is_text_in_seconds_minutes_hours_or_days(seconds, text):
     assert duration(seconds) == text

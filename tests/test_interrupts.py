@@ -1,4 +1,4 @@
-"""The first Ctrl-C or SIGTERM ends a run in order, the second at once."""
+"""The first Ctrl-C or SIGTERM ends a run cleanly, the second ends it immediately."""
 
 import signal
 import subprocess
@@ -50,7 +50,7 @@ def started(program):
     # Where the tests run in the background, the shell may have them ignore Ctrl-C, and children inherit that.
     code = "import signal, time\nfrom interrupts import SIGNALS, Interrupted, deferred, listen\n"
     code += "for number in SIGNALS:\n    signal.signal(number, signal.SIG_DFL)\n" + textwrap.dedent(PROGRAMS[program])
-    folder = Path(interrupts.__file__).parent  # the module alone starts in no time, the package does not
+    folder = Path(interrupts.__file__).parent  # the module alone starts quickly, the package does not
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", code], cwd=folder, **pipes)
     assert process.stdout.readline() == "ready\n"
@@ -59,7 +59,7 @@ def started(program):
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
 @pytest.mark.parametrize("program", ["where it is", "deferred"])
-def test_the_first_signal_ends_in_order(program, number, name):
+def test_the_first_signal_ends_a_run_cleanly(program, number, name):
     process = started(program)
     process.send_signal(number)
     output, _ = process.communicate(timeout=20)
@@ -69,7 +69,7 @@ def test_the_first_signal_ends_in_order(program, number, name):
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_the_second_signal_ends_at_once(first, second):
+def test_the_second_signal_ends_a_run_immediately(first, second):
     process = started("that does not end")
     process.send_signal(first)
     assert process.stdout.readline() == "saving\n"

@@ -8,9 +8,9 @@ ROOT = Path(__file__).parents[1]
 
 def test_every_package_is_listed():
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    found = {
+    packages = {
         ".".join(path.parent.relative_to(ROOT).parts)
         for top in ("specheads", "data_gen")
         for path in (ROOT / top).rglob("__init__.py")
     }
-    assert listed - {"specheads.conf"} == found  # the configs are no package of their own in a source tree
+    assert listed - {"specheads.conf"} == packages  # in a source tree the configs are no package

@@ -1,29 +1,24 @@
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
+import yaml
 from fakes import CountingTokenizer, tiny_llama, tiny_pair
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from specheads import UserError, load_pair
-from specheads.pair import (
-    LanguageModel,
-    check_placement,
-    check_tokenizers,
-    check_vocabulary,
-    checked_device,
-    config_folder,
-    resolve,
-    revision_of,
-)
+from specheads.language_model import LanguageModel, checked_device
+from specheads.pair import check_placement, check_tokenizers, check_vocabulary
+from specheads.pair_config import PairConfig, config_folder, pair_config
+from specheads.revisions import resolve, revision_of
 
 
 @pytest.fixture
 def copies(tmp_path):
-    """Folders of nano's target and draft, each with the tokenizer beside it, as a user's own pair would lie."""
+    """Folders of nano's target and draft, each with its tokenizer, like a pair of the user."""
     folders = {}
     for role in ("target", "draft"):
         folders[role] = tmp_path / role
@@ -70,10 +65,12 @@ def test_a_folder_without_weights_has_no_version(nano, tmp_path):
 
 
 def test_every_named_pair_has_the_same_keys():
-    from omegaconf import OmegaConf
-
-    keys = {path.stem: set(OmegaConf.load(path)) - {"defaults"} for path in (config_folder() / "model").glob("*.yaml")}
-    assert len(keys) >= 2 and all(found == keys["nano"] for found in keys.values())
+    """The keys are those that the description of a pair knows."""
+    known = {field.name for field in fields(PairConfig)}
+    keys = {
+        path.stem: set(yaml.safe_load(path.read_text())) - {"defaults"} for path in (config_folder() / "model").glob("*.yaml")
+    }
+    assert len(keys) >= 2 and all(names == known for names in keys.values())
 
 
 @pytest.mark.parametrize(
@@ -88,14 +85,27 @@ def test_every_named_pair_has_the_same_keys():
             {"draft": "embedded:nano/draft", "target": "someone/not-cached"},
             "'someone/not-cached'.*hub id that is reachable or cached",
         ),
-        ({"name": "nano", "dtype": "float61"}, "dtype='float61'.*use auto, float32"),
+        ({"name": "nano", "dtype": "float61"}, "dtype='float61' must be a floating-point type; use auto, float32"),
         ({"name": "nano", "device": "gpu9"}, "device='gpu9' cannot be used here"),
         ({"draft": None, "target": "embedded:nano/target"}, "a pair needs both"),
+        ({"name": "mine"}, "draft=None and target=None: a pair needs both"),
+        ({"name": "nano", "tap": 3}, r"model\.tap=3 is not known; expected one of draft, target"),
+        ({"name": "nano", "trust_remote_code": "false"}, r"model\.trust_remote_code=false must be true or false"),
+        ({"name": "nano", "chat": 1}, r"model\.chat=1 must be true, false, or null"),
     ],
 )
 def test_models_that_cannot_be_loaded_are_named(arguments, message):
     with pytest.raises(UserError, match=message):
         load_pair(**arguments)
+
+
+def test_a_config_leaves_keys_to_its_user_and_null_means_the_default():
+    config = pair_config("mine", draft="a", target="b", dtype=None)
+    assert (config.draft, config.target, config.dtype, config.name) == ("a", "b", "auto", "mine")
+
+
+def test_a_pair_that_is_described_completely_may_have_any_name():
+    assert pair_config("ours", draft="a", target="b").name == "ours"
 
 
 def test_tokenizers_are_compared_not_vocabulary_sizes(nano, copies):
@@ -161,14 +171,14 @@ def test_another_weight_is_another_revision(nano, copies):
 
 # --- from text to ids
 
-WORDS = ["<s>", "</s>", "<unk>", "[INST]", "[/INST]", "User:", "say", "{x}", "{instruction}"]
+VOCABULARY = ["<s>", "</s>", "<unk>", "[INST]", "[/INST]", "User:", "say", "{x}", "{instruction}"]
 PLAIN = "{% for m in messages %}User: {{ m.content }}{% endfor %}"  # a chat template that writes no begin token
 BEGINNING = "{{ bos_token }}" + PLAIN
 
 
 def word_pair(begins=True, chat_template=None, has_begin=True, **changes):
-    """A tiny pair whose tokenizer knows WORDS; `begins`: it puts <s> in front. It has no pad token."""
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    """A tiny pair whose tokenizer knows VOCABULARY; `begins`: it puts <s> in front. It has no pad token."""
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if begins:
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
@@ -176,11 +186,11 @@ def word_pair(begins=True, chat_template=None, has_begin=True, **changes):
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>", **special)
     fast.chat_template = chat_template
     assert fast.pad_token is None
-    return replace(tiny_pair(len(WORDS)), tokenizer=fast, **changes)
+    return replace(tiny_pair(len(VOCABULARY)), tokenizer=fast, **changes)
 
 
-def words(ids):
-    return " ".join(WORDS[i] for i in ids)
+def text_of(ids):
+    return " ".join(VOCABULARY[i] for i in ids)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +211,7 @@ def words(ids):
 )
 def test_an_instruction_is_wrapped_as_the_pair_says(pair, chats, text):
     assert pair.chats is chats
-    assert words(pair.encode_instruction("say")) == text
+    assert text_of(pair.encode_instruction("say")) == text
 
 
 @pytest.mark.parametrize(
@@ -217,13 +227,13 @@ def test_an_instruction_is_wrapped_as_the_pair_says(pair, chats, text):
     ],
 )
 def test_the_begin_token_is_never_doubled(ids):
-    assert words(ids) == "<s> say"
+    assert text_of(ids) == "<s> say"
 
 
 def test_other_repeated_tokens_stay():
     pair = word_pair(has_begin=False, begins=False)
-    assert words(pair.encode("say say")) == "say say"
-    assert words(pair.encode("<s> <s> say")) == "<s> <s> say"  # no begin token of this tokenizer
+    assert text_of(pair.encode("say say")) == "say say"
+    assert text_of(pair.encode("<s> <s> say")) == "<s> <s> say"  # no begin token of this tokenizer
     assert pair.encode([0, 0, 6]).tolist() == [0, 0, 6]  # ids are the caller's
 
 
@@ -238,8 +248,8 @@ def test_an_instruction_is_stripped_only_where_it_is_wrapped_and_its_braces_are_
 
 def test_messages_go_through_the_chat_template_whatever_the_instruction_format():
     pair = word_pair(chat_template=BEGINNING, instruction_format="[INST] {instruction} [/INST]")
-    assert words(pair.encode([{"role": "user", "content": "say"}])) == "<s> User: say"
-    with pytest.raises(UserError, match="has no chat template for chat messages"):
+    assert text_of(pair.encode([{"role": "user", "content": "say"}])) == "<s> User: say"
+    with pytest.raises(UserError, match="has no chat template, which chat messages need"):
         replace(pair, tokenizer=word_pair().tokenizer).encode([{"role": "user", "content": "say"}])
 
 
@@ -253,8 +263,8 @@ def test_the_fingerprint_follows_how_instructions_are_wrapped():
         word_pair(instruction_format="User: {instruction}"),
     ]
     assert len({pair.encoding_fingerprint() for pair in pairs}) == len(pairs)
-    one, other = (word_pair(chat_template=text, instruction_format="User: {instruction}") for text in (PLAIN, BEGINNING))
-    assert one.encoding_fingerprint() == other.encoding_fingerprint()  # the template is not used
+    plain, beginning = (word_pair(chat_template=text, instruction_format="User: {instruction}") for text in (PLAIN, BEGINNING))
+    assert plain.encoding_fingerprint() == beginning.encoding_fingerprint()  # the template is not used
 
 
 @pytest.mark.parametrize("instruction_format", ["[INST] [/INST]", "{}", "", 5])

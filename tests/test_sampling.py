@@ -46,7 +46,7 @@ def test_a_nan_logit_makes_its_row_nan_and_no_other(temperature):
     "bad", [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": -2}, {"top_p": 0.0}, {"top_p": 1.5}]
 )
 def test_values_outside_their_range_are_refused_by_name(bad):
-    with pytest.raises(UserError, match=next(iter(bad))):
+    with pytest.raises(UserError, match=f"{next(iter(bad))}=.* must be"):
         Warp(**bad)
 
 
@@ -60,12 +60,12 @@ def test_sample_takes_unnormalised_residuals():
     assert sample(torch.tensor([[0.0, 1e-9, 3e-9]]), torch.tensor([0.3])).tolist() == [2]
 
 
-def test_sample_follows_its_law():
+def test_samples_follow_their_distribution():
     probs = torch.rand(30, generator=torch.Generator().manual_seed(0))
     probs[::5] = 0
-    draws = sample(probs.expand(200_000, 30), uniforms((200_000,), torch.Generator().manual_seed(1)))
+    tokens = sample(probs.expand(200_000, 30), uniforms((200_000,), torch.Generator().manual_seed(1)))
     # false alarm with probability 1e-6
-    assert chi_square_p_value(torch.bincount(draws, minlength=30), probs.double() / probs.double().sum()) > 1e-6
+    assert chi_square_p_value(torch.bincount(tokens, minlength=30), probs.double() / probs.double().sum()) > 1e-6
 
 
 def test_certainty_is_that_of_the_softmax():
@@ -74,15 +74,15 @@ def test_certainty_is_that_of_the_softmax():
     token = torch.randint(50, (4, 3))
     probs = logits.softmax(dim=-1)
     expected = (probs.gather(-1, token[..., None]).squeeze(-1), probs.amax(dim=-1), torch.special.entr(probs).sum(dim=-1))
-    for found, wanted in zip(certainty(logits, token), expected, strict=True):
-        assert torch.allclose(found, wanted, atol=1e-12, rtol=1e-12)
+    for value, wanted in zip(certainty(logits, token), expected, strict=True):
+        assert torch.allclose(value, wanted, atol=1e-12, rtol=1e-12)
 
 
 def test_certainty_of_half_precision_is_computed_in_float32():
     logits = (torch.randn(2, 1000) * 5).bfloat16()
-    found = certainty(logits, torch.tensor([3, 999]))
-    assert [value.dtype for value in found] == [torch.float32] * 3
-    assert torch.allclose(found[2], torch.special.entr(logits.float().softmax(dim=-1)).sum(dim=-1), atol=1e-5)
+    values = certainty(logits, torch.tensor([3, 999]))
+    assert [value.dtype for value in values] == [torch.float32] * 3
+    assert torch.allclose(values[2], torch.special.entr(logits.float().softmax(dim=-1)).sum(dim=-1), atol=1e-5)
 
 
 def test_overlap_is_one_minus_total_variation():
@@ -95,19 +95,19 @@ def test_accept_prob_has_no_zero_division():
     assert accept_prob(t, d).tolist() == [0.5, 1.0, 0.0, 0.0, 0.0]
 
 
-def test_uniforms_that_are_given_back_come_again():
-    draws = Uniforms(torch.device("cpu"), 3)
+def test_uniforms_that_are_given_back_are_returned_again():
+    stream = Uniforms(torch.device("cpu"), 3)
     expected = Uniforms(torch.device("cpu"), 3).take(Uniforms.BLOCK).tolist()
-    found = []
+    taken = []
     for number in range(Uniforms.BLOCK - 1):
-        found += draws.take(1).tolist()
+        taken += stream.take(1).tolist()
         if number % 3 == 0:
-            draws.give_back(1)
-            assert draws.take(1).tolist() == found[-1:]
-    assert found == expected[:-1]
+            stream.give_back(1)
+            assert stream.take(1).tolist() == taken[-1:]
+    assert taken == expected[:-1]
 
 
-def test_draws_are_those_of_the_law():
+def test_a_warp_draws_from_its_distributions():
     logits = torch.randn(6, 20)
     uniform = torch.rand(6, dtype=torch.float64)
     greedy, warm = Warp(temperature=0), Warp(top_k=3)

@@ -1,112 +1,148 @@
 """Entry points: compose a Hydra config, run, and turn a user's mistakes into one message and exit code 2.
 
 Whatever the machine refuses (no space, no memory, a folder that cannot be written) is such a message too; Ctrl-C and
-SIGTERM end a run in order, and the same command goes on with it.
+SIGTERM end a run in order, and the same command resumes it.
 """
 
-import functools
 import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from functools import update_wrapper
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from specheads import interrupts
-from specheads.commands.help import help_text
+from specheads.commands.help import ClassesOf, help_text
 from specheads.commands.run_folders import NoteRunKey, may_resume, register_resolver
 from specheads.errors import UserError, user_error
-from specheads.pair import NewDraft, Pair, config_folder, load_pair
+from specheads.pair_config import config_folder
+from specheads.settings import shown
 from specheads.storage import runs
 
 EXIT_USER_ERROR = 2
-# How a launcher is known, and where it says how many processes it has started.
+# By launcher: the variable that shows that it is at work, and the one with the number of processes that it has started.
 LAUNCHERS = {"torchrun": ("TORCHELASTIC_RUN_ID", "WORLD_SIZE"), "srun": ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")}
 SHARED_KEYS = ("model", "data", "warp", "generation", "paths", "seed")  # what a head and its evaluation must have in common
 
 
-def command(config_name: str) -> Callable[[Callable[[DictConfig], object]], Callable[[], None]]:
-    """Return a decorator that makes `run(cfg)` a command line whose config is conf/<config_name>.yaml."""
+class Command:
+    """A command line whose config is conf/<name>.yaml: calling it runs the command line of this process.
 
-    def decorate(run: Callable[[DictConfig], object]) -> Callable[[], None]:
-        failed, begun = [], []
+    A sweep has several jobs in one folder; where one of them fails, the others go on, and the exit code is 2.
+    """
 
-        def job(cfg: DictConfig) -> None:
-            try:
-                check_launcher(os.environ)
-                check_resume(cfg)
-                hydra_cfg = HydraConfig.get()
-                sweeping = hydra_cfg.mode == RunMode.MULTIRUN
-                folder = Path(hydra_cfg.runtime.output_dir)
-                top = Path(hydra_cfg.sweep.dir) if sweeping else folder
-                if is_first_process():
-                    if top not in begun:
-                        runs.begin(top, NoteRunKey.key, may_resume())
-                        begun.append(top)
-                    if sweeping and not runs.begin_job(top, folder):
-                        return
-                run(cfg)
-                if is_first_process():
-                    runs.finish(folder)
-            except Exception as error:
-                message = user_error(error)
-                if message is None:
-                    raise
-                tell(message)
-                failed.append(cfg)  # the other jobs of a sweep go on
+    def __init__(self, name: str, run: Callable[[DictConfig], object], classes: ClassesOf = lambda cfg: ()) -> None:
+        self.name, self.run, self.classes = name, run, classes
+        self.begun: set[Path] = set()  # folders of runs that this process works in
+        self.failed = False
+        update_wrapper(self, run)  # Hydra asks where the function was defined
+        compose_and_run = hydra.main(version_base="1.3", config_path=str(config_folder().resolve()), config_name=name)
+        self.hydra_entry = compose_and_run(update_wrapper(lambda cfg: self.job(cfg), run))
 
-        entry = hydra.main(version_base="1.3", config_path=str(config_folder().resolve()), config_name=config_name)(
-            functools.wraps(run)(job)
-        )
-
-        @functools.wraps(run)
-        def main() -> None:
-            failed.clear()
-            begun.clear()
-            os.environ["HYDRA_FULL_ERROR"] = "1"  # lets composition errors through to here
+    def __call__(self) -> None:
+        """Run the command line of this process. Raises SystemExit where that has failed or was interrupted."""
+        self.begun, self.failed = set(), False
+        if {"--help", "-h"} & set(sys.argv):
+            overrides = [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]
+            self.guarded(lambda: print(help_text(self.name, overrides, classes=self.classes)))
+        else:
             register_resolver()
             interrupts.listen()
-            try:
-                if {"--help", "-h"} & set(sys.argv):
-                    print(help_text(config_name, [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]))
-                    return
-                entry()
-            except interrupts.Interrupted as interruption:
-                if not is_first_process():
-                    raise SystemExit(0) from None  # the first one speaks for all
-                again = "the same command" if may_resume() else "the same command without resume=false"
-                print(f"{interruption}; {again} goes on from what was finished" if begun else str(interruption), file=sys.stderr)
-                raise SystemExit(interruption.exit_code) from None
-            except (HydraException, OmegaConfBaseException) as error:
-                tell(user_error(error) or error)
-                failed.append(None)
-            except ValueError as error:
-                nulls = [word.removesuffix("=null") for word in sys.argv[1:] if word.endswith("=null")]
-                groups = [name for name in nulls if (config_folder() / name).is_dir()]
-                if "Config group override" not in str(error) or not groups:
-                    raise
-                tell(UserError(f"{groups[0]}=null: a group of configs cannot be null; write '~{groups[0]}' to leave it out."))
-                failed.append(None)
-            except OSError as error:  # Hydra cannot make the run's folder
-                message = user_error(error)
-                if message is None:
-                    raise
-                tell(message)
-                failed.append(None)
-            if failed:
-                raise SystemExit(EXIT_USER_ERROR)
-            for top in begun:
-                runs.finish(top)
+            self.guarded(self.hydra_entry)
+        if self.failed:
+            raise SystemExit(EXIT_USER_ERROR)
+        for folder in self.begun:
+            runs.finish(folder)
 
-        return main
+    def guarded(self, call: Callable[[], object]) -> None:
+        """Call, and tell a user's mistakes; what is none keeps its traceback."""
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # lets composition errors through to here
+        try:
+            call()
+        except interrupts.Interrupted as interruption:
+            self.end(interruption)
+        except (HydraException, OmegaConfBaseException) as error:
+            self.fail(user_error(error) or error)
+        except ValueError as error:
+            message = null_group(error, sys.argv[1:])
+            if message is None:
+                raise
+            self.fail(message)
+        except OSError as error:  # Hydra cannot make the run's folder
+            message = user_error(error)
+            if message is None:
+                raise
+            self.fail(message)
 
-    return decorate
+    def job(self, cfg: DictConfig) -> None:
+        """Run one composed config: the only one, or one of a sweep."""
+        try:
+            check_launcher(os.environ)
+            check_resume(cfg)
+            if self.begin():
+                self.run(cfg)
+                if is_first_process():
+                    runs.finish(run_folder())
+        except Exception as error:
+            message = user_error(error)
+            if message is None:
+                raise
+            self.fail(message)
+
+    def begin(self) -> bool:
+        """Take the folder of the run; return whether there is something to do, which there is not where a job of a sweep is finished."""
+        if not is_first_process():
+            return True
+        hydra_cfg = HydraConfig.get()
+        sweeping = hydra_cfg.mode == RunMode.MULTIRUN
+        top = Path(hydra_cfg.sweep.dir) if sweeping else run_folder()
+        if top not in self.begun:
+            runs.begin(top, NoteRunKey.key, may_resume())
+            self.begun.add(top)
+        return not sweeping or runs.begin_job(top, run_folder())
+
+    def fail(self, message: Exception) -> None:
+        """Tell a mistake."""
+        tell(message)
+        self.failed = True
+
+    def end(self, interruption: interrupts.Interrupted) -> NoReturn:
+        """Say how an interrupted run is resumed, and exit."""
+        if not is_first_process():
+            raise SystemExit(0) from None  # the first one speaks for all
+        again = "the same command" if may_resume() else "the same command without resume=false"
+        print(f"{interruption}; {again} resumes it" if self.begun else str(interruption), file=sys.stderr)
+        raise SystemExit(interruption.exit_code) from None
+
+
+def command(name: str, classes: ClassesOf = lambda cfg: ()) -> Callable[[Callable[[DictConfig], object]], Command]:
+    """Return a decorator that makes a function of a config the command line whose config is conf/<name>.yaml.
+
+    `classes` gives the classes of settings whose fields explain the keys of a composed config in `--help`.
+    """
+    return lambda run: Command(name, run, classes)
+
+
+def run_folder() -> Path:
+    """Return the folder of the run at work."""
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def null_group(error: ValueError, words: list[str]) -> UserError | None:
+    """Return what to tell about a group of configs that is set to null, if that is the mistake."""
+    nulls = [word.removesuffix("=null") for word in words if word.endswith("=null")]
+    groups = [name for name in nulls if (config_folder() / name).is_dir()]
+    if "Config group override" not in str(error) or not groups:
+        return None
+    return UserError(f"{groups[0]}=null: a group of configs cannot be null; write '~{groups[0]}' to leave it out.")
 
 
 def check_launcher(environment: Mapping[str, str]) -> None:
@@ -124,8 +160,8 @@ def check_resume(cfg: DictConfig) -> None:
     takes_checkpoint = "checkpoint" in cfg
     if not isinstance(cfg.resume, bool) and not (takes_checkpoint and isinstance(cfg.resume, str) and Path(cfg.resume).is_file()):
         checkpoint = " or a checkpoint such as outputs/head/<date_time>/checkpoints/last.ckpt" if takes_checkpoint else ""
-        missing = " is no file;" if takes_checkpoint and isinstance(cfg.resume, str) else ":"
-        raise UserError(f"resume={cfg.resume}{missing} expected true, false{checkpoint}.")
+        missing = "is not a file; it " if takes_checkpoint and isinstance(cfg.resume, str) else ""
+        raise UserError(f"resume={shown(cfg.resume)} {missing}must be true, false{checkpoint}.")
 
 
 def is_first_process() -> bool:
@@ -133,19 +169,15 @@ def is_first_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK"))
 
 
-def next_command(script: str, *words: str) -> str:
-    """Return the command line that goes on from this one: with its overrides of what both commands share."""
-    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    given = {word.split("=")[0] for word in words}
-    keys = [each.lstrip("+").split("=")[0] for each in overrides]
-    kept = [each for key, each in zip(keys, overrides, strict=True) if key.split(".")[0] in SHARED_KEYS and key not in given]
-    return shlex.join(["python", *script.split(), *kept, *words])
-
-
-def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: NewDraft | None = None) -> Pair:
-    """Return the pair that `cfg.model` describes, with or without the target's weights, with the draft that it names or a new one."""
-    keys = OmegaConf.to_container(cfg.model, resolve=True, throw_on_missing=True)
-    return load_pair(only_draft=only_draft, new_draft=new_draft, **keys)
+def next_command(script: str, *overrides: str) -> str:
+    """Return the command line that follows this one: with those of its overrides that both commands share."""
+    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    replaced = {override.split("=")[0] for override in overrides}
+    keys = [override.lstrip("+").split("=")[0] for override in given]
+    kept = [
+        override for key, override in zip(keys, given, strict=True) if key.split(".")[0] in SHARED_KEYS and key not in replaced
+    ]
+    return shlex.join(["python", *script.split(), *kept, *overrides])
 
 
 def tell(error: Exception) -> None:

@@ -7,13 +7,15 @@ from typing import Any, TypeVar
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from data_gen.settings import Generation
+from specheads.commands.compose import plain, settings_of, source_of
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError, is_count
 from specheads.evaluation.candidate import RuleChoice
-from specheads.evaluation.prompt_data import PromptData, PromptLimits, TestSet, file_source
+from specheads.evaluation.prompt_data import PromptData, TestSet, file_source
 from specheads.evaluation.settings import Evaluation, ReplaySettings
-from specheads.pair import config_folder
-from specheads.sampling import Warp
+from specheads.pair_config import config_folder
+from specheads.prompts.sources import prompt_source
 from specheads.settings import Settings, fields_of
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
@@ -51,7 +53,7 @@ def plain_settings(cls: type[AnySettings], cfg: DictConfig, **objects: Any) -> A
     check_complete(cls, cfg)
     values = {key: cfg[key] for key in cls.model_fields if key not in objects}
     values = {key: OmegaConf.to_container(value, resolve=True) if is_node(value) else value for key, value in values.items()}
-    return cls(**values | objects | {"warp": Warp(**cfg.warp)})
+    return cls(**values | objects)
 
 
 def check_complete(cls: type[Settings], cfg: DictConfig) -> None:
@@ -59,7 +61,7 @@ def check_complete(cls: type[Settings], cfg: DictConfig) -> None:
     for field in fields_of(cls):
         parent, _, name = field.key.rpartition(".")
         node = OmegaConf.select(cfg, parent) if parent else cfg
-        if isinstance(node, DictConfig) and name not in node:
+        if field.help and isinstance(node, DictConfig) and name not in node:
             raise UserError(f"{field.key} is missing; give it a value: it is {field.help}.")
 
 
@@ -95,7 +97,7 @@ def named_test_sets(named: Any, num_prompts: Any) -> dict[str, TestSet] | None:
     sets = {}
     for name, path in named.items():
         data = OmegaConf.load(config_folder() / "data" / f"{name}.yaml")
-        source = instantiate(OmegaConf.create({"data": data}).data.source)
+        source = prompt_source(plain(data))
         if path is not None and "path" not in data:
             raise UserError(f"test_sets={{{name}: {path}}}: {name} reads no file; leave it out: test_sets={{{name}: null}}.")
         sets[name] = TestSet(source) if path is None else file_source(source, path, num_prompts)
@@ -112,11 +114,10 @@ def check_names(key: str, names: Any, group: str) -> None:
         raise UserError(f"{key} names {unknown[0]!r}, which is not in conf/{group}; use some of {', '.join(known)}.")
 
 
-def prompt_data(cfg: DictConfig, source: Any = None) -> PromptData:
-    """Return the prompts that a config describes, from `source` where it is given."""
-    limits = PromptLimits(max_prompt_tokens=cfg.data.max_prompt_tokens, batch_size=cfg.generation.batch_size)
-    path = cfg.data.get("path")
-    return PromptData(source or instantiate(cfg.data.source), limits, Path(str(path)).stem if path else None)
+def prompt_data(cfg: DictConfig) -> PromptData:
+    """Return the prompts that a config describes; raises UserError for mistakes that show before data is read."""
+    source, path = source_of(cfg), cfg.data.get("path")
+    return PromptData(source, settings_of(Generation, cfg).limits, Path(str(path)).stem if path else None)
 
 
 def config_text(cfg: DictConfig) -> str:

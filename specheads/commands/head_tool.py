@@ -10,7 +10,7 @@ from specheads.heads.card import card
 from specheads.heads.checkpoint import load_head
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.integrations.formats import FORMATS
-from specheads.pair import revision_at
+from specheads.revisions import revision_at
 from specheads.storage.files import write_whole
 
 EXIT_USER_ERROR = 2

@@ -1,11 +1,11 @@
-"""What `--help` prints: every key of a command, its value, and the comment in conf/ that explains it."""
+"""What `--help` prints: every key of a command, its value, and the sentence of the settings class or of the YAML file that explains it."""
 
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, takewhile
+from itertools import groupby
 from textwrap import TextWrapper
 from typing import Any
 
@@ -15,7 +15,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specheads.pair import config_folder
+from specheads.commands.run_settings import RunSettings
+from specheads.commands.yaml_comments import Comments, read_comments
+from specheads.pair_config import PairConfig, config_folder
+from specheads.prompts.sources import source_class
+from specheads.settings import fields_of
 
 PROGRAMS = {
     "train": "python train.py",
@@ -30,19 +34,11 @@ HYDRA = {
     "--cfg job": "prints the composed config and ends",
     "--hydra-help": "lists Hydra's own options",
 }
-INTERNAL = re.compile(r"data\.source\b|.*\b_target_$")
+INTERNAL = re.compile(r".*\b_target_$")
+ClassesOf = Callable[[DictConfig], Sequence[type]]  # the classes of settings that a composed config is for
 RUN_FOLDER = ("${hydra:runtime.output_dir}", "${paths.outputs}/${command}/<date_time>")  # the first is known only within a run
-PACKAGE = re.compile(r"# @package (\S+)")
 PLAIN = re.compile(r"[^\s\"'{}\[\],]+")  # text that the command line takes without quotes
 NARROWEST, USUAL, WIDEST = 60, 100, 130  # columns of a terminal
-
-
-@dataclass(frozen=True)
-class Comments:
-    """The comments of one YAML file: at its head, and by dotted key, "" where a key has none."""
-
-    head: str
-    keys: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -62,8 +58,10 @@ class Section:
         return next((file.keys[key] for file in self.files if file.keys.get(key)), "")
 
 
-def help_text(command: str, overrides: Sequence[str] = (), width: int | None = None) -> str:
+def help_text(command: str, overrides: Sequence[str] = (), width: int | None = None, classes: ClassesOf = lambda cfg: ()) -> str:
     """Return the help of conf/<command>.yaml with the values that `overrides` lead to, for a terminal `width` columns wide.
+
+    `classes` gives the classes whose fields explain the keys; other keys are explained by the comments of the YAML files.
 
     Raises:
         HydraException, OmegaConfBaseException: `overrides` do not compose.
@@ -76,7 +74,7 @@ def help_text(command: str, overrides: Sequence[str] = (), width: int | None = N
             f"usage: {PROGRAMS[command]} [key=value ...]",
             _paragraphs(_read(command).head, width),
             "\n".join(["config groups, [what is chosen here]", *_lines(groups, width)]),
-            *_section_texts(sections(command, cfg, chosen), width),
+            *_section_texts(sections(command, cfg, chosen, explanations(cfg, classes(cfg))), width),
             "\n".join(["Hydra", *_lines(list(HYDRA.items()), width)]),
         ]
     )
@@ -101,62 +99,29 @@ def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, d
     return OmegaConf.create(OmegaConf.to_yaml(content).replace(*RUN_FOLDER)), {group: choices[group] for group in groups}
 
 
-def sections(command: str, cfg: DictConfig, chosen: Mapping[str, str | None]) -> list[Section]:
+def explanations(cfg: DictConfig, classes: Sequence[type]) -> dict[str, str]:
+    """Return by key the sentences of the classes of settings that every command has, and of `classes`."""
+    prefixed = [(RunSettings, ""), (PairConfig, "model"), (source_class(cfg.data), "data"), *((cls, "") for cls in classes)]
+    return {field.key: field.help for cls, prefix in prefixed for field in fields_of(cls, prefix) if field.help}
+
+
+def sections(command: str, cfg: DictConfig, chosen: Mapping[str, str | None], explained: Mapping[str, str]) -> list[Section]:
     """Return every key of a composed config with its explanation: first those of no config group, then group by group.
 
-    A key that no file has (`+trainer.max_steps=9`) stands with its closest relatives.
+    A key that no file has (`+trainer.max_steps=9`) stands with its closest relatives. `explained` are sentences by key.
     """
-    found = [Section("general", "", [_read(name) for name in _provenance(command)])]
+    listed = [Section("general", "", [_read(name) for name in _files(command)])]
     for group, choice in chosen.items():
         files = [_read(name, group) for name in sorted(_names(group), key=lambda name: name not in _chosen(choice))]
-        found.append(Section(f"{group}={choice}", files[0].head if choice in _names(group) else "", files))
+        listed.append(Section(f"{group}={choice}", files[0].head if choice in _names(group) else "", files))
     for key, value in _walk(OmegaConf.to_container(cfg)):
-        section = next((section for name in _upwards(key) for section in found if section.has(name)), found[0])
-        explanation = section.explanation(key)
+        section = next((section for name in _upwards(key) for section in listed if section.has(name)), listed[0])
+        explanation = explained.get(key) or section.explanation(key)
         if not isinstance(value, Mapping) or not value:
             section.rows.append((f"{key}={_shown(_resolved(cfg, key, value))}", explanation))
         elif explanation:
             section.rows.append((f"{key}.*", explanation))
-    return found
-
-
-def read_comments(text: str, package: str = "_global_") -> Comments:
-    """Return the comments of a YAML file; `package` is where its keys belong unless a `# @package` line says otherwise.
-
-    A key's comment stands in lines of its own above the key, as indented as the key is, or behind it, where it may go on in
-    lines below, in the same column.
-    """
-    lines = text.splitlines()
-    head = list(takewhile(lambda line: line.startswith("#"), lines))
-    body = [""] * len(head) + lines[len(head) :]  # what is at the head explains no key
-    package = next((match[1] for line in head if (match := PACKAGE.fullmatch(line))), package)
-    head = [line.removeprefix("#").removeprefix(" ") for line in head if not PACKAGE.fullmatch(line)]
-    keys = _commented(yaml.compose(text), body, () if package == "_global_" else (package,))
-    return Comments("\n".join(head), dict(keys))
-
-
-def _commented(node: yaml.Node | None, lines: Sequence[str], parents: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, comment) of a mapping and the mappings in it."""
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            path = (*parents, key.value)
-            end = value.end_mark if value.end_mark.line == key.end_mark.line else key.end_mark
-            yield ".".join(path), " ".join([*_above(lines, key.start_mark), *_behind(lines, end)])
-            yield from _commented(value, lines, path)
-
-
-def _above(lines: Sequence[str], key: yaml.Mark) -> list[str]:
-    return _column(reversed(lines[: key.line]), key.column)[::-1]
-
-
-def _behind(lines: Sequence[str], end: yaml.Mark) -> list[str]:
-    column = lines[end.line].find("#", end.column)
-    return [lines[end.line][column + 1 :].strip(), *_column(lines[end.line + 1 :], column)] if column >= 0 else []
-
-
-def _column(lines: Iterable[str], column: int) -> list[str]:
-    """Return the comments of the first lines that have nothing but one, in this column."""
-    return [line[column + 1 :].strip() for line in takewhile(lambda line: line.startswith(" " * column + "#"), lines)]
+    return listed
 
 
 def _read(name: str, group: str = "") -> Comments:
@@ -168,12 +133,12 @@ def _defaults(command: str) -> list[str | dict[str, Any]]:
     return yaml.safe_load((config_folder() / f"{command}.yaml").read_text()).get("defaults", [])
 
 
-def _provenance(command: str) -> Iterator[str]:
+def _files(command: str) -> Iterator[str]:
     """Yield the files of no config group that a config is composed of, itself first."""
     yield command
     for entry in _defaults(command):
         if isinstance(entry, str) and entry != "_self_":
-            yield from _provenance(entry)
+            yield from _files(entry)
 
 
 def _listed(values: Mapping[str, Any]) -> dict[str, str]:
@@ -233,11 +198,11 @@ def _shown(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
-def _section_texts(found: Sequence[Section], width: int) -> Iterator[str]:
+def _section_texts(listed: Sequence[Section], width: int) -> Iterator[str]:
     """Yield the text of each section that has one; explanations start in the same column of all."""
     limit = width // 2 - 4
-    column = max(min(len(text), limit) for section in found for text, _ in section.rows)
-    for section in found:
+    column = max(min(len(text), limit) for section in listed for text, _ in section.rows)
+    for section in listed:
         if section.rows or section.description:
             title = _wrap(section.description, width, f"{section.title}  ", "  ")
             yield "\n".join([title, *_lines([(_cut(text, limit), why) for text, why in section.rows], width, column)])

@@ -1,24 +1,45 @@
-"""Where metrics and tables go besides this run's files."""
+"""Where metrics and tables go besides the files of a run."""
 
+import contextlib
 import hashlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import wandb
 from hydra.utils import instantiate
-from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
 
 from specheads.errors import UserError
 
+if TYPE_CHECKING:
+    from lightning.pytorch.loggers import Logger
 
-def new_logger(cfg: DictConfig, run: Path) -> Logger:
-    """Return a logger; a W&B run without an id gets one from its folder, so that it goes on after an interruption.
+
+@contextlib.contextmanager
+def open_loggers(cfg: DictConfig, run: Path) -> Iterator[list["Logger"]]:
+    """Yield the loggers of `cfg.logger` for the run in a folder; end the W&B run, so that this process may begin another.
+
+    Raises:
+        UserError: W&B cannot be reached or does not know the user.
+    """
+    try:
+        yield [new_logger(logger, run) for logger in (cfg.get("logger") or {}).values()]
+    finally:
+        if "wandb" in sys.modules:
+            sys.modules["wandb"].finish()
+
+
+def new_logger(cfg: DictConfig, run: Path) -> "Logger":
+    """Return a logger; a W&B run without an id gets the id of its folder, so that an interrupted run is resumed.
 
     Raises:
         UserError: W&B cannot be reached or does not know the user.
     """
     if not cfg._target_.endswith("WandbLogger"):
         return instantiate(cfg)
+    import wandb  # slow to import, and often not used
+
     name = f"{run.parent.name}-{run.name}" if run.name.isdigit() else run.name  # a job of a sweep has a number
     number = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:6]
     logger = instantiate(cfg, id=cfg.get("id") or f"{name}-{number}")
@@ -26,7 +47,7 @@ def new_logger(cfg: DictConfig, run: Path) -> Logger:
         _ = logger.experiment  # starts the run now, before an hour of generating data
     except wandb.errors.Error as error:
         raise UserError(
-            f"logger.wandb.offline={cfg.get('offline')}: {error} Log in with `wandb login`, or keep the logs here with "
-            "logger.wandb.offline=true."
+            f"logger.wandb.offline={str(cfg.get('offline')).lower()}: {error} Log in with `wandb login`, or keep the logs on this machine "
+            "with logger.wandb.offline=true."
         ) from error
     return logger

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.engine import EagerEngine
+from specheads.padding import batches_of_rows, left_padded
 from specheads.pair import LanguageModel, Pair
 from specheads.prompts.encoding import ResponseLimits
 from specheads.sampling import Warp, check_finite, sample
@@ -36,12 +37,6 @@ def row_uniforms(seed: int, prompt_id: str, max_new_tokens: int, draws: int = 1,
     return np.random.default_rng(words).random((1 + draws, max_new_tokens))
 
 
-def batch_plan(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Return row indices batch by batch, prompts of similar length together."""
-    order = sorted(range(len(lengths)), key=lambda row: (lengths[row], row))
-    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-
-
 def make_responses(
     pair: Pair,
     prompts: Sequence[Sequence[int]],
@@ -52,7 +47,7 @@ def make_responses(
 ) -> list[Response]:
     """Return the target's responses in the order of `prompts`, batch by batch; see `generate_batch`."""
     responses: list[Response | None] = [None] * len(prompts)
-    for batch in batch_plan([len(prompt) for prompt in prompts], limits.batch_size):
+    for batch in batches_of_rows([len(prompt) for prompt in prompts], limits.batch_size):
         made = generate_batch(pair, [prompts[row] for row in batch], uniform[batch], warp, limits.max_new_tokens, on_step)
         for row, response in zip(batch, made, strict=True):
             responses[row] = response
@@ -128,14 +123,3 @@ def places_after_leaving(staying: Tensor) -> Tensor:
     places = torch.arange(count, device=staying.device)
     places[~staying[:count]] = staying[count:].nonzero().squeeze(1) + count
     return places
-
-
-def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return tokens and mask (B, T) of prompts that end in the same column; padding is token 0 under mask 0."""
-    longest = max(map(len, prompts))
-    tokens = torch.zeros((len(prompts), longest), dtype=torch.long)
-    mask = torch.zeros((len(prompts), longest), dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        tokens[row, longest - len(prompt) :] = torch.tensor(list(prompt))
-        mask[row, longest - len(prompt) :] = 1
-    return tokens.to(device), mask.to(device)

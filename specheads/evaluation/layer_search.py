@@ -18,7 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from specheads.commands.command import command, load_configured_pair, next_command
+from data_gen.settings import Generation
+from specheads.commands.command import command, next_command
+from specheads.commands.compose import load_configured_pair
 from specheads.commands.evaluation import plain_settings, prompt_data
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.drafting.layer_skip import layers_of, without_layers
@@ -149,7 +151,7 @@ def layer_search(cfg: DictConfig) -> list[SkippedLayers]:
     return sets
 
 
-@command("layer_search")
+@command("layer_search", lambda cfg: [Generation, LayerSearch])
 def main(cfg: DictConfig) -> None:
     layer_search(cfg)
 

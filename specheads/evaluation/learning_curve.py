@@ -17,8 +17,11 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from data_gen.__main__ import data_cache
-from specheads.commands.command import command, load_configured_pair, next_command
+from data_gen.settings import Generation
+from specheads.commands.command import command, next_command
+from specheads.commands.compose import load_configured_pair
 from specheads.commands.evaluation import config_text, prompt_data, replay_settings
+from specheads.commands.head_training import head_training_of, train_configured_heads
 from specheads.errors import UserError
 from specheads.evaluation.candidates import candidates
 from specheads.evaluation.head_folders import LocatedHead
@@ -39,7 +42,8 @@ from specheads.replay.recording import Recording
 from specheads.replay.replay import RecordedHead, head_logits, predicted_nodes, recorded_head
 from specheads.storage import runs
 from specheads.storage.data_set import load_split
-from specheads.training.heads import head_training as training
+from specheads.training.heads.head_specs import head_specs
+from specheads.training.heads.settings import HeadTraining
 from specheads.training.heads.train_share import first_rows
 
 logger = logging.getLogger(__name__)
@@ -77,11 +81,11 @@ def learning_curve(cfg: DictConfig) -> list[Curve]:
     """
     settings = checked(cfg)
     pair, run = load_configured_pair(cfg), Path(cfg.paths.run)
-    if len(specs := training.head_specs(cfg, pair)) > 1:
+    if len(specs := head_specs(head_training_of(cfg))) > 1:
         raise UserError(
             f"a learning curve is of one head, but {len(specs)} are asked for; give each key of head and loss one value."
         )
-    prompt_ids = load_split(data_cache(cfg, pair), "train")["prompt_id"][:]
+    prompt_ids = load_split(data_cache(cfg, pair).folder, "train")["prompt_id"][:]
     shares = plans(cfg, settings.shares, prompt_ids)
     folders = train_heads(cfg, pair, shares)
     located = {name: LocatedHead(load_head(folder), str(folder)) for name, folder in folders.items()}
@@ -103,7 +107,7 @@ def checked(cfg: DictConfig) -> LearningCurve:
             raise UserError(f"{key}={given} does not fit a learning curve: {reason}; leave it out.")
     if not isinstance(cfg.resume, bool):
         raise UserError(f"resume={cfg.resume} must be true or false; each head of a learning curve has checkpoints of its own.")
-    training.check(cfg)
+    head_training_of(cfg)
     prompt_data(cfg).check(settings.split)
     return settings
 
@@ -138,7 +142,7 @@ def train_heads(cfg: DictConfig, pair: Pair, planned: Sequence[Plan]) -> dict[st
         if runs.begin_job(Path(cfg.paths.run), plan.folder):
             forecast.update(number, len(planned))
             logger.info("head %d of %d: %s of the train prompts", number + 1, len(planned), f"{plan.share:.4g}")
-            training.train(settings_of(cfg, plan), pair)
+            train_configured_heads(settings_of(cfg, plan), data_cache, pair)
             runs.finish(plan.folder)
             forecast.update(number + 1, len(planned))
         (heads[plan.name],) = (config.parent for config in plan.folder.glob("heads/*/config.json"))
@@ -194,7 +198,7 @@ def best_by_ratio(winners: Sequence[Winner]) -> dict[str, Winner]:
     return {ratio: max((row for row in winners if row.ratio == ratio), key=lambda row: row.dev_speedup) for ratio in ratios}
 
 
-@command("learning_curve")
+@command("learning_curve", lambda cfg: [Generation, HeadTraining, LearningCurve])
 def main(cfg: DictConfig) -> None:
     learning_curve(cfg)
 

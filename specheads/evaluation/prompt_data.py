@@ -1,14 +1,14 @@
 """Where the prompts of an evaluation come from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from specheads.errors import UserError
 from specheads.pair import Pair
+from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.encoding import ResponseLimits
-from specheads.prompts.sources import FINAL, DatasetSource, Prompt, PromptSource, unique
-from specheads.settings import PositiveCount, Settings, setting
+from specheads.prompts.prompt import FINAL, Prompt, PromptSource, unique
 
 
 class ReportedSource(PromptSource, Protocol):
@@ -21,23 +21,12 @@ class ReportedSource(PromptSource, Protocol):
         """Return what decides the prompts besides the keys of data."""
 
 
-class PromptLimits(Settings):
-    """Which prompts are read, and how many at once."""
-
-    max_prompt_tokens: PositiveCount = setting(1024, "longer prompts are left out")
-    batch_size: PositiveCount = setting(64, "prompts that are answered together; fewer take less memory")
-
-    def responses(self, max_new_tokens: int) -> ResponseLimits:
-        """Return the limits of prompts with responses of up to `max_new_tokens` tokens."""
-        return ResponseLimits(max_new_tokens, self.max_prompt_tokens, self.batch_size)
-
-
 @dataclass(frozen=True)
 class PromptData:
     """The prompts of dev, test and final splits, and what they are called in reports; without a name, after the pair."""
 
     source: ReportedSource
-    limits: PromptLimits
+    limits: ResponseLimits = field(default_factory=ResponseLimits)  # that of responses is max_new_tokens of the settings
     name: str | None = None
 
     def check(self, split: str) -> None:

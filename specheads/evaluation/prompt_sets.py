@@ -18,7 +18,7 @@ from specheads.evaluation.settings import ReplaySettings
 from specheads.heads.train_prompts import numbers_of
 from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
-from specheads.prompts.sources import FINAL, Prompt, groups_of, ids_hash
+from specheads.prompts.prompt import FINAL, Prompt, groups_of, ids_hash
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class PromptSets:
             )
         if num_left_out:
             logger.info("data: %s left out: %s", _counted(num_left_out, f"{len(prompts)} of {name}"), WHY)
-        encoded = encode_prompts(self.pair, kept, self.data.limits.responses(self.settings.max_new_tokens))
+        encoded = encode_prompts(self.pair, kept, self.data.limits)
         return PromptSet(name, role, encoded, num_left_out, source.provenance())
 
     def _numbers(self, *kinds: str) -> set[int]:

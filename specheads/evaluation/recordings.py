@@ -1,7 +1,7 @@
 """Recordings of sets of prompts, with the predictions of heads: each is made once and read by every command that needs it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specheads.decoding.stopping import MAX_TOKENS
@@ -65,7 +65,7 @@ def record(setup: Setup) -> list[RecordedSet]:
     settings, sets = setup.settings, setup.prompts.recorded()
     longest = max(longest_draft(setup.rules), MAX_TOKENS)  # so that fewer rules need no other recording
     amounts = RecordSettings(settings.record.num_samples, longest, settings.record.batch_size)
-    limits = setup.prompt_data.limits.responses(settings.max_new_tokens)
+    limits = replace(setup.prompt_data.limits, max_new_tokens=settings.max_new_tokens)
     recorder = Recorder(setup.pair, settings.warp, limits, amounts, settings.seed, setup.data_folder)
     prompts = {name: one.prompts for name, one in sets.items()}
     recordings = recorder.record(prompts, list(setup.heads.values()), settings.record.ground_truth)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, SkipValidation, Strict
+from pydantic import AfterValidator, SkipValidation, model_validator
 
 from specheads.decoding.drafting import Autoregressive, Drafting
 from specheads.decoding.engine import resolve_engine
@@ -19,11 +19,13 @@ from specheads.settings import (
     Flag,
     NonNegativeNumber,
     Number,
+    OpenProbability,
     PositiveCount,
+    Seed,
     Settings,
     Share,
     Text,
-    model_validator,
+    built,
     setting,
 )
 
@@ -34,9 +36,14 @@ def _threshold(value: Any) -> Any:
     return value
 
 
-Seed = Annotated[int, Strict(), Field(ge=0, lt=2**32)]
+def _ratio(value: float) -> float:
+    if value <= 1:
+        raise ValueError("must be a finite number above 1")
+    return value
+
+
 Threshold = Annotated[Any, AfterValidator(_threshold)]
-Ratio = Annotated[Number, Field(gt=1)]
+Ratio = Annotated[Number, AfterValidator(_ratio)]
 EngineName = Annotated[Text, AfterValidator(lambda name: resolve_engine(name) and name)]
 Rules = Mapping[str, RuleChoice]
 
@@ -64,7 +71,7 @@ class ReplaySettings(Settings):
     """Settings of every command that records prompts and replays stopping rules."""
 
     seed: Seed = setting(0, "seed of everything that is sampled")
-    warp: SkipValidation[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
+    warp: built(Warp) = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
     stopping: SkipValidation[Rules] | None = setting(
         None, "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of the two keys below"
     )
@@ -244,11 +251,11 @@ class LayerSearch(Settings):
     """Settings of `python -m specheads.evaluation.layer_search`."""
 
     seed: Seed = setting(0, "seed of everything that is sampled")
-    warp: SkipValidation[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
+    warp: built(Warp) = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
     num_dev_prompts: PositiveCount = setting(
         8, "dev prompts that the target answers, and along whose responses drafts are compared"
     )
     max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")
-    most_skipped: Annotated[Number, Field(gt=0, lt=1)] = setting(0.7, "largest share of the target's layers to leave out")
+    most_skipped: OpenProbability = setting(0.7, "largest share of the target's layers to leave out")
     max_tokens: PositiveCount = setting(20, "longest draft to consider, in tokens")
     engine: EngineName = setting("auto", "how the target answers: auto (the fastest here), eager, compiled or cuda_graph")

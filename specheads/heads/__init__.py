@@ -1,1 +1,1 @@
-"""Acceptance heads: the network, its inputs, its training and its files."""
+"""Acceptance heads: their network, batches of inputs, calibration, metrics and files."""

@@ -1,6 +1,6 @@
-"""The draft's features at every position that a head judges, and the batches that bring them.
+"""Batches of drafted tokens for heads, and the draft's features of these tokens.
 
-The features are computed by the decoder's own code, so a head meets the same numbers in training and in decoding.
+The features are computed by the same code as in the decoder, so a head reads the same numbers in training and in decoding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,45 +10,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.drafting import drafting_features
+from specheads.features import FEATURES, drafting_features, reads_logits
+from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS, right_padded, slices
 from specheads.pair import LanguageModel
-from specheads.sampling import CERTAINTY
-
-SLICE_ELEMENTS = 2**24  # logits held at once
-BATCH_TOKENS = 8192  # padded, that a model reads at once
 
 
 @dataclass(frozen=True)
 class HeadBatch:
-    """Texts of one step; N judged positions among them.
+    """The texts of one training step, and the N drafted tokens in them whose acceptance heads predict."""
 
-    `tokens` (B, T) long, prompts and mixed responses, and rollouts behind their beginnings, zeros behind their ends. For the n-th judged
-    token: `row` and `index` (N,) say where the text has it (or the target's token in its place), `drafted` (N,) is its id, `labels` (N,)
-    by name what is to be learnt of it, NaN where there is nothing; `sampled` is its acceptance probability after the response. `start` (N,)
-    is the place of its round's first token. `alive` (N,) is the chance that all tokens of its rollout before it are accepted, 1 outside of
-    rollouts; None where nothing is learned. `features` (N, ...) are those that were stored.
-    """
-
-    tokens: Tensor
-    row: Tensor
-    index: Tensor
-    drafted: Tensor
-    labels: dict[str, Tensor]
-    start: Tensor
-    alive: Tensor | None = None
-    features: dict[str, Tensor] = field(default_factory=dict)
+    tokens: Tensor  # (B, T) long: prompts with mixed responses, and prompts with the start of a response and a rollout; right-padded with zeros
+    row: Tensor  # (N,) long, the text of each drafted token
+    index: Tensor  # (N,) long, the position in the text of the token, or of the target's token in its place
+    drafted: Tensor  # (N,) long, the token's id
+    labels: dict[str, Tensor]  # (N,) by name, NaN where there is none; `sampled` is the acceptance probability after the response
+    start: Tensor  # (N,) long, the position of the first token of the token's round
+    alive: Tensor | None = (
+        None  # (N,), the chance that all tokens of the rollout before it are accepted, 1 outside of rollouts; None outside of training
+    )
+    features: dict[str, Tensor] = field(default_factory=dict)  # (N, ...) by name, those that were stored
 
     @property
     def label(self) -> Tensor:
-        """The acceptance probabilities of the judged tokens (N,), NaN within rollouts."""
+        """The acceptance probabilities of the drafted tokens (N,), NaN within rollouts."""
         return self.labels["sampled"]
 
     @property
     def of_response(self) -> Tensor:
-        """Which judged tokens were drafted after the response itself (N,) bool; metrics are over these."""
+        """Which tokens were drafted after the response, not within a rollout, (N,) bool; metrics are computed over these."""
         return ~self.label.isnan()
 
     def to(self, device: torch.device) -> "HeadBatch":
+        """Return this batch on a device."""
         named = {name: {key: value.to(device) for key, value in getattr(self, name).items()} for name in ("labels", "features")}
         moved = {name: getattr(self, name).to(device) for name in ("tokens", "row", "index", "drafted", "start")}
         return replace(self, **moved, **named, alive=None if self.alive is None else self.alive.to(device))
@@ -57,10 +50,8 @@ class HeadBatch:
 def collate(items: Sequence[Mapping]) -> HeadBatch:
     """Return the items of one step as a HeadBatch, right-padded."""
     texts = [text for item in items for text in texts_of(item)]
-    tokens = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
-    for i, text in enumerate(texts):
-        tokens[i, : len(text)] = torch.from_numpy(text)
-    judged = {
+    tokens = right_padded(texts)
+    joined = {
         name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in ("index", "drafted", "start", "alive")
     }
     firsts = np.cumsum([0, *(len(texts_of(item)) for item in items[:-1])])
@@ -68,7 +59,7 @@ def collate(items: Sequence[Mapping]) -> HeadBatch:
     labels = {name: torch.from_numpy(np.concatenate([item["labels"][name] for item in items])) for name in items[0]["labels"]}
     stored = items[0].get("features", {})
     features = {name: torch.cat([item["features"][name] for item in items]) for name in stored}
-    return HeadBatch(tokens, row, labels=labels, features=features, **judged)
+    return HeadBatch(tokens, row, labels=labels, features=features, **joined)
 
 
 def texts_of(item: Mapping) -> list[np.ndarray]:
@@ -78,45 +69,46 @@ def texts_of(item: Mapping) -> list[np.ndarray]:
 
 @torch.no_grad()
 def head_features(lm: LanguageModel, batch: HeadBatch, predicts: str, needs: frozenset[str]) -> dict[str, Tensor]:
-    """Return the draft's features in `needs` of every judged token (N, ...), as the decoder computes them.
+    """Return the draft's features in `needs` of every drafted token, (N, ...) by name, as the decoder computes them.
 
-    `input_token`: at the position that consumed the token; `next_token`: at the one before, which it was sampled from.
+    For `input_token` they are read at the position of the token; for `next_token` at the one before, from which it was sampled.
     """
-    (features,) = drawn_features(lm, batch, predicts, needs, [batch.drafted])
+    (features,) = sample_features(lm, batch, predicts, needs, [batch.drafted])
     return features
 
 
 @torch.no_grad()
 def target_states(lm: LanguageModel, batch: HeadBatch, start: Tensor) -> Tensor:
-    """Return the target's hidden states (N, H) that a round has which begins at `start` (N,) in the row of the n-th judged token.
+    """Return the target's hidden states (N, H) for rounds that begin at the positions `start` (N,) of the texts of the drafted tokens.
 
-    They are what the token before the round was decided from, so that of the position before that; zeros where there is none.
+    A round's state is the one that the last token before the round was decided from, two positions before `start`; zeros where there is none.
     """
     return _states(lm, batch.tokens, batch.row, (start - 2).clamp_min(0)) * (start >= 2)[:, None]
 
 
-def _states(lm: LanguageModel, tokens: Tensor, row: Tensor, at: Tensor) -> Tensor:
-    """Return the hidden states (N, H) at the places `at` (N,) of the rows `row` (N,) of `tokens` (B, T)."""
-    texts = tokens.to(lm.device).split(max(1, BATCH_TOKENS // tokens.shape[1]))
-    hidden = torch.cat([lm.hidden_states(some, use_cache=False) for some in texts])
-    return hidden.to(tokens.device)[row, at]
+def _states(lm: LanguageModel, tokens: Tensor, row: Tensor, position: Tensor) -> Tensor:
+    """Return the hidden states (N, H) at `position` (N,) of the rows `row` (N,) of `tokens` (B, T)."""
+    pieces = slices(*tokens.shape, BATCH_TOKENS)
+    hidden = torch.cat([lm.hidden_states(tokens[piece].to(lm.device), use_cache=False) for piece in pieces])
+    return hidden.to(tokens.device)[row, position]
 
 
 @torch.no_grad()
-def drawn_features(
-    lm: LanguageModel, batch: HeadBatch, predicts: str, needs: frozenset[str], draws: Sequence[Tensor]
+def sample_features(
+    lm: LanguageModel, batch: HeadBatch, predicts: str, needs: frozenset[str], samples: Sequence[Tensor]
 ) -> list[dict[str, Tensor]]:
-    """Return the features in `needs` for each of `draws`, tokens (N,) that may all have been drawn at the judged positions.
+    """Return the features in `needs` for each of `samples`, token ids (N,) that may have been drafted at the positions of the batch.
 
-    What does not depend on the token is computed for the first draw only, and is not in the others.
+    Features that do not depend on the token are computed for the first sample only, and are left out for the others.
     """
-    at = batch.index if predicts == "input_token" else batch.index - 1
-    hidden = _states(lm, batch.tokens, batch.row, at)
-    with_logits = needs & set(CERTAINTY)
-    parts: list[list[dict[str, Tensor]]] = [[] for _ in draws]
-    for piece in torch.arange(len(at), device=hidden.device).split(max(1, SLICE_ELEMENTS // lm.vocab_size)):
-        logits = lm.logits(hidden[piece]) if with_logits else hidden[piece]
-        for number, (drafted, found) in enumerate(zip(draws, parts, strict=True)):
-            wanted = needs & {"draft_prob", "embedding", "token"} if number else needs
-            found.append(drafting_features(lm, wanted, logits, drafted[piece], hidden[piece]))
-    return [{name: torch.cat([part[name] for part in found]) for name in found[0]} for found in parts]
+    position = batch.index if predicts == "input_token" else batch.index - 1
+    hidden = _states(lm, batch.tokens, batch.row, position)
+    needs_logits = reads_logits(needs)
+    of_token = {name for name in needs if FEATURES[name].of_token}
+    parts: list[list[dict[str, Tensor]]] = [[] for _ in samples]
+    for piece in slices(len(position), lm.vocab_size, SLICE_ELEMENTS):
+        logits = lm.logits(hidden[piece]) if needs_logits else hidden[piece]
+        for number, (drafted, features) in enumerate(zip(samples, parts, strict=True)):
+            wanted = of_token if number else needs
+            features.append(drafting_features(wanted, logits, drafted[piece], hidden[piece], lm.embed))
+    return [{name: torch.cat([part[name] for part in pieces]) for name in pieces[0]} for pieces in parts]

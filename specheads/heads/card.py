@@ -1,6 +1,8 @@
-"""A head's model card: what it is, for whom, how good it was on held-out prompts, and how to decode with it."""
+"""The model card of a head: its shape, its models, its results on held-out prompts, and how to decode with it."""
 
-from specheads.heads.head import HeadConfig
+from collections.abc import Mapping
+
+from specheads.heads.config import HeadConfig
 
 METRICS = {
     "kl": "binary KL divergence of the predictions, nats",
@@ -8,8 +10,8 @@ METRICS = {
     "brier": "Brier score",
     "ece": "expected calibration error",
 }
-DEV_ERRORS = {  # on dev prompts, of tokens at every place of a round
-    "raw": "expected calibration error in rounds, as it is",
+DEV_ERRORS = {  # on dev prompts, over tokens at every index of a round
+    "raw": "expected calibration error in rounds, without calibration",
     "cross_fitted": "the same, calibrated on one half of the prompts and measured on the other",
 }
 USE = """```python
@@ -28,12 +30,12 @@ target.generate(**inputs, custom_generate="{folder}", trust_remote_code=True, dr
 
 def card(config: HeadConfig) -> str:
     """Return the model card of a head."""
-    facts = {
-        "draft": _who(config.draft),
-        "target": _who(config.target),
+    rows = {
+        "draft": _model(config.draft),
+        "target": _model(config.target),
         "predicts": f"{config.predicts}, from {', '.join(config.inputs)}",
         "shape": f"{config.input_size} inputs, width {config.width}, {config.depth} residual blocks",
-        "labels": f"{config.label}, under {', '.join(f'{name}={value}' for name, value in config.warp.items()) or 'a law it does not name'}",
+        "labels": f"{config.label}, under {', '.join(f'{name}={value}' for name, value in config.warp.items()) or 'a warp that is not named'}",
         "trained on": _data(config),
         "calibrated": "no" if config.calibration is None else f"by {len(config.calibration['slope'])} indices in the round",
     }
@@ -45,16 +47,15 @@ def card(config: HeadConfig) -> str:
     return (
         "---\nlibrary_name: specheads\nlicense: apache-2.0\ntags: [speculative-decoding, specdec++, custom_generate]\n---\n"
         "# Acceptance head\n\nPredicts whether the target will accept a token that the draft proposes, so that drafting stops in time.\n\n"
-        + _table("", "", facts)
+        + _table("", "", rows)
         + (f"## Results on held-out prompts\n\n{_table('measure', 'value', results)}" if results else "")
         + "## Use\n\n"
         + USE.format(folder="<this folder or hub id>", threshold=', threshold="auto"' if config.recommended else "")
     )
 
 
-def _who(model: object) -> str:
-    known = dict(model)
-    return f"{known['id']} (revision {known.get('revision')})" if known.get("id") else "not named"
+def _model(model: Mapping[str, str]) -> str:
+    return f"{model['id']} (revision {model.get('revision')})" if model.get("id") else "not named"
 
 
 def _data(config: HeadConfig) -> str:

@@ -1,12 +1,12 @@
-"""The acceptance head: a small residual network on the draft's hidden state that says how likely a token is accepted.
+"""The acceptance head: a small residual network on the draft's hidden state that predicts how likely a drafted token is accepted.
 
-Two kinds. `predicts=input_token` (SpecDec++): the state that has consumed y_i judges y_i, one draft forward after it was
-sampled. `predicts=next_token` (look-ahead): the state that y_i was sampled from, y_i's embedding and the draft's certainty
-judge y_i before that forward is spent.
+There are two kinds. With `predicts=input_token` (SpecDec++) the head reads the draft's state after y_i and predicts y_i, one forward pass of the
+draft after y_i was sampled. With `predicts=next_token` (look-ahead) it reads the state that y_i was sampled from, y_i's embedding and the draft's
+certainty, and predicts y_i before that forward pass is spent.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,130 +14,79 @@ import torch
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor
 
-from specheads.errors import UserError, is_count
-from specheads.heads.calibration import IndexCalibration
+from specheads.errors import UserError
+from specheads.features import reads_target
+from specheads.heads.config import HeadConfig
+from specheads.heads.head_folder import Golden, HeadFiles, read_files, tensor_mismatch, write_files
 from specheads.heads.portable.network import Network
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.pair import Pair
 
-FORMAT_VERSION = 2  # format 1 calls `predicts` `judges`
-# What a kind may see. At the position that has read y_i, token features are already those of y_{i+1}, which training does not
-# know: a head that judges its input token has only the state and the shape of the next law.
-# What is known of a round beside its tokens: the judged token's index in it, from 0, and the target's hidden state that the token
-# before the round was decided from, zeros where there is none.
-ROUND_INPUTS = ("index", "target_hidden")
-DEFAULT_INPUTS = {"input_token": ("hidden",), "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy")}
-KNOWN_INPUTS = {
-    "input_token": ("hidden", "max_prob", "entropy", "index"),
-    "next_token": DEFAULT_INPUTS["next_token"] + ROUND_INPUTS,
-}
-# A look-ahead head is projected down to an eighth of the draft's width, within these bounds: it is paid for in every draft step, and
-# widths from 8 to 40 decided equally well on nano (benchmarks/README.md, kinds of heads).
-NEXT_TOKEN_SHARE, LEAST_WIDTH, LARGEST_WIDTH = 8, 8, 256
-
-
-@dataclass(frozen=True)
-class HeadConfig:
-    """Everything that decides what a head computes and for whom; the content of `config.json`."""
-
-    hidden_size: int
-    depth: int = 3
-    predicts: str = "next_token"
-    inputs: tuple[str, ...] = ()
-    width: int | None = None
-    embedding_size: int | None = None
-    target_size: int | None = None  # of the target's hidden state, where that is an input
-    # Tokens of which draft_prob, max_prob and entropy speak; a draft may have padded logits beyond them.
-    vocab_size: int | None = None
-    label: str = "sampled"
-    tap: str = "output_embedding_input"
-    warp: Mapping[str, float] = field(default_factory=dict)
-    draft: Mapping[str, str] = field(default_factory=dict)
-    target: Mapping[str, str] = field(default_factory=dict)
-    calibration: Mapping[str, Any] | None = None  # of IndexCalibration; stopping rules apply it, the head gives raw logits
-    recommended: Mapping[str, float] | None = None
-    train: Mapping[str, Any] = field(default_factory=dict)
-    format_version: int = FORMAT_VERSION
-
-    def __post_init__(self) -> None:
-        if self.predicts not in KNOWN_INPUTS:
-            raise UserError(f"head.predicts={self.predicts!r} is not known; use one of {', '.join(KNOWN_INPUTS)}.")
-        if not is_count(self.depth):
-            raise UserError(f"head.depth={self.depth} is no count; use 0 (linear) or more residual blocks.")
-        if self.width is not None and not is_count(self.width, least=1):
-            raise UserError(f"head.width={self.width} is no count of at least 1; use null for the usual width.")
-        inputs = tuple(self.inputs) or DEFAULT_INPUTS[self.predicts]
-        known = KNOWN_INPUTS[self.predicts]
-        if unknown := [name for name in inputs if name not in known]:
-            raise UserError(f"head.inputs names {unknown[0]!r}; a head with predicts={self.predicts} can see {', '.join(known)}.")
-        if "target_hidden" in inputs and not is_count(self.target_size, least=1):
-            raise UserError(
-                f"target_size={self.target_size} is no count, but the head reads the target's hidden state; give its size."
-            )
-        narrow = min(max(self.hidden_size // NEXT_TOKEN_SHARE, LEAST_WIDTH), LARGEST_WIDTH)
-        default_width = self.hidden_size if self.predicts == "input_token" else narrow
-        object.__setattr__(self, "inputs", inputs)
-        object.__setattr__(self, "width", self.width or default_width)
-        object.__setattr__(self, "embedding_size", self.embedding_size or self.hidden_size)
-
-    @property
-    def input_size(self) -> int:
-        """Numbers that enter the network."""
-        sizes = {"hidden": self.hidden_size, "embedding": self.embedding_size, "target_hidden": self.target_size}
-        return sum(sizes.get(name, 1) for name in self.inputs)
-
-    @property
-    def projected(self) -> bool:
-        """Whether a linear layer comes before the blocks."""
-        return self.predicts == "next_token" or self.input_size != self.width
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"inputs": list(self.inputs)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any], where: str) -> "HeadConfig":
-        """Read `config.json`; raises UserError for a newer format or keys that are unknown or missing."""
-        if {"model_type", "architectures"} & values.keys():
-            raise UserError(f"{where} is a model's, not a head's; give the folder of a head, which train.py exports.")
-        version = values.get("format_version")
-        if version == 1:
-            values = {"predicts" if key == "judges" else key: value for key, value in values.items()}
-        elif version != FORMAT_VERSION:
-            raise UserError(
-                f"{where} has head format {version!r}; this version reads 1 to {FORMAT_VERSION}. Update specheads or export the head again."
-            )
-        known = {f.name for f in fields(cls)}
-        if strange := sorted(values.keys() - known):
-            raise UserError(f"{where} has the unknown key {strange[0]!r}; it was not written by this version of specheads.")
-        if missing := sorted({"hidden_size", "depth", "predicts", "inputs", "width"} - values.keys()):
-            raise UserError(f"{where} lacks the key {missing[0]!r}; export the head again.")
-        IndexCalibration.from_dict(values.get("calibration"), where)
-        return cls(**{**values, "inputs": tuple(values["inputs"]), "format_version": FORMAT_VERSION})
+NUM_GOLDEN = 32  # golden inputs that are kept
+LEAST_SPREAD = 1e-6  # logits with a smaller standard deviation count as constant
 
 
 class AcceptanceHead(Network, PyTorchModelHubMixin):
-    """A network that knows its config. Computes in float32 (SpecDec++, section 3.2).
+    """A network that knows its config. It computes in float32 (SpecDec++, section 3.2).
 
-    `save_pretrained`, `from_pretrained` and `push_to_hub` are huggingface_hub's; their folder is that of `save_head`.
+    `save_pretrained`, `from_pretrained` and `push_to_hub` are huggingface_hub's; their folder is the one of `specheads.save_head`.
     """
 
     def __init__(self, config: HeadConfig) -> None:
+        """Make a head with random weights."""
         super().__init__(config.inputs, config.input_size, config.width, config.depth, config.projected)
         self.config = config
-        self.golden_inputs: Tensor | None = None  # (N, input_size) that a loaded head was checked on
-        self.train_prompts: TrainPrompts | None = None  # None: not known, as of heads that were exported before they were kept
+        self.golden_inputs: Tensor | None = None  # (N, input_size), on which a loaded head was checked
+        self.train_prompts: TrainPrompts | None = None  # None: not known, for heads that were exported without them
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        from specheads.heads.checkpoint import save_head  # which knows heads
+        self.write(save_directory)
 
-        save_head(self, save_directory)
+    def write(self, folder: Path, golden_inputs: Tensor | None = None) -> Path:
+        """Write this head to `folder`; see `specheads.save_head`."""
+        head = copy.deepcopy(self).cpu().eval()  # this one may be decoding
+        inputs = self.golden_inputs if golden_inputs is None else golden_inputs
+        inputs = (head.random_inputs(NUM_GOLDEN) if inputs is None else inputs)[:NUM_GOLDEN].float().cpu().contiguous()
+        with torch.no_grad():
+            golden = Golden(inputs, head.score(inputs))
+        return write_files(folder, HeadFiles(self.config, head.state_dict(), golden, self.train_prompts))
 
     @classmethod
     def from_pretrained(cls, location: str | Path, *, any_draft: bool = False, **hub: Any) -> "AcceptanceHead":
-        """Return the head of a folder or hub id; see load_head, whose errors it raises."""
-        from specheads.heads.checkpoint import load_head
+        """Return the head of a folder or hub id; see `specheads.load_head`, which raises the same errors."""
+        files = read_files(location, hub)
+        head = cls(replace(files.config, draft={}, target={}) if any_draft else files.config)
+        if mismatch := tensor_mismatch(head.state_dict(), files.tensors):
+            raise UserError(f"{files.folder}/model.safetensors: {mismatch} from config.json; export it again.")
+        head.load_state_dict(dict(files.tensors))
+        head.requires_grad_(False).eval()
+        if files.golden is not None:
+            head.check_golden(files.golden, str(files.folder))
+            head.golden_inputs = files.golden.inputs
+        head.train_prompts = files.train_prompts
+        return head
 
-        return load_head(location, any_draft, **hub)
+    def check_golden(self, golden: Golden, where: str) -> None:
+        """Raise UserError unless this head computes the golden logits, and they are not all the same."""
+        if golden.inputs.shape != (len(golden.logits), self.config.input_size):
+            raise UserError(
+                f"{where}/golden.safetensors: inputs have shape {tuple(golden.inputs.shape)} for {tuple(golden.logits.shape)} logits of a head "
+                f"that reads {self.config.input_size} numbers; the files are damaged, export the head again."
+            )
+        difference = (self.score(golden.inputs) - golden.logits).abs().max().item()
+        if not difference < 1e-3 * (1 + golden.logits.abs().max().item()):
+            raise UserError(
+                f"{where}: outputs differ from the golden vectors by {difference:.3g}; the files are damaged, export the head again."
+            )
+        if golden.logits.std().item() < LEAST_SPREAD:
+            raise UserError(
+                f"{where}: this head predicts a constant, so no threshold can separate drafts; train it longer or on more prompts."
+            )
+
+    def random_inputs(self, count: int) -> Tensor:
+        """Return `count` assembled inputs (count, input_size) at the scale that this head was trained on."""
+        sample = torch.randn(count, self.config.input_size, generator=torch.Generator().manual_seed(0))
+        return sample / self.input_scale + self.input_mean
 
     def extra_repr(self) -> str:
         """Return what the layers do not show; names of compiled code depend on it."""
@@ -146,30 +95,30 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
 
     @torch.no_grad()
     def standardise(self, inputs: Tensor) -> None:
-        """Fix the shift and scale of the inputs from a sample (N, input_size), so that all enter with unit variance."""
+        """Set the shift and scale of the inputs from a sample (N, input_size), so that all enter with unit variance."""
         self.input_mean.copy_(inputs.mean(dim=0))
         self.input_scale.copy_(1 / inputs.std(dim=0).clamp_min(1e-6))
 
     def check_fits(self, pair: Pair) -> None:
-        """Raise UserError unless this head was trained on the pair's draft, and its target if it reads that, as they are now."""
+        """Raise UserError unless this head was trained on the pair's draft at its present revision, and on its target if it reads that."""
         size = pair.draft_lm.hidden_size
         if self.config.hidden_size != size:
             raise UserError(
                 f"the head reads hidden states of size {self.config.hidden_size}, but the draft {pair.draft_id} has size {size}; "
                 f"it was trained for {self.config.draft.get('id', 'another draft')}. Train one for this pair: python train.py model=..."
             )
-        here = {"draft": (pair.draft_id, pair.draft_revision)}
-        if "target_hidden" in self.config.inputs:
-            here["target"] = (pair.target_id, pair.target_revision)
-        for role, (name, revision) in here.items():
+        present = {"draft": (pair.draft_id, pair.draft_revision)}
+        if reads_target(self.config.inputs):
+            present["target"] = (pair.target_id, pair.target_revision)
+        for role, (name, revision) in present.items():
             self.check_trained_for(role, name, revision)
 
     def check_trained_for(self, role: str, name: str, revision: str) -> None:
-        """Raise UserError unless this is the draft or target, by `role`, that this head was trained for, or it does not say."""
+        """Raise UserError if this head was trained for a draft or target (`role`) of another revision; one that does not say fits all."""
         trained = dict(getattr(self.config, role))
         if trained and trained.get("revision") != revision:
             raise UserError(
                 f"the head was trained for {role} {trained.get('id')} at revision {trained.get('revision')}, but this pair's {role} is "
                 f"{name} at revision {revision}; load that {role}, or train a head for this one: python train.py model=... "
-                "To take it nevertheless: any_draft=true."
+                "To use it nevertheless: any_draft=true."
             )

@@ -1,6 +1,6 @@
-"""How good acceptance predictions are, against soft labels (the known acceptance probabilities).
+"""Metrics of acceptance predictions against soft labels, the known acceptance probabilities.
 
-Where a metric speaks of accept/reject draws, its expectation over the draws is computed instead of drawing.
+A label is the chance that a sampled outcome is "accepted"; metrics of outcomes are computed as expectations over them, without sampling.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Calibration:
-    """A reliability curve: per bin the share of positions, the mean prediction and the mean label; `ece` sums it up."""
+    """A reliability curve: for each bin the share of positions, the mean prediction and the mean label; `ece` summarises it."""
 
     share: Tensor
     predicted: Tensor
@@ -30,9 +30,9 @@ def binary_kl(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def auroc(scores: Tensor, labels: Tensor) -> float:
-    """Return the chance that an accepted draw has a higher score than a rejected one, ties counting half.
+    """Return the chance that an accepted outcome has a higher score than a rejected one, where ties count half.
 
-    Each position (N,) is an accepted draw with weight `labels` and a rejected one with the rest. NaN if either has none.
+    Each position (N,) is accepted with weight `labels` and rejected with the rest. NaN if all the weight is on one side.
     """
     _, group = torch.unique(scores, return_inverse=True)
     weights = torch.zeros(2, int(group.max()) + 1, dtype=torch.float64, device=scores.device)
@@ -44,7 +44,7 @@ def auroc(scores: Tensor, labels: Tensor) -> float:
 
 
 def brier(probs: Tensor, labels: Tensor) -> float:
-    """Return the expected squared error of predictions (N,) against accept/reject draws."""
+    """Return the expected squared error of predictions (N,) against sampled outcomes."""
     return ((probs - labels) ** 2 + labels * (1 - labels)).mean().item()
 
 
@@ -61,9 +61,8 @@ def calibration(probs: Tensor, labels: Tensor, num_bins: int = 15) -> Calibratio
 
 def ece_by_index(probs: Tensor, labels: Tensor, index: Tensor) -> list[float]:
     """Return the expected calibration error of predictions (N,) at each `index` (N,) long, from 0 to the largest."""
-    return [
-        calibration(probs[index == one], labels[index == one]).ece for one in range(int(index.max()) + 1 if len(index) else 0)
-    ]
+    count = int(index.max()) + 1 if len(index) else 0
+    return [calibration(probs[index == place], labels[index == place]).ece for place in range(count)]
 
 
 def prediction_metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
@@ -80,8 +79,8 @@ def prediction_metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
 def fit_logistic(features: Tensor, labels: Tensor, counts: Tensor | None = None, num_steps: int = 25) -> Tensor:
     """Return weights (F + 1,), the intercept last, of the logistic regression of soft labels (N,) on features (N, F).
 
-    `counts` (N,): how often each sample counts, once if they are not given. Newton's method in float64, with a ridge too small to matter
-    that keeps collinear features solvable.
+    `counts` (N,) says how often each sample counts, once by default. Newton's method in float64, with a negligible ridge that keeps collinear
+    features solvable.
     """
     inputs = torch.cat([features.double(), torch.ones(len(features), 1, dtype=torch.float64)], dim=1)
     weights = torch.zeros(inputs.shape[1], dtype=torch.float64)

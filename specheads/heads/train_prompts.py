@@ -1,8 +1,8 @@
-"""The prompts that a head learned from, as a file of its folder, so that no evaluation reports on them.
+"""The prompts that a head was trained on, as a file of its folder, so that no evaluation reports on them.
 
-A prompt is known by its words: 64 bits of SHA-256 as int64, so that the file of 40,000 prompts takes 320 KB. Templates that differ in
-white space and case make the same words of a row. Those of other words do not: such prompts of the same rows are not noticed. Heads that
-were exported before have the ids of their prompts instead, which are hashes of the very text; `numbers_of` gives both.
+A prompt is identified by a hash of its words, 64 bits of SHA-256 as int64, so the file of 40,000 prompts takes 320 KB. Templates that differ only
+in white space and case yield the same hash; templates with other words do not, so the same rows under such templates are not noticed. Heads that
+were exported earlier have the ids of their prompts instead, which are hashes of the exact text; `numbers_of` returns both.
 """
 
 import hashlib
@@ -30,20 +30,22 @@ class TrainPrompts:
 
     @classmethod
     def of(cls, train: Iterable[str], dev: Iterable[str] = ()) -> "TrainPrompts":
-        """Return those of the texts of prompts."""
+        """Return the numbers of prompts from their texts."""
         return cls(_numbers(train), _numbers(dev))
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], where: str) -> "TrainPrompts":
-        """Return what a file `where` holds; raises UserError where that is something else."""
-        found = {name: (str(tensor.dtype).removeprefix("torch."), tensor.dim()) for name, tensor in tensors.items()}
-        if found != {"train": ("int64", 1), "dev": ("int64", 1)}:
-            told = ", ".join(f"{name} {dtype} of {dims} dimensions" for name, (dtype, dims) in sorted(found.items())) or "nothing"
-            raise UserError(f"{where} holds {told}, expected lists train and dev of int64; export the head again.")
+        """Return the content of the file `where`; raises UserError for tensors of other names or types."""
+        types = {name: (str(tensor.dtype).removeprefix("torch."), tensor.dim()) for name, tensor in tensors.items()}
+        if types != {"train": ("int64", 1), "dev": ("int64", 1)}:
+            content = (
+                ", ".join(f"{name} {dtype} of {dims} dimensions" for name, (dtype, dims) in sorted(types.items())) or "nothing"
+            )
+            raise UserError(f"{where} holds {content}, expected lists train and dev of int64; export the head again.")
         return cls(tensors["train"], tensors["dev"])
 
     def calibrated_on(self, dev: Iterable[str]) -> "TrainPrompts":
-        """Return these train prompts with the texts of the dev prompts of another calibration."""
+        """Return the same train prompts with the dev prompts, by their texts, of another calibration."""
         return replace(self, dev=_numbers(dev))
 
     def write(self, folder: Path) -> None:
@@ -52,12 +54,12 @@ class TrainPrompts:
 
 
 def numbers_of(prompt_id: str, text: str) -> set[int]:
-    """Return the numbers that files may know a prompt by: that of its words, and that of its id, which earlier ones have."""
+    """Return the numbers that files may hold for a prompt: the hash of its words, and its id, which earlier files hold."""
     return {text_hash(text), id_number(prompt_id)}
 
 
 def text_hash(text: str) -> int:
-    """Return the number of a prompt's words, whatever their case and the white space between them."""
+    """Return the hash of a prompt's words, regardless of case and white space."""
     return _hash_number(" ".join(text.lower().split()))
 
 

@@ -1,1 +1,1 @@
-"""Heads in other decoders."""
+"""Heads in other decoders and formats."""

@@ -1,4 +1,4 @@
-"""What a head says of one token, as a module for tracers: named features in, logit and calibrated chance out."""
+"""A head's prediction for one token as a module for tracers: named features in, logit and calibrated chance of acceptance out."""
 
 from collections.abc import Callable, Mapping
 
@@ -6,17 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from specheads.errors import UserError
+from specheads.features import FEATURES
 from specheads.heads.calibration import IndexCalibration, calibrated
 from specheads.heads.head import AcceptanceHead
 
-TOLERANCE = 1e-5  # of what an exported head gives, in proportion to outputs above one
-BATCHES = (3, 1, 17)  # that an export is tried on; not the one that it was traced with
+TOLERANCE = 1e-5  # largest difference of an exported head's outputs, relative to outputs above one
+BATCHES = (3, 1, 17)  # sizes that an export is tested with; it was traced with another
 
 
-class Judgement(nn.Module):
-    """Features (B, size) or (B,) -> `logit` (B,) and `acceptance` (B,), calibrated by the judged token's `index` (B,) long in its draft, from 0."""
+class CalibratedHead(nn.Module):
+    """Features (B, size) or (B,) -> `logit` (B,) and `acceptance` (B,), calibrated by the token's `index` (B,) long in its draft, from 0."""
 
     def __init__(self, head: AcceptanceHead) -> None:
+        """Take a head with the calibration of its config."""
         super().__init__()
         self.head = head
         slope, intercept = IndexCalibration.from_dict(head.config.calibration).rows(1, torch.device("cpu"))
@@ -24,46 +26,47 @@ class Judgement(nn.Module):
         self.register_buffer("intercept", intercept.clone())
 
     def forward(self, features: Mapping[str, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits and calibrated chances of acceptance (B,)."""
         logit = self.head({**features, "index": index})
         rows = (row.expand(index.shape[0], -1) for row in (self.slope, self.intercept))
         return logit, calibrated(logit, index, *rows).sigmoid()
 
 
-def example(head: AcceptanceHead, batch: int) -> tuple[dict[str, Tensor], Tensor]:
-    """Return what a head is asked about `batch` tokens: features by name, and their index."""
-    config, generator = head.config, torch.Generator().manual_seed(batch)
-    sizes = {"hidden": config.hidden_size, "embedding": config.embedding_size, "target_hidden": config.target_size}
-    found, start = {}, 0
-    for name in config.inputs:
-        size = sizes.get(name, 1)
-        # States and embeddings of the scale that the head was trained on; at another its outputs are far from any that occur.
+def example_inputs(head: AcceptanceHead, batch: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Return random inputs of a CalibratedHead for `batch` tokens: features by name, and indices (batch,) long."""
+    generator = torch.Generator().manual_seed(batch)
+    features, start = {}, 0
+    for name in head.config.inputs:
+        key = FEATURES[name].size
+        size = 1 if key is None else getattr(head.config, key)
+        # Vectors have the scale that the head was trained on; at another scale its outputs are far from any that occur.
         mean, scale = (tensor[start : start + size].cpu() for tensor in (head.input_mean, head.input_scale))
-        if name in sizes:
-            found[name] = torch.randn(batch, size, generator=generator) / scale + mean
+        if key is not None:
+            features[name] = torch.randn(batch, size, generator=generator) / scale + mean
         elif name != "index":
-            found[name] = torch.rand(batch, generator=generator)
+            features[name] = torch.rand(batch, generator=generator)
         start += size
-    return found, torch.arange(batch) % 11
+    return features, torch.arange(batch) % 11
 
 
 def traced(head: AcceptanceHead) -> torch.export.ExportedProgram:
-    """Return a head's judgement as a graph for batches of any size."""
-    given, batch = example(head, 2), torch.export.Dim("batch")
+    """Return a head with its calibration as a graph for batches of any size."""
+    inputs, batch = example_inputs(head, 2), torch.export.Dim("batch")
     return torch.export.export(
-        Judgement(head).eval(), given, dynamic_shapes=({name: {0: batch} for name in given[0]}, {0: batch})
+        CalibratedHead(head).eval(), inputs, dynamic_shapes=({name: {0: batch} for name in inputs[0]}, {0: batch})
     )
 
 
 def check_same(
-    head: AcceptanceHead, judge: Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, Tensor]], where: object
+    head: AcceptanceHead, exported: Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, Tensor]], where: object
 ) -> None:
-    """Raise UserError unless `judge` gives what the head gives, on batches of several sizes."""
-    ours = Judgement(head)
+    """Raise UserError unless `exported` computes what the head computes, on batches of several sizes."""
+    original = CalibratedHead(head)
     for batch in BATCHES:
-        given = example(head, batch)
+        inputs = example_inputs(head, batch)
         with torch.no_grad():
-            pairs = zip(judge(*given), ours(*given), strict=True)
-        difference = max(((found - expected).abs() / expected.abs().clamp_min(1)).max().item() for found, expected in pairs)
+            pairs = zip(exported(*inputs), original(*inputs), strict=True)
+        difference = max(((actual - expected).abs() / expected.abs().clamp_min(1)).max().item() for actual, expected in pairs)
         if not difference < TOLERANCE:
             raise UserError(
                 f"{where} differs from the head by {difference:.3g}, expected at most {TOLERANCE}; use format=standalone, or another "

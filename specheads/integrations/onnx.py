@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead
-from specheads.integrations.head_graph import check_same, example, traced
+from specheads.integrations.head_graph import check_same, example_inputs, traced
 from specheads.storage.files import write_whole
 
 FILE = "head.onnx"
@@ -24,35 +24,35 @@ def write_onnx(head: AcceptanceHead, folder: Path) -> Path:
     Inputs are the head's features by name, (batch, size) or (batch,) float32, and `index` (batch,) int64; outputs `logit` and `acceptance`, (batch,).
 
     Raises:
-        UserError: packages that are missing; a graph that computes something else.
+        UserError: missing packages, or a graph that computes something else.
     """
     try:
         import onnxruntime
         import onnxscript  # noqa: F401  what torch writes graphs with
     except ImportError as error:
         raise UserError(f"format=onnx needs {error.name}: pip install 'specheads[onnx]'.") from None
-    path, names = folder / FILE, [*example(head, 1)[0], "index"]
-    chatter = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = chatter.level
-    chatter.setLevel(logging.ERROR)  # it warns of torchvision, which a head has no use for
+    path, names = folder / FILE, [*example_inputs(head, 1)[0], "index"]
+    registration = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = registration.level
+    registration.setLevel(logging.ERROR)  # it warns that torchvision is missing, which a head does not use
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of torch about its own trees
+            warnings.simplefilter("ignore", FutureWarning)  # by torch, about its pytrees
             program = torch.onnx.export(traced(head), input_names=names, output_names=["logit", "acceptance"], verbose=False)
     finally:
-        chatter.setLevel(level)
+        registration.setLevel(level)
 
     def write(temporary: Path) -> None:
         program.save(temporary)
         session = onnxruntime.InferenceSession(temporary, providers=["CPUExecutionProvider"])
-        check_same(head, partial(judged_by, session), FILE)
+        check_same(head, partial(run_session, session), FILE)
 
     write_whole(path, write)
     return path
 
 
-def judged_by(session: Any, features: Mapping[str, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits and chances (B,) that an onnxruntime session gives."""
-    given = {name: value.numpy() for name, value in (features | {"index": index}).items()}
-    logit, acceptance = session.run(None, given)
+def run_session(session: Any, features: Mapping[str, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits and calibrated chances of acceptance (B,), computed by an onnxruntime session."""
+    inputs = {name: value.numpy() for name, value in (features | {"index": index}).items()}
+    logit, acceptance = session.run(None, inputs)
     return torch.from_numpy(logit), torch.from_numpy(acceptance)

@@ -1,4 +1,4 @@
-"""A head as an exported torch program, for runtimes that load those (C++, AOTInductor, ExecuTorch) and for Python without this project."""
+"""A head as an exported torch program, for runtimes that load such programs (C++, AOTInductor, ExecuTorch) and for Python without this project."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def write_program(head: AcceptanceHead, folder: Path) -> Path:
     path, program = folder / FILE, traced(head)
 
     def write(temporary: Path) -> None:
-        with temporary.open("wb") as stream:  # by name it would insist on its own suffix
+        with temporary.open("wb") as stream:  # given a path, it would insist on its suffix
             torch.export.save(program, stream)
         with temporary.open("rb") as stream:
             check_same(head, torch.export.load(stream).module(), FILE)

@@ -5,11 +5,12 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from specheads.errors import UserError
+from specheads.features import reads_target
 from specheads.heads.checkpoint import load_head
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.portable.assisted import Assisted
 from specheads.heads.portable.standalone_head import StandaloneHead
-from specheads.pair import revision_of
+from specheads.revisions import revision_of
 
 
 def assist(
@@ -21,28 +22,28 @@ def assist(
     max_tokens: int | None = None,
     any_draft: bool = False,
 ) -> Assisted:
-    """Let `target.generate(assistant_model=draft)` ask a head when a draft is long enough, until the outcome's `remove()`, or within a `with`.
+    """Let a head end the drafts of `target.generate(assistant_model=draft)`, until `remove()` of the returned object, or within a `with`.
 
     Args:
         target, draft: transformers models that share a tokenizer; they decode one prompt at a time.
         head: a head, its folder or hub id.
-        threshold, min_tokens, max_tokens: of HeadThreshold; default what the head recommends, else 0.7, 1 (2 for input_token) and 20.
-        any_draft: take a head that was trained for another draft of this size.
+        threshold, min_tokens, max_tokens: arguments of HeadThreshold; default what the head recommends, else 0.7, 1 (2 for input_token) and 20.
+        any_draft: accept a head that was trained for another draft of this size.
 
     Raises:
-        UserError: no such head, or one of another draft.
-        ValueError: a head of another size, vocabularies of different sizes, bounds that bound nothing.
+        UserError: no such head, or one that was trained for another draft.
+        ValueError: a head of another size, vocabularies of different sizes, bounds that are not allowed.
     """
     head = head if isinstance(head, AcceptanceHead) else load_head(head)
-    models = {"draft": draft, "target": target} if "target_hidden" in head.config.inputs else {"draft": draft}
+    models = {"draft": draft, "target": target} if reads_target(head.config.inputs) else {"draft": draft}
     for role, model in models.items():
         if getattr(head.config, role) and not any_draft:
             if not model.name_or_path:
                 raise UserError(
-                    f"the {role} was not loaded from anywhere, so that it cannot be told whether the head is for it; any_draft=True takes it."
+                    f"the {role} was not loaded from a folder or hub id, so its revision is not known; any_draft=True accepts it without this check."
                 )
             head.check_trained_for(role, model.name_or_path, revision_of(model, model.name_or_path))
-    own = StandaloneHead(head.config.to_dict())
-    own.load_state_dict(head.state_dict())
+    standalone = StandaloneHead(head.config.to_dict())
+    standalone.load_state_dict(head.state_dict())
     bounds = {"threshold": threshold, "min_tokens": min_tokens, "max_tokens": max_tokens}
-    return Assisted(target, draft, own.requires_grad_(False).eval(), **bounds)
+    return Assisted(target, draft, standalone.requires_grad_(False).eval(), **bounds)

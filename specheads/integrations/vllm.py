@@ -1,13 +1,13 @@
-"""A draft model with a head as vLLM's proposer of drafted tokens, each request's draft as long as the head wants it.
+"""A draft model with a head as vLLM's proposer of drafted tokens; the head decides when the draft of each request ends.
 
-vLLM is given this class by name, and the draft and its head by `additional_config` (see the README):
+vLLM gets this class by name, and the draft and its head by `additional_config` (see the README):
 
     speculative_config={"method": "custom_class", "model": "specheads.integrations.vllm.HeadProposer", "num_speculative_tokens": 20}
     additional_config={"specheads": {"draft": "<folder or hub id>", "head": "<folder or hub id>"}}
 
-The contract (vllm/v1/spec_decode/custom_class_proposer.py): after each step vLLM asks what to verify next. It hands over all requests' tokens and no
-hidden states, and takes token ids and no probabilities; so the draft is ours to run, with memory of its own, and drafts greedily. Nothing names a
-request, and rows move when others end: a row is known by its text. Requests are drafted for one after another.
+The contract (vllm/v1/spec_decode/custom_class_proposer.py): after each step vLLM asks for the tokens to verify next. It passes the tokens of all
+requests but no hidden states, and takes token ids but no probabilities. This class therefore runs the draft itself, with a separate KV cache, and
+drafts greedily. Requests have no names, and their rows move when others end, so a row is identified by its text. Requests are drafted for one by one.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from specheads.decoding.drafting.autoregressive import drafting_features
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
+from specheads.features import drafting_features, reads_target
 from specheads.heads.checkpoint import load_head
 from specheads.heads.portable.standalone_head import bounds_of
-from specheads.pair import load_language_model
+from specheads.language_model import load_language_model
 
 KEYS = {"draft", "head", "threshold", "min_tokens", "max_tokens", "max_requests", "device", "dtype", "any_draft"}
 MAX_REQUESTS = 32
@@ -32,23 +32,23 @@ USAGE = 'additional_config={"specheads": {"draft": "<folder or hub id>", "head":
 
 @dataclass
 class Request:
-    """What the draft has read of one request: `tokens`, of which the first `num_verified` stand in the request's text."""
+    """The tokens of one request that the draft has read; the first `num_verified` of them are part of the request's text."""
 
     cache: DynamicCache
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     num_verified: int = 0
 
     def continues_as(self, text: np.ndarray) -> bool:
-        """Whether this may be the request that now reads `text`: its text only ever grows."""
+        """Whether this may be the request whose text is now `text`: a text only grows."""
         count = self.num_verified
         return count <= len(text) and np.array_equal(self.tokens[:count], text[:count])
 
     def rewind(self, text: np.ndarray) -> None:
-        """Forget what is not in `text`, and its last token, which has to be read for a law of the next one."""
+        """Forget the tokens that are not in `text`, and its last token, which is read again to predict the next one."""
         shared = min(len(self.tokens), len(text) - 1)
         differing = np.flatnonzero(self.tokens[:shared] != text[:shared])
         kept = int(differing[0]) if len(differing) else shared
-        if len(self.tokens):  # by none, too: layers with a window then forget what is behind it
+        if len(self.tokens):  # also by no tokens: layers with a window then forget what lies beyond it
             self.cache.crop(kept - len(self.tokens))
         self.tokens, self.num_verified = text[:kept].astype(np.int64), kept
 
@@ -57,14 +57,16 @@ class HeadProposer:
     """vLLM's `custom_class` proposer.
 
     Keys of `additional_config["specheads"]`: `draft` and `head`, folders or hub ids; `threshold`, `min_tokens` and `max_tokens` of HeadThreshold
-    (default what the head recommends, else its usual ones), of which vLLM's num_speculative_tokens is the upper bound; `max_requests`, 32, of the
-    batch that are drafted for, the first ones, as the draft's memory of each is beside vLLM's own; `device` and `dtype` of the draft; `any_draft`.
+    (default what the head recommends, else its usual ones), where vLLM's num_speculative_tokens is an upper bound; `max_requests`, default 32, the
+    number of requests at the start of the batch that get drafts, as the draft's KV cache takes memory next to vLLM's; `device` and `dtype` of the
+    draft; `any_draft`, which accepts a head that was trained for another draft.
 
     Raises:
-        UserError: keys that are unknown or missing; a head of another draft, or one that reads the target's states, which vLLM keeps to itself.
+        UserError: keys that are unknown or missing; a head of another draft, or one that reads the target's hidden states, which vLLM does not pass.
     """
 
     def __init__(self, vllm_config: Any) -> None:
+        """Load the head; the draft is loaded by `load_model`."""
         given = _given(vllm_config)
         self.longest = int(vllm_config.speculative_config.num_speculative_tokens)
         self.window = int(vllm_config.model_config.max_model_len)
@@ -74,31 +76,31 @@ class HeadProposer:
         self._draft_location = given["draft"]
         self._any_draft = bool(given.get("any_draft", False))
         self.head = load_head(given["head"], self._any_draft)
-        if "target_hidden" in self.head.config.inputs:
+        if reads_target(self.head.config.inputs):
             raise UserError(
-                f"the head {given['head']} reads the target's hidden state, which vLLM does not hand over; train one without it."
+                f"the head {given['head']} reads the target's hidden state, which vLLM does not pass; train one without target_hidden in head.inputs."
             )
         bounds = {name: given.get(name) for name in ("threshold", "min_tokens", "max_tokens")}
         longest = min(bounds_of(self.head.config.to_dict(), **bounds)["max_tokens"], self.longest)
         self.rule = HeadThreshold(self.head, **bounds_of(self.head.config.to_dict(), **bounds | {"max_tokens": longest}))
-        self._most = int(given.get("max_requests", MAX_REQUESTS))
+        self._max_requests = int(given.get("max_requests", MAX_REQUESTS))
         self._requests: list[Request | None] = []  # by the row they had last
         self._draft = None
 
     def load_model(self, *arguments: Any, **others: Any) -> None:
-        """Load the draft; vLLM calls this while it loads models, so that the draft's memory is not taken for free."""
+        """Load the draft; vLLM calls this while it loads models, so that it does not count the draft's memory as free."""
         draft, revision = load_language_model(self._draft_location, **self._where)
         if draft.hidden_size != self.head.config.hidden_size:
             raise UserError(
                 f"the head reads hidden states of size {self.head.config.hidden_size}, but the draft {self._draft_location} has {draft.hidden_size}; "
                 f"it was trained for {self.head.config.draft.get('id', 'another draft')}."
             )
-        theirs = self._vocab_size
-        if theirs is not None and draft.vocab_size > theirs:
+        target_size = self._vocab_size
+        if target_size is not None and draft.vocab_size > target_size:
             raise UserError(
-                f"the draft {self._draft_location} knows {draft.vocab_size} tokens, the target {theirs}; choose a draft with the target's tokenizer."
+                f"the draft {self._draft_location} knows {draft.vocab_size} tokens, the target {target_size}; choose a draft with the target's tokenizer."
             )
-        # What the head learnt from, where the draft's folder has no tokenizer to count its tokens.
+        # The vocabulary that the head was trained on, where the draft's folder has no tokenizer from which to count it.
         draft.vocab_size = self.head.config.vocab_size or draft.vocab_size
         self.head.check_trained_for("draft", str(self._draft_location), revision)
         self.head.to(draft.device)
@@ -117,39 +119,40 @@ class HeadProposer:
         """Return drafted tokens for each request, at most num_speculative_tokens.
 
         Args:
-            sampled_token_ids: by request, what the last step gave it; nothing for one whose prompt is still being read, which gets no draft.
-            num_tokens_no_spec: by request, how many tokens it has, these included.
-            token_ids_cpu: (rows, max_model_len), of which the first rows are the requests.
-            slot_mappings: of vLLM's own memory, not used here.
+            sampled_token_ids: by request, the tokens of the last step; empty for one whose prompt is still being read, which gets no draft.
+            num_tokens_no_spec: by request, the number of its tokens, these included.
+            token_ids_cpu: (rows, max_model_len); the first rows are the requests.
+            slot_mappings: of vLLM's KV cache, not used here.
         """
         if self._draft is None:
             self.load_model()
         texts = [
-            np.asarray(token_ids_cpu[row][: int(num_tokens_no_spec[row])]) for row in range(len(sampled_token_ids[: self._most]))
+            np.asarray(token_ids_cpu[row][: int(num_tokens_no_spec[row])])
+            for row in range(len(sampled_token_ids[: self._max_requests]))
         ]
-        self._requests = self._found(texts)
+        self._requests = self._matched(texts)
         return [
             self._drafted(request, text) if len(sampled) else []
             for request, text, sampled in zip(self._requests, texts, sampled_token_ids, strict=False)
-        ] + [[] for _ in sampled_token_ids[self._most :]]
+        ] + [[] for _ in sampled_token_ids[self._max_requests :]]
 
-    def _found(self, texts: Sequence[np.ndarray]) -> list[Request]:
-        """Return each row's request: most stay where they were, some have moved, others are new."""
+    def _matched(self, texts: Sequence[np.ndarray]) -> list[Request]:
+        """Return the request of each row: most stay in their row, some have moved, others are new."""
         left = dict(enumerate(self._requests))
-        found: list[Request | None] = [None] * len(texts)
+        requests: list[Request | None] = [None] * len(texts)
         for row, text in enumerate(texts):
             if row in left and left[row].continues_as(text):
-                found[row] = left.pop(row)
+                requests[row] = left.pop(row)
         for row, text in enumerate(texts):
-            if found[row] is None:
+            if requests[row] is None:
                 moved = [place for place, request in left.items() if request.continues_as(text)]
                 longest = max(moved, key=lambda place: left[place].num_verified, default=None)
-                found[row] = self._new_request() if longest is None else left.pop(longest)
-        return found
+                requests[row] = self._new_request() if longest is None else left.pop(longest)
+        return requests
 
     def _new_request(self) -> Request:
         cache = DynamicCache(config=self._draft.config)
-        cache.activate_past_recording()  # so that drafts behind a window can be taken back
+        cache.activate_past_recording()  # so that drafts that go beyond a window can be rewound
         return Request(cache)
 
     def _drafted(self, request: Request, text: np.ndarray) -> list[int]:
@@ -167,7 +170,7 @@ class HeadProposer:
             logits = draft.logits(hidden)
             token = logits.argmax(dim=-1)
             drafted.append(int(token))
-            state, stop = self.rule.step(state, drafting_features(draft, self.rule.needs, logits, token, hidden))
+            state, stop = self.rule.step(state, drafting_features(self.rule.needs, logits, token, hidden, draft.embed))
             if len(drafted) >= limit or bool(stop) or drafted[-1] in self._ends:
                 return drafted
             pending = token[:, None]
@@ -177,7 +180,7 @@ def _given(vllm_config: Any) -> dict[str, Any]:
     config = getattr(vllm_config, "additional_config", None)
     given = config.get("specheads") if isinstance(config, dict) else None
     if not isinstance(given, dict) or not given.get("draft") or not given.get("head"):
-        raise UserError(f"vLLM was not told which draft and head to propose with; give it {USAGE}.")
-    if strange := sorted(given.keys() - KEYS):
-        raise UserError(f"additional_config names {strange[0]!r}, which is not known; it takes {', '.join(sorted(KEYS))}.")
+        raise UserError(f"vLLM's configuration names no draft and head to propose with; give it {USAGE}.")
+    if unknown := sorted(given.keys() - KEYS):
+        raise UserError(f"additional_config names {unknown[0]!r}, which is not known; it takes {', '.join(sorted(KEYS))}.")
     return given

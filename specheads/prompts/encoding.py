@@ -8,7 +8,7 @@ from typing import Any
 
 from specheads.errors import UserError
 from specheads.pair import Pair
-from specheads.prompts.sources import Prompt
+from specheads.prompts.prompt import Prompt
 from specheads.sampling import Warp
 
 logger = logging.getLogger(__name__)

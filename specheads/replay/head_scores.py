@@ -1,7 +1,7 @@
 """The predictions of heads for the nodes of a recording, and the true acceptance probabilities, which the target knows.
 
 Each predictor's values are added in `predictions/<fingerprint>/` next to the recording, in one pass of one model, when they are first
-needed; the recording stays as it is. A head with inputs of the round (`head.ROUND_INPUTS`) predicts another value of a node for each round
+needed; the recording stays as it is. A head with inputs of the round (`features.ROUND_INPUTS`) predicts another value of a node for each round
 index that the node can have.
 """
 
@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from specheads.decoding.drafting import drafting_features
+from specheads.features import ROUND_INPUTS, drafting_features, reads_logits, reads_target
 from specheads.heads.batch import HeadBatch, target_states
-from specheads.heads.head import ROUND_INPUTS, AcceptanceHead
+from specheads.heads.head import AcceptanceHead
 from specheads.pair import LanguageModel, Pair
 from specheads.replay.recording import GROUND_TRUTH, Advance, NodeIndices, branches_of
 from specheads.replay.response_tree import SLICE_ELEMENTS, node_states
@@ -112,7 +112,7 @@ class HeadScores:
     def __init__(self, pair: Pair, heads: Sequence[AcceptanceHead]) -> None:
         self.lm, self.target_lm, self.heads = pair.draft_lm, pair.target_lm, heads
         inputs = {name for head in heads for name in head.config.inputs}
-        self.needs, self.reads_target = frozenset(inputs - set(ROUND_INPUTS)), "target_hidden" in inputs
+        self.needs, self.reads_target = frozenset(inputs - set(ROUND_INPUTS)), reads_target(inputs)
 
     @torch.no_grad()
     def begin(self, row: Mapping[str, Any], pairs: NodeIndices) -> None:
@@ -128,8 +128,8 @@ class HeadScores:
         pieces = torch.arange(len(tokens), device=tokens.device).split(max(1, SLICE_ELEMENTS // self.lm.vocab_size))
         logits_by_head: list[list[Tensor]] = [[] for _ in self.heads]
         for piece in pieces:
-            logits = self.lm.logits(hidden[piece]) if self.needs - {"hidden", "embedding", "token"} else hidden[piece]
-            features = drafting_features(self.lm, self.needs, logits, tokens[piece], hidden[piece])
+            logits = self.lm.logits(hidden[piece]) if reads_logits(self.needs) else hidden[piece]
+            features = drafting_features(self.needs, logits, tokens[piece], hidden[piece], self.lm.embed)
             node, index, start = (value.to(tokens.device) for value in self.pairs.split(first + int(piece[0]), len(piece)))
             in_pairs = {name: value[node] for name, value in features.items()} if any(map(looks_at_rounds, self.heads)) else {}
             in_pairs |= {"target_hidden": self.states[start]} if self.reads_target else {}

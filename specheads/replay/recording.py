@@ -19,6 +19,7 @@ from torch import Tensor
 
 from specheads.decoding.branches import Branches
 from specheads.decoding.responses import make_responses, row_uniforms
+from specheads.features import RECORDED
 from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, ResponseLimits, response_provenance
 from specheads.replay.response_tree import (
@@ -27,7 +28,7 @@ from specheads.replay.response_tree import (
     ResponseUniforms,
     record_response,
 )
-from specheads.sampling import CERTAINTY, Warp
+from specheads.sampling import Warp
 from specheads.storage.shards import ShardStore, exclusive, fingerprint, read_manifest
 
 logger = logging.getLogger(__name__)
@@ -266,7 +267,7 @@ def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
         length = length.astype(np.int64)
         place = sample, start + position
         branch_first[place], branch_length[place] = before + length.cumsum() - length, length
-    values, in_rounds = {name: _lists(table, name) for name in CERTAINTY}, {}
+    values, in_rounds = {name: _lists(table, name) for name in RECORDED}, {}
     for name in predictors:
         predictions = pa.concat_tables([pq.read_table(folder / "predictions" / name / shard) for shard in shards])
         looks_at_rounds = read_manifest(folder / "predictions" / name)["provenance"].get("in_rounds", False)

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.branches import Branches, ReadTexts
+from specheads.features import RECORDED, drafting_features
 from specheads.pair import LanguageModel, Pair
-from specheads.sampling import CERTAINTY, Warp, accept_prob, certainty, check_finite, sample
+from specheads.sampling import Warp, accept_prob, check_finite, sample
 
 SLICE_ELEMENTS = 2**24  # probabilities held at once per model
-COLUMNS = (*CERTAINTY, "law_prob")  # per node; law_prob: the token's probability under the draft's warped distribution
+COLUMNS = (*RECORDED, "law_prob")  # per node; law_prob: the token's probability under the draft's warped distribution
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,8 @@ def _read(lm: LanguageModel, prompt: Sequence[int], response: Sequence[int]) -> 
 
 def _values(logits: Tensor, distribution: Tensor, tokens: Tensor) -> Tensor:
     """Return COLUMNS (C, n) of `tokens` (n,) sampled from draft `logits` and their warped `distribution` (n, V)."""
-    return torch.stack([*certainty(logits, tokens), distribution.gather(1, tokens[:, None]).squeeze(1)]).float()
+    features = drafting_features(RECORDED, logits, tokens)
+    return torch.stack([*(features[name] for name in RECORDED), distribution.gather(1, tokens[:, None]).squeeze(1)]).float()
 
 
 @torch.no_grad()

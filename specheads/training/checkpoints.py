@@ -1,7 +1,7 @@
 """Lightning callbacks that make a training run resumable to the same numbers, and one that says how long it will take.
 
-A checkpoint is written between two steps, never between an epoch's last step and its validation: going on from there would
-skip the validation. What is being trained is written into it, so that it is not taken for another run's.
+A checkpoint is written between two steps, never between an epoch's last step and its validation: a run that resumes there would
+skip the validation. It holds the provenance of the run, so that no run of other settings resumes from it.
 """
 
 import os
@@ -25,7 +25,7 @@ from specheads.storage.files import temporary_of
 class Checkpoints(L.Callback):
     """Writes `path` every so many optimiser steps, at the end of every epoch, and when the run is asked to stop.
 
-    `made_of` and `request` are set before training starts. `seconds` is the training time so far, of all sessions.
+    `provenance` and `request` are set before training starts. `seconds` is the training time so far, in all sessions.
     """
 
     def __init__(self, path: Path, every_steps: int) -> None:
@@ -42,7 +42,7 @@ class Checkpoints(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.start = time.perf_counter()
-        interrupts.listen_again(self.request)  # Lightning has put a SIGTERM handler of its own before ours
+        interrupts.listen_again(self.request)  # Lightning has replaced our SIGTERM handler
 
     def on_test_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         interrupts.listen_again(self.request)
@@ -75,7 +75,7 @@ class Checkpoints(L.Callback):
         self.saved_step, self.earlier_seconds = checkpoint["global_step"], checkpoint["seconds"]
 
     def is_asked(self, trainer: L.Trainer) -> bool:
-        """Whether this process or another one of the run got a signal; all of them get the same answer."""
+        """Whether any process of the run got a signal; all processes get the same answer."""
         asked = self.request.number is not None
         return trainer.strategy.reduce_boolean_decision(asked, all=False) if trainer.world_size > 1 else asked
 
@@ -83,10 +83,10 @@ class Checkpoints(L.Callback):
         raise Interrupted(self.request.number or signal.SIGTERM)
 
     def save(self, trainer: L.Trainer) -> None:
-        """Write the checkpoint: every process takes part, the first one gives it its name."""
+        """Write the checkpoint: every process takes part, and the first one renames it once it is complete."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        for each in trainer.loggers:
-            each.save()
+        for logger in trainer.loggers:
+            logger.save()
         trainer.save_checkpoint(temporary_of(self.path), weights_only=False)
         if trainer.is_global_zero:
             os.replace(temporary_of(self.path), self.path)
@@ -95,7 +95,7 @@ class Checkpoints(L.Callback):
 
 
 class TimeToGo(L.Callback):
-    """Says in the log how long the training will take."""
+    """Logs how long the training will still take."""
 
     def __init__(self) -> None:
         self.forecast = Forecast("training, without validation")
@@ -105,16 +105,16 @@ class TimeToGo(L.Callback):
 
 
 def differences(checkpoint: Path, provenance: Mapping[str, Any]) -> list[str]:
-    """Return the names of what a checkpoint was made of that differs from `made_of`.
+    """Return the names of the entries in which the provenance of a checkpoint differs from `provenance`.
 
     Raises:
         UserError: the file cannot be read as a checkpoint of train.py.
     """
     try:
-        found = torch.load(checkpoint, mmap=True, weights_only=True, map_location="cpu")["provenance"]
+        saved = torch.load(checkpoint, mmap=True, weights_only=True, map_location="cpu")["provenance"]
     except (OSError, RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
         raise UserError(
-            f"{checkpoint} is no checkpoint that train.py can go on from ({type(error).__name__}); expected "
-            "outputs/<task>/<date_time>/checkpoints/last.ckpt of an earlier run, or resume=false to start anew."
+            f"{checkpoint} is not a checkpoint that train.py can resume ({type(error).__name__}); expected "
+            "outputs/<task>/<date_time>/checkpoints/last.ckpt of an earlier run, or resume=false to start again."
         ) from None
-    return sorted(name for name in found.keys() | provenance.keys() if found.get(name) != provenance.get(name))
+    return sorted(name for name in saved.keys() | provenance.keys() if saved.get(name) != provenance.get(name))

@@ -1,4 +1,4 @@
-"""Batches for training, in an order that a resumed run goes on with."""
+"""Batches for training, in an order that a resumed run continues."""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -15,13 +15,14 @@ from specheads.storage import runs
 class EpochSampler(Sampler):
     """Yields (epoch, row) so that the data knows the epoch.
 
-    Every process of a distributed run takes its own share, all of the same size, or one would wait for the others forever.
+    Every process of a distributed run takes a different share. All shares have the same size: a process with fewer rows would wait
+    for the others forever.
     """
 
     def __init__(self, num_rows: int, seed: int, shuffle: bool, rank: int = 0, world_size: int = 1) -> None:
         self.num_rows, self.seed, self.shuffle, self.rank, self.world_size = num_rows, seed, shuffle, rank, world_size
         self.epoch = 0
-        self.start = 0  # rows of this process to leave out, because an interrupted run has had them
+        self.start = 0  # rows of this process to skip, because the interrupted run has used them
 
     def set_epoch(self, epoch: int) -> None:
         """Called by Lightning before each epoch."""
@@ -41,7 +42,7 @@ class EpochSampler(Sampler):
 
 
 class ResumableLoader(DataLoader):
-    """A loader over an EpochSampler that goes on within an epoch: Lightning keeps its state in checkpoints."""
+    """A loader over an EpochSampler that can resume within an epoch: Lightning keeps its state in checkpoints."""
 
     position = 0  # batches of this epoch that were handed out
     skip = 0
@@ -63,7 +64,7 @@ class ResumableLoader(DataLoader):
 
 
 def begin_worker(worker: int) -> None:
-    """Let a loader's process leave signals and run folders to the main process, with which it ends."""
+    """Let the main process alone handle signals and run folders; a loader's process ends with it."""
     runs.release()
     for number in interrupts.SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -87,9 +88,9 @@ class ResumableData(L.LightningDataModule):
         self._place: dict[str, int] = {}
 
     def loader(self, split: str, shuffle: bool = False, shared: bool = True) -> ResumableLoader:
-        """Return a loader of one split; without shuffling its mixing is that of epoch 0, every time.
+        """Return a loader of one split; without shuffling its rows are mixed as in epoch 0, every time.
 
-        `shared`: each process of a distributed run gets its own part; otherwise all get the same rows.
+        `shared`: each process of a distributed run gets a different part; otherwise all get the same rows.
         """
         distributed = shared and self.trainer is not None
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if distributed else (0, 1)
@@ -99,7 +100,7 @@ class ResumableData(L.LightningDataModule):
         return ResumableLoader(data, batch_size=self.batch_size, sampler=sampler, collate_fn=self.collate, **workers)
 
     def upcoming(self, key: tuple[int, int], count: int) -> list[tuple[int, int]]:
-        """Return `count` keys that training gets from this one on, fewer at the end of an epoch."""
+        """Return the next `count` keys of training, starting with `key`; fewer at the end of an epoch."""
         order = self._train.sampler.order(key[0])
         place = order.index(tuple(key))
         return order[place : place + count]
@@ -110,7 +111,7 @@ class ResumableData(L.LightningDataModule):
             self._train.load_state_dict(self._place)
         return self._train
 
-    # Lightning restores loaders too, but only those that are made after the optimiser, whose schedule asks for their length.
+    # Lightning restores loaders too, but not those that exist before the optimizer, and its schedule needs their length.
     def state_dict(self) -> dict[str, int]:
         if self._train is None:
             return {}

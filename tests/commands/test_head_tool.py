@@ -9,7 +9,7 @@ import torch
 from specheads.commands import head_tool as tool
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.pair import folder_revision
+from specheads.revisions import folder_revision
 
 
 @pytest.fixture

@@ -6,10 +6,17 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
-from specheads.commands.help import PROGRAMS, Comments, composed, help_text, read_comments, sections
-from specheads.pair import config_folder
+import data_gen.__main__
+import evaluate
+import specheads.commands.help as help_module
+import train
+from specheads.commands.help import composed, explanations
+from specheads.commands.yaml_comments import Comments, read_comments
+from specheads.evaluation import layer_search, learning_curve
+from specheads.pair_config import config_folder
 
-COMMANDS = list(PROGRAMS)
+MODULES = (train, evaluate, data_gen.__main__, learning_curve, layer_search)
+COMMANDS = {module.main.name: module.main for module in MODULES}
 GROUPS = {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in config_folder().iterdir() if path.is_dir()}
 
 
@@ -18,9 +25,18 @@ def compositions():
     return [(command, f"{group}={name}") for command in COMMANDS for group in composed(command)[1] for name in GROUPS[group]]
 
 
+def sections(command, *overrides):
+    cfg, chosen = composed(command, overrides)
+    return help_module.sections(command, cfg, chosen, explanations(cfg, COMMANDS[command].classes(cfg)))
+
+
+def help_text(command, overrides=(), width=None):
+    return help_module.help_text(command, overrides, width, COMMANDS[command].classes)
+
+
 def rows(command, *overrides):
     """Return {"key=value": explanation} as the help has it."""
-    return {text: why for section in sections(command, *composed(command, overrides)) for text, why in section.rows}
+    return {text: why for section in sections(command, *overrides) for text, why in section.rows}
 
 
 def column(text):
@@ -36,9 +52,9 @@ def usual_width(monkeypatch):
 
 @pytest.mark.parametrize("command, choice", compositions())
 def test_every_key_is_explained(command, choice):
-    found = rows(command, choice)
-    assert len(found) > 20
-    assert not [text for text, why in found.items() if not why]
+    explained = rows(command, choice)
+    assert len(explained) > 20
+    assert not [text for text, why in explained.items() if not why]
 
 
 def test_no_comment_in_the_configs_is_lost():
@@ -64,7 +80,7 @@ def test_the_text_fits_and_names_every_choice(command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_nothing_internal_leaks(command):
     text = help_text(command)
-    for internal in ("_target_", "data.source", "hydra.", "hydra:", "${", "_global_", "run_folder", "@package"):
+    for internal in ("_target_", "hydra.", "hydra:", "${", "_global_", "run_folder", "@package"):
         assert internal not in text
 
 
@@ -90,7 +106,7 @@ def test_overrides_change_what_is_shown():
 
 
 def test_a_key_of_no_file_stands_with_its_relatives():
-    found = sections("train", *composed("train", ["+trainer.max_steps=9", "+trainer.strategy={}", "+unknown=1"]))
+    found = sections("train", "+trainer.max_steps=9", "+trainer.strategy={}", "+unknown=1")
     (trainer,) = [section for section in found if section.title == "trainer=default"]
     assert {("trainer.max_steps=9", ""), ("trainer.strategy={}", "")} <= set(trainer.rows)
     assert ("unknown=1", "") in found[0].rows
@@ -116,7 +132,7 @@ def test_hydra_is_left_as_it_was_found():
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_a_narrow_terminal_gets_narrow_tables(width):
-    lines = help_text("train", [], width).splitlines()
+    lines = help_text("train", [f"paths.outputs={'folder/' * 12}"], width).splitlines()
     tables = [line for line in lines if not line.startswith("  python")]  # command lines are not broken
     assert max(map(len, tables)) <= width
     assert any("…" in line for line in lines)

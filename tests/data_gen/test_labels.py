@@ -10,9 +10,10 @@ from fakes import tiny_pair
 from statistics_helper import chi_square_p_value
 
 from data_gen import labels as label
-from data_gen.labels import Labels, label_responses, right_padded
+from data_gen.labels import Labels, label_responses
 from specheads.decoding.responses import generate_batch
 from specheads.errors import UserError
+from specheads.padding import right_padded
 from specheads.sampling import Warp
 
 WARPS = [Warp(0), Warp(1.0), Warp(0.7, top_k=5), Warp(1.0, top_p=0.8)]
@@ -178,10 +179,6 @@ def test_a_row_has_the_same_labels_alone_as_beside_longer_ones():
     for row in range(6):
         alone = label_responses(pair, prompts[row : row + 1], responses[row : row + 1], draws[row : row + 1], warp)[0]
         assert_same(together[row], alone, 1e-12)
-
-
-def test_padding_goes_to_the_right():
-    assert right_padded([[5], [6, 7, 8], [9, 9]]).tolist() == [[5, 0, 0], [6, 7, 8], [9, 9, 0]]
 
 
 # --- the law of the drafted tokens

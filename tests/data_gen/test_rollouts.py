@@ -10,9 +10,10 @@ from fakes import tiny_pair
 from statistics_helper import chi_square_p_value
 
 from data_gen.rollouts import roll_out, rollout_uniforms
-from data_gen.run import GenerationSettings, Shard, make_rows
+from data_gen.rows import Shard, make_rows
+from data_gen.settings import Generation
 from specheads.errors import UserError
-from specheads.prompts.sources import Prompt
+from specheads.prompts.prompt import Prompt
 from specheads.sampling import Warp
 
 WARPS = [Warp(0), Warp(1.0), Warp(0.7, top_k=5)]
@@ -117,8 +118,9 @@ def test_rollouts_follow_the_drafts_law():
 
 def rows_of(chosen=slice(None), batch_size=64, warp=Warp(1.0, top_k=6), **settings):  # noqa: B008
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(texts()[0])][chosen]
-    settings = GenerationSettings(16, batch_size=batch_size, **({"rollouts_per_response": 3} | settings))
-    return make_rows(stopping_pair(), Shard(prompts), warp, settings, 7, lambda made, done: None)
+    changed = {"rollouts_per_response": 3} | settings
+    settings = Generation(seed=7, warp=warp, max_new_tokens=16, batch_size=batch_size, **changed)
+    return make_rows(stopping_pair(), Shard(prompts), settings)
 
 
 def test_rollouts_do_not_depend_on_neighbours_and_leave_the_rest_of_the_row_as_it_is():
@@ -145,9 +147,10 @@ def test_the_numbers_of_a_rollout_are_its_own():
 
 
 def test_progress_reaches_what_was_announced():
-    steps, settings = [], GenerationSettings(16, batch_size=4, rollouts_per_response=3, rollout_tokens=5)
+    steps, sizes = [], {"max_new_tokens": 16, "batch_size": 4, "rollouts_per_response": 3, "rollout_tokens": 5}
+    settings = Generation(seed=7, warp=Warp(1.0), **sizes)
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(texts()[0])]
-    rows = make_rows(stopping_pair(), Shard(prompts), Warp(1.0), settings, 7, lambda *step: steps.append(step))
+    rows = make_rows(stopping_pair(), Shard(prompts), settings, lambda *step: steps.append(step))
     made, done = map(sum, zip(*steps, strict=True))
     assert done == len(prompts) * settings.tokens_per_response == 6 * (16 + 15)
     assert made == sum(len(row["response_ids"]) + sum(map(len, row["rollout_ids"])) for row in rows)
@@ -163,6 +166,6 @@ def test_a_model_that_gives_nan_is_named(broken):
 
 @pytest.mark.parametrize("value", [-1, 0.5])
 def test_the_number_of_rollouts_may_be_zero_but_not_less(value):
-    with pytest.raises(UserError, match=f"rollouts_per_response={value} is no whole number of at least 0"):
-        GenerationSettings(rollouts_per_response=value)
-    assert GenerationSettings(rollouts_per_response=0).tokens_per_response == 512
+    with pytest.raises(UserError, match=f"generation.rollouts_per_response={value} must be a non-negative integer"):
+        Generation(rollouts_per_response=value)
+    assert Generation(rollouts_per_response=0).tokens_per_response == 512

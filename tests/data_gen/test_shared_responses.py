@@ -7,13 +7,17 @@ import pyarrow.parquet as pq
 import pytest
 from fakes import tiny_pair
 
+import data_gen.rows
 import data_gen.run
 import specheads.storage.shards
-from data_gen.run import GenerationSettings, generate_data
-from specheads.prompts.sources import Prompt
+from data_gen.run import generate_data
+from data_gen.settings import Generation
+from specheads.prompts.prompt import Prompt
 from specheads.sampling import Warp
+from specheads.storage.data_set import SCHEMA
 
-SETTINGS = GenerationSettings(max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=3, responses_per_prompt=2)
+SIZES = {"max_new_tokens": 6, "max_prompt_tokens": 8, "batch_size": 2, "rows_per_shard": 3, "responses_per_prompt": 2}
+SETTINGS = Generation(warp=Warp(1.0, top_k=5), **SIZES)
 
 
 class Letters:
@@ -30,16 +34,18 @@ def pairs():
     return first, replace(first, draft=tiny_pair(8, scale=1.0).draft, draft_id="other", draft_revision="2")
 
 
-def make(pair, root, settings=SETTINGS, seed=0):
-    return generate_data(pair, Letters(), Warp(1.0, top_k=5), settings, seed, root)
+def make(pair, root, settings=SETTINGS):
+    return generate_data(pair, Letters(), settings, root)
 
 
 @pytest.fixture
 def generated(monkeypatch):
     """How many responses were generated."""
-    counts, original = [], data_gen.run.make_responses
+    counts, original = [], data_gen.rows.make_responses
     monkeypatch.setattr(
-        data_gen.run, "make_responses", lambda pair, prompts, *rest: counts.append(len(prompts)) or original(pair, prompts, *rest)
+        data_gen.rows,
+        "make_responses",
+        lambda pair, prompts, *rest: counts.append(len(prompts)) or original(pair, prompts, *rest),
     )
     return counts
 
@@ -56,24 +62,24 @@ def test_another_draft_gets_the_same_rows_without_generating(pairs, tmp_path, ge
     assert not generated and content(shared) == content(alone)
 
 
-@pytest.mark.parametrize("changed", [{"seed": 1}, {"settings": replace(SETTINGS, max_new_tokens=5)}])
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"max_new_tokens": 5}])
 def test_other_settings_share_nothing(pairs, tmp_path, generated, changed):
     make(pairs[0], tmp_path)
     generated.clear()
-    make(pairs[1], tmp_path, **changed)
+    make(pairs[1], tmp_path, SETTINGS.but(**changed))
     assert sum(generated) == 12
 
 
 def test_other_questions_to_the_draft_share_responses(pairs, tmp_path, generated):
     make(pairs[0], tmp_path)
     generated.clear()
-    make(pairs[1], tmp_path, replace(SETTINGS, samples_per_position=1, rollouts_per_response=2))
+    make(pairs[1], tmp_path, SETTINGS.but(samples_per_position=1, rollouts_per_response=2))
     assert not generated
 
 
 @pytest.mark.parametrize(("count", "new"), [(1, 0), (3, 5)])
 def test_more_or_fewer_responses_share_the_first_ones(pairs, tmp_path, generated, count, new):
-    settings = replace(SETTINGS, responses_per_prompt=count)
+    settings = SETTINGS.but(responses_per_prompt=count)
     alone = make(pairs[1], tmp_path / "alone", settings)
     make(pairs[0], tmp_path)
     generated.clear()
@@ -99,21 +105,21 @@ def test_what_another_window_has_cut_is_not_taken_over(pairs, tmp_path, generate
 def test_a_cache_of_all_splits_serves_for_some(pairs, tmp_path, generated):
     whole = make(pairs[0], tmp_path)
     generated.clear()
-    some = generate_data(pairs[0], Letters(), Warp(1.0, top_k=5), SETTINGS, 0, tmp_path, ("dev", "test"))
+    some = generate_data(pairs[0], Letters(), SETTINGS, tmp_path, ("dev", "test"))
     assert some == whole and not generated
-    alone = generate_data(pairs[0], Letters(), Warp(1.0, top_k=5), SETTINGS, 0, tmp_path / "alone", ("dev", "test"))
+    alone = generate_data(pairs[0], Letters(), SETTINGS, tmp_path / "alone", ("dev", "test"))
     assert sorted(content(alone)) == ["dev-00000.parquet", "test-00000.parquet"] and sum(generated) == 2
     assert all(content(alone)[name] == content(whole)[name] for name in content(alone))
     assert [path.name for path in (tmp_path / "alone").iterdir()] == [alone.name]
 
 
 def only_responses(pair, root, settings=SETTINGS):
-    return generate_data(pair, Letters(), Warp(1.0, top_k=5), settings, 0, root, labelled=False)
+    return generate_data(pair, Letters(), settings, root, labelled=False)
 
 
 def test_responses_alone_are_made_once_for_all_drafts(pairs, tmp_path, generated, monkeypatch):
-    monkeypatch.setattr(data_gen.run, "label_responses", None)  # nothing is labelled
-    folder = only_responses(pairs[0], tmp_path, replace(SETTINGS, samples_per_position=2, rollouts_per_response=3))
+    monkeypatch.setattr(data_gen.rows, "label_responses", None)  # nothing is labelled
+    folder = only_responses(pairs[0], tmp_path, SETTINGS.but(samples_per_position=2, rollouts_per_response=3))
     rows = pq.read_table(folder / "train-00000.parquet").to_pylist()
     assert all(row["response_ids"] and not row["accept_prob"] and not row["draft_ids"] for row in rows)
     generated.clear()
@@ -142,9 +148,9 @@ def test_responses_alone_know_how_far_the_draft_reaches(pairs, tmp_path):
 
 def test_a_cache_of_an_earlier_format_gives_its_responses_and_is_made_again(pairs, tmp_path, generated, monkeypatch, caplog):
     with monkeypatch.context() as earlier:
-        longer = pa.schema([*specheads.storage.shards.SCHEMA, pa.field("rollout_block_prob", pa.list_(pa.list_(pa.float32())))])
+        longer = pa.schema([*SCHEMA, pa.field("rollout_block_prob", pa.list_(pa.list_(pa.float32())))])
         earlier.setattr(specheads.storage.shards, "FORMAT_VERSION", 1)
-        earlier.setattr(specheads.storage.shards.ShardStore.__init__, "__defaults__", (longer,))
+        earlier.setattr(data_gen.run, "SCHEMA", longer)
         old = make(pairs[0], tmp_path)
     assert "rollout_block_prob" in pq.read_schema(old / "train-00000.parquet").names
     generated.clear()

@@ -7,11 +7,12 @@ from fakes import tiny_llama, tiny_pair
 from statistics_helper import chi_square_p_value
 from transformers import OPTConfig, OPTForCausalLM
 
-from data_gen.run import GenerationSettings, Shard, make_rows
+from data_gen.rows import Shard, make_rows
+from data_gen.settings import Generation
 from specheads.decoding.engine import EagerEngine
-from specheads.decoding.responses import batch_plan, generate_batch, left_padded, row_uniforms
+from specheads.decoding.responses import generate_batch, row_uniforms
 from specheads.errors import UserError
-from specheads.prompts.sources import Prompt
+from specheads.prompts.prompt import Prompt
 from specheads.sampling import Warp
 
 WARPS = [Warp(0), Warp(1.0), Warp(0.7, top_k=5), Warp(1.0, top_p=0.8)]
@@ -83,7 +84,7 @@ def test_rows_do_not_depend_on_batch_size_order_or_other_prompts():
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(random_prompts(10))]
 
     def rows(chosen, batch_size):
-        return make_rows(pair, Shard(chosen), warp, GenerationSettings(16, batch_size=batch_size), 7, lambda made, done: None)
+        return make_rows(pair, Shard(chosen), Generation(seed=7, warp=warp, max_new_tokens=16, batch_size=batch_size))
 
     alone = {row["prompt_id"]: row for prompt in prompts for row in rows([prompt], 1)}
     for chosen, batch_size in [(prompts, 10), (prompts, 3), (prompts[::-1], 4), (prompts[2:9:3], 2)]:
@@ -100,9 +101,7 @@ def test_rows_do_not_depend_on_batch_size_order_or_other_prompts():
 def rows_of(warp, sample=0, **settings):
     """Rows of one random pair's responses to eight prompts."""
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(random_prompts(8))]
-    return make_rows(
-        stopping_pair(3), Shard(prompts, sample), warp, GenerationSettings(16, **settings), 7, lambda made, done: None
-    )
+    return make_rows(stopping_pair(3), Shard(prompts, sample), Generation(seed=7, warp=warp, max_new_tokens=16, **settings))
 
 
 def test_more_draws_and_responses_leave_the_first_as_they_are():
@@ -255,27 +254,3 @@ def test_uniform_numbers_of_neighbouring_prompts_are_uncorrelated():
     correlation = np.corrcoef(columns, rowvar=False)[~np.eye(16, dtype=bool)]
     # Each is about normal with standard deviation 2000**-0.5; 120 of them exceed 5.5 of those by chance once in 2e5.
     assert np.abs(correlation).max() < 5.5 * 2000**-0.5
-
-
-@pytest.mark.parametrize(("count", "batch_size"), [(1, 4), (7, 3), (12, 4), (5, 100), (9, 1)])
-def test_batches_hold_every_row_once_and_similar_lengths_together(count, batch_size):
-    lengths = np.random.default_rng(count).integers(1, 6, size=count).tolist()
-    plan = batch_plan(lengths, batch_size)
-    order = [row for batch in plan for row in batch]
-    assert sorted(order) == list(range(count))
-    assert [len(batch) for batch in plan[:-1]] == [batch_size] * (len(plan) - 1) and 1 <= len(plan[-1]) <= batch_size
-    assert [lengths[row] for row in order] == sorted(lengths)
-
-
-def test_rows_of_equal_length_stay_in_order():
-    assert batch_plan([3, 1, 3, 1, 2], 2) == [[1, 3], [4, 0], [2]]
-
-
-def test_no_rows_make_no_batches():
-    assert batch_plan([], 4) == []
-
-
-def test_padding_goes_to_the_left_under_mask_zero():
-    tokens, mask = left_padded([[5], [6, 7, 8], [9, 9]], torch.device("cpu"))
-    assert tokens.tolist() == [[0, 0, 5], [6, 7, 8], [0, 9, 9]]
-    assert mask.tolist() == [[0, 0, 1], [1, 1, 1], [0, 1, 1]]

@@ -8,7 +8,6 @@ import torch
 from families import family_pair
 from hydra import compose, initialize_config_dir
 
-from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
 from specheads.commands.evaluation import rule_choices
 from specheads.evaluation.candidate import FIXED, Candidate, RuleChoice
@@ -16,7 +15,8 @@ from specheads.evaluation.candidates import candidates, longest_draft
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.tuning import Tuning
 from specheads.pair import config_folder
-from specheads.prompts.sources import Prompt
+from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import Prompt
 from specheads.replay.cost import Costs
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
@@ -46,7 +46,7 @@ def tuning(pair, heads, tmp_path_factory):
     generator = np.random.default_rng(7)
     prompts = [(Prompt(f"{i:04x}", "dev", ""), generator.integers(29, size=5).tolist()) for i in range(12)]
     settings = RecordSettings(3, 20, 64)
-    folder = make_recording(pair, prompts, Warp(0.8), GenerationSettings(30), settings, 0, tmp_path_factory.mktemp("data"))
+    folder = make_recording(pair, prompts, Warp(0.8), ResponseLimits(30), settings, 0, tmp_path_factory.mktemp("data"))
     named = {head_fingerprint(head): head for head in heads.values()}
     add_predictions(folder, pair, named, ground_truth=True)
     return Tuning(load_recording(folder, [*named, GROUND_TRUTH]), CostTable(COSTS, dict.fromkeys(heads, SHARE)))

@@ -12,9 +12,9 @@ from specheads.decoding.verification import BlockVerification
 from specheads.evaluation import report_files
 from specheads.evaluation.draft_comparison import compared, read_report
 from specheads.evaluation.evaluate import evaluate
-from specheads.evaluation.prompt_data import PromptData, PromptLimits
+from specheads.evaluation.prompt_data import PromptData
 from specheads.evaluation.settings import Evaluation, RecordingSettings
-from specheads.prompts.sources import Prompt, text_id
+from specheads.prompts.prompt import Prompt, text_id
 
 SMALL = {"num_prompts": 4, "num_dev_prompts": 3, "max_new_tokens": 8, "fixed_lengths": (1, 3), "thresholds": (0.4, "auto")}
 
@@ -47,7 +47,7 @@ def call(nano, tmp_path):
     def run(with_head=True, earlier=None, **values):
         settings = Evaluation(**SMALL | {"record": RecordingSettings(num_samples=2)} | values)
         heads = {"mine": head} if with_head else {}
-        data = PromptData(FewPrompts(), PromptLimits())
+        data = PromptData(FewPrompts())
         return evaluate(nano, heads, settings, data, (tmp_path / "data", tmp_path / "run"), earlier)
 
     return run

@@ -11,7 +11,7 @@ from specheads.evaluation import layer_search
 from specheads.evaluation.layer_search import best_length, cost_without
 from specheads.evaluation.prompt_sets import PromptSet
 from specheads.pair import Pair, config_folder
-from specheads.prompts.sources import Prompt
+from specheads.prompts.prompt import Prompt
 
 
 @pytest.mark.parametrize(

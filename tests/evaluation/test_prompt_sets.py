@@ -18,7 +18,7 @@ from specheads.heads.checkpoint import load_head
 from specheads.heads.train_prompts import TrainPrompts, id_number, text_hash
 from specheads.nano import corpus
 from specheads.pair import config_folder
-from specheads.prompts.sources import Prompt, text_id
+from specheads.prompts.prompt import Prompt, text_id
 from specheads.training.heads import head_training as training
 
 NUM_ROWS = 40
@@ -184,7 +184,7 @@ def test_prompts_without_a_group_are_their_own(folder, nano):
 
 
 def test_a_final_part_is_named_in_the_report(nano_sets, monkeypatch):
-    monkeypatch.setattr("specheads.prompts.sources.NUM_READ", 20)
+    monkeypatch.setattr("specheads.prompts.nano_source.NUM_READ", 20)
     sets = nano_sets("split=final", "data.num_test=20", "data.final_part=[1,4]", "num_prompts=1000")
     prompts = sets.recorded()["nano, final"].prompts
     assert sets.context()["split"] == "final" and sets.context()["final_parts"] == [1, 4]

@@ -225,10 +225,10 @@ def test_a_head_that_reads_the_target_fits_that_target_alone(pair):
     ("values", "message"),
     [
         ({"predicts": "last_token"}, r"head\.predicts='last_token' is not known; use one of input_token, next_token"),
-        ({"depth": -1}, r"head\.depth=-1 is no count"),
+        ({"depth": -1}, r"head\.depth=-1 must be 0 \(a linear head\) or a positive integer"),
         (
             {"inputs": ("hidden", "phase_of_the_moon")},
-            r"head\.inputs names 'phase_of_the_moon'; a head with predicts=next_token can see hidden, embedding",
+            r"head\.inputs names 'phase_of_the_moon'; a head with predicts=next_token can read hidden, embedding",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.heads.specdecpp import write_theirs
+from specheads.integrations.specdecpp import write_theirs
 
 SIZE = 160
 
@@ -115,7 +115,7 @@ def with_mean(head):
     head.input_mean.fill_(1.0)
 
 
-def with_own_blocks(head):
+def with_different_blocks(head):
     nn.init.normal_(head.blocks[1].linear.weight)
 
 
@@ -129,7 +129,7 @@ def with_own_blocks(head):
             "it reads hidden, entropy with predicts=input_token",
         ),
         ({"predicts": "input_token", "width": 8}, None, "it reads hidden"),
-        ({"predicts": "input_token", "depth": 2}, with_own_blocks, "its 2 blocks have weights of their own"),
+        ({"predicts": "input_token", "depth": 2}, with_different_blocks, "its 2 blocks have different weights"),
         ({"predicts": "input_token", "depth": 1}, with_scale, "it scales its inputs"),
         ({"predicts": "input_token", "depth": 2}, with_mean, "it shifts its inputs"),
     ],

@@ -24,7 +24,7 @@ from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.integrations.transformers import assist
 from specheads.integrations.vllm import HeadProposer
-from specheads.prompts.sources import NanoSource
+from specheads.prompts.nano_source import NanoSource
 
 NUM_PROMPTS, NUM_TOKENS, THRESHOLD, LONGEST = 20, 20, 0.6, 7
 KINDS = {

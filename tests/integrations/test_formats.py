@@ -1,4 +1,4 @@
-"""Exported graphs judge as the head does, for any number of tokens at once."""
+"""Exported graphs predict what the head predicts, for any number of tokens at once."""
 
 import sys
 
@@ -10,9 +10,9 @@ from head_kinds import KINDS
 from specheads.errors import UserError
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.integrations import head_graph as judgement
+from specheads.integrations import head_graph
 from specheads.integrations.formats import FORMATS
-from specheads.integrations.onnx import judged_by, write_onnx
+from specheads.integrations.onnx import run_session, write_onnx
 from specheads.integrations.torch_export import write_program
 
 KINDS = KINDS | {"one number": {"predicts": "next_token", "depth": 0, "inputs": ("max_prob",)}}
@@ -41,22 +41,22 @@ def expected(head, features, index):
 
 
 @pytest.mark.parametrize("batch", [1, 2, 40])
-def test_a_torch_program_judges_so(folder, batch):
+def test_a_torch_program_predicts_what_the_head_predicts(folder, batch):
     head = load_head(folder)
-    judge = torch.export.load(write_program(head, folder)).module()
-    given = judgement.example(head, batch)
-    for found, wanted in zip(judge(*given), expected(head, *given), strict=True):
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    program = torch.export.load(write_program(head, folder)).module()
+    inputs = head_graph.example_inputs(head, batch)
+    for actual, wanted in zip(program(*inputs), expected(head, *inputs), strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=0)
 
 
-def test_onnxruntime_judges_so(folder):
+def test_onnxruntime_predicts_what_the_head_predicts(folder):
     head = load_head(folder)
     session = onnxruntime.InferenceSession(write_onnx(head, folder), providers=["CPUExecutionProvider"])
-    assert {one.name for one in session.get_inputs()} == {*head.config.inputs, "index"}
+    assert {value.name for value in session.get_inputs()} == {*head.config.inputs, "index"}
     for batch in (1, 2, 40):
-        given = judgement.example(head, batch)
-        for found, wanted in zip(judged_by(session, *given), expected(head, *given), strict=True):
-            torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+        inputs = head_graph.example_inputs(head, batch)
+        for actual, wanted in zip(run_session(session, *inputs), expected(head, *inputs), strict=True):
+            torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=0)
 
 
 def test_a_head_of_a_large_draft_is_exported_at_its_own_scale(tmp_path):
@@ -77,7 +77,7 @@ def test_a_graph_that_computes_something_else_is_refused_and_not_left(folder, mo
     other = AcceptanceHead(load_head(folder).config).eval()
     torch.nn.init.ones_(other.readout.bias)
     for name in ("onnx", "torch_export"):
-        graph = judgement.traced(other)
+        graph = head_graph.traced(other)
         monkeypatch.setattr(f"specheads.integrations.{name}.traced", lambda head, graph=graph: graph)
         before = set(folder.iterdir())
         with pytest.raises(UserError, match="differs from the head by"):

@@ -25,7 +25,7 @@ from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.portable.loaders import CUSTOM_GENERATE, loader_source, write_loader
 from specheads.integrations.transformers import assist
-from specheads.prompts.sources import NanoSource
+from specheads.prompts.nano_source import NanoSource
 
 BOUNDS = {"threshold": 0.6, "max_tokens": 7}
 LONGEST_ROUND = 21  # without bounds: 20 drafted tokens and the target's own
@@ -250,7 +250,7 @@ def test_a_head_can_go_while_a_folders_own_code_is_at_work(nano, prompts, simple
 
 
 def test_a_head_that_nobody_asked_is_told(nano, prompts, simple):
-    with pytest.warns(UserWarning, match="the head was never asked"), assist(nano.target, nano.draft, simple):
+    with pytest.warns(UserWarning, match="the head was never used"), assist(nano.target, nano.draft, simple):
         nano.target.generate(**inputs(prompts[0]), do_sample=False, max_new_tokens=2)
 
 
@@ -317,7 +317,7 @@ def test_two_heads_come_and_go(nano, prompts, simple):
         assert outer.rounds == first and outer.rounds is not first
 
 
-def test_mistakes_are_told(nano, prompts, simple, tmp_path):
+def test_mistakes_are_named(nano, prompts, simple, tmp_path):
     given = inputs(prompts[0]) | {"do_sample": False, "max_new_tokens": 4}
     folder = {"custom_generate": str(simple), "trust_remote_code": True}
     with pytest.raises(ValueError, match="draft_model= is missing"):
@@ -326,16 +326,16 @@ def test_mistakes_are_told(nano, prompts, simple, tmp_path):
         nano.target.generate(**given, custom_generate=str(simple), draft_model=nano.draft, trust_remote_code=False)
     with pytest.raises(ValueError, match=r"size 160 of the draft, but those of .* have 256"):
         nano.target.generate(**given, **folder, draft_model=nano.target)
-    with pytest.raises(ValueError, match=r"threshold=1.5 is outside \[0, 1\]"):
+    with pytest.raises(ValueError, match="threshold=1.5 must be a number from 0 to 1"):
         nano.target.generate(**given, **folder, draft_model=nano.draft, threshold=1.5)
     with pytest.raises(ValueError, match="batch_size = 1"):
         nano.target.generate(input_ids=torch.tensor([prompts[0]] * 2), **folder, draft_model=nano.draft, max_new_tokens=4)
     for wrong in ({"threshold": 1.5}, {"threshold": "auto"}, {"max_tokens": 0}):
-        with pytest.raises(ValueError, match=r"outside \[0, 1\]|bound no draft"):
+        with pytest.raises(ValueError, match="must be a number from 0 to 1|must be a positive integer of at most"):
             assist(nano.target, nano.draft, simple, **wrong)
     unlike = tiny_pair(vocab_size=7).target
     with pytest.raises(
-        ValueError, match="the draft has 2048 logits and the target 7, which transformers takes for different tokenizers"
+        ValueError, match="the draft has 2048 logits and the target 7, so transformers assumes different tokenizers"
     ):
         assist(unlike, nano.draft, simple)
     with pytest.raises(UserError, match=r"there is no head folder"):

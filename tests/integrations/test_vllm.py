@@ -17,7 +17,7 @@ from specheads.errors import UserError
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.integrations import vllm as module
-from specheads.prompts.sources import NanoSource
+from specheads.prompts.nano_source import NanoSource
 
 WINDOW, LONGEST = 384, 6
 KINDS = {
@@ -179,15 +179,15 @@ def test_a_full_window_gets_no_draft(nano, prompts, folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"draft": None}, "vLLM was not told which draft and head to propose with"),
+        ({"draft": None}, "vLLM's configuration names no draft and head to propose with"),
         ({"color": 1}, "additional_config names 'color', which is not known"),
         ({"head": "./none"}, "there is no head folder './none'"),
         ({"draft": "embedded:nano/target"}, "size 160, but the draft embedded:nano/target has 256"),
-        ({"threshold": 2}, r"threshold=2 is outside \[0, 1\]"),
+        ({"threshold": 2}, r"threshold=2 must be a number from 0 to 1"),
         ({"device": "gpu9"}, "device='gpu9' cannot be used here"),
     ],
 )
-def test_mistakes_are_told(change, message, folder):
+def test_mistakes_are_named(change, message, folder):
     given = config(folder)
     given.additional_config["specheads"].update(change)
     with pytest.raises((UserError, ValueError), match=message):
@@ -248,5 +248,5 @@ def test_a_draft_with_a_sliding_window_is_rewound(tmp_path):
 def test_a_head_that_reads_the_target_is_refused(tmp_path):
     head = AcceptanceHead(HeadConfig(hidden_size=160, inputs=("hidden", "target_hidden"), target_size=256))
     folder = save_head(head, tmp_path / "head")
-    with pytest.raises(UserError, match="reads the target's hidden state, which vLLM does not hand over"):
+    with pytest.raises(UserError, match="reads the target's hidden state, which vLLM does not pass"):
         module.HeadProposer(config(folder))

@@ -8,11 +8,14 @@ import datasets
 import pytest
 from omegaconf import OmegaConf
 
-from data_gen.run import GenerationSettings, generate_data
+from data_gen.run import generate_data
+from data_gen.settings import Generation
 from specheads.errors import UserError
 from specheads.nano import corpus
+from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.encoding import prompts_fingerprint
-from specheads.prompts.sources import FINAL, FINAL_PER_FILE, NUM_PARTS, NUM_READ, DatasetSource, NanoSource, Prompt, unique
+from specheads.prompts.nano_source import FINAL_PER_FILE, NUM_PARTS, NUM_READ, NanoSource
+from specheads.prompts.prompt import FINAL, Prompt, unique
 from specheads.sampling import Warp
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +57,7 @@ def test_a_file_gives_its_first_prompts_and_no_more_than_its_share(library, monk
     every = final(list(range(NUM_PARTS)))
     per_file = Counter(prompt.group for prompt in every)
     assert max(per_file.values()) == per_file["large.py"] == FINAL_PER_FILE
-    monkeypatch.setattr("specheads.prompts.sources.NUM_READ", len(library["test"]))
+    monkeypatch.setattr("specheads.prompts.nano_source.NUM_READ", len(library["test"]))
     test = list(NanoSource(0, 0, len(library["test"])).load(chats=False))
     large = [prompt.prompt_id for prompt in test[NUM_READ:] if prompt.group == "large.py"]
     assert [prompt.prompt_id for prompt in every if prompt.group == "large.py"] == large[:FINAL_PER_FILE]
@@ -93,7 +96,7 @@ def test_a_prompt_of_several_files_belongs_to_the_first_by_name(monkeypatch):
 
 @pytest.mark.parametrize("part", [10, -1, "all", 0.5, True, [1, 1], [0, 12]])
 def test_what_is_no_part_is_refused(part):
-    with pytest.raises(UserError, match=r"data\.final_part=.* is no part of the final split; give a number from 0 to 9"):
+    with pytest.raises(UserError, match=r"data\.final_part=.* is no part of the final split; it must be a number from 0 to 9"):
         NanoSource(1, 1, 1, None, part).check()
 
 
@@ -164,7 +167,7 @@ def test_final_rows_of_a_test_split_follow_its_test_rows(tmp_path):
 
 
 def test_a_count_of_final_prompts_is_checked(tmp_path):
-    with pytest.raises(UserError, match=r"data\.num_final=-1 is no count"):
+    with pytest.raises(UserError, match=r"data\.num_final=-1 must be a non-negative integer"):
         rows_source(tmp_path, (1, 1, 1), -1).check()
     with pytest.raises(UserError, match=r"split=final needs final prompts, but data\.num_final=0 .*data\.num_final=500"):
         rows_source(tmp_path, (1, 1, 1), 0).check_final()
@@ -175,7 +178,7 @@ def test_a_count_of_final_prompts_is_checked(tmp_path):
 
 
 def test_data_caches_hold_no_final_prompt_and_do_not_depend_on_them(nano, tmp_path):
-    settings, texts = GenerationSettings(max_new_tokens=2), ("def a():\n", "def b():\n")
+    settings, texts = Generation(warp=Warp(), max_new_tokens=2), ("def a():\n", "def b():\n")
     prompts = [Prompt(f"{n:016x}", split, text) for n, (split, text) in enumerate(zip(("train", FINAL), texts, strict=True))]
 
     class Source:
@@ -185,7 +188,7 @@ def test_data_caches_hold_no_final_prompt_and_do_not_depend_on_them(nano, tmp_pa
         def load(self, chats, responses=False):
             return self.some
 
-    made = [generate_data(nano, Source(some), Warp(), settings, 0, tmp_path) for some in (prompts, prompts[:1])]
+    made = [generate_data(nano, Source(some), settings, tmp_path) for some in (prompts, prompts[:1])]
     assert made[0] == made[1]
     assert [path.name for path in made[0].glob("*.parquet")] == ["train-00000.parquet"]
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from specheads.errors import UserError
-from specheads.prompts.sources import DatasetSource
+from specheads.prompts.data_set_source import DatasetSource
 
 FOUR = "\n".join(json.dumps({"a": letter}) for letter in "wxyz")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
-from specheads.pair import config_folder
+from specheads.commands.compose import source_of
+from specheads.pair_config import config_folder
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def real():
 
     def configured(name):
         with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-            return instantiate(compose("data_gen", [f"data={name}", f"data.path={folder / name}.jsonl"]).data.source)
+            return source_of(compose("data_gen", [f"data={name}", f"data.path={folder / name}.jsonl"]))
 
     return configured
 

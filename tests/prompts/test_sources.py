@@ -10,12 +10,15 @@ import pytest
 from datasets import Dataset, DatasetDict
 from fakes import tiny_pair
 
-from data_gen.run import GenerationSettings, generate_data
+from data_gen.run import generate_data
+from data_gen.settings import Generation
 from specheads.errors import UserError
 from specheads.nano import corpus
+from specheads.prompts.counts import scaled_down
+from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.encoding import prompts_fingerprint
-from specheads.prompts.sources import NUM_READ, DatasetSource, NanoSource, Prompt, scaled_down, unique
-from specheads.sampling import Warp
+from specheads.prompts.nano_source import NUM_READ, NanoSource
+from specheads.prompts.prompt import Prompt, unique
 
 ALL = 10**6
 
@@ -65,7 +68,7 @@ def test_nano_train_and_dev_prompts_come_from_different_files(read_once):
 
 
 def test_every_distinct_held_out_function_is_available(read_once, monkeypatch):
-    monkeypatch.setattr("specheads.prompts.sources.NUM_READ", ALL)
+    monkeypatch.setattr("specheads.prompts.nano_source.NUM_READ", ALL)
     prompts = list(NanoSource(ALL, ALL, ALL).load(chats=False))
     assert {p.text for p in prompts if p.split == "test"} == {f.prompt for f in read_once["test"]}
     assert {p.text for p in prompts if p.split != "test"} == {f.prompt for f in read_once["dev"]}
@@ -383,15 +386,15 @@ def test_datasets_keeps_quiet_and_is_as_before_afterwards(monkeypatch):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"counts": (-1, 1, 1)}, r"data\.num_train=-1 is no count"),
-        ({"counts": (1, 1.5, 1)}, r"data\.num_dev=1\.5 is no count"),
-        ({"counts": (1, 1, "many")}, r"data\.num_test=many is no count"),
-        ({"counts": (1, 1, None)}, r"data\.num_test=None is no count"),
-        ({"counts": (True, 1, 1)}, r"data\.num_train=True is no count"),
+        ({"counts": (-1, 1, 1)}, r"data\.num_train=-1 must be a non-negative integer"),
+        ({"counts": (1, 1.5, 1)}, r"data\.num_dev=1\.5 must be a non-negative integer"),
+        ({"counts": (1, 1, "many")}, r"data\.num_test=many must be a non-negative integer"),
+        ({"counts": (1, 1, None)}, r"data\.num_test=None must be a non-negative integer"),
+        ({"counts": (True, 1, 1)}, r"data\.num_train=True must be a non-negative integer"),
         ({"counts": (0, 0, 0)}, r"data\.num_train, data\.num_dev, data\.num_test are all 0"),
         ({"template": "{"}, r"data\.template='\{'"),
         ({"completion_template": "{}"}, r"data\.completion_template='\{\}': a field has no name"),
-        ({"name": 5}, r"data\.name=5 is no text"),
+        ({"name": 5}, r"data\.name=5 must be text"),
         ({"split": "train[:"}, r"data\.split='train\[:' is no split; .*train\[:500\]"),
         ({"split": "train[5]"}, "is no split"),
         ({"split": "train[a:b]"}, "is no split"),
@@ -438,7 +441,7 @@ def test_data_generation_asks_for_the_prompts_that_suit_the_pair(tmp_path):
     for instruction_format in (None, "[INST] {instruction} [/INST]"):
         pair = replace(tiny_pair(), instruction_format=instruction_format)
         with pytest.raises(UserError, match="none of 0 prompts"):
-            generate_data(pair, Source(), Warp(), GenerationSettings(), 0, tmp_path)
+            generate_data(pair, Source(), Generation(), tmp_path)
     assert asked == [False, True]
 
 

@@ -3,10 +3,10 @@ import pytest
 import torch
 from families import family_pair
 
-from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp
 from specheads.decoding.drafting import drafting_features
-from specheads.prompts.sources import Prompt
+from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import Prompt
 from specheads.replay import recording as module
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
@@ -29,7 +29,7 @@ SAMPLED = Warp(1.0)
 def make(pair, folder, count=5, warp=SAMPLED, num_samples=2, seed=0, advance=lambda count: None):
     generator = np.random.default_rng(7)
     prompts = [(Prompt(f"{i:04x}", "test", ""), generator.integers(29, size=3 + i).tolist()) for i in range(count)]
-    return make_recording(pair, prompts, warp, GenerationSettings(12), RecordSettings(num_samples, 4, 8), seed, folder, advance)
+    return make_recording(pair, prompts, warp, ResponseLimits(12), RecordSettings(num_samples, 4, 8), seed, folder, advance)
 
 
 def head(seed, predicts="next_token"):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from families import family_pair
 
-from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp
 from specheads.decoding import stopping
-from specheads.prompts.sources import Prompt
+from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import Prompt
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
 from specheads.replay.replay import Ceiling, Replayed, head_logits, oracle, recorded_head, replay
@@ -46,7 +46,7 @@ def prompts(count):
 
 
 def recorded(pair, heads, folder, warp, count, num_samples=1, max_new_tokens=NUM_TOKENS):
-    settings = GenerationSettings(max_new_tokens, batch_size=16)
+    settings = ResponseLimits(max_new_tokens, batch_size=16)
     folder = make_recording(pair, prompts(count), warp, settings, RecordSettings(num_samples, 20, 32), 0, folder)
     named = {head_fingerprint(head): head for head in heads}
     add_predictions(folder, pair, named, ground_truth=True)
@@ -93,7 +93,7 @@ def test_in_sampling_counts_agree_with_decoding_in_the_mean(pair, heads, tmp_pat
     parts = []
     for repeat in range(repeats):
         rows = [(replace(p, prompt_id=f"{p.prompt_id}{repeat}"), ids) for p, ids in prompts(count)]
-        folder = make_recording(pair, rows, warp, GenerationSettings(length), RecordSettings(4, 20, 64), 0, tmp_path)
+        folder = make_recording(pair, rows, warp, ResponseLimits(length), RecordSettings(4, 20, 64), 0, tmp_path)
         named = {head_fingerprint(head): head for head in heads}
         add_predictions(folder, pair, named, ground_truth=False)
         parts.append(load_recording(folder, list(named)))

@@ -12,16 +12,18 @@ import pytest
 from fakes import CountingTokenizer, tiny_pair
 
 from data_gen import run
-from data_gen.run import GenerationSettings, generate_data, plan_shards
+from data_gen.rows import plan_shards
+from data_gen.run import generate_data
+from data_gen.settings import Generation
 from specheads.errors import UserError
 from specheads.prompts.encoding import encode_prompts
-from specheads.prompts.sources import Prompt, unique
+from specheads.prompts.prompt import Prompt, unique
 from specheads.sampling import Warp
 from specheads.storage import shards
 from specheads.storage.data_set import SCHEMA, load_split
 from specheads.storage.shards import ShardStore, checksum, exclusive, fingerprint, read_manifest
 
-SETTINGS = GenerationSettings(max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=3)
+SETTINGS = Generation(warp=Warp(1.0, top_k=5), max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=3)
 NAMES = ["dev-00000.parquet", "test-00000.parquet", "train-00000.parquet", "train-00001.parquet", "train-00002.parquet"]
 NUM_ROWS = {"train": 7, "dev": 2, "test": 3}
 
@@ -50,13 +52,13 @@ def pair():
 
 @pytest.fixture
 def make(pair):
-    return lambda root, source=None: generate_data(pair, source or Letters(), Warp(1.0, top_k=5), SETTINGS, 0, root)
+    return lambda root, source=None: generate_data(pair, source or Letters(), SETTINGS, root)
 
 
 @pytest.fixture(scope="module")
 def complete(pair, tmp_path_factory):
     """A cache made in one go, not to be written to."""
-    return generate_data(pair, Letters(), Warp(1.0, top_k=5), SETTINGS, 0, tmp_path_factory.mktemp("complete"))
+    return generate_data(pair, Letters(), SETTINGS, tmp_path_factory.mktemp("complete"))
 
 
 def content(folder):
@@ -343,7 +345,7 @@ def test_little_space_is_told_beforehand(make, complete, tmp_path, monkeypatch, 
         assert not caplog.records
         free[0] = 100
         make(tmp_path / "narrow")
-    assert "only 0 MiB are free there; paths.data= puts it elsewhere" in caplog.text
+    assert "only 0 MiB are free in" in caplog.text
 
 
 # --- the fingerprint
@@ -355,7 +357,7 @@ FACTS = {
     "dtype": ["torch.float32", "torch.float32"],
     "prompts": "p",
     "warp": asdict(Warp()),
-    "settings": asdict(GenerationSettings()),
+    "settings": Generation(rollouts_per_response=1).sizes(),
     "seed": 0,
 }
 
@@ -388,24 +390,28 @@ def test_the_fingerprint_changes_with_the_format(monkeypatch):
 def test_each_argument_of_a_run_has_its_own_cache(pair, monkeypatch, tmp_path):
     monkeypatch.setattr(run.ShardStore, "is_complete", lambda store: True)  # every folder is ready; which one is it?
 
-    def folder(pair=pair, source=None, warp=None, settings=SETTINGS, seed=0):
-        return generate_data(pair, source or Letters(), warp or Warp(1.0, top_k=5), settings, seed, tmp_path)
+    def folder(pair=pair, source=None, settings=SETTINGS, **changed):
+        return generate_data(pair, source or Letters(), settings.but(**changed), tmp_path)
 
     assert folder() == folder() and folder().parent == tmp_path
-    rolling = replace(SETTINGS, rollouts_per_response=2)
+    rolling = SETTINGS.but(rollouts_per_response=2)
     variants = [
         folder(),
         folder(seed=1),
         folder(source=Letters(1)),
         *(folder(warp=warp) for warp in (Warp(0.9, top_k=5), Warp(1.0, top_k=6), Warp(1.0, top_k=5, top_p=0.9))),
-        *(folder(settings=replace(rolling, **{name: value + 1})) for name, value in asdict(rolling).items()),
+        *(
+            folder(settings=rolling, **{name: value + 1})
+            for name, value in rolling.values().items()
+            if name not in ("seed", "warp")
+        ),
         *(folder(replace(pair, **{f"{side}_{fact}": "x"})) for side in ("target", "draft") for fact in ("id", "revision")),
         folder(replace(pair, target=tiny_pair(8).target.float())),
         folder(replace(pair, draft=tiny_pair(8).draft.float())),
     ]
     assert len(set(variants)) == len(variants) == 20
-    without = replace(SETTINGS, rollouts_per_response=0)  # rollouts that are not there have no length
-    assert folder(settings=without) == folder(settings=replace(without, rollout_tokens=5)) != folder(settings=rolling)
+    without = SETTINGS.but(rollouts_per_response=0)  # rollouts that are not there have no length
+    assert folder(settings=without) == folder(settings=without, rollout_tokens=5) != folder(settings=rolling)
 
 
 class ChattingTokenizer(CountingTokenizer):
@@ -419,8 +425,8 @@ def test_a_pair_that_chats_has_another_cache_than_one_that_does_not(pair, tmp_pa
     chatting = replace(pair, tokenizer=ChattingTokenizer(8))
     plain = replace(chatting, chat=False)
     assert chatting.encode_instruction("a") == [1, 0, 2] and plain.encode_instruction("a") == [0]
-    settings = replace(SETTINGS, max_prompt_tokens=12)
-    folders = [generate_data(p, Letters(), Warp(1.0, top_k=5), settings, 0, tmp_path) for p in (chatting, plain)]
+    settings = SETTINGS.but(max_prompt_tokens=12)
+    folders = [generate_data(p, Letters(), settings, tmp_path) for p in (chatting, plain)]
     for folder, p in zip(folders, (chatting, plain), strict=True):
         row = pq.read_table(folder / NAMES[0]).to_pylist()[0]
         assert row["prompt_ids"] == p.encode_instruction(row["prompt"])
@@ -436,7 +442,7 @@ def test_prompts_that_are_repeated_or_too_long_are_left_out(pair):
         def load(self, chats):
             return [Prompt(text, split, text) for text, split in texts]
 
-    kept = encode_prompts(pair, unique(Source().load(chats=False)), SETTINGS)
+    kept = encode_prompts(pair, unique(Source().load(chats=False)), SETTINGS.limits)
     assert {(prompt.text, prompt.split) for prompt, _ in kept} == {("abc", "train"), ("abcabcab", "dev"), ("h", "test")}
     assert all(ids == [ord(letter) - 97 for letter in prompt.text] for prompt, ids in kept)
 
@@ -445,19 +451,19 @@ def test_a_prompt_leaves_room_for_a_response_in_the_window():
     narrow = tiny_pair(8, window=6)
     source = Letters()
     source.load = lambda chats: [Prompt(text, "train", text) for text in ("abcde", "abcdef")]
-    assert [prompt.text for prompt, _ in encode_prompts(narrow, source.load(chats=False), SETTINGS)] == ["abcde"]
+    assert [prompt.text for prompt, _ in encode_prompts(narrow, source.load(chats=False), SETTINGS.limits)] == ["abcde"]
 
 
 def test_no_usable_prompt_is_a_user_error(pair):
     source = Letters()
     source.load = lambda chats: [Prompt("1", "train", "abcdefghh")]
     with pytest.raises(UserError, match="none of 1 prompts has between 1 and 8 tokens"):
-        encode_prompts(pair, source.load(chats=False), SETTINGS)
+        encode_prompts(pair, source.load(chats=False), SETTINGS.limits)
 
 
 def test_shards_hold_the_rows_of_one_split_in_order():
     prompts = [(Prompt(str(i), split, ""), [i]) for i, split in enumerate(["test", "train", "train", "dev", "train", "train"])]
-    plan = plan_shards(prompts, GenerationSettings(rows_per_shard=2))
+    plan = plan_shards(prompts, Generation(rows_per_shard=2))
     assert {name: [ids[0] for _, ids in shard.prompts] for name, shard in plan.items()} == {
         "train-00000.parquet": [1, 2],
         "train-00001.parquet": [4, 5],
@@ -468,7 +474,7 @@ def test_shards_hold_the_rows_of_one_split_in_order():
 
 def test_train_prompts_get_several_responses_the_first_ones_first():
     prompts = [(Prompt(str(i), split, ""), [i]) for i, split in enumerate(["test", "train", "train", "dev", "train"])]
-    plan = plan_shards(prompts, GenerationSettings(rows_per_shard=2, responses_per_prompt=2))
+    plan = plan_shards(prompts, Generation(rows_per_shard=2, responses_per_prompt=2))
     found = [(name, shard.sample, [ids[0] for _, ids in shard.prompts]) for name, shard in plan.items()]
     assert found == [
         ("train-00000.parquet", 0, [1, 2]),
@@ -480,10 +486,10 @@ def test_train_prompts_get_several_responses_the_first_ones_first():
     ]
 
 
-@pytest.mark.parametrize("name", [name for name in asdict(SETTINGS) if name != "rollouts_per_response"])
+@pytest.mark.parametrize("name", [name for name in SETTINGS.values() if name not in ("seed", "warp", "rollouts_per_response")])
 def test_counts_must_be_positive(name):
-    with pytest.raises(UserError, match=f"{name}=0 is no positive whole number"):
-        GenerationSettings(**{name: 0})
+    with pytest.raises(UserError, match=rf"(data|generation)\.{name}=0 must be a positive integer"):
+        Generation(**{name: 0})
 
 
 # --- reading

@@ -19,7 +19,8 @@ from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
 from specheads.training.loaders import EpochSampler, ResumableData, ResumableLoader
-from specheads.training.trainer import OptimizerSettings, check_named_checkpoint, checkpoint_to_resume
+from specheads.training.optimizer import Optimizer
+from specheads.training.trainer import check_named_checkpoint, checkpoint_to_resume
 
 pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")
 
@@ -67,7 +68,7 @@ def attempt(nano, rows, folder, predicts, moment=None, request=None, num_workers
         {n: MixedResponses(r, predicts, 0.15, 0) for n, r in splits.items()}, 4, num_workers, seed=0, collate=collate
     )
     spec = HeadSpec("head", HeadConfig(hidden_size=nano.draft_lm.hidden_size, predicts=predicts, depth=1))
-    module = HeadModule(HeadBank([spec], seed=0), nano.draft_lm, OptimizerSettings(lr=1e-2))
+    module = HeadModule(HeadBank([spec], seed=0), nano.draft_lm, Optimizer(lr=1e-2))
     checkpoints = Checkpoints(folder / "last.ckpt", EVERY)
     checkpoints.provenance = {"data": "rows"}
     checkpoints.request = request or Request()
@@ -244,11 +245,11 @@ def test_a_file_that_is_no_checkpoint_is_named(tmp_path, content):
     torch.save({"state_dict": {}, "weights": torch.zeros(100)}, path)
     if content != "foreign":
         path.write_bytes(path.read_bytes()[:300] if content == "cut off" else content)
-    with pytest.raises(UserError, match=r"last\.ckpt is no checkpoint that train\.py can go on from"):
+    with pytest.raises(UserError, match=r"last\.ckpt is not a checkpoint that train\.py can resume"):
         differences(path, {})
 
 
-# --- which one a run goes on from
+# --- which checkpoint a run resumes
 
 HERE = {"data": "a", "seed": 1}
 
@@ -283,22 +284,22 @@ def test_a_checkpoint_of_other_settings_is_left_with_a_warning_that_names_them(s
     checkpoints, _ = stopped
     checkpoints.provenance["seed"] = 2
     assert checkpoint_to_resume(True, checkpoints) is None
-    assert "there are other seed" in caplog.text
+    assert "was written with another seed" in caplog.text
 
 
 def test_a_named_checkpoint_is_taken_where_the_runs_own_cannot_be_read(stopped, caplog):
     checkpoints, named = stopped
     checkpoints.path.write_bytes(b"cut off")
     assert checkpoint_to_resume(named, checkpoints) == Path(named)
-    assert "starts anew" in caplog.text
+    assert "training starts again" in caplog.text
 
 
 def test_a_named_checkpoint_of_other_settings_is_refused(stopped):
     checkpoints, named = stopped
     checkpoints.provenance |= {"seed": 2, "data": "b"}
     checkpoints.path.unlink()
-    with pytest.raises(UserError, match=r"named\.ckpt is of a run with other data, seed"):
+    with pytest.raises(UserError, match=r"named\.ckpt is of a run with another data, seed"):
         checkpoint_to_resume(named, checkpoints)
-    with pytest.raises(UserError, match=r"named\.ckpt is of a run with other seed;"):
+    with pytest.raises(UserError, match=r"named\.ckpt is of a run with another seed;"):
         check_named_checkpoint(named, {"seed": 2}, but=["data"])
     check_named_checkpoint(named, {"seed": 1}, but=["data"])

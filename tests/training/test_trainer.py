@@ -4,13 +4,15 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from specheads import UserError
+from specheads.commands.compose import settings_of
 from specheads.pair import config_folder
-from specheads.training.heads.head_training import head_specs
+from specheads.training.heads.head_specs import head_specs
+from specheads.training.heads.settings import HeadTraining
 
 
 def specs(nano, *overrides):
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        return head_specs(compose("train", list(overrides)), nano)
+        return head_specs(settings_of(HeadTraining, compose("train", list(overrides))), nano)
 
 
 def test_one_head_unless_lists_are_given(nano):
@@ -48,9 +50,9 @@ def test_what_differs_is_part_of_the_name(nano):
     [
         ("head.depth=[]", r"head.depth=\[\] names no value"),
         ("head.depth=[1,1]", "same head is asked for twice"),
-        ("head.depth=[0,-1]", "head.depth=-1 is no count"),
-        ("loss.reject_weight=[1,a]", "loss.reject_weight=a is no number"),
-        ("head.predicts=[input_token,next_token]", "head.predicts=.*not one value"),
+        ("head.depth=[0,-1]", "head.depth=-1 must be a non-negative integer"),
+        ("loss.reject_weight=[1,a]", "loss.reject_weight=a must be a finite number of at least 0"),
+        ("head.predicts=[input_token,next_token]", "head.predicts=.*must be one of"),
         ("head.label=[]", r"head.label=\[\] names no value"),
         ("head.inputs=[[hidden],entropy]", "head.inputs=.*mixes names and lists"),
     ],

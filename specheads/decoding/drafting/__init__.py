@@ -4,7 +4,7 @@ A new way is a module with a Drafting (drafter.py), whose drafter either fills t
 what a level's tokens are and which of them go on. Its config goes to conf/drafting/.
 """
 
-from specheads.decoding.drafting.autoregressive import Autoregressive, ChainDrafter, ChainStep, drafting_features
+from specheads.decoding.drafting.autoregressive import Autoregressive, ChainDrafter, ChainStep
 from specheads.decoding.drafting.beam import Beam
 from specheads.decoding.drafting.drafter import Drafter, Drafting
 from specheads.decoding.drafting.graph import Graph
@@ -27,5 +27,4 @@ __all__ = [
     "Lookup",
     "Multi",
     "Tree",
-    "drafting_features",
 ]

@@ -14,8 +14,9 @@ from specheads.decoding.engine import Engine, ForwardOutput
 from specheads.decoding.records import Draft, DraftKind
 from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
+from specheads.features import drafting_features
 from specheads.pair import LanguageModel
-from specheads.sampling import CERTAINTY, Uniforms, Warp, certainty
+from specheads.sampling import Uniforms, Warp
 
 
 class Autoregressive(Drafting):
@@ -63,7 +64,7 @@ class ChainStep:
         logits = output.logits[:, -1]
         probs = self.warp(logits)
         token = self.warp.draw(probs, uniform)
-        features = drafting_features(self.lm, self.rule.needs, logits, token, output.hidden[:, -1])
+        features = drafting_features(self.rule.needs, logits, token, output.hidden[:, -1], self.lm.embed)
         new, stop = self.rule.step(state.rule, features)
         kept = tree_map(partial(_unless, state.stopped), state.rule, new)
         return token, probs, ChainState(state.stopped | stop | ends[token], kept)
@@ -145,20 +146,3 @@ class Flag:
         if self._arrived is not None:
             self._arrived.synchronize()
         return bool(self._flag)
-
-
-def drafting_features(
-    lm: LanguageModel, needs: frozenset[str], logits: Tensor, token: Tensor, hidden: Tensor
-) -> dict[str, Tensor]:
-    """Return the features in `needs` of tokens (...) drawn from draft `logits` (..., V) at `hidden` (..., H)."""
-    features = {}
-    if needs & set(CERTAINTY):
-        found = dict(zip(CERTAINTY, certainty(logits, token), strict=True))
-        features |= {name: value for name, value in found.items() if name in needs}
-    if "embedding" in needs:
-        features["embedding"] = lm.embed(token)
-    if "hidden" in needs:
-        features["hidden"] = hidden
-    if "token" in needs:
-        features["token"] = token
-    return features

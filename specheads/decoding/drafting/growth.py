@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from specheads.decoding.drafting.autoregressive import drafting_features
 from specheads.decoding.engine import Engine, ForwardOutput, TreeSlots
 from specheads.decoding.records import Draft
 from specheads.decoding.stopping import MAX_TOKENS, StoppingRule
+from specheads.features import drafting_features
 from specheads.sampling import Uniforms, Warp
 
 ROOT = -1  # the parent of first nodes: the context
@@ -155,7 +155,7 @@ class Frontier:
 def step_rule(engine: Engine, rule: StoppingRule, frontier: Frontier, rows: Tensor, tokens: Tensor) -> tuple[Any, Tensor]:
     """Let the stopping rule see `tokens` (c,) drawn after the frontier's nodes `rows` (c,); return its states (c, ...) and stops (c,)."""
     hidden, logits = frontier.hidden[rows], frontier.logits
-    features = drafting_features(engine.lm, rule.needs, logits[rows] if rule.needs else logits, tokens, hidden)
+    features = drafting_features(rule.needs, logits[rows] if rule.needs else logits, tokens, hidden, engine.lm.embed)
     return rule.step(tree_map(lambda value: value[rows], frontier.states), features)
 
 

@@ -15,8 +15,9 @@ from specheads.decoding.stopping.rule import (
     filled,
 )
 from specheads.errors import UserError, is_count
+from specheads.features import ROUND_INPUTS
 from specheads.heads.calibration import IndexCalibration, calibrated
-from specheads.heads.head import ROUND_INPUTS, AcceptanceHead
+from specheads.heads.head import AcceptanceHead
 
 REJECTION = "a probability of rejection, for example 0.7"
 TYPICAL_LENGTH = 4  # tokens of the drafts that a throughput is guessed from

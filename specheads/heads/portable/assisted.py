@@ -1,7 +1,8 @@
-"""A head in transformers' assisted generation: it says when a draft is long enough, and everything else stays transformers' own.
+"""A head in transformers' assisted generation: the head decides when a draft ends, and everything else is left to transformers.
 
-So streamers, stopping criteria, logits processors, sampling and outputs are what users of `generate` know. transformers hides the draft's hidden
-states from what ends a draft; hooks on both models catch them. One prompt at a time, with a dynamic cache, as all assisted generation.
+Streamers, stopping criteria, logits processors, sampling and outputs of `generate` therefore work as usual. transformers does not pass the draft's
+hidden states to the criterion that ends a draft, so hooks on both models catch them. As in all assisted generation, one prompt is decoded at a time,
+with a dynamic cache.
 """
 
 import copy
@@ -16,15 +17,15 @@ from transformers import PreTrainedModel
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
+from specheads.features import drafting_features, reads_target
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
-from specheads.sampling import certainty
 
 REPLACED = "_get_candidate_generator"  # a method of a target, not part of transformers' public interface
 _LOCK = threading.Lock()
 
 
 class Tap:
-    """What a model's output embedding read last in this thread, `hidden` (1, T, H), and what `logits` (1, T, V) it gave, within a `with`."""
+    """The last input of a model's output embedding in this thread, `hidden` (1, T, H), and its `logits` (1, T, V), within a `with`."""
 
     hidden: Tensor
     logits: Tensor
@@ -34,25 +35,28 @@ class Tap:
 
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
-        reads, gives = self._model.get_output_embeddings(), self._model
-        self._hooks = [reads.register_forward_pre_hook(self._read), gives.register_forward_hook(self._gave)]
+        output_embedding = self._model.get_output_embeddings()
+        self._hooks = [
+            output_embedding.register_forward_pre_hook(self._keep_hidden),
+            self._model.register_forward_hook(self._keep_logits),
+        ]
         return self
 
     def __exit__(self, *raised: object) -> None:
         for hook in self._hooks:
             hook.remove()
 
-    def _read(self, module: torch.nn.Module, given: tuple[Tensor, ...]) -> None:
+    def _keep_hidden(self, module: torch.nn.Module, given: tuple[Tensor, ...]) -> None:
         if threading.get_ident() == self._thread:
             self.hidden = given[0]
 
-    def _gave(self, module: torch.nn.Module, given: tuple[Any, ...], output: Any) -> None:
+    def _keep_logits(self, module: torch.nn.Module, given: tuple[Any, ...], output: Any) -> None:
         if threading.get_ident() == self._thread:
             self.logits = output.logits
 
 
 class HeadCandidates(AssistedCandidateGenerator):
-    """Drafts of one generation, each as long as a head wants it.
+    """Drafts of one generation, each of which ends where a head decides.
 
     Source: the classes of transformers' generation/candidate_generator.py, which are not part of its public interface.
     """
@@ -60,24 +64,24 @@ class HeadCandidates(AssistedCandidateGenerator):
     def __init__(self, assisted: "Assisted", **arguments: Any) -> None:
         super().__init__(assistant_model=assisted.draft, **arguments)
         self._assisted, self._rounds = assisted, assisted.rounds
-        self.generation_config.assistant_confidence_threshold = 0.0  # its own rule; None would be the usual value
+        self.generation_config.assistant_confidence_threshold = 0.0  # switches off its rule; None would mean the default
         self.generation_config.stop_strings = None  # the target looks for them, as it has the tokenizer
         self._target_hidden: Tensor | None = None
         self._target_tap = Tap(assisted.target)
 
     def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the text (1, T) with a draft behind it, and the logits that the draft was chosen by."""
+        """Return the text (1, T) followed by a draft, and the logits that the draft was sampled from."""
         if self._assisted.reads_target and self._target_hidden is None:
             self._target_hidden = self._assisted.state_before(input_ids, self.assistant_kwargs.get("attention_mask"))
         self._round, self._tap = self._assisted.new_round(), Tap(self.assistant_model)
         with self._tap:
-            found = super().get_candidates(input_ids, **kwargs)
+            candidates = super().get_candidates(input_ids, **kwargs)
         if self._assisted.reads_target:
-            self._target_tap.__enter__()  # until the verification, which comes next, is told
-        return found
+            self._target_tap.__enter__()  # until update_candidate_strategy, after the verification
+        return candidates
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
-        """Take in a verification: scores (1, drafted + 1, V), of which the first `num_matches` agreed."""
+        """Take the result of a verification: scores (1, drafted + 1, V), of which the first `num_matches` agreed."""
         num_drafted, num_matches = scores.shape[1] - 1, int(num_matches)
         self._rounds.append((num_drafted, num_matches))
         if self._assisted.reads_target:
@@ -98,15 +102,21 @@ class HeadCandidates(AssistedCandidateGenerator):
 
     def _stops(self, text: Tensor) -> bool:
         token, logits = text[:, -1], self._tap.logits[:, -1, : self._assisted.head.config.get("vocab_size")]
-        known = dict(zip(("draft_prob", "max_prob", "entropy"), certainty(logits, token.to(logits.device)), strict=True))
-        known |= {"hidden": self._tap.hidden[:, -1], "embedding": self.assistant_model.get_input_embeddings()(token)}
+        embedding = self.assistant_model.get_input_embeddings()
+        features = drafting_features(
+            self._assisted.head.inputs,
+            logits,
+            token.to(logits.device),
+            self._tap.hidden[:, -1],
+            lambda ids: embedding(ids.to(embedding.weight.device)),
+        )
         if self._target_hidden is not None:
-            known["target_hidden"] = self._target_hidden
-        return self._round.stops(known)
+            features["target_hidden"] = self._target_hidden
+        return self._round.stops(features)
 
 
 class _Enough(StoppingCriteria):
-    """What transformers asks after every drafted token, beside the end of the text and the longest draft."""
+    """The criterion that transformers evaluates after every drafted token, next to the end of the text and the longest draft."""
 
     def __init__(self, stops: Callable[[Tensor], bool]) -> None:
         self._stops = stops
@@ -116,10 +126,10 @@ class _Enough(StoppingCriteria):
 
 
 class Assisted:
-    """A target whose assisted generation by one draft asks a head, until `remove()` or the end of a `with`.
+    """A target whose assisted generation by one draft uses a head, until `remove()` or the end of a `with`.
 
-    `rounds` are those of the generation that began last: how many tokens were drafted, and how many of them accepted. Of several for one draft the
-    latest is asked; with `this_thread` it serves only the thread that made it. Generations of different threads do not disturb each other.
+    `rounds` belong to the generation that began last: the numbers of drafted and of accepted tokens. Where several objects serve one draft, the latest
+    is used; with `this_thread` an object serves only the thread that made it. Generations in different threads do not disturb each other.
     """
 
     rounds: list[tuple[int, int]]
@@ -132,24 +142,24 @@ class Assisted:
         this_thread: bool = False,
         **bounds: float | None,
     ) -> None:
-        """`bounds` are those of bounds_of.
+        """Put the head into the target's assisted generation. `bounds` are arguments of bounds_of.
 
         Raises:
-            ValueError: bounds that bound nothing, models that do not fit the head, or of different vocabularies.
+            ValueError: bounds that are not allowed, models that do not fit the head, or models with different vocabularies.
         """
         self.target, self.draft, self.bounds, self.rounds = target, draft, bounds, []
-        self.reads_target = "target_hidden" in head.inputs
+        self.reads_target = reads_target(head.inputs)
         self._thread = threading.get_ident() if this_thread else None
         self._num_generations = 0
         _check(target, draft, head, self.reads_target)
         device = draft.get_input_embeddings().weight.device
         same = head.readout.weight.device == device
-        self.head = head if same else copy.deepcopy(head).to(device)  # it may serve another draft elsewhere
+        self.head = head if same else copy.deepcopy(head).to(device)  # the original may serve another draft elsewhere
         self.new_round()
         self._dispatcher = _Dispatcher.serving(target, self)
 
     def remove(self) -> None:
-        """Give the target its own assisted generation back."""
+        """Restore the target's original assisted generation."""
         self._dispatcher.take_out(self)
 
     def __enter__(self) -> Self:
@@ -159,59 +169,62 @@ class Assisted:
         self.remove()
         if kind is None and not self._num_generations:
             warnings.warn(
-                "the head was never asked: the target generated nothing with assistant_model= the draft that it was given for.",
+                "the head was never used: the target generated nothing with the draft that the head was given for as assistant_model=.",
                 stacklevel=2,
             )
 
     def new_round(self) -> DraftRound:
-        """Return what ends the next draft."""
+        """Return a new object that decides when the next draft ends."""
         return DraftRound(self.head, **self.bounds)
 
     @torch.no_grad()
     def state_before(self, text: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the target's state (1, H) that the last token of `text` (1, T) was decided from; before a response nobody has asked for it."""
+        """Return the target's state (1, H) that the last token of `text` (1, T) was decided from; no verification has computed it before a response."""
         if text.shape[1] < 2:
             return torch.zeros(1, self.head.config["target_size"], device=text.device)
         device = self.target.get_input_embeddings().weight.device
-        known = {} if mask is None else {"attention_mask": mask[:, : text.shape[1] - 1].to(device)}
-        # What the output embedding would read; without it there are no logits of a long prompt to hold.
-        return self.target.base_model(input_ids=text[:, :-1].to(device), use_cache=False, **known).last_hidden_state[:, -1]
+        masked = {} if mask is None else {"attention_mask": mask[:, : text.shape[1] - 1].to(device)}
+        # The base model has no output embedding, so that the logits of a long prompt are never held.
+        return self.target.base_model(input_ids=text[:, :-1].to(device), use_cache=False, **masked).last_hidden_state[:, -1]
 
     def serves(self, assistant_model: PreTrainedModel | None) -> bool:
-        """Whether a generation that begins in this thread is ours."""
+        """Whether this object serves a generation that begins in this thread with `assistant_model`."""
         return assistant_model is self.draft and self._thread in (None, threading.get_ident())
 
     def candidates(self, target_tokenizer: Any = None, assistant_tokenizer: Any = None, **arguments: Any) -> HeadCandidates:
-        """Return the drafts of a new generation."""
+        """Return the generator of drafts for a new generation."""
         if target_tokenizer is not None and assistant_tokenizer is not None:
-            raise ValueError("the head knows the draft's tokens, not another tokenizer's; leave out assistant_tokenizer=.")
+            raise ValueError(
+                "the head reads the draft's tokens, so draft and target must share a tokenizer; leave out assistant_tokenizer=."
+            )
         self.rounds = []
         self._num_generations += 1
         return HeadCandidates(self, **arguments)
 
 
 class _Dispatcher:
-    """Stands in for a target's own method that makes drafts, as long as there is somebody who assists."""
+    """Replaces the method of a target that makes drafts, as long as at least one Assisted uses it."""
 
     def __init__(self, target: PreTrainedModel) -> None:
         if not hasattr(target, REPLACED):
             raise ValueError(
-                f"{type(target).__name__} of this transformers has no {REPLACED}, where a head is put in; it is there in versions 5.17 to 5.23."
+                f"{type(target).__name__} of this transformers has no {REPLACED}, which a head replaces; use transformers 5.17 to 5.23."
             )
         self._target, self._before, self._users = target, getattr(target, REPLACED), []
-        self._had = vars(target).get(REPLACED)  # of a copy of this code, for example, which a head's folder carries
+        self._had = vars(target).get(REPLACED)  # set, for example, by the copy of this code in a head's folder
 
     @classmethod
     def serving(cls, target: PreTrainedModel, user: Assisted) -> "_Dispatcher":
-        """Return the target's dispatcher, the one that is there or a new one, which from now on asks `user`, too."""
+        """Return the target's dispatcher, existing or new, with `user` added to those that it asks."""
         with _LOCK:
-            there = getattr(vars(target).get(REPLACED), "__self__", None)
-            found = there if isinstance(there, cls) else cls(target)
-            found._users.append(user)
-            setattr(target, REPLACED, found.candidates)
-        return found
+            present = getattr(vars(target).get(REPLACED), "__self__", None)
+            dispatcher = present if isinstance(present, cls) else cls(target)
+            dispatcher._users.append(user)
+            setattr(target, REPLACED, dispatcher.candidates)
+        return dispatcher
 
     def take_out(self, user: Assisted) -> None:
+        """Remove a user; the last one restores what was there before."""
         with _LOCK:
             if user in self._users:
                 self._users.remove(user)
@@ -219,11 +232,11 @@ class _Dispatcher:
                 delattr(self._target, REPLACED)
                 if self._had is not None and getattr(
                     getattr(self._had, "__self__", None), "_users", True
-                ):  # whose own heads may have gone meanwhile
+                ):  # whose heads may have been removed since
                     setattr(self._target, REPLACED, self._had)
 
     def candidates(self, assistant_model: PreTrainedModel | None = None, **arguments: Any) -> Any:
-        """Return what makes drafts; for another draft than somebody's the head has nothing to say."""
+        """Return the generator of drafts: that of the latest user who serves the draft, else the target's original one."""
         for user in reversed(self._users):
             if user.serves(assistant_model):
                 return user.candidates(**arguments)
@@ -231,19 +244,22 @@ class _Dispatcher:
 
 
 def _check(target: PreTrainedModel, draft: PreTrainedModel, head: StandaloneHead, reads_target: bool) -> None:
-    """Raise ValueError for models that do not fit the head, or of which transformers takes one for another tokenizer's."""
+    """Raise ValueError for models that do not fit the head, or whose vocabularies differ, so that transformers assumes different tokenizers."""
     sizes = {"draft": (draft, head.config["hidden_size"])}
     sizes |= {"target": (target, head.config["target_size"])} if reads_target else {}
     for role, (model, size) in sizes.items():
-        found, trained = model.get_output_embeddings().weight.shape[1], (head.config.get(role) or {}).get("id", f"another {role}")
-        if found != size:
+        actual, trained = (
+            model.get_output_embeddings().weight.shape[1],
+            (head.config.get(role) or {}).get("id", f"another {role}"),
+        )
+        if actual != size:
             raise ValueError(
-                f"the head reads hidden states of size {size} of the {role}, but those of {model.name_or_path} have {found}; it was trained for "
+                f"the head reads hidden states of size {size} of the {role}, but those of {model.name_or_path} have {actual}; it was trained for "
                 f"{trained}. Use that one, or train a head for this pair."
             )
-    ours, theirs = (model.config.get_text_config().vocab_size for model in (draft, target))
-    if ours != theirs:
+    of_draft, of_target = (model.config.get_text_config().vocab_size for model in (draft, target))
+    if of_draft != of_target:
         raise ValueError(
-            f"the draft has {ours} logits and the target {theirs}, which transformers takes for different tokenizers. If they share one, give both "
-            "as many: model.resize_token_embeddings(len(tokenizer))."
+            f"the draft has {of_draft} logits and the target {of_target}, so transformers assumes different tokenizers. If they share one, give both "
+            "the same number: model.resize_token_embeddings(len(tokenizer))."
         )

@@ -2,9 +2,9 @@
 
     target.generate(**inputs, custom_generate="<folder or hub id>", trust_remote_code=True, draft_model=draft)
 
-`draft_model` is the model that the head in the folder was trained for; where both are commits of a hub they are compared, unless `any_draft=True`. All
-other arguments are those of `generate`; `threshold`, `min_tokens` and `max_tokens` change when drafts end; `acceptance_head` names another head's
-folder or hub id, `revision` and `token` belong to an id.
+`draft_model` is the model that the head in the folder was trained for; where the revisions of both are commits of a hub, they must be equal, unless
+`any_draft=True`. `threshold`, `min_tokens` and `max_tokens` change when drafts end; `acceptance_head` is the folder or hub id of another head,
+`revision` and `token` belong to a hub id. All other arguments are passed to `generate`.
 """
 
 import sys
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from specheads.heads.portable.assisted import Assisted
 from specheads.heads.portable.standalone_head import StandaloneHead
 
-COMMIT = 40  # digits of a commit on a hub
+COMMIT = 40  # digits of a commit of a hub
 _LOADED: dict[tuple[str, float, str], StandaloneHead] = {}  # by folder, the time its weights were written, and device
 
 
@@ -42,15 +42,16 @@ def generate(
     draft_model = assistant_model if draft_model is None else draft_model
     if draft_model is None:
         raise ValueError("draft_model= is missing: give the draft that the head was trained for, as its config.json names it.")
-    # transformers keeps from us what it was asked to load; it is where the head lies.
+    # transformers does not pass on the folder or hub id that it loaded this code from, which is where the head lies.
     location = acceptance_head or sys._getframe(1).f_locals.get("custom_generate")
     if location is None:
-        raise ValueError("where the head lies is not known; give acceptance_head=<folder or hub id>.")
+        raise ValueError("the location of the head is not known; give acceptance_head=<folder or hub id>.")
     head = _head(str(location), draft_model, {"revision": revision, "token": token})
-    trained, here = ((head.config.get("draft") or {}).get("revision"), getattr(draft_model.config, "_commit_hash", None))
-    if not any_draft and trained != here and all(isinstance(one, str) and len(one) == COMMIT for one in (trained, here)):
+    trained, present = (head.config.get("draft") or {}).get("revision"), getattr(draft_model.config, "_commit_hash", None)
+    commits = all(isinstance(revision, str) and len(revision) == COMMIT for revision in (trained, present))
+    if not any_draft and commits and trained != present:
         raise ValueError(
-            f"the head was trained for {head.config['draft'].get('id')} at commit {trained}, but the draft is {draft_model.name_or_path} at {here}; "
+            f"the head was trained for {head.config['draft'].get('id')} at commit {trained}, but the draft is {draft_model.name_or_path} at {present}; "
             "load that one, or give any_draft=True."
         )
     bounds = {"threshold": threshold, "min_tokens": min_tokens, "max_tokens": max_tokens}

@@ -1,6 +1,6 @@
-"""Python files that a head's folder carries, so that it decodes where this project is not installed.
+"""Python files in a head's folder that decode with it where this project is not installed.
 
-Each is put together from the sources of what it does here, so that there is one place where a head is computed and one where it stops a draft.
+Each is put together from sources of this project, so the computation of a head and the decision to stop a draft are written once.
 """
 
 import ast
@@ -8,20 +8,25 @@ import inspect
 from pathlib import Path
 from types import ModuleType
 
-from specheads import sampling
+from specheads import features, sampling
 from specheads.heads import calibration
 from specheads.heads.portable import assisted, custom_generate, network, standalone_head
 from specheads.storage.files import write_whole
 
 STANDALONE, CUSTOM_GENERATE = "acceptance_head.py", "custom_generate/generate.py"
 REQUIREMENTS = "transformers>=5.17,<6\nsafetensors\n"  # transformers looks at them before it runs the file
-HEAD = ((network, None), (calibration, {"calibrated"}), (standalone_head, None))
-# What each file is made of: modules, whole or some of their definitions; the last one's docstring is the file's.
+HEAD = (
+    (sampling, {"at_least_float32"}),
+    (features, None),
+    (network, None),
+    (calibration, {"calibrated"}),
+    (standalone_head, None),
+)
+# The parts of each file: modules, whole or some of their definitions; the docstring of the last module is the file's.
 PARTS = {
     STANDALONE: HEAD,
     CUSTOM_GENERATE: (
         *HEAD,
-        (sampling, {"at_least_float32", "certainty"}),
         (assisted, None),
         (custom_generate, None),
     ),
@@ -39,7 +44,7 @@ def write_loader(folder: Path, name: str) -> Path:
 
 
 def loader_source(name: str) -> str:
-    """Return a loader as text."""
+    """Return the text of a loader."""
     imports: set[str] = set()
     definitions = [part for module, names in PARTS[name] for part in _definitions(module, names, imports)]
     plain = sorted(line for line in imports if line.startswith("import "))
@@ -49,22 +54,22 @@ def loader_source(name: str) -> str:
 
 
 def _definitions(module: ModuleType, names: set[str] | None, imports: set[str]) -> list[str]:
-    """Return the source of a module's definitions, all or some; adds the lines of its imports that what is taken needs, but for our own."""
+    """Return the source of a module's definitions, all or those named; add to `imports` the lines that they need, except imports of this project."""
     source = inspect.getsource(module)
-    found, used = [], set()
+    sources, used = [], set()
     tree = ast.parse(source)
     for node in tree.body:
         defines = isinstance(node, ast.Assign | ast.AnnAssign | ast.FunctionDef | ast.ClassDef)
         if defines and (names is None or getattr(node, "name", None) in names):
             start = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
-            found.append("\n".join(source.splitlines()[start - 1 : node.end_lineno]))
+            sources.append("\n".join(source.splitlines()[start - 1 : node.end_lineno]))
             used |= {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
     for node in tree.body:
-        ours = isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "specheads"
-        if isinstance(node, ast.Import | ast.ImportFrom) and not ours:
+        internal = isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "specheads"
+        if isinstance(node, ast.Import | ast.ImportFrom) and not internal:
             for alias in node.names:
                 if (alias.asname or alias.name.split(".")[0]) in used:
                     imports.add(
                         f"from {node.module} import {alias.name}" if isinstance(node, ast.ImportFrom) else f"import {alias.name}"
                     )
-    return found
+    return sources

@@ -1,26 +1,25 @@
-"""What a head computes, in torch alone: a standalone export is made of this source."""
+"""The network of a head, in torch alone: exported files carry a copy of this source."""
 
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from specheads.features import FEATURES
+
 
 def assemble(inputs: Sequence[str], features: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """Return what a network reads (..., input_size) of named features, each (..., size) or (...)."""
+    """Return the input (..., input_size) of a network from named features, each (..., size) or (...)."""
     columns = []
     for name in inputs:
-        value = features[name].to(dtype)
-        if name == "draft_prob":
-            value = value.clamp_min(1e-12).log()
-        elif name == "index":
-            value = value.log1p()
-        columns.append(value if name in ("hidden", "embedding", "target_hidden") else value.unsqueeze(-1))
+        feature, value = FEATURES[name], features[name].to(dtype)
+        value = value if feature.transform is None else feature.transform(value)
+        columns.append(value.unsqueeze(-1) if feature.size is None else value)
     return torch.cat(columns, dim=-1)
 
 
 class ResidualBlock(nn.Module):
-    """`x + SiLU(W x + b)`, the identity plus SiLU(0) = 0 at the start of training."""
+    """`x + SiLU(W x + b)`; the identity at the start of training, as SiLU(0) = 0."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -33,10 +32,18 @@ class ResidualBlock(nn.Module):
 
 
 class Network(nn.Module):
-    """Features -> logit of the acceptance probability (SpecDec++, section 3.2)."""
+    """Maps features to the logit of the acceptance probability (SpecDec++, section 3.2)."""
 
     def __init__(self, inputs: Sequence[str], input_size: int, width: int, depth: int, projected: bool) -> None:
-        """`inputs` are names of features, `input_size` numbers in all; without `projected` they enter the blocks as they are."""
+        """Make a network with random weights.
+
+        Args:
+            inputs: names of features, in the order in which they are concatenated.
+            input_size: how many numbers the features have together.
+            width: of the blocks.
+            depth: number of blocks.
+            projected: whether a linear layer comes before the blocks.
+        """
         super().__init__()
         self.inputs = tuple(inputs)
         self.register_buffer("input_mean", torch.zeros(input_size))

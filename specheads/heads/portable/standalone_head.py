@@ -5,10 +5,10 @@
     while not round.stops(features):                      # after each drafted token
         ...
 
-`features` are those of the token just drafted, by the names in `head.inputs`, each (1, size) or (1,): `hidden`, what the draft's output embedding
-read when it gave the token's law (for predicts=input_token: when it had read the token); `embedding`, the draft's input embedding of the token;
-`draft_prob`, `max_prob` and `entropy` (nats), the token's probability, the largest one and the entropy of the draft's softmax without temperature
-or cuts; `index`, of the token in its draft, from 0; `target_hidden`, what the target's output embedding read for the last token before the draft.
+`features` are those of the token just drafted, by the names in `head.inputs`, each (1, size) or (1,). `drafting_features` computes those of the
+draft from its logits, the token, `hidden` (the input of the draft's output embedding that gave the logits; the same for both kinds of head) and the
+draft's input embedding. `index` is added by the round; `target_hidden` is the input of the target's output embedding for the last token before the
+draft, zeros where there is none.
 """
 
 import json
@@ -20,24 +20,22 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from specheads.features import input_size
 from specheads.heads.calibration import calibrated
 from specheads.heads.portable.network import Network
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 2  # format 1 calls the key `predicts` `judges`
 
 
 class StandaloneHead(Network):
     """A head and its config, a dict (see config.json)."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        sizes = {
-            "hidden": config["hidden_size"],
-            "embedding": config.get("embedding_size") or config["hidden_size"],
-            "target_hidden": config.get("target_size"),
-        }
-        input_size = sum(sizes.get(name, 1) for name in config["inputs"])
-        projected = config["predicts"] == "next_token" or input_size != config["width"]
-        super().__init__(config["inputs"], input_size, config["width"], config["depth"], projected)
+        """Make a head with random weights from the content of a config.json of the present format."""
+        sizes = {**config, "embedding_size": config.get("embedding_size") or config["hidden_size"]}
+        size = input_size(config["inputs"], sizes)
+        projected = config["predicts"] == "next_token" or size != config["width"]
+        super().__init__(config["inputs"], size, config["width"], config["depth"], projected)
         self.config = dict(config)
 
     @classmethod
@@ -45,18 +43,21 @@ class StandaloneHead(Network):
         """Return the head of a folder, on the CPU in float32.
 
         Raises:
-            ValueError: another format; a tensor that is missing, too many or of another shape; golden vectors that do not come out.
+            ValueError: another format; a tensor that is missing, too many or of another shape; golden logits that the head does not compute.
         """
         config = json.loads((Path(folder) / "config.json").read_text())
-        if config.get("format_version") != FORMAT_VERSION:
-            raise ValueError(f"{folder} has head format {config.get('format_version')!r}; this file reads {FORMAT_VERSION}.")
-        head, found = cls(config), load_file(Path(folder) / "model.safetensors")
+        version = config.get("format_version")
+        if version not in (1, FORMAT_VERSION):
+            raise ValueError(f"{folder} has head format {version!r}; this file reads 1 to {FORMAT_VERSION}.")
+        if version == 1:
+            config = {"predicts" if key == "judges" else key: value for key, value in config.items()}
+        head, tensors = cls(config), load_file(Path(folder) / "model.safetensors")
         expected = head.state_dict()
-        for name in sorted(expected.keys() | found.keys()):
-            ours, theirs = (tuple(some[name].shape) if name in some else "no such tensor" for some in (expected, found))
-            if ours != theirs:
-                raise ValueError(f"{folder}/model.safetensors: tensor {name!r} is {theirs}, expected {ours} from config.json.")
-        head.load_state_dict(found)
+        for name in sorted(expected.keys() | tensors.keys()):
+            wanted, actual = (tuple(group[name].shape) if name in group else "no such tensor" for group in (expected, tensors))
+            if wanted != actual:
+                raise ValueError(f"{folder}/model.safetensors: tensor {name!r} is {actual}, expected {wanted} from config.json.")
+        head.load_state_dict(tensors)
         head.requires_grad_(False).eval()
         golden = load_file(Path(folder) / "golden.safetensors")
         difference = (head.score(golden["inputs"]) - golden["logits"]).abs().max().item()
@@ -68,7 +69,7 @@ class StandaloneHead(Network):
 
     def acceptance(self, features: Mapping[str, Tensor], index: Tensor) -> Tensor:
         """Return the calibrated chances (B,) that tokens at `index` (B,) long in their drafts are accepted."""
-        device = self.readout.weight.device  # a draft may be spread over several, and its head is on one
+        device = self.readout.weight.device  # a draft may be spread over several, its head is on one
         index = index.to(device)
         known = {name: value.to(device) for name, value in features.items()} | {"index": index.clamp_min(0)}
         fitted = self.config.get("calibration") or {"slope": [1.0], "intercept": [0.0]}
@@ -79,9 +80,9 @@ class StandaloneHead(Network):
 def bounds_of(
     config: Mapping[str, Any], threshold: float | None = None, min_tokens: int | None = None, max_tokens: int | None = None
 ) -> dict[str, Any]:
-    """Return when drafts end: what is given, else what the head's config recommends, else 0.7, 1 (2 for a head that judges its input token) and 20.
+    """Return the bounds of drafts by name: the arguments, else what the head's config recommends, else 0.7, 1 (2 for predicts=input_token) and 20.
 
-    A `min_tokens` that was not given is never above `max_tokens`.
+    A `min_tokens` that is not an argument is never above `max_tokens`.
 
     Raises:
         ValueError: a threshold outside [0, 1], or lengths that bound no draft.
@@ -89,33 +90,33 @@ def bounds_of(
     usual = {"threshold": 0.7, "min_tokens": 2 if config["predicts"] == "input_token" else 1, "max_tokens": 20}
     known = {name: value for name, value in (config.get("recommended") or {}).items() if name in usual}
     given = {"threshold": threshold, "min_tokens": min_tokens, "max_tokens": max_tokens}
-    found = usual | known | {name: value for name, value in given.items() if value is not None}
-    if not isinstance(found["threshold"], int | float) or not 0 <= found["threshold"] <= 1:
+    bounds = usual | known | {name: value for name, value in given.items() if value is not None}
+    if not isinstance(bounds["threshold"], int | float) or not 0 <= bounds["threshold"] <= 1:
         raise ValueError(
-            f"threshold={found['threshold']!r} is outside [0, 1]; it is the chance of a rejection from which a draft ends."
+            f"threshold={bounds['threshold']!r} must be a number from 0 to 1, the chance of a rejection above which a draft ends."
         )
-    longest = found["max_tokens"] = int(found["max_tokens"])
-    found["min_tokens"] = int(found["min_tokens"]) if min_tokens is not None else min(int(found["min_tokens"]), longest)
-    if not 0 < found["min_tokens"] <= longest:
+    longest = bounds["max_tokens"] = int(bounds["max_tokens"])
+    bounds["min_tokens"] = int(bounds["min_tokens"]) if min_tokens is not None else min(int(bounds["min_tokens"]), longest)
+    if not 0 < bounds["min_tokens"] <= longest:
         raise ValueError(
-            f"min_tokens={found['min_tokens']} and max_tokens={longest} bound no draft; use 1 or more, the larger one last."
+            f"min_tokens={bounds['min_tokens']} must be a positive integer of at most max_tokens, which is {longest}."
         )
-    return found
+    return bounds
 
 
 class DraftRound:
-    """Says when one draft is long enough: once the chance that some token of it is rejected exceeds a threshold (SpecDec++, section 3.3)."""
+    """Decides when one draft ends: once the chance that some token of it is rejected exceeds a threshold (SpecDec++, section 3.3)."""
 
     def __init__(self, head: StandaloneHead, **bounds: float | None) -> None:
-        """`bounds`, and what is raised, are those of `bounds_of`."""
+        """Begin a draft. `bounds` are arguments of `bounds_of`, whose errors are raised."""
         self.head = head
         self.threshold, self.min_tokens, self.max_tokens = bounds_of(head.config, **bounds).values()
         self.num_drafted, self.survival = 0, 1.0
 
     @torch.no_grad()
     def stops(self, features: Mapping[str, Tensor]) -> bool:
-        """Take in a token that was just drafted; return whether it is the draft's last one."""
-        index = self.num_drafted - (self.head.config["predicts"] == "input_token")  # which token the head speaks of
+        """Take the features of the token just drafted; return whether it is the last one of the draft."""
+        index = self.num_drafted - (self.head.config["predicts"] == "input_token")  # of the token that the head predicts
         if index >= 0:
             place = torch.tensor([index], device=self.head.readout.weight.device)
             self.survival *= self.head.acceptance(features, place).item()

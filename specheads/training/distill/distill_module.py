@@ -4,53 +4,56 @@ The target stays out of the module's parameters and checkpoints.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor
 
-from specheads.pair import LanguageModel, Pair
-from specheads.sampling import Warp
-from specheads.training.distill.distill_loss import LossSettings, laws_of, most_to_gain, stored_probs, token_losses
-from specheads.training.distill.measures import LiveSettings, live_measures, named_measures, sums_of
-from specheads.training.distill.on_policy import DraftResponses
-from specheads.training.distill.sample_batch import Texts
+from specheads.language_model import LanguageModel
+from specheads.pair import Pair
+from specheads.training.curve_module import CurveModule
+from specheads.training.distill.distill_loss import (
+    DistributionSource,
+    computed_distributions,
+    most_to_gain,
+    stored_distributions,
+    token_losses,
+)
+from specheads.training.distill.draft_quality import live_quality, quality_of, quality_sums
+from specheads.training.distill.draft_responses import DraftResponses
+from specheads.training.distill.response_batch import ResponseBatch
 from specheads.training.distill.samples import Sample
-from specheads.training.trainer import CurveModule, OptimizerSettings, cosine_after_warmup
+from specheads.training.distill.settings import Distillation
+from specheads.training.optimizer import cosine_after_warmup
 
 
 class DistillModule(CurveModule):
-    """A draft, its loss against the target's laws, and what tells how good a draft it is."""
+    """A draft, its loss against the target's distributions, and the figures that say how good it is."""
 
-    def __init__(
-        self,
-        pair: Pair,
-        loss: LossSettings,
-        optimizer: OptimizerSettings,
-        warp: Warp,
-        own: DraftResponses,
-        refresh_every: int = 16,
-        reference: LanguageModel | None = None,
-        live: LiveSettings | None = None,
-    ) -> None:
-        """`warp` is decoding's, which the measures are taken under; `own` writes on-policy samples; `reference` chooses tokens (AdaSPEC)."""
+    def __init__(self, pair: Pair, settings: Distillation, max_new_tokens: int, reference: LanguageModel | None = None) -> None:
+        """Train the pair's draft.
+
+        Args:
+            max_new_tokens: of the draft's own responses.
+            reference: chooses the tokens that the draft learns from (AdaSPEC: Hu et al. 2025).
+        """
         super().__init__()
-        self.draft = pair.draft
-        self.loss, self.optimizer, self.warp = loss, optimizer, warp
-        self.own, self.refresh_every = own, refresh_every
-        self.live = live or LiveSettings()
-        self._models = (pair, reference)  # in a tuple, so that their weights are not taken for ours
-        self._measured: list[Tensor] = []
-        self.before: dict[str, float] = {}  # measures on dev prompts before the first step
+        self.draft, self.settings = pair.draft, settings
+        self.draft_responses = DraftResponses(pair, settings, max_new_tokens)
+        self._models = (pair, reference)  # in a tuple, so that Lightning does not take their weights for the module's
+        self._quality_sums: list[Tensor] = []
+        self.before: dict[str, float] = {}  # quality on dev prompts before the first step
 
     @property
     def pair(self) -> Pair:
+        """The pair whose draft is trained."""
         return self._models[0]
 
     # --- training
 
     def on_train_start(self) -> None:
-        """Begin the curves, or write those of a run that is gone on with."""
+        """Begin the curves, or write those of a resumed run."""
         if reference := self._models[1]:
             reference.model.to(self.device)
         self.log_history()
@@ -60,12 +63,12 @@ class DistillModule(CurveModule):
     def training_step(self, samples: Sequence[Sample], batch_index: int) -> Tensor:
         data = self.trainer.datamodule
         if any(sample.response is None for sample in samples):
-            count = self.refresh_every * self.trainer.accumulate_grad_batches * data.batch_size
+            count = self.settings.refresh_every * self.trainer.accumulate_grad_batches * data.batch_size
             first = samples[0].key
-            samples = self.own.answered(samples, lambda: data.splits["train"].unanswered(data.upcoming(first, count)))
-        values, shares = self.losses(samples)
-        overlap = torch.stack([shares.sum(), shares.new_tensor(len(shares))])[:, None]
-        return self.loss_of_batch(batch_index, values.sum()[None], values.new_tensor([len(values)]), overlap)
+            samples = self.draft_responses.answered(samples, lambda: data.splits["train"].unanswered(data.upcoming(first, count)))
+        losses, overlaps = self.losses(samples)
+        overlap = torch.stack([overlaps.sum(), overlaps.new_tensor(len(overlaps))])[:, None]
+        return self.loss_of_batch(batch_index, losses.sum()[None], losses.new_tensor([len(losses)]), overlap)
 
     @torch.no_grad()
     def scale_gradients(self, factors: Tensor) -> None:
@@ -78,71 +81,79 @@ class DistillModule(CurveModule):
         return dict(zip(("loss", "overlap"), values, strict=True))
 
     def losses(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
-        """Return the losses (N,) of the learnt tokens, of those that are chosen, and the overlaps at all learnt places."""
-        pair, reference = self._models
-        values, shares, references = [], [], []
-        for stored in (True, False):
-            some = [sample for sample in samples if (sample.distribution is not None) == stored]
-            if not some:
-                continue
-            texts = Texts.of(some, self.device)
-            if stored:
-                ids, log_probs = (torch.cat([sample.distribution[name] for sample in some]) for name in ("ids", "log_probs"))
-                distributions = stored_probs(ids.to(self.device), log_probs.to(self.device))
-            else:
-                with torch.no_grad():
-                    distributions = laws_of(pair.target_lm, texts.states(pair.target_lm), self.loss)
-            own = token_losses(pair.draft_lm, texts.states(pair.draft_lm), distributions, texts.learnt, self.loss)
-            values.append(own[0])
-            shares.append(own[1])
-            if reference:
-                with torch.no_grad():
-                    references.append(token_losses(reference, texts.states(reference), distributions, texts.learnt, self.loss)[0])
-        values, shares = torch.cat(values), torch.cat(shares)
-        if references:
-            values = values[most_to_gain(values.detach(), torch.cat(references), self.loss.token_share)]
-        return values, shares
+        """Return the losses of the tokens to learn from, and the overlaps (N,) at all response tokens."""
+        stored = [sample for sample in samples if sample.stored is not None]
+        computed = [sample for sample in samples if sample.stored is None]
+        parts = [self._losses(some) for some in (stored, computed) if some]
+        losses, overlaps, references = zip(*parts, strict=True)
+        losses, overlaps = torch.cat(losses), torch.cat(overlaps)
+        if self._models[1]:
+            losses = losses[most_to_gain(losses.detach(), torch.cat(references), self.settings.loss.token_share)]
+        return losses, overlaps
 
-    def configure_optimizers(self) -> dict:
-        settings = self.optimizer
+    def _losses(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return losses, overlaps and a reference's losses (N,) of samples that all have stored distributions, or all have none."""
+        (pair, reference), loss = self._models, self.settings.loss
+        batch = ResponseBatch.of([sample.prompt for sample in samples], [sample.response for sample in samples], self.device)
+        distributions, tokens = self._distributions(samples, batch), batch.response_tokens
+        losses, overlaps = token_losses(pair.draft_lm, batch.states(pair.draft_lm), distributions, tokens, loss)
+        if reference is None:
+            return losses, overlaps, None
+        with torch.no_grad():
+            return losses, overlaps, token_losses(reference, batch.states(reference), distributions, tokens, loss)[0]
+
+    @torch.no_grad()
+    def _distributions(self, samples: Sequence[Sample], batch: ResponseBatch) -> DistributionSource:
+        """Return the target's distributions along samples: those that are stored, or else the target's."""
+        if samples[0].stored is not None:
+            ids, log_probs = (torch.cat([sample.stored[name] for sample in samples]) for name in ("ids", "log_probs"))
+            return stored_distributions(ids.to(self.device), log_probs.to(self.device))
+        target = self.pair.target_lm
+        return computed_distributions(target, batch.states(target), self.settings.loss)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        settings = self.settings.optimizer.for_width(self.pair.draft_lm.hidden_size)
         weights = [weight for weight in self.draft.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(weights, lr=settings.lr, weight_decay=settings.weight_decay)
         steps = self.trainer.estimated_stepping_batches
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, cosine_after_warmup(steps, settings.warmup_share))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
-    # --- measures
+    # --- validation
 
     def validation_step(self, samples: Sequence[Sample], batch_index: int) -> None:
         with torch.autocast(self.device.type, enabled=False):  # as before training and after it
-            self._measured.append(sums_of(self.pair, samples, self.warp, self.device))
+            self._quality_sums.append(quality_sums(self.pair, samples, self.settings.warp, self.device))
 
     def on_validation_epoch_end(self) -> None:
-        metrics = self._gathered()
-        if not shards_weights(self.trainer.strategy):  # every process decodes the same: they would wait for one in any case
-            metrics |= live_measures(self.pair, self.trainer.datamodule.splits["dev"], self.warp, self.live)
+        metrics = self._gathered_quality()
+        if not shards_weights(
+            self.trainer.strategy
+        ):  # all processes decode the same prompts: they would wait for one in any case
+            dev = self.trainer.datamodule.splits["dev"]
+            metrics |= live_quality(self.pair, dev, self.settings.warp, self.settings.validation)
         self.record({f"dev/{name}": value for name, value in metrics.items()})
         self.log("dev overlap", metrics["overlap"], prog_bar=True, logger=False)
 
-    def _gathered(self) -> dict[str, float]:
-        """Return the measures over what all processes have seen."""
-        sums = torch.stack(self._measured).sum(0)
-        self._measured = []
-        return named_measures(self.all_gather(sums).reshape(-1, len(sums)).sum(0))
+    def _gathered_quality(self) -> dict[str, float]:
+        """Return the draft's quality over the samples of all processes."""
+        sums = torch.stack(self._quality_sums).sum(0)
+        self._quality_sums = []
+        return quality_of(self.all_gather(sums).reshape(-1, len(sums)).sum(0))
 
     # --- checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         super().on_save_checkpoint(checkpoint)
-        states: list = [self.own.state()]
+        states: list = [self.draft_responses.state()]
         if self.trainer.world_size > 1:
             states *= self.trainer.world_size
-            torch.distributed.all_gather_object(states, self.own.state())
-        checkpoint["own_responses"] = states
+            torch.distributed.all_gather_object(states, self.draft_responses.state())
+        checkpoint["draft_responses"] = states
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         super().on_load_checkpoint(checkpoint)
-        self.own.load(checkpoint["own_responses"][self.trainer.global_rank])
+        self.draft_responses.load(checkpoint["draft_responses"][self.trainer.global_rank])
 
 
 def shards_weights(strategy: Strategy) -> bool:

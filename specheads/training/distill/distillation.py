@@ -1,211 +1,121 @@
-"""Distilling a draft: where it starts, what it learns from, and the folder that it becomes."""
+"""Distilling a draft: the run, from settings and data to the folder of the new draft."""
 
-import contextlib
-import json
 import logging
-import os
-import shutil
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from hydra.utils import instantiate
-from lightning import Trainer
-from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
-from data_gen.__main__ import check_data, data_cache, generation_settings
-from specheads.commands.command import load_configured_pair
-from specheads.errors import UserError, is_count
+from specheads.errors import UserError
 from specheads.interrupts import deferred
-from specheads.pair import LanguageModel, Pair, load_draft, revision_of
-from specheads.prompts.encoding import EncodedPrompt, encode_prompts
-from specheads.prompts.sources import SPLITS, Prompt, unique
-from specheads.sampling import Warp
-from specheads.storage.data_set import load_split
-from specheads.storage.files import write_json
-from specheads.training.distill.distill_loss import LossSettings
+from specheads.language_model import LanguageModel
+from specheads.pair import Pair, load_draft
+from specheads.prompts.generated_data import GeneratedData
+from specheads.revisions import revision_of
+from specheads.settings import cache_key, shown
 from specheads.training.distill.distill_module import DistillModule, shards_weights
-from specheads.training.distill.draft_card import card
-from specheads.training.distill.measures import LiveSettings, live_measures, measured
-from specheads.training.distill.on_policy import DraftResponses
-from specheads.training.distill.samples import Answered, Ragged, Responses, Samples, SampleSettings
-from specheads.training.distill.start import Start
-from specheads.training.distill.target_store import TargetStore, check_target_probs, fingerprint_of
+from specheads.training.distill.draft_folder import draft_provenance, export
+from specheads.training.distill.draft_quality import draft_quality, live_quality
+from specheads.training.distill.sample_splits import OF_DATA, load_splits
+from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import ResumableData
-from specheads.training.trainer import (
-    OptimizerSettings,
-    check_named_checkpoint,
-    check_positive,
-    check_training,
-    checkpoint_to_resume,
-    new_trainer,
-    seeded_training,
-    trainer_settings,
-)
+from specheads.training.trainer import check_named_checkpoint, checkpoint_to_resume, new_trainer, seeded_training
+
+if TYPE_CHECKING:
+    from lightning import Trainer
+    from lightning.pytorch.loggers import Logger
 
 logger = logging.getLogger(__name__)
 
-HELD_OUT = ("dev", "test")  # splits that a draft is measured on
-OF_DATA = ("data", "texts", "stored laws")  # what of a checkpoint is known once the data is there, which may take hours
 # What dropout is called in transformers' modules.
 DROPOUT = ("p", "dropout", "attention_dropout", "activation_dropout", "hidden_dropout", "layerdrop")
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 
-def train(cfg: DictConfig, pair: Pair | None = None) -> Path:
-    """Distil the draft of a config's pair, which may be loaded already; return the folder of the new draft."""
-    check(cfg)
-    start = start_of(cfg)
-    with seeded_training(cfg.seed):
-        return distill(cfg, pair or load_configured_pair(cfg, new_draft=None if start.init == "draft" else start))
+@dataclass(frozen=True)
+class DistilledDraft:
+    """The folder of a distilled draft, and its quality on test prompts before and after; none in all processes but the first."""
+
+    folder: Path
+    before: Mapping[str, float] = field(default_factory=dict)
+    after: Mapping[str, float] = field(default_factory=dict)
 
 
-def check(cfg: DictConfig) -> None:
-    """Raise UserError for what can be known to be wrong before models are loaded and data is made."""
-    check_groups(cfg)
-    check_training(cfg)
-    if cfg.trainer.precision not in PRECISIONS:
-        raise UserError(
-            f"trainer.precision={cfg.trainer.precision} does not fit a draft, whose weights are trained in float32: half-precision ones lose "
-            f"small steps. Use one of {', '.join(PRECISIONS)}."
-        )
-    for split in ("train", "dev", "test"):
-        check_positive(f"data.num_{split}", cfg.data[f"num_{split}"])
-    check_data(cfg)
-    loss, samples = instantiate(cfg.loss), sample_settings(cfg)
-    start_of(cfg)
-    check_target_probs(cfg.target_probs.keep, cfg.target_probs.top_k, cfg.target_probs.budget)
-    check_positive("validation.num_prompts", cfg.validation.num_prompts)
-    check_positive("write_batch_size", cfg.write_batch_size)
-    check_positive("validation.live_tokens", cfg.validation.live_tokens)
-    if not is_count(cfg.validation.live_prompts):
-        raise UserError(f"validation.live_prompts={cfg.validation.live_prompts} is no count; 0 decodes none.")
-    if not isinstance(cfg.gradient_checkpointing, bool):
-        raise UserError(f"gradient_checkpointing={cfg.gradient_checkpointing} is neither true nor false.")
-    if (loss.token_share < 1) != (cfg.reference is not None):
-        raise UserError(
-            f"loss.token_share={loss.token_share} and reference={cfg.reference} go together: the tokens to learn from are chosen by what "
-            "a reference draft, distilled before, has learnt of them. Give both, for example loss.token_share=0.4 "
-            "reference=outputs/distill/<date_time>/draft, or neither."
-        )
-    if samples.samples == "mixed" and len(samples.shares) == 1:
-        logger.warning("samples=mixed has only %s in it", *samples.shares)
+def distill(
+    pair: Pair,
+    data: GeneratedData | Callable[[], GeneratedData],
+    settings: Distillation,
+    run: Path,
+    loggers: Sequence["Logger"] = (),
+) -> DistilledDraft:
+    """Train the pair's draft to propose what its target would say, and write it to `run`/draft.
+
+    Args:
+        pair: its draft is trained in place, in float32. If `settings.initial_draft` is not None, load the pair with it as `new_draft`.
+        data: a data set with the target's responses, and its prompts; or a function that makes it, which is called once everything else has
+            been checked.
+        run: the folder for checkpoints, logs and the draft.
+        loggers: get the curves.
+
+    Raises:
+        UserError: settings that do not fit the pair, the data or the machine.
+    """
+    run = Path(run)
+    with seeded_training(settings.seed):
+        check_initial_draft(settings, pair)
+        device_type, dtype = pair.draft_lm.device.type, pair.draft.dtype
+        trainer, checkpoints = new_trainer(settings.trainer, settings.checkpoint, run, loggers, device_type)
+        check_processes(settings, pair, trainer)
+        reference = load_draft(settings.reference, pair, dtype) if settings.reference else None
+        checkpoints.provenance = run_provenance(settings, pair, reference, trainer.world_size)
+        check_named_checkpoint(settings.resume, checkpoints.provenance, but=OF_DATA)
+        data = data() if callable(data) else data
+        splits, provenance = load_splits(data, pair, settings)
+        checkpoints.provenance |= provenance
+        check_sizes(splits, trainer.world_size)
+        earlier = checkpoint_to_resume(settings.resume, checkpoints)
+        announce(pair, settings, len(splits["train"]), run)
+        before = measured(pair, splits["test"], settings)
+        module = DistillModule(pair, settings, data.limits.max_new_tokens, reference)
+        module.before = measured(pair, splits["dev"], settings)
+        module.before |= live_quality(pair, splits["dev"], settings.warp, settings.validation)
+        prepare(pair.draft, settings.gradient_checkpointing)
+        with deferred() as checkpoints.request:
+            batches = ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=list)
+            weights = trained_weights(trainer, module, batches, earlier)
+        if not trainer.is_global_zero:
+            return DistilledDraft(run / "draft")  # the first process of a distributed run writes for all
+        description = draft_provenance(pair, settings, data.folder, len(splits["train"]))
+        description |= {"steps": trainer.global_step, "seconds": round(checkpoints.seconds, 1), "test": {"before": before}}
+        after = export(pair, weights, dtype, run / "draft", description, lambda new: measured(new, splits["test"], settings))
+        for each in trainer.loggers:
+            each.log_metrics({f"test/{name}": value for name, value in after.items()}, trainer.global_step)
+        return DistilledDraft(run / "draft", before, after)
 
 
-def check_groups(cfg: DictConfig) -> None:
-    """Raise UserError for sets of keys that are none, or that have keys which nothing reads."""
-    for name in ("loss", "optimizer", "loader", "validation", "target_probs", "checkpoint", "trainer"):
-        if not isinstance(cfg[name], DictConfig):
-            raise UserError(f"{name}={cfg[name]} is no set of keys; leave it out for the usual ones.")
-    for name, known in (("loss", LossSettings), ("optimizer", OptimizerSettings)):
-        names = {"_target_", *(field.name for field in fields(known))}
-        if unknown := sorted(set(cfg[name]) - names):
-            raise UserError(f"{name}.{unknown[0]} is not known; {name} has {', '.join(sorted(names - {'_target_'}))}.")
+def measured(pair: Pair, split: Dataset, settings: Distillation) -> dict[str, float]:
+    """Return the quality of a pair's draft on a split."""
+    return draft_quality(pair, split, settings.warp, settings.loader.batch_size)
 
 
-def start_of(cfg: DictConfig) -> Start:
-    """Return where a config lets distillation begin."""
-    layers, config = (
-        OmegaConf.to_container(OmegaConf.create({"value": cfg[key]}))["value"] for key in ("init_layers", "init_config")
-    )
-    if not isinstance(config, dict | None):
-        raise UserError(f"init_config={config} is no set of keys; give for example 'init_config={{num_hidden_layers: 2}}'.")
-    return Start(cfg.init, layers, config or {}, cfg.seed)
-
-
-def sample_settings(cfg: DictConfig) -> SampleSettings:
-    """Return where a config takes responses from."""
-    if not isinstance(cfg.mixed, DictConfig):
-        raise UserError(f"mixed={cfg.mixed} is no set of keys; give for example mixed.target=0.5 mixed.on_policy=0.5.")
-    return SampleSettings(cfg.samples, OmegaConf.to_container(cfg.mixed), cfg.refresh_every)
-
-
-def distill(cfg: DictConfig, pair: Pair) -> Path:
-    """Train the pair's draft; return the folder that it was exported to."""
-    run, settings, loss, warp = Path(cfg.paths.run), sample_settings(cfg), instantiate(cfg.loss), Warp(**cfg.warp)
-    optimizer = instantiate(cfg.optimizer).for_width(pair.draft_lm.hidden_size)
-    trainer, checkpoints = new_trainer(cfg, pair.draft_lm.device.type)
-    check_trainer(cfg, trainer, settings)
-    reference = reference_of(cfg, pair)
-    checkpoints.provenance = cache_key(cfg, pair, optimizer, trainer.world_size)
-    if reference:
-        checkpoints.provenance["reference"] = revision_of(reference.model, cfg.reference)
-    check_named_checkpoint(cfg.resume, checkpoints.provenance, but=OF_DATA)
-    splits, texts = load_samples(cfg, pair, settings, loss)
-    checkpoints.provenance |= texts
-    check_sizes(splits, trainer.world_size)
-    earlier = checkpoint_to_resume(cfg.resume, checkpoints)
-    live = LiveSettings(cfg.validation.live_prompts, cfg.validation.live_tokens)
-    own = DraftResponses(pair, warp, cfg.data.max_new_tokens, cfg.write_batch_size, cfg.seed)
-    module = DistillModule(pair, loss, optimizer, warp, own, cfg.refresh_every, reference, live)
-    announce(cfg, pair, settings, splits, trainer, run)
-    logger.info("measuring the draft as it is")
-    before = measured(pair, splits["test"], warp, cfg.loader.batch_size)
-    module.before = measured(pair, splits["dev"], warp, cfg.loader.batch_size) | live_measures(pair, splits["dev"], warp, live)
-    saved_dtype = pair.draft.dtype
-    prepare(pair.draft, cfg.gradient_checkpointing)
+def trained_weights(
+    trainer: "Trainer", module: DistillModule, data: ResumableData, earlier: Path | None
+) -> dict[str, torch.Tensor]:
+    """Train the module, from a checkpoint if there is one; return the draft's weights, gathered from all processes."""
     if earlier:
-        logger.info("goes on from %s", earlier)
-    data = ResumableData(splits, **cfg.loader, seed=cfg.seed, collate=list)
-    with deferred() as checkpoints.request:
-        trainer.fit(module, data, ckpt_path=earlier)
-        states = trainer.strategy.lightning_module_state_dict()  # gathered, where processes have parts
-    folder = run / "draft"
-    if not trainer.is_global_zero:
-        return folder
-    weights = {name.removeprefix("draft."): weight for name, weight in states.items() if name.startswith("draft.")}
-    facts = facts_of(cfg, pair, optimizer, loss, len(splits["train"])) | {
-        "steps": trainer.global_step,
-        "seconds": round(checkpoints.seconds, 1),
-    }
-    with exported(pair, weights, saved_dtype, folder) as temporary:
-        new = replace(pair, draft=load_draft(temporary, pair, saved_dtype).model)
-        results = {"before": before, "after": measured(new, splits["test"], warp, cfg.loader.batch_size)}
-        write_json(temporary / "distill.json", facts | {"test": results})
-        (temporary / "README.md").write_text(card(facts | {"test": results}))
-    report(results, folder, trainer)
-    return folder
-
-
-def check_trainer(cfg: DictConfig, trainer: Trainer, settings: SampleSettings) -> None:
-    """Raise UserError for what several processes cannot do."""
-    if shards_weights(trainer.strategy):
-        if "on_policy" in settings.shares:
-            raise UserError(
-                f"trainer.strategy={cfg.trainer.strategy} leaves no process a whole draft that could write samples; use samples=target "
-                "or text, or +trainer.strategy=ddp."
-            )
-        if cfg.trainer.gradient_clip_val is not None:
-            raise UserError(
-                f"trainer.gradient_clip_val={cfg.trainer.gradient_clip_val}: with trainer.strategy={cfg.trainer.strategy} the norm of a gradient "
-                "that is in parts cannot be limited; give trainer.gradient_clip_val=null."
-            )
-    if trainer.world_size > 1 and cfg.model.device_map:
-        raise UserError(
-            f"model.device_map={cfg.model.device_map} with trainer.devices={cfg.trainer.devices}: each process would spread a target of its "
-            "own over all GPUs; use trainer.devices=1, or a target that fits each GPU and model.device_map=null."
-        )
-
-
-def check_sizes(splits: Mapping[str, Dataset], world_size: int) -> None:
-    """Raise UserError for splits that leave a process without a text."""
-    keys = {"train": "data.num_train", "dev": "validation.num_prompts", "test": "data.num_test"}
-    for split, key in keys.items():
-        if len(splits[split]) < world_size:
-            raise UserError(
-                f"{len(splits[split])} {split} texts are too few for {world_size} processes; ask for more with {key}."
-            )
+        logger.info("resuming %s", earlier)
+    trainer.fit(module, data, ckpt_path=earlier)
+    states = trainer.strategy.lightning_module_state_dict()
+    return {name.removeprefix("draft."): weight for name, weight in states.items() if name.startswith("draft.")}
 
 
 def prepare(draft: PreTrainedModel, gradient_checkpointing: bool = False) -> None:
-    """Make a draft ready to be trained: weights in float32 that may change, and nothing dropped at random.
+    """Make a draft ready to be trained: weights in float32 that may change, and no dropout.
 
-    Small steps would be lost in the rounding of half-precision weights. What is dropped would depend on a state that no checkpoint has.
+    Small steps would be lost in the rounding of half-precision weights. Dropout would depend on a random state that no checkpoint holds.
     """
     draft.to(torch.promote_types(draft.dtype, torch.float32)).requires_grad_(True).train()
     for module in draft.modules():
@@ -216,159 +126,76 @@ def prepare(draft: PreTrainedModel, gradient_checkpointing: bool = False) -> Non
         draft.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
-def reference_of(cfg: DictConfig, pair: Pair) -> LanguageModel | None:
-    """Return the draft that tokens are chosen by, if there is to be one."""
-    if cfg.reference is None:
-        return None
-    return load_draft(cfg.reference, pair, dtype=cfg.model.dtype)
-
-
-def cache_key(cfg: DictConfig, pair: Pair, optimizer: OptimizerSettings, num_processes: int) -> dict[str, Any]:
-    """Return what decides the numbers of a training, beside its data: a run goes on only where none of it has changed."""
-    return {
+def run_provenance(settings: Distillation, pair: Pair, reference: LanguageModel | None, num_processes: int) -> dict[str, Any]:
+    """Return what decides the numbers of a run, besides its data: a run is resumed only if none of it has changed."""
+    provenance = {
         "draft": [pair.draft_id, pair.draft_revision],
         "target": [pair.target_id, pair.target_revision],
-        "init": json.dumps(asdict(start_of(cfg)), sort_keys=True),
-        "seed": cfg.seed,
-        "samples": json.dumps(asdict(sample_settings(cfg)), sort_keys=True),
-        "write_batch_size": cfg.write_batch_size,
-        "loader.batch_size": cfg.loader.batch_size,
         "devices": num_processes,
-        **{f"loss.{key}": value for key, value in asdict(instantiate(cfg.loss)).items()},
-        **{f"optimizer.{key}": value for key, value in asdict(optimizer).items()},
-        **trainer_settings(cfg),
+        **cache_key(settings),
+        **cache_key(settings.optimizer.for_width(pair.draft_lm.hidden_size), "optimizer"),
+        **settings.trainer.cache_key(),
     }
+    return provenance | ({"reference": revision_of(reference.model, settings.reference)} if reference else {})
 
 
-# --- what is learnt from
-
-
-def load_samples(
-    cfg: DictConfig, pair: Pair, settings: SampleSettings, loss: LossSettings
-) -> tuple[dict[str, Dataset], dict[str, Any]]:
-    """Return the splits, samples for train prompts and the target's responses for others, and what they are made of (OF_DATA)."""
-    kinds = settings.shares
-    loaded = unique(instantiate(cfg.data.source).load(pair.chats, responses="text" in kinds))
-    folder = data_cache(cfg, pair, SPLITS if "target" in kinds else HELD_OUT, loaded, labelled=False)
-    splits: dict[str, Dataset] = {}
-    for split, most in (("dev", cfg.validation.num_prompts), ("test", None)):
-        rows = load_split(folder, split).with_format("arrow")[:most]
-        splits[split] = Answered(*(Ragged.of_column(rows.column(name)) for name in ("prompt_ids", "response_ids")))
-    prompts, responses = train_texts(cfg, pair, loaded, kinds, folder)
-    distributions = {}
-    for kind, known in responses.items():
-        who = [pair.target_id, pair.target_revision, str(pair.target.dtype)]
-        store = TargetStore(Path(cfg.paths.data), pair.target_lm, who, prompts, known, loss, cfg.target_probs.top_k)
-        num_reads = cfg.trainer.max_epochs * kinds[kind] * len(prompts) / max(1, len(known.tokens))
-        if store.is_wanted(cfg.target_probs.keep, cfg.target_probs.budget, num_reads):
-            store.make()
-            distributions[kind] = store
-    splits["train"] = Samples(prompts, responses, settings, cfg.seed, distributions)
-    stored = {kind: store.facts["law"] for kind, store in distributions.items()}
-    return splits, {"data": folder.name, "texts": fingerprint_of(prompts, responses), "stored laws": json.dumps(stored)}
-
-
-def train_texts(
-    cfg: DictConfig, pair: Pair, loaded: Sequence[Prompt], kinds: Mapping[str, float], folder: Path
-) -> tuple[Ragged, dict[str, Responses]]:
-    """Return the train prompts, of all that were loaded, and by kind the responses to them that are known beforehand."""
-    limits = generation_settings(cfg)
-    encoded = encode_prompts(pair, [prompt for prompt in loaded if prompt.split == "train"], limits)
-    found: dict[str, dict[str, list]] = {}
-    if "text" in kinds:
-        most = limits.max_new_tokens
-        found["text"] = {
-            prompt.prompt_id: [own_response(pair, prompt.response, len(ids), most)] for prompt, ids in encoded if prompt.response
-        }
-    if "target" in kinds:
-        rows = load_split(folder, "train").with_format("arrow")[:]
-        answers: dict[str, list] = defaultdict(list)
-        for prompt_id, response in zip(rows.column("prompt_id").to_pylist(), rows.column("response_ids").to_numpy(), strict=True):
-            answers[prompt_id].append(response)
-        found["target"] = answers
-    kept = [row for row in encoded if all(row[0].prompt_id in known for known in found.values())]
-    if not kept:
+def check_initial_draft(settings: Distillation, pair: Pair) -> None:
+    """Raise UserError unless the pair's draft is the one that `init` asks for."""
+    initial = settings.initial_draft
+    if initial is not None and pair.draft_id != initial.name:
         raise UserError(
-            f"no train prompt has responses of every kind in samples={cfg.samples}; ask for more with data.num_train."
+            f"init={settings.init} trains a new draft, but the pair has the draft {pair.draft_id}; load the pair with "
+            "load_pair(..., new_draft=settings.initial_draft)."
         )
-    return Ragged([ids for _, ids in kept]), {kind: _responses(kept, known) for kind, known in found.items()}
 
 
-def own_response(pair: Pair, text: str, prompt_length: int, max_new_tokens: int) -> list[int]:
-    """Return the ids of a data set's own response with an end token, cut to the limits."""
-    ids = pair.tokenizer(text, add_special_tokens=False)["input_ids"]
-    own_end = pair.tokenizer.eos_token_id
-    end = own_end if own_end in pair.stop_tokens else min(pair.stop_tokens, default=None)
-    return [*ids, *([] if end is None else [end])][: min(max_new_tokens, pair.window - prompt_length)]
+def check_processes(settings: Distillation, pair: Pair, trainer: "Trainer") -> None:
+    """Raise UserError for what several processes cannot do."""
+    strategy = (settings.trainer.model_extra or {}).get("strategy")
+    if shards_weights(trainer.strategy):
+        if "on_policy" in settings.shares:
+            raise UserError(
+                f"trainer.strategy={strategy} with samples={settings.samples}: no process has a whole draft that could write samples; use "
+                "samples=target or samples=text, or +trainer.strategy=ddp."
+            )
+        if settings.trainer.gradient_clip_val is not None:
+            raise UserError(
+                f"trainer.gradient_clip_val={settings.trainer.gradient_clip_val} with trainer.strategy={strategy}: the norm of a gradient that "
+                "is spread over processes cannot be limited; give trainer.gradient_clip_val=null."
+            )
+    if trainer.world_size > 1 and getattr(pair.target, "hf_device_map", None):
+        raise UserError(
+            f"trainer.devices={shown(settings.trainer.devices)} with model.device_map: each process would spread a target of its own over "
+            "all GPUs; use trainer.devices=1, or a target that fits each GPU and model.device_map=null."
+        )
 
 
-def _responses(prompts: list[EncodedPrompt], known: Mapping[str, list]) -> Responses:
-    rows = [known[prompt.prompt_id] for prompt, _ in prompts]
-    numbers = iter(range(sum(map(len, rows))))
-    return Responses(Ragged([response for row in rows for response in row]), [[next(numbers) for _ in row] for row in rows])
+def check_sizes(splits: Mapping[str, Dataset], num_processes: int) -> None:
+    """Raise UserError for splits that leave a process without a text."""
+    keys = {"train": "data.num_train", "dev": "validation.num_prompts", "test": "data.num_test"}
+    for split, key in keys.items():
+        if len(splits[split]) < num_processes:
+            raise UserError(
+                f"{len(splits[split])} {split} texts are too few for {num_processes} processes; ask for more with {key}."
+            )
 
 
-def announce(
-    cfg: DictConfig, pair: Pair, settings: SampleSettings, splits: Mapping[str, Dataset], trainer: Trainer, run: Path
-) -> None:
-    """Say in the log what is about to be done, and how large it is."""
-    train, weights = splits["train"], sum(weight.numel() for weight in pair.draft.parameters())
-    shares = ", ".join(f"{share:.0%} {kind}" for kind, share in settings.shares.items())
+def announce(pair: Pair, settings: Distillation, num_prompts: int, run: Path) -> None:
+    """Log what is trained, how large it is and on what."""
+    num_weights = sum(weight.numel() for weight in pair.draft.parameters())
+    shares = settings.shares
+    if settings.samples == "mixed" and len(shares) == 1:
+        logger.warning("samples=mixed contains only %s samples", *shares)
     logger.info(
-        "distilling %s (%.1f M weights, %.2f GiB with gradients and the optimiser's state) for %s: %d prompts, responses %s, %d epochs, "
+        "distilling %s (%.1f M weights, %.2f GiB with gradients and the optimizer's state) for %s: %d prompts, responses %s, %d epochs, "
         "into %s",
         pair.draft_id,
-        weights / 1e6,
-        16 * weights / 2**30,  # all in float32: the weights, their gradients, AdamW's two moments
+        num_weights / 1e6,
+        16 * num_weights / 2**30,  # all in float32: the weights, their gradients, AdamW's two moments
         pair.target_id,
-        len(train),
-        shares,
-        trainer.max_epochs,
+        num_prompts,
+        ", ".join(f"{share:.0%} {kind}" for kind, share in shares.items()),
+        settings.trainer.max_epochs,
         run,
     )
-
-
-# --- what becomes of it
-
-
-def facts_of(cfg: DictConfig, pair: Pair, optimizer: OptimizerSettings, loss: LossSettings, num_prompts: int) -> dict[str, Any]:
-    """Return what a distilled draft's folder says of where it comes from."""
-    return {
-        "name": pair.name,
-        "draft": {"id": pair.draft_id, "revision": pair.draft_revision},
-        "target": {"id": pair.target_id, "revision": pair.target_revision},
-        "init": asdict(start_of(cfg)),
-        "loss": asdict(loss),
-        "samples": asdict(sample_settings(cfg)),
-        "optimizer": asdict(optimizer),
-        "warp": OmegaConf.to_container(cfg.warp),
-        "data": cfg.data.get("path") or cfg.model.name,
-        "num_prompts": num_prompts,
-        "seed": cfg.seed,
-    }
-
-
-@contextlib.contextmanager
-def exported(pair: Pair, weights: Mapping[str, torch.Tensor], dtype: torch.dtype, folder: Path) -> Iterator[Path]:
-    """Write the draft as an ordinary transformers folder with its tokenizer; the block adds to it, and then it gets its name."""
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    pair.draft.save_pretrained(temporary, state_dict={name: weight.to(dtype) for name, weight in weights.items()})
-    pair.draft.config.dtype = dtype  # which save_pretrained has set to that of the weights in training
-    pair.draft.config.save_pretrained(temporary)
-    pair.tokenizer.save_pretrained(temporary)
-    yield temporary
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(temporary, folder)
-
-
-def report(results: Mapping[str, Mapping[str, float]], folder: Path, trainer: Trainer) -> None:
-    """Print and log what distillation has changed on test prompts."""
-    before, after = results["before"], results["after"]
-    for each in trainer.loggers:
-        each.log_metrics({f"test/{name}": value for name, value in after.items()}, trainer.global_step)
-    print(f"\n{'on test prompts':<24}{'before':>10}{'after':>10}{'change':>10}")
-    for name, value in after.items():
-        change = f"{value / before[name] - 1:+10.1%}" if before[name] else f"{'-':>10}"
-        print(f"{name:<24}{before[name]:10.4f}{value:10.4f}{change}")
-    print(f"\ndraft: {folder}")
+    logger.info("measuring the draft before training")

@@ -1,7 +1,7 @@
-"""How far a draft's law is from the target's, per token, as losses to train the draft on.
+"""How far a draft's distribution is from the target's, for each token, as losses to train the draft on.
 
 All are functions of log-probabilities, `target` and `draft` (N, V), and return (N,) in float32 or wider; gradients go to the draft.
-They are 0 where the laws agree and positive elsewhere. A token that the target's warping rules out has minus infinity there.
+They are 0 where the distributions agree and positive elsewhere. A token that the target's warping rules out has minus infinity there.
 """
 
 from collections.abc import Callable
@@ -10,15 +10,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specheads.errors import UserError, is_number
 from specheads.sampling import overlap
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
-FLOOR = -60.0  # stands for minus infinity where it is weighed with a draft's probability: e^-60 is nothing
+FLOOR = -60.0  # replaces minus infinity where it is multiplied by a draft's probability: e^-60 is negligible
 
 
 def finite(target: Tensor) -> Tensor:
-    """Return log-probabilities with FLOOR in place of minus infinity, and of what lies below it."""
+    """Return log-probabilities with FLOOR in place of smaller ones, minus infinity included."""
     return target.clamp_min(FLOOR)
 
 
@@ -41,24 +40,24 @@ def jensen_shannon(target: Tensor, draft: Tensor, beta: float = 0.5) -> Tensor:
 
 
 def acceptance(target: Tensor, draft: Tensor) -> Tensor:
-    """Return the overlap of the laws, sum min(t, d): the chance that token verification accepts a token of the draft."""
+    """Return the overlap of the distributions, sum min(t, d): the probability that token verification accepts a token of the draft."""
     return overlap(target.exp(), draft.exp())
 
 
 def total_variation(target: Tensor, draft: Tensor) -> Tensor:
-    """Return 1 - overlap: the chance of a rejection (DistillSpec: Zhou et al. 2024)."""
+    """Return 1 - overlap: the probability of a rejection (DistillSpec: Zhou et al. 2024)."""
     return (target.exp() - draft.exp()).abs().sum(dim=-1) / 2
 
 
 def log_overlap(target: Tensor, draft: Tensor) -> Tensor:
-    """Return -log overlap: total variation with gradients that do not vanish where laws hardly meet."""
+    """Return -log overlap: total variation with gradients that do not vanish where the distributions hardly overlap."""
     return -acceptance(target, draft).clamp_min(torch.finfo(draft.dtype).tiny).log()
 
 
 def adaptive_mix(target: Tensor, draft: Tensor, rate: float = 3.0) -> Tensor:
-    """Return lambda KL(t || d) + (1 - lambda) TV, lambda = exp(-rate overlap), which itself is not differentiated.
+    """Return lambda KL(t || d) + (1 - lambda) TV, lambda = exp(-rate overlap), through which no gradient flows.
 
-    Where laws hardly meet it is the divergence whose gradients do not vanish, and where they do the chance of a rejection.
+    Where the distributions hardly overlap, it is mostly KL, whose gradients do not vanish; where they do, mostly the probability of a rejection.
     """
     share = torch.exp(-rate * acceptance(target, draft).detach())
     return share * forward_kl(target, draft) + (1 - share) * total_variation(target, draft)
@@ -75,11 +74,5 @@ DIVERGENCES: dict[str, Divergence] = {
 
 
 def named_divergence(name: str, beta: float = 0.5) -> Divergence:
-    """Return the divergence of that name; `beta` in (0, 1) is Jensen-Shannon's. Raises UserError for what is not known."""
-    if name not in DIVERGENCES:
-        raise UserError(f"loss.divergence={name} is not known; use one of {', '.join(DIVERGENCES)}.")
-    if not is_number(beta) or not 0 < beta < 1:
-        raise UserError(
-            f"loss.beta={beta} is outside (0, 1); it is the target's weight in Jensen-Shannon's mixture, for example 0.5."
-        )
+    """Return the divergence of that name; `beta` in (0, 1) is Jensen-Shannon's."""
     return partial(jensen_shannon, beta=beta) if name == "jensen_shannon" else DIVERGENCES[name]

@@ -1,57 +1,19 @@
 """What a draft is distilled on: for each train prompt a response of the data set, of the target, or of the draft itself.
 
-In `mixed` samples it is drawn anew for every (epoch, prompt) whose response a prompt gets.
+In mixed samples the kind of response is drawn again for every (epoch, prompt).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 from torch.utils.data import Dataset
-
-from specheads.errors import UserError, is_count, is_number
-
-KINDS = ("text", "target", "on_policy")  # whose response: the data set's, the target's, the draft's
-
-
-@dataclass(frozen=True)
-class SampleSettings:
-    """Where responses come from.
-
-    Args:
-        samples: one of KINDS, or "mixed".
-        mixed: share of each kind in mixed samples.
-        refresh_every: optimiser steps for which the draft answers ahead, with the weights that it then has.
-    """
-
-    samples: str = "target"
-    mixed: Mapping[str, float] = field(default_factory=dict)
-    refresh_every: int = 16
-
-    def __post_init__(self) -> None:
-        if self.samples not in (*KINDS, "mixed"):
-            raise UserError(f"samples={self.samples} is not known; use one of {', '.join(KINDS)}, mixed.")
-        if unknown := sorted(set(self.mixed) - set(KINDS)):
-            raise UserError(f"mixed.{unknown[0]} is not known; mixed has the shares of {', '.join(KINDS)}.")
-        wrong = [kind for kind, share in self.mixed.items() if not is_number(share) or not 0 <= share < float("inf")]
-        if wrong:
-            raise UserError(f"mixed.{wrong[0]}={self.mixed[wrong[0]]} is no number of at least 0; it is a share of the samples.")
-        if self.samples == "mixed" and not sum(self.mixed.values()) > 0:
-            raise UserError("samples=mixed: all shares are 0; give for example mixed.target=0.5 mixed.on_policy=0.5.")
-        if not is_count(self.refresh_every, least=1):
-            raise UserError(f"refresh_every={self.refresh_every} is not a count of at least 1; it counts optimiser steps.")
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """The chance of each kind, of those that occur."""
-        shares = self.mixed if self.samples == "mixed" else {self.samples: 1.0}
-        total = sum(shares.values())
-        return {kind: shares[kind] / total for kind in KINDS if shares.get(kind, 0) > 0}
 
 
 class Ragged:
-    """Rows of token ids of any length, one behind the other in an int32 array."""
+    """Rows of token ids of any length, one after the other in an int32 array."""
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
         self.ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
@@ -70,12 +32,13 @@ class Ragged:
 
     @property
     def lengths(self) -> np.ndarray:
+        """The number of tokens of each row."""
         return np.diff(self.ends, prepend=0)
 
 
 @dataclass(frozen=True)
 class Responses:
-    """All responses of one kind that are known beforehand; `of_prompt[i]` are the numbers of those to train prompt i."""
+    """All responses of one kind that exist before training; `of_prompt[i]` are the numbers of those to train prompt i."""
 
     tokens: Ragged
     of_prompt: Sequence[Sequence[int]]
@@ -85,7 +48,8 @@ class Responses:
 class Sample:
     """A text to learn from: `prompt` (P,) and `response` (R,) ids; the response is None until the draft has written it.
 
-    `number` is the response's among those of its kind, `law` what is stored of the target's law along it (see laws.py).
+    `number` is the response's among those of its kind. `stored` is what the store has of the target's distributions along it: `ids` (R, k)
+    and `log_probs` (R, k + 1), see TargetStore; None: nothing is stored.
     """
 
     key: tuple[int, int]  # epoch and prompt
@@ -93,11 +57,11 @@ class Sample:
     prompt: np.ndarray
     response: np.ndarray | None
     number: int = -1
-    distribution: Mapping[str, Any] | None = None
+    stored: Mapping[str, Tensor] | None = None
 
 
-class Answered(Dataset):
-    """Prompts with one known response each, as they are in every epoch."""
+class HeldOutSamples(Dataset):
+    """Held-out prompts with the target's response to each, the same in every epoch."""
 
     def __init__(self, prompts: Ragged, responses: Ragged) -> None:
         self.prompts, self.responses = prompts, responses
@@ -109,40 +73,41 @@ class Answered(Dataset):
         return Sample(key, "target", self.prompts[key[1]], self.responses[key[1]], key[1])
 
 
-class Samples(Dataset):
+class TrainSamples(Dataset):
     """One sample per train prompt and epoch."""
 
     def __init__(
         self,
         prompts: Ragged,
         responses: Mapping[str, Responses],
-        settings: SampleSettings,
+        shares: Mapping[str, float],
         seed: int,
-        distributions: Mapping[str, Any] | None = None,
+        stored: Mapping[str, Any] | None = None,
     ) -> None:
-        """`responses` by kind, those of "on_policy" left out; `laws` by kind what gives the stored law of a response by its number."""
-        self.prompts, self.responses, self.settings, self.seed, self.distributions = (
-            prompts,
-            responses,
-            settings,
-            seed,
-            dict(distributions or {}),
-        )
+        """Sample responses by their kind.
+
+        Args:
+            responses: by kind, but for "on_policy", which the draft writes during training.
+            shares: the probability of each kind that occurs.
+            seed: of the kinds that are drawn.
+            stored: by kind, the target's distributions along a response by its number (TargetStore).
+        """
+        self.prompts, self.responses, self.shares, self.seed = prompts, responses, dict(shares), seed
+        self.stored = dict(stored or {})
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def kind(self, key: tuple[int, int]) -> str:
         """Return whose response a prompt gets in an epoch."""
-        shares = self.settings.shares
-        if len(shares) == 1:
-            return next(iter(shares))
-        drawn = np.random.default_rng([self.seed, *key, 2]).random()
-        place = np.searchsorted(np.cumsum(list(shares.values())), drawn, side="right")
-        return list(shares)[min(int(place), len(shares) - 1)]
+        if len(self.shares) == 1:
+            return next(iter(self.shares))
+        uniform = np.random.default_rng([self.seed, *key, 2]).random()
+        place = np.searchsorted(np.cumsum(list(self.shares.values())), uniform, side="right")
+        return list(self.shares)[min(int(place), len(self.shares) - 1)]
 
     def unanswered(self, keys: Sequence[tuple[int, int]]) -> list[Sample]:
-        """Return the samples among `keys` that the draft is to write."""
+        """Return the samples among `keys` whose response the draft writes."""
         return [Sample(key, "on_policy", self.prompts[key[1]], None) for key in keys if self.kind(key) == "on_policy"]
 
     def __getitem__(self, key: tuple[int, int]) -> Sample:
@@ -150,8 +115,8 @@ class Samples(Dataset):
         kind = self.kind(key)
         if kind == "on_policy":
             return Sample(key, kind, self.prompts[row], None)
-        known = self.responses[kind]
-        numbers = known.of_prompt[row]
+        responses = self.responses[kind]
+        numbers = responses.of_prompt[row]
         number = int(numbers[epoch % len(numbers)])
-        distribution = self.distributions[kind][number] if kind in self.distributions else None
-        return Sample(key, kind, self.prompts[row], known.tokens[number], number, distribution)
+        stored = self.stored[kind][number] if kind in self.stored else None
+        return Sample(key, kind, self.prompts[row], responses.tokens[number], number, stored)

@@ -1,6 +1,7 @@
-"""The target's laws along texts that stay the same, kept on disk: of each law the likeliest tokens and the mass of all others.
+"""The target's distributions along responses that stay the same, on disk: the most likely tokens of each and the probability of the rest.
 
-A draft is then compared on those tokens and on the rest as one outcome. Where the law was cut to as many tokens (top-k) nothing is lost.
+A draft is compared with them on those tokens, and on all others as one outcome. Nothing is lost if the distribution was cut to as many
+tokens (top-k).
 """
 
 import hashlib
@@ -13,31 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.errors import UserError, is_count, is_number
-from specheads.pair import LanguageModel
+from specheads.errors import UserError
+from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, slices
+from specheads.pair import Pair
 from specheads.storage.shards import fingerprint
 from specheads.storage.tensor_shards import GIB, ShardReader, make_missing, packed, spans
-from specheads.training.distill.distill_loss import LossSettings, kept, slices
+from specheads.training.distill.distill_loss import most_likely, target_log_probs
+from specheads.training.distill.response_batch import ResponseBatch
 from specheads.training.distill.samples import Ragged, Responses
+from specheads.training.distill.settings import DistillLoss, TargetStorage
 
-CHOICES = ("auto", "cached", "recomputed")
-BATCH_TOKENS = 8192  # padded, that the target reads at once
-
-
-def check_target_probs(choice: Any, top_k: Any, budget_gib: Any) -> None:
-    """Raise UserError for settings of the store that are none."""
-    if choice not in CHOICES:
-        raise UserError(f"target_probs.keep={choice} is not known; use one of {', '.join(CHOICES)}.")
-    if not is_count(top_k, least=1):
-        raise UserError(f"target_probs.top_k={top_k} is no count of at least 1; it is how many tokens of each law are kept.")
-    if not is_number(budget_gib) or budget_gib < 0:
-        raise UserError(
-            f"target_probs.budget={budget_gib} is no number of at least 0; it is the largest size of the store in GiB."
-        )
+FOLDER = "target_probs"
 
 
-def fingerprint_of(prompts: Ragged, responses: Mapping[str, Responses]) -> str:
-    """Return what identifies prompts and the responses to them that are known beforehand."""
+def texts_fingerprint(prompts: Ragged, responses: Mapping[str, Responses]) -> str:
+    """Return a hash of prompts and of the responses to them that exist before training, by kind."""
     digest = hashlib.sha256(prompts.values.tobytes() + prompts.ends.tobytes())
     for kind, known in responses.items():
         digest.update(f"{kind} {[list(numbers) for numbers in known.of_prompt]}".encode())
@@ -46,112 +37,89 @@ def fingerprint_of(prompts: Ragged, responses: Mapping[str, Responses]) -> str:
 
 
 class TargetStore:
-    """The laws along all responses of one kind."""
+    """The distributions along all responses of one kind."""
 
-    def __init__(
-        self,
-        root: Path,
-        target: LanguageModel,
-        who: list[str],
-        prompts: Ragged,
-        responses: Responses,
-        settings: LossSettings,
-        top_k: int,
-    ) -> None:
-        """Plan the store; `who` is the target's id, revision and dtype."""
-        self.target, self.prompts, self.responses, self.settings, self.top_k = target, prompts, responses, settings, top_k
+    def __init__(self, root: Path, pair: Pair, prompts: Ragged, responses: Responses, loss: DistillLoss, top_k: int) -> None:
+        """Plan the store in a folder below `root`; `top_k` tokens of each distribution are kept."""
+        self.target, self.prompts, self.responses, self.loss = pair.target_lm, prompts, responses, loss
+        self.num_kept = min(top_k, self.target.vocab_size)
         self.prompt_of = np.zeros(len(responses.tokens), dtype=np.int64)
         for row, numbers in enumerate(responses.of_prompt):
             self.prompt_of[list(numbers)] = row
-        warp = settings.warp
-        self.facts = {
-            "laws_of": who,
-            "texts": fingerprint_of(prompts, {"": responses}),
-            "law": [warp.temperature, warp.top_k, warp.top_p, min(top_k, target.vocab_size)],
+        self.provenance = {
+            "target": [pair.target_id, pair.target_revision, str(pair.target.dtype)],
+            "texts": texts_fingerprint(prompts, {"": responses}),
+            "distribution": [loss.temperature, loss.top_k, loss.top_p, self.num_kept],
         }
-        self.root, self.folder = root, root / "laws" / fingerprint(self.facts)
+        self.root, self.folder = root, root / FOLDER / fingerprint(self.provenance)
         self.parts = {f"{first:08d}.safetensors": (first, count) for first, count in spans(self.sizes)}
         self.firsts = np.array([first for first, _ in self.parts.values()])
         self.reader = ShardReader(self.folder)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"target": None}  # what reads the store in a process of a loader does not make it
+        return self.__dict__ | {"target": None}  # a loader's process reads the store, and does not make it
 
     @property
     def sizes(self) -> np.ndarray:
-        """Bytes of each response: an id and a log-probability per kept token, and the rest."""
-        return self.responses.tokens.lengths * (6 * min(self.top_k, self.target.vocab_size) + 2)
+        """Bytes of each response: for each token an id and a log-probability per kept token, and the log-probability of the rest."""
+        return self.responses.tokens.lengths * (6 * self.num_kept + 2)
 
     def bytes(self) -> int:
         """Return the size of the whole store."""
         return int(self.sizes.sum())
 
-    def is_wanted(self, choice: str, budget_gib: float, num_reads: int) -> bool:
-        """Return whether to keep the laws: `auto` does where they are read more than once and are within the budget and the disk.
+    def is_wanted(self, storage: TargetStorage, num_reads: float) -> bool:
+        """Return whether to keep the distributions: `auto` does if they are read more than once and fit the budget and the disk.
 
         Raises:
-            UserError: `cached` where they would be larger than the budget or the disk.
+            UserError: `cached`, but they do not fit the budget or the disk.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         size, free = self.bytes() / GIB, shutil.disk_usage(self.root).free / GIB
-        there = sum(path.stat().st_size for path in self.folder.glob("*.safetensors")) / GIB
-        fits = size <= budget_gib and size - there <= free
-        if choice == "cached" and not fits:
+        present = sum(path.stat().st_size for path in self.folder.glob("*.safetensors")) / GIB
+        fits = size <= storage.budget and size - present <= free
+        if storage.keep == "cached" and not fits:
             raise UserError(
-                f"target_probs.keep=cached would take {size:.1f} GiB, but target_probs.budget={budget_gib:g} and {self.root} has "
+                f"target_probs.keep=cached would take {size:.1f} GiB, but target_probs.budget={storage.budget:g} and {self.root} has "
                 f"{free:.1f} GiB free; raise the budget, keep fewer tokens (target_probs.top_k), or use target_probs.keep=recomputed."
             )
-        return choice == "cached" or (choice == "auto" and fits and num_reads > 1)
+        return storage.keep == "cached" or (storage.keep == "auto" and fits and num_reads > 1)
 
     def make(self) -> None:
         """Compute what is missing."""
         num_rows = {name: count for name, (_, count) in self.parts.items()}
-        make_missing(self.folder, self.facts, num_rows, self._computed, "the target's laws", self.bytes() / GIB)
+        make_missing(self.folder, self.provenance, num_rows, self._computed, "the target's distributions", self.bytes() / GIB)
+
+    def _computed(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors of a shard."""
+        first, count = self.parts[name]
+        numbers = range(first, first + count)
+        rows: list[dict[str, Tensor]] = [{} for _ in numbers]
+        prompts = [self.prompts[self.prompt_of[number]] for number in numbers]
+        responses = [self.responses.tokens[number] for number in numbers]
+        lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
+        for batch in batches_of_tokens(lengths, BATCH_TOKENS):
+            computed = self._distributions([prompts[row] for row in batch], [responses[row] for row in batch])
+            for row, tensors in zip(batch, computed, strict=True):
+                rows[row] = tensors
+        return packed(rows)
 
     @torch.no_grad()
-    def _computed(self, name: str) -> dict[str, Tensor]:
-        first, count = self.parts[name]
-        rows: list[dict[str, Tensor]] = [{} for _ in range(count)]
-        texts = [np.concatenate([self.prompts[self.prompt_of[n]], self.responses.tokens[n]]) for n in range(first, first + count)]
-        starts = [len(self.prompts[self.prompt_of[n]]) for n in range(first, first + count)]
-        order = sorted(range(count), key=lambda row: len(texts[row]))
-        for numbers in in_batches(order, [len(text) for text in texts]):
-            tokens, judged = padded([texts[row] for row in numbers], [starts[row] for row in numbers])
-            hidden = self.target.hidden_states(tokens.to(self.target.device), use_cache=False)[judged.to(self.target.device)]
-            pieces = slices(len(hidden), self.target.vocab_size)
-            distributions = [kept(self.settings.log_target(self.target.logits(hidden[piece])), self.top_k) for piece in pieces]
-            counts = judged.sum(dim=1).tolist()
-            ids, log_probs = (
-                torch.cat([distribution.ids for distribution in distributions]).int(),
-                torch.cat([distribution.log_probs for distribution in distributions]).half(),
-            )
-            columns = ids.cpu().split(counts), log_probs.cpu().split(counts)
-            for row, own_ids, own_log_probs in zip(numbers, *columns, strict=True):
-                rows[row] = {"ids": own_ids, "log_probs": own_log_probs}
-        return packed(rows)
+    def _distributions(self, prompts: list[np.ndarray], responses: list[np.ndarray]) -> list[dict[str, Tensor]]:
+        """Return `ids` and `log_probs` of each of some responses, which the target reads together."""
+        hidden = ResponseBatch.of(prompts, responses, self.target.device).states(self.target)
+        distributions = [
+            most_likely(target_log_probs(self.target.logits(hidden[piece]), self.loss), self.num_kept)
+            for piece in slices(len(hidden), self.target.vocab_size, SLICE_ELEMENTS)
+        ]
+        ids = torch.cat([distribution.ids for distribution in distributions]).int().cpu()
+        log_probs = torch.cat([distribution.log_probs for distribution in distributions]).half().cpu()
+        counts = [len(response) for response in responses]
+        columns = zip(ids.split(counts), log_probs.split(counts), strict=True)
+        return [{"ids": row_ids, "log_probs": row_log_probs} for row_ids, row_log_probs in columns]
 
     def __getitem__(self, number: int) -> Mapping[str, Tensor]:
         """Return `ids` (R, k) int32 and `log_probs` (R, k + 1) half of a response."""
         place = int(np.searchsorted(self.firsts, number, side="right")) - 1
         first = int(self.firsts[place])
         return self.reader.row(f"{first:08d}.safetensors", number - first)
-
-
-def in_batches(order: list[int], lengths: list[int]) -> list[list[int]]:
-    """Return rows in `order`, of ascending lengths, in batches whose padded size stays within BATCH_TOKENS."""
-    batches: list[list[int]] = [[]]
-    for row in order:
-        if batches[-1] and (len(batches[-1]) + 1) * lengths[row] > BATCH_TOKENS:
-            batches.append([])
-        batches[-1].append(row)
-    return batches
-
-
-def padded(texts: list[np.ndarray], starts: list[int]) -> tuple[Tensor, Tensor]:
-    """Return texts (B, T) with zeros behind their ends, and where the states lie (B, T) bool that their tokens from `starts` on come from."""
-    tokens = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
-    judged = torch.zeros(tokens.shape, dtype=torch.bool)
-    for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
-        tokens[row, : len(text)] = torch.from_numpy(text.astype(np.int64))
-        judged[row, start - 1 : len(text) - 1] = True
-    return tokens, judged

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from specheads.errors import UserError, is_number
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.portable.network import assemble
 from specheads.training.heads.head_loss import weighted_bce
@@ -15,7 +14,7 @@ from specheads.training.heads.stack import HeadStack
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """One head of a bank: what it is, and how its loss is weighted."""
+    """One head of a bank: its config and the weights of its loss."""
 
     name: str
     config: HeadConfig
@@ -23,21 +22,11 @@ class HeadSpec:
     reject_weight: float = 1.0
     survival_weighted: bool = False
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.survival_weighted, bool):
-            raise UserError(f"loss.survival_weighted={self.survival_weighted} is neither true nor false.")
-        weights = {"loss.accept_weight": self.accept_weight, "loss.reject_weight": self.reject_weight}
-        for key, weight in weights.items():
-            if not is_number(weight) or weight < 0:
-                raise UserError(f"{key}={weight} is no number of at least 0; 1 is plain, 6 is the paper's for rejections.")
-        if not any(weights.values()):
-            raise UserError(f"{' and '.join(weights)} are both 0, so that nothing is learnt; 1 is plain.")
-
 
 class HeadBank(nn.Module):
-    """Heads of one kind (`judges`) that read the same features, as few batched computations as their shapes allow.
+    """Heads of one kind (`predicts`) that read the same features, in as few batched computations as their shapes allow.
 
-    Each starts from its own seed and learns as if it were alone, whatever its neighbours.
+    Each is initialised from the same seed and learns as if it were trained alone.
     """
 
     def __init__(self, specs: list[HeadSpec], seed: int) -> None:
@@ -63,11 +52,11 @@ class HeadBank(nn.Module):
 
     @property
     def heads(self) -> dict[str, AcceptanceHead]:
-        """The heads by name, on the bank's own memory."""
-        found = {}
+        """The heads by name; they share the bank's memory."""
+        by_number = {}
         for stack, group in zip(self.stacks, self.groups.values(), strict=True):
-            found |= dict(zip(group, stack.heads(), strict=True))
-        return {spec.name: found[number] for number, spec in enumerate(self.specs)}
+            by_number |= dict(zip(group, stack.heads(), strict=True))
+        return {spec.name: by_number[number] for number, spec in enumerate(self.specs)}
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return logits (heads, N)."""
@@ -96,7 +85,7 @@ class HeadBank(nn.Module):
     def losses(self, logits: Tensor, labels: Mapping[str, Tensor], alive: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return each head's sum of losses and sum of weights, (heads,) both, for logits (heads, N) and labels (N,) by name.
 
-        `alive` (N,) are the weights of heads that are weighted by survival; without them every position counts 1.
+        `alive` (N,) are the weights of positions for heads that are weighted by survival; without them all weights are 1.
         """
         pairs = []
         for row, spec in zip(logits, self.specs, strict=True):

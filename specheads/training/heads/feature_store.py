@@ -1,7 +1,7 @@
-"""The draft's features of a whole data cache on disk, so that the draft reads each text once and not once per epoch.
+"""The draft's features of a whole data set on disk, so that the draft reads each text once and not once per epoch.
 
-`features/<fingerprint>/` in the cache's folder: shards of safetensors with checksums, mapped into memory when they are read. A
-shard appears by rename; a restart makes what is missing.
+They are in `features/<fingerprint>/` in the data set's folder: shards of safetensors with checksums, mapped into memory when they are read. A shard
+appears by rename; a restart makes those that are missing.
 """
 
 import logging
@@ -16,30 +16,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from specheads.errors import UserError, is_number
-from specheads.heads.batch import BATCH_TOKENS, collate, drawn_features, target_states, texts_of
+from specheads.errors import UserError
+from specheads.features import FEATURES, RECORDED, ROUND_INPUTS
+from specheads.heads.batch import HeadBatch, collate, sample_features, target_states, texts_of
+from specheads.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair import LanguageModel
-from specheads.sampling import CERTAINTY
 from specheads.storage.shards import fingerprint
 from specheads.storage.tensor_shards import GIB, ShardReader, make_missing, packed, spans
 from specheads.training.heads.mixed_responses import MixedResponses
 
 logger = logging.getLogger(__name__)
 
-CHOICES = ("auto", "cached", "online")
-
-
-def check_choice(features: Any, budget_gib: Any) -> None:
-    """Raise UserError for settings of the store that are none."""
-    if features not in CHOICES:
-        raise UserError(f"features={features} is not known; use one of {', '.join(CHOICES)}.")
-    if not is_number(budget_gib) or budget_gib < 0:
-        raise UserError(f"features_budget={budget_gib} is no number of at least 0; it is the largest size of the store in GiB.")
-
 
 @dataclass(frozen=True)
 class Part:
-    """Rows `first` to `first + count` of a split, as their texts are in one epoch (0 where they stay the same)."""
+    """Rows `first` to `first + count` of a split, with their texts of one epoch (0 where texts do not change between epochs)."""
 
     split: str
     epoch: int
@@ -48,6 +39,7 @@ class Part:
 
     @property
     def name(self) -> str:
+        """The file name of the shard."""
         return f"{self.split}-{self.epoch:03d}-{self.first:08d}.safetensors"
 
 
@@ -64,40 +56,44 @@ class FeatureStore:
         target: LanguageModel | None = None,
         num_rows: Mapping[str, int] | None = None,
     ) -> None:
-        """Plan the store of the cache in `folder`.
+        """Plan the store of the data set in `folder`.
 
         Args:
             lm: the draft.
-            splits: what heads are trained on; one kind of head.
-            needs: features that they read; `embedding` is left out, because looking it up takes no longer than reading it, and
-                `index`, which is drawn.
-            num_epochs: of training; texts that are mixed anew for each are stored for each.
-            target: where heads read its states.
-            num_rows: by split how many of its first rows are read; default all.
+            splits: the texts that heads of one kind are trained on.
+            needs: features that the heads read; those that the feature table does not store are left out.
+            num_epochs: of training; texts that are mixed again for each epoch are stored for each.
+            target: the target, if heads read its states.
+            num_rows: by split, how many of its first rows are read; default all.
         """
         self.lm, self.splits, self.target = lm, splits, target
         any_split = next(iter(splits.values()))
         self.predicts = any_split.predicts
-        self.needs = (needs | set(CERTAINTY) if self.predicts == "next_token" else needs) - {"embedding", "index"}
+        # The test compares look-ahead heads with rules that need no head.
+        names = needs | set(RECORDED) if self.predicts == "next_token" else needs
+        self.needs = frozenset(name for name in names if FEATURES[name].stored)
         self.epochs = {name: range(num_epochs if data.varies and name == "train" else 1) for name, data in splits.items()}
-        self.facts = {
+        self.provenance = {
             "data": folder.name,
             "features": sorted(self.needs),
             "predicts": self.predicts,
             "texts": {name: [data.response_share, data.seed, len(data), data.rolls] for name, data in splits.items()},
         }
-        self.cache, self.folder = folder, folder / "features" / fingerprint(self.facts)
+        self.cache, self.folder = folder, folder / "features" / fingerprint(self.provenance)
         self.lengths = {name: data.lengths() for name, data in splits.items()}
         self.num_rows = {name: len(data) for name, data in splits.items()} | dict(num_rows or {})
 
     @property
     def bytes_per_token(self) -> int:
-        """What a judged token takes."""
-        hidden = self.lm.hidden_size * self.lm.output_embedding.weight.element_size() if "hidden" in self.needs else 0
-        if "target_hidden" in self.needs:
-            hidden += self.target.hidden_size * self.target.output_embedding.weight.element_size()
-        draws = max(data.num_samples for data in self.splits.values())
-        return hidden + 4 * (len(self.needs & {"max_prob", "entropy"}) + draws * ("draft_prob" in self.needs))
+        """Bytes per drafted token."""
+        return sum(map(self._bytes_of_feature, self.needs))
+
+    def _bytes_of_feature(self, name: str) -> int:
+        feature = FEATURES[name]
+        if feature.size is not None:
+            model = self.target if feature.reads_target else self.lm
+            return model.hidden_size * model.output_embedding.weight.element_size()
+        return 4 * (max(data.num_samples for data in self.splits.values()) if feature.of_token else 1)
 
     def bytes(self) -> int:
         """Return the size of the whole store, at most."""
@@ -116,12 +112,12 @@ class FeatureStore:
                         yield Part(split, epoch, first, count)
 
     def splits_by(self, features: str, budget_gib: float) -> dict[str, Dataset]:
-        """Return the splits, with stored features if `features`, one of CHOICES, says so; what is missing of them is made first.
+        """Return the splits, with stored features if `features` (auto, cached or online) says so; missing shards are made first.
 
-        `auto` stores them where the texts stay the same from epoch to epoch and the store is within `budget_gib` and fits the disk.
+        `auto` stores them where the texts do not change between epochs and the store is within `budget_gib` and fits on the disk.
 
         Raises:
-            UserError: `cached` where the store would be larger than the budget or the disk.
+            UserError: `cached`, but the store would be larger than the budget or the disk.
         """
         size, free = self.bytes() / GIB, shutil.disk_usage(self.cache).free / GIB
         missing = sum(self.bytes_of(part) for part in self.parts() if not (self.folder / part.name).exists()) / GIB
@@ -133,7 +129,7 @@ class FeatureStore:
         if size > budget_gib:
             raise UserError(
                 f"features=cached would take {size:.1f} GiB, but features_budget={budget_gib:g}; raise it, use features=online, or "
-                "fewer prompts (data.num_train) or, where texts are mixed anew for each epoch, epochs (trainer.max_epochs)."
+                "fewer prompts (data.num_train) or, where texts are mixed again for each epoch, fewer epochs (trainer.max_epochs)."
             )
         if missing > free:
             raise UserError(
@@ -143,47 +139,42 @@ class FeatureStore:
         return {name: StoredResponses(data, self, name) for name, data in self.splits.items()}
 
     def make(self) -> None:
-        """Compute what is missing."""
+        """Compute the shards that are missing."""
         parts = {part.name: part for part in self.parts()}
         num_rows = {name: part.count for name, part in parts.items()}
-        make_missing(self.folder, self.facts, num_rows, lambda name: self._computed(parts[name]), "features", self.bytes() / GIB)
+        make_missing(
+            self.folder, self.provenance, num_rows, lambda name: self._computed(parts[name]), "features", self.bytes() / GIB
+        )
 
     def _computed(self, part: Part) -> dict[str, Tensor]:
-        """Return the tensors of a shard: features (n, ...), `draft_prob` (n, draws)."""
+        """Return the tensors of a shard: features (n, ...), those that depend on the token (n, samples)."""
         data = self.splits[part.split]
         items = [data[part.epoch, number] for number in range(part.first, part.first + part.count)]
         # Rows of similar length are read together; their features are put back in order.
         longest = [max(map(len, texts_of(item))) for item in items]
-        order = sorted(range(len(items)), key=longest.__getitem__)
         rows: list[dict[str, Tensor]] = [{} for _ in items]
-        for numbers in _batches(order, longest, [len(texts_of(item)) for item in items]):
+        for numbers in batches_of_tokens(longest, BATCH_TOKENS, [len(texts_of(item)) for item in items]):
             batch = collate([items[number] for number in numbers]).to(self.lm.device)
-            draws = [
-                [torch.from_numpy(ids) for ids in data.judged_draws((part.epoch, part.first + number))] for number in numbers
+            samples = [
+                [torch.from_numpy(ids) for ids in data.sampled_tokens((part.epoch, part.first + number))] for number in numbers
             ]
-            merged = [torch.cat(ids).to(self.lm.device) for ids in zip(*draws, strict=True)]
-            first, *more = drawn_features(self.lm, batch, self.predicts, self.needs - {"target_hidden"}, merged)
-            if "target_hidden" in self.needs:
-                # Of the round that begins at the token; the state of any other round is that of an earlier token.
-                first["target_hidden"] = target_states(self.target, batch, batch.index)
-            if "draft_prob" in first:
-                first["draft_prob"] = torch.stack([first["draft_prob"], *(found["draft_prob"] for found in more)], dim=1)
+            merged = [torch.cat(ids).to(self.lm.device) for ids in zip(*samples, strict=True)]
             counts = [len(items[number]["index"]) for number in numbers]
-            for name, values in first.items():
+            for name, values in self._features(batch, merged).items():
                 for number, value in zip(numbers, values.cpu().split(counts), strict=True):
                     rows[number][name] = value
         return packed(rows)
 
-
-def _batches(order: Sequence[int], lengths: Sequence[int], counts: Sequence[int]) -> Iterator[list[int]]:
-    """Yield rows in `order`, of ascending lengths of their texts, `counts` of them each, whose padded size stays within BATCH_TOKENS."""
-    batch: list[int] = []
-    for number in order:
-        if batch and (sum(counts[one] for one in batch) + counts[number]) * lengths[number] > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(number)
-    yield batch
+    def _features(self, batch: HeadBatch, samples: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the features of a batch to store, with `samples` of its drafted tokens (n,)."""
+        features, *others = sample_features(self.lm, batch, self.predicts, self.needs - set(ROUND_INPUTS), samples)
+        for name in features:
+            if FEATURES[name].of_token:
+                features[name] = torch.stack([features[name], *(other[name] for other in others)], dim=1)
+        if "target_hidden" in self.needs:
+            # For a round that begins at the token; the state for any other round is the one stored with an earlier token.
+            features["target_hidden"] = target_states(self.target, batch, batch.index)
+        return features
 
 
 class StoredResponses(Dataset):
@@ -206,7 +197,7 @@ class StoredResponses(Dataset):
         item = self.data[key]
         if "target_hidden" in features:
             features["target_hidden"] = features["target_hidden"][item["start"] - item["index"][0]]
-        if "draft_prob" in features:
-            draw = epoch % features["draft_prob"].shape[1]
-            features["draft_prob"] = features["draft_prob"][:, draw]
+        for name, values in features.items():
+            if FEATURES[name].of_token:
+                features[name] = values[:, epoch % values.shape[1]]
         return item | {"features": features}

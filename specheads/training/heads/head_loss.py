@@ -1,4 +1,4 @@
-"""What a head is trained on: weighted binary cross-entropy with soft labels (SpecDec++, section 3.2)."""
+"""The loss of heads: weighted binary cross-entropy with soft labels (SpecDec++, section 3.2)."""
 
 import torch
 from torch import Tensor
@@ -9,12 +9,12 @@ def weighted_bce(
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted sum of losses and the sum of weights over positions; their ratio over all positions is the loss.
 
-    They come apart so that a batch spread over devices can be divided by its global sum of weights.
+    They are returned separately so that a batch spread over devices can be divided by its global sum of weights.
 
     Args:
         logits: (N,) of the acceptance probability.
         labels: (N,) acceptance probabilities in [0, 1], NaN where there is nothing to learn.
-        alive: (N,) what each position counts beside that.
+        alive: (N,) another weight of each position.
     """
     counts = (~labels.isnan()).to(labels.dtype) * alive
     labels = labels.nan_to_num(0.0)

@@ -9,45 +9,45 @@ import torch
 from torch import Tensor
 
 from specheads.errors import UserError
+from specheads.features import RECORDED
 from specheads.heads.batch import HeadBatch, head_features, target_states
-from specheads.heads.checkpoint import CONSTANT
+from specheads.heads.head import LEAST_SPREAD
 from specheads.heads.metrics import auroc, fit_logistic, prediction_metrics
 from specheads.pair import LanguageModel
-from specheads.sampling import CERTAINTY
+from specheads.training.curve_module import CurveModule
 from specheads.training.heads.bank import HeadBank
-from specheads.training.trainer import CurveModule, OptimizerSettings, cosine_after_warmup
+from specheads.training.optimizer import Optimizer, cosine_after_warmup
 
 
 class HeadModule(CurveModule):
-    """A bank of heads, their weighted loss, and the metrics that say how good they are."""
+    """A bank of heads, their weighted loss, and the metrics of their predictions."""
 
-    def __init__(
-        self, bank: HeadBank, draft: LanguageModel, optimizer: OptimizerSettings, target: LanguageModel | None = None
-    ) -> None:
+    def __init__(self, bank: HeadBank, draft: LanguageModel, optimizer: Optimizer, target: LanguageModel | None = None) -> None:
         """`target` is needed where heads read its states and those are not stored."""
         super().__init__()
         self.bank = bank
         self.optimizer = optimizer
-        self._draft, self._target = (draft,), (target,)  # in tuples, so that their weights are not taken for ours
+        self._draft, self._target = (draft,), (target,)  # in tuples, so that their weights are not registered as this module's
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []
         self.test_results: dict[str, dict[str, float]] = {}
 
     def features(self, batch: HeadBatch, needs: frozenset[str] | None = None, predicts: str | None = None) -> dict[str, Tensor]:
-        """Return the bank's features of a batch, or others."""
+        """Return the features of a batch: those that the bank reads, or those that `needs` and `predicts` ask for."""
         lm, predicts, needs = self._draft[0], predicts or self.bank.predicts, needs or self.bank.needs
-        found = {name: value for name, value in batch.features.items() if name in needs} if predicts == self.bank.predicts else {}
+        stored = batch.features if predicts == self.bank.predicts else {}
+        features = {name: value for name, value in stored.items() if name in needs}
         if "index" in needs:
-            found["index"] = batch.index - batch.start
-        if "target_hidden" in needs - found.keys():
-            found["target_hidden"] = target_states(self._target[0], batch, batch.start)
-        missing = needs - found.keys()
+            features["index"] = batch.index - batch.start
+        if "target_hidden" in needs - features.keys():
+            features["target_hidden"] = target_states(self._target[0], batch, batch.start)
+        missing = needs - features.keys()
         if missing == {"embedding"}:  # which is looked up, not computed
             with torch.no_grad():
-                return found | {"embedding": lm.embed(batch.drafted)}
-        return found | (head_features(lm, batch, predicts, missing) if missing else {})
+                return features | {"embedding": lm.embed(batch.drafted)}
+        return features | (head_features(lm, batch, predicts, missing) if missing else {})
 
     def on_fit_start(self) -> None:
-        """Move the draft beside the heads; fix the scale of look-ahead inputs from the first batches."""
+        """Move the draft to the device of the heads; fix the scale of look-ahead inputs from the first batches."""
         self._draft[0].model.to(self.device)
         if self.bank.predicts == "next_token" and self.trainer.ckpt_path is None:
             batches = [
@@ -55,7 +55,7 @@ class HeadModule(CurveModule):
                 for batch, _ in zip(self.trainer.datamodule.loader("train", shared=False), range(8), strict=False)
             ]
             parts = [self.features(batch) for batch in batches]
-            # Without rollouts, so that a head does not depend on whether others of its bank learn from them.
+            # Without rollouts, so that a head does not depend on whether other heads of its bank learn from them.
             features = {
                 name: torch.cat([part[name][batch.of_response] for part, batch in zip(parts, batches, strict=True)])
                 for name in parts[0]
@@ -75,7 +75,7 @@ class HeadModule(CurveModule):
     def configure_gradient_clipping(
         self, optimizer: torch.optim.Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Limit each head's gradient by itself, so that it learns as if it were alone."""
+        """Limit the gradient of each head separately, so that it learns as if it were trained alone."""
         if gradient_clip_val and gradient_clip_algorithm in (None, "norm"):
             self.bank.clip_gradients(gradient_clip_val)
         else:
@@ -109,13 +109,13 @@ class HeadModule(CurveModule):
             self.log_dict({f"test/{name}/{metric}": value for metric, value in metrics.items()})
 
     def rival_features(self, batch: HeadBatch) -> Tensor:
-        """Return (n, 3) what training-free rules know of each token judged after the response: log d(y), max d, entropy."""
-        found = self.features(batch, frozenset(CERTAINTY), "next_token")
-        columns = torch.stack([found["draft_prob"].clamp_min(1e-12).log(), found["max_prob"], found["entropy"]], dim=1)
-        return columns[batch.of_response]
+        """Return (n, 3) the features of training-free rules for each token that follows the response: log d(y), max d, entropy."""
+        features = self.features(batch, frozenset(RECORDED), "next_token")
+        columns = [features["draft_prob"].clamp_min(1e-12).log(), features["max_prob"], features["entropy"]]
+        return torch.stack(columns, dim=1)[batch.of_response]
 
     def _rivals(self, features: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
-        """What a head has to beat on the same tokens: the draft's own numbers, and a logistic fitted on training rows."""
+        """Return the metrics of predictions without a head on the same tokens: the draft's numbers, and a logistic fitted on training rows."""
         loader = self.trainer.datamodule.loader("train", shared=False)
         batches = [batch.to(self.device) for batch, _ in zip(loader, range(64), strict=False)]
         train = torch.cat([self.rival_features(batch).cpu() for batch in batches])
@@ -129,7 +129,7 @@ class HeadModule(CurveModule):
         }
 
     def _collect(self, batch: HeadBatch, logits: Tensor, more: Tensor) -> None:
-        """Keep logits (heads, n) and labels (n,) of the tokens judged after responses, and `more` of the batch, for all processes."""
+        """Keep logits (heads, n) and labels (n,) of the tokens that follow the response, and `more` of the batch, for all processes."""
         kept = batch.of_response
         self._collected.append((logits[:, kept].cpu(), batch.label[kept].cpu(), more.cpu()))
 
@@ -154,8 +154,8 @@ class HeadModule(CurveModule):
         """Raise UserError naming the first head whose predictions do not vary."""
         with torch.no_grad():
             for name, head in self.bank.heads.items():
-                if not head(features).std().item() >= CONSTANT:  # a NaN is none either
+                if not head(features).std().item() >= LEAST_SPREAD:  # also where it is NaN
                     raise UserError(
-                        f"head {name} predicts a constant, or no number, after training; train longer (trainer.max_epochs), on more prompts "
+                        f"head {name} predicts a constant, or NaN, after training; train longer (trainer.max_epochs), on more prompts "
                         "(data.num_train), or with another learning rate (optimizer.lr). Its checkpoint is kept."
                     )

@@ -1,10 +1,10 @@
-"""Which texts heads learn from, and which tokens they judge there.
+"""The texts that heads learn from, and the tokens that they predict there.
 
 Mixing (SpecDec++, section 3.2) replaces a part of the response by drafted tokens, so that hidden states come from text like
-the decoder's. It is redrawn every epoch from a seed per (epoch, row). Where several tokens were drafted at each position, each epoch
-takes another one: a head then learns how chances differ between tokens instead of learning one token by heart.
+the decoder's. Each epoch mixes differently, from a seed per (epoch, row). Where several tokens were sampled at each position, each
+epoch takes another one: a head then learns how probabilities differ between tokens instead of memorising one token.
 
-Rollouts bring texts of their own: the response up to where each starts, and then the draft's words. All of a row's come in every epoch.
+Each rollout is another text: the response up to where the rollout starts, and then the draft's tokens. Every epoch has all of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,67 +14,26 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from specheads.decoding.stopping import MAX_TOKENS
-from specheads.errors import UserError, is_number
+from specheads.training.heads.settings import LABELS, check_label, checked_share
 
-# min(1, t/d) of the token drafted after the response; its mean over tokens; min(1, t/d) within rollouts too
-LABELS = ("sampled", "overlap", "rollout")
-
-# The paper mixes because its heads must have read the drafted token. A look-ahead head need not, and a round's survival is a
-# product of chances that each assume all tokens before to be accepted: the target's own text is the context to learn from.
-# Measured on nano: benchmarks/README.md, kinds of heads.
-RESPONSE_SHARE = {"input_token": 0.15, "next_token": 1.0}
 COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "overlap", "more_draft_ids", "more_accept_prob")
 ROUND_COLUMNS = ("response_draft_logprob", "response_target_logprob")
 ROLLOUT_COLUMNS = ("rollout_start", "rollout_ids", "rollout_accept_prob")
 
 
-def checked_share(predicts: str, response_share: float | None) -> float:
-    """Return the share of positions that keep the target's token, None being the kind's default.
-
-    Raises:
-        UserError: a share outside [0, 1], or one that leaves an `input_token` head nothing to judge.
-    """
-    share = RESPONSE_SHARE[predicts] if response_share is None else response_share
-    if not is_number(share) or not 0 <= share <= (0.99 if predicts == "input_token" else 1):
-        raise UserError(
-            f"mixing.response_share={share} leaves a {predicts} head nothing to learn; use a share from 0 to 0.99, for example 0.15."
-        )
-    return share
-
-
-def check_label(label: str) -> None:
-    """Raise UserError for a label that no head is trained on."""
-    if label == "block":  # which heads of earlier versions were
-        raise UserError(
-            "head.label='block' is not trained any more: what it predicts of each token does not multiply to the chance that a block is "
-            f"accepted. Use one of {', '.join(LABELS)}; head.label=rollout serves verification=block too."
-        )
-    if label not in LABELS:
-        raise UserError(f"head.label={label!r} is not known; use one of {', '.join(LABELS)}.")
-
-
-def check_rollouts(labels: Sequence[str], rollouts_per_response: int) -> None:
-    """Raise UserError for labels of rollouts where the data is to hold none."""
-    if "rollout" in labels and not rollouts_per_response:
-        raise UserError(
-            "head.label=rollout needs rollouts, but generation.rollouts_per_response=0; ask for some, for example "
-            "generation.rollouts_per_response=4, in data_gen and in train.py."
-        )
-
-
-def drawn(row: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the drafted tokens and their acceptance probabilities, (N,) each, of every draw in a row."""
+def samples_of(row: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the drafted tokens and their acceptance probabilities, (N,) each, of every sample in a row."""
     ids, probs = ([row[name], *row[f"more_{name}"]] for name in ("draft_ids", "accept_prob"))
     return [(np.asarray(drafted), np.asarray(accepted)) for drafted, accepted in zip(ids, probs, strict=True)]
 
 
 def round_starts(row: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
-    """Return for each response position where the round began that drafted there (N,), in rounds as decoding could have had them.
+    """Return for each response position (N,) the first position of its round, in rounds that decoding could have had.
 
-    A round ends behind the first token that the target had to emit itself, which is one with chance `1 - min(1, d/t)`, and behind the
-    target's token after a draft of at most so many tokens, 1 to MAX_TOKENS alike.
+    A round ends after the first token that comes from the target, which a token does with probability `1 - min(1, d/t)`, and after the
+    target's token that follows a longest draft; its length is uniform from 1 to MAX_TOKENS.
     """
-    with np.errstate(invalid="ignore"):  # what neither model would say was not drafted
+    with np.errstate(invalid="ignore"):  # a token that is impossible under both models was not drafted
         ratio = np.asarray(row["response_draft_logprob"], dtype=np.float64) - np.asarray(row["response_target_logprob"])
     drafted = rng.random(len(ratio)) < np.exp(np.minimum(ratio, 0))
     longest = rng.integers(1, MAX_TOKENS, size=len(ratio), endpoint=True)
@@ -86,27 +45,27 @@ def round_starts(row: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray
     return starts
 
 
-def rolled(row: Mapping[str, Any], labels: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield each rollout of a row: `tokens` of its text, `index` and `drafted` of its judged tokens (n,), their `labels` and `alive`.
+def rollout_texts(row: Mapping[str, Any], labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield each rollout of a row: `tokens` of its text, `index` and `drafted` of the tokens to predict (n,), their `labels` and `alive`.
 
-    Labels of the response are NaN. `alive` (n,) is the chance that all tokens of the rollout before it are accepted.
+    Labels of the response are NaN. `alive` (n,) is the probability that all tokens of the rollout before it are accepted.
     """
     for start, *columns in zip(*(row[name] for name in ROLLOUT_COLUMNS), strict=True):
         ids, accept_prob = map(np.asarray, columns)
-        begun = np.concatenate([row["prompt_ids"], row["response_ids"][:start]])
-        found = {"rollout": accept_prob}
+        prefix = np.concatenate([row["prompt_ids"], row["response_ids"][:start]])
+        known = {"rollout": accept_prob}
         yield {
-            "tokens": np.concatenate([begun, ids]).astype(np.int64),
-            "index": len(begun) + np.arange(len(ids)),
+            "tokens": np.concatenate([prefix, ids]).astype(np.int64),
+            "index": len(prefix) + np.arange(len(ids)),
             "drafted": ids.astype(np.int64),
-            "start": np.full(len(ids), len(begun)),
-            "labels": {name: found.get(name, np.full(len(ids), np.nan)).astype(np.float32) for name in ("sampled", *labels)},
+            "start": np.full(len(ids), len(prefix)),
+            "labels": {name: known.get(name, np.full(len(ids), np.nan)).astype(np.float32) for name in ("sampled", *labels)},
             "alive": np.concatenate([[1.0], accept_prob.cumprod()[:-1]]).astype(np.float32),
         }
 
 
 class MixedResponses(Dataset):
-    """Rows of a data cache, mixed anew for every (epoch, row) that is asked for."""
+    """Rows of a data set, mixed differently in every epoch."""
 
     def __init__(
         self,
@@ -119,8 +78,8 @@ class MixedResponses(Dataset):
     ) -> None:
         """Mix `rows` (a `datasets.Dataset`, or dicts of its columns).
 
-        `response_share` is the chance that a position keeps the target's token, None the default of the kind; `labels` are what
-        heads are to learn, of LABELS; `in_rounds` says whether they look at where a round began, which is then drawn like the mixing.
+        `response_share` is the probability that a position keeps the target's token, None the default of the kind; `labels` are those
+        of LABELS that heads learn; `in_rounds` says whether heads read the position in the round, whose start is then random too.
 
         Raises:
             UserError: see `checked_share` and `check_label`.
@@ -137,13 +96,13 @@ class MixedResponses(Dataset):
 
     @property
     def varies(self) -> bool:
-        """Whether what the draft reads differs from epoch to epoch."""
+        """Whether the texts differ from epoch to epoch."""
         return self.response_share < 1
 
     @property
     def num_samples(self) -> int:
-        """Tokens drafted at each position that an epoch may ask about in the same text."""
-        return 1 if self.varies else len(drawn(self.rows[0]))
+        """Samples at each position that share a text; an epoch uses one of them."""
+        return 1 if self.varies else len(samples_of(self.rows[0]))
 
     @property
     def rolls(self) -> bool:
@@ -151,11 +110,11 @@ class MixedResponses(Dataset):
         return "rollout" in self.labels
 
     def lengths(self) -> np.ndarray:
-        """Return the number of tokens that may be judged in each row (rows,): of its response and its rollouts."""
+        """Return the number of tokens that heads may predict in each row (rows,): of its response and its rollouts."""
         if not hasattr(self.rows, "with_format"):
-            rolled_ids = [row["rollout_ids"] if self.rolls else [] for row in self.rows]
+            rollout_ids = [row["rollout_ids"] if self.rolls else [] for row in self.rows]
             return np.array(
-                [len(row["response_ids"]) + sum(map(len, ids)) for row, ids in zip(self.rows, rolled_ids, strict=True)]
+                [len(row["response_ids"]) + sum(map(len, ids)) for row, ids in zip(self.rows, rollout_ids, strict=True)]
             )
         lengths = self._column("response_ids").value_lengths().to_numpy().astype(np.int64)
         if self.rolls:
@@ -167,44 +126,44 @@ class MixedResponses(Dataset):
     def _column(self, name: str) -> Any:
         return self.rows.with_format("arrow", columns=[name])[:].column(0).combine_chunks()
 
-    def judged_draws(self, key: tuple[int, int]) -> list[np.ndarray]:
-        """Return the tokens (n,) of every draw that an epoch may ask about at the judged positions of a row's text.
+    def sampled_tokens(self, key: tuple[int, int]) -> list[np.ndarray]:
+        """Return the tokens (n,) of every sample that an epoch may use at the predicted positions of a row's text.
 
-        A text that is mixed anew in each epoch goes with the draw of its epoch.
+        Where texts differ from epoch to epoch, that is the sample of the epoch.
         """
         _, number = key
         if self.varies:
             return [self[key]["drafted"]]
-        return [self[draw, number]["drafted"] for draw in range(len(drawn(self.rows[number])))]
+        return [self[sample, number]["drafted"] for sample in range(len(samples_of(self.rows[number])))]
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, number = key
         row = self.rows[number]
-        response, draws = np.asarray(row["response_ids"]), drawn(row)
-        drafted, accept_prob = draws[epoch % len(draws)]
+        response, samples = np.asarray(row["response_ids"]), samples_of(row)
+        drafted, accept_prob = samples[epoch % len(samples)]
         kept = np.random.default_rng([self.seed, epoch, number]).random(len(response)) < self.response_share
-        # A head that judges its input token needs that token to have been read; one that looks ahead needs only its prefix.
-        judged = ~kept if self.predicts == "input_token" else np.ones_like(kept)
+        # The draft must have read the token for an input_token head; a next_token head needs only the prefix.
+        predicted = ~kept if self.predicts == "input_token" else np.ones_like(kept)
         starts = np.arange(len(response))
         if self.in_rounds:
             starts = round_starts(row, np.random.default_rng([self.seed, epoch, number, 1]))
-        own = {"sampled": accept_prob, "rollout": accept_prob}  # a draft of one token is a rollout too
-        labels = {name: np.asarray(own[name] if name in own else row[name]) for name in ("sampled", *self.labels)}
+        of_sample = {"sampled": accept_prob, "rollout": accept_prob}  # a draft of one token is a rollout too
+        labels = {name: np.asarray(of_sample[name] if name in of_sample else row[name]) for name in ("sampled", *self.labels)}
         text = {
             "tokens": np.concatenate([row["prompt_ids"], np.where(kept, response, drafted)]).astype(np.int64),
-            "index": len(row["prompt_ids"]) + np.flatnonzero(judged),
-            "drafted": drafted[judged].astype(np.int64),
-            "start": len(row["prompt_ids"]) + starts[judged],
-            "labels": {name: values[judged].astype(np.float32) for name, values in labels.items()},
-            "alive": np.ones(judged.sum(), dtype=np.float32),
+            "index": len(row["prompt_ids"]) + np.flatnonzero(predicted),
+            "drafted": drafted[predicted].astype(np.int64),
+            "start": len(row["prompt_ids"]) + starts[predicted],
+            "labels": {name: values[predicted].astype(np.float32) for name, values in labels.items()},
+            "alive": np.ones(predicted.sum(), dtype=np.float32),
         }
-        return joined([text, *(rolled(row, self.labels) if self.rolls else ())])
+        return joined([text, *(rollout_texts(row, self.labels) if self.rolls else ())])
 
 
 def joined(texts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the texts of one row as one item: `tokens` of the first, those of the others as `rollouts`, and the judged tokens of all.
+    """Return the texts of one row as one item: `tokens` of the first, those of the others as `rollouts`, and the tokens to predict of all.
 
-    `text` (n,) says which text each judged token belongs to.
+    `text` (n,) is the number of the text that each token to predict belongs to.
     """
     first, *others = texts
     return {

@@ -13,7 +13,7 @@ from specheads.heads.head import AcceptanceHead
 
 
 class HeadStack(nn.Module):
-    """G heads: parameters of equal name and shape in one tensor (G, ...), the k-th block of those G_k heads that have it (G_k, ...)."""
+    """G heads: parameters of equal name and shape in one tensor (G, ...), of the k-th block in one of the G_k heads that have it (G_k, ...)."""
 
     def __init__(self, heads: Sequence[AcceptanceHead]) -> None:
         """Take the values of `heads`, which agree in kind, inputs and width."""
@@ -48,8 +48,8 @@ class HeadStack(nn.Module):
         return torch.tensor(self.order, device=device).argsort()
 
     def heads(self) -> list[AcceptanceHead]:
-        """Return the heads, in the order in which they were given, on this stack's own memory: what changes here changes there."""
-        found: list[AcceptanceHead | None] = [None] * len(self.configs)
+        """Return the heads, in the order in which they were given; they share this stack's memory, so that changes appear in both."""
+        heads: list[AcceptanceHead | None] = [None] * len(self.configs)
         for place, (number, config) in enumerate(zip(self.order, self.configs, strict=True)):
             head = AcceptanceHead(config).requires_grad_(False).train(self.training)
             head.input_mean, head.input_scale = self.input_mean, self.input_scale
@@ -58,8 +58,8 @@ class HeadStack(nn.Module):
             for level, block in enumerate(head.blocks):
                 self.blocks[level].lend(block.linear, place)
             self.readout.lend(head.readout, place)
-            found[number] = head
-        return found
+            heads[number] = head
+        return heads
 
     @torch.no_grad()
     def standardise(self, inputs: Tensor) -> None:
@@ -74,8 +74,8 @@ class HeadStack(nn.Module):
     def _scale_gradients(self, factors: Tensor) -> None:
         for parameter in self.parameters():
             if parameter.grad is not None:
-                own = factors[: len(parameter)].to(parameter.grad.dtype)
-                parameter.grad.mul_(own.reshape(-1, *[1] * (parameter.grad.dim() - 1)))
+                scales = factors[: len(parameter)].to(parameter.grad.dtype)
+                parameter.grad.mul_(scales.reshape(-1, *[1] * (parameter.grad.dim() - 1)))
 
     @torch.no_grad()
     def clip_gradients(self, largest: float) -> None:
@@ -92,8 +92,8 @@ class Stacked(nn.Module):
 
     def __init__(self, maps: Sequence[nn.Linear]) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.stack([each.weight.detach() for each in maps]))  # (G, O, I)
-        self.bias = nn.Parameter(torch.stack([each.bias.detach() for each in maps]))  # (G, O)
+        self.weight = nn.Parameter(torch.stack([linear_map.weight.detach() for linear_map in maps]))  # (G, O, I)
+        self.bias = nn.Parameter(torch.stack([linear_map.bias.detach() for linear_map in maps]))  # (G, O)
 
     def __len__(self) -> int:
         return len(self.weight)
@@ -108,6 +108,6 @@ class Stacked(nn.Module):
         return product.unflatten(1, self.bias.shape).transpose(0, 1)
 
     def lend(self, to: nn.Linear, place: int) -> None:
-        """Let a linear map have one of these as its own."""
+        """Let a linear map share the memory of the map number `place`."""
         to.weight = nn.Parameter(self.weight.detach()[place], requires_grad=False)
         to.bias = nn.Parameter(self.bias.detach()[place], requires_grad=False)

@@ -1,4 +1,4 @@
-"""Which train prompts heads learn from: the first ones, so that a larger share holds every smaller one."""
+"""Which train prompts heads learn from: the first ones, so that a larger share includes every smaller one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +15,9 @@ def check_train_share(share: Any, key: str = "train_share") -> None:
 
 
 def first_rows(prompt_ids: Sequence[str], share: float) -> list[int]:
-    """Return the numbers of the rows, of those whose prompts are `prompt_ids`, that belong to the first `share` of the prompts.
+    """Return the numbers of the rows that belong to the first `share` of the prompts; `prompt_ids` are those of all rows.
 
-    All responses to a prompt go with it; there is always one prompt.
+    All responses to a prompt belong to it; at least one prompt is kept.
     """
     numbers = {prompt_id: number for number, prompt_id in enumerate(dict.fromkeys(prompt_ids))}
     count = max(1, round(share * len(numbers)))
@@ -25,7 +25,7 @@ def first_rows(prompt_ids: Sequence[str], share: float) -> list[int]:
 
 
 class Rows(Dataset):
-    """Some rows of a split, under the numbers of the split: what is drawn or stored for a row is the same in every share."""
+    """Some rows of a split, under their numbers in the split: what is sampled or stored for a row is the same in every share."""
 
     def __init__(self, data: Dataset, rows: Sequence[int]) -> None:
         self.data, self.rows = data, rows

@@ -52,7 +52,7 @@ def folder(request, nano, tmp_path):
 
 def features(head, count=9):
     generator = torch.Generator().manual_seed(1)
-    found = {name: torch.rand(count, generator=generator) for name in ("draft_prob", "max_prob", "entropy")}
+    found = {name: torch.rand(count, generator=generator) for name in ("draft_prob", "max_prob", "entropy", "second_prob")}
     sizes = {"hidden": 160, "embedding": 160, "target_hidden": 256}
     found |= {name: torch.randn(count, size, generator=generator) for name, size in sizes.items()}
     return {name: found[name] for name in head.config.inputs if name in found}
@@ -123,7 +123,7 @@ def test_bounds_that_are_not_given_make_room_for_those_that_are(folder):
     head.config["recommended"] = None
     assert (DraftRound(head, max_tokens=1).min_tokens, DraftRound(head, max_tokens=1).max_tokens) == (1, 1)
     for wrong in ({"threshold": 1.5}, {"threshold": "auto"}, {"min_tokens": 3, "max_tokens": 2}, {"max_tokens": 0}):
-        with pytest.raises(ValueError, match=r"is outside \[0, 1\]|bound no draft"):
+        with pytest.raises(ValueError, match=r"must be a number from 0 to 1|must be a positive integer of at most"):
             DraftRound(head, **wrong)
 
 

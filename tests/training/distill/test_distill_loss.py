@@ -1,13 +1,14 @@
-"""The loss in pieces is the plain one, value and gradients, and holds no more than a piece."""
+"""The loss in slices is the plain one, values and gradients, and keeps no more than one slice."""
 
 import pytest
 import torch
 from families import VOCAB_SIZE, family_pair
 
-from specheads import UserError, Warp
+from specheads import Warp
 from specheads.training.distill import distill_loss as loss_module
-from specheads.training.distill.distill_loss import LossSettings, laws_of, most_to_gain, slices, token_losses
+from specheads.training.distill.distill_loss import computed_distributions, most_to_gain, target_log_probs, token_losses
 from specheads.training.distill.divergences import DIVERGENCES
+from specheads.training.distill.settings import DistillLoss
 
 
 @pytest.fixture(scope="module", params=["llama", "llama, tied", "gemma2"])
@@ -21,72 +22,51 @@ def states(pair, seed=0):
     return tokens[:, 1:].flatten(), *hidden
 
 
-def plain(pair, tokens, draft_hidden, target_hidden, settings):
+def plain_losses(pair, tokens, draft_hidden, target_hidden, loss):
     logits = pair.draft_lm.logits(draft_hidden)
-    target = settings.log_target(pair.target_lm.logits(target_hidden))
-    value = settings.function(target, (logits / settings.temperature).log_softmax(-1))
-    return value + settings.hard_weight * torch.nn.functional.cross_entropy(logits, tokens, reduction="none")
+    target = target_log_probs(pair.target_lm.logits(target_hidden), loss)
+    losses = loss.function(target, (logits / loss.temperature).log_softmax(-1))
+    return losses + loss.hard_weight * torch.nn.functional.cross_entropy(logits, tokens, reduction="none")
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 @pytest.mark.parametrize("more", [{}, {"temperature": 0.7, "hard_weight": 0.3}, {"top_k": 5, "top_p": 0.9}])
-def test_pieces_give_the_plain_loss_and_its_gradients(pair, divergence, more, monkeypatch):
+def test_losses_and_gradients_in_slices_are_the_plain_ones(pair, divergence, more, monkeypatch):
     monkeypatch.setattr(loss_module, "SLICE_ELEMENTS", 4 * VOCAB_SIZE)
-    settings = LossSettings(divergence, **more)
+    loss = DistillLoss(divergence=divergence, **more)
     tokens, hidden, target_hidden = states(pair)
     weight = pair.draft.get_output_embeddings().weight
-    found = []
-    for piecewise in (True, False):
-        own, parameter = hidden.clone().requires_grad_(), weight.requires_grad_()
-        if piecewise:
-            values, shares = token_losses(pair.draft_lm, own, laws_of(pair.target_lm, target_hidden, settings), tokens, settings)
+    results = []
+    for sliced in (True, False):
+        inputs, parameter = hidden.clone().requires_grad_(), weight.requires_grad_()
+        if sliced:
+            distributions = computed_distributions(pair.target_lm, target_hidden, loss)
+            losses, overlaps = token_losses(pair.draft_lm, inputs, distributions, tokens, loss)
         else:
-            values = plain(pair, tokens, own, target_hidden, settings)
-        found.append((values, *torch.autograd.grad((values * torch.linspace(0.5, 2, len(values))).sum(), (own, parameter))))
+            losses = plain_losses(pair, tokens, inputs, target_hidden, loss)
+        weighted = (losses * torch.linspace(0.5, 2, len(losses))).sum()
+        results.append((losses, *torch.autograd.grad(weighted, (inputs, parameter))))
         weight.requires_grad_(False)
-    for ours, theirs in zip(*found, strict=True):
+    for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
-    t = Warp(settings.temperature, settings.top_k, settings.top_p)(pair.target_lm.logits(target_hidden))
-    d = Warp(settings.temperature)(pair.draft_lm.logits(hidden))
-    torch.testing.assert_close(shares, torch.minimum(t, d).sum(-1), atol=1e-12, rtol=0)
+    t = Warp(loss.temperature, loss.top_k, loss.top_p)(pair.target_lm.logits(target_hidden))
+    d = Warp(loss.temperature)(pair.draft_lm.logits(hidden))
+    torch.testing.assert_close(overlaps, torch.minimum(t, d).sum(-1), atol=1e-12, rtol=0)
 
 
-def test_no_more_than_a_piece_is_kept_for_the_gradient(pair, monkeypatch):
-    """What autograd keeps has the size of hidden states, not of laws."""
+def test_no_distributions_are_kept_for_the_gradient(pair, monkeypatch):
+    """What autograd keeps has the size of hidden states, not of distributions."""
     monkeypatch.setattr(loss_module, "SLICE_ELEMENTS", 4 * VOCAB_SIZE)
-    settings = LossSettings("forward_kl")
+    loss = DistillLoss(divergence="forward_kl")
     tokens, hidden, target_hidden = states(pair)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x.shape), x)[1], lambda x: x):
-        values, _ = token_losses(
-            pair.draft_lm, hidden.requires_grad_(), laws_of(pair.target_lm, target_hidden, settings), tokens, settings
-        )
-    assert values.requires_grad and not any(shape[-1:] == (VOCAB_SIZE,) for shape in kept if len(shape) > 1)
-
-
-def test_pieces_cover_everything_once():
-    for count, vocab in ((1, 5), (10, 150_000), (1000, 150_000), (7, 2**25)):
-        found = slices(count, vocab)
-        assert [i for piece in found for i in range(count)[piece]] == list(range(count))
-        assert all((piece.stop - piece.start) * vocab <= max(loss_module.SLICE_ELEMENTS, vocab) for piece in found)
+        distributions = computed_distributions(pair.target_lm, target_hidden, loss)
+        losses, _ = token_losses(pair.draft_lm, hidden.requires_grad_(), distributions, tokens, loss)
+    assert losses.requires_grad and not any(shape[-1:] == (VOCAB_SIZE,) for shape in kept if len(shape) > 1)
 
 
 def test_the_tokens_with_most_to_gain_are_chosen():
     losses, reference = torch.tensor([3.0, 1.0, 2.0, 5.0]), torch.tensor([1.0, 0.5, 1.9, 4.9])
     assert most_to_gain(losses, reference, 0.5).tolist() == [True, True, False, False]
     assert most_to_gain(losses, reference, 0.01).sum() == 1 and most_to_gain(losses, reference, 1.0).all()
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"divergence": "kl"}, "loss.divergence=kl"),
-        ({"temperature": 0}, "loss.temperature=0"),
-        ({"top_p": 0}, "top_p=0"),
-        ({"hard_weight": -1}, "loss.hard_weight=-1"),
-        ({"token_share": 0}, "loss.token_share=0"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(given, message):
-    with pytest.raises(UserError, match=message):
-        LossSettings(**given)

@@ -1,4 +1,4 @@
-"""Training steps, their measures, and going on after a kill, on tiny models."""
+"""Training steps, the draft's quality, and runs that are resumed after a kill, on tiny models."""
 
 import copy
 
@@ -14,15 +14,12 @@ from specheads import Warp
 from specheads.interrupts import Request
 from specheads.pair import LanguageModel
 from specheads.training.checkpoints import Checkpoints
-from specheads.training.distill.distill_loss import LossSettings
 from specheads.training.distill.distill_module import DistillModule
-from specheads.training.distill.measures import LiveSettings, block_efficiency, measured
-from specheads.training.distill.on_policy import DraftResponses
-from specheads.training.distill.sample_batch import Texts
-from specheads.training.distill.samples import Answered, Ragged, Responses, Sample, Samples, SampleSettings
+from specheads.training.distill.draft_quality import block_efficiency, draft_quality
+from specheads.training.distill.samples import HeldOutSamples, Ragged, Responses, TrainSamples
+from specheads.training.distill.settings import Distillation, DistillLoss
 from specheads.training.distill.target_store import TargetStore
 from specheads.training.loaders import EpochSampler, ResumableData
-from specheads.training.trainer import OptimizerSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")
 
@@ -35,7 +32,15 @@ RESPONSES = {
     "target": Responses(ANSWERS, [[row] for row in range(8)]),
     "text": Responses(ANSWERS, [[7 - row] for row in range(8)]),
 }
-MIXED = SampleSettings("mixed", {"text": 1, "target": 1, "on_policy": 2}, refresh_every=3)
+SETTINGS = Distillation(
+    optimizer={"lr": 1e-2},
+    warp=WARP,
+    write_batch_size=4,
+    refresh_every=3,
+    validation={"live_prompts": 2, "live_tokens": 8},
+)
+ON_POLICY = SETTINGS.but(samples="on_policy")
+MIXED = SETTINGS.but(samples="mixed", mixed={"text": 1, "target": 1, "on_policy": 2})
 
 
 @pytest.fixture
@@ -43,17 +48,14 @@ def pair():
     return tiny_pair(VOCAB, scale=2.0)
 
 
-def new_module(pair, loss=None, lr=1e-2, refresh_every=3, reference=None):
+def new_module(pair, settings=SETTINGS, reference=None):
     pair.draft.requires_grad_(True).train()
-    own = DraftResponses(pair, WARP, 8, 4, seed=0)
-    live = LiveSettings(num_prompts=2, max_new_tokens=8)
-    settings = OptimizerSettings(lr=lr, weight_decay=0.0)
-    return DistillModule(pair, loss or LossSettings(), settings, WARP, own, refresh_every, reference, live)
+    return DistillModule(pair, settings, max_new_tokens=8, reference=reference)
 
 
-def splits(settings=None, distributions=None):
-    train = Samples(PROMPTS, RESPONSES, settings or SampleSettings("target"), 0, distributions)
-    return {"train": train, "dev": Answered(PROMPTS, ANSWERS), "test": Answered(PROMPTS, ANSWERS)}
+def splits(settings=SETTINGS, stored=None):
+    train = TrainSamples(PROMPTS, RESPONSES, settings.shares, 0, stored)
+    return {"train": train, "dev": HeldOutSamples(PROMPTS, ANSWERS), "test": HeldOutSamples(PROMPTS, ANSWERS)}
 
 
 def fit(module, data, folder, epochs=EPOCHS, callbacks=(), earlier=None, **changes):
@@ -72,25 +74,12 @@ def fit(module, data, folder, epochs=EPOCHS, callbacks=(), earlier=None, **chang
         callbacks=list(callbacks),
         **changes,
     )
-    module.before = measured(module.pair, data.splits["dev"], WARP, 3)
+    module.before = draft_quality(module.pair, data.splits["dev"], WARP, 3)
     trainer.fit(module, data, ckpt_path=earlier)
     return trainer
 
 
-def test_texts_know_where_their_tokens_come_from(pair):
-    samples = [Sample((0, row), "target", PROMPTS[row], ANSWERS[row]) for row in range(3)]
-    texts = Texts.of(samples, torch.device("cpu"))
-    assert texts.learnt.tolist() == [token for row in range(3) for token in ANSWERS[row]]
-    states = texts.states(pair.target_lm)
-    place = 0
-    for row in range(3):
-        whole = torch.tensor([[*PROMPTS[row], *ANSWERS[row]]])
-        own = pair.target_lm.hidden_states(whole, use_cache=False)[0, len(PROMPTS[row]) - 1 : -1]
-        torch.testing.assert_close(states[place : place + len(own)], own)
-        place += len(own)
-
-
-def test_a_blocks_yield_is_the_sum_over_its_lengths():
+def test_block_efficiency_is_the_expected_number_of_tokens():
     """By enumeration of how many tokens are accepted before the first rejection."""
     for chance in (0.0, 0.3, 0.9, 1.0):
         lengths = [chance**n * (1 - chance) for n in range(4)] + [chance**4]
@@ -98,33 +87,34 @@ def test_a_blocks_yield_is_the_sum_over_its_lengths():
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_measures_are_those_of_the_laws(pair, batch_size):
+def test_quality_is_that_of_the_distributions(pair, batch_size):
     overlaps, divergences, same = [], [], []
     for row in range(8):
         whole = torch.tensor([[*PROMPTS[row], *ANSWERS[row]]])
         with torch.no_grad():
-            distributions = [model(whole).logits[0, len(PROMPTS[row]) - 1 : -1] for model in (pair.target, pair.draft)]
-        t, d = (WARP(logits) for logits in distributions)
+            both = [model(whole).logits[0, len(PROMPTS[row]) - 1 : -1] for model in (pair.target, pair.draft)]
+        t, d = (WARP(logits) for logits in both)
         overlaps += torch.minimum(t, d).sum(-1).tolist()
-        t, d = (logits.softmax(-1) for logits in distributions)
+        t, d = (logits.softmax(-1) for logits in both)
         divergences += (t * (t / d).log()).sum(-1).tolist()
         same += (t.argmax(-1) == d.argmax(-1)).tolist()
     pair.draft.train()
-    found = measured(pair, Answered(PROMPTS, ANSWERS), WARP, batch_size)
+    quality = draft_quality(pair, HeldOutSamples(PROMPTS, ANSWERS), WARP, batch_size)
     assert pair.draft.training
-    assert found["overlap"] == pytest.approx(np.mean(overlaps)) and found["kl"] == pytest.approx(np.mean(divergences))
-    assert found["agreement"] == pytest.approx(np.mean(same))
-    assert found["block_efficiency_4"] == pytest.approx(block_efficiency(np.mean(overlaps)))
+    assert quality["overlap"] == pytest.approx(np.mean(overlaps)) and quality["kl"] == pytest.approx(np.mean(divergences))
+    assert quality["agreement"] == pytest.approx(np.mean(same))
+    assert quality["block_efficiency_4"] == pytest.approx(block_efficiency(np.mean(overlaps)))
 
 
 @pytest.mark.parametrize("samples", ["text", "target", "on_policy"])
 @pytest.mark.parametrize("divergence", ["total_variation", "forward_kl"])
 def test_training_brings_the_draft_closer(pair, tmp_path, samples, divergence):
-    data = ResumableData(splits(SampleSettings(samples)), 4, 0, seed=0, collate=list)
-    module = new_module(pair, LossSettings(divergence), lr=3e-2)
+    settings = SETTINGS.but(samples=samples, loss={"divergence": divergence}, optimizer={"lr": 3e-2})
+    data = ResumableData(splits(settings), 4, 0, seed=0, collate=list)
+    module = new_module(pair, settings)
     before = copy.deepcopy(pair.target.state_dict())
     fit(module, data, tmp_path, epochs=12)
-    first, last = module.before, measured(pair, data.splits["dev"], WARP, 4)
+    first, last = module.before, draft_quality(pair, data.splits["dev"], WARP, 4)
     assert last["overlap"] > first["overlap"] + 0.1 and last["kl"] < first["kl"]
     assert all(torch.equal(weight, before[name]) for name, weight in pair.target.state_dict().items())
     curve = [point["dev/overlap"] for _, point in module.history if "dev/overlap" in point]
@@ -133,30 +123,28 @@ def test_training_brings_the_draft_closer(pair, tmp_path, samples, divergence):
     assert len(lives) == 12 and all(1 <= value <= 5 for value in lives) and len(set(lives)) > 1
 
 
-def test_stored_and_recomputed_laws_train_alike(pair, tmp_path):
-    """All tokens of each law are kept, so what differs is half precision."""
-    twin = tiny_pair(VOCAB, scale=2.0)
-    store = TargetStore(tmp_path, pair.target_lm, ["t"], PROMPTS, RESPONSES["target"], LossSettings(), VOCAB)
+def test_stored_and_recomputed_distributions_train_alike(pair, tmp_path):
+    """All tokens of each distribution are kept, so that only half precision makes a difference."""
+    store = TargetStore(tmp_path, pair, PROMPTS, RESPONSES["target"], DistillLoss(), VOCAB)
     store.make()
-    found = []
-    for own, distributions in ((pair, None), (twin, {"target": store})):
-        module = new_module(own)
-        found.append(module.losses([splits(distributions=distributions)["train"][0, row] for row in range(4)]))
-    for ours, theirs in zip(*found, strict=True):
+    results = []
+    for same_pair, stored in ((pair, None), (tiny_pair(VOCAB, scale=2.0), {"target": store})):
+        module = new_module(same_pair)
+        results.append(module.losses([splits(stored=stored)["train"][0, row] for row in range(4)]))
+    for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=0)
 
 
 def test_a_step_of_both_kinds_is_a_step_of_their_tokens_together(pair, tmp_path):
-    store = TargetStore(tmp_path, pair.target_lm, ["t"], PROMPTS, RESPONSES["target"], LossSettings(), VOCAB)
+    store = TargetStore(tmp_path, pair, PROMPTS, RESPONSES["target"], DistillLoss(), VOCAB)
     store.make()
-    rows = splits(distributions={"target": store})["train"]
-    stored, plain = rows[0, 1], splits()["train"][0, 2]
+    stored, computed = splits(stored={"target": store})["train"][0, 1], splits()["train"][0, 2]
     module = new_module(pair)
-    together, parts = module.losses([plain, stored])[0], [module.losses([one])[0] for one in (stored, plain)]
+    together, parts = module.losses([computed, stored])[0], [module.losses([sample])[0] for sample in (stored, computed)]
     torch.testing.assert_close(together, torch.cat(parts))
 
 
-def test_tokens_are_chosen_by_what_a_reference_has_learnt_of_them(pair):
+def test_tokens_are_chosen_by_what_a_reference_has_learned_of_them(pair):
     reference = LanguageModel(tiny_llama(VOCAB, seed=9, scale=2.0), VOCAB)
     samples = [splits()["train"][0, row] for row in range(4)]
     whole = new_module(pair).losses(samples)[0]
@@ -165,7 +153,8 @@ def test_tokens_are_chosen_by_what_a_reference_has_learnt_of_them(pair):
     other.__dict__.pop("draft_lm", None)
     theirs = new_module(other).losses(samples)[0]
     pair.draft.requires_grad_(True)
-    some = new_module(pair, LossSettings(token_share=0.3), reference=reference).losses(samples)[0]
+    settings = SETTINGS.but(loss={"token_share": 0.3}, reference="a folder")
+    some = new_module(pair, settings, reference).losses(samples)[0]
     best = (whole - theirs).topk(round(0.3 * len(whole))).indices.sort().values
     torch.testing.assert_close(some, whole[best])
 
@@ -179,32 +168,32 @@ def test_accumulated_batches_make_one_step(pair, tmp_path):
 
 
 def norm_in_float64(norm, hidden):
-    """What the models of transformers compute in float32, whose rounding depends on the scale of the loss."""
+    """What transformers computes in float32, where the rounding depends on the scale of the loss."""
     return norm.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + norm.variance_epsilon)
 
 
 def test_a_step_is_that_of_all_its_tokens_in_one_batch(pair, tmp_path, monkeypatch):
     """Two steps of plain gradient descent, the second with fewer batches, against the mean over the tokens of each step."""
     monkeypatch.setattr(LlamaRMSNorm, "forward", norm_in_float64)
-    twin = tiny_pair(VOCAB, scale=2.0)
+    same_pair = tiny_pair(VOCAB, scale=2.0)
     data = ResumableData(splits(), 2, 0, seed=0, collate=list)
     module = new_module(pair)
     module.configure_optimizers = lambda: torch.optim.SGD(module.draft.parameters(), lr=0.1)
     fit(module, data, tmp_path, epochs=1, accumulate_grad_batches=3, gradient_clip_val=None)
-    other, keys, logged = new_module(twin), EpochSampler(8, 0, shuffle=True).order(0), []
+    other, keys, logged = new_module(same_pair), EpochSampler(8, 0, shuffle=True).order(0), []
     sizes = [len(ANSWERS[row]) for _, row in keys]
     assert len({sizes[i] + sizes[i + 1] for i in (0, 2, 4)}) == 3  # or the mean of the batches would be the same
     for step in (keys[:6], keys[6:]):
-        values, shares = other.losses([data.splits["train"][key] for key in step])
-        twin.draft.zero_grad()
-        values.mean().backward()
-        logged.append((values.mean().item(), shares.mean().item()))
-        for weight in twin.draft.parameters():
+        losses, overlaps = other.losses([data.splits["train"][key] for key in step])
+        same_pair.draft.zero_grad()
+        losses.mean().backward()
+        logged.append((losses.mean().item(), overlaps.mean().item()))
+        for weight in same_pair.draft.parameters():
             weight.data -= 0.1 * weight.grad
-    for name, weight in twin.draft.named_parameters():
+    for name, weight in same_pair.draft.named_parameters():
         torch.testing.assert_close(pair.draft.get_parameter(name), weight, atol=1e-10, rtol=0)
-    found = [(point["train/loss"], point["train/overlap"]) for _, point in module.history if "train/loss" in point]
-    assert found == [pytest.approx(values, abs=1e-10) for values in logged]
+    points = [(point["train/loss"], point["train/overlap"]) for _, point in module.history if "train/loss" in point]
+    assert points == [pytest.approx(values, abs=1e-10) for values in logged]
 
 
 # --- killed and started again
@@ -227,9 +216,9 @@ class KillAt(L.Callback):
 
 
 def attempt(folder, settings, moment=None, **changes):
-    """One start of the same command; returns what it leaves, or None if it was killed."""
+    """One start of the same command; returns curves, weights and log file, or None if it was killed."""
     pair = tiny_pair(VOCAB, scale=2.0)
-    module, data = new_module(pair), ResumableData(splits(settings), 2, 0, seed=0, collate=list)
+    module, data = new_module(pair, settings), ResumableData(splits(settings), 2, 0, seed=0, collate=list)
     checkpoints = Checkpoints(folder / "last.ckpt", EVERY)
     checkpoints.request = Request()
     earlier = folder / "last.ckpt"
@@ -244,8 +233,8 @@ def attempt(folder, settings, moment=None, **changes):
 MOMENTS = EPOCHS * (3 * BATCHES + 2)
 
 
-@pytest.mark.parametrize("settings", [SampleSettings("on_policy", refresh_every=3), MIXED], ids=["on_policy", "mixed"])
-def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(settings, tmp_path):
+@pytest.mark.parametrize("settings", [ON_POLICY, MIXED], ids=["on_policy", "mixed"])
+def test_a_run_that_is_killed_at_any_moment_is_resumed_to_the_same_numbers(settings, tmp_path):
     whole = attempt(tmp_path / "whole", settings)
     assert len(whole[0]) == 1 + EPOCHS * (BATCHES + 1) and "dev/overlap" in whole[0][0][1]
     for moment in range(2, MOMENTS + 1, 3):
@@ -257,7 +246,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(settings, tmp_path)
 
 
 def test_the_same_with_accumulated_batches(tmp_path):
-    settings = SampleSettings("on_policy", refresh_every=1)
+    settings = ON_POLICY.but(refresh_every=1)
     whole = attempt(tmp_path / "whole", settings, accumulate_grad_batches=2)
     assert attempt(tmp_path / "killed", settings, 20, accumulate_grad_batches=2) is None
     again = attempt(tmp_path / "killed", settings, accumulate_grad_batches=2)

@@ -1,4 +1,4 @@
-"""`train.py task=distill` as a whole, on nano with few prompts: what it learns from, what it leaves behind, what it refuses."""
+"""`train.py task=distill` as a whole, on nano with few prompts: the folder that it writes, and what it refuses."""
 
 import json
 import logging
@@ -10,14 +10,16 @@ from hydra import compose, initialize_config_dir
 from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
+from data_gen.__main__ import data_cache
 from specheads import UserError, Warp, load_pair
+from specheads.commands.distillation import distillation_of, responses_of
 from specheads.evaluation.head_folders import find_heads
 from specheads.nano import corpus
-from specheads.pair import config_folder
-from specheads.training.distill.distill_loss import LossSettings
-from specheads.training.distill.distillation import check_trainer, load_samples, own_response, prepare, sample_settings, train
-from specheads.training.distill.measures import measured
-from specheads.training.heads.head_training import train as train_head
+from specheads.pair_config import config_folder
+from specheads.training.distill.distillation import check_processes, distill, prepare
+from specheads.training.distill.draft_quality import draft_quality
+from specheads.training.distill.sample_splits import encoded_response, load_splits
+from train import distill_draft, train_head
 
 SMALL = ["data.num_train=12", "data.num_dev=4", "data.num_test=4", "data.max_new_tokens=12", "data.max_prompt_tokens=200"]
 SMALL += ["trainer.max_epochs=2", "loader.batch_size=4", "validation={num_prompts: 3, live_prompts: 1, live_tokens: 8}"]
@@ -31,6 +33,10 @@ pytestmark = [
 def composed(*words):
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         return compose("train", ["task=distill", *SMALL, "~logger.wandb", *words])
+
+
+def description_of(folder):
+    return json.loads((folder / "distill.json").read_text())
 
 
 @pytest.fixture
@@ -54,8 +60,8 @@ def few_functions(monkeypatch, library):
 @pytest.mark.parametrize("samples", ["text", "target", "on_policy", "mixed"])
 def test_a_draft_becomes_an_ordinary_folder(cfg, tmp_path, samples, capsys):
     pair = load_pair("nano")
-    before = {name: weight.clone() for name, weight in pair.draft.state_dict().items()}
-    folder = train(cfg(f"samples={samples}"), pair)
+    initial = {name: weight.clone() for name, weight in pair.draft.state_dict().items()}
+    folder = distill_draft(cfg(f"samples={samples}"), pair)
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md", "distill.json"} <= {
         p.name for p in folder.iterdir()
     }
@@ -63,30 +69,29 @@ def test_a_draft_becomes_an_ordinary_folder(cfg, tmp_path, samples, capsys):
     assert tokenizer.get_vocab() == pair.tokenizer.get_vocab() and model.dtype == torch.float32
     trained = pair.draft.state_dict()
     assert all(torch.equal(weight, trained[name].float()) for name, weight in model.state_dict().items())
-    assert any(not torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert any(not torch.equal(weight, initial[name]) for name, weight in model.state_dict().items())
     again = load_pair("nano", draft=str(folder))
     assert again.draft_revision != pair.draft_revision and again.draft_id == str(folder)
-    facts = json.loads((folder / "distill.json").read_text())
-    assert facts["steps"] == 6 and facts["samples"]["samples"] == samples and facts["num_prompts"] == 12
+    description = description_of(folder)
+    assert description["steps"] == 6 and description["samples"]["samples"] == samples and description["num_prompts"] == 12
     card, printed = (folder / "README.md").read_text(), capsys.readouterr().out
     for name in ("overlap", "kl", "agreement", "block_efficiency_4"):
-        assert (
-            f"| {name} | {facts['test']['before'][name]:.4f} | {facts['test']['after'][name]:.4f} |" in card and name in printed
-        )
+        before, after = (description["test"][when][name] for when in ("before", "after"))
+        assert f"| {name} | {before:.4f} | {after:.4f} |" in card and name in printed and f"{after:.4f}" in printed
     caches = [json.loads(path.read_text()) for path in tmp_path.glob("data/*/manifest.json")]
-    assert [any(name.startswith("train") for name in one["shards"]) for one in caches] == [samples in ("target", "mixed")]
-    distributions = list(tmp_path.glob("data/laws/*/manifest.json"))
-    assert bool(distributions) == (samples in ("text", "target"))  # a mixed sample is not sure to be read twice
+    assert [any(name.startswith("train") for name in cache["shards"]) for cache in caches] == [samples in ("target", "mixed")]
+    stores = list(tmp_path.glob("data/target_probs/*/manifest.json"))
+    assert bool(stores) == (samples in ("text", "target"))  # a mixed sample is not sure to be read twice
 
 
 def test_the_same_command_gives_the_same_draft(cfg):
     words = ["samples=mixed", "mixed={text: 1, target: 1, on_policy: 1}", "refresh_every=2"]
-    found = []
+    results = []
     for _ in range(2):
-        folder = train(cfg(*words), load_pair("nano"))
-        found.append([(folder / name).read_bytes() for name in ("model.safetensors", "config.json")])
+        folder = distill_draft(cfg(*words), load_pair("nano"))
+        results.append([(folder / name).read_bytes() for name in ("model.safetensors", "config.json")])
         (folder.parent / "checkpoints" / "last.ckpt").unlink()
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize(
@@ -97,12 +102,12 @@ def test_the_same_command_gives_the_same_draft(cfg):
         (["init=fresh", "init_config={num_hidden_layers: 1, hidden_size: 32, intermediate_size: 48}"], 1, 32),
     ],
 )
-def test_a_draft_may_begin_as_layers_of_the_target_or_as_nothing(cfg, words, num_layers, hidden_size):
-    folder = train(cfg("model.draft=null", "samples=text", *words))
+def test_a_draft_may_begin_as_layers_of_the_target_or_with_random_weights(cfg, words, num_layers, hidden_size):
+    folder = distill_draft(cfg("model.draft=null", "samples=text", *words))
     pair = load_pair("nano", draft=str(folder))
     assert (pair.draft.config.num_hidden_layers, pair.draft.config.hidden_size) == (num_layers, hidden_size)
-    facts = json.loads((folder / "distill.json").read_text())
-    assert facts["test"]["after"]["overlap"] > facts["test"]["before"]["overlap"]
+    quality = description_of(folder)["test"]
+    assert quality["after"]["overlap"] > quality["before"]["overlap"]
 
 
 @pytest.mark.parametrize(
@@ -118,9 +123,9 @@ def test_a_draft_may_begin_as_layers_of_the_target_or_as_nothing(cfg, words, num
     ids=lambda words: " ".join(words),
 )
 def test_other_settings_train_too(cfg, words):
-    folder = train(cfg("trainer.max_epochs=1", *words))
-    facts = json.loads((folder / "distill.json").read_text())
-    assert abs(facts["test"]["after"]["overlap"] - facts["test"]["before"]["overlap"]) < 0.1
+    folder = distill_draft(cfg("trainer.max_epochs=1", *words))
+    quality = description_of(folder)["test"]
+    assert abs(quality["after"]["overlap"] - quality["before"]["overlap"]) < 0.1
     wanted = torch.bfloat16 if "model.dtype=bfloat16" in words else torch.float32
     assert AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype == wanted
 
@@ -130,7 +135,7 @@ def test_gradient_checkpointing_changes_no_number(cfg, monkeypatch):
     folders, calls, original = [], [], torch.utils.checkpoint.checkpoint
     monkeypatch.setattr("transformers.modeling_utils.checkpoint", lambda *args, **kw: calls.append(1) or original(*args, **kw))
     for more in ([], ["gradient_checkpointing=true"]):
-        folder = train(cfg(*words, *more))
+        folder = distill_draft(cfg(*words, *more))
         folders.append(AutoModelForCausalLM.from_pretrained(folder).state_dict())
         (folder.parent / "checkpoints" / "last.ckpt").unlink()
         assert bool(calls) == bool(more)
@@ -139,12 +144,12 @@ def test_gradient_checkpointing_changes_no_number(cfg, monkeypatch):
 
 
 def test_a_reference_chooses_tokens(cfg, nano):
-    folder = train(cfg("trainer.max_epochs=1", "reference=embedded:nano/draft", "loss.token_share=0.4"))
-    assert json.loads((folder / "distill.json").read_text())["loss"]["token_share"] == 0.4
+    folder = distill_draft(cfg("trainer.max_epochs=1", "reference=embedded:nano/draft", "loss.token_share=0.4"))
+    assert description_of(folder)["loss"]["token_share"] == 0.4
 
 
 def test_a_head_of_the_old_draft_is_refused_and_one_for_the_new_draft_is_trained(cfg, tmp_path):
-    folder = train(cfg("trainer.max_epochs=1"))
+    folder = distill_draft(cfg("trainer.max_epochs=1"))
     words = [
         f"paths.data={tmp_path}/data",
         f"paths.outputs={tmp_path}",
@@ -167,33 +172,34 @@ def test_a_head_of_the_old_draft_is_refused_and_one_for_the_new_draft_is_trained
     assert find_heads(str(new), pair, tmp_path, Warp())
 
 
-def test_the_responses_of_a_data_set_end_and_keep_the_limits(nano):
-    ids = own_response(nano, "    return 1\n", 10, 100)
+def test_a_data_sets_own_response_gets_an_end_token_and_keeps_the_limits(nano):
+    ids = encoded_response(nano, "    return 1\n", 10, 100)
     assert ids[-1] == nano.tokenizer.eos_token_id and nano.tokenizer.decode(ids[:-1]) == "    return 1\n"
-    assert own_response(nano, "    return 1\n", 10, 3) == ids[:3]
-    assert own_response(nano, "    return 1\n", nano.window - 2, 100) == ids[:2]
+    assert encoded_response(nano, "    return 1\n", 10, 3) == ids[:3]
+    assert encoded_response(nano, "    return 1\n", nano.window - 2, 100) == ids[:2]
 
 
 def test_prompts_without_a_response_are_left_out(cfg, tmp_path, caplog):
     rows = [{"question": f"def f{i}(x):\n", "answer": "    return x\n" if i % 2 else ""} for i in range(40)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = ["data=alpaca", f"data.path={tmp_path}/rows.jsonl", "data.template='{question}'", "data.response_template='{answer}'"]
-    own = composed(f"paths.data={tmp_path}/data", f"paths.run={tmp_path}/run", *data, "samples=text", "trainer.max_epochs=1")
+    alpaca = composed(f"paths.data={tmp_path}/data", f"paths.run={tmp_path}/run", *data, "samples=text", "trainer.max_epochs=1")
     with caplog.at_level(logging.INFO):
-        folder = train(own)
-    assert json.loads((folder / "distill.json").read_text())["num_prompts"] == 6  # of twelve, every other one
-    own.data.response_template = None
+        folder = distill_draft(alpaca)
+    assert description_of(folder)["num_prompts"] == 6  # of twelve, every other one
+    alpaca.data.response_template = None
     with pytest.raises(UserError, match=r"data.response_template=null, but the data set's own responses are asked for"):
-        train(own)
+        distill_draft(alpaca)
 
 
-def test_what_is_measured_is_the_folder(cfg):
-    """The figures of the card are those of the draft that a user loads, in half precision, too."""
-    own = cfg("trainer.max_epochs=1", "model.dtype=bfloat16", "trainer.precision=bf16-mixed")
-    folder = train(own)
+def test_the_quality_in_the_folder_is_that_of_the_folder(cfg):
+    """The figures on the card are those of the draft that a user loads, in half precision too."""
+    half = cfg("trainer.max_epochs=1", "model.dtype=bfloat16", "trainer.precision=bf16-mixed")
+    folder = distill_draft(half)
     pair = load_pair("nano", draft=str(folder), dtype="bfloat16")
-    splits, _ = load_samples(own, load_pair("nano", dtype="bfloat16"), sample_settings(own), LossSettings())
-    assert measured(pair, splits["test"], Warp(1.0, 50), 4) == json.loads((folder / "distill.json").read_text())["test"]["after"]
+    settings, initial_pair = distillation_of(half), load_pair("nano", dtype="bfloat16")
+    splits, _ = load_splits(responses_of(half, initial_pair, settings, data_cache), initial_pair, settings)
+    assert draft_quality(pair, splits["test"], Warp(1.0, 50), 4) == description_of(folder)["test"]["after"]
 
 
 def test_nothing_is_dropped_at_random():
@@ -204,34 +210,47 @@ def test_nothing_is_dropped_at_random():
     model = OPTForCausalLM(config).bfloat16()
     prepare(model)
     tokens = torch.arange(20)[None]
-    one, other = (model(tokens).logits for _ in range(2))
-    assert model.training and torch.equal(one, other) and one.dtype == torch.float32 and config.dropout == 0.5
+    first, second = (model(tokens).logits for _ in range(2))
+    assert model.training and torch.equal(first, second) and first.dtype == torch.float32 and config.dropout == 0.5
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (["+trainer.strategy=ddp", "trainer.devices=2", "model.device_map=auto"], "model.device_map=auto with trainer.devices=2"),
-        (["trainer.accelerator=cpu", "validation.num_prompts=1", "trainer.devices=2"], "1 dev texts are too few for 2 processes"),
-    ],
-)
-def test_what_several_processes_cannot_do_is_refused(cfg, nano, changes, message):
-    with pytest.raises(UserError, match=message):
-        train(cfg(*changes), nano)
+def test_too_few_texts_for_all_processes_are_refused(cfg, nano):
+    with pytest.raises(UserError, match="1 dev texts are too few for 2 processes"):
+        distill_draft(cfg("trainer.accelerator=cpu", "validation.num_prompts=1", "trainer.devices=2"), nano)
+
+
+def test_several_processes_cannot_spread_a_target(cfg, nano, monkeypatch):
+    monkeypatch.setattr(nano.target, "hf_device_map", {"": 0}, raising=False)  # as accelerate leaves it
+    with pytest.raises(UserError, match="trainer.devices=2 with model.device_map"):
+        distill_draft(cfg("trainer.accelerator=cpu", "+trainer.strategy=ddp", "trainer.devices=2"), nano)
 
 
 def test_a_strategy_that_averages_batches_itself_is_refused(cfg, nano, monkeypatch):
     monkeypatch.setattr(SingleDeviceStrategy, "handles_gradient_accumulation", True)  # as DeepSpeed's
     message = r"trainer\.accumulate_grad_batches=2 with trainer\.strategy=.*loader\.batch_size"
     with pytest.raises(UserError, match=message):
-        train(cfg("trainer.accelerator=cpu", "trainer.accumulate_grad_batches=2"), nano)
+        distill_draft(cfg("trainer.accelerator=cpu", "trainer.accumulate_grad_batches=2"), nano)
 
 
-def test_parts_of_a_draft_cannot_write(cfg):
+def test_a_draft_that_is_spread_over_processes_cannot_write(cfg, nano):
     trainer = SimpleNamespace(strategy=FSDPStrategy(), world_size=8)
-    own = cfg("+trainer.strategy=fsdp", "samples=on_policy", "trainer.gradient_clip_val=null")
-    with pytest.raises(UserError, match="trainer.strategy=fsdp leaves no process a whole draft"):
-        check_trainer(own, trainer, sample_settings(own))
-    own = cfg("+trainer.strategy=fsdp")
+    on_policy = cfg("+trainer.strategy=fsdp", "samples=on_policy", "trainer.gradient_clip_val=null")
+    with pytest.raises(UserError, match="trainer.strategy=fsdp with samples=on_policy: no process has a whole draft"):
+        check_processes(distillation_of(on_policy), nano, trainer)
     with pytest.raises(UserError, match="give trainer.gradient_clip_val=null"):
-        check_trainer(own, trainer, sample_settings(own))
+        check_processes(distillation_of(cfg("+trainer.strategy=fsdp")), nano, trainer)
+
+
+def test_a_loaded_draft_is_not_taken_for_the_initial_draft_that_is_asked_for(cfg, nano):
+    with pytest.raises(
+        UserError, match=r"init=layers trains a new draft, but the pair has the draft embedded:nano/draft; load the pair"
+    ):
+        distill_draft(cfg("init=layers"), nano)
+
+
+def test_data_are_made_only_once_a_named_checkpoint_fits(cfg, nano, tmp_path):
+    distill_draft(cfg("trainer.max_epochs=1", "samples=text"), load_pair("nano"))
+    resumed = cfg("samples=text", "loss.divergence=forward_kl", f"resume={tmp_path}/run/checkpoints/last.ckpt")
+    settings = distillation_of(resumed)
+    with pytest.raises(UserError, match=r"resume=.*is of a run with another loss.divergence, trainer.max_epochs; give the same"):
+        distill(nano, lambda: pytest.fail("the data was made"), settings, tmp_path / "other")

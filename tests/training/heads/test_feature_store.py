@@ -16,11 +16,11 @@ from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.feature_store import FeatureStore, StoredResponses
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
-from specheads.training.trainer import OptimizerSettings
+from specheads.training.optimizer import Optimizer
 
 NEEDS = {
-    "input_token": frozenset({"hidden", "entropy"}),
-    "next_token": frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy"}),
+    "input_token": frozenset({"hidden", "entropy", "second_prob"}),
+    "next_token": frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"}),
 }
 KINDS = list(NEEDS)
 NUM_EPOCHS = 3
@@ -111,7 +111,7 @@ def test_the_targets_stored_states_are_those_of_each_epochs_rounds(nano64, rows,
         expected = target_states(nano64.target_lm, batch, batch.start)
         torch.testing.assert_close(batch.features["target_hidden"], expected, atol=1e-10, rtol=0)
     assert not torch.equal(batches[0].start, batches[1].start)
-    module = HeadModule(bank_of(nano64, needs), nano64.draft_lm, OptimizerSettings(), nano64.target_lm)
+    module = HeadModule(bank_of(nano64, needs), nano64.draft_lm, Optimizer(lr=5e-5), nano64.target_lm)
     stored, online = (module.features(replace(batches[0], **more)) for more in ({}, {"features": {}}))
     assert stored.keys() == online.keys() == needs
     for name, value in stored.items():
@@ -197,15 +197,3 @@ def test_a_store_over_the_budget_is_refused_with_its_size(nano64, rows, tmp_path
     with pytest.raises(UserError, match=r"features=cached would take .* GiB, but features_budget=1e-09; raise it"):
         store.splits_by("cached", 1e-9)
     assert not (tmp_path / "features").exists()
-
-
-@pytest.mark.parametrize(
-    ("features", "budget", "message"),
-    [
-        ("stored", 1, "features=stored is not known; use one of auto, cached, online"),
-        ("auto", -1, "features_budget=-1 is no"),
-    ],
-)
-def test_settings_that_are_none_are_refused(features, budget, message):
-    with pytest.raises(UserError, match=message):
-        store_module.check_choice(features, budget)

@@ -17,7 +17,7 @@ from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
 from specheads.training.loaders import EpochSampler, ResumableData
-from specheads.training.trainer import OptimizerSettings, cosine_after_warmup
+from specheads.training.optimizer import Optimizer, cosine_after_warmup
 
 KINDS = ["input_token", "next_token"]
 NUM_ROWS = 12
@@ -69,7 +69,7 @@ def spec(nano, predicts="next_token", name="head", reject_weight=1.0, **kwargs):
 
 
 def new_module(nano, *specs, lr=1e-3):
-    return HeadModule(HeadBank(list(specs), seed=0), nano.draft_lm, OptimizerSettings(lr=lr))
+    return HeadModule(HeadBank(list(specs), seed=0), nano.draft_lm, Optimizer(lr=lr))
 
 
 def trainer(tmp_path, max_epochs=3, **kwargs):

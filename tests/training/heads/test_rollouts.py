@@ -17,9 +17,10 @@ from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.feature_store import FeatureStore
 from specheads.training.heads.head_loss import weighted_bce
 from specheads.training.heads.head_module import HeadModule
-from specheads.training.heads.mixed_responses import LABELS, MixedResponses, check_rollouts
+from specheads.training.heads.mixed_responses import MixedResponses
+from specheads.training.heads.settings import LABELS, HeadTraining
 from specheads.training.loaders import ResumableData
-from specheads.training.trainer import OptimizerSettings
+from specheads.training.optimizer import Optimizer
 
 KINDS = ["input_token", "next_token"]
 NEEDS = {
@@ -130,13 +131,6 @@ def test_rows_on_disk_give_what_rows_in_memory_give(rows):
             torch.testing.assert_close(one.labels[name], other.labels[name], equal_nan=True, rtol=0, atol=0)
 
 
-def test_labels_of_rollouts_without_rollouts_are_refused_with_the_remedy():
-    with pytest.raises(UserError, match=r"head\.label=rollout needs rollouts.*generation\.rollouts_per_response=4"):
-        check_rollouts(["sampled", "rollout"], 0)
-    check_rollouts(["sampled", "rollout"], 1)
-    check_rollouts(["sampled", "overlap"], 0)
-
-
 # --- features, in a batch and stored
 
 
@@ -225,8 +219,8 @@ def test_only_heads_that_ask_for_it_are_weighted_by_survival():
 
 
 def test_a_weighting_that_is_neither_is_refused():
-    with pytest.raises(UserError, match=r"loss\.survival_weighted=often is neither true nor false"):
-        HeadSpec("head", HeadConfig(4), survival_weighted="often")
+    with pytest.raises(UserError, match=r"loss\.survival_weighted=often must be true or false"):
+        HeadTraining(loss={"survival_weighted": "often"})
 
 
 # --- training
@@ -237,7 +231,7 @@ def trained(nano, rows, tmp_path, predicts, specs, labels):
         name: MixedResponses(part, predicts, 0.4, 0, labels) for name, part in {"train": rows, "dev": rows, "test": rows}.items()
     }
     module, data = (
-        HeadModule(HeadBank(specs, 0), nano.draft_lm, OptimizerSettings(lr=1e-2)),
+        HeadModule(HeadBank(specs, 0), nano.draft_lm, Optimizer(lr=1e-2)),
         ResumableData(splits, 4, 0, 0, collate),
     )
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}

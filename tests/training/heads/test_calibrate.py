@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from specheads.evaluation.calibrate import cross_fitted_error, error_in_rounds
 from specheads.heads.calibration import NUM_INDICES, IndexCalibration
+from specheads.training.heads.calibrate import cross_fitted_error, error_in_rounds
 
 NUM_PROMPTS, NUM_TOKENS = 40, 100
 

@@ -1,0 +1,101 @@
+"""The shards of a data set and their rows."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+
+import numpy as np
+
+from data_gen.labels import Labels, label_responses
+from data_gen.rollouts import Rollouts, roll_out, rollout_uniforms
+from data_gen.settings import Generation
+from specheads.decoding.responses import Response, make_responses, row_uniforms
+from specheads.pair import Pair
+from specheads.prompts.encoding import EncodedPrompt
+from specheads.prompts.prompt import SPLITS
+from specheads.sampling import Warp
+
+OnStep = Callable[[int, int], None]  # takes the tokens that were made, and how many of those that were to be made are settled
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The content of one file: response number `sample` to each of `prompts`."""
+
+    prompts: Sequence[EncodedPrompt]
+    sample: int = 0
+
+
+def plan_shards(prompts: Sequence[EncodedPrompt], settings: Generation) -> dict[str, Shard]:
+    """Return the files, `train-00000.parquet` and so on; first responses come before second ones."""
+    shards = {}
+    for split in SPLITS:
+        rows = [row for row in prompts if row[0].split == split]
+        parts = [
+            Shard(rows[start : start + settings.rows_per_shard], sample)
+            for sample in range(settings.responses_per_prompt if split == "train" else 1)
+            for start in range(0, len(rows), settings.rows_per_shard)
+        ]
+        shards |= {f"{split}-{number:05d}.parquet": shard for number, shard in enumerate(parts)}
+    return shards
+
+
+def make_rows(
+    pair: Pair,
+    shard: Shard,
+    settings: Generation,
+    on_step: OnStep = lambda made, done: None,
+    responses: list[Response] | None = None,
+    labelled: bool = True,
+) -> list[dict]:
+    """Return the finished rows of one shard, in the order of its prompts.
+
+    Args:
+        responses: the target's, where they are known.
+        labelled: without labels, the columns that the draft would fill stay empty.
+    """
+    ids = [ids for _, ids in shard.prompts]
+    uniform = np.stack([_uniforms(settings, prompt.prompt_id, shard.sample) for prompt, _ in shard.prompts])
+    if responses is None:
+        responses = make_responses(pair, ids, uniform[:, 0], _response_warp(settings, shard), settings.limits, on_step)
+    else:
+        on_step(0, settings.max_new_tokens * len(ids))
+    if labelled:
+        columns = _labels_and_rollouts(pair, shard, responses, uniform[:, 1:], settings, on_step)
+    else:
+        columns = tuple([kind(*([] for _ in fields(kind)))] * len(ids) for kind in (Labels, Rollouts))
+    return [
+        {
+            "prompt_id": prompt.prompt_id,
+            "sample": shard.sample,
+            "split": prompt.split,
+            "prompt": prompt.text,
+            "prompt_ids": prompt_ids,
+            "response_ids": response.ids,
+            "finished": response.finished,
+            **asdict(label),
+            **asdict(rollouts),
+        }
+        for (prompt, prompt_ids), response, label, rollouts in zip(shard.prompts, responses, *columns, strict=True)
+    ]
+
+
+def _uniforms(settings: Generation, prompt_id: str, sample: int) -> np.ndarray:
+    """Return the uniform numbers of a response and of the tokens drafted along it; a greedy draft drafts one at each position."""
+    num_samples = 1 if settings.warp.greedy else settings.samples_per_position
+    return row_uniforms(settings.seed, prompt_id, settings.max_new_tokens, num_samples, sample)
+
+
+def _response_warp(settings: Generation, shard: Shard) -> Warp:
+    # A greedy target has one response. Text that it would not have written shows the heads of a greedy pair more.
+    return replace(settings.warp, temperature=1.0) if settings.warp.greedy and shard.sample else settings.warp
+
+
+def _labels_and_rollouts(
+    pair: Pair, shard: Shard, responses: Sequence[Response], uniform: np.ndarray, settings: Generation, on_step: OnStep
+) -> tuple[list[Labels], list[Rollouts]]:
+    ids, answers = [ids for _, ids in shard.prompts], [response.ids for response in responses]
+    labels = label_responses(pair, ids, answers, uniform, settings.warp)
+    sizes = shard.sample, settings.rollouts_per_response, settings.rollout_tokens
+    uniform = np.stack([rollout_uniforms(settings.seed, prompt.prompt_id, *sizes) for prompt, _ in shard.prompts])
+    limits = settings.max_new_tokens, settings.batch_size
+    return labels, roll_out(pair, ids, answers, uniform, settings.warp, *limits, on_step)

@@ -1,0 +1,63 @@
+"""How a data set is made: what decides responses, and what the draft is asked about them."""
+
+from typing import Any
+
+from specheads.prompts.encoding import ResponseLimits
+from specheads.sampling import Warp
+from specheads.settings import Count, PositiveCount, Seed, Settings, built, count, setting
+
+LARGEST_BATCH = 2**16  # responses; their key-value memory is allocated at once
+# Settings that decide the responses of a shard; the others decide what the draft is asked about them.
+SHARD_LIMITS = ("max_new_tokens", "max_prompt_tokens", "batch_size", "rows_per_shard")
+RESPONSE_LIMITS = (*SHARD_LIMITS, "responses_per_prompt")  # which decides how many shards there are, not the content of a shard
+KEYS_IN_CACHES = {"samples_per_position": "draws_per_position"}  # what a setting is called in the keys of caches
+
+
+class Generation(Settings):
+    """How responses, drafted tokens, acceptance probabilities and rollouts are made; all of it is part of the cache's fingerprint."""
+
+    seed: Seed = setting(0, "seed of everything that is random")
+    warp: built(Warp) = setting(
+        Warp(1.0, top_k=50), "how draft and target turn logits into probabilities, in training and decoding"
+    )
+    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens", key="data.max_new_tokens")
+    max_prompt_tokens: PositiveCount = setting(
+        1024, "longest prompt, in tokens; longer ones are left out", key="data.max_prompt_tokens"
+    )
+    batch_size: count(1, LARGEST_BATCH) = setting(
+        64, "the number of prompts that are answered together; fewer take less memory", key="generation.batch_size"
+    )
+    rows_per_shard: PositiveCount = setting(
+        512, "responses per file; a restart repeats at most one file", key="generation.rows_per_shard"
+    )
+    responses_per_prompt: PositiveCount = setting(
+        1,
+        "responses to each train prompt; a greedy target's are sampled at temperature 1 after the first",
+        key="generation.responses_per_prompt",
+    )
+    samples_per_position: PositiveCount = setting(
+        4,
+        "tokens that the draft samples at each position; a head learns from another one in each epoch",
+        key="generation.samples_per_position",
+    )
+    rollouts_per_response: Count = setting(
+        0,
+        "drafts from random positions of each response, on the draft's previous tokens; head.label=rollout needs them",
+        key="generation.rollouts_per_response",
+    )
+    rollout_tokens: PositiveCount = setting(8, "longest rollout, in tokens", key="generation.rollout_tokens")
+
+    @property
+    def limits(self) -> ResponseLimits:
+        """The limits of prompts and responses."""
+        return ResponseLimits(self.max_new_tokens, self.max_prompt_tokens, self.batch_size)
+
+    @property
+    def tokens_per_response(self) -> int:
+        """The most tokens that a response takes, with those of its rollouts."""
+        return self.max_new_tokens + self.rollouts_per_response * self.rollout_tokens
+
+    def sizes(self) -> dict[str, Any]:
+        """Return limits and sizes as caches are known by them; how long rollouts are decides nothing where there are none."""
+        without = {"seed", "warp"} | (set() if self.rollouts_per_response else {"rollouts_per_response", "rollout_tokens"})
+        return {KEYS_IN_CACHES.get(name, name): value for name, value in self.values().items() if name not in without}

@@ -1,0 +1,74 @@
+"""From a composed config to what the library takes: typed settings, the source of prompts, the pair."""
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from specheads.errors import UserError
+from specheads.pair import NewDraft, Pair, load_pair
+from specheads.prompts.data_set_source import DatasetSource
+from specheads.prompts.nano_source import NanoSource
+from specheads.prompts.sources import prompt_source
+from specheads.settings import Settings, key_of, shown
+
+SHARED_GROUPS = ("data",)  # groups of keys that are spread over several classes
+
+S = TypeVar("S", bound=Settings)
+
+
+def settings_of(cls: type[S], cfg: DictConfig) -> S:
+    """Return the settings of a class, with the keys of a composed config that it has; nested `_target_`s are instantiated.
+
+    Raises:
+        UserError: a wrong value, or a key that is not known in a group of keys of the class.
+    """
+    values, keys = {}, {}
+    for name, field in cls.model_fields.items():
+        keys[name] = key_of(name, field)
+        if (value := _selected(cfg, keys[name])) is not MISSING:
+            values[name] = value
+    for key in _unknown_keys(cfg, set(keys.values())):
+        group = key.rpartition(".")[0]
+        known = [each.removeprefix(f"{group}.") for each in keys.values() if each.startswith(f"{group}.")]
+        raise UserError(f"{key}={shown(plain(OmegaConf.select(cfg, key)))} is not known; expected one of {', '.join(known)}.")
+    return cls(**values)
+
+
+def source_of(cfg: DictConfig) -> NanoSource | DatasetSource:
+    """Return the source of prompts of a composed config; raises UserError for mistakes that show before data is read."""
+    if not isinstance(cfg.data, DictConfig):
+        raise UserError(f"data={shown(plain(cfg.data))} must be a set of keys; choose a prompt set of conf/data.")
+    source = prompt_source(plain(cfg.data))
+    source.check()
+    return source
+
+
+def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: NewDraft | None = None) -> Pair:
+    """Return the pair that `cfg.model` describes, with or without the target's weights, with the draft that it names or a new one."""
+    keys = OmegaConf.to_container(cfg.model, resolve=True, throw_on_missing=True)
+    return load_pair(only_draft=only_draft, new_draft=new_draft, **keys)
+
+
+def plain(value: Any) -> Any:
+    """Return a value of a config as ordinary Python, with interpolations resolved and nested `_target_`s instantiated."""
+    return instantiate(value, _convert_="all") if isinstance(value, DictConfig | ListConfig) else value
+
+
+MISSING = object()
+
+
+def _selected(cfg: DictConfig, key: str) -> Any:
+    group = key.rpartition(".")[0]
+    if group and isinstance(node := OmegaConf.select(cfg, group, default=MISSING), DictConfig) is False and node is not MISSING:
+        raise UserError(f"{group}={shown(plain(node))} must be a set of keys; leave it out for the usual ones.")
+    return plain(OmegaConf.select(cfg, key, default=MISSING, throw_on_missing=True))
+
+
+def _unknown_keys(cfg: DictConfig, known: set[str]) -> Iterator[str]:
+    """Yield the keys that are in the same groups as known ones, but are not known."""
+    for group in sorted({key.rpartition(".")[0] for key in known if "." in key} - set(SHARED_GROUPS)):
+        for name in OmegaConf.select(cfg, group, default={}):
+            if f"{group}.{name}" not in known:
+                yield f"{group}.{name}"

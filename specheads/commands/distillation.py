@@ -1,0 +1,60 @@
+"""Distillation from a composed config: settings are checked, the pair is loaded, and responses are made once a checkpoint fits."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
+
+from specheads.commands.compose import load_configured_pair, settings_of, source_of
+from specheads.commands.loggers import open_loggers
+from specheads.errors import UserError
+from specheads.pair import Pair
+from specheads.prompts.generated_data import GeneratedData
+from specheads.prompts.prompt import SPLITS, unique
+from specheads.settings import shown
+from specheads.training.distill.settings import Distillation
+
+if TYPE_CHECKING:
+    from specheads.training.distill.distillation import DistilledDraft
+
+HELD_OUT = ("dev", "test")  # splits that a draft is measured on
+MakeData = Callable[..., GeneratedData]  # takes a config, a pair, and `splits`, `prompts` and `labelled` by name
+
+
+def distill_configured_draft(cfg: DictConfig, make_data: MakeData, pair: Pair | None = None) -> "DistilledDraft":
+    """Distil the draft of a composed config's pair, which may be loaded already.
+
+    Raises:
+        UserError: see distillation_of; a model that cannot be loaded; see distill.
+    """
+    settings, run = distillation_of(cfg), Path(cfg.paths.run)
+    with open_loggers(cfg, run) as loggers:  # a login that fails must not wait for the models
+        from specheads.training.distill.distillation import distill  # imports lightning, for which mistakes need not wait
+
+        pair = pair or load_configured_pair(cfg, new_draft=settings.initial_draft)
+        return distill(pair, partial(responses_of, cfg, pair, settings, make_data), settings, run, loggers)
+
+
+def distillation_of(cfg: DictConfig) -> Distillation:
+    """Return the settings of a composed config.
+
+    Raises:
+        UserError: a mistake in them, or in the prompts that the draft is to learn from.
+    """
+    settings = settings_of(Distillation, cfg)
+    source_of(cfg)
+    for key in ("num_train", "num_dev", "num_test"):
+        if not cfg.data[key]:
+            raise UserError(
+                f"data.{key}={shown(cfg.data[key])} must be a positive integer; distillation needs prompts of every split."
+            )
+    return settings
+
+
+def responses_of(cfg: DictConfig, pair: Pair, settings: Distillation, make_data: MakeData) -> GeneratedData:
+    """Return the target's responses that a distillation reads, without labels, and its prompts, with their own responses if they are read."""
+    prompts = unique(source_of(cfg).load(pair.chats, responses="text" in settings.shares))
+    splits = SPLITS if "target" in settings.shares else HELD_OUT
+    return make_data(cfg, pair, splits=splits, prompts=prompts, labelled=False)

@@ -1,0 +1,22 @@
+"""What train.py prints once a draft is distilled."""
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from specheads.training.distill.distillation import DistilledDraft
+
+
+def print_draft(distilled: "DistilledDraft") -> None:
+    """Print how good the draft was before and is now, and where it is."""
+    table = Table("on test prompts", box=box.SIMPLE_HEAD)
+    for column in ("before", "after", "change"):
+        table.add_column(column, justify="right")
+    for name, after in distilled.after.items():
+        before = distilled.before[name]
+        table.add_row(name, f"{before:.4f}", f"{after:.4f}", f"{after / before - 1:+.1%}" if before else "-")
+    Console(highlight=False).print("", table)
+    print(f"draft: {distilled.folder}")

@@ -1,0 +1,59 @@
+"""Head training from a composed config: settings are checked, the pair is loaded, and the data is made once a checkpoint fits."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
+
+from specheads.commands.command import is_first_process
+from specheads.commands.compose import load_configured_pair, settings_of, source_of
+from specheads.commands.loggers import open_loggers
+from specheads.errors import UserError
+from specheads.pair import Pair
+from specheads.prompts.generated_data import GeneratedData
+from specheads.settings import shown
+from specheads.training.heads.settings import HeadTraining
+
+if TYPE_CHECKING:
+    from specheads.training.heads.head_training import TrainedHeads
+
+
+def train_configured_heads(
+    cfg: DictConfig, make_data: Callable[[DictConfig, Pair], GeneratedData], pair: Pair | None = None
+) -> "TrainedHeads":
+    """Train the heads of a composed config for its pair, which may be loaded already, and return them.
+
+    Raises:
+        UserError: see head_training_of; a model that cannot be loaded; see train_heads.
+    """
+    settings, run = head_training_of(cfg), Path(cfg.paths.run)
+    with open_loggers(cfg, run) as loggers:  # a login that fails must not wait for the models
+        from specheads.training.heads.head_training import train_heads  # imports lightning, for which mistakes need not wait
+
+        # The first process makes the data and calibrates; others need the target where heads read its states.
+        only_draft = not is_first_process() and not settings.reads_target
+        pair = pair or load_configured_pair(cfg, only_draft)
+        return train_heads(pair, partial(make_data, cfg, pair), settings, run, loggers)
+
+
+def head_training_of(cfg: DictConfig) -> HeadTraining:
+    """Return the settings of a composed config.
+
+    Raises:
+        UserError: a mistake in them, or in the prompts and the data that heads are to learn from.
+    """
+    settings = settings_of(HeadTraining, cfg)
+    source_of(cfg)
+    for key in ("num_train", "num_dev", "num_test"):
+        if not cfg.data[key]:
+            raise UserError(
+                f"data.{key}={shown(cfg.data[key])} must be a positive integer; training needs prompts of every split."
+            )
+    if "rollout" in settings.labels and not cfg.generation.rollouts_per_response:
+        raise UserError(
+            "head.label=rollout needs rollouts, but generation.rollouts_per_response=0; ask for some, for example "
+            "generation.rollouts_per_response=4, in data_gen and in train.py."
+        )
+    return settings

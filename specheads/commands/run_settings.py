@@ -1,0 +1,24 @@
+"""The keys that every command has for its runs."""
+
+from specheads.settings import Flag, Settings, Text, setting
+
+
+class Paths(Settings):
+    """The folders of a command."""
+
+    data: Text = setting("data", "generated data, one folder per fingerprint")
+    outputs: Text = setting("outputs", "logs, checkpoints and results of every run")
+    run: Text = setting("", "folder of this run")
+
+
+class RunSettings(Settings):
+    """Where a command writes, and whether it resumes a run."""
+
+    command: Text = setting("", "name of the folder of runs in paths.outputs")
+    task: Text = setting("head", "what is trained: the task= that is chosen")
+    resume: Flag | Text = setting(
+        True,
+        "true: resume the newest run of the same command if it is unfinished; false: start again; train.py also takes a checkpoint to "
+        "resume in a new folder",
+    )
+    paths: Paths = setting(Paths(), "folders")

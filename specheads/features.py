@@ -1,0 +1,151 @@
+"""The features of a drafted token: all that heads and stopping rules may read of it, in one table.
+
+Heads, decoder, feature store, recordings and exported files take names, sizes and computations from FEATURES, so a new input of heads is one
+entry here. Exported files carry a copy of this source; it needs nothing but torch.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specheads.sampling import at_least_float32
+
+LEAST_PROB = 1e-12  # smaller probabilities enter a head as this one, so that their logarithm is finite
+
+
+class SoftmaxSums(NamedTuple):
+    """Sums over the vocabulary from which the features of a softmax without temperature or cuts are computed.
+
+    The softmax itself is not stored: rules read its features after every drafted token.
+    """
+
+    logits: Tensor  # (..., V), float32 or wider
+    largest: Tensor  # (..., 1), the largest logit
+    total: Tensor  # (...), the sum of exp(logit - largest)
+    moment: Tensor  # (...), the sum of exp(logit - largest) * (logit - largest)
+
+
+class DraftedToken(NamedTuple):
+    """What features of drafted tokens (...) are computed from; fields that no requested feature reads may be None."""
+
+    token: Tensor  # (...) long
+    hidden: Tensor  # (..., H), the draft's hidden state that the token was sampled from
+    embed: Callable[[Tensor], Tensor]  # the draft's input embedding
+    softmax: SoftmaxSums  # of the draft's logits
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One entry of the table."""
+
+    heads: tuple[str, ...]  # kinds of head that may read it
+    compute: Callable[[DraftedToken], Tensor] | None  # None: a feature of the round, which whoever runs the round knows
+    size: str | None = None  # key of a head's config that holds the length of the vector; None: a single number
+    transform: Callable[[Tensor], Tensor] | None = None  # applied before it enters the network
+    reads_logits: bool = False  # whether it is computed from the draft's logits
+    reads_target: bool = False  # whether it comes from the target model
+    of_token: bool = False  # whether it differs between tokens that may be sampled at one position
+    stored: bool = True  # whether the feature store holds it; what is cheap is computed again
+    recorded: bool = False  # whether recordings hold it, for rules without a head
+
+    @property
+    def of_round(self) -> bool:
+        """Whether it depends on the round in which the token is drafted."""
+        return self.compute is None
+
+
+def log_prob(prob: Tensor) -> Tensor:
+    """Return the logarithm of probabilities (...), at least that of LEAST_PROB."""
+    return prob.clamp_min(LEAST_PROB).log()
+
+
+def second_prob(drafted: DraftedToken) -> Tensor:
+    """Return the probability (...) of the second most likely token; that of the most likely one where two are equally likely."""
+    logits, largest, total, _ = drafted.softmax
+    return (logits.topk(2, dim=-1).values[..., 1] - largest.squeeze(-1)).exp() / total
+
+
+def draft_prob(drafted: DraftedToken) -> Tensor:
+    """Return the probability (...) of the drafted token."""
+    logits, largest, total, _ = drafted.softmax
+    return (logits.gather(-1, drafted.token.unsqueeze(-1)) - largest).squeeze(-1).exp() / total
+
+
+# At the position that has read y_i, features of the token are already those of y_{i+1}, which training does not know: an `input_token` head may
+# read only the state, the distribution of the next token, and the round.
+BOTH, NEXT_TOKEN = ("input_token", "next_token"), ("next_token",)
+FEATURES = {
+    # The draft's hidden state that the token was sampled from.
+    "hidden": Feature(BOTH, lambda drafted: drafted.hidden, size="hidden_size"),
+    # The draft's input embedding of the token. A look-up, so it is not stored.
+    "embedding": Feature(
+        NEXT_TOKEN, lambda drafted: drafted.embed(drafted.token), size="embedding_size", of_token=True, stored=False
+    ),
+    # Probabilities and entropy (nats) of the draft's plain softmax, whatever the warping, so that they also say something in greedy decoding.
+    "draft_prob": Feature(NEXT_TOKEN, draft_prob, transform=log_prob, reads_logits=True, of_token=True, recorded=True),
+    "max_prob": Feature(BOTH, lambda drafted: 1 / drafted.softmax.total, reads_logits=True, recorded=True),
+    "entropy": Feature(
+        BOTH,
+        lambda drafted: drafted.softmax.total.log() - drafted.softmax.moment / drafted.softmax.total,
+        reads_logits=True,
+        recorded=True,
+    ),
+    "second_prob": Feature(BOTH, second_prob, transform=log_prob, reads_logits=True),
+    # The token's index in its round, from 0.
+    "index": Feature(BOTH, None, transform=torch.log1p, stored=False),
+    # The target's hidden state that the last token before the round was decided from, zeros where there is none.
+    "target_hidden": Feature(NEXT_TOKEN, None, size="target_size", reads_target=True),
+    # The token's id, for stopping rules only.
+    "token": Feature((), lambda drafted: drafted.token, of_token=True, stored=False),
+}
+ROUND_INPUTS = tuple(name for name, feature in FEATURES.items() if feature.of_round)
+RECORDED = tuple(name for name, feature in FEATURES.items() if feature.recorded)
+
+
+def softmax_sums(logits: Tensor) -> SoftmaxSums:
+    """Return the sums of logits (..., V) of any float type, in two passes over them."""
+    logits = at_least_float32(logits)
+    largest = logits.amax(dim=-1, keepdim=True)
+    # A logit of minus infinity counts for nothing: 0 log 0 = 0.
+    below = (logits - largest).clamp_min(torch.finfo(logits.dtype).min)
+    weights = below.exp()
+    return SoftmaxSums(logits, largest, weights.sum(dim=-1), (weights * below).sum(dim=-1))
+
+
+def drafting_features(
+    needs: Collection[str],
+    logits: Tensor,
+    token: Tensor,
+    hidden: Tensor | None = None,
+    embed: Callable[[Tensor], Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Return by name the features in `needs` of drafted tokens, (...) or (..., size); features of the round are left out.
+
+    Args:
+        needs: names of features.
+        logits: (..., V) of the draft that the tokens were sampled from; not read where no feature needs them.
+        token: (...) long.
+        hidden: (..., H), the draft's hidden states that gave `logits`, if a feature needs them.
+        embed: the draft's input embedding, a function of token ids, if a feature needs it.
+    """
+    softmax = softmax_sums(logits) if reads_logits(needs) else None
+    drafted = DraftedToken(token, hidden, embed, softmax)  # type: ignore[arg-type]  # None where no feature reads it
+    return {name: feature.compute(drafted) for name, feature in FEATURES.items() if name in needs and feature.compute is not None}
+
+
+def input_size(inputs: Sequence[str], sizes: Mapping[str, int | None]) -> int:
+    """Return how many numbers the features `inputs` have, with the lengths of vectors by keys of a head's config."""
+    return sum(1 if (key := FEATURES[name].size) is None else sizes[key] for name in inputs)
+
+
+def reads_logits(names: Collection[str]) -> bool:
+    """Whether one of these features is computed from the draft's logits."""
+    return any(FEATURES[name].reads_logits for name in names)
+
+
+def reads_target(names: Collection[str]) -> bool:
+    """Whether one of these features comes from the target model."""
+    return any(FEATURES[name].reads_target for name in names)

@@ -1,0 +1,119 @@
+"""The config of a head: everything that decides what it computes and for which models. It is the content of a head folder's config.json."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from specheads.errors import UserError, is_count
+from specheads.features import FEATURES, input_size, reads_target
+from specheads.heads.calibration import IndexCalibration
+
+FORMAT_VERSION = 2
+RENAMED_KEYS = {"judges": "predicts"}  # format 1 -> format 2
+DEFAULT_INPUTS = {"input_token": ("hidden",), "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy")}
+KNOWN_INPUTS = {kind: tuple(name for name, feature in FEATURES.items() if kind in feature.heads) for kind in DEFAULT_INPUTS}
+# A look-ahead head is projected down to an eighth of the draft's width, within these bounds: it is paid for in every draft step, and
+# widths from 8 to 40 decided equally well on nano (benchmarks/README.md, kinds of heads).
+NEXT_TOKEN_SHARE, LEAST_WIDTH, LARGEST_WIDTH = 8, 8, 256
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """Everything that decides what a head computes and for which models.
+
+    Raises:
+        UserError: a value that is not known, or a size that is not positive.
+    """
+
+    hidden_size: int
+    depth: int = 3
+    predicts: str = "next_token"
+    inputs: tuple[str, ...] = ()
+    width: int | None = None
+    embedding_size: int | None = None
+    target_size: int | None = None  # of the target's hidden state, where that is an input
+    # Number of tokens that draft_prob, max_prob, entropy and second_prob are computed over; a draft may have padded logits beyond them.
+    vocab_size: int | None = None
+    label: str = "sampled"
+    tap: str = "output_embedding_input"
+    warp: Mapping[str, float] = field(default_factory=dict)
+    draft: Mapping[str, str] = field(default_factory=dict)
+    target: Mapping[str, str] = field(default_factory=dict)
+    calibration: Mapping[str, Any] | None = None  # of IndexCalibration; stopping rules apply it, the head returns raw logits
+    recommended: Mapping[str, float] | None = None
+    train: Mapping[str, Any] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        """Check the values and fill in the defaults that depend on others."""
+        if self.predicts not in KNOWN_INPUTS:
+            raise UserError(f"head.predicts={self.predicts!r} is not known; use one of {', '.join(KNOWN_INPUTS)}.")
+        if not is_count(self.depth):
+            raise UserError(
+                f"head.depth={self.depth} must be 0 (a linear head) or a positive integer, the number of residual blocks."
+            )
+        if self.width is not None and not is_count(self.width, least=1):
+            raise UserError(f"head.width={self.width} must be a positive integer; use null for the usual width.")
+        inputs = tuple(self.inputs) or DEFAULT_INPUTS[self.predicts]
+        known = KNOWN_INPUTS[self.predicts]
+        if unknown := [name for name in inputs if name not in known]:
+            raise UserError(
+                f"head.inputs names {unknown[0]!r}; a head with predicts={self.predicts} can read {', '.join(known)}."
+            )
+        self._check_sizes(inputs)
+        narrow = min(max(self.hidden_size // NEXT_TOKEN_SHARE, LEAST_WIDTH), LARGEST_WIDTH)
+        default_width = self.hidden_size if self.predicts == "input_token" else narrow
+        object.__setattr__(self, "inputs", inputs)
+        object.__setattr__(self, "width", self.width or default_width)
+        object.__setattr__(self, "embedding_size", self.embedding_size or self.hidden_size)
+
+    def _check_sizes(self, inputs: tuple[str, ...]) -> None:
+        """Raise UserError for a size that is not a positive integer."""
+        if reads_target(inputs) and self.target_size is None:
+            raise UserError("target_size=null must be a positive integer, because the head reads the target's hidden state.")
+        for name in ("hidden_size", "embedding_size", "target_size", "vocab_size"):
+            size = getattr(self, name)
+            if not is_count(size, least=1) and not (size is None and name != "hidden_size"):
+                raise UserError(f"the head's {name}={size!r} must be a positive integer.")
+
+    @property
+    def input_size(self) -> int:
+        """How many numbers enter the network."""
+        return input_size(self.inputs, vars(self))
+
+    @property
+    def projected(self) -> bool:
+        """Whether a linear layer comes before the blocks."""
+        return self.predicts == "next_token" or self.input_size != self.width
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of config.json."""
+        return asdict(self) | {"inputs": list(self.inputs)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: str) -> "HeadConfig":
+        """Read the content of a config.json of format 1 or 2.
+
+        No key of it names a file: whatever a config says, a head is read from the files of its own folder.
+
+        Raises:
+            UserError: a newer format, keys that are unknown or missing, values that are not allowed; the message begins with `where`.
+        """
+        if not isinstance(values, Mapping):
+            raise UserError(f"{where} must be a JSON object; export the head again.")
+        if {"model_type", "architectures"} & values.keys():
+            raise UserError(f"{where} belongs to a model, not to a head; give the folder of a head, which train.py exports.")
+        version = values.get("format_version")
+        if version == 1:
+            values = {RENAMED_KEYS.get(key, key): value for key, value in values.items()}
+        elif version != FORMAT_VERSION:
+            raise UserError(
+                f"{where} has head format {version!r}; this version reads 1 to {FORMAT_VERSION}. Update specheads or export the head again."
+            )
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(values.keys() - known):
+            raise UserError(f"{where} has the unknown key {unknown[0]!r}; it was not written by this version of specheads.")
+        if missing := sorted({"hidden_size", "depth", "predicts", "inputs", "width"} - values.keys()):
+            raise UserError(f"{where} lacks the key {missing[0]!r}; export the head again.")
+        IndexCalibration.from_dict(values.get("calibration"), where)
+        return cls(**{**values, "inputs": tuple(values["inputs"]), "format_version": FORMAT_VERSION})

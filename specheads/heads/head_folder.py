@@ -1,0 +1,140 @@
+"""A head's folder: `config.json` (head.schema.json), `model.safetensors`, `golden.safetensors`, a card and transformers' loader.
+
+The folder of a trained head has `train_prompts.safetensors`, too. The golden vectors are inputs with the logits that the head computed when it was
+saved, so that a file that was damaged or is read differently is noticed at once.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from specheads.errors import UserError
+from specheads.heads import specdecpp, train_prompts
+from specheads.heads.card import card
+from specheads.heads.config import HeadConfig
+from specheads.heads.portable.loaders import CUSTOM_GENERATE, write_loader
+from specheads.heads.train_prompts import TrainPrompts
+from specheads.storage.files import write_whole
+
+FILES = ("config.json", "model.safetensors", "golden.safetensors")  # what a head is loaded from
+
+
+@dataclass(frozen=True)
+class Golden:
+    """Assembled inputs (N, input_size) of a head and the logits (N,) that it computed from them when it was saved."""
+
+    inputs: Tensor
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class HeadFiles:
+    """The content of a head's folder."""
+
+    config: HeadConfig
+    tensors: Mapping[str, Tensor]
+    golden: Golden | None  # None: a checkpoint of the SpecDec++ authors, which has none
+    train_prompts: TrainPrompts | None
+    folder: Path | None = None  # where it was read
+
+
+def write_files(folder: Path, files: HeadFiles) -> Path:
+    """Write a head's folder, which is made, or whose files are replaced one by one; return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.contiguous() for name, tensor in files.tensors.items()}
+    writers = {
+        "model.safetensors": lambda path: save_file(tensors, path),
+        "golden.safetensors": lambda path: save_file(vars(files.golden), path),
+        "README.md": lambda path: path.write_text(card(files.config)),
+        "config.json": lambda path: path.write_text(json.dumps(files.config.to_dict(), indent=2) + "\n"),
+    }
+    write_loader(folder, CUSTOM_GENERATE)
+    if files.train_prompts is None:
+        (folder / train_prompts.FILE).unlink(missing_ok=True)  # of another head, which this one replaces
+    else:
+        files.train_prompts.write(folder)
+    for name, write in writers.items():  # the config last: a folder with one is complete
+        write_whole(folder / name, write)
+    return folder
+
+
+def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
+    """Return the content of a head's folder or hub id; checkpoints of the SpecDec++ authors are converted.
+
+    `hub`: arguments of huggingface_hub's snapshot_download.
+
+    Raises:
+        UserError: no such folder or hub id, or files that cannot be read.
+    """
+    folder = _folder(location, hub)
+    values = _read_json(folder / "config.json")
+    if specdecpp.is_theirs(values):
+        config, tensors = specdecpp.converted(values, _read_tensors(folder / "model.safetensors"), folder)
+        return HeadFiles(config, tensors, None, None, folder)
+    config = HeadConfig.from_dict(values, str(folder / "config.json"))
+    tensors, golden = (_read_tensors(folder / name) for name in ("model.safetensors", "golden.safetensors"))
+    if golden.keys() != {"inputs", "logits"}:
+        raise UserError(
+            f"{folder}/golden.safetensors holds {', '.join(sorted(golden))}, expected inputs and logits; export the head again."
+        )
+    prompts = folder / train_prompts.FILE
+    learned = TrainPrompts.from_tensors(_read_tensors(prompts), str(prompts)) if prompts.exists() else None
+    return HeadFiles(config, tensors, Golden(golden["inputs"], golden["logits"]), learned, folder)
+
+
+def tensor_mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
+    """Return the first difference between the names and shapes of two sets of tensors, or None."""
+    for name in sorted(expected.keys() | given.keys()):
+        wanted, actual = (tuple(tensors[name].shape) if name in tensors else "no such tensor" for tensors in (expected, given))
+        if wanted != actual:
+            return f"tensor {name!r} is {actual}, expected {wanted}"
+    return None
+
+
+def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:
+    folder = Path(location)
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or str(location).startswith(".") or str(location).count("/") != 1:
+        raise UserError(f"there is no head folder {str(location)!r}; train one with python train.py, or use head=latest.")
+    try:
+        # The config first: an id may be that of a model, of any size.
+        values = _read_json(Path(snapshot_download(str(location), allow_patterns=["config.json"], **hub)) / "config.json")
+        if not specdecpp.is_theirs(values):
+            HeadConfig.from_dict(values, f"{location}/config.json")
+        return Path(snapshot_download(str(location), allow_patterns=[*FILES, train_prompts.FILE], **hub))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{str(location)!r} is no local folder, and no head of that name could be loaded from the hub: "
+            f"{str(error).splitlines()[0]}. Train one with python train.py, or use head=latest."
+        ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} has no {path.name}, so it is no head folder; expected one written by train.py.") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not valid JSON ({error}); export the head again.") from None
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        pickled = (
+            " Its weights are a pickle, which is not read: save them as safetensors." if list(path.parent.glob("*.bin")) else ""
+        )
+        raise UserError(f"{path.parent} has no {path.name}; export the head again.{pickled}") from None
+    except SafetensorError as error:
+        raise UserError(
+            f"{path} cannot be read ({error}); it is truncated or not a safetensors file, export the head again."
+        ) from None

@@ -1,0 +1,164 @@
+"""A causal language model as decoding and training use it, and how it is loaded.
+
+The *tap* is the input of a model's output embedding, which `model.base_model` returns. Training and decoding both read it
+through `LanguageModel`, so a head sees the same vector in both.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from specheads.errors import UserError
+from specheads.revisions import from_pretrained, resolve, revision_of
+from specheads.sampling import at_least_float32
+from specheads.synthetic import is_synthetic, synthetic_model, synthetic_tokenizer
+
+
+class LanguageModel:
+    """A causal language model as two steps: tokens -> hidden states (the tap) -> logits over the shared vocabulary.
+
+    A model may be spread over devices; inputs and outputs are on the device of its input embedding.
+    """
+
+    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None) -> None:
+        self.model = model
+        self.config = model.config.get_text_config()
+        self.output_embedding = model.get_output_embeddings()
+        self.vocab_size = vocab_size or self.output_embedding.weight.shape[0]
+        self.softcap = getattr(self.config, "final_logit_softcapping", None)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the input embedding."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def hidden_size(self) -> int:
+        """Size H of the hidden states at the tap."""
+        return self.output_embedding.weight.shape[1]
+
+    @property
+    def window(self) -> int:
+        """Number of positions that the model was made for."""
+        return getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "seq_length", None) or 2**31
+
+    @property
+    def probs_dtype(self) -> torch.dtype:
+        """Type that probabilities are computed in, float32 or wider."""
+        return torch.promote_types(self.output_embedding.weight.dtype, torch.float32)
+
+    def hidden_states(self, tokens: Tensor, **kwargs: Any) -> Tensor:
+        """Return the hidden states (B, T, H) that the output embedding reads, for `tokens` (B, T)."""
+        return self.model.base_model(input_ids=tokens, **kwargs).last_hidden_state.to(self.device)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits (..., V) of `hidden` (..., H), float32 or wider, without those of padded vocabulary entries."""
+        hidden = hidden.to(self.output_embedding.weight.device)
+        logits = at_least_float32(self.output_embedding(hidden)[..., : self.vocab_size]).to(self.device)
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the input embeddings (..., E) of `tokens` (...)."""
+        return self.model.get_input_embeddings()(tokens)
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Raise UserError unless `logits(hidden_states(x))` equals the logits of the whole model; a scaled output would differ."""
+        tokens = torch.arange(4, device=self.device)[None] % self.vocab_size
+        expected = self.model(input_ids=tokens, use_cache=False).logits[..., : self.vocab_size].float()
+        logits = self.logits(self.hidden_states(tokens, use_cache=False)).float().to(expected.device)
+        if not torch.allclose(logits, expected, atol=1e-2 * expected.abs().max().item(), rtol=0, equal_nan=True):
+            raise UserError(
+                f"{type(self.model).__name__} changes its logits after the output embedding in a way that is not supported "
+                f"(largest difference {(logits - expected).abs().max():.3g}); use a model of a supported family (Llama, Qwen2, "
+                "Qwen3, Gemma 2, OPT, BLOOM, GPT-NeoX)."
+            )
+
+
+def load_language_model(
+    location: str | Path, device: str | None = None, dtype: str | torch.dtype = "auto", trust_remote_code: bool = False
+) -> tuple[LanguageModel, str]:
+    """Return a model without a pair, and its revision; its vocabulary is that of its own tokenizer if it has one.
+
+    Raises:
+        UserError: the model cannot be loaded, or `LanguageModel` cannot take its states and logits apart.
+    """
+    model = load_model(location, None, checked_dtype(dtype), checked_device(device), trust_remote_code=trust_remote_code)
+    has_tokenizer = not Path(resolve(location)).is_dir() or (Path(resolve(location)) / "tokenizer_config.json").is_file()
+    vocabulary = load_tokenizer(location, None, trust_remote_code).get_vocab() if has_tokenizer else {}
+    language_model = LanguageModel(model, max(vocabulary.values()) + 1 if vocabulary else None)
+    language_model.check()
+    return language_model, revision_of(model, location)
+
+
+def load_tokenizer(location: str | Path, revision: str | None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a folder or hub id. Raises UserError if it cannot be loaded."""
+    if is_synthetic(location):
+        return synthetic_tokenizer(str(location))
+    return from_pretrained(AutoTokenizer, location, revision, "tokenizer", trust_remote_code=trust_remote_code)
+
+
+def load_model(
+    location: str | Path,
+    revision: str | None,
+    dtype: str | torch.dtype,
+    device: str,
+    device_map: str | None = None,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """Return a model for inference, its weights on `device` or where `device_map` spreads them. Raises UserError if it cannot be loaded."""
+    if is_synthetic(location):
+        model = synthetic_model(str(location), dtype, device)
+    else:
+        placement = {"device_map": device_map} if device_map else {}
+        model = from_pretrained(
+            AutoModelForCausalLM, location, revision, dtype=dtype, trust_remote_code=trust_remote_code, **placement
+        )
+        model = model if device_map else model.to(device)
+    return model.requires_grad_(False).eval()
+
+
+def weightless_model(
+    location: str | Path, revision: str | None, dtype: str | torch.dtype, device: str, trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """Return a model without weights, for a process that only needs its shape; a synthetic one keeps them."""
+    if is_synthetic(location):
+        return load_model(location, revision, dtype, device)
+    config = from_pretrained(AutoConfig, location, revision, trust_remote_code=trust_remote_code)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=config.dtype if dtype == "auto" else dtype, trust_remote_code=trust_remote_code
+        )
+    return model.requires_grad_(False).eval()
+
+
+def checked_device(device: str | None) -> str:
+    """Return the device for models; None is cuda if there is one, and each process of a training run takes its own.
+
+    Raises:
+        UserError: the device does not exist here.
+    """
+    if device is None:
+        rank = os.environ.get("LOCAL_RANK")
+        return ("cuda" if rank is None else f"cuda:{rank}") if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # what torch raises for unknown names, and for a build without that device
+        raise UserError(
+            f"device={device!r} cannot be used here ({str(error).splitlines()[0]}); use cpu, or null to choose automatically."
+        ) from None
+    return device
+
+
+def checked_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    """Return "auto" or the torch dtype of a name. Raises UserError for anything else."""
+    torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype == "auto":
+        return dtype
+    if isinstance(torch_dtype, torch.dtype) and torch_dtype.is_floating_point:
+        return torch_dtype
+    raise UserError(f"dtype={dtype!r} must be a floating-point type; use auto, float32, bfloat16, float16 or float64.")

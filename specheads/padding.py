@@ -1,0 +1,71 @@
+"""Rows of different lengths in batches: which rows are read together, how they are padded, and how much is computed at once.
+
+Everything here depends on lengths alone, so the same rows always make the same batches, and the same numbers to the last bit.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BATCH_TOKENS = 8192  # padded tokens that a model reads at once
+SLICE_ELEMENTS = 2**24  # logits or probabilities of one model that are held at once: 64 MiB in float32
+
+
+def by_length(lengths: Sequence[int]) -> list[int]:
+    """Return the rows from the shortest to the longest; rows of equal length keep their order."""
+    return sorted(range(len(lengths)), key=lengths.__getitem__)
+
+
+def batches_of_rows(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Return batches of `batch_size` rows of similar length; the last batch may have fewer."""
+    order = by_length(lengths)
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def batches_of_tokens(lengths: Sequence[int], max_tokens: int, num_texts: Sequence[int] | None = None) -> list[list[int]]:
+    """Return batches of rows of similar length whose padded size is at most `max_tokens`, unless a single row is larger.
+
+    Args:
+        lengths: tokens of each row, or of its longest text.
+        num_texts: how many texts each row has, all padded to the longest; None: one.
+    """
+    batches: list[list[int]] = []
+    total = 0  # texts in the last batch
+    for row in by_length(lengths):
+        count = 1 if num_texts is None else num_texts[row]
+        if not batches or (total + count) * lengths[row] > max_tokens:
+            batches.append([])
+            total = 0
+        batches[-1].append(row)
+        total += count
+    return batches
+
+
+def slices(num_rows: int, row_size: int, max_elements: int) -> list[slice]:
+    """Return consecutive slices of `num_rows` rows, each with at most `max_elements` numbers or a single row.
+
+    No rows make one empty slice, so that what is computed from them keeps its shape.
+    """
+    size = max(1, max_elements // row_size)
+    return [slice(start, min(start + size, num_rows)) for start in range(0, max(1, num_rows), size)]
+
+
+def right_padded(texts: Sequence[Sequence[int] | np.ndarray]) -> Tensor:
+    """Return token ids (B, T) long with zeros after the end of each row, which a causal model never sees from within the row."""
+    tokens = torch.zeros((len(texts), max(map(len, texts))), dtype=torch.long)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text)] = torch.from_numpy(np.asarray(text, dtype=np.int64))
+    return tokens
+
+
+def left_padded(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return token ids and mask (B, T) long of texts that end in the same column; padding is token 0 under mask 0."""
+    longest = max(map(len, texts))
+    tokens = torch.zeros((len(texts), longest), dtype=torch.long)
+    mask = torch.zeros((len(texts), longest), dtype=torch.long)
+    for row, text in enumerate(texts):
+        tokens[row, longest - len(text) :] = torch.from_numpy(np.asarray(text, dtype=np.int64))
+        mask[row, longest - len(text) :] = 1
+    return tokens.to(device), mask.to(device)

@@ -1,0 +1,88 @@
+"""What describes a pair: the keys of conf/model/*.yaml, as files, keyword arguments and command lines have them."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from specheads.errors import UserError
+
+INSTRUCTION = "{instruction}"  # where an instruction format takes the text
+MISSING = "???"  # how a config leaves a key to its user
+
+
+@dataclass(frozen=True)
+class PairConfig:
+    """The description of a pair. Raises UserError for values that cannot be right.
+
+    Args:
+        draft: a folder, a hub id, `embedded:nano/draft` or `synthetic:llama2-7b`; empty if the draft is made from the target.
+        target: the same for the target.
+        name: what reports call the pair; None: made of the two locations.
+        tokenizer: the tokenizer's location; None: with the target.
+        draft_revision: a hub commit or tag.
+        target_revision: a hub commit or tag.
+        dtype: a torch dtype or its name; "auto" takes the checkpoint's.
+        device: where the draft goes, and the target unless `device_map` spreads it; None: cuda if there is one.
+        device_map: "auto" spreads the target over all devices.
+        chat: whether instructions go through the chat template; None: if the tokenizer has one.
+        instruction_format: how instructions are wrapped instead, such as "[INST] {instruction} [/INST]".
+        trust_remote_code: run code that comes with a model.
+    """
+
+    draft: str | Path = ""
+    target: str | Path = ""
+    name: str | None = None
+    tokenizer: str | Path | None = None
+    draft_revision: str | None = None
+    target_revision: str | None = None
+    dtype: str | torch.dtype = "auto"
+    device: str | None = None
+    device_map: str | None = None
+    chat: bool | None = None
+    instruction_format: str | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        wrap = self.instruction_format
+        if wrap is not None and (not isinstance(wrap, str) or INSTRUCTION not in wrap):
+            raise UserError(
+                f"model.instruction_format={wrap!r} does not say where the instruction goes; "
+                f"write {INSTRUCTION} there, as in '[INST] {INSTRUCTION} [/INST]'."
+            )
+        if not isinstance(self.trust_remote_code, bool):
+            raise UserError(f"model.trust_remote_code={self.trust_remote_code} must be true or false.")
+        if self.chat is not None and not isinstance(self.chat, bool):
+            raise UserError(f"model.chat={self.chat} must be true, false, or null to use the chat template if there is one.")
+
+
+def config_folder() -> Path:
+    """Return the folder of YAML configs: next to the package in a source tree, inside it in an installed wheel."""
+    package = Path(__file__).parent
+    source_tree = package.parent / "conf"
+    return source_tree if (source_tree / "model").is_dir() else package / "conf"
+
+
+def pair_config(name: str | None, **keys: Any) -> PairConfig:
+    """Return the config of conf/model/<name>.yaml with `keys` in place of its own, or of `keys` alone.
+
+    A name without a file is what reports call a pair whose draft and target are given. A key that is null has its default.
+
+    Raises:
+        UserError: an unknown name or key.
+    """
+    path = config_folder() / "model" / f"{name}.yaml"
+    if name is None or (not path.is_file() and None not in (keys.get("draft"), keys.get("target"))):
+        values = {"name": name} | keys
+    elif path.is_file():
+        # Hydra alone reads the defaults list, which chooses the prompts that suit the pair.
+        values = {key: value for key, value in yaml.safe_load(path.read_text()).items() if key != "defaults"} | keys
+    else:
+        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml")))
+        raise UserError(f"there is no model config {name!r}; known: {known}; or give draft= and target=.")
+    known_keys = [field.name for field in fields(PairConfig)]
+    if unknown := [key for key in values if key not in known_keys]:
+        raise UserError(f"model.{unknown[0]}={values[unknown[0]]} is not known; expected one of {', '.join(known_keys)}.")
+    return PairConfig(**{key: value for key, value in values.items() if value is not None and value != MISSING})

@@ -1,0 +1,160 @@
+"""Prompts from any data set that `datasets` loads, through a template."""
+
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specheads.errors import UserError
+from specheads.prompts.counts import check_counts, scaled_down
+from specheads.prompts.prompt import FINAL, SPLITS, Prompt, text_id
+from specheads.prompts.table import Table, check_values
+from specheads.prompts.templates import Template
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """`data=alpaca` and the like: rows of a hub data set, a local file or a folder, through a template.
+
+    The first `num_train` prompts are the train prompts, the next the dev prompts, and the next the test prompts unless those
+    have a split of their own; final prompts, if any, follow the test prompts.
+
+    Args:
+        path: a hub data set, a folder of save_to_disk, or a JSON, JSONL, CSV, Parquet or text file.
+        name: configuration of a hub data set; null: its default.
+        split: split that the prompts come from; slices work, of local files too: train[:500].
+        test_split: split that the test prompts come from; null: they follow the dev prompts, as in a local file.
+        template: text over the data set's fields, or a list of texts: the first whose fields are not blank is used.
+        completion_template: template for a pair that continues a text and takes no instructions; null: template.
+        num_train: train prompts; with fewer rows than asked for, splits shrink in proportion.
+        num_dev: dev prompts: those after the train prompts.
+        num_test: test prompts: those after the dev prompts, or the first of test_split.
+        response_template: template of the data set's own responses, for task=distill samples=text; null: it has none.
+        num_final: final prompts: those after the test prompts, for evaluate.py split=final; read once, to publish a figure.
+    """
+
+    path: str
+    name: str | None
+    split: str
+    test_split: str | None
+    template: str | Sequence[str]
+    completion_template: str | Sequence[str] | None
+    num_train: int
+    num_dev: int
+    num_test: int
+    response_template: str | Sequence[str] | None = None
+    num_final: int = 0
+
+    def check(self) -> None:
+        """Raise UserError for mistakes that show before data is read."""
+        from specheads.prompts import data_set  # imports `datasets`: slow, and nano does without
+
+        check_counts(self.num_train, self.num_dev, self.num_test, self.num_final)
+        for chats in (True, False):
+            self._template(chats)
+        if self.response_template is not None:
+            self._response_template()
+        data_set.check_path(self.path)
+        if not isinstance(self.name, str | None):
+            raise UserError(f"data.name={self.name!r} must be text, the name of a configuration, or null.")
+        data_set.check_split("data.split", self.split)
+        if self.test_split is not None:
+            data_set.check_split("data.test_split", self.test_split)
+
+    def check_final(self) -> None:
+        """Raise UserError unless final prompts are asked for."""
+        if not self.num_final:
+            raise UserError(
+                f"split={FINAL} needs final prompts, but data.num_final={self.num_final} asks for none; say how many, for example "
+                "data.num_final=500."
+            )
+
+    def provenance(self) -> dict[str, str]:
+        """Return what decides the prompts besides the keys of data: nothing."""
+        return {}
+
+    def load(self, chats: bool, responses: bool = False) -> list[Prompt]:
+        """Return the prompts; a short data set gives fewer of each split, in proportion.
+
+        Args:
+            chats: whether the pair that answers takes instructions; if not, `completion_template` is used where there is one.
+            responses: whether to fill in the data set's own, by `response_template`, where a row has one.
+
+        Raises:
+            UserError: settings that are wrong, a data set that cannot be loaded, rows that the template does not fit.
+        """
+        from specheads.prompts import data_set
+
+        self.check()
+        tables = data_set.load_tables(self.path, self.name)
+        splits = (*SPLITS, FINAL) if self.num_final else SPLITS
+        takes = [("data.split", self.split, splits)]
+        if self.test_split is not None and not isinstance(tables, Table):
+            takes = [("data.split", self.split, splits[:2]), ("data.test_split", self.test_split, splits[2:])]
+        prompts = []
+        for key, taken, splits in takes:
+            counts = {split: getattr(self, f"num_{split}") for split in splits}
+            if any(counts.values()):
+                rows = data_set.cut(tables, self.path, key, taken)
+                answers = self._response_template() if responses else None
+                texts = self._texts(rows, self._template(chats), answers, limit=sum(counts.values()))
+                names = [split for split, count in self._available(counts, len(texts)).items() for _ in range(count)]
+                prompts += [
+                    Prompt(text_id(text), split, text, response) for split, (text, response) in zip(names, texts, strict=True)
+                ]
+        return prompts
+
+    def _available(self, counts: dict[str, int], num_texts: int) -> dict[str, int]:
+        """Return how many of `num_texts` prompts each split gets: as many as asked for, or in that proportion."""
+        asked = sum(counts.values())
+        if num_texts == asked:
+            return counts
+        scaled = dict(zip(counts, scaled_down(list(counts.values()), num_texts), strict=True))
+        shares = ", ".join(f"{count} {split}" for split, count in scaled.items())
+        logger.info("data: %s has %d prompts, not the %d asked for; in proportion: %s", self.path, num_texts, asked, shares)
+        return scaled
+
+    def _template(self, chats: bool) -> Template:
+        if chats or self.completion_template is None:
+            return Template.parse("data.template", self.template)
+        return Template.parse("data.completion_template", self.completion_template)
+
+    def _response_template(self) -> Template:
+        if self.response_template is None:
+            raise UserError(
+                "data.response_template=null, but the data set's own responses are asked for; say where they are, for example "
+                "'data.response_template=\"{output}\"', or take other samples."
+            )
+        return Template.parse("data.response_template", self.response_template)
+
+    def _texts(
+        self, tables: Sequence[Table], template: Template, answers: Template | None, limit: int
+    ) -> list[tuple[str, str | None]]:
+        """Return the texts of the first `limit` rows that fit the template, fewer where there are fewer, each with the row's response."""
+        known = list(dict.fromkeys(field for table in tables for field in table.fields))
+        template = template.restricted(known, self.path)
+        answers = answers and answers.restricted(known, self.path)
+        fields = list(dict.fromkeys([*template.fields, *(answers.fields if answers else [])]))
+        texts, num_unfit, seen = [], 0, {}
+        for place, row in itertools.chain.from_iterable(table.numbered(fields) for table in tables):
+            if len(texts) == limit:
+                break
+            check_values(row, fields, self.path, place, seen)
+            text = template.fill(row)
+            if text is None:
+                num_unfit += 1
+            else:
+                texts.append((text, answers.fill(row) if answers else None))
+        if num_unfit:
+            num_read = num_unfit + len(texts)
+            logger.info(
+                "data: %d of %d rows of %s left out: no text in fields of %s", num_unfit, num_read, self.path, template.key
+            )
+        if not texts:
+            raise UserError(
+                f"data.path={self.path!r} gives no prompt: none of {num_unfit} rows has text in {', '.join(template.fields)}, "
+                f"the fields of {template.key}; check it and the split."
+            )
+        return texts

@@ -1,0 +1,17 @@
+"""A data set that was generated: where it is, and the prompts that it was generated for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import Prompt
+
+
+@dataclass(frozen=True)
+class GeneratedData:
+    """The folder of a complete data set, its prompts with their groups, and the limits that its responses were generated under."""
+
+    folder: Path
+    prompts: Sequence[Prompt]
+    limits: ResponseLimits = field(default_factory=ResponseLimits)

@@ -1,0 +1,87 @@
+"""What modules that are trained share: a loss over a whole optimizer step, and curves that a checkpoint holds."""
+
+from collections.abc import Sequence
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
+
+
+class CurveModule(L.LightningModule):
+    """A module whose loss is a ratio of sums over a whole optimizer step, and whose curves are kept in its checkpoints.
+
+    A step's loss is `sum of weighted losses / sum of weights` over all its batches and processes. The second sum is known only at the end
+    of the step, so batches are divided by the weights of its first batch, and gradients are corrected before they are clipped.
+    Curves are in checkpoints because a log file may be older or newer than the checkpoint.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: list[tuple[int, dict[str, float]]] = []
+        self._sums: list[Tensor] = []  # of each batch of this step, over all processes (2, n + m), see `loss_of_batch`
+        self._num_losses = 0
+
+    def loss_of_batch(self, batch_index: int, losses: Tensor, weights: Tensor, measures: Tensor | None = None) -> Tensor:
+        """Return what `training_step` is to return for a batch that has these sums.
+
+        Args:
+            losses, weights: (n,) sums of weighted losses and of weights. Each of the n losses has separate parameters, or n is 1.
+            measures: (2, m) sums and weights of values that are recorded with the losses, but not learned from.
+        """
+        if batch_index % self.trainer.accumulate_grad_batches == 0:
+            self._sums, self._num_losses = [], len(losses)
+        sums = torch.stack([losses.detach(), weights])
+        sums = sums if measures is None else torch.cat([sums, measures], dim=1)
+        self._sums.append(self.all_gather(sums).reshape(-1, *sums.shape).sum(0))
+        # Gradients are averaged over processes, so losses are divided by the mean weights of a process.
+        return (losses / (self._first_weights() / self.trainer.world_size)).sum()
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Correct the gradients of a step of several batches, and add its losses and measures to the curves."""
+        sums, weights = torch.stack(self._sums).sum(0)
+        weights = _or_one(weights)
+        count = self.trainer.accumulate_grad_batches
+        if count > 1:  # Lightning has divided every batch by it, even in an epoch's last step, which may have fewer batches
+            self.scale_gradients(count * self._first_weights() / weights[: self._num_losses])
+        values = sums / weights
+        if self.global_step % self.trainer.log_every_n_steps == 0:
+            self.record({f"train/{name}": value for name, value in self.named_values(values.tolist()).items()})
+        self.log("loss", values[: self._num_losses].mean(), prog_bar=True, logger=False)
+
+    def _first_weights(self) -> Tensor:
+        return _or_one(self._sums[0][1, : self._num_losses])
+
+    def scale_gradients(self, factors: Tensor) -> None:
+        """Multiply the gradients of each loss's parameters by its factor (n,)."""
+        raise NotImplementedError
+
+    def named_values(self, values: Sequence[float]) -> dict[str, float]:
+        """Return a step's losses and measures (n + m,) by their names."""
+        raise NotImplementedError
+
+    def record(self, metrics: dict[str, float], beforehand: bool = False) -> None:
+        """Add a point to the curves, at the number of optimizer steps done; callbacks see it too once training has begun."""
+        self.history.append((self.global_step, {"epoch": self.current_epoch, **metrics}))
+        for logger in self.loggers:
+            logger.log_metrics(self.history[-1][1], self.global_step)
+        if not beforehand:
+            self.log_dict(metrics, logger=False)
+
+    def log_history(self) -> None:
+        """Write the curves of the run that is resumed; W&B has kept what was logged before the interruption."""
+        for step, metrics in self.history:
+            for logger in self.loggers:
+                if isinstance(logger, CSVLogger):  # which empties its file at the start
+                    logger.log_metrics(metrics, step)
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        checkpoint["history"] = self.history
+
+    def on_load_checkpoint(self, checkpoint: dict) -> None:
+        self.history = checkpoint["history"]
+
+
+def _or_one(weights: Tensor) -> Tensor:
+    """Return weights with 1 in place of 0: a loss without weight in a batch or a step is 0 in it."""
+    return torch.where(weights > 0, weights, 1.0)

@@ -1,0 +1,74 @@
+"""How good a draft is for its target: overlap, KL divergence and agreement along the target's responses, and block efficiency."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.stopping import FixedLength
+from specheads.padding import SLICE_ELEMENTS, slices
+from specheads.pair import Pair
+from specheads.sampling import Warp, overlap
+from specheads.training.distill.divergences import forward_kl
+from specheads.training.distill.response_batch import ResponseBatch
+from specheads.training.distill.samples import HeldOutSamples, Sample
+from specheads.training.distill.settings import Validation
+
+BLOCK = 4  # drafted tokens per round of the block efficiencies that are recorded
+
+
+def block_efficiency(overlap: float, num_tokens: int = BLOCK) -> float:
+    """Return the expected tokens per round of `num_tokens` drafted tokens, each accepted with probability `overlap` (Leviathan et al. 2023)."""
+    return sum(overlap**count for count in range(num_tokens + 1))
+
+
+@torch.no_grad()
+def quality_sums(pair: Pair, samples: Sequence[Sample], warp: Warp, device: torch.device) -> Tensor:
+    """Return (4,) sums over the response tokens: overlap under `warp`, KL(t || d), whether the most likely token agrees, and their number."""
+    batch = ResponseBatch.of([sample.prompt for sample in samples], [sample.response for sample in samples], device)
+    models = (pair.target_lm, pair.draft_lm)
+    states = [batch.states(lm) for lm in models]
+    sums = torch.zeros(4, dtype=torch.float64)
+    for piece in slices(len(states[0]), pair.vocab_size, SLICE_ELEMENTS):
+        logits = [lm.logits(hidden[piece]).to(device) for lm, hidden in zip(models, states, strict=True)]
+        target_token, draft_token = (each.argmax(-1) for each in logits)
+        parts = (
+            overlap(*map(warp, logits)).sum(),
+            forward_kl(*(each.log_softmax(-1) for each in logits)).sum(),
+            (target_token == draft_token).sum(),
+        )
+        sums += torch.tensor([*(part.item() for part in parts), len(logits[0])], dtype=torch.float64)
+    return sums.to(device, torch.float32 if device.type == "mps" else torch.float64)
+
+
+def quality_of(sums: Tensor) -> dict[str, float]:
+    """Return the figures of a draft, by name, from sums (4,) over tokens."""
+    share, divergence, agreement = (sums[:3] / sums[3]).tolist()
+    return {"overlap": share, "kl": divergence, "agreement": agreement, f"block_efficiency_{BLOCK}": block_efficiency(share)}
+
+
+def draft_quality(pair: Pair, samples: HeldOutSamples, warp: Warp, batch_size: int) -> dict[str, float]:
+    """Return the figures of a pair's draft, with its present weights, over all samples."""
+    device, was_training = pair.draft_lm.device, pair.draft.training
+    pair.draft.eval()
+    keys = [(0, row) for row in range(len(samples))]
+    batches = [keys[first : first + batch_size] for first in range(0, len(keys), batch_size)]
+    sums = sum(quality_sums(pair, [samples[key] for key in batch], warp, device) for batch in batches)
+    pair.draft.train(was_training)
+    return quality_of(sums)
+
+
+@torch.no_grad()
+def live_quality(pair: Pair, samples: HeldOutSamples, warp: Warp, validation: Validation) -> dict[str, float]:
+    """Return the block efficiency of decoding the first prompts with drafts of BLOCK tokens; nothing if no prompts are decoded."""
+    prompts = [samples[0, row].prompt.tolist() for row in range(min(validation.live_prompts, len(samples)))]
+    if not prompts:
+        return {}
+    was_training = pair.draft.training
+    pair.draft.eval()
+    decoder = SpeculativeDecoder(pair, stopping=FixedLength(BLOCK), warp=warp, engine="eager")
+    stats = [decoder.generate(prompt, validation.live_tokens, seed=number).stats for number, prompt in enumerate(prompts)]
+    pair.draft.train(was_training)
+    calls = sum(each.num_target_calls for each in stats)
+    return {f"live_block_efficiency_{BLOCK}": sum(each.num_tokens for each in stats) / calls}

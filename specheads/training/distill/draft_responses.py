@@ -1,0 +1,74 @@
+"""The draft's own responses to the prompts of the next steps, in batches: on-policy samples.
+
+What is sampled depends on (seed, epoch, prompt) and the draft's weights alone. The responses at hand are part of a checkpoint, because a
+resumed run no longer has the weights that wrote them.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specheads.decoding.responses import generate_batch
+from specheads.padding import batches_of_rows
+from specheads.pair import Pair
+from specheads.training.distill.samples import Ragged, Sample
+from specheads.training.distill.settings import Distillation
+
+logger = logging.getLogger(__name__)
+
+
+class DraftResponses:
+    """Responses of the draft by (epoch, prompt), for the samples of a few steps at a time."""
+
+    def __init__(self, pair: Pair, settings: Distillation, max_new_tokens: int) -> None:
+        """Sample with the warp of decoding; a greedy draft would always write the same, so it samples at temperature 1."""
+        self.pair, self.settings, self.max_new_tokens = pair, settings, max_new_tokens
+        self.warp = replace(settings.warp, temperature=1.0) if settings.warp.greedy else settings.warp
+        self.responses: dict[tuple[int, int], np.ndarray] = {}
+        self.announced = False
+
+    def answered(self, samples: Sequence[Sample], upcoming: Callable[[], Sequence[Sample]]) -> list[Sample]:
+        """Return `samples` with responses; if one is missing, the draft writes those of all `upcoming` samples, these among them."""
+        if any(sample.response is None and sample.key not in self.responses for sample in samples):
+            self.write(upcoming())
+        return [replace(sample, response=self.responses[sample.key]) if sample.response is None else sample for sample in samples]
+
+    @torch.no_grad()
+    def write(self, samples: Sequence[Sample]) -> None:
+        """Let the draft respond to `samples`, and forget the responses that it wrote before."""
+        start, model = time.perf_counter(), self.pair.draft
+        was_training = model.training
+        model.eval()
+        self.responses = {}
+        for rows in batches_of_rows([len(sample.prompt) for sample in samples], self.settings.write_batch_size):
+            self._write_batch([samples[row] for row in rows])
+        model.train(was_training)
+        if not self.announced:
+            self.announced = True
+            tokens, seconds = sum(map(len, self.responses.values())), time.perf_counter() - start
+            logger.info("on-policy: the draft wrote %d responses, %d tokens, in %.1f s", len(samples), tokens, seconds)
+
+    def _write_batch(self, samples: Sequence[Sample]) -> None:
+        uniform = np.stack(
+            [np.random.default_rng([self.settings.seed, *sample.key, 3]).random(self.max_new_tokens) for sample in samples]
+        )
+        prompts = [sample.prompt.tolist() for sample in samples]
+        responses = generate_batch(self.pair, prompts, uniform, self.warp, self.max_new_tokens, lm=self.pair.draft_lm)
+        for sample, response in zip(samples, responses, strict=True):
+            self.responses[sample.key] = np.array(response.ids, dtype=np.int32)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the responses at hand, for a checkpoint."""
+        tokens = Ragged(list(self.responses.values()))
+        keys = torch.tensor(list(self.responses), dtype=torch.long).reshape(-1, 2)
+        return {"keys": keys, "tokens": torch.from_numpy(tokens.values.copy()), "ends": torch.from_numpy(tokens.ends.copy())}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Restore the responses of a checkpoint."""
+        texts = np.split(state["tokens"].numpy(), state["ends"].numpy()[:-1]) if len(state["ends"]) else []
+        self.responses = {tuple(key): text for key, text in zip(state["keys"].tolist(), texts, strict=True)}

@@ -1,0 +1,111 @@
+"""The splits of a distillation, from a data set and its prompts: samples to train on, and the target's responses to measure the draft on."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from specheads.errors import UserError
+from specheads.pair import Pair
+from specheads.prompts.encoding import EncodedPrompt, encode_prompts
+from specheads.prompts.generated_data import GeneratedData
+from specheads.storage.data_set import load_split
+from specheads.training.distill.samples import HeldOutSamples, Ragged, Responses, TrainSamples
+from specheads.training.distill.settings import Distillation
+from specheads.training.distill.target_store import TargetStore, texts_fingerprint
+
+OF_DATA = ("data", "texts", "stored distributions")  # what `load_splits` adds to a run's provenance
+
+
+def load_splits(data: GeneratedData, pair: Pair, settings: Distillation) -> tuple[dict[str, Dataset], dict[str, Any]]:
+    """Return the splits train, dev and test, and their provenance (OF_DATA).
+
+    The target's distributions along train responses are computed here, where they are to be stored.
+
+    Raises:
+        UserError: no train prompt has the responses that are asked for, or their distributions do not fit the store.
+    """
+    splits: dict[str, Dataset] = {}
+    for split, most in (("dev", settings.validation.num_prompts), ("test", None)):
+        rows = load_split(data.folder, split).with_format("arrow")[:most]
+        splits[split] = HeldOutSamples(*(Ragged.of_column(rows.column(name)) for name in ("prompt_ids", "response_ids")))
+    prompts, responses = train_responses(data, pair, settings)
+    stored = stored_distributions(data.folder.parent, pair, prompts, responses, settings)
+    splits["train"] = TrainSamples(prompts, responses, settings.shares, settings.seed, stored)
+    distributions = {kind: store.provenance["distribution"] for kind, store in stored.items()}
+    provenance = data.folder.name, texts_fingerprint(prompts, responses), json.dumps(distributions)
+    return splits, dict(zip(OF_DATA, provenance, strict=True))
+
+
+def stored_distributions(
+    root: Path, pair: Pair, prompts: Ragged, responses: Mapping[str, Responses], settings: Distillation
+) -> dict[str, TargetStore]:
+    """Return by kind of response the stores that `settings.target_probs` asks for, after computing what is missing in them."""
+    stores = {}
+    for kind, known in responses.items():
+        store = TargetStore(root, pair, prompts, known, settings.loss, settings.target_probs.top_k)
+        num_reads = settings.trainer.max_epochs * settings.shares[kind] * len(prompts) / max(1, len(known.tokens))
+        if store.is_wanted(settings.target_probs, num_reads):
+            store.make()
+            stores[kind] = store
+    return stores
+
+
+def train_responses(data: GeneratedData, pair: Pair, settings: Distillation) -> tuple[Ragged, dict[str, Responses]]:
+    """Return the train prompts, and by kind the responses to them that exist before training.
+
+    A prompt is left out if it is too long or has no response of one of the kinds.
+
+    Raises:
+        UserError: no prompt is left.
+    """
+    encoded = encode_prompts(pair, [prompt for prompt in data.prompts if prompt.split == "train"], data.limits)
+    by_kind: dict[str, Mapping[str, list]] = {}
+    if "text" in settings.shares:
+        by_kind["text"] = text_responses(pair, encoded, data.limits.max_new_tokens)
+    if "target" in settings.shares:
+        by_kind["target"] = target_responses(data.folder)
+    kept = [(prompt, ids) for prompt, ids in encoded if all(prompt.prompt_id in known for known in by_kind.values())]
+    if not kept:
+        raise UserError(
+            f"no train prompt has responses of every kind in samples={settings.samples}; ask for more with data.num_train."
+        )
+    prompt_ids = [prompt.prompt_id for prompt, _ in kept]
+    return Ragged([ids for _, ids in kept]), {kind: numbered(prompt_ids, known) for kind, known in by_kind.items()}
+
+
+def text_responses(pair: Pair, prompts: Sequence[EncodedPrompt], max_new_tokens: int) -> dict[str, list[list[int]]]:
+    """Return the data set's own response to each prompt that has one, by prompt id."""
+    return {
+        prompt.prompt_id: [encoded_response(pair, prompt.response, len(ids), max_new_tokens)]
+        for prompt, ids in prompts
+        if prompt.response
+    }
+
+
+def target_responses(folder: Path) -> Mapping[str, list]:
+    """Return the target's responses to train prompts, by prompt id."""
+    rows = load_split(folder, "train").with_format("arrow")[:]
+    responses: dict[str, list] = defaultdict(list)
+    for prompt_id, response in zip(rows.column("prompt_id").to_pylist(), rows.column("response_ids").to_numpy(), strict=True):
+        responses[prompt_id].append(response)
+    return responses
+
+
+def encoded_response(pair: Pair, text: str, prompt_length: int, max_new_tokens: int) -> list[int]:
+    """Return the ids of a data set's own response with an end token, cut to `max_new_tokens` and to the pair's window."""
+    ids = pair.tokenizer(text, add_special_tokens=False)["input_ids"]
+    end = pair.tokenizer.eos_token_id
+    if end not in pair.stop_tokens:
+        end = min(pair.stop_tokens, default=None)
+    return [*ids, *([] if end is None else [end])][: min(max_new_tokens, pair.window - prompt_length)]
+
+
+def numbered(prompt_ids: Iterable[str], responses: Mapping[str, list]) -> Responses:
+    """Return the responses to prompts, numbered in the order of the prompts."""
+    rows = [responses[prompt_id] for prompt_id in prompt_ids]
+    numbers = iter(range(sum(map(len, rows))))
+    return Responses(Ragged([response for row in rows for response in row]), [[next(numbers) for _ in row] for row in rows])

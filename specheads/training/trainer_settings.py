@@ -1,0 +1,95 @@
+"""What a training takes from the command line besides its optimizer: batches, checkpoints and the arguments of lightning.Trainer."""
+
+import inspect
+from typing import Any
+
+from pydantic import ConfigDict
+
+from specheads.errors import UserError
+from specheads.settings import (
+    Count,
+    Flag,
+    NonNegativeNumber,
+    Number,
+    PositiveCount,
+    Settings,
+    Text,
+    cache_key,
+    model_validator,
+    setting,
+    shown,
+)
+
+# Arguments of lightning.Trainer with which a run could not be resumed to the same numbers, but for these values.
+UNSUPPORTED = {
+    "num_nodes": ("training runs on one machine", 1),
+    "reload_dataloaders_every_n_epochs": ("the data stays the same from epoch to epoch", 0),
+}
+MADE_HERE = ("logger", "callbacks", "enable_checkpointing", "plugins")  # arguments that no command line gives
+
+
+class Loader(Settings):
+    """How batches are loaded."""
+
+    batch_size: PositiveCount = setting(32, "rows per batch and process")
+    num_workers: Count = setting(0, "processes that load batches; 0: the training process loads them itself", decides=False)
+
+
+class Checkpointing(Settings):
+    """When checkpoints are written."""
+
+    every_steps: PositiveCount = setting(
+        200, "optimizer steps between two checkpoints; one more is written at the end of every epoch", decides=False
+    )
+
+
+class TrainerSettings(Settings):
+    """Arguments of lightning.Trainer: these, and any other but the logger and the callbacks."""
+
+    model_config = ConfigDict(extra="allow")
+
+    max_epochs: PositiveCount = setting(12, "passes over the train prompts")
+    accelerator: Any = setting("auto", "where to train: cpu, gpu, ...; auto: where the models are", decides=False)
+    devices: Any = setting(1, "how many devices; each gets its part of the prompts; auto: all", decides=False)
+    precision: Any = setting(
+        "32-true", "the arithmetic's; heads always compute in float32, and the draft that they read keeps its dtype"
+    )
+    gradient_clip_val: NonNegativeNumber | None = setting(1.0, "largest norm of a step's gradient; null: no limit")
+    accumulate_grad_batches: PositiveCount = setting(1, "batches per optimizer step, all of whose positions count alike")
+    check_val_every_n_epoch: PositiveCount = setting(1, "epochs between two validations")
+    val_check_interval: Number | None = setting(
+        None, "steps, or the share of an epoch, between two validations; null: validate at the end of an epoch"
+    )
+    log_every_n_steps: PositiveCount = setting(10, "optimizer steps between two lines in the logs")
+    num_sanity_val_steps: Count = setting(0, "dev batches to try before training; 0: none")
+    use_distributed_sampler: Flag = setting(False, "false: this project's sampler splits rows over processes itself")
+    enable_model_summary: Flag = setting(False, "whether to print a table of the layers first")
+    default_root_dir: Text | None = setting(
+        None, "where Lightning writes what has no other place; null: the folder of the run", decides=False
+    )
+
+    @model_validator(mode="after")
+    def check_other_arguments(self) -> "TrainerSettings":
+        """Refuse what lightning.Trainer does not know, and what it could not resume."""
+        others = self.model_extra or {}
+        for name, (reason, value) in UNSUPPORTED.items():
+            if others.get(name, value) != value:
+                raise UserError(f"trainer.{name}={shown(others[name])} is not supported: {reason}; leave it out.")
+        if others:
+            from lightning import Trainer  # slow to import, and needed only to know its arguments
+
+            known = [name for name in inspect.signature(Trainer).parameters if name not in MADE_HERE]
+            if unknown := [name for name in others if name not in known]:
+                raise UserError(
+                    f"trainer.{unknown[0]}={shown(others[unknown[0]])} is not known; expected an argument of lightning.Trainer: "
+                    f"{', '.join(known)}."
+                )
+        return self
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of lightning.Trainer."""
+        return self.values()
+
+    def cache_key(self) -> dict[str, Any]:
+        """Return the arguments that decide numbers, by their keys on the command line."""
+        return cache_key(self, "trainer")

@@ -1,0 +1,39 @@
+"""Which exceptions become a message for the user, and what it names."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from specheads.errors import UserError, user_error
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc here")
+def test_a_folder_that_cannot_be_made_is_named_with_the_remedy():
+    with pytest.raises(OSError, match="/proc/none") as refused:
+        Path("/proc/none/head").mkdir(parents=True)
+    message = str(user_error(refused.value))
+    assert message.startswith("/proc/none: No such file or directory: it does not exist and cannot be made there; give other")
+    assert "paths.outputs=" in message
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO, errno.ELOOP, errno.ENODEV, errno.EBUSY, errno.ESTALE])
+def test_every_failure_on_a_file_is_a_message_that_names_it(number):
+    message = str(user_error(OSError(number, os.strerror(number), "somewhere/data")))
+    assert message.startswith(f"somewhere/data: {os.strerror(number)}: ") and "paths.data=" in message
+
+
+def test_the_cause_of_a_wrapped_error_is_found():
+    try:
+        try:
+            raise UserError("depth=-1 must be at least 0.")
+        except UserError as cause:
+            raise RuntimeError("in a constructor") from cause
+    except RuntimeError as error:
+        assert str(user_error(error)) == "depth=-1 must be at least 0."
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), OSError("no number"), ConnectionError(), OSError(errno.EPIPE, "pipe")])
+def test_other_errors_keep_their_traceback(error):
+    assert user_error(error) is None

@@ -1,0 +1,63 @@
+"""Batches of rows of different lengths: every row once, within the limit, and always the same."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from specheads.padding import batches_of_rows, batches_of_tokens, by_length, left_padded, right_padded, slices
+
+
+def test_rows_of_equal_length_keep_their_order():
+    assert by_length([3, 1, 3, 1, 2]) == [1, 3, 4, 0, 2] == by_length(np.array([3, 1, 3, 1, 2]))
+
+
+@pytest.mark.parametrize(("count", "batch_size"), [(1, 4), (7, 3), (12, 4), (5, 100), (9, 1)])
+def test_batches_of_rows_hold_every_row_once_and_similar_lengths_together(count, batch_size):
+    lengths = np.random.default_rng(count).integers(1, 6, size=count).tolist()
+    batches = batches_of_rows(lengths, batch_size)
+    order = [row for batch in batches for row in batch]
+    assert sorted(order) == list(range(count))
+    assert [len(batch) for batch in batches[:-1]] == [batch_size] * (len(batches) - 1) and 1 <= len(batches[-1]) <= batch_size
+    assert [lengths[row] for row in order] == sorted(lengths)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 9, 20, 1000])
+@pytest.mark.parametrize("counted", [False, True])
+def test_batches_of_tokens_are_as_large_as_the_limit_allows(max_tokens, counted):
+    random = np.random.default_rng(max_tokens)
+    lengths = random.integers(1, 12, size=15).tolist()
+    num_texts = random.integers(1, 4, size=15).tolist() if counted else None
+    batches = batches_of_tokens(lengths, max_tokens, num_texts)
+    texts = num_texts or [1] * 15
+    assert [row for batch in batches for row in batch] == by_length(lengths)
+    sizes = [sum(texts[row] for row in batch) * max(lengths[row] for row in batch) for batch in batches]
+    assert all(size <= max_tokens or len(batch) == 1 for size, batch in zip(sizes, batches, strict=True))
+    for batch, after in itertools.pairwise(batches):  # the next row would have been too much
+        assert (sum(texts[row] for row in batch) + texts[after[0]]) * lengths[after[0]] > max_tokens
+
+
+def test_no_rows_make_no_batches():
+    assert batches_of_rows([], 4) == batches_of_tokens([], 4) == []
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 7, 1000])
+@pytest.mark.parametrize("row_size", [1, 5, 150_000, 2**25])
+def test_slices_cover_every_row_once(num_rows, row_size):
+    found = slices(num_rows, row_size, 2**24)
+    assert found and [row for piece in found for row in range(num_rows)[piece]] == list(range(num_rows))
+    assert all((piece.stop - piece.start) * row_size <= max(2**24, row_size) for piece in found)
+    assert torch.cat([torch.zeros(num_rows, 3)[piece] for piece in found]).shape == (num_rows, 3)
+
+
+@pytest.mark.parametrize("of", [list, np.array, lambda text: np.array(text, dtype=np.int32)])
+def test_padding_goes_to_the_right_of_texts_that_are_read_whole(of):
+    assert right_padded([of([5]), of([6, 7, 8]), of([9, 9])]).tolist() == [[5, 0, 0], [6, 7, 8], [9, 9, 0]]
+    assert right_padded([[1, 2], []]).tolist() == [[1, 2], [0, 0]]
+
+
+def test_padding_goes_to_the_left_of_prompts_under_mask_zero():
+    tokens, mask = left_padded([[5], [6, 7, 8], [9, 9]], torch.device("cpu"))
+    assert tokens.tolist() == [[0, 0, 5], [6, 7, 8], [0, 9, 9]]
+    assert mask.tolist() == [[0, 0, 1], [1, 1, 1], [0, 1, 1]]
