@@ -10,6 +10,7 @@ from hydra import compose, initialize_config_dir
 from rich.console import Console
 from safetensors.torch import load_file
 
+from data_gen.__main__ import data_cache
 from specheads.evaluation import learning_curve as module
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.learning_curve import learning_curve, plans, settings_of
@@ -21,7 +22,6 @@ from specheads.interrupts import Interrupted
 from specheads.pair import config_folder
 from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json
-from specheads.training.heads import head_training as training
 
 SMALL = [
     "model=nano",
@@ -80,21 +80,21 @@ def test_a_share_is_trained_as_train_would():
     cfg = composed("paths.run=run", "trainer.max_epochs=6")
     plan = plans(cfg, [1, 0.5], ["a", "b", "c", "d"] * 2)[0]
     own = settings_of(cfg, plan)
-    assert (own.train_share, own.paths.run, own.trainer.default_root_dir) == (0.5, "run/share-0.5", "run/share-0.5")
+    assert (own.train_share, own.paths.run) == (0.5, "run/share-0.5")
     assert (own.trainer.max_epochs, own.trainer.max_steps, own.trainer.check_val_every_n_epoch) == (12, 12, 2)
     assert cfg.train_share == 1 and "max_steps" not in cfg.trainer
 
 
 def test_a_curve_is_trained_once_goes_on_after_a_kill_and_is_written(cfg, tmp_path, monkeypatch, capsys):
-    trained, whole = [], training.train
+    trained, whole = [], module.train_configured_heads
 
-    def stopped(own, pair):
-        trained.append(own.train_share)
+    def stopped(share_cfg, make_data, pair):
+        trained.append(share_cfg.train_share)
         if len(trained) == 2:
             raise Interrupted(2)
-        return whole(own, pair)
+        return whole(share_cfg, make_data, pair)
 
-    monkeypatch.setattr(training, "train", stopped)
+    monkeypatch.setattr(module, "train_configured_heads", stopped)
     with pytest.raises(Interrupted):
         learning_curve(cfg)
     first = tmp_path / "run/share-0.5/heads/next_token-d0-r1/model.safetensors"
@@ -127,7 +127,7 @@ def test_all_prompts_in_a_curve_are_those_of_train(cfg, tmp_path, nano):
     cfg.shares = [1]
     (curve,) = learning_curve(cfg)
     assert curve.last_step is None
-    alone = training.train(composed("paths.run=alone"), nano)
+    alone = module.train_configured_heads(composed("paths.run=alone"), data_cache, nano).folder
     ours, theirs = (load_file(f"{folder}/model.safetensors") for folder in (curve.points[0].head, alone))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
     (cache,) = (path.parent for path in tmp_path.glob("data/*/manifest.json"))

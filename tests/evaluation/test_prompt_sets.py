@@ -10,8 +10,10 @@ import torch
 from hydra import compose, initialize_config_dir
 
 import evaluate
+from data_gen.__main__ import data_cache
 from specheads import UserError
 from specheads.commands.evaluation import evaluation_settings, named_test_sets, prompt_data
+from specheads.commands.head_training import train_configured_heads
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets
 from specheads.heads.checkpoint import load_head
@@ -19,7 +21,6 @@ from specheads.heads.train_prompts import TrainPrompts, id_number, text_hash
 from specheads.nano import corpus
 from specheads.pair import config_folder
 from specheads.prompts.prompt import Prompt, text_id
-from specheads.training.heads import head_training as training
 
 NUM_ROWS = 40
 FILE = ["data=alpaca", "data.path=rows.jsonl", "data.template='{prompt}'"]
@@ -204,7 +205,7 @@ def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, mon
         "calibration.num_prompts=2",
     ]
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        exported = training.train(compose("train", [*small, *head, "paths.run=trained"]), nano)
+        exported = train_configured_heads(compose("train", [*small, *head, "paths.run=trained"]), data_cache, nano).folder
         rules = ["stopping=[fixed_length,head_threshold]", "fixed_lengths=[1,2]", "thresholds=[0.5]", "live=none", "ratios=[10]"]
         words = [f"head={exported}", *COUNTS[3:], *rules, "test_sets={humaneval: rows.jsonl}", "paths.run=run"]
         cfg = compose("evaluate", [*small, *words])
