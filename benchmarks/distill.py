@@ -30,8 +30,8 @@ from data_gen.settings import Generation
 from specheads import Pair, load_pair
 from specheads.commands.compose import settings_of, source_of
 from specheads.commands.distillation import distillation_of, responses_of
-from specheads.evaluation.find import missing_remedy, split_of
 from specheads.evaluation.intervals import resample_counts
+from specheads.evaluation.prompt_data import missing_remedy, split_of
 from specheads.pair_config import config_folder
 from specheads.prompts.encoding import encode_prompts
 from specheads.prompts.prompt import groups_of

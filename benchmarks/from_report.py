@@ -177,7 +177,7 @@ def reliability_tables(reports: Reports) -> list[Table]:
     columns = [Column("report"), Column("prompts"), Column("predicted by"), Column("AUROC", "fixed:3"), Column("ECE", "fixed:4")]
     columns.append(Column("largest ECE of an index in the round", "fixed:4"))
     rows = [
-        [label, name, row["judge"], row.get("auroc"), row.get("ece"), max(row.get("ece_by_index") or (), default=None)]
+        [label, name, row["predictor"], row.get("auroc"), row.get("ece"), max(row.get("ece_by_index") or (), default=None)]
         for name in data_names(reports)
         for label, data in data_sets(reports, name)
         for row in data.get("reliability", ())

@@ -29,15 +29,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, add_result_option, prompt_record, text_of, write_result
 from specheads import load_head, load_pair
-from specheads.decoding.drafting import Autoregressive
-from specheads.decoding.verification import TokenVerification
-from specheads.evaluation import intervals, offline
+from specheads.commands.evaluation import evaluation_settings, prompt_data
+from specheads.evaluation import intervals
 from specheads.evaluation.candidate import CEILING, FIXED, Candidate
 from specheads.evaluation.candidates import candidates
-from specheads.evaluation.find import LocatedHead
-from specheads.evaluation.offline import Choices, Recorded, logits_in_rounds
+from specheads.evaluation.head_folders import LocatedHead
+from specheads.evaluation.recordings import record
+from specheads.evaluation.reliability import logits_in_rounds
+from specheads.evaluation.replayed_sets import Choices, ReplayedSet, choose, replay_all
 from specheads.evaluation.rule_costs import CostTable
-from specheads.evaluation.run import Evaluation
+from specheads.evaluation.setup import Setup
 from specheads.evaluation.tuning import Tuning
 from specheads.heads.metrics import auroc
 from specheads.pair import config_folder
@@ -144,7 +145,7 @@ def shown(samples: np.ndarray) -> dict[str, float]:
 class Reported:
     """Replayed heads on one set of prompts, at thresholds that were chosen on dev prompts."""
 
-    def __init__(self, table: Recorded, rules: Sequence[Candidate], choices: Choices, cost_table: CostTable) -> None:
+    def __init__(self, table: ReplayedSet, rules: Sequence[Candidate], choices: Choices, cost_table: CostTable) -> None:
         self.table, self.rules, self.choices, self.cost_table = table, rules, choices, cost_table
 
     def speeds(self, family: str, ratio: str) -> np.ndarray:
@@ -197,12 +198,15 @@ def main() -> None:
     pair = load_pair("nano")
     names = {kind: [f"{number}-{seed}" for seed in arguments.seeds] for number, kind in enumerate(kinds)}
     heads = {name: head for kind, found in kinds.items() for name, head in zip(names[kind], found, strict=True)}
-    evaluation = Evaluation(cfg, pair, heads, Autoregressive(), TokenVerification(), {})
-    recordings, cost_table = evaluation.record(), evaluation.counted_costs()
-    (_, dev), *_ = recordings.values()
-    rules = candidates(evaluation.stopping, evaluation.heads, Tuning(dev, cost_table))
-    tables = evaluation.replay(recordings, rules)
-    choices, ratios, first = offline.choose(tables[0], rules, cost_table), list(cost_table.costs), next(iter(names.values()))
+    setup = Setup(pair, heads, evaluation_settings(cfg), prompt_data(cfg), Path(cfg.paths.data), Path(cfg.paths.run))
+    recorded, cost_table = record(setup), setup.counted_costs()
+    rules = candidates(setup.rules, setup.heads, Tuning(recorded[0].recording, cost_table))
+    tables = replay_all(recorded, rules)
+    choices, ratios, first = (
+        choose(tables[0], rules, cost_table),
+        list(cost_table.costs),
+        next(iter(names.values())),
+    )
     columns = [Column("trained with")] if by_bank else []
     columns += [Column("predicts"), Column("kept", "fixed"), Column("label"), Column("depth"), Column("width")]
     columns += [Column("reject weight", "fixed:0"), Column("AUROC", "fixed:3"), Column("head's cost", "percent:1")]
@@ -230,14 +234,14 @@ def main() -> None:
         title = f"{table.name}, {table.recording.num_prompts} prompts; {costs}"
         results += [Table(table.role, title, columns, rows), Table(f"{table.role}_fixed", title, fixed_columns, fixed)]
         print(f"\n{title}\n\n{text_of(results[-1])}\n\n{text_of(results[-2])}")
-    sets = list(evaluation.prompts.recorded().values())
-    parts = evaluation.prompts.context()["final_parts"]
+    sets = list(setup.prompts.recorded().values())
+    parts = setup.prompts.context()["final_parts"]
     prompts = sets[0 if arguments.tables == ["dev"] else 1].prompts
     split = (
         "dev" if arguments.tables == ["dev"] else f"final, part {', '.join(map(str, parts))}" if parts else "test, read before"
     )
-    record = prompt_record([prompt.prompt_id for prompt, _ in prompts])
-    write_result(arguments.result, results, split=split, seeds=arguments.seeds, prompts=record, final_parts=parts)
+    identity = prompt_record([prompt.prompt_id for prompt, _ in prompts])
+    write_result(arguments.result, results, split=split, seeds=arguments.seeds, prompts=identity, final_parts=parts)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Does replay say what decoding does, and how long does it take? Both on the same prompts, in one run.
+"""Does replay agree with decoding, and how long does it take? Both on the same prompts, in one run.
 
     python benchmarks/replay.py --head outputs/head/<date_time>/heads/next_token-d3-r1 [--prompts 100] [--repeats 4]
 
 Agreement: target calls and discarded tokens per emitted token of five rules, decoded live (each prompt `--repeats` times) and replayed;
-the difference in standard errors over prompts, each prompt's difference being one sample. Time: recording, judging by 20 untrained heads
-and replaying them at 9 thresholds beside every other rule, against one live pass over the same prompts.
+the difference in standard errors over prompts, each prompt's difference being one sample. Time: recording, predictions of 20 untrained heads
+and replaying these at 9 thresholds with every other rule, against one live pass over the same prompts.
 """
 
 import argparse
@@ -17,22 +17,25 @@ from pathlib import Path
 import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, add_result_option, prompt_record, text_of, write_result
 from specheads import AcceptanceHead, HeadConfig, Pair, SpeculativeDecoder, Warp, load_head, load_pair, stopping
-from specheads.evaluation.candidates import Tuning, candidates, longest_draft
-from specheads.evaluation.find import LocatedHead
-from specheads.evaluation.offline import Recorded
+from specheads.commands.evaluation import evaluation_settings, prompt_data
+from specheads.evaluation.candidate import RuleChoice
+from specheads.evaluation.candidates import candidates, longest_draft
+from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptSets
+from specheads.evaluation.recordings import RecordedSet
+from specheads.evaluation.replayed_sets import ReplayedSet
 from specheads.evaluation.rule_costs import CostTable
+from specheads.evaluation.tuning import Tuning
 from specheads.heads.cost import counted_share
 from specheads.pair import config_folder
 from specheads.prompts.encoding import ResponseLimits
 from specheads.replay.cost import Costs
-from specheads.replay.head_scores import head_fingerprint, judge
+from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
 from specheads.replay.replay import recorded_head, replay
 from specheads.replay.response_tree import RecordSettings
@@ -91,7 +94,7 @@ def compare(
     """Return target calls and discarded tokens per emitted token, decoded and replayed."""
     settings = RecordSettings(8, 20, 64)
     path = make_recording(pair, prompts, warp, ResponseLimits(limit), settings, 0, folder)
-    judge(path, pair, {head_fingerprint(head): head}, ground_truth=False)
+    add_predictions(path, pair, {head_fingerprint(head): head}, ground_truth=False)
     recording = load_recording(path, [head_fingerprint(head)])
     repeats, rows = 1 if warp.greedy else arguments.repeats, []
     for name, (live, recorded) in five_rules(head).items():
@@ -110,7 +113,8 @@ def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Name
     for number in range(20):
         torch.manual_seed(number)
         heads[f"untrained {number}"] = AcceptanceHead(HeadConfig(size, number % 5)).eval().requires_grad_(False)
-    rules["head_threshold"]["threshold"] = [t / 10 for t in range(1, 10)]
+    arguments_of_head = {**rules["head_threshold"].arguments, "threshold": [t / 10 for t in range(1, 10)]}
+    rules["head_threshold"] = RuleChoice(rules["head_threshold"].cls, arguments_of_head)
     rules.pop("expected_throughput")
     decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(4), warp=warp, engine=arguments.engine)
     decoder.warm_up()
@@ -121,15 +125,15 @@ def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Name
     settings = RecordSettings(arguments.draws, longest_draft(rules), 64)
     path = make_recording(pair, prompts, warp, ResponseLimits(limit), settings, 1, folder)
     marks.append(time.perf_counter())
-    judges = {head_fingerprint(head): head for head in heads.values()}
-    judge(path, pair, judges, ground_truth=False)
+    named = {head_fingerprint(head): head for head in heads.values()}
+    add_predictions(path, pair, named, ground_truth=False)
     marks.append(time.perf_counter())
-    judge(path, pair, {}, ground_truth=True)
+    add_predictions(path, pair, {}, ground_truth=True)
     marks.append(time.perf_counter())
-    recording = load_recording(path, [*judges, GROUND_TRUTH])
+    recording = load_recording(path, [*named, GROUND_TRUTH])
     cost_table = CostTable({"10": Costs.at_ratio(10)}, {name: counted_share(head, pair.draft_lm) for name, head in heads.items()})
     found = candidates(rules, heads, Tuning(recording, cost_table))
-    Recorded.of("test", "test", recording, found, lambda count: None)
+    ReplayedSet.of(RecordedSet("test", "test", recording, None), found)
     marks.append(time.perf_counter())
     live, *steps = np.diff(marks)
     names = ("record", "20 heads predict at every node", "the target's probabilities, for the ceiling", "replay all rules")
@@ -156,9 +160,10 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         cfg = compose("evaluate", overrides=[f"model={arguments.model}", "paths.run=."])
-    pair, head, sampled = load_pair(arguments.model), load_head(arguments.head), Warp(**cfg.warp)
-    reported = PromptSets(cfg, pair, {arguments.head: LocatedHead(head, arguments.head)}).reported
-    prompts, limit = reported.first(arguments.prompts).prompts, cfg.max_new_tokens
+    pair, head, settings = load_pair(arguments.model), load_head(arguments.head), evaluation_settings(cfg)
+    sampled, limit = settings.warp, settings.max_new_tokens
+    reported = PromptSets(prompt_data(cfg), pair, {arguments.head: LocatedHead(head, arguments.head)}, settings).reported
+    prompts = reported.first(arguments.prompts).prompts
     tables = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -167,8 +172,7 @@ def main() -> None:
                 tables.append(compare(pair, prompts, warp, head, arguments, limit, folder))
                 print(f"\n{tables[-1].title}\n\n{text_of(tables[-1])}", flush=True)
         if arguments.only != "agreement":
-            rules = OmegaConf.to_container(cfg.stopping, resolve=True)
-            tables.append(times(pair, prompts, sampled, rules, arguments, limit, folder))
+            tables.append(times(pair, prompts, sampled, dict(settings.rules), arguments, limit, folder))
             print(f"\n{tables[-1].title}\n\n{text_of(tables[-1])}", flush=True)
     seeds = [1000 * repeat for repeat in range(arguments.repeats)]
     record = prompt_record(prompt.prompt_id for prompt, _ in prompts)

@@ -3,7 +3,7 @@
 import random
 
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.results import (
+from specheads.evaluation.report import (
     BankRow,
     DataSet,
     DraftRow,
@@ -89,7 +89,7 @@ def report_example() -> Report:
 def _data_set(rng: random.Random, name: str, role: str) -> DataSet:
     rules = [row for family in FAMILIES for row in _rules(rng, family)]
     predicts = ("head_threshold shallow", "head_threshold <deep>", "logistic", "draft's max_prob")
-    curves = [_reliability(rng, judge, bias) for judge, bias in zip(predicts, (0.03, 0.0, 0.06, 0.15), strict=True)]
+    curves = [_reliability(rng, name, bias) for name, bias in zip(predicts, (0.03, 0.0, 0.06, 0.15), strict=True)]
     shown = ("fixed_length", "head_threshold <deep>", "logistic", "ceiling")
     return DataSet(
         name, role, 80, 40_960, 16, rules, _winners(rules), curves, [_positions(rng, family) for family in shown], _texts(rng)
@@ -127,11 +127,11 @@ def _winners(rules: list[RuleRow]) -> list[Winner]:
     return found
 
 
-def _reliability(rng: random.Random, judge: str, bias: float) -> Reliability:
+def _reliability(rng: random.Random, predictor: str, bias: float) -> Reliability:
     predicted = [0.05 + 0.1 * index for index in range(10)]
     share = [0.02, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.12, 0.2, 0.38]
     observed = [min(1, p + bias * (1 - p) + rng.gauss(0, 0.01)) for p in predicted]
-    return Reliability(judge, share, predicted, observed, bias + 0.01, [bias + 0.002 * index for index in range(8)], 0.85)
+    return Reliability(predictor, share, predicted, observed, bias + 0.01, [bias + 0.002 * index for index in range(8)], 0.85)
 
 
 def _positions(rng: random.Random, family: str) -> Positions:

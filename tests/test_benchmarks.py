@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from report_example import report_example
 
 from benchmarks import candidates, distill, from_report, replay
@@ -43,6 +42,7 @@ from benchmarks.results import (
     write_result,
 )
 from specheads import Warp
+from specheads.commands.evaluation import rule_choices
 from specheads.evaluation.prompt_sets import PromptSet
 from specheads.pair import config_folder
 from specheads.prompts.prompt import Prompt
@@ -348,7 +348,7 @@ def test_replay_times_every_step(nano, tmp_path):
             "stopping=[fixed_length,head_threshold,expected_throughput]",
             "fixed_lengths=[1]",
         ]
-        rules = OmegaConf.to_container(compose("evaluate", overrides).stopping, resolve=True)
+        rules = rule_choices(compose("evaluate", overrides).stopping)
     prompts = [(Prompt("a", "test", "def f(x):\n"), nano.encode_instruction("def f(x):\n"))]
     arguments = SimpleNamespace(engine="eager", draws=1)
     table = replay.times(nano, prompts, Warp(1.0, top_k=50), rules, arguments, 4, tmp_path)

@@ -68,7 +68,7 @@ def test_evaluate_replays_every_rule_and_decodes_the_best(folder):
     assert all(row["replayed_tokens_per_second"] for row in content["live"][1:])
     assert len(list((folder / "data" / "recordings").iterdir())) == 3 and (dev / "predictions" / "ground_truth").is_dir()
     (exported,) = heads(folder)
-    errors = {row["judge"]: row["ece"] for row in content["data_sets"][0]["reliability"]}
+    errors = {row["predictor"]: row["ece"] for row in content["data_sets"][0]["reliability"]}
     told = json.loads((exported / "config.json").read_text())["train"]["dev_ece"]
     assert errors[exported.name] == pytest.approx(told["raw"])
     assert errors[f"{exported.name}, calibrated"] < told["cross_fitted"]  # on the prompts that the calibration was fitted on

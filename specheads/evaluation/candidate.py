@@ -11,6 +11,14 @@ FIXED, CEILING, ORACLE = "fixed_length", "ceiling", "oracle"
 
 
 @dataclass(frozen=True)
+class RuleChoice:
+    """A class of stopping rules and its arguments; a list is a choice of values that are tried one by one."""
+
+    cls: type
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One rule with its numbers. `live` is None for what knows more than a decoder does; `ratio` is None for what suits all."""
 

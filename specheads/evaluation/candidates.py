@@ -9,11 +9,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hydra.utils import get_class
-
 from specheads.decoding.stopping import ExpectedThroughput, Logistic
 from specheads.errors import UserError, is_number
-from specheads.evaluation.candidate import CEILING, Candidate
+from specheads.evaluation.candidate import CEILING, Candidate, RuleChoice
 from specheads.evaluation.tuning import Tuning
 from specheads.heads.head import AcceptanceHead
 from specheads.replay.cost import Costs
@@ -24,12 +22,12 @@ TITLES = {"fixed_length": "fixed K=", "head_threshold": "head "}  # others go by
 
 
 def candidates(
-    stopping: Mapping[str, Mapping[str, Any]], heads: Mapping[str, AcceptanceHead], tuning: Tuning | None
+    stopping: Mapping[str, RuleChoice], heads: Mapping[str, AcceptanceHead], tuning: Tuning | None
 ) -> list[Candidate]:
-    """Return all rules of a composed `stopping` config, and the ceiling where it was recorded.
+    """Return all rules with all of their values, and the ceiling where it was recorded.
 
     Args:
-        stopping: by name a class (`_target_`) and its arguments, lists of values among them.
+        stopping: the rules by name.
         heads: by name; rules that take a head come with each of them.
         tuning: None where nothing was recorded: then only rules that leave nothing open.
 
@@ -37,12 +35,11 @@ def candidates(
         UserError: values that a rule refuses; open parameters without `tuning`.
     """
     found = []
-    for name, config in stopping.items():
-        cls = get_class(config["_target_"])
-        if not takes_head(config):
-            found += _variants(name, cls, config, tuning)
-        for head_name, head in heads.items() if takes_head(config) else ():
-            found += _variants(name, cls, config, tuning, head_name, head, several=len(heads) > 1)
+    for name, choice in stopping.items():
+        if not takes_head(choice):
+            found += _variants(name, choice.cls, choice.arguments, tuning)
+        for head_name, head in heads.items() if takes_head(choice) else ():
+            found += _variants(name, choice.cls, choice.arguments, tuning, head_name, head, several=len(heads) > 1)
     if tuning is not None and GROUND_TRUTH in tuning.recording.features:
         most = min(tuning.recording.max_tokens, max(one.rule.max_tokens for one in found))
         found += [Candidate(CEILING, f"ceiling {t:g}", Ceiling(t, most), None, {"threshold": t}) for t in CEILING_THRESHOLDS]
@@ -52,14 +49,13 @@ def candidates(
 def _variants(
     name: str,
     cls: type,
-    config: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     tuning: Tuning | None,
     head_name: str | None = None,
     head: AcceptanceHead | None = None,
     several: bool = False,
 ) -> Iterator[Candidate]:
     """Yield a rule with each combination of its values."""
-    arguments = {key: value for key, value in config.items() if key != "_target_"}
     first = next(iter(arguments))
     choices = {
         key: value if isinstance(value, list) else [value]
@@ -70,7 +66,7 @@ def _variants(
     title = TITLES.get(name, f"{name.replace('_', ' ')} ") + (f"{head_name} " if several else "")
     for values in itertools.product(*choices.values()):
         swept = dict(zip(choices, values, strict=True))
-        for ratio, own in _settled(cls, arguments | swept, tuning, head_name, recorded_head(head) if head else None):
+        for ratio, own in _settled(cls, {**arguments, **swept}, tuning, head_name, recorded_head(head) if head else None):
             shown = {key: value for key, value in swept.items() if len(choices[key]) > 1 or is_number(value)}
             automatic = swept.get("threshold") == "auto"
             label = title + ", ".join(
@@ -130,33 +126,33 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value).lower()
 
 
-def check_rules(stopping: Mapping[str, Mapping[str, Any]]) -> None:
+def check_rules(stopping: Mapping[str, RuleChoice]) -> None:
     """Raise UserError for values that a rule refuses, before anything long begins; what is open is taken to fit."""
-    for name, config in stopping.items():
-        arguments = {key: value if isinstance(value, list) else [value] for key, value in config.items() if key != "_target_"}
+    for name, choice in stopping.items():
+        arguments = {key: value if isinstance(value, list) else [value] for key, value in choice.arguments.items()}
         if empty := [key for key, values in arguments.items() if not values]:
             raise UserError(f"stopping.{name}.{empty[0]}=[] names no value; give some, or leave the rule out of stopping=.")
         for values in itertools.product(*arguments.values()):
             given = {key: value for key, value in zip(arguments, values, strict=True) if value is not None and value != "auto"}
             if isinstance(given.get("weights"), Mapping):
                 given["weights"] = {key: 0.0 if weight is None else weight for key, weight in given["weights"].items()}
-            head = {"head": RecordedHead("any", "next_token")} if takes_head(config) else {}
+            head = {"head": RecordedHead("any", "next_token")} if takes_head(choice) else {}
             try:
-                get_class(config["_target_"])(**given, **head)
+                choice.cls(**given, **head)
             except UserError as error:
                 raise UserError(f"stopping.{name}: {error}") from None
             except TypeError as error:
                 raise UserError(f"stopping.{name} has arguments that its class does not take ({error}); see --help.") from None
 
 
-def takes_head(config: Mapping[str, Any]) -> bool:
+def takes_head(choice: RuleChoice) -> bool:
     """Whether a rule's class wants a head."""
-    return "head" in inspect.signature(get_class(config["_target_"])).parameters
+    return "head" in inspect.signature(choice.cls).parameters
 
 
-def longest_draft(stopping: Mapping[str, Mapping[str, Any]]) -> int:
-    """Return the longest draft of any rule in a composed `stopping` config."""
-    values = [config.get(key) for config in stopping.values() for key in ("max_tokens", "num_tokens", "arms")]
+def longest_draft(stopping: Mapping[str, RuleChoice]) -> int:
+    """Return the longest draft of any rule."""
+    values = [choice.arguments.get(key) for choice in stopping.values() for key in ("max_tokens", "num_tokens", "arms")]
     return max(_numbers(values))
 
 

@@ -1,4 +1,4 @@
-"""An evaluation as tables on the console. What was measured is dimmed where it is not to be trusted."""
+"""An evaluation as tables on the console. Measured figures are dimmed where they are not to be trusted."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -7,9 +7,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from specheads.evaluation.findings import assumed_text, costs_text, fit_text, ratio_name, ratios_of, share_text
+from specheads.evaluation.conclusions import assumed_text, costs_text, fit_text, ratios_of
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.results import MEASURED, BankRow, DataSet, LiveRow, Report, Winner
+from specheads.evaluation.number_text import ratio_name, share_text
+from specheads.evaluation.report import MEASURED, BankRow, DataSet, LiveRow, Report, Winner
 
 LIVE = (
     "setting",
@@ -26,7 +27,7 @@ LIVE = (
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
-    """Print what was found by replay and live, and the findings."""
+    """Print the tables of a report, and its notes."""
     console = console or Console(width=None if sys.stdout.isatty() else 160)
     for doubt in report.doubts:
         console.print(f"[bold]{escape(doubt)}[/bold]", highlight=False)
@@ -44,7 +45,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
 
 
 def _by_ratio(report: Report, title: str, columns: Sequence[str], ratios: Sequence[str]) -> Table:
-    """Return a table of predicted speeds without rows: it has `columns` and one for each ratio, and says what the ratios count."""
+    """Return a table of predicted speeds without rows: it has `columns` and one for each ratio; its title names the counted costs."""
     table = Table(title=escape(f"{title}; at the ratios {assumed_text(report)}"))
     for column in columns:
         table.add_column(column)
@@ -76,12 +77,12 @@ def _winner(winner: Winner) -> str:
     return f"{_speedup(winner.speedup)}{gap}{_head_cost(winner.head_share, winner.break_even)}"
 
 
-def _speedup(found: Interval) -> str:
-    return f"{found.value:.3f}x \u00b1{(found.high - found.low) / 2:.3f}"
+def _speedup(speedup: Interval) -> str:
+    return f"{speedup.value:.3f}x \u00b1{(speedup.high - speedup.low) / 2:.3f}"
 
 
 def _head_cost(share: float | None, break_even: Interval | None) -> str:
-    """Return a second line of a cell: what a head costs and at what cost it would break even, so far as known."""
+    """Return the second line of a cell: the cost of a head and its break-even cost, where they are known."""
     known = [] if share is None else [f"cost {share_text(share)}"]
     known += [] if break_even is None else [f"break-even {share_text(break_even.value)}"]
     return f"\n{', '.join(known)}" if known else ""

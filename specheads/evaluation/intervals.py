@@ -1,5 +1,4 @@
-"""Intervals over prompts by the bootstrap: whole groups of prompts are resampled, with the same samples for every setting.
-
+"""Intervals over prompts by the bootstrap: whole groups of prompts are resampled, with the same resamples for every setting.
 
 Prompts of one group, such as functions of one file, resemble each other: as independent ones they would make intervals too narrow.
 """
@@ -30,7 +29,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over prompts of one setting's counts and seconds, prompts not counted: arrays (R,), one entry per resample."""
+    """Sums over prompts of one setting's counts and seconds, without the reading of prompts: arrays (R,), one entry per resample."""
 
     tokens: np.ndarray
     drafted: np.ndarray
@@ -52,13 +51,13 @@ class Sums:
         return self.tokens / self.seconds
 
 
-Groups = Sequence[Hashable] | int  # the group of each prompt, or how many prompts there are that each are their own
+Groups = Sequence[Hashable] | int  # the group of each prompt, or the number of prompts that are each a group by themselves
 
 
 def halves(groups: Groups) -> np.ndarray:
     """Return for each prompt (P,) whether it is in the first of two halves of about equal size, which share no group.
 
-    Groups are dealt out in the order in which they come, each to the half with fewer prompts; prompts that are their own groups alternate.
+    Groups are assigned in their order, each to the half with fewer prompts; prompts without a group alternate.
     """
     members = np.bincount(numbered(groups))
     first, sizes = np.zeros(len(members), dtype=bool), [0, 0]
@@ -79,17 +78,18 @@ def numbered(groups: Groups) -> np.ndarray:
 def resample_counts(groups: Groups, seed: int = 0) -> np.ndarray:
     """Return (1 + R, P): how often each prompt is in each resample; row 0 is the sample itself.
 
-    Prompts of a group are in a resample equally often. The groups of the two `halves` are drawn apart, so that neither half is ever empty
+    Prompts of a group are in a resample equally often. The groups of the two `halves` are resampled separately, so that neither half is ever empty
     where there are two groups.
     """
     rng = np.random.default_rng(seed)
     number, first = numbered(groups), halves(groups)
-    draws = np.zeros((NUM_RESAMPLES, number.max(initial=-1) + 1))
+    resampled = np.zeros((NUM_RESAMPLES, number.max(initial=-1) + 1))
     for half in (first, ~first):
-        own = np.unique(number[half])
-        if len(own):
-            draws[:, own] = rng.multinomial(len(own), np.full(len(own), 1 / len(own)), size=NUM_RESAMPLES)
-    return np.concatenate([np.ones((1, len(number))), draws[:, number]])
+        members = np.unique(number[half])
+        if len(members):
+            size = len(members)
+            resampled[:, members] = rng.multinomial(size, np.full(size, 1 / size), size=NUM_RESAMPLES)
+    return np.concatenate([np.ones((1, len(number))), resampled[:, number]])
 
 
 def sums(stats: Sequence[DecodeStats], counts: np.ndarray) -> Sums:
@@ -100,17 +100,17 @@ def sums(stats: Sequence[DecodeStats], counts: np.ndarray) -> Sums:
     return Sums(*(counts @ table).T)
 
 
-def replayed_sums(found: Counts, counts: np.ndarray) -> Sums:
-    """Return one replayed rule's sums under each row of `counts`."""
-    columns = (found.tokens, found.drafted, found.accepted, found.discarded, found.target_calls)
-    return Sums(*(counts @ np.stack(columns, axis=1)).T)
+def replayed_sums(spent: Counts, resamples: np.ndarray) -> Sums:
+    """Return one replayed rule's sums under each row of `resamples`."""
+    columns = (spent.tokens, spent.drafted, spent.accepted, spent.discarded, spent.target_calls)
+    return Sums(*(resamples @ np.stack(columns, axis=1)).T)
 
 
 def auroc_samples(scores: np.ndarray, accepted: np.ndarray, prompt: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return the AUROC (1 + R,) of scores (n,) of tokens of prompts (n,) under each row of `counts`, against `accepted` (n,) bool.
 
-    Scores are put into NUM_BINS bins of about as many tokens each, within which all count as equal: that is what makes resampling
-    whole prompts cheap, and moves the AUROC by far less than its interval.
+    Scores are put into NUM_BINS bins of about as many tokens each, within which all count as equal: that makes resampling
+    whole prompts cheap, and changes the AUROC by far less than its interval.
     """
     order = np.unique(scores, return_inverse=True)[1]
     place = prompt * NUM_BINS + order * NUM_BINS // (order.max() + 1)
@@ -135,8 +135,9 @@ def interval(values: np.ndarray) -> Interval:
 
 
 def predicted_speed(one: Measured, costs: Costs | Sequence[Costs], resamples: np.ndarray) -> np.ndarray:
-    """Return the tokens per second (R,) that costs, of all prompts or of each, predict of a decoded setting's own counts, under each row of
-    `resamples` (R, P).
+    """Return the tokens per second (R,) that costs, one for all prompts or one for each, predict from a decoded setting's counts.
+
+    One entry for each row of `resamples` (R, P).
     """
     tokens = np.array([part.num_tokens for part in one.stats], dtype=float)
     seconds = one.predicted_seconds(costs) if isinstance(costs, Costs) else _by_prompt(one, costs)
@@ -144,9 +145,9 @@ def predicted_speed(one: Measured, costs: Costs | Sequence[Costs], resamples: np
 
 
 def _by_prompt(one: Measured, costs: Sequence[Costs]) -> np.ndarray:
-    """Return the seconds (P,) of each prompt at its own costs."""
-    each = {own: one.predicted_seconds(own) for own in dict.fromkeys(costs)}
-    return np.array([each[own][prompt] for prompt, own in enumerate(costs)])
+    """Return the seconds (P,) of each prompt, each with its own costs."""
+    seconds = {cost: one.predicted_seconds(cost) for cost in dict.fromkeys(costs)}
+    return np.array([seconds[cost][prompt] for prompt, cost in enumerate(costs)])
 
 
 def gain_over_fixed(
@@ -154,7 +155,7 @@ def gain_over_fixed(
 ) -> Interval | None:
     """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without both families.
 
-    `costs_of` gives the costs of a setting's rule; `groups`: that of each prompt; None: each is its own.
+    `costs_of` gives the costs of a setting's rule; `groups` those of the prompts; None: each prompt is a group by itself.
     """
     families = {name: [m for m in measured if m.setting.family.startswith(name)] for name in ("fixed_length", "head_threshold")}
     groups = len(measured[0].stats) if groups is None else groups
@@ -172,12 +173,12 @@ def gain_over_fixed(
 def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, groups: Groups | None = None) -> Interval:
     """Return how much faster the best setting of one family is than the best of another, as a ratio of throughputs.
 
-    The best is chosen on one half of the prompts and judged on the other, and the halves then swapped, so that the larger
+    The best is chosen on one half of the prompts and compared on the other, and then the halves are swapped, so that the larger
     family has no advantage from being searched.
 
     Args:
         ours, theirs: (settings, 2, P): tokens and seconds of each prompt.
-        groups: that of each prompt, so that no half has prompts that resemble the other's; None: each is its own.
+        groups: those of the prompts, so that no half has prompts that resemble the other's; None: each prompt is a group by itself.
     """
     groups = ours.shape[-1] if groups is None else groups
     counts, first = resample_counts(groups), halves(groups)

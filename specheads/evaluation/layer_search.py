@@ -1,8 +1,8 @@
-"""`python -m specheads.evaluation.layer_search`: which layers of the target a draft of its own can do without.
+"""`python -m specheads.evaluation.layer_search`: which layers of the target can be left out for a draft of its own.
 
-Layers are taken out one by one, each time the one without which the draft is worth most: acceptance against cost. The responses are the
-target's own to dev prompts; a draft's acceptance is its laws' overlap with the target's along them, its cost the share of the weights that
-it still reads. Both give the speed at the best fixed length (Leviathan et al. 2023, theorem 3.8).
+Layers are taken out one by one, each time the layer without which the draft is worth most: acceptance against cost. The responses are the
+target's own to dev prompts; a draft's acceptance is the overlap of its distributions with the target's along them, its cost the share of
+the weights that it still reads. Together they give the speed at the best fixed length (Leviathan et al. 2023, theorem 3.8).
 
 Source: Draft & Verify (Zhang et al. 2023) searches such a set by Bayesian optimisation of measured time.
 """
@@ -13,21 +13,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 
-from data_gen.__main__ import check_data
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import load_configured_pair
+from specheads.commands.evaluation import plain_settings, prompt_data
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.drafting.layer_skip import layers_of, without_layers
-from specheads.decoding.engine import resolve_engine
-from specheads.errors import UserError, is_number
-from specheads.evaluation.checks import check_counts
 from specheads.evaluation.prompt_sets import PromptSets
+from specheads.evaluation.settings import LayerSearch
 from specheads.forecast import progress
 from specheads.pair import LanguageModel, Pair
+from specheads.prompts.encoding import EncodedPrompt
 from specheads.sampling import Warp
 from specheads.storage.files import write_json
 from specheads.storage.journal import Journal
@@ -35,22 +36,25 @@ from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
 
+Text = tuple[Sequence[int], Tensor]  # the tokens of a prompt and of the response to it
+
 
 @dataclass(frozen=True)
-class Candidate:
-    """A set of layers to skip, and what the draft without them is worth."""
+class SkippedLayers:
+    """A set of layers to skip, and the speed of the draft without them."""
 
     skipped: tuple[int, ...]
-    acceptance: float  # mean overlap with the target's laws
-    cost: float  # of a draft forward, in those of the target
-    length: int  # the best fixed one
+    acceptance: float  # mean overlap with the target's distributions
+    cost: float  # of a forward pass of the draft, as a share of one of the target
+    length: int  # the best fixed length
     speedup: float  # with drafts of that length
 
 
 def best_length(acceptance: float, cost: float, most: int) -> tuple[int, float]:
     """Return the fixed length up to `most` at which speculative decoding is fastest, and its speed over the target alone.
 
-    Tokens are taken to be accepted independently, with probability `acceptance`; a draft forward costs `cost` target forwards.
+    Tokens are taken to be accepted independently, with probability `acceptance`; `cost` is that of a forward pass of the draft, as a
+    share of one of the target.
     """
     speeds = [sum(acceptance**i for i in range(k + 1)) / (k * cost + 1) for k in range(most + 1)]
     length = max(range(1, most + 1), key=lambda k: speeds[k])
@@ -58,86 +62,98 @@ def best_length(acceptance: float, cost: float, most: int) -> tuple[int, float]:
 
 
 def cost_without(pair: Pair, skipped: Sequence[int]) -> float:
-    """Return the share of the weights that a forward reads without some layers."""
+    """Return the share of the weights that a forward pass reads without some layers."""
     sizes = [sum(weight.numel() for weight in layer.parameters()) for layer in layers_of(pair.target)]
-    read = sum(sizes) + pair.target_lm.output_embedding.weight.numel()
-    return 1 - sum(sizes[layer] for layer in skipped) / read
+    total = sum(sizes) + pair.target_lm.output_embedding.weight.numel()
+    return 1 - sum(sizes[layer] for layer in skipped) / total
 
 
 @torch.no_grad()
-def distributions_along(lm: LanguageModel, texts: Sequence[tuple[Sequence[int], Tensor]], warp: Warp) -> Iterator[Tensor]:
-    """Yield the laws (N, V) of the tokens of every response behind its prompt."""
+def distributions_along(lm: LanguageModel, texts: Sequence[Text], warp: Warp) -> Iterator[Tensor]:
+    """Yield the distributions (N, V) of the tokens of every response after its prompt."""
     for prompt, response in texts:
         tokens = torch.cat([torch.tensor(prompt), response])[None].to(lm.device)
         hidden = lm.hidden_states(tokens[:, :-1], use_cache=False)[0, len(prompt) - 1 :]
         yield warp(lm.logits(hidden))
 
 
-def search(cfg: DictConfig) -> list[Candidate]:
-    """Search, print and write; return the best set of every size that was reached, the best of all first.
+def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, run: Path) -> list[SkippedLayers]:
+    """Return the best set of every size that was reached, the best of all first; `run` keeps a journal of what was tried."""
+    num_layers = len(layers_of(pair.target))
+    most = max(1, int(settings.most_skipped * num_layers))
+    num_drafts = sum(num_layers - size for size in range(most))
+    logger.info("%d of %d layers at most, %d drafts to try on %d dev prompts", most, num_layers, num_drafts, len(prompts))
+    decoder = Baseline(pair, settings.warp, settings.engine)
+    texts = [(ids, decoder.generate(ids, settings.max_new_tokens, seed=number).tokens) for number, (_, ids) in enumerate(prompts)]
+    # On the CPU: next to a large target there is no memory for them.
+    targets = [distribution.cpu() for distribution in distributions_along(pair.target_lm, texts, settings.warp)]
+    journal = _journal(pair, texts, settings, run)
+    best: list[SkippedLayers] = []
+    with progress("searching", num_drafts) as advance:
+        number = 0
+        for _ in range(most):
+            skipped, tried = best[-1].skipped if best else (), []
+            for layer in (one for one in range(num_layers) if one not in skipped):
+                candidate = tuple(sorted((*skipped, layer)))
+                if number not in journal.entries:
+                    overlap = mean_overlap(pair, candidate, texts, targets, settings.warp)
+                    journal.add(number, {"acceptance": overlap})
+                acceptance, cost = journal.entries[number]["acceptance"], cost_without(pair, candidate)
+                tried.append(SkippedLayers(candidate, acceptance, cost, *best_length(acceptance, cost, settings.max_tokens)))
+                number += 1
+                advance(1)
+            best.append(max(tried, key=lambda one: (one.speedup, one.acceptance)))
+    return sorted(best, key=lambda one: -one.speedup)
 
-    Raises:
-        UserError: settings that cannot be.
-    """
-    check_counts({key: cfg[key] for key in ("num_dev_prompts", "max_new_tokens", "max_tokens")})
-    if not is_number(cfg.most_skipped) or not 0 < cfg.most_skipped < 1:
-        raise UserError(
-            f"most_skipped={cfg.most_skipped} is outside (0, 1); it is a share of the target's layers, for example 0.7."
-        )
-    check_data(cfg)
-    resolve_engine(cfg.engine)
-    pair, warp, run = load_configured_pair(cfg), Warp(**cfg.warp), Path(cfg.paths.run)
-    count = len(layers_of(pair.target))
-    most = max(1, int(cfg.most_skipped * count))
-    rounds = [count - number for number in range(most)]
-    prompts = [ids for _, ids in PromptSets(cfg, pair, {}).dev.first(cfg.num_dev_prompts).prompts]
-    logger.info("%d of %d layers at most, %d drafts to try on %d dev prompts", most, count, sum(rounds), len(prompts))
-    decoder = Baseline(pair, warp, cfg.engine)
-    texts = [(ids, decoder.generate(ids, cfg.max_new_tokens, seed=number).tokens) for number, ids in enumerate(prompts)]
-    distributions = [
-        distribution.cpu() for distribution in distributions_along(pair.target_lm, texts, warp)
-    ]  # beside a large target there is no room for them
+
+def mean_overlap(pair: Pair, skipped: Sequence[int], texts: Sequence[Text], targets: Sequence[Tensor], warp: Warp) -> float:
+    """Return the mean overlap with the target's distributions, along its responses, of the target without some layers."""
+    lm = LanguageModel(without_layers(pair.target, skipped), pair.vocab_size)
+    drafts = distributions_along(lm, texts, warp)
+    overlap = [torch.minimum(target.to(draft.device), draft).sum(dim=1) for target, draft in zip(targets, drafts, strict=True)]
+    return torch.cat(overlap).mean().item()
+
+
+def _journal(pair: Pair, texts: Sequence[Text], settings: LayerSearch, run: Path) -> Journal:
     path = run / "candidates.jsonl"
     if not is_resumed(run):
         path.unlink(missing_ok=True)
-    provenance = {"target": pair.target_revision, "warp": OmegaConf.to_container(cfg.warp), "texts": [ids for ids, _ in texts]}
-    journal, found, skipped = Journal(path, provenance | {"seed": cfg.seed}), [], ()
-    with progress("searching", sum(rounds)) as advance:
-        for number in range(most):
-            tried = []
-            for layer in (one for one in range(count) if one not in skipped):
-                candidate = tuple(sorted((*skipped, layer)))
-                key = sum(rounds[:number]) + len(tried)
-                if key not in journal.entries:
-                    lm = LanguageModel(without_layers(pair.target, candidate), pair.vocab_size)
-                    drafts = distributions_along(lm, texts, warp)
-                    overlap = [torch.minimum(t.to(d.device), d).sum(dim=1) for t, d in zip(distributions, drafts, strict=True)]
-                    journal.add(key, {"acceptance": torch.cat(overlap).mean().item()})
-                acceptance, cost = journal.entries[key]["acceptance"], cost_without(pair, candidate)
-                tried.append(Candidate(candidate, acceptance, cost, *best_length(acceptance, cost, cfg.max_tokens)))
-                advance(1)
-            found.append(max(tried, key=lambda one: (one.speedup, one.acceptance)))
-            skipped = found[-1].skipped
-    found.sort(key=lambda one: -one.speedup)
-    report(found, run)
-    return found
+    provenance = {"target": pair.target_revision, "warp": asdict(settings.warp), "texts": [ids for ids, _ in texts]}
+    return Journal(path, provenance | {"seed": settings.seed})
 
 
-def report(found: Sequence[Candidate], run: Path) -> None:
-    """Print the candidates and write them."""
-    print(f"\n{'skipped layers':<40}{'acceptance':>12}{'cost':>8}{'length':>8}{'speed-up':>10}")
-    for one in found:
+def print_sets(sets: Sequence[SkippedLayers], console: Console | None = None) -> None:
+    """Print a row for each set of layers."""
+    table = Table("skipped layers")
+    for column in ("acceptance", "cost", "length", "speed-up"):
+        table.add_column(column, justify="right")
+    for one in sets:
         layers = ", ".join(map(str, one.skipped))
-        print(f"{layers:<40}{one.acceptance:12.3f}{one.cost:8.3f}{one.length:8d}{one.speedup:9.2f}x")
-    write_json(run / "layer_search.json", [asdict(one) for one in found])
-    print(f"\n{run / 'layer_search.json'}")
-    best = ",".join(map(str, found[0].skipped))
+        table.add_row(layers, f"{one.acceptance:.3f}", f"{one.cost:.3f}", f"{one.length}", f"{one.speedup:.2f}x")
+    (console or Console()).print(table)
+
+
+def layer_search(cfg: DictConfig) -> list[SkippedLayers]:
+    """Search as the config asks for, print and write; return the best set of every size, the best of all first.
+
+    Raises:
+        UserError: settings that do not fit.
+    """
+    settings, data, run = plain_settings(LayerSearch, cfg), prompt_data(cfg), Path(cfg.paths.run)
+    data.check("dev")
+    pair = load_configured_pair(cfg)
+    sets = search(pair, PromptSets(data, pair, {}).dev.first(settings.num_dev_prompts).prompts, settings, run)
+    print_sets(sets)
+    write_json(run / "layer_search.json", [asdict(one) for one in sets])
+    print(run / "layer_search.json")
+    best = ",".join(map(str, sets[0].skipped))
     print(f"next: {next_command('evaluate.py', 'head=null', 'drafting=layer_skip', f'drafting.skipped=[{best}]')}")
+    return sets
 
 
-@command("layer_search", lambda cfg: [Generation])
+@command("layer_search", lambda cfg: [Generation, LayerSearch])
 def main(cfg: DictConfig) -> None:
-    search(cfg)
+    layer_search(cfg)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every rule costs at every cost ratio: the costs common to all, and what a rule computes itself."""
+"""The costs of every rule at every cost ratio: those common to all rules, and those of the rule itself."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,15 +6,15 @@ from typing import Protocol
 
 import numpy as np
 
-from specheads.evaluation.results import MEASURED
+from specheads.evaluation.doubts import alone_steps
+from specheads.evaluation.report import MEASURED
 from specheads.evaluation.sweep import TARGET_ALONE, Measured, kinds_of, round_times
-from specheads.evaluation.trust import alone_steps
 from specheads.replay.cost import CostFit, Costs, RuleCosts, fit_costs, fits_of_halves
 from specheads.replay.replay import Counts
 
 
 class Costed(Protocol):
-    """A rule with its numbers: its kind decides what it costs, and so does the head that it asks, if any."""
+    """A rule with its numbers: its kind and its head, if any, decide its costs."""
 
     kind: str
     head: str | None
@@ -22,27 +22,27 @@ class Costed(Protocol):
 
 @dataclass(frozen=True)
 class CostTable:
-    """Costs by the name of their ratio, and what heads and rules add.
+    """Costs by the name of their ratio, and the costs that heads and rules add.
 
-    Bounds, which no decoder can have, pay nothing for what they know.
+    Bounds, which no decoder can reach, pay nothing for their knowledge.
     """
 
     costs: Mapping[str, Costs]
     head_shares: Mapping[str, float] = field(default_factory=dict)  # by head, its cost as a share of a draft step, at the ratios
     fit: CostFit | None = None  # of the measured costs
     measured_heads: Mapping[str, float] = field(default_factory=dict)  # by head, seconds that it adds to a draft step here
-    # What kinds of rules add whose rounds were not timed, by whether they ask a head: what timed ones add at the median. If they were taken
-    # to add nothing, whatever was not timed would look best.
+    # The costs that kinds of rules without timed rounds add, by whether they have a head: the median of those of timed kinds. If they were
+    # taken to add nothing, rules without timed rounds would look best.
     untimed: Mapping[bool, RuleCosts] = field(default_factory=dict)
     alone: float | None = None  # tokens per second of the target alone, by the median of its steps
     halves: Sequence["CostTable"] = ()  # measured costs for the even and the odd prompts, each from the rounds of the others
 
     def at_ratios(self) -> "CostTable":
-        """Return the table without what was measured."""
+        """Return the table without measured costs."""
         return CostTable({ratio: costs for ratio, costs in self.costs.items() if ratio != MEASURED}, self.head_shares)
 
     def of_head(self, head: str | None, ratio: str) -> Costs:
-        """Return the costs at a ratio of a rule that asks a head, given by name, or none."""
+        """Return the costs at a ratio of a rule with a head, given by name, or without one."""
         costs = self.costs[ratio]
         if head is None:
             return costs
@@ -61,7 +61,7 @@ class CostTable:
         return costs.with_rule(self.untimed.get(one.head is not None, RuleCosts())) if ratio == MEASURED else costs
 
     def head_share(self, one: Costed | None, ratio: str) -> float | None:
-        """Return what a rule adds to a draft step at a ratio, as a share of it; None for one without a head, or without a draft step."""
+        """Return the cost that a head adds to a draft step at a ratio, as a share of the step; None without a head or a draft step."""
         if one is None or one.head is None or not self.costs[ratio].draft_seconds:
             return None
         return self.of(one, ratio).draft_seconds / self.costs[ratio].draft_seconds - 1
@@ -92,11 +92,11 @@ class CostTable:
 
 
 def with_measured(table: CostTable, measured: Sequence[Measured], sizes: Mapping[str, float]) -> CostTable:
-    """Return a table with the measured costs of what was decoded.
+    """Return a table with the measured costs of the decoded rules.
 
     Args:
-        measured: what was decoded, the target alone among it.
-        sizes: by head, its counted share of a draft step; a head that was not decoded is taken to cost what decoded heads of such sizes do.
+        measured: the decoded settings, the target alone among them.
+        sizes: by head, its counted share of a draft step; a head that was not decoded gets the cost of decoded heads of similar sizes.
     """
     times, kinds = round_times(measured), kinds_of(measured)
     alone = np.concatenate([alone_steps(one) for one in measured if one.setting == TARGET_ALONE])
@@ -125,12 +125,12 @@ def _head_seconds(fit: CostFit, measured: Sequence[Measured], sizes: Mapping[str
 
 
 def _untimed(fit: CostFit, measured: Sequence[Measured], kinds: Mapping[str, bool]) -> dict[bool, RuleCosts]:
-    """Return the median of what timed kinds of rules add, by whether they ask a head, whose cost per step is known by itself."""
-    asks = {one.setting.kind: one.setting.head is not None for one in measured}
-    found = {}
+    """Return the median of the costs that timed kinds of rules add, by whether they have a head, whose cost per step is known separately."""
+    has_head = {one.setting.kind: one.setting.head is not None for one in measured}
+    medians = {}
     for head in (False, True):
-        timed = [fit.rules[kind] for kind, plain in kinds.items() if not plain and asks[kind] == head]
+        timed = [fit.rules[kind] for kind, plain in kinds.items() if not plain and has_head[kind] == head]
         if timed:
-            step = 0.0 if head else float(np.median([own.step_seconds for own in timed]))
-            found[head] = RuleCosts(max(step, 0.0), max(float(np.median([own.round_seconds for own in timed])), 0.0))
-    return found
+            step = 0.0 if head else float(np.median([rule.step_seconds for rule in timed]))
+            medians[head] = RuleCosts(max(step, 0.0), max(float(np.median([rule.round_seconds for rule in timed])), 0.0))
+    return medians

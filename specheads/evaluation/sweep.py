@@ -1,4 +1,4 @@
-"""Decode the same prompts with many settings, interleaved, so that a slow minute of the machine falls on all of them."""
+"""Decode the same prompts with many settings, interleaved, so that a slow minute of the machine slows all of them."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -17,32 +17,33 @@ from specheads.pair import Pair
 from specheads.replay.cost import Costs, RoundTimes
 from specheads.replay.replay import rounds_by_length
 from specheads.sampling import Warp
-from specheads.storage.journal import Journal
+from specheads.storage.journal import Entry, Journal
 
 logger = logging.getLogger(__name__)
 
 RoundNumbers = list[float]  # see round_numbers
+Decoder = SpeculativeDecoder | Baseline | BlockSearch
+OF_VERIFICATION = "of_verification"  # the family of a verification rule's own stopping rule
 
 
 @dataclass(frozen=True)
 class Setting:
     """One row of the sweep; `rule` is None for the target alone.
 
-    `family` is `target`, a family of candidates, `own` (the stopping rule that belongs to the verification rule), or the name of
-    another verification rule, by which fixed lengths are judged.
+    `family` is `target`, a family of candidates, OF_VERIFICATION, or the name of another verification rule, which verifies fixed lengths.
     """
 
     name: str
     family: str
     value: float | None
     rule: StoppingRule | None
-    verification: VerificationRule | None = None  # None: the sweep's own
-    search: tuple[int, int] | None = None  # of MJGD, which has no draft either: block and beams
-    head: str | None = None  # the name of the head that the rule asks
+    verification: VerificationRule | None = None  # None: that of the sweep
+    search: tuple[int, int] | None = None  # block and beams of MJGD, which has no draft either
+    head: str | None = None  # the name of the rule's head
 
     @property
     def kind(self) -> str:
-        """What decides the rule's own cost: its class, the head that it asks, and another verification rule."""
+        """What decides the rule's cost: its class, its head, and another verification rule."""
         return kind_of(self.rule, self.head) + (f" under {self.verification.label}" if self.verification else "")
 
 
@@ -59,26 +60,26 @@ class Measured:
 
     @property
     def token_seconds(self) -> np.ndarray:
-        """The seconds that each emitted token took: its round's, shared among the round's tokens."""
+        """The seconds of each emitted token: those of its round, shared equally among the round's tokens."""
         tokens, _, _, *seconds = np.array([numbers for prompt in self.rounds for numbers in prompt]).T
         return np.repeat(sum(seconds) / tokens, tokens.astype(int))
 
     def predicted_seconds(self, costs: Costs) -> np.ndarray:
-        """Return the seconds (P,) that costs predict of each prompt's rounds."""
+        """Return the seconds (P,) that costs predict for each prompt's rounds."""
         drafted = [[int(numbers[1]) for numbers in prompt] for prompt in self.rounds]
-        prompt = np.repeat(np.arange(len(drafted)), [len(one) for one in drafted])
+        prompt = np.repeat(np.arange(len(drafted)), [len(lengths) for lengths in drafted])
         rounds = rounds_by_length(prompt, np.concatenate(drafted).astype(int), len(drafted))
         return costs.seconds(np.array([part.num_draft_calls for part in self.stats]), rounds)
 
 
 def kinds_of(measured: Sequence[Measured]) -> dict[str, bool]:
-    """Return the kinds of rules that were decoded, and whether each is a fixed length under the sweep's own verification rule."""
+    """Return the kinds of rules that were decoded, and whether each is a fixed length under the sweep's verification rule."""
     drafting = [one.setting for one in measured if one.setting.rule is not None]
-    return {one.kind: one.family == FIXED and one.verification is None for one in drafting}
+    return {setting.kind: setting.family == FIXED and setting.verification is None for setting in drafting}
 
 
 def round_times(measured: Sequence[Measured]) -> RoundTimes:
-    """Return what the rounds of all settings that draft took; those of the target alone say nothing about a round's costs.
+    """Return the times of the rounds of all settings that draft; those of the target alone say nothing about a round's costs.
 
     Responses to the same prompt have numbers of the same parity, so that both halves of the responses have every setting.
     """
@@ -99,16 +100,16 @@ def round_times(measured: Sequence[Measured]) -> RoundTimes:
 
 def sweep_settings(
     candidates: Sequence[Candidate],
-    own: StoppingRule | None = None,
+    of_verification: StoppingRule | None = None,
     others: Mapping[str, VerificationRule] | None = None,
 ) -> list[Setting]:
-    """Return the target alone, every candidate that can decode, the verification rule's `own` stopping rule, and fixed lengths under
-    `others`.
+    """Return the target alone, every candidate that can decode, the verification rule's own stopping rule, and fixed lengths under other
+    verification rules.
     """
     settings = [TARGET_ALONE]
     settings += [Setting(one.name, one.family, one.value, one.live, head=one.head) for one in candidates if one.live is not None]
-    if own is not None:
-        settings.append(Setting(own.compile_key.replace("_", " "), "own", 0, own))
+    if of_verification is not None:
+        settings.append(Setting(of_verification.compile_key.replace("_", " "), OF_VERIFICATION, 0, of_verification))
     for name, rule in (others or {}).items():
         lossy = "" if rule.lossless else ", lossy"
         fixed = [one for one in candidates if one.family == FIXED]
@@ -116,80 +117,87 @@ def sweep_settings(
     return settings
 
 
-def run_sweep(
-    pair: Pair,
-    settings: Sequence[Setting],
-    prompts: Sequence[Sequence[int]],
-    warp: Warp,
-    max_new_tokens: int,
-    repeats: int,
-    seed: int,
-    engine: str = "auto",
-    drafting: Drafting | None = None,
-    verification: VerificationRule | None = None,
-    on_generation: Callable[[int], None] = lambda count: None,
-    journal: Journal | None = None,
-    window: int | None = None,
-) -> list[Measured]:
-    """Decode every prompt `repeats` times with every setting; return what each setting did.
+@dataclass(frozen=True)
+class Sweep:
+    """How prompts are decoded, whatever the setting."""
 
-    Each (prompt, repeat) has a seed of its own, the same for all settings. The order of settings rotates from prompt to
-    prompt and from repeat to repeat. Every setting decodes one prompt first that is not counted. `on_generation` is called
-    with the number of responses that are done. Prompts that are in the `journal` are not decoded again. `window` is the memory's
-    positions, enough for every prompt and its response; compiled steps depend on it, so sweeps with the same one share them.
-    """
-    window = window or min(pair.window, max(map(len, prompts)) + max_new_tokens)
-    rules = [one.rule for one in settings if one.rule is not None]
-    longest = max(rules, key=lambda rule: rule.max_tokens, default=None)  # all share memory that is large enough for it
-    decoder = SpeculativeDecoder(pair, drafting, longest, verification, warp, engine, window)
-    decoders = _decoders(decoder, settings, engine, window)
-    logger.info("the engine was ready after %.1f s, which no figure contains", sum(one.warm_up() for one in decoders))
+    pair: Pair
+    warp: Warp
+    max_new_tokens: int
+    repeats: int = 1  # of each prompt, each with another seed, which all settings share
+    seed: int = 0
+    engine: str = "auto"
+    drafting: Drafting | None = None
+    verification: VerificationRule | None = None
+    # The memory's positions, enough for every prompt and its response; compiled steps depend on it, so sweeps with the same window
+    # share them. None: as few as will do.
+    window: int | None = None
 
-    def run(index: int, prompt: Sequence[int], seed: int) -> Generation:
-        return decoders[index].generate(prompt, max_new_tokens, seed)
+    def run(
+        self,
+        settings: Sequence[Setting],
+        prompts: Sequence[Sequence[int]],
+        journal: Journal | None = None,
+        on_generation: Callable[[int], None] = lambda count: None,
+    ) -> list[Measured]:
+        """Decode every prompt `repeats` times with every setting; return what each setting did.
 
-    for index in range(len(settings)):
-        run(index, prompts[0], seed)
-    measured = [Measured(setting) for setting in settings]
-    done = {} if journal is None else journal.entries
-    on_generation(len(done) * repeats * len(settings))
-    for number, prompt in enumerate(prompts):
-        if number in done:
-            parts = [[DecodeStats(**one) for one in part] for part in done[number]["stats"]]
-            rounds = done[number]["rounds"]
-        else:
-            parts, rounds = [[] for _ in settings], [[] for _ in settings]
-            for repeat in range(repeats):
-                own_seed = int(np.random.SeedSequence([seed, number, repeat]).generate_state(1)[0])
-                for turn in range(len(settings)):
-                    index = (turn + number + repeat) % len(settings)
-                    generation = run(index, prompt, own_seed)
-                    parts[index].append(generation.stats)
-                    rounds[index] += [round_numbers(one) for one in generation.rounds]
-                    on_generation(1)
-            if journal is not None:
-                stats = [[asdict(one) for one in part] for part in parts]
-                journal.add(number, {"stats": stats, "rounds": rounds})
-        for entry, found, numbers in zip(measured, parts, rounds, strict=True):
-            entry.stats.append(DecodeStats.total(found))
-            entry.rounds.append(numbers)
-    return measured
+        The order of settings rotates from prompt to prompt and from repeat to repeat. Every setting first decodes one prompt that is not
+        counted. Prompts that are in the journal are not decoded again.
 
+        Args:
+            on_generation: called with the number of responses that are done.
+        """
+        decoders = self._decoders(settings, prompts)
+        logger.info("the engine was ready after %.1f s, which no figure contains", sum(one.warm_up() for one in decoders))
+        for decoder in decoders:
+            decoder.generate(prompts[0], self.max_new_tokens, self.seed)
+        measured = [Measured(setting) for setting in settings]
+        done = {} if journal is None else journal.entries
+        on_generation(len(done) * self.repeats * len(settings))
+        for number, prompt in enumerate(prompts):
+            if number in done:
+                entry = done[number]
+            else:
+                entry = self._decoded(decoders, number, prompt, on_generation)
+                if journal is not None:
+                    journal.add(number, entry)
+            for one, stats, rounds in zip(measured, entry["stats"], entry["rounds"], strict=True):
+                one.stats.append(DecodeStats.total([DecodeStats(**part) for part in stats]))
+                one.rounds.append(rounds)
+        return measured
 
-def _decoders(
-    decoder: SpeculativeDecoder, settings: Sequence[Setting], engine: str, window: int
-) -> list[SpeculativeDecoder | Baseline | BlockSearch]:
-    """Return one decoder per setting; all but searches share the memory of `decoder`."""
-    baseline = Baseline(decoder.pair, decoder.warp, decoder.target_engine)
+    def _decoded(
+        self, decoders: Sequence[Decoder], number: int, prompt: Sequence[int], on_generation: Callable[[int], None]
+    ) -> Entry:
+        """Return what every setting did with prompt `number`: `stats`, one for each repeat, and `rounds`."""
+        stats, rounds = [[] for _ in decoders], [[] for _ in decoders]
+        for repeat in range(self.repeats):
+            seed = int(np.random.SeedSequence([self.seed, number, repeat]).generate_state(1)[0])
+            for turn in range(len(decoders)):
+                index = (turn + number + repeat) % len(decoders)
+                generation: Generation = decoders[index].generate(prompt, self.max_new_tokens, seed)
+                stats[index].append(asdict(generation.stats))
+                rounds[index] += [round_numbers(one) for one in generation.rounds]
+                on_generation(1)
+        return {"stats": stats, "rounds": rounds}
 
-    def of(one: Setting) -> SpeculativeDecoder | Baseline | BlockSearch:
-        if one.search is not None:
-            return BlockSearch(decoder.pair, *one.search, warp=decoder.warp, engine=engine, window=window)
-        return baseline if one.rule is None else decoder.with_stopping(one.rule, one.verification)
+    def _decoders(self, settings: Sequence[Setting], prompts: Sequence[Sequence[int]]) -> list[Decoder]:
+        """Return one decoder per setting; all but searches share memory that is large enough for the longest drafts."""
+        window = self.window or min(self.pair.window, max(map(len, prompts)) + self.max_new_tokens)
+        rules = [setting.rule for setting in settings if setting.rule is not None]
+        longest = max(rules, key=lambda rule: rule.max_tokens, default=None)
+        shared = SpeculativeDecoder(self.pair, self.drafting, longest, self.verification, self.warp, self.engine, window)
+        baseline = Baseline(self.pair, self.warp, shared.target_engine)
 
-    return [of(one) for one in settings]
+        def decoder_of(setting: Setting) -> Decoder:
+            if setting.search is not None:
+                return BlockSearch(self.pair, *setting.search, warp=self.warp, engine=self.engine, window=window)
+            return baseline if setting.rule is None else shared.with_stopping(setting.rule, setting.verification)
+
+        return [decoder_of(setting) for setting in settings]
 
 
 def round_numbers(one: Round) -> RoundNumbers:
-    """Return what is kept of a round: tokens, drafted tokens, draft forwards, seconds of drafting and of what follows."""
+    """Return what is kept of a round: tokens, drafted tokens, the draft's forward passes, seconds of drafting and of what follows it."""
     return [len(one.tokens), one.num_drafted, one.num_draft_calls, one.draft_seconds, one.verify_seconds + one.commit_seconds]

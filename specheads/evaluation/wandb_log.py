@@ -6,10 +6,10 @@ from typing import Any
 import wandb
 from lightning.pytorch.loggers import Logger, WandbLogger
 
-from specheads.evaluation import figures
-from specheads.evaluation.findings import is_trusted
+from specheads.evaluation.conclusions import is_trusted
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.results import MEASURED, Report
+from specheads.evaluation.page import figures
+from specheads.evaluation.report import MEASURED, Report
 
 COSTS = ("head's cost", "break-even", "cost of one more verified token")
 WINNERS = ("rule", "chosen", "ratio", "speed-up", "low", "high", "gain", "gap to ceiling", "gap to oracle", *COSTS)
@@ -28,9 +28,9 @@ def log_report(report: Report, loggers: Sequence[Logger]) -> None:
 
 
 def contents(report: Report) -> dict[str, Any]:
-    """Return what is logged: tables of winners for each data set, of heads, of drafts and of live measurements, and the figures.
+    """Return the logged tables, of winners for each data set, heads, drafts and live measurements, and the figures, by name.
 
-    Where what was measured is not to be trusted, the reasons are logged in its place.
+    Where measured figures are not to be trusted, the reasons are logged in their place.
     """
     tables = {name: wandb.Table(columns=list(columns), data=rows) for name, (columns, rows) in _tables(report).items() if rows}
     drawn = {
@@ -44,7 +44,7 @@ def contents(report: Report) -> dict[str, Any]:
 
 def _tables(report: Report) -> dict[str, tuple[Sequence[str], list[list[Any]]]]:
     """Return columns and rows of every table by name; those without rows are not logged."""
-    found: dict[str, tuple[Sequence[str], list[list[Any]]]] = {}
+    tables: dict[str, tuple[Sequence[str], list[list[Any]]]] = {}
     for data in report.data_sets:
         rows = [
             [w.family, w.name, w.ratio, *_limits(w.speedup), w.gain.value, _value(w.gap_ceiling), _value(w.gap_oracle)]
@@ -52,7 +52,7 @@ def _tables(report: Report) -> dict[str, tuple[Sequence[str], list[list[Any]]]]:
             for w in data.winners
             if is_trusted(report, w.ratio)
         ]
-        found[f"replay/{data.name}"] = WINNERS, rows
+        tables[f"replay/{data.name}"] = WINNERS, rows
     heads = [
         [row.head, ratio, *_limits(speedup), row.threshold.get(ratio), row.auroc, row.head_share.get(ratio)]
         + [_value(row.break_even.get(ratio)), _verified(report, ratio)]
@@ -67,7 +67,7 @@ def _tables(report: Report) -> dict[str, tuple[Sequence[str], list[list[Any]]]]:
         if is_trusted(report, ratio)
     ]
     live = [[r.name, r.tokens_per_second.value, r.predicted_tokens_per_second, r.replayed_tokens_per_second] for r in report.live]
-    return found | {
+    return tables | {
         "heads": (BANK, heads),
         "drafts": (DRAFTS, drafts),
         "live": (LIVE, [] if report.doubts else live),
@@ -75,15 +75,15 @@ def _tables(report: Report) -> dict[str, tuple[Sequence[str], list[list[Any]]]]:
     }
 
 
-def _limits(found: Interval) -> tuple[float, float, float]:
-    return found.value, found.low, found.high
+def _limits(estimate: Interval) -> tuple[float, float, float]:
+    return estimate.value, estimate.low, estimate.high
 
 
-def _value(found: Interval | None) -> float | None:
-    return found and found.value
+def _value(estimate: Interval | None) -> float | None:
+    return estimate and estimate.value
 
 
 def _verified(report: Report, ratio: str) -> float | None:
-    """Return what verifying one more token costs at a ratio, as a share of a forward pass of the target; None where it was measured."""
+    """Return the cost of verifying one more token at a ratio, as a share of the target's forward pass; None where it was measured."""
     given: Mapping[str, float] = report.context.get("costs") or {}
     return None if ratio == MEASURED else given.get("verified_share", 0.0)

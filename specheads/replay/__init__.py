@@ -1,1 +1,1 @@
-"""What decoding costs with any stopping rule, from recordings and counts in place of clocks."""
+"""The cost of decoding with any stopping rule, from recordings and counts instead of clocks."""

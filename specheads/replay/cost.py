@@ -1,7 +1,7 @@
 """The cost model of speculative decoding (SpecDec++, section 2): seconds from counts.
 
-A round that drafts n tokens takes n draft steps, one verification of n tokens, and some overhead. A rule may add seconds of its own to each
-draft step (a head) and to each round (what learns from it). Costs are fitted to live rounds by medians, because a busy machine makes a few
+A round that drafts n tokens takes n draft steps, one verification of n tokens, and some overhead. A rule may add seconds to each draft
+step (a head) and to each round (online learning). Costs are fitted to live rounds by medians, because a busy machine makes a few
 rounds very slow, and are tested on responses that they were not fitted to.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from specheads.errors import UserError
 
-LEAST_ROUNDS = 5  # of one number of drafted tokens, for their median to say something
+LEAST_ROUNDS = 5  # with one number of drafted tokens; a median of fewer is left out
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Costs:
         return self.draft_seconds * draft_calls + rounds @ each
 
     def with_rule(self, rule: "RuleCosts") -> "Costs":
-        """Return the costs of a rule that adds its own."""
+        """Return the costs with those that a rule adds."""
         return replace(
             self, draft_seconds=self.draft_seconds + rule.step_seconds, round_seconds=self.round_seconds + rule.round_seconds
         )
@@ -74,9 +74,9 @@ class RoundTimes:
     draft_calls: np.ndarray
     drafted: np.ndarray
     draft_seconds: np.ndarray
-    target_seconds: np.ndarray  # verification and what follows it
-    rule: np.ndarray  # number of the kind of rule that decoded a round
-    response: np.ndarray  # number of the response that a round is of; even and odd ones make two halves
+    target_seconds: np.ndarray  # verification and the steps after it
+    rule: np.ndarray  # number of the kind of rule that decoded the round
+    response: np.ndarray  # number of the round's response; even and odd ones make two halves
 
     def part(self, which: np.ndarray) -> "RoundTimes":
         """Return the rounds that `which` (R,) bool selects."""
@@ -97,20 +97,20 @@ class CostFit:
     num_rounds: int = 0
 
     def predicted(self, times: RoundTimes) -> np.ndarray:
-        """Return the expected seconds (R,) of rounds, by what they did; their rules' numbers are those of `rules`, in order."""
-        own = self.rules.values()
-        steps, rounds = (np.array([getattr(rule, name) for rule in own]) for name in ("step_seconds", "round_seconds"))
+        """Return the expected seconds (R,) of rounds from their counts; their rules are numbered in the order of `rules`."""
+        rules = self.rules.values()
+        steps, rounds = (np.array([getattr(rule, name) for rule in rules]) for name in ("step_seconds", "round_seconds"))
         drafting = (self.costs.draft_seconds + steps[times.rule]) * times.draft_calls
         return drafting + self.costs.round_seconds + rounds[times.rule] + self.costs.verify_seconds(times.drafted)
 
 
 def fit_costs(times: RoundTimes, rules: Mapping[str, bool]) -> CostFit:
-    """Fit costs to rounds by medians: of the rounds with equal numbers of drafted tokens, and of what those medians say.
+    """Fit costs to rounds by medians: of the rounds with equal numbers of drafted tokens, and then over these medians.
 
     Args:
         times: rounds of one or more kinds of rules.
-        rules: the kinds by name, in the order of their numbers; whether each computes nothing worth counting (a fixed length). What rounds
-            of such rules take is common to all; other rules' are compared with it.
+        rules: the kinds by name, in the order of their numbers; whether each computes nothing worth counting (a fixed length). The seconds of
+            their rounds are common to all rules; those of other rules are compared with them.
 
     Raises:
         UserError: fewer than three rounds, or rounds of one length only, from which the costs cannot be told apart.
@@ -126,9 +126,9 @@ def fit_costs(times: RoundTimes, rules: Mapping[str, bool]) -> CostFit:
     expected = np.zeros(len(even))
     for half, other in zip((even, ~even), halves, strict=True):
         expected[half] = other.predicted(times.part(half))
-    found = times.draft_seconds + times.target_seconds
-    sums = (np.bincount(times.response, weights=seconds)[np.unique(times.response)] for seconds in (found, expected))
-    return replace(fit, r_squared=_r_squared(*sums), round_r_squared=_r_squared(found, expected))
+    measured = times.draft_seconds + times.target_seconds
+    sums = (np.bincount(times.response, weights=seconds)[np.unique(times.response)] for seconds in (measured, expected))
+    return replace(fit, r_squared=_r_squared(*sums), round_r_squared=_r_squared(measured, expected))
 
 
 def fits_of_halves(times: RoundTimes, rules: Mapping[str, bool]) -> tuple[CostFit, CostFit] | None:
@@ -152,15 +152,15 @@ def _fit(times: RoundTimes, rules: Mapping[str, bool]) -> CostFit:
         number, seconds = np.append(0, number), np.append(min(target_seconds, seconds[0]), seconds)
     table = np.interp(np.arange(number[-1] + 1), number, seconds)
     costs = Costs(draft_seconds, float(table[0]), verified_seconds, round_seconds, tuple(table.tolist()))
-    own = {
-        name: RuleCosts() if plain else _own_costs(costs, times.part(times.rule == number))
+    added = {
+        name: RuleCosts() if plain else _added_costs(costs, times.part(times.rule == number))
         for number, (name, plain) in enumerate(rules.items())
     }
-    return CostFit(costs, own, num_rounds=len(times.drafted))
+    return CostFit(costs, added, num_rounds=len(times.drafted))
 
 
-def _own_costs(costs: Costs, times: RoundTimes) -> RuleCosts:
-    """Return what one rule's rounds take beyond the common costs."""
+def _added_costs(costs: Costs, times: RoundTimes) -> RuleCosts:
+    """Return the seconds of one rule's rounds beyond the common costs."""
     if not len(times.drafted):
         return RuleCosts()
     calls, drafting, weight = _medians(times.draft_calls, times.draft_seconds)
@@ -206,15 +206,15 @@ def _weighted_median(values: np.ndarray, weight: np.ndarray) -> float:
 def _non_decreasing(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Return the closest values that never fall, by weighted least squares (pooling adjacent violators)."""
     pools: list[tuple[float, float, int]] = []  # mean, weight, members
-    for value, own in zip(values.tolist(), weight.tolist(), strict=True):
-        pools.append((value, own, 1))
+    for value, value_weight in zip(values.tolist(), weight.tolist(), strict=True):
+        pools.append((value, value_weight, 1))
         while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
             (low, less, some), (high, more, others) = pools.pop(), pools.pop()
             pools.append(((low * less + high * more) / (less + more), less + more, some + others))
     return np.concatenate([np.full(members, mean) for mean, _, members in pools])
 
 
-def _r_squared(found: np.ndarray, expected: np.ndarray) -> float | None:
+def _r_squared(measured: np.ndarray, expected: np.ndarray) -> float | None:
     """Return the share of the variance that is explained; None where there is none."""
-    spread = found - found.mean()
-    return float(1 - ((found - expected) ** 2).sum() / (spread @ spread)) if spread.any() else None
+    spread = measured - measured.mean()
+    return float(1 - ((measured - expected) ** 2).sum() / (spread @ spread)) if spread.any() else None

@@ -1,7 +1,8 @@
-"""What judges say of the nodes of a recording: heads, and the target, who knows the true acceptance probabilities.
+"""The predictions of heads for the nodes of a recording, and the true acceptance probabilities, which the target knows.
 
-Each is added in `judges/<fingerprint>/` beside the recording, in one pass of one model whenever it is asked for, and the recording
-stays. A head that looks at the round (`features.ROUND_INPUTS`) says something else of a node in each round that can meet it.
+Each predictor's values are added in `predictions/<fingerprint>/` next to the recording, in one pass of one model, when they are first
+needed; the recording stays as it is. A head with inputs of the round (`features.ROUND_INPUTS`) predicts another value of a node for each round
+index that the node can have.
 """
 
 import hashlib
@@ -23,56 +24,57 @@ from specheads.replay.response_tree import SLICE_ELEMENTS, node_states
 from specheads.sampling import Warp, accept_prob
 from specheads.storage.shards import ShardStore, exclusive, read_manifest
 
-SCHEMA = pa.schema({"values": pa.list_(pa.float32())})  # of every node of a response, or of every meeting
+SCHEMA = pa.schema({"values": pa.list_(pa.float32())})  # of every node of a response, or of every (node, round index) pair
 
 
-def judge(
+def add_predictions(
     folder: Path, pair: Pair, heads: Mapping[str, AcceptanceHead], ground_truth: bool, advance: Advance = lambda count: None
 ) -> None:
-    """Add to the recording in `folder` what is missing of what `heads` (by fingerprint) and, if asked, the target say of its nodes.
+    """Add to the recording in `folder` the predictions of `heads` (by fingerprint) that it lacks, and with `ground_truth` the target's.
 
-    All heads that are missing share one pass of the draft. `advance` hears of every prompt once for the heads and once for the target,
-    whether there was something to do or not.
+    All heads that are missing share one pass of the draft. `advance` is called with the number of prompts once for the heads and once for
+    the target, whether there was something to do or not.
     """
     manifest = read_manifest(folder)
     warp, num_rows = Warp(**manifest["provenance"]["warp"]), sum(shard["rows"] for shard in manifest["shards"].values())
     with exclusive(folder):
-        stores = {name: _judged(folder, name, looks_at_rounds(head)) for name, head in heads.items()}
+        stores = {name: _store(folder, name, looks_at_rounds(head)) for name, head in heads.items()}
         missing = {name: store for name, store in stores.items() if not store.is_complete()}
         if missing:
             asked = [heads[name].to(pair.draft_lm.device) for name in missing]
-            _judge(folder, pair.draft_lm, list(missing.values()), HeadScores(pair, asked), advance)
+            _predict(folder, pair.draft_lm, list(missing.values()), HeadScores(pair, asked), advance)
         elif heads:
             advance(num_rows)
-        known = _judged(folder, GROUND_TRUTH)
-        if ground_truth and not known.is_complete():
-            _judge(folder, pair.target_lm, [known], GroundTruthScores(pair.target_lm, warp), advance)
+        target_store = _store(folder, GROUND_TRUTH)
+        if ground_truth and not target_store.is_complete():
+            _predict(folder, pair.target_lm, [target_store], GroundTruthScores(pair.target_lm, warp), advance)
         elif ground_truth:
             advance(num_rows)
 
 
 def looks_at_rounds(head: AcceptanceHead) -> bool:
-    """Whether what a head says of a token depends on the round."""
+    """Whether the prediction of a head for a token depends on the round."""
     return bool(set(ROUND_INPUTS) & set(head.config.inputs))
 
 
-def _judged(folder: Path, name: str, in_rounds: bool = False) -> ShardStore:
-    facts = {"judge": name, "of": read_manifest(folder)["shards"]} | ({"in_rounds": True} if in_rounds else {})
-    return ShardStore(folder / "predictions" / name, facts, SCHEMA)
+def _store(folder: Path, name: str, in_rounds: bool = False) -> ShardStore:
+    """Return the store of one predictor's values in a recording."""
+    provenance = {"predictor": name, "of": read_manifest(folder)["shards"]} | ({"in_rounds": True} if in_rounds else {})
+    return ShardStore(folder / "predictions" / name, provenance, SCHEMA)
 
 
 class Scores(Protocol):
-    """What several judges say."""
+    """The predictions of several predictors for the nodes of one response after another."""
 
-    def begin(self, row: Mapping[str, Any], meetings: NodeIndices) -> None:
-        """Turn to a response."""
+    def begin(self, row: Mapping[str, Any], pairs: NodeIndices) -> None:
+        """Begin a response, whose (node, round index) pairs are `pairs`."""
 
     def __call__(self, first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
-        """Return what each judge says of nodes `first`, ... : of their `tokens` (n,) and the states (n, H) these come from."""
+        """Return each predictor's values for nodes `first`, ..., with `tokens` (n,), drafted from the states `hidden` (n, H)."""
 
 
-def _judge(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], score: Scores, advance: Advance) -> None:
-    """Write a shard of judgements for every shard of the recording."""
+def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], score: Scores, advance: Advance) -> None:
+    """Write a shard of predictions for every shard of the recording."""
     manifest = read_manifest(folder)
     shards, settings = manifest["shards"], manifest["provenance"]["settings"]
     columns = [
@@ -86,7 +88,7 @@ def _judge(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], score:
         if all(store.has(shard) for store in stores):
             advance(shards[shard]["rows"])
             continue
-        found: list[list[dict[str, Any]]] = [[] for _ in stores]
+        predictions: list[list[dict[str, Any]]] = [[] for _ in stores]
         for row in pq.read_table(folder / shard, columns=columns).to_pylist():
             branches, done = branches_of(row, settings["max_tokens"]), 0
             score.begin(row, NodeIndices.of(row, settings["num_samples"], settings["max_tokens"]))
@@ -95,17 +97,17 @@ def _judge(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], score:
                 for part, values in zip(parts, score(done, tokens, hidden), strict=True):
                     part.append(values.float().cpu())
                 done += len(tokens)
-            for rows, part in zip(found, parts, strict=True):
+            for rows, part in zip(predictions, parts, strict=True):
                 rows.append({"values": torch.cat(part).numpy()})
             advance(1)
-        for store, rows in zip(stores, found, strict=True):
+        for store, rows in zip(stores, predictions, strict=True):
             store.write(shard, rows)
     for store in stores:
         store.complete(sorted(shards))
 
 
 class HeadScores:
-    """Logits of several heads; of those that look at rounds one for every meeting."""
+    """Logits of several heads: one for every node, or with inputs of the round one for every (node, round index) pair."""
 
     def __init__(self, pair: Pair, heads: Sequence[AcceptanceHead]) -> None:
         self.lm, self.target_lm, self.heads = pair.draft_lm, pair.target_lm, heads
@@ -113,8 +115,8 @@ class HeadScores:
         self.needs, self.reads_target = frozenset(inputs - set(ROUND_INPUTS)), reads_target(inputs)
 
     @torch.no_grad()
-    def begin(self, row: Mapping[str, Any], meetings: NodeIndices) -> None:
-        self.meetings, self.states = meetings, None
+    def begin(self, row: Mapping[str, Any], pairs: NodeIndices) -> None:
+        self.pairs, self.states = pairs, None
         if self.reads_target:
             prompt, response = row["prompt_ids"], row["response_ids"]
             text, at = torch.tensor([[*prompt, *response]]), len(prompt) + torch.arange(len(response))
@@ -124,41 +126,41 @@ class HeadScores:
     @torch.no_grad()
     def __call__(self, first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
         pieces = torch.arange(len(tokens), device=tokens.device).split(max(1, SLICE_ELEMENTS // self.lm.vocab_size))
-        found: list[list[Tensor]] = [[] for _ in self.heads]
+        logits_by_head: list[list[Tensor]] = [[] for _ in self.heads]
         for piece in pieces:
             logits = self.lm.logits(hidden[piece]) if reads_logits(self.needs) else hidden[piece]
             features = drafting_features(self.needs, logits, tokens[piece], hidden[piece], self.lm.embed)
-            node, index, start = (value.to(tokens.device) for value in self.meetings.split(first + int(piece[0]), len(piece)))
-            met = {name: value[node] for name, value in features.items()} if any(map(looks_at_rounds, self.heads)) else {}
-            met |= {"target_hidden": self.states[start]} if self.reads_target else {}
-            for head, values in zip(self.heads, found, strict=True):
-                late = int(head.config.predicts == "input_token")  # it speaks of the token before
-                values.append(head(met | {"index": (index - late).clamp_min(0)} if looks_at_rounds(head) else features))
-        return [torch.cat(values) for values in found]
+            node, index, start = (value.to(tokens.device) for value in self.pairs.split(first + int(piece[0]), len(piece)))
+            in_pairs = {name: value[node] for name, value in features.items()} if any(map(looks_at_rounds, self.heads)) else {}
+            in_pairs |= {"target_hidden": self.states[start]} if self.reads_target else {}
+            for head, values in zip(self.heads, logits_by_head, strict=True):
+                late = int(head.config.predicts == "input_token")  # it predicts for the token before
+                values.append(head(in_pairs | {"index": (index - late).clamp_min(0)} if looks_at_rounds(head) else features))
+        return [torch.cat(values) for values in logits_by_head]
 
 
 class GroundTruthScores:
-    """The chance that token verification accepts each node once all before it are accepted."""
+    """The probability that token verification accepts each node after all nodes before it were accepted."""
 
     def __init__(self, lm: LanguageModel, warp: Warp) -> None:
         self.lm, self.warp = lm, warp
 
-    def begin(self, row: Mapping[str, Any], meetings: NodeIndices) -> None:
+    def begin(self, row: Mapping[str, Any], pairs: NodeIndices) -> None:
         self.law_prob = torch.tensor(row["law_prob"])  # the draft's
 
     @torch.no_grad()
     def __call__(self, first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
-        found = []
+        probs = []
         for piece in torch.arange(len(tokens), device=tokens.device).split(max(1, SLICE_ELEMENTS // self.lm.vocab_size)):
             distribution = self.warp(self.lm.logits(hidden[piece]))
             target_prob = distribution.gather(1, tokens[piece, None]).squeeze(1)
             draft_prob = self.law_prob[first + piece.cpu()].to(target_prob)
-            found.append(accept_prob(target_prob, draft_prob))
-        return [torch.cat(found)]
+            probs.append(accept_prob(target_prob, draft_prob))
+        return [torch.cat(probs)]
 
 
 def head_fingerprint(head: AcceptanceHead) -> str:
-    """Return what tells two heads apart: what they compute from which inputs."""
+    """Return what identifies a head: its weights, its inputs and which token it predicts."""
     digest = hashlib.sha256(repr((head.config.predicts, head.config.inputs)).encode())
     for value in head.state_dict().values():
         digest.update(value.cpu().numpy().tobytes())

@@ -1,7 +1,7 @@
 """Recordings on disk and in memory: `recordings/<fingerprint>/` under the data folder, Parquet shards of `record_response`'s rows.
 
-What heads say of every node lies beside them in `judges/` (see judge.py). Shards appear by rename, with checksums; a restart makes what
-is missing.
+The predictions of heads for every node are next to them in `predictions/` (see head_scores.py). Shards appear by rename, with checksums;
+a restart makes what is missing.
 """
 
 import logging
@@ -24,8 +24,8 @@ from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, ResponseLimits, response_provenance
 from specheads.replay.response_tree import (
     COLUMNS,
-    Draws,
     RecordSettings,
+    ResponseUniforms,
     record_response,
 )
 from specheads.sampling import Warp
@@ -44,14 +44,14 @@ SCHEMA = pa.schema(
         "limit": pa.int32(),  # tokens at which the response would have ended
         "finished": pa.bool_(),  # whether it ended with an end-of-sequence token
         "accepted": pa.list_(pa.bool_()),  # (Q, N), whether a token came from an accepted draft token
-        "branch_draw": pa.list_(pa.int16()),  # the draw and the position each branch belongs to, and its number of tokens
+        "branch_draw": pa.list_(pa.int16()),  # the sample and the position that each branch belongs to, and its number of tokens
         "branch_start": pa.list_(pa.int32()),
         "branch_length": pa.list_(pa.int16()),
         "branch_ids": pa.list_(pa.int32()),  # of one branch after another
         **{name: pa.list_(pa.float32()) for name in COLUMNS},  # of every node: the response's tokens, then the branches'
     }
 )
-GROUND_TRUTH = "ground_truth"  # the judge that knows the acceptance probabilities
+GROUND_TRUTH = "ground_truth"  # the predictor that knows the acceptance probabilities
 
 Advance = Callable[[int], None]
 
@@ -60,7 +60,7 @@ Advance = Callable[[int], None]
 class Recording:
     """Recorded responses, flat: P of them with N tokens in all, which are the first N nodes; then the nodes of all branches.
 
-    Q acceptance draws. Each draw has at each position either an accepted token or a branch of so many nodes (0 where decoding would
+    Q acceptance samples. Each sample has at each position either an accepted token or a branch of some nodes (none where decoding would
     not have drafted).
     """
 
@@ -74,13 +74,12 @@ class Recording:
     branch_first: Tensor  # (Q, N) long, a branch's first node
     branch_length: Tensor  # (Q, N) long
     tokens: Tensor  # (nodes,) long
-    features: dict[str, Tensor]  # (nodes,) each: what rules see of a node, and by name what judges say of it
+    features: dict[str, Tensor]  # (nodes,) each: the features of a node, and by name the predictions for it
     max_tokens: int  # the longest draft that can be replayed
-    # Judges that look at the round say something else of a node in each round that meets it (meetings,), by name.
+    # By name the predictions of heads with inputs of the round: one for each (node, round index) pair (pairs,).
     in_rounds: dict[str, Tensor] = field(default_factory=dict)
-    first_meeting: Tensor | None = (
-        None  # (nodes,) long; a node's meetings are those with 0, 1, ... tokens accepted before, see `meetings`
-    )
+    # (nodes,) long, the first pair of each node; its pairs are those with 0, 1, ... tokens accepted before it in the round.
+    first_pair: Tensor | None = None
 
     @property
     def num_samples(self) -> int:
@@ -93,7 +92,7 @@ class Recording:
     def feature(self, name: str, node: Tensor, num_before: Tensor | int = 0) -> Tensor:
         """Return a feature of nodes (n,) in rounds that accepted `num_before` (n,) tokens before them, or before their branch."""
         if name in self.in_rounds:
-            return self.in_rounds[name][self.first_meeting[node] + num_before]
+            return self.in_rounds[name][self.first_pair[node] + num_before]
         return self.features[name][node]
 
     def response(self, number: int) -> list[int]:
@@ -108,14 +107,14 @@ class Recording:
         return torch.searchsorted(ends, node, right=True) % self.num_prompts
 
     def labels(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the draft's token at every position of every draw, as it stands after what was emitted before.
+        """Return the draft's token at every position of every sample, drafted after the tokens that were emitted before it.
 
         Nodes (n,) of the tokens, of the tokens that the draft proposes after them (-1: none recorded), whether they are accepted, and
         the largest index, from 0, that each can have in a round that starts anywhere.
         """
         branched = self.branch_length > 0
         position = torch.arange(self.accepted.shape[1]).expand_as(self.accepted)
-        # What is at the limit is the target's, whoever would agree.
+        # The token at the limit is the target's, even where the draft would agree.
         undrafted = torch.zeros(self.accepted.shape[1], dtype=torch.bool)
         undrafted[(self.first + self.lengths - 1)[self.lengths == self.limits]] = True
         known = (self.accepted & ~undrafted) | branched
@@ -126,12 +125,12 @@ class Recording:
         return node[known], after[known], self.accepted[known], self._furthest()[known]
 
     def _furthest(self) -> Tensor:
-        """Return how many accepted tokens stand right before each position, (Q, N) long: as many as a round can have drafted there."""
+        """Return how many accepted tokens are right before each position, (Q, N) long: a round can have drafted as many there."""
         return accepted_before(self.accepted, self.first).clamp_max(self.max_tokens - 1)
 
 
 def accepted_before(accepted: Tensor, first: Tensor) -> Tensor:
-    """Return how many accepted tokens stand right before each position (Q, N), of responses that begin at `first` (P,)."""
+    """Return how many accepted tokens are right before each position (Q, N), of responses that begin at `first` (P,)."""
     position = torch.arange(accepted.shape[1])
     start = torch.zeros_like(accepted, dtype=torch.long)  # of the run of accepted tokens
     start[:, 1:] = torch.where(accepted[:, :-1], 0, position[1:])
@@ -141,7 +140,7 @@ def accepted_before(accepted: Tensor, first: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NodeIndices:
-    """Which rounds can meet each node of a response: those that accepted 0, 1, ... `most` (nodes,) tokens before it or its branch.
+    """The (node, round index) pairs of a response: a round accepted 0, 1, ... `most` (nodes,) tokens before the node or its branch.
 
     `position` (nodes,) is the response position of the node or its branch, `depth` (nodes,) the node's place in the branch.
     """
@@ -152,19 +151,19 @@ class NodeIndices:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], num_samples: int, max_tokens: int) -> "NodeIndices":
-        """Return those of a stored response."""
+        """Return the pairs of a stored response."""
         accepted = torch.tensor(row["accepted"]).reshape(num_samples, -1)
-        draw, start, length = (torch.tensor(row[f"branch_{name}"], dtype=torch.long) for name in ("draw", "start", "length"))
+        sample, start, length = (torch.tensor(row[f"branch_{name}"], dtype=torch.long) for name in ("draw", "start", "length"))
         before, num_tokens = accepted_before(accepted, torch.zeros(1, dtype=torch.long)), accepted.shape[1]
         branch = torch.repeat_interleave(torch.arange(len(start)), length)
         first = length.cumsum(0) - length
         depth = torch.cat([torch.zeros(num_tokens, dtype=torch.long), torch.arange(len(branch)) - first[branch]])
         position = torch.cat([torch.arange(num_tokens), start[branch]])
-        most = torch.cat([before.max(dim=0).values, before[draw, start][branch]])
+        most = torch.cat([before.max(dim=0).values, before[sample, start][branch]])
         return cls(position, depth, torch.minimum(most, max_tokens - 1 - depth))
 
     def split(self, first: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return all meetings (m,) of `count` nodes from `first` on: the node's number among these, its index in the round, and the
+        """Return all pairs (m,) of `count` nodes from `first` on: the node's number among these, its index in the round, and the
         response position at which the round began.
         """
         most = self.most[first : first + count]
@@ -183,22 +182,22 @@ def make_recording(
     root: Path,
     advance: Advance = lambda count: None,
 ) -> Path:
-    """Return the folder of the complete recording of `prompts`, made or finished first if need be.
+    """Return the folder of the complete recording of `prompts`; makes or finishes it first where it is missing.
 
     `advance` is called with the number of prompts that are done.
     """
     settings = RecordSettings(1 if warp.greedy else settings.num_samples, settings.max_tokens, settings.batch_size)
-    facts = response_provenance(pair, [prompt for prompt, _ in prompts], warp, seed) | {
+    provenance = response_provenance(pair, [prompt for prompt, _ in prompts], warp, seed) | {
         "generation": [generation.max_new_tokens, generation.batch_size],
         "settings": asdict(settings),
         "recording": FORMAT_VERSION,
     }
-    folder = root / "recordings" / fingerprint(facts)
-    if ShardStore(folder, facts, SCHEMA).is_complete():
+    folder = root / "recordings" / fingerprint(provenance)
+    if ShardStore(folder, provenance, SCHEMA).is_complete():
         advance(len(prompts))
         return folder
     with exclusive(folder):
-        store = ShardStore(folder, facts, SCHEMA)
+        store = ShardStore(folder, provenance, SCHEMA)
         shards = {
             f"{start:06d}.parquet": prompts[start : start + ROWS_PER_SHARD] for start in range(0, len(prompts), ROWS_PER_SHARD)
         }
@@ -227,8 +226,8 @@ def _record(
     responses = make_responses(pair, ids, uniform, warp, generation, lambda made, done: None)
     for (prompt, prompt_ids), response in zip(prompts, responses, strict=True):
         limit = min(most, pair.window - len(prompt_ids))
-        draws = Draws.of(seed, prompt.prompt_id, settings.num_samples, len(response.ids), settings.max_tokens)
-        row = record_response(pair, prompt_ids, response.ids, limit, warp, draws, settings)
+        uniforms = ResponseUniforms.of(seed, prompt.prompt_id, settings.num_samples, len(response.ids), settings.max_tokens)
+        row = record_response(pair, prompt_ids, response.ids, limit, warp, uniforms, settings)
         yield {"prompt_id": prompt.prompt_id, "prompt_ids": prompt_ids, **row}
         advance(1)
 
@@ -236,7 +235,9 @@ def _record(
 def _announce(folder: Path, num_prompts: int, num_tokens: int, settings: RecordSettings) -> None:
     nodes = num_prompts * num_tokens * (1 + settings.num_samples * settings.max_tokens)
     size, free = nodes * BYTES_PER_NODE / 2**20, shutil.disk_usage(folder).free / 2**20
-    logger.info("recording: %d prompts, %d draws each, at most %.0f MiB, in %s", num_prompts, settings.num_samples, size, folder)
+    logger.info(
+        "recording: %d prompts, %d samples each, at most %.0f MiB, in %s", num_prompts, settings.num_samples, size, folder
+    )
     if size > free:
         logger.warning("recording: only %.0f MiB are free there; paths.data= puts it elsewhere", free)
 
@@ -250,8 +251,8 @@ def branches_of(row: Mapping[str, Any], max_tokens: int) -> Branches:
     return Branches(torch.zeros_like(start), len(row["prompt_ids"]) + start, tokens, lengths)
 
 
-def load_recording(folder: Path, judges: Sequence[str] = ()) -> Recording:
-    """Return a complete recording, with what `judges` (fingerprints of heads, or TRUTH) say of its nodes."""
+def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
+    """Return a complete recording with the predictions of `predictors` (fingerprints of heads, or GROUND_TRUTH)."""
     manifest = read_manifest(folder)
     shards, settings = sorted(manifest["shards"]), manifest["provenance"]["settings"]
     table = pa.concat_tables([pq.read_table(folder / shard) for shard in shards])
@@ -262,16 +263,16 @@ def load_recording(folder: Path, judges: Sequence[str] = ()) -> Recording:
     accepted = np.concatenate([flags.reshape(settings["num_samples"], -1) for flags in _lists(table, "accepted")], axis=1)
     branch_first, branch_length = (np.zeros(accepted.shape, dtype=np.int64) for _ in range(2))
     where = (_lists(table, f"branch_{name}") for name in ("draw", "start", "length"))
-    for start, before, draw, position, length in zip(first, nodes_before, *where, strict=False):
+    for start, before, sample, position, length in zip(first, nodes_before, *where, strict=False):
         length = length.astype(np.int64)
-        place = draw, start + position
+        place = sample, start + position
         branch_first[place], branch_length[place] = before + length.cumsum() - length, length
     values, in_rounds = {name: _lists(table, name) for name in RECORDED}, {}
-    for name in judges:
-        judged = pa.concat_tables([pq.read_table(folder / "predictions" / name / shard) for shard in shards])
+    for name in predictors:
+        predictions = pa.concat_tables([pq.read_table(folder / "predictions" / name / shard) for shard in shards])
         looks_at_rounds = read_manifest(folder / "predictions" / name)["provenance"].get("in_rounds", False)
-        (in_rounds if looks_at_rounds else values)[name] = _lists(judged, "values")
-    first_meeting, meetings_before = _meetings(table, settings, lengths) if in_rounds else (None, None)
+        (in_rounds if looks_at_rounds else values)[name] = _lists(predictions, "values")
+    first_pair, pairs_before = _pairs(table, settings, lengths) if in_rounds else (None, None)
     return Recording(
         prompt_ids=table.column("prompt_id").to_pylist(),
         prompts=[ids.tolist() for ids in _lists(table, "prompt_ids")],
@@ -285,18 +286,18 @@ def load_recording(folder: Path, judges: Sequence[str] = ()) -> Recording:
         tokens=torch.from_numpy(np.concatenate([*responses, *branch_ids]).astype(np.int64)),
         features={name: _trunks_first(parts, lengths) for name, parts in values.items()},
         max_tokens=settings["max_tokens"],
-        in_rounds={name: _trunks_first(parts, meetings_before) for name, parts in in_rounds.items()},
-        first_meeting=first_meeting,
+        in_rounds={name: _trunks_first(parts, pairs_before) for name, parts in in_rounds.items()},
+        first_pair=first_pair,
     )
 
 
-def _meetings(table: pa.Table, settings: Mapping[str, Any], lengths: np.ndarray) -> tuple[Tensor, np.ndarray]:
-    """Return where each node's meetings begin (nodes,), and how many each response's tokens have (P,)."""
+def _pairs(table: pa.Table, settings: Mapping[str, Any], lengths: np.ndarray) -> tuple[Tensor, np.ndarray]:
+    """Return where the pairs of each node begin (nodes,), and how many pairs the tokens of each response have (P,)."""
     counts = []
     for row in table.select(["accepted", *(f"branch_{name}" for name in ("draw", "start", "length"))]).to_pylist():
         counts.append((NodeIndices.of(row, settings["num_samples"], settings["max_tokens"]).most + 1).numpy())
     ordered = _trunks_first(counts, lengths).long()
-    trunks = np.array([own[:length].sum() for own, length in zip(counts, lengths, strict=True)])
+    trunks = np.array([count[:length].sum() for count, length in zip(counts, lengths, strict=True)])
     return ordered.cumsum(0) - ordered, trunks
 
 

@@ -1,8 +1,8 @@
 """Walk stopping rules through a recording: the rounds that decoding would have had with them, without a model.
 
-From a round's start a draft goes along the response while tokens are accepted and enters the branch at the first that is not; it stops
+From a round's start a draft follows the response while tokens are accepted and enters the branch at the first one that is not; it stops
 where the rule says. The token after the last accepted one is the target's. Exact for token verification, whose output does not depend
-on how long drafts are. All prompts, draws and rules of equal programs are walked at once, one drafted token per step.
+on the length of drafts. All prompts, samples and rules with equal compile keys are walked at once, one drafted token per step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,17 +25,17 @@ from specheads.replay.recording import GROUND_TRUTH, Recording
 
 @dataclass(frozen=True)
 class Replayed:
-    """Every round that a rule had: arrays (rounds,), in no order; `prompt`, `draw` and `start` (response position) say where."""
+    """Every round that a rule had: arrays (rounds,), in no order; `prompt`, `sample` and `start` (response position) say where."""
 
     prompt: np.ndarray
-    draw: np.ndarray
+    sample: np.ndarray
     start: np.ndarray
     drafted: np.ndarray
     accepted: np.ndarray
     tokens: np.ndarray  # emitted
 
     def per_prompt(self, num_prompts: int) -> "Counts":
-        """Return the sums over each prompt's draws."""
+        """Return the sums over each prompt's samples."""
         columns = (self.tokens, self.drafted, self.accepted)
         sums = (np.bincount(self.prompt, weights=column, minlength=num_prompts) for column in columns)
         return Counts(*sums, rounds_by_length(self.prompt, self.drafted, num_prompts))
@@ -43,10 +43,10 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a rule spent on each prompt: arrays (P,), sums over draws."""
+    """What a rule spent on each prompt: arrays (P,), sums over samples."""
 
     tokens: np.ndarray
-    drafted: np.ndarray  # also the draft's forwards, where none is issued ahead of a stop
+    drafted: np.ndarray  # also the draft's forward passes, where none is issued ahead of a stop
     accepted: np.ndarray
     rounds: np.ndarray  # (P, n + 1), how many rounds drafted 0, 1, ... n tokens
 
@@ -67,7 +67,7 @@ def rounds_by_length(prompt: np.ndarray, drafted: np.ndarray, num_prompts: int) 
 
 
 class RecordedHead:
-    """A head's logits as a recording has them, with its calibration, in the place of the head itself."""
+    """A head's logits as a recording has them, with its calibration, in place of the head."""
 
     def __init__(self, name: str, predicts: str, calibration: Mapping[str, Any] | None = None) -> None:
         self.name = name
@@ -85,7 +85,7 @@ class RecordedHead:
 
 
 def recorded_head(head: AcceptanceHead) -> RecordedHead:
-    """Return what stands for `head` in rules that are replayed; `judge` must have added it to the recording."""
+    """Return what stands for `head` in rules that are replayed; `add_predictions` must have added it to the recording."""
     return RecordedHead(head_fingerprint(head), head.config.predicts, head.config.calibration)
 
 
@@ -107,12 +107,14 @@ class RecordedGroundTruth(RecordedHead):
 
 
 def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a head says of the draft's token at every position and draw, before calibration, at each index in a round (n, indices):
-    where a round cannot get to the index, at the token's largest one; whether the token was accepted (n,) bool; and that index (n,).
+    """Return a head's predictions for the draft's token at every position and sample, before calibration, at each index in a round.
 
-    A head that judges its input token speaks one node later, where the token has been read.
+    Logits (n, indices); where a round cannot get to an index, those at the token's largest one. Whether the token was accepted (n,)
+    bool; and its largest index (n,).
+
+    A head that predicts for its input token does so one node later, where the token has been read.
     """
-    node, late, accepted, furthest = judged_nodes(recording, head)
+    node, late, accepted, furthest = predicted_nodes(recording, head)
     if head.name not in recording.in_rounds:
         return recording.features[head.name][node].double()[:, None].expand(-1, NUM_INDICES), accepted, furthest
     index = torch.minimum(torch.arange(NUM_INDICES), furthest[:, None])
@@ -121,31 +123,30 @@ def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tenso
     return recording.feature(head.name, node[:, None], num_before).double(), accepted, furthest
 
 
-def judged_nodes(recording: Recording, head: RecordedHead) -> tuple[Tensor, bool, Tensor, Tensor]:
-    """Return the nodes (n,) at which a head speaks of the tokens of `head_logits`; whether those are one node later; whether the tokens
+def predicted_nodes(recording: Recording, head: RecordedHead) -> tuple[Tensor, bool, Tensor, Tensor]:
+    """Return the nodes (n,) at which a head predicts for the tokens of `head_logits`; whether these are one node later; whether the tokens
     were accepted (n,) bool; and their largest index in a round (n,).
     """
     node, after, accepted, furthest = recording.labels()
     if head.config.predicts != "input_token":
         return node, False, accepted, furthest
-    judged = after >= 0
-    return after[judged], True, accepted[judged], furthest[judged]
+    read = after >= 0
+    return after[read], True, accepted[read], furthest[read]
 
 
 def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed]:
     """Return the rounds of every rule, in the order of `rules`.
 
     Raises:
-        UserError: a rule that drafts more than was recorded, or that looks at what was not.
+        UserError: a rule that drafts more tokens than were recorded, or that needs a feature that was not.
     """
     for rule in rules:
         _check(recording, rule)
-    found: list[Replayed | None] = [None] * len(rules)
-    for program in dict.fromkeys(rule.compile_key for rule in rules):
-        own = [number for number, rule in enumerate(rules) if rule.compile_key == program]
-        for number, rounds in zip(own, _Walk(recording, [rules[number] for number in own]).run(), strict=True):
-            found[number] = rounds
-    return found
+    rounds: dict[int, Replayed] = {}
+    for key in dict.fromkeys(rule.compile_key for rule in rules):
+        numbers = [number for number, rule in enumerate(rules) if rule.compile_key == key]
+        rounds |= zip(numbers, _Walk(recording, [rules[number] for number in numbers]).run(), strict=True)
+    return [rounds[number] for number in range(len(rules))]
 
 
 def _check(recording: Recording, rule: StoppingRule) -> None:
@@ -157,19 +158,19 @@ def _check(recording: Recording, rule: StoppingRule) -> None:
     missing = sorted(rule.needs - recording.features.keys() - recording.in_rounds.keys() - {"token"})
     if missing:
         raise UserError(
-            f"{type(rule).__name__} looks at {missing[0]!r}, which the recording does not have; it has token, "
-            f"{', '.join(sorted(recording.features))}. Evaluate this rule live, or add the head with replay.judge."
+            f"{type(rule).__name__} needs {missing[0]!r}, which the recording does not have; it has token, "
+            f"{', '.join(sorted(recording.features))}. Evaluate this rule live, or add the head with add_predictions."
         )
 
 
 class _Walk:
-    """Rules of one program over all responses and draws: rows are (rule, draw, prompt), and leave when their response is done."""
+    """Rules with one compile key over all responses and samples: rows are (rule, sample, prompt), and leave when their response is done."""
 
     def __init__(self, recording: Recording, rules: Sequence[StoppingRule]) -> None:
         self.recording, self.rules, self.rule, self.num_rules = recording, rules, rules[0], len(rules)
         rows_per_rule = recording.num_samples * recording.num_prompts
         row = torch.arange(self.num_rules * rows_per_rule)
-        self.which, self.draw = row // rows_per_rule, row // recording.num_prompts % recording.num_samples
+        self.which, self.sample = row // rows_per_rule, row // recording.num_prompts % recording.num_samples
         self.prompt = row % recording.num_prompts
         self.cap = torch.tensor([rule.max_tokens for rule in rules])[self.which]
         states = [rule.init(rows_per_rule, torch.device("cpu")) for rule in rules]
@@ -197,9 +198,9 @@ class _Walk:
         first = recording.first[prompt]
         on_response = self.depth < 0
         position = first + self.start + torch.where(on_response, self.drafted, self.drafted - 1 - self.depth)
-        accepted = on_response & recording.accepted[self.draw, position]
+        accepted = on_response & recording.accepted[self.sample, position]
         self.depth = torch.where(accepted, -1, self.depth + 1)
-        node = torch.where(accepted, position, recording.branch_first[self.draw, position] + self.depth)
+        node = torch.where(accepted, position, recording.branch_first[self.sample, position] + self.depth)
         num_before = position - first - self.start
         features = {name: recording.feature(name, node, num_before) for name in self.rule.needs if name != "token"}
         if "token" in self.rule.needs:
@@ -207,24 +208,24 @@ class _Walk:
         state, stop = self.rule.step(self.state, features)
         self.state = tree_map(lambda old, new: new.to(old.dtype), self.state, state)
         self.drafted += 1
-        room = recording.limits[prompt] - self.start - 1
+        capacity = recording.limits[prompt] - self.start - 1
         last = recording.finished[prompt] & (self.start + self.drafted == recording.lengths[prompt])
-        branch_ended = self.depth + 1 == recording.branch_length[self.draw, position]
-        ended = stop | (self.drafted >= torch.minimum(room, self.cap)) | torch.where(accepted, last, branch_ended)
+        branch_ended = self.depth + 1 == recording.branch_length[self.sample, position]
+        ended = stop | (self.drafted >= torch.minimum(capacity, self.cap)) | torch.where(accepted, last, branch_ended)
         if ended.any():
             self._end_rounds(ended.nonzero().squeeze(1))
 
     def _end_rounds(self, rows: Tensor) -> None:
-        """Let the target have its say in `rows`, and begin their next rounds."""
+        """End the rounds of `rows` with the token of the target, and begin their next rounds."""
         drafted = self.drafted[rows]
         accepted = drafted - 1 - self.depth[rows]
         left = self.recording.lengths[self.prompt[rows]] - self.start[rows]
         tokens = torch.minimum(accepted + 1, left)
         self._note(rows, drafted, accepted, tokens)
         which = self.which[rows]
-        for number in which.unique().tolist():  # rules of one program step alike, but each learns in its own way
-            own = which == number
-            self._observe(self.rules[number], rows[own], drafted[own], accepted[own])
+        for number in which.unique().tolist():  # rules with one compile key step alike, but each learns in its own way
+            mine = which == number
+            self._observe(self.rules[number], rows[mine], drafted[mine], accepted[mine])
         self.start[rows] += tokens
         self.drafted[rows], self.depth[rows] = 0, -1
         self._skip_last_tokens()
@@ -234,7 +235,7 @@ class _Walk:
         self.state = tree_map(lambda value, new: value.index_copy(0, rows, new.to(value.dtype)), self.state, after)
 
     def _skip_last_tokens(self) -> None:
-        """Let rows go that are done; where one token is left to the limit, the target emits it without a draft."""
+        """Drop rows that are done; where one token is left to the limit, the target emits it without a draft."""
         lengths, limits = self.recording.lengths[self.prompt], self.recording.limits[self.prompt]
         one_left = (self.start == limits - 1) & (self.start < lengths)
         if one_left.any():
@@ -245,12 +246,12 @@ class _Walk:
         going = self.start < lengths
         if not going.all():
             rows = going.nonzero().squeeze(1)
-            for name in ("which", "draw", "prompt", "cap", "start", "drafted", "depth"):
+            for name in ("which", "sample", "prompt", "cap", "start", "drafted", "depth"):
                 setattr(self, name, getattr(self, name)[rows])
             self.state = tree_map(lambda value: value[rows], self.state)
 
     def _note(self, rows: Tensor, drafted: Tensor, accepted: Tensor, tokens: Tensor) -> None:
-        where: list[Any] = [self.which[rows], self.prompt[rows], self.draw[rows], self.start[rows]]
+        where: list[Any] = [self.which[rows], self.prompt[rows], self.sample[rows], self.start[rows]]
         self.rounds.append(tuple(column.int() for column in (*where, drafted, accepted, tokens)))
 
 
@@ -263,18 +264,18 @@ def oracle(recording: Recording) -> Replayed:
     parts = []
     for number in range(recording.num_prompts):
         first, length = int(recording.first[number]), int(recording.lengths[number])
-        for draw in range(recording.num_samples):
-            accepted = recording.accepted[draw, first : first + length].numpy()
-            own = ~accepted  # positions that the target emits itself
+        for sample in range(recording.num_samples):
+            accepted = recording.accepted[sample, first : first + length].numpy()
+            emitted = ~accepted  # positions that the target emits itself
             if not recording.finished[number]:
-                own[-1] = True
-            ends = np.flatnonzero(own)
+                emitted[-1] = True
+            ends = np.flatnonzero(emitted)
             starts = np.concatenate([[0], ends + 1])
-            ends = np.concatenate([ends, [length]])  # a last round may end without a token of the target's
+            ends = np.concatenate([ends, [length]])  # a last round may end without a token of the target
             drafted = ends - starts
             keep = starts < length
             starts, drafted, ends = starts[keep], drafted[keep], ends[keep]
             tokens = np.minimum(drafted + 1, length - starts)
-            where = np.full(len(starts), number), np.full(len(starts), draw)
+            where = np.full(len(starts), number), np.full(len(starts), sample)
             parts.append((*where, starts, drafted, drafted, tokens))
     return Replayed(*(np.concatenate(column) for column in zip(*parts, strict=True)))

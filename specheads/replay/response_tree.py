@@ -1,11 +1,11 @@
-"""Record what every stopping rule would meet along a target's response (so that rules can be replayed without models).
+"""Record all that a stopping rule can draft along a target's response, so that rules can be replayed without models.
 
-Token verification emits the target's law whatever the draft's lengths, so a response that the target sampled is what decoding would
-have emitted. At each of its positions two things are drawn once, as verification would have drawn them given what was emitted: whether
-the emitted token came from an accepted draft token, with chance `min(1, d(x) / t(x))`; and if not, the token that was rejected there,
-from `norm((d - t)+)`, and how the draft goes on from it. These *branches* are what a draft wastes its time on.
+The output of token verification has the target's distribution whatever the lengths of drafts, so decoding could have emitted a response
+that the target sampled. At each of its positions two things are sampled once, as verification would have sampled them given the response:
+whether the emitted token came from an accepted draft token, with probability `min(1, d(x) / t(x))`; and if not, the token that was
+rejected there, from `norm((d - t)+)`, and how the draft continues after it. These continuations are the *branches*.
 
-A *node* is a drafted token with what rules see of it: first the response's own tokens in order, then the branches' one after another.
+A *node* is a drafted token with its features: first the response's tokens in order, then those of one branch after another.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,12 +22,12 @@ from specheads.pair import LanguageModel, Pair
 from specheads.sampling import Warp, accept_prob, check_finite, sample
 
 SLICE_ELEMENTS = 2**24  # probabilities held at once per model
-COLUMNS = (*RECORDED, "law_prob")  # per node; law_prob: the warped law that the token was drawn from
+COLUMNS = (*RECORDED, "law_prob")  # per node; law_prob: the token's probability under the draft's warped distribution
 
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """What a recording holds. `num_samples`: acceptance draws per response; greedy decoding has but one."""
+    """What a recording holds. `num_samples`: acceptance samples per response; in greedy mode there is only one."""
 
     num_samples: int = 4
     max_tokens: int = 20  # the longest draft that can be replayed
@@ -35,16 +35,16 @@ class RecordSettings:
 
 
 @dataclass(frozen=True)
-class Draws:
-    """Uniform numbers of one response: what becomes of its tokens (Q, N), rejected tokens (Q, N), how branches go on (Q, N, K)."""
+class ResponseUniforms:
+    """Uniform numbers of one response: for the acceptance of its tokens (Q, N), rejected tokens (Q, N) and branches (Q, N, K)."""
 
     accept: Tensor
     reject: Tensor
     branch: Tensor
 
     @classmethod
-    def of(cls, seed: int, prompt_id: str, num_samples: int, num_tokens: int, max_tokens: int) -> "Draws":
-        """Return the numbers that belong to a prompt, whatever its neighbours."""
+    def of(cls, seed: int, prompt_id: str, num_samples: int, num_tokens: int, max_tokens: int) -> "ResponseUniforms":
+        """Return the numbers of a prompt; they do not depend on other prompts."""
         rng = np.random.default_rng([seed, int(prompt_id, 16), 1])
         shapes = (num_samples, num_tokens), (num_samples, num_tokens), (num_samples, num_tokens, max_tokens)
         return cls(*(torch.from_numpy(rng.random(shape)) for shape in shapes))
@@ -52,7 +52,13 @@ class Draws:
 
 @torch.no_grad()
 def record_response(
-    pair: Pair, prompt: Sequence[int], response: Sequence[int], limit: int, warp: Warp, draws: Draws, settings: RecordSettings
+    pair: Pair,
+    prompt: Sequence[int],
+    response: Sequence[int],
+    limit: int,
+    warp: Warp,
+    uniforms: ResponseUniforms,
+    settings: RecordSettings,
 ) -> dict[str, Any]:
     """Return the columns of one response; see `recording.SCHEMA`.
 
@@ -63,30 +69,32 @@ def record_response(
     draft_hidden = draft_read.hidden[0, len(prompt) - 1 :]
     target_hidden = _read(pair.target_lm, prompt, response).hidden[0, len(prompt) - 1 :]
     tokens = torch.tensor(list(response), device=pair.draft_lm.device)
-    draws = Draws(*(value.to(tokens.device) for value in vars(draws).values()))
+    uniforms = ResponseUniforms(*(value.to(tokens.device) for value in vars(uniforms).values()))
     parts = []
     for piece in torch.arange(len(tokens), device=tokens.device).split(_slice_size(pair, settings)):
         draft_logits = pair.draft_lm.logits(draft_hidden[piece])
         target_logits = pair.target_lm.logits(target_hidden[piece.to(target_hidden.device)]).to(tokens.device)
-        parts.append(_outcomes(pair, draft_logits, target_logits, tokens[piece], piece, limit, warp, draws))
-    accepted, values, draw, start, first, first_values = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
-    order = torch.argsort(start * settings.num_samples + draw)  # by position, so that rows of a batch are of similar length
-    draw, start = draw[order], start[order]
+        parts.append(_outcomes(pair, draft_logits, target_logits, tokens[piece], piece, limit, warp, uniforms))
+    accepted, values, draft_sample, start, first, first_values = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
+    order = torch.argsort(
+        start * settings.num_samples + draft_sample
+    )  # by position, so that rows of a batch are of similar length
+    draft_sample, start = draft_sample[order], start[order]
     lengths = (limit - 1 - start).clamp_max(settings.max_tokens)
     begun = Branches(torch.zeros_like(start), len(prompt) + start, first[order, None], lengths)
     branch_values = first_values.new_zeros((*first_values.shape, settings.max_tokens))
     branch_values[:, :, 0] = first_values[:, order]
 
-    def keep(rows: Tensor, depth: int, logits: Tensor, distribution: Tensor, drawn: Tensor) -> None:
-        branch_values[:, rows, depth] = _values(logits, distribution, drawn)
+    def keep(rows: Tensor, depth: int, logits: Tensor, distribution: Tensor, sampled: Tensor) -> None:
+        branch_values[:, rows, depth] = _values(logits, distribution, sampled)
 
-    branches = draft_read.grow(pair, begun, draws.branch[draw, start], warp, settings.batch_size, keep)
+    branches = draft_read.grow(pair, begun, uniforms.branch[draft_sample, start], warp, settings.batch_size, keep)
     return {
         "response_ids": list(response),
         "limit": limit,
         "finished": response[-1] in pair.stop_tokens,
         "accepted": accepted.flatten().cpu().numpy(),
-        "branch_draw": draw.cpu().numpy(),
+        "branch_draw": draft_sample.cpu().numpy(),
         "branch_start": start.cpu().numpy(),
         "branch_length": branches.lengths.cpu().numpy(),
         "branch_ids": branches.tokens[branches.used].cpu().numpy(),
@@ -106,36 +114,36 @@ def _outcomes(
     positions: Tensor,
     limit: int,
     warp: Warp,
-    draws: Draws,
+    uniforms: ResponseUniforms,
 ) -> tuple[Tensor, ...]:
-    """Draw what became of drafts at a slice of `positions` (n,), where the response has `tokens` (n,).
+    """Sample the outcomes of drafts at a slice of `positions` (n,), where the response has `tokens` (n,).
 
-    Returns whether the tokens were accepted (Q, n), their columns (C, n), and of the rejected tokens in their place draw, position, token
-    (b,) and columns (C, b).
+    Returns whether the tokens were accepted (Q, n), their columns (C, n), and of the tokens that were rejected in their place sample,
+    position, token (b,) and columns (C, b).
     """
-    draft_law, target_law = warp(draft_logits), warp(target_logits)
-    check_finite(pair.draft_id, draft_law)
-    check_finite(pair.target_id, target_law)
-    # The share of the target's probability of a token that comes by way of an accepted draft: min(d, t) / t.
+    draft_probs, target_probs = warp(draft_logits), warp(target_logits)
+    check_finite(pair.draft_id, draft_probs)
+    check_finite(pair.target_id, target_probs)
+    # The share of the target's probability of a token that comes from an accepted draft token: min(d, t) / t.
     came_from_draft = accept_prob(
-        *(distribution.gather(1, tokens[:, None]).squeeze(1) for distribution in (draft_law, target_law))
+        *(distribution.gather(1, tokens[:, None]).squeeze(1) for distribution in (draft_probs, target_probs))
     )
-    residual = (draft_law - target_law).clamp_min(0)
-    # Where rounding leaves nothing that could have been rejected, the two laws are the same.
-    accepted = (draws.accept[:, positions] < came_from_draft) | (residual.sum(dim=1) <= 0)
-    draw, row = (~accepted & (positions < limit - 1)).nonzero(as_tuple=True)
-    rejected = sample(residual[row], draws.reject[draw, positions[row]])
-    columns, rejected_columns = _values(draft_logits, draft_law, tokens), _values(draft_logits[row], draft_law[row], rejected)
-    return accepted, columns, draw, positions[row], rejected, rejected_columns
+    residual = (draft_probs - target_probs).clamp_min(0)
+    # Where rounding leaves nothing that could have been rejected, the two distributions are the same.
+    accepted = (uniforms.accept[:, positions] < came_from_draft) | (residual.sum(dim=1) <= 0)
+    draft_sample, row = (~accepted & (positions < limit - 1)).nonzero(as_tuple=True)
+    rejected = sample(residual[row], uniforms.reject[draft_sample, positions[row]])
+    columns, rejected_columns = _values(draft_logits, draft_probs, tokens), _values(draft_logits[row], draft_probs[row], rejected)
+    return accepted, columns, draft_sample, positions[row], rejected, rejected_columns
 
 
 def _read(lm: LanguageModel, prompt: Sequence[int], response: Sequence[int]) -> ReadTexts:
-    """Return what `lm` keeps of a text, of which it reads all but the last token."""
+    """Return the memory of `lm` after it has read a text without its last token."""
     return ReadTexts.of(lm, torch.tensor([[*prompt, *response][:-1]]))
 
 
 def _values(logits: Tensor, distribution: Tensor, tokens: Tensor) -> Tensor:
-    """Return COLUMNS (C, n) of `tokens` (n,) drawn from draft `logits` and `law` (n, V)."""
+    """Return COLUMNS (C, n) of `tokens` (n,) sampled from draft `logits` and their warped `distribution` (n, V)."""
     features = drafting_features(RECORDED, logits, tokens)
     return torch.stack([*(features[name] for name in RECORDED), distribution.gather(1, tokens[:, None]).squeeze(1)]).float()
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from families import family_pair
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
-from specheads.evaluation.candidate import FIXED, Candidate
+from specheads.commands.evaluation import rule_choices
+from specheads.evaluation.candidate import FIXED, Candidate, RuleChoice
 from specheads.evaluation.candidates import candidates, longest_draft
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.tuning import Tuning
@@ -18,12 +18,11 @@ from specheads.pair import config_folder
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
 from specheads.replay.cost import Costs
-from specheads.replay.head_scores import head_fingerprint, judge
+from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
 from specheads.replay.replay import RecordedHead, head_logits, recorded_head, replay
 from specheads.replay.response_tree import RecordSettings
 
-STOPPING = "specheads.decoding.stopping."
 COSTS = {"measured": Costs(0.001, 0.004, 0.0002), "10": Costs.at_ratio(10)}
 SHARE = 0.25  # of a draft step, for every head
 
@@ -49,14 +48,14 @@ def tuning(pair, heads, tmp_path_factory):
     settings = RecordSettings(3, 20, 64)
     folder = make_recording(pair, prompts, Warp(0.8), ResponseLimits(30), settings, 0, tmp_path_factory.mktemp("data"))
     named = {head_fingerprint(head): head for head in heads.values()}
-    judge(folder, pair, named, ground_truth=True)
+    add_predictions(folder, pair, named, ground_truth=True)
     return Tuning(load_recording(folder, [*named, GROUND_TRUTH]), CostTable(COSTS, dict.fromkeys(heads, SHARE)))
 
 
 def all_rules():
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         cfg = compose("evaluate", ["model=nano"])
-    return OmegaConf.to_container(cfg.stopping, resolve=True)
+    return rule_choices(cfg.stopping)
 
 
 def test_every_rule_of_the_config_is_replayed_with_every_value(tuning, heads):
@@ -90,9 +89,7 @@ def test_what_depends_on_costs_comes_once_per_ratio(tuning, heads):
 
 def test_a_logistic_is_fitted_to_what_was_accepted(tuning):
     """Its mean prediction is the acceptance rate, and no other weights fit the recorded outcomes better."""
-    rules = {
-        "logistic": {"_target_": f"{STOPPING}Logistic", "weights": {"logit_max_prob": None, "bias": None}, "threshold": [0.5]}
-    }
+    rules = {"logistic": RuleChoice(stopping.Logistic, {"weights": {"logit_max_prob": None, "bias": None}, "threshold": [0.5]})}
     (one, *_) = candidates(rules, {}, tuning)
     node, _, accepted, _ = tuning.recording.labels()
     inputs = tuning.recording.features["max_prob"][node].double().logit(1e-6)
@@ -145,10 +142,10 @@ def test_a_calibrated_head_says_what_happens_on_average(own, tuning, heads):
 
 
 def test_without_a_recording_only_what_is_complete_can_be_tried(heads):
-    fixed = {"fixed_length": {"_target_": f"{STOPPING}FixedLength", "num_tokens": 4}}
+    fixed = {"fixed_length": RuleChoice(stopping.FixedLength, {"num_tokens": 4})}
     (one,) = candidates(fixed, {}, None)
     assert (one.name, one.family, one.value, one.ratio) == ("fixed K=4", FIXED, 4, None)
-    head = {"head_threshold": {"_target_": f"{STOPPING}HeadThreshold", "threshold": [0.3, 0.7]}}
+    head = {"head_threshold": RuleChoice(stopping.HeadThreshold, {"threshold": [0.3, 0.7]})}
     found = candidates(head, {"mine": heads["next_token"]}, None)
     assert [(one.name, one.family, one.value) for one in found] == [
         ("head 0.3", "head_threshold", 0.3),
@@ -158,4 +155,4 @@ def test_without_a_recording_only_what_is_complete_can_be_tried(heads):
     with pytest.raises(UserError, match="weights"):
         candidates({"logistic": all_rules()["logistic"]}, {}, None)
     with pytest.raises(UserError, match="threshold"):
-        candidates({"head_threshold": head["head_threshold"] | {"threshold": ["auto"]}}, heads, None)
+        candidates({"head_threshold": RuleChoice(stopping.HeadThreshold, {"threshold": ["auto"]})}, heads, None)

@@ -8,7 +8,7 @@ from fakes import CountingTokenizer, tiny_llama
 from hydra import compose, initialize_config_dir
 
 from specheads.evaluation import layer_search
-from specheads.evaluation.layer_search import best_length, cost_without, search
+from specheads.evaluation.layer_search import best_length, cost_without
 from specheads.evaluation.prompt_sets import PromptSet
 from specheads.pair import Pair, config_folder
 from specheads.prompts.prompt import Prompt
@@ -40,10 +40,10 @@ def pair():
 def test_layers_that_add_nothing_are_found(pair, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(layer_search, "load_configured_pair", lambda cfg: pair)
     dev = PromptSet("dev", "dev", [(Prompt("a", "dev", "a"), [0, 1, 2]), (Prompt("b", "dev", "b"), [3, 4])])
-    monkeypatch.setattr(layer_search, "PromptSets", lambda cfg, pair, heads: SimpleNamespace(dev=dev))
+    monkeypatch.setattr(layer_search, "PromptSets", lambda data, pair, heads: SimpleNamespace(dev=dev))
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         cfg = compose("layer_search", [f"paths.run={tmp_path}", "max_new_tokens=20", "most_skipped=0.8", "engine=eager"])
-    found = search(cfg)
+    found = layer_search.layer_search(cfg)
     assert found[0].skipped == (1, 3) and found[0].acceptance > 0.98
     assert found[0].cost == pytest.approx(cost_without(pair, [1, 3])) and 0.3 < found[0].cost < 0.7
     assert [len(one.skipped) for one in sorted(found, key=lambda one: len(one.skipped))] == [1, 2, 3]
@@ -52,4 +52,4 @@ def test_layers_that_add_nothing_are_found(pair, tmp_path, monkeypatch, capsys):
     # What was tried is not tried again.
     monkeypatch.setattr(layer_search, "is_resumed", lambda folder: True)
     monkeypatch.setattr(layer_search, "without_layers", lambda *args: pytest.fail("tried again"))
-    assert search(cfg) == found
+    assert layer_search.layer_search(cfg) == found

@@ -10,17 +10,18 @@ from hydra import compose, initialize_config_dir
 from rich.console import Console
 from safetensors.torch import load_file
 
+from data_gen.__main__ import data_cache
 from specheads.evaluation import learning_curve as module
-from specheads.evaluation.curve import Curve, Point, figure_of, print_curve, verdict
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.learning_curve import learning_curve, plans, settings_of
-from specheads.evaluation.results import Winner
+from specheads.evaluation.learning_curve_figure import figure_of
+from specheads.evaluation.learning_curve_report import Curve, Point, conclusion, print_curve
+from specheads.evaluation.report import Winner
 from specheads.heads.checkpoint import load_head
 from specheads.interrupts import Interrupted
 from specheads.pair import config_folder
 from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json
-from specheads.training.heads import head_training as training
 
 SMALL = [
     "model=nano",
@@ -65,35 +66,35 @@ def cfg(tmp_path, monkeypatch, nano):
 
 def test_every_head_takes_the_same_number_of_steps():
     ids = [f"{number}" for number in range(1596)]
-    shares = "shares=[0.0625,0.125,0.25,0.5,1]"
-    found = plans(composed(shares, "loader.batch_size=32", "trainer.max_epochs=12", "paths.run=run"), ids)
+    shares = [0.0625, 0.125, 0.25, 0.5, 1]
+    found = plans(composed("loader.batch_size=32", "trainer.max_epochs=12", "paths.run=run"), shares, ids)
     assert [plan.num_prompts for plan in found] == [100, 200, 399, 798, 1596]
     assert {plan.num_steps for plan in found} == {600}
     assert [plan.num_epochs for plan in found] == [150, 86, 47, 24, 12]
     assert [plan.folder.name for plan in found] == [f"share-{share}" for share in ("0.0625", "0.125", "0.25", "0.5", "1")]
-    found = plans(composed("+trainer.accumulate_grad_batches=3", "trainer.max_epochs=2", "paths.run=run"), ids[:20])
+    found = plans(composed("+trainer.accumulate_grad_batches=3", "trainer.max_epochs=2", "paths.run=run"), [1, 0.5], ids[:20])
     assert {plan.num_steps for plan in found} == {4} and [plan.num_epochs for plan in found] == [4, 2]
 
 
 def test_a_share_is_trained_as_train_would():
     cfg = composed("paths.run=run", "trainer.max_epochs=6")
-    plan = plans(cfg, ["a", "b", "c", "d"] * 2)[0]
+    plan = plans(cfg, [1, 0.5], ["a", "b", "c", "d"] * 2)[0]
     own = settings_of(cfg, plan)
-    assert (own.train_share, own.paths.run, own.trainer.default_root_dir) == (0.5, "run/share-0.5", "run/share-0.5")
+    assert (own.train_share, own.paths.run) == (0.5, "run/share-0.5")
     assert (own.trainer.max_epochs, own.trainer.max_steps, own.trainer.check_val_every_n_epoch) == (12, 12, 2)
     assert cfg.train_share == 1 and "max_steps" not in cfg.trainer
 
 
 def test_a_curve_is_trained_once_goes_on_after_a_kill_and_is_written(cfg, tmp_path, monkeypatch, capsys):
-    trained, whole = [], training.train
+    trained, whole = [], module.train_configured_heads
 
-    def stopped(own, pair):
-        trained.append(own.train_share)
+    def stopped(share_cfg, make_data, pair):
+        trained.append(share_cfg.train_share)
         if len(trained) == 2:
             raise Interrupted(2)
-        return whole(own, pair)
+        return whole(share_cfg, make_data, pair)
 
-    monkeypatch.setattr(training, "train", stopped)
+    monkeypatch.setattr(module, "train_configured_heads", stopped)
     with pytest.raises(Interrupted):
         learning_curve(cfg)
     first = tmp_path / "run/share-0.5/heads/next_token-d0-r1/model.safetensors"
@@ -126,7 +127,7 @@ def test_all_prompts_in_a_curve_are_those_of_train(cfg, tmp_path, nano):
     cfg.shares = [1]
     (curve,) = learning_curve(cfg)
     assert curve.last_step is None
-    alone = training.train(composed("paths.run=alone"), nano)
+    alone = module.train_configured_heads(composed("paths.run=alone"), data_cache, nano).folder
     ours, theirs = (load_file(f"{folder}/model.safetensors") for folder in (curve.points[0].head, alone))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
     (cache,) = (path.parent for path in tmp_path.glob("data/*/manifest.json"))
@@ -167,10 +168,10 @@ def test_a_curve_is_a_table_and_three_panels():
 
 @pytest.mark.parametrize(
     "low, high, expected",
-    [(0.01, 0.05, "rises still"), (-0.01, 0.05, "do not tell"), (-0.01, 0.009, "not what heads lack")],
+    [(0.01, 0.05, "still rises"), (-0.01, 0.05, "do not tell"), (-0.01, 0.009, "not what heads lack")],
 )
 def test_the_last_step_says_whether_more_prompts_would_help(low, high, expected):
-    text = verdict(example(Interval((low + high) / 2, low, high)))
+    text = conclusion(example(Interval((low + high) / 2, low, high)))
     assert text.startswith("From 4,000 to 8,000 train prompts AUROC changes by ") and expected in text
     assert f"[{low:+.4f}, {high:+.4f}]" in text
     assert "the share of the gap at ratio 10 from 30.0% to 30.0%" in text

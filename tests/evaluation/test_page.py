@@ -2,11 +2,12 @@ import contextlib
 import json
 import re
 import shutil
-from dataclasses import replace
-from html import escape
+import time
+from dataclasses import fields, is_dataclass, replace
 from html.parser import HTMLParser
 
 import pytest
+from markupsafe import escape
 from plotly.offline import get_plotlyjs
 from report_example import NASTY, report_example
 from selenium import webdriver
@@ -14,11 +15,12 @@ from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
-from specheads.evaluation.figures import DOUBTFUL, figures_of
-from specheads.evaluation.findings import key_findings, ratios_of
-from specheads.evaluation.page import _resource, html_of, write_page
-from specheads.evaluation.results import MEASURED, DataSet, Report
-from specheads.evaluation.tables import bank_table
+from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
+from specheads.evaluation.conclusions import key_findings, ratios_of
+from specheads.evaluation.page.document import html_of, resource, write_page
+from specheads.evaluation.page.figures import DOUBTFUL, figures_of
+from specheads.evaluation.page.tables import bank_table
+from specheads.evaluation.report import MEASURED, DataSet, Report
 
 CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = (
@@ -107,7 +109,7 @@ def test_everything_in_the_report_is_on_the_page(report, html, page):
             assert winner.family in text and winner.name in text
         for sample in data_set.texts:
             assert sample.prompt in text and sample.rule in text
-            assert all(escape(piece.strip()) in html for _, piece in sample.pieces)
+            assert all(str(escape(piece.strip())) in html for _, piece in sample.pieces)
     for name in [row.name for row in report.live] + [row.head for row in report.bank] + list(report.notes):
         assert name in text
     assert NASTY in text
@@ -158,8 +160,8 @@ def test_doubts_stand_first_and_what_was_measured_is_greyed(report, html):
     assert html.count('<td class="doubtful"') == decoded
     assert "measured (5.4), doubtful" in html
     trusted = html_of(replace(report, doubts=[]))
-    assert "doubtful" not in trusted.replace(get_plotlyjs(), "").replace(_resource("page.css"), "").replace(
-        _resource("page.js"), ""
+    assert "doubtful" not in trusted.replace(get_plotlyjs(), "").replace(resource("page.css"), "").replace(
+        resource("page.js"), ""
     )
     assert "not to be trusted" not in trusted
 
@@ -205,12 +207,12 @@ def test_every_table_of_predicted_speeds_says_what_was_counted(report, html):
 
 def test_the_table_of_heads_shows_what_they_cost_and_where_they_break_even(report):
     shown = bank_table(report, "10")
-    assert "head’s cost" in shown and "break-even" in shown
-    for row in report.bank:
-        assert f"{row.head_share['10'] * 100:.3g}\u00a0%" in shown
-    assert shown.count("<b>12\u00a0%</b>") == len(report.bank)
+    cost, even = shown.columns.index("head’s cost"), shown.columns.index("break-even")
+    costs = {row.cells[0].text: row.cells[cost].text for row in shown.rows}
+    assert costs == {row.head: f"{row.head_share['10'] * 100:.3g}\u00a0%" for row in report.bank}
+    assert [row.cells[even].text for row in shown.rows] == ["12\u00a0%"] * len(report.bank)
     bare = bank_table(replace(report, bank=[replace(row, break_even={}) for row in report.bank]), "10")
-    assert "<b>12\u00a0%</b>" not in bare
+    assert {row.cells[even].text for row in bare.rows} == {None}
 
 
 def test_an_empty_report_is_a_page_too():
@@ -315,3 +317,56 @@ def test_a_click_on_a_heading_sorts_a_table(opened):
         opened.execute_script("document.querySelectorAll('#bank .panel:not([hidden]) th button')[5].click()")
         values = opened.execute_script(column)
         assert values == sorted(values, key=lambda value: order * value)
+
+
+ATTACK = '\'"></span></script><script>window.injected = 1</script><img src=x onerror="window.injected = 1"><svg onload=window.injected=1>-->'
+
+
+def attacked(value, field=""):
+    """A report with an attempt to inject a script in every text that a model, a config or a name wrote."""
+    if is_dataclass(value):
+        return replace(value, **{part.name: attacked(getattr(value, part.name), part.name) for part in fields(value)})
+    if isinstance(value, dict):
+        shown = field in ("warp", "versions", "head_shares", "prompts")  # whose keys are shown, too
+        return {f"{key}{ATTACK}" if shown else key: attacked(part, "" if shown else key) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        if field == "pieces":
+            return [(kind, text + ATTACK) for kind, text in value]
+        return [attacked(part, field) for part in value]
+    known = field in ("role", "ratio") or value in (FIXED, CEILING, ORACLE)
+    return value + ATTACK if isinstance(value, str) and not known else value
+
+
+@pytest.mark.parametrize("doubts", [[ATTACK], []], ids=["doubtful", "trusted"])
+def test_no_text_of_a_report_runs_or_becomes_an_element(browser, report, tmp_path, doubts):
+    """Names of models, heads, rules and prompts, the config and the responses are only text, in tables and in figures."""
+    path = tmp_path / "report.html"
+    write_page(replace(attacked(report), doubts=doubts), path)
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.get(path.as_uri())
+    drawn = "return [...document.querySelectorAll('.plot')].every(one => one.hidden || one.querySelector('.main-svg'))"
+    WebDriverWait(browser, 30).until(lambda one: one.execute_script(drawn))
+    hover = "for (const box of document.querySelectorAll('.plot:not([hidden])')) for (const [curveNumber, trace] of box.data.entries())"
+    hover += " if (trace.x.length) Plotly.Fx.hover(box, [{curveNumber, pointNumber: 0}]);"
+    select = (
+        "const one = document.querySelector('select'); one.value = %s; one.dispatchEvent(new Event('change', {bubbles: true}));"
+    )
+    for number in range(len(report.data_sets)):
+        browser.execute_script(select % number + hover)
+        for ratio in ratios_of(report):
+            browser.execute_script(f"document.querySelector('input[data-select=ratio][value=\"{ratio}\"]').click();" + hover)
+    time.sleep(0.5)  # an error handler would run by now
+    assert browser.execute_script("return window.injected === undefined")
+    assert browser.execute_script("return document.querySelectorAll('script').length") == 3
+    handlers = "return document.querySelectorAll('[onerror], [onload], img').length"
+    assert browser.execute_script(handlers) == 0
+    text = browser.execute_script("return document.body.textContent")
+    assert text.count("window.injected = 1") > 200 and "tiny & pair" + ATTACK in text
+    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def test_the_attack_would_run_if_it_were_not_escaped(browser, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text(f"<!DOCTYPE html><body><p title='{ATTACK}'>", encoding="utf-8")
+    browser.get(path.as_uri())
+    WebDriverWait(browser, 10).until(lambda one: one.execute_script("return window.injected === 1"))

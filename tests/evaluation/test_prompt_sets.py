@@ -1,4 +1,4 @@
-"""Which prompts an evaluation reads: none that a head learned from, the final ones only where they are asked for, and what it says of them."""
+"""Which prompts an evaluation reads: none that a head learned from, and the final ones only where they are asked for."""
 
 import json
 import logging
@@ -10,15 +10,17 @@ import torch
 from hydra import compose, initialize_config_dir
 
 import evaluate
+from data_gen.__main__ import data_cache
 from specheads import UserError
-from specheads.evaluation.find import LocatedHead
-from specheads.evaluation.prompt_sets import PromptSet, PromptSets, check_split
+from specheads.commands.evaluation import evaluation_settings, named_test_sets, prompt_data
+from specheads.commands.head_training import train_configured_heads
+from specheads.evaluation.head_folders import LocatedHead
+from specheads.evaluation.prompt_sets import PromptSet, PromptSets
 from specheads.heads.checkpoint import load_head
 from specheads.heads.train_prompts import TrainPrompts, id_number, text_hash
 from specheads.nano import corpus
 from specheads.pair import config_folder
 from specheads.prompts.prompt import Prompt, text_id
-from specheads.training.heads import head_training as training
 
 NUM_ROWS = 40
 FILE = ["data=alpaca", "data.path=rows.jsonl", "data.template='{prompt}'"]
@@ -38,7 +40,8 @@ def folder(tmp_path, monkeypatch):
 def sets_of(pair, *overrides, **heads):
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         cfg = compose("evaluate", ["model=nano", *FILE, *COUNTS, *overrides, "paths.run=run"])
-    return PromptSets(cfg, pair, {name: LocatedHead(SimpleNamespace(train_prompts=one), name) for name, one in heads.items()})
+    located = {name: LocatedHead(SimpleNamespace(train_prompts=one), name) for name, one in heads.items()}
+    return PromptSets(prompt_data(cfg), pair, located, evaluation_settings(cfg))
 
 
 def texts_of(rows):
@@ -63,7 +66,7 @@ def test_what_a_head_learned_from_is_left_out_and_others_take_its_place(folder, 
         recorded = sets.recorded()
     assert rows_of(recorded["rows, dev"]) == [20, 22, 23, 24]  # what it was calibrated on is a dev prompt as any other
     assert rows_of(recorded["rows"]) == [26, 29, 31, 32, 33, 34, 35, 36]
-    assert rows_of(sets.decoded()) == [26, 29, 31]
+    assert rows_of(sets.decoded(3)) == [26, 29, 31]
     assert "3 prompts of 14 of rows were left out" in caplog.text and "1 prompt of 6 of rows, dev was left out" in caplog.text
     assert [one["num_left_out"] for one in sets.context()["prompts"].values()] == [1, 3, 3]
     assert [note for note in sets.notes() if note.startswith("3 prompts of rows were left out")]
@@ -77,7 +80,7 @@ def test_a_head_of_another_template_knows_its_rows(folder, nano):
 
 
 def test_heads_that_name_ids_of_their_prompts_still_leave_them_out(folder, nano):
-    """As heads do that were exported before words were kept."""
+    """As heads do that were exported before hashes of words were kept."""
     ids = torch.tensor([id_number(text_id(text)) for text in texts_of([21, 26, 30])])
     learned = TrainPrompts.from_tensors({"train": ids, "dev": ids[:0]}, "old")
     recorded = sets_of(nano, mine=learned).recorded()
@@ -112,7 +115,7 @@ def test_a_file_of_nothing_else_is_refused(folder, nano):
 
 def test_a_split_of_nothing_else_is_refused(folder, nano):
     with pytest.raises(UserError, match=r"rows cannot be reported on: all 14 of its prompts .*head=mine.*data\.num_test"):
-        sets_of(nano, mine=TrainPrompts.of(texts_of(range(NUM_ROWS)))).decoded()
+        sets_of(nano, mine=TrainPrompts.of(texts_of(range(NUM_ROWS)))).decoded(3)
 
 
 def test_a_name_without_a_file_gives_test_prompts_of_its_own_split(folder, nano, tmp_path):
@@ -121,20 +124,23 @@ def test_a_name_without_a_file_gives_test_prompts_of_its_own_split(folder, nano,
     text = shared.read_text().replace("openai/openai_humaneval", str(tmp_path / "rows.jsonl"))
     for key, count in (("num_train", 84), ("num_dev", 20), ("num_test", 60)):
         assert f"{key}: {count}" in text
-    data = tmp_path / "own.yaml"
-    data.write_text(text)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "humaneval.yaml").write_text(text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specheads.evaluation.prompt_sets.known_data_sets", lambda names: dict.fromkeys(names, data))
-        more = sets_of(nano, "test_sets={humaneval: null}", "num_prompts=100").recorded()["humaneval"]
+        patch.setattr("specheads.commands.evaluation.config_folder", lambda: tmp_path)
+        more_sets = named_test_sets({"humaneval": None}, 100)
+    sets = sets_of(nano, "num_prompts=100")
+    sets.settings = sets.settings.but(test_sets=more_sets)
+    more = sets.recorded()["humaneval"]
     assert rows_of(more) == list(range(25, 40))  # 84, 20 and 60 of 164 rows are 20, 5 and 15 of 40
 
 
 def test_a_set_that_reads_no_file_is_not_given_one(folder, nano):
     with pytest.raises(UserError, match=r"test_sets=\{nano: rows\.jsonl\}: nano reads no file.*test_sets=\{nano: null\}"):
-        sets_of(nano, "test_sets={nano: rows.jsonl}").recorded()
+        sets_of(nano, "test_sets={nano: rows.jsonl}")
 
 
-def test_a_head_that_does_not_name_its_prompts_is_told(folder, nano, caplog):
+def test_a_head_that_does_not_name_its_prompts_is_named(folder, nano, caplog):
     sets = sets_of(nano, old=None)
     assert "Head old does not name the prompts that it learned from" in caplog.text
     assert rows_of(sets.recorded()["rows"])[0] == 26 and sets.notes() == [caplog.records[-1].message]
@@ -142,8 +148,8 @@ def test_a_head_that_does_not_name_its_prompts_is_told(folder, nano, caplog):
 
 def test_provenance_is_a_hash_of_ids_in_any_order():
     prompts = [(Prompt(f"{number:016x}", "test", str(number)), [1]) for number in range(5)]
-    told = [PromptSet("a", "test", some).provenance() for some in (prompts, prompts[::-1], prompts[1:])]
-    assert told[0] == told[1] and told[0]["sha256"] != told[2]["sha256"] and told[2]["num_prompts"] == 4
+    whole, reversed_, part = (PromptSet("a", "test", some).provenance() for some in (prompts, prompts[::-1], prompts[1:]))
+    assert whole == reversed_ and whole["sha256"] != part["sha256"] and part["num_prompts"] == 4
 
 
 @pytest.fixture
@@ -156,7 +162,8 @@ def nano_sets(nano, monkeypatch):
 
     def make(*words):
         with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-            return PromptSets(compose("evaluate", ["model=nano", "head=null", "paths.run=run", *words]), nano, {})
+            cfg = compose("evaluate", ["model=nano", "head=null", "paths.run=run", *words])
+        return PromptSets(prompt_data(cfg), nano, {}, evaluation_settings(cfg))
 
     return make
 
@@ -186,7 +193,7 @@ def test_a_final_part_is_named_in_the_report(nano_sets, monkeypatch):
     assert json.dumps(sets.context())  # as report.json has it
 
 
-def test_a_trained_head_is_judged_on_rows_that_it_never_saw(folder, nano, monkeypatch, capsys):
+def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, monkeypatch, capsys):
     """Training names its prompts, calibration adds its own, and an evaluation on the file that both are from leaves them out."""
     small = ["model=nano", *FILE, *COUNTS[:3], "data.max_new_tokens=8"]
     head = [
@@ -198,7 +205,7 @@ def test_a_trained_head_is_judged_on_rows_that_it_never_saw(folder, nano, monkey
         "calibration.num_prompts=2",
     ]
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        exported = training.train(compose("train", [*small, *head, "paths.run=trained"]), nano)
+        exported = train_configured_heads(compose("train", [*small, *head, "paths.run=trained"]), data_cache, nano).folder
         rules = ["stopping=[fixed_length,head_threshold]", "fixed_lengths=[1,2]", "thresholds=[0.5]", "live=none", "ratios=[10]"]
         words = [f"head={exported}", *COUNTS[3:], *rules, "test_sets={humaneval: rows.jsonl}", "paths.run=run"]
         cfg = compose("evaluate", [*small, *words])
@@ -222,7 +229,7 @@ def test_final_prompts_are_reported_where_they_are_asked_for(folder, nano):
     recorded = sets.recorded()
     assert list(recorded) == ["rows, dev", "rows, final"] and recorded["rows, final"].role == "test"
     assert rows_of(recorded["rows, final"]) == list(range(32, 40))
-    assert rows_of(sets.decoded()) == [32, 33, 34]
+    assert rows_of(sets.decoded(3)) == [32, 33, 34]
     context = sets.context()
     assert (context["split"], context["final_parts"]) == ("final", [])
     assert list(context["prompts"]) == ["rows, dev", "rows, final", "rows, final, decoded"]
@@ -231,11 +238,12 @@ def test_final_prompts_are_reported_where_they_are_asked_for(folder, nano):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["split=dev"], "split=dev cannot be reported on; use test or final"),
+        (["split=dev"], "split=dev must be one of 'test' or 'final'"),
         (["split=final"], r"split=final needs final prompts.*data\.num_final=500"),
     ],
 )
-def test_other_splits_are_refused(nano, words, message):
+def test_other_splits_are_refused(folder, nano, words, message):
     with pytest.raises(UserError, match=message):
-        check_split(sets_of(nano, *words).cfg)
-    check_split(sets_of(nano, "split=final", "data.num_final=3").cfg)
+        sets = sets_of(nano, *words)
+        sets.data.check(sets.settings.split)
+    sets_of(nano, "split=final", "data.num_final=3").data.check("final")

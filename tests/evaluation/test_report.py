@@ -13,26 +13,27 @@ from report_example import report_example
 from rich.console import Console
 
 from specheads import AcceptanceHead, HeadConfig, Warp, stopping, verification
-from specheads.evaluation import report as module
+from specheads.evaluation import report_files as module
+from specheads.evaluation.candidate import RuleChoice
 from specheads.evaluation.candidates import candidates
+from specheads.evaluation.conclusions import has_head, notes_on
 from specheads.evaluation.console import print_report
-from specheads.evaluation.findings import has_head, notes_on
 from specheads.evaluation.intervals import Interval, gain_over_fixed
-from specheads.evaluation.report import live_rows, write_report
-from specheads.evaluation.results import Report
+from specheads.evaluation.live_rows import live_rows
+from specheads.evaluation.report import Report
+from specheads.evaluation.report_files import write_report
 from specheads.evaluation.rule_costs import CostTable, with_measured
-from specheads.evaluation.sweep import round_times, run_sweep, sweep_settings
+from specheads.evaluation.sweep import Sweep, round_times, sweep_settings
 from specheads.evaluation.wandb_log import contents
 from specheads.replay.cost import Costs
 
-STOPPING = "specheads.decoding.stopping."
 ALONE = 900.0  # tokens per second
 SCHEMA = json.loads((Path(module.__file__).parent / "report.schema.json").read_text())
 
 
 def rules(fixed_lengths, thresholds=()):
-    fixed = {"fixed_length": {"_target_": f"{STOPPING}FixedLength", "num_tokens": fixed_lengths}}
-    head = {"head_threshold": {"_target_": f"{STOPPING}HeadThreshold", "threshold": list(thresholds)}}
+    fixed = {"fixed_length": RuleChoice(stopping.FixedLength, {"num_tokens": fixed_lengths})}
+    head = {"head_threshold": RuleChoice(stopping.HeadThreshold, {"threshold": list(thresholds)})}
     return candidates(fixed | (head if thresholds else {}), {"mine": small_head()}, None)
 
 
@@ -47,7 +48,7 @@ def small_head():
 @pytest.fixture(scope="module")
 def measured():
     settings = sweep_settings(rules([1, 3], [0.3, 0.6]))
-    return run_sweep(tiny_pair(5), settings, [[0], [1, 2], [3], [4, 4]], Warp(), max_new_tokens=12, repeats=2, seed=0)
+    return Sweep(tiny_pair(5), Warp(), max_new_tokens=12, repeats=2).run(settings, [[0], [1, 2], [3], [4, 4]])
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def test_every_setting_decoded_every_prompt_as_often_as_asked(measured):
 
 
 def test_the_counts_do_not_depend_on_which_settings_run_beside_them(measured):
-    alone = run_sweep(tiny_pair(5), [measured[2].setting], [[0], [1, 2], [3], [4, 4]], Warp(), 12, repeats=2, seed=0)[0]
+    alone = Sweep(tiny_pair(5), Warp(), 12, repeats=2).run([measured[2].setting], [[0], [1, 2], [3], [4, 4]])[0]
     names = ("num_tokens", "num_drafted", "num_accepted", "num_target_calls")
     for one, other in zip(alone.stats, measured[2].stats, strict=True):
         assert [getattr(one, n) for n in names] == [getattr(other, n) for n in names]
@@ -232,7 +233,7 @@ def test_other_verification_rules_are_compared_at_equal_lengths():
     names = ["target alone", "fixed K=2", "fixed K=4", "max probability", "block K=2", "block K=4", "biased K=2, lossy"]
     assert [one.name for one in settings][:-1] == names
     prompts = [[0], [1, 2], [3], [4, 4], [2, 2], [1, 1]]
-    measured = run_sweep(tiny_pair(5), settings, prompts, Warp(), max_new_tokens=40, repeats=2, seed=0)
+    measured = Sweep(tiny_pair(5), Warp(), max_new_tokens=40, repeats=2).run(settings, prompts)
     cost_table = with_measured(CostTable({}), measured, {})
     live = live_rows(measured, cost_table, True)
     rows = {row.name: row for row in live}

@@ -6,7 +6,7 @@ import pytest
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.stopping import DraftProduct, FixedLength, Heuristic
 from specheads.evaluation.candidate import Candidate
-from specheads.evaluation.results import MEASURED
+from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable, with_measured
 from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting
 from specheads.replay.cost import Costs

@@ -8,7 +8,7 @@ from specheads.features import drafting_features
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
 from specheads.replay import recording as module
-from specheads.replay.head_scores import head_fingerprint, judge
+from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
 from specheads.replay.response_tree import RecordSettings
 
@@ -102,13 +102,13 @@ def test_judges_say_what_the_decoder_would_hear_and_are_asked_once(pair, tmp_pat
     folder = make(pair, tmp_path)
     heads = {head_fingerprint(one): one for one in (head(0), head(1), head(2, "input_token"))}
     first = next(iter(heads))
-    judge(folder, pair, {first: heads[first]}, ground_truth=False)
+    add_predictions(folder, pair, {first: heads[first]}, ground_truth=False)
     (before,) = [path.stat().st_mtime_ns for path in (folder / "predictions" / first).glob("manifest.json")]
     passes = []
-    judge(folder, pair, heads, ground_truth=True, advance=passes.append)
+    add_predictions(folder, pair, heads, ground_truth=True, advance=passes.append)
     assert passes == [1] * 10  # one pass for both new heads, one of the target
     assert (folder / "predictions" / first / "manifest.json").stat().st_mtime_ns == before
-    judge(folder, pair, heads, ground_truth=True, advance=passes.append)
+    add_predictions(folder, pair, heads, ground_truth=True, advance=passes.append)
     assert passes[10:] == [5, 5]  # nothing is left to do for either
     recording = load_recording(folder, [*heads, GROUND_TRUTH])
     nodes = {}
@@ -152,7 +152,7 @@ def test_labels_pair_every_proposed_token_with_its_fate_and_with_what_follows(pa
 def test_two_at_work_on_one_recording_are_told_apart(pair, tmp_path):
     folder = make(pair, tmp_path)
     with module.exclusive(folder), pytest.raises(UserError, match="another run"):
-        judge(folder, pair, {}, ground_truth=True)
+        add_predictions(folder, pair, {}, ground_truth=True)
 
 
 def test_every_node_belongs_to_the_response_that_it_was_recorded_for(pair, tmp_path):

@@ -12,7 +12,7 @@ from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError,
 from specheads.decoding import stopping
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
-from specheads.replay.head_scores import head_fingerprint, judge
+from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
 from specheads.replay.replay import Ceiling, Replayed, head_logits, oracle, recorded_head, replay
 from specheads.replay.response_tree import RecordSettings
@@ -52,7 +52,7 @@ def recorded(pair, heads, folder, warp, count, num_samples=1, max_new_tokens=NUM
     settings = ResponseLimits(max_new_tokens, batch_size=16)
     folder = make_recording(pair, prompts(count), warp, settings, RecordSettings(num_samples, 20, 32), 0, folder)
     named = {head_fingerprint(head): head for head in heads}
-    judge(folder, pair, named, ground_truth=True)
+    add_predictions(folder, pair, named, ground_truth=True)
     return load_recording(folder, [*named, GROUND_TRUTH])
 
 
@@ -98,7 +98,7 @@ def test_in_sampling_counts_agree_with_decoding_in_the_mean(pair, heads, tmp_pat
         rows = [(replace(p, prompt_id=f"{p.prompt_id}{repeat}"), ids) for p, ids in prompts(count)]
         folder = make_recording(pair, rows, warp, ResponseLimits(length), RecordSettings(4, 20, 64), 0, tmp_path)
         named = {head_fingerprint(head): head for head in heads}
-        judge(folder, pair, named, ground_truth=False)
+        add_predictions(folder, pair, named, ground_truth=False)
         parts.append(load_recording(folder, list(named)))
     for rule, recorded_rule in every_rule(heads)[1::2]:
         offline = [replay(part, [recorded_rule])[0].per_prompt(count) for part in parts]

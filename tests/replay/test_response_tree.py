@@ -8,14 +8,14 @@ from statistics_helper import chi_square_p_value
 from specheads import Warp
 from specheads.decoding.branches import Branches
 from specheads.features import RECORDED, drafting_features
-from specheads.replay.response_tree import Draws, RecordSettings, node_states, record_response
+from specheads.replay.response_tree import RecordSettings, ResponseUniforms, node_states, record_response
 
 PROMPT, RESPONSE = [2, 0, 1], [1, 1, 0, 2, 0, 1, 2, 2, 0, 1]
 
 
 def record(pair, warp, response=RESPONSE, prompt=PROMPT, num_samples=3, max_tokens=5, batch_size=4, limit=None, seed=0):
     settings = RecordSettings(num_samples, max_tokens, batch_size)
-    draws = Draws.of(seed, "ab", num_samples, len(response), max_tokens)
+    draws = ResponseUniforms.of(seed, "ab", num_samples, len(response), max_tokens)
     return record_response(pair, prompt, response, limit or len(response), warp, draws, settings)
 
 

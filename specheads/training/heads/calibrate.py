@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specheads.decoding.stopping import MAX_TOKENS
 from specheads.errors import UserError
-from specheads.evaluation.find import store_dev_prompts, store_in_config
+from specheads.evaluation.head_folders import store_dev_prompts, store_in_config
 from specheads.evaluation.intervals import Groups, halves
 from specheads.forecast import progress
 from specheads.heads.calibration import IndexCalibration, in_rounds
@@ -22,9 +22,9 @@ from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
 from specheads.prompts.generated_data import GeneratedData
 from specheads.prompts.prompt import groups_of
-from specheads.replay.head_scores import head_fingerprint, judge
+from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import Recording, load_recording, make_recording
-from specheads.replay.replay import head_logits, judged_nodes, recorded_head
+from specheads.replay.replay import head_logits, predicted_nodes, recorded_head
 from specheads.replay.response_tree import RecordSettings
 from specheads.training.heads.settings import HeadTraining
 
@@ -47,7 +47,7 @@ def calibrate(settings: HeadTraining, pair: Pair, data: GeneratedData, folders: 
     errors = {}
     for folder, head in heads.items():
         tokens = head_logits(recording, recorded_head(head))
-        prompt = recording.prompt_of(judged_nodes(recording, recorded_head(head))[0])
+        prompt = recording.prompt_of(predicted_nodes(recording, recorded_head(head))[0])
         fitted = IndexCalibration.fit(*tokens).to_dict()
         head.config = replace(head.config, calibration=fitted)
         errors[folder.name] = {
@@ -83,7 +83,7 @@ def _recording(
     with progress("recording", len(prompts)) as advance:
         folder = make_recording(pair, prompts, settings.warp, data.limits, amounts, settings.seed, root, advance)
     with progress("predicting", len(prompts)) as advance:
-        judge(folder, pair, by_fingerprint, False, advance)
+        add_predictions(folder, pair, by_fingerprint, False, advance)
     return load_recording(folder, list(by_fingerprint))
 
 

@@ -14,7 +14,7 @@ import specheads
 from data_gen.__main__ import data_cache
 from specheads import UserError, Warp, load_pair
 from specheads.commands.distillation import distillation_of, responses_of
-from specheads.evaluation.find import find_heads
+from specheads.evaluation.head_folders import find_heads
 from specheads.nano import corpus
 from specheads.pair_config import config_folder
 from specheads.training.distill.distillation import check_processes, distill, prepare
@@ -165,16 +165,12 @@ def test_a_head_of_the_old_draft_is_refused_and_one_for_the_new_draft_is_trained
             return train_head(compose("train", [*small, *words, f"paths.run={tmp_path}/{name}", *more]))
 
     old, new = head("old"), head("new", f"model.draft={folder}")
-    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        evaluation = compose("evaluate", [f"model.draft={folder}", f"paths.outputs={tmp_path}", f"head={old}"])
     pair = load_pair("nano", draft=str(folder))
     with pytest.raises(UserError, match=f"the head was trained for draft embedded:nano/draft.*but this pair's draft is {folder}"):
-        find_heads(evaluation, pair)
-    evaluation.any_draft = True
-    (candidate,) = find_heads(evaluation, pair).values()
-    candidate.head.check_fits(pair)
-    evaluation.any_draft, evaluation.head = False, str(new)
-    assert find_heads(evaluation, pair)
+        find_heads(str(old), pair, tmp_path, Warp())
+    (located,) = find_heads(str(old), pair, tmp_path, Warp(), any_draft=True).values()
+    located.head.check_fits(pair)
+    assert find_heads(str(new), pair, tmp_path, Warp())
 
 
 def test_a_data_sets_own_response_gets_an_end_token_and_keeps_the_limits(nano):

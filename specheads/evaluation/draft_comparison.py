@@ -1,4 +1,4 @@
-"""Several evaluations side by side: what each draft reaches by itself, with the best rule without a head, and with a head.
+"""Several evaluations compared: the speed-up of each draft by itself, with the best rule without a head, and with a head.
 
 The first is the evaluation at hand; the others are reports of earlier ones, of other drafts for the same target, prompts and warping.
 """
@@ -11,9 +11,9 @@ from typing import Any
 
 from specheads.errors import UserError
 from specheads.evaluation.candidate import FIXED
-from specheads.evaluation.findings import achievable, has_head, main_data_set
+from specheads.evaluation.conclusions import achievable, has_head, main_data_set
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.results import DraftRow, Report
+from specheads.evaluation.report import DraftRow, Report
 
 SAME = (
     "target",
@@ -21,13 +21,13 @@ SAME = (
     "warp",
     "max_new_tokens",
     "verification",
-)  # what evaluations must have in common to be compared
+)  # equal in evaluations that can be compared
 PROMPTS = (
     "name",
     "num_prompts",
     "num_tokens",
 )  # and their test prompts; the tokens are of the target's responses, whatever the draft
-KINDS = {  # by what it is called, which families it is the best of
+KINDS = {  # by name, whether a family is of this kind
     "fixed length": lambda family: family == FIXED,
     "rule without a head": lambda family: family != FIXED and not has_head(family),
     "head": has_head,
@@ -54,7 +54,7 @@ def compared(report: Report, earlier: Mapping[str, Mapping[str, Any]]) -> list[D
     """Return the rows of this report and of earlier ones, by where they lie, on the first set of test prompts.
 
     Raises:
-        UserError: an evaluation of another target, of other prompts, with other costs or under another law.
+        UserError: an evaluation of another target, of other prompts, with other costs or another distribution.
     """
     number = main_data_set(report)
     if number is None:
@@ -70,12 +70,12 @@ def compared(report: Report, earlier: Mapping[str, Mapping[str, Any]]) -> list[D
 
 
 def check_context(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
-    """Raise UserError, naming both sides, unless an earlier report is of the same target, costs and law as a context says."""
+    """Raise UserError, naming both sides, unless an earlier report has the target, the costs and the distribution of a context."""
     for name in SAME:
         _check_same(name, ours.get(name), theirs["context"].get(name), where)
     _check_costs(ours["costs"], theirs["context"].get("costs"), where)
     sets = [_reported(context) for context in (ours, theirs["context"])]
-    if None not in sets:  # reports that do not say which prompts they are of are told apart by PROMPTS
+    if None not in sets:  # reports that do not name their prompts are compared by PROMPTS
         _check_prompts(*sets, where)
 
 
@@ -87,12 +87,12 @@ def _reported(context: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _check_prompts(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
     """Raise UserError, which names both sides, unless two reports are of the same prompts."""
     if ours["sha256"] != theirs["sha256"]:
-        told = [
+        described = [
             f"{one['num_prompts']} prompts of hash {one['sha256']}" + (f" of Python {one['python']}" if "python" in one else "")
             for one in (theirs, ours)
         ]
         raise UserError(
-            f"compare={where} cannot be compared with this evaluation: its prompts are {told[0]}, here they are {told[1]}; evaluate both with "
+            f"compare={where} cannot be compared with this evaluation: its prompts are {described[0]}, here they are {described[1]}; evaluate both with "
             "the same data and split, with heads that left out the same prompts, and data=nano under the same Python."
         )
 
@@ -110,7 +110,7 @@ def _check_costs(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None, wher
 
 
 def _head_share(costs: Mapping[str, Any]) -> str:
-    """Return in words whether heads' costs were counted or given, and then which."""
+    """Return whether the costs of heads were counted or given, and the given ones, as text."""
     return "counted (null)" if costs["counted"] else ", ".join(f"{share:g}" for share in sorted({*costs["head_shares"].values()}))
 
 
@@ -129,21 +129,21 @@ def _rows(report: Mapping[str, Any], number: int) -> list[DraftRow]:
     live = [(row["family"], Interval(**row["tokens_per_second"])) for row in report["live"] if row["family"] != "target"]
     rows = []
     for kind, belongs in KINDS.items():
-        found: dict[str, Mapping[str, Any]] = {}
+        best_rows: dict[str, Mapping[str, Any]] = {}
         for row in data["winners"]:
             if achievable(row["family"]) and belongs(row["family"]):
-                best = found.get(row["ratio"])
+                best = best_rows.get(row["ratio"])
                 if best is None or row["dev_speedup"] > best["dev_speedup"]:
-                    found[row["ratio"]] = row
-        if found:
+                    best_rows[row["ratio"]] = row
+        if best_rows:
             speeds = [speed for family, speed in live if belongs(family)]
             rows.append(
                 DraftRow(
                     draft=draft,
                     kind=kind,
-                    rules={ratio: row["name"] for ratio, row in found.items()},
-                    block_efficiency={ratio: blocks[row["family"], row["name"]] for ratio, row in found.items()},
-                    speedup={ratio: Interval(**row["speedup"]) for ratio, row in found.items()},
+                    rules={ratio: row["name"] for ratio, row in best_rows.items()},
+                    block_efficiency={ratio: blocks[row["family"], row["name"]] for ratio, row in best_rows.items()},
+                    speedup={ratio: Interval(**row["speedup"]) for ratio, row in best_rows.items()},
                     tokens_per_second=max(speeds, key=lambda speed: speed.value, default=None),
                 )
             )

@@ -1,17 +1,17 @@
-"""Whether times that were measured can be trusted: a machine that was busy with something else gives costs that hold for nobody."""
+"""Whether measured times can be trusted: a machine that is busy with something else gives costs that hold nowhere."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from specheads.evaluation.results import LiveRow
+from specheads.evaluation.report import LiveRow
 from specheads.evaluation.sweep import Measured
 from specheads.replay.cost import CostFit
 
 LEAST_R_SQUARED = 0.9  # over responses that a fit had not seen
 LARGEST_SPREAD = 1.2  # mean over median of the target's steps
 LARGEST_HALF_WIDTH = 0.1  # of a speed's 95 % interval, as a share of the speed
-FEWEST_GROUPS = 8  # of prompts, for an interval over them to say anything
+FEWEST_GROUPS = 8  # of prompts; an interval over fewer means nothing
 REMEDY = "run it again on a quiet machine, or leave decoding out (live=none)"
 
 
@@ -22,10 +22,10 @@ def alone_steps(alone: Measured) -> np.ndarray:
 
 
 def doubts_of(alone: Measured, fit: CostFit, live: Sequence[LiveRow], num_groups: int) -> list[str]:
-    """Return why the measured times are not to be trusted; nothing if they are.
+    """Return the reasons why the measured times are not to be trusted; none if they are.
 
     Args:
-        alone: what the target did without a draft.
+        alone: the target without a draft.
         fit: the costs that were fitted to all rounds.
         live: the settings that were decoded.
         num_groups: the groups of prompts (files, where prompts come from files) that intervals are over.
@@ -39,7 +39,7 @@ def doubts_of(alone: Measured, fit: CostFit, live: Sequence[LiveRow], num_groups
         )
     if fit.r_squared is None:
         doubts.append(
-            "Too few responses were decoded to say how well costs explain their times; decode more (num_live_prompts=)."
+            "Too few responses were decoded to tell how well costs explain their times; decode more (num_live_prompts=)."
         )
     elif fit.r_squared < LEAST_R_SQUARED:
         doubts.append(

@@ -7,57 +7,56 @@ from typing import Any
 import plotly.graph_objects as go
 
 from specheads.evaluation.candidate import FIXED
-from specheads.evaluation.findings import (
-    BOUNDS,
-    achievable,
-    change,
-    change_limits,
-    is_trusted,
-    percent,
-    percent_limits,
-    preferred,
-    ratio_text,
-    ratios_of,
-    times,
-    times_limits,
-    winners_at,
-)
+from specheads.evaluation.conclusions import BOUNDS, achievable, is_trusted, preferred, ratio_text, ratios_of, winners_at
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.looks import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, SYMBOLS, Look, looks_of, main_families
-from specheads.evaluation.results import DataSet, Report, RuleRow, Winner
+from specheads.evaluation.number_text import change, change_limits, percent, percent_limits, times, times_limits
+from specheads.evaluation.plot_styles import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    SKY,
+    SYMBOLS,
+    PlotStyle,
+    main_families,
+    styles_of,
+)
+from specheads.evaluation.report import DataSet, Report, RuleRow, Winner
 
 WORST, MOST = -1.0, 1.5  # shares of a gap beyond these are cut off
 
-DOUBTFUL = "doubtful"  # in a figure's layout.meta: what it shows is not to be trusted
+DOUBTFUL = "doubtful"  # in the layout.meta of a figure that is not to be trusted
 
 Figures = Mapping[str, go.Figure]  # by data set, or by data set and ratio: "0" or "0|measured"
 
 
 def figures_of(report: Report) -> dict[str, Figures]:
     """Return every figure that there is data for, by name."""
-    looks, ratios = looks_of(report), ratios_of(report)
-    found: dict[str, dict[str, go.Figure | None]] = {"pareto": {}, "threshold": {}, "gap": {}, "reliability": {}, "positions": {}}
+    styles, ratios = styles_of(report), ratios_of(report)
+    drawn: dict[str, dict[str, go.Figure | None]] = {"pareto": {}, "threshold": {}, "gap": {}, "reliability": {}, "positions": {}}
     for number, data_set in enumerate(report.data_sets):
         main = main_families(data_set, preferred(ratios))
-        found["pareto"][f"{number}"] = _pareto(report, data_set, looks, main)
-        found["reliability"][f"{number}"] = _reliability(data_set)
-        found["positions"][f"{number}"] = _positions(data_set, looks)
+        drawn["pareto"][f"{number}"] = _pareto(report, data_set, styles, main)
+        drawn["reliability"][f"{number}"] = _reliability(data_set)
+        drawn["positions"][f"{number}"] = _positions(data_set, styles)
         for ratio in ratios:
-            for name, figure in (("threshold", _threshold(data_set, ratio, looks, main)), ("gap", _gap(data_set, ratio))):
-                found[name][f"{number}|{ratio}"] = figure if is_trusted(report, ratio) else _doubtful(figure)
-    drawn = {name: {key: figure for key, figure in figures.items() if figure} for name, figures in found.items()}
-    return {name: figures for name, figures in drawn.items() if figures}
+            for name, figure in (("threshold", _threshold(data_set, ratio, styles, main)), ("gap", _gap(data_set, ratio))):
+                drawn[name][f"{number}|{ratio}"] = figure if is_trusted(report, ratio) else _doubtful(figure)
+    shown = {name: {key: figure for key, figure in figures.items() if figure} for name, figures in drawn.items()}
+    return {name: figures for name, figures in shown.items() if figures}
 
 
 def _doubtful(figure: go.Figure | None) -> go.Figure | None:
-    """Return a figure that says that it is not to be trusted, by which the page greys it."""
+    """Return a figure with a remark that it is not to be trusted; the page greys it."""
     if figure is None:
         return None
     note = {"text": "measured,<br>not to be trusted", "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
     return figure.add_annotation(note | {"font": {"size": 15}, "opacity": 0.8}).update_layout(meta=DOUBTFUL)
 
 
-def _pareto(report: Report, data_set: DataSet, looks: Mapping[str, Look], main: set[str]) -> go.Figure | None:
+def _pareto(report: Report, data_set: DataSet, styles: Mapping[str, PlotStyle], main: set[str]) -> go.Figure | None:
     if not data_set.rules:
         return None
     figure = _figure(
@@ -74,16 +73,16 @@ def _pareto(report: Report, data_set: DataSet, looks: Mapping[str, Look], main: 
     )
     for family in dict.fromkeys(row.family for row in data_set.rules):
         rows = [row for row in data_set.rules if row.family == family]
-        look = looks[family]
+        style = styles[family]
         figure.add_scatter(
             x=[row.discard_rate.value for row in rows],
             y=[row.verification_rate.value for row in rows],
             error_x=error_bars([row.discard_rate for row in rows]),
             error_y=error_bars([row.verification_rate for row in rows]),
             mode="markers",
-            marker={"color": look.color, "symbol": look.symbol, "size": 8},
+            marker={"color": style.color, "symbol": style.symbol, "size": 8},
             hovertext=[_hover(report, row) for row in rows],
-            **_named(family, look, main),
+            **_named(family, style, main),
         )
     return figure
 
@@ -100,30 +99,31 @@ def _front(rows: Sequence[RuleRow]) -> list[RuleRow]:
 def _hover(report: Report, row: RuleRow) -> str:
     rates = (("discard rate", row.discard_rate), ("verification rate", row.verification_rate))
     lines = [f"<b>{escape(row.name)}</b>"]
-    lines += [f"{name} {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]" for name, found in rates]
+    lines += [f"{name} {rate.value:.3f} [{rate.low:.3f}, {rate.high:.3f}]" for name, rate in rates]
     lines += [
-        f"speed-up at {ratio_text(report, ratio)}: {times(found)} {times_limits(found)}" for ratio, found in row.speedup.items()
+        f"speed-up at {ratio_text(report, ratio)}: {times(speedup)} {times_limits(speedup)}"
+        for ratio, speedup in row.speedup.items()
     ]
     return "<br>".join(lines)
 
 
-def _threshold(data_set: DataSet, ratio: str, looks: Mapping[str, Look], main: set[str]) -> go.Figure | None:
+def _threshold(data_set: DataSet, ratio: str, styles: Mapping[str, PlotStyle], main: set[str]) -> go.Figure | None:
     lines = _threshold_lines(data_set, ratio)
     if not lines:
         return None
     figure = _figure("threshold", "speed-up over the target alone", 500)
     for number, ((family, others), rows) in enumerate(lines.items()):
         rows = sorted(rows, key=lambda row: row.parameters["threshold"])
-        look = looks[family]
+        style = styles[family]
         name = ", ".join((family, *(f"{key}={value}" for key, value in others)))
-        named = _named(family, look, main) | {"name": escape(name), "uid": f"{look.key}-{number}"}
+        named = _named(family, style, main) | {"name": escape(name), "uid": f"{style.key}-{number}"}
         figure.add_scatter(
             x=[row.parameters["threshold"] for row in rows],
             y=[row.speedup[ratio].value for row in rows],
             error_y=error_bars([row.speedup[ratio] for row in rows]),
             mode="lines+markers",
-            line={"color": look.color, "width": 2 if family in main else 1.2},
-            marker={"color": look.color, "symbol": look.symbol, "size": 7},
+            line={"color": style.color, "width": 2 if family in main else 1.2},
+            marker={"color": style.color, "symbol": style.symbol, "size": 7},
             hovertext=[
                 f"<b>{escape(row.name)}</b><br>{times(row.speedup[ratio])} {times_limits(row.speedup[ratio])}" for row in rows
             ],
@@ -132,7 +132,7 @@ def _threshold(data_set: DataSet, ratio: str, looks: Mapping[str, Look], main: s
     shown = [row.parameters["threshold"] for (family, _), rows in lines.items() for row in rows if family in main]
     shown = shown or [row.parameters["threshold"] for rows in lines.values() for row in rows]
     for family in (FIXED, *BOUNDS):
-        _level(figure, data_set, ratio, family, looks[family], (min(shown), max(shown)))
+        _level(figure, data_set, ratio, family, styles[family], (min(shown), max(shown)))
     return figure
 
 
@@ -146,21 +146,21 @@ def _threshold_lines(data_set: DataSet, ratio: str) -> dict[tuple[str, tuple], l
     return lines
 
 
-def _level(figure: go.Figure, data_set: DataSet, ratio: str, family: str, look: Look, limits: tuple[float, float]) -> None:
+def _level(figure: go.Figure, data_set: DataSet, ratio: str, family: str, style: PlotStyle, limits: tuple[float, float]) -> None:
     """Draw a family's best speed-up as a horizontal line: its winner's, or that of its best rule where none was chosen."""
-    found = [row.speedup for row in winners_at(data_set, ratio) if row.family == family]
-    found = found or [row.speedup[ratio] for row in data_set.rules if row.family == family and ratio in row.speedup]
-    if not found:
+    speedups = [row.speedup for row in winners_at(data_set, ratio) if row.family == family]
+    speedups = speedups or [row.speedup[ratio] for row in data_set.rules if row.family == family and ratio in row.speedup]
+    if not speedups:
         return
-    top = max(found, key=lambda one: one.value)
+    top = max(speedups, key=lambda one: one.value)
     name = {FIXED: "best fixed length"}.get(family, family)
     figure.add_scatter(
         x=limits,
         y=[top.value] * 2,
         mode="lines",
-        line={"color": look.color, "width": 1.8, "dash": look.dash if family != FIXED else "longdash"},
+        line={"color": style.color, "width": 1.8, "dash": style.dash if family != FIXED else "longdash"},
         name=f"{name}, {times(top)}",
-        uid=f"level-{look.key}",
+        uid=f"level-{style.key}",
         hovertext=f"<b>{name}</b><br>{times(top)} {times_limits(top)}",
         hoverinfo="text",
     )
@@ -175,15 +175,15 @@ def _gap(data_set: DataSet, ratio: str) -> go.Figure | None:
     figure = _figure("gap closed", "", 130 + 44 * len(rows))
     for name, title, color in (("gap_oracle", "to the oracle", SKY), ("gap_ceiling", "to the informed ceiling", BLUE)):
         with_gap = [row for row in rows if getattr(row, name) is not None]
-        found = [getattr(row, name) for row in with_gap]
+        gaps = [getattr(row, name) for row in with_gap]
         figure.add_bar(
             y=[escape(row.family) for row in with_gap],
-            x=[one.value for one in found],
-            error_x=error_bars(found),
+            x=[gap.value for gap in gaps],
+            error_x=error_bars(gaps),
             orientation="h",
             marker={"color": color},
             name=title,
-            hovertext=[_gap_hover(row, title, one) for row, one in zip(with_gap, found, strict=True)],
+            hovertext=[_gap_hover(row, title, gap) for row, gap in zip(with_gap, gaps, strict=True)],
             hoverinfo="text",
         )
     figure.update_xaxes(tickformat=".0%", zeroline=True, range=_gap_range(rows))
@@ -193,8 +193,8 @@ def _gap(data_set: DataSet, ratio: str) -> go.Figure | None:
 
 
 def _gap_range(rows: Sequence[Winner]) -> list[float]:
-    found = [gap for row in rows for gap in (row.gap_ceiling, row.gap_oracle) if gap]
-    low, high = max(WORST, min(0.0, *(gap.low for gap in found))), min(MOST, max(0.1, *(gap.high for gap in found)))
+    gaps = [gap for row in rows for gap in (row.gap_ceiling, row.gap_oracle) if gap]
+    low, high = max(WORST, min(0.0, *(gap.low for gap in gaps))), min(MOST, max(0.1, *(gap.high for gap in gaps)))
     return [low - 0.05 * (high - low), high + 0.05 * (high - low)]
 
 
@@ -226,8 +226,8 @@ def _reliability(data_set: DataSet) -> go.Figure | None:
                 "opacity": 0.75,
                 "line": {"width": 0},
             },
-            name=f"{escape(curve.judge)}<br>ECE {curve.ece:.3f}, AUROC {curve.auroc:.3f}",
-            hovertext=[f"<b>{escape(curve.judge)}</b><br>{text}" for text in texts],
+            name=f"{escape(curve.predictor)}<br>ECE {curve.ece:.3f}, AUROC {curve.auroc:.3f}",
+            hovertext=[f"<b>{escape(curve.predictor)}</b><br>{text}" for text in texts],
             hoverinfo="text",
         )
     figure.update_layout(legend_itemsizing="constant")
@@ -236,7 +236,7 @@ def _reliability(data_set: DataSet) -> go.Figure | None:
     return figure
 
 
-def _positions(data_set: DataSet, looks: Mapping[str, Look]) -> go.Figure | None:
+def _positions(data_set: DataSet, styles: Mapping[str, PlotStyle]) -> go.Figure | None:
     if not data_set.positions:
         return None
     figure = _figure("position in the round", "share accepted of those drafted", 440)
@@ -245,16 +245,16 @@ def _positions(data_set: DataSet, looks: Mapping[str, Look]) -> go.Figure | None
         max(max(row.drafted, default=0) for row in data_set.positions),
     )
     for row in data_set.positions:
-        look = looks[row.family]
+        style = styles[row.family]
         counted = [(index, a, d) for index, (a, d) in enumerate(zip(row.accepted, row.drafted, strict=True), 1) if d]
         figure.add_scatter(
             x=[index for index, _, _ in counted],
             y=[accepted / drafted for _, accepted, drafted in counted],
             mode="lines+markers",
-            line={"color": look.color, "width": 1.5, "dash": look.dash},
+            line={"color": style.color, "width": 1.5, "dash": style.dash},
             marker={
-                "color": look.color,
-                "symbol": look.symbol,
+                "color": style.color,
+                "symbol": style.symbol,
                 "size": [4 + 8 * (d / most) ** 0.5 for *_, d in counted],
                 "opacity": 1,
                 "line": {"width": 0},
@@ -282,18 +282,18 @@ def _figure(x: str, y: str, height: int) -> go.Figure:
     return go.Figure(layout=layout)
 
 
-def error_bars(found: Sequence[Interval]) -> dict[str, Any]:
+def error_bars(estimates: Sequence[Interval]) -> dict[str, Any]:
     """Return plotly's error bars of intervals."""
     return {
-        "array": [one.high - one.value for one in found],
-        "arrayminus": [one.value - one.low for one in found],
+        "array": [one.high - one.value for one in estimates],
+        "arrayminus": [one.value - one.low for one in estimates],
         "symmetric": False,
         "thickness": 1,
         "width": 2,
     }
 
 
-def _named(family: str, look: Look, main: set[str]) -> dict[str, Any]:
+def _named(family: str, style: PlotStyle, main: set[str]) -> dict[str, Any]:
     """Return a trace's name in the legend, hidden at first where the family is not one of the main ones."""
     visible = True if family in main else "legendonly"
-    return {"name": escape(family), "uid": look.key, "visible": visible, "hoverinfo": "text"}
+    return {"name": escape(family), "uid": style.key, "visible": visible, "hoverinfo": "text"}

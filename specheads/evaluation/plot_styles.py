@@ -1,10 +1,10 @@
-"""How each family of rules is drawn, the same in every figure, and which ones a reader sees first."""
+"""How each family of rules is drawn, the same in every figure, and which families a reader sees first."""
 
 from dataclasses import dataclass
 
 from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
-from specheads.evaluation.findings import best, has_head, winners_at
-from specheads.evaluation.results import DataSet, Report
+from specheads.evaluation.conclusions import best, has_head, winners_at
+from specheads.evaluation.report import DataSet, Report
 
 # Okabe and Ito's colours, but yellow and black, which are lost on a white and on a black page.
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
@@ -14,8 +14,8 @@ FEW = 10  # families that are shown at once
 
 
 @dataclass(frozen=True)
-class Look:
-    """`key` stands for the family where plotly.js makes a CSS class of it, which no name may reach."""
+class PlotStyle:
+    """How a family is drawn. plotly.js makes a CSS class of `key`, so it is no name from the data."""
 
     key: str
     color: str
@@ -23,26 +23,26 @@ class Look:
     dash: str = "solid"
 
 
-def looks_of(report: Report) -> dict[str, Look]:
+def styles_of(report: Report) -> dict[str, PlotStyle]:
     """Return how each family is drawn: fixed lengths blue, heads red and purple, the bounds grey."""
-    looks = {
-        FIXED: Look("fixed", BLUE, "circle"),
-        CEILING: Look("ceiling", GREY, "star-diamond", "dash"),
-        ORACLE: Look("oracle", GREY, "star", "dot"),
+    styles = {
+        FIXED: PlotStyle("fixed", BLUE, "circle"),
+        CEILING: PlotStyle("ceiling", GREY, "star-diamond", "dash"),
+        ORACLE: PlotStyle("oracle", GREY, "star", "dot"),
     }
     rows = [row for data_set in report.data_sets for row in (*data_set.rules, *data_set.positions)]
-    families = [family for family in dict.fromkeys(row.family for row in rows) if family not in looks]
+    families = [family for family in dict.fromkeys(row.family for row in rows) if family not in styles]
     for wanted, colors in ((True, (RED, PURPLE)), (False, (GREEN, ORANGE, SKY))):
         for number, family in enumerate(family for family in families if has_head(family) == wanted):
             symbol = SYMBOLS[(number // len(colors) + (not wanted)) % len(SYMBOLS)]
-            looks[family] = Look(f"family{families.index(family)}", colors[number % len(colors)], symbol)
-    return looks
+            styles[family] = PlotStyle(f"family{families.index(family)}", colors[number % len(colors)], symbol)
+    return styles
 
 
 def main_families(data_set: DataSet, ratio: str | None) -> set[str]:
-    """Return what a reader sees first: fixed lengths, the best with a head and without, and the bounds.
+    """Return the families that a reader sees first: fixed lengths, the best with a head and without, and the bounds.
 
-    Where a threshold of its own is best in a family, so are the given ones shown.
+    With an automatic threshold, its head's given thresholds are shown, too.
     """
     families = {row.family for row in data_set.rules}
     if len(families) <= FEW:

@@ -1,24 +1,33 @@
-"""What a report comes to: which ratios and rules matter, the key findings as sentences, and numbers as text."""
+"""The conclusions of a report: which ratios and rules matter, and the key findings and notes as sentences."""
 
 from collections.abc import Iterable, Sequence
 from math import inf
 
 from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
-from specheads.evaluation.intervals import Interval
-from specheads.evaluation.results import MEASURED, DataSet, Report, Winner
+from specheads.evaluation.number_text import (
+    change,
+    change_limits,
+    percent,
+    percent_limits,
+    ratio_name,
+    share_text,
+    times,
+    times_limits,
+)
+from specheads.evaluation.report import MEASURED, DataSet, Report, Winner
 
-BOUNDS = (CEILING, ORACLE)  # these know what no decoder knows
+BOUNDS = (CEILING, ORACLE)  # these use knowledge that no decoder has
 HEAD_RULES = ("head_threshold", "online_head", "expected_throughput")
 PREFERRED = "10"  # ratio to begin with
 
 
 def ratios_of(report: Report) -> list[str]:
-    """Return every ratio that something was predicted at, the measured one first, or last if it is not to be trusted."""
-    found = {row.ratio for data_set in report.data_sets for row in data_set.winners}
-    found |= {ratio for data_set in report.data_sets for row in data_set.rules for ratio in row.speedup}
-    found |= {ratio for row in report.bank for ratio in row.speedup}
+    """Return every ratio that has predictions, the measured one first, or last if it is not to be trusted."""
+    ratios = {row.ratio for data_set in report.data_sets for row in data_set.winners}
+    ratios |= {ratio for data_set in report.data_sets for row in data_set.rules for ratio in row.speedup}
+    ratios |= {ratio for row in report.bank for ratio in row.speedup}
     measured = inf if report.doubts else -inf
-    return sorted(found, key=lambda ratio: measured if ratio == MEASURED else float(ratio))
+    return sorted(ratios, key=lambda ratio: measured if ratio == MEASURED else float(ratio))
 
 
 def preferred(ratios: Sequence[str]) -> str | None:
@@ -51,58 +60,25 @@ def achievable(family: str) -> bool:
 
 def winners_at(data_set: DataSet, ratio: str | None) -> list[Winner]:
     """Return the winners at a ratio: those that a decoder could have, the fastest first, then the bounds."""
-    found = [row for row in data_set.winners if row.ratio == ratio]
-    return sorted(found, key=lambda row: (not achievable(row.family), -row.speedup.value))
+    winners = [row for row in data_set.winners if row.ratio == ratio]
+    return sorted(winners, key=lambda row: (not achievable(row.family), -row.speedup.value))
 
 
 def is_trusted(report: Report, ratio: str) -> bool:
-    """Whether what was predicted at a ratio can be trusted: not at the measured one if the times cannot."""
+    """Whether predictions at a ratio can be trusted: not at the measured ratio if the measured times cannot."""
     return ratio != MEASURED or not report.doubts
 
 
 def best(winners: Iterable[Winner], head: bool) -> Winner | None:
     """Return the winner with a head that was fastest on dev prompts, or the one without that is no fixed length."""
-    found = [row for row in winners if achievable(row.family) and row.family != FIXED and has_head(row.family) == head]
-    return max(found, key=lambda row: row.dev_speedup, default=None)
-
-
-def times(found: Interval) -> str:
-    return f"{found.value:.2f}×"
-
-
-def times_limits(found: Interval) -> str:
-    return f"[{found.low:.2f},\u00a0{found.high:.2f}]"
-
-
-def change(found: Interval) -> str:
-    """Return a ratio as a change: 1.044 is +4.4 %."""
-    return f"{signed(found.value)}\u00a0%"
-
-
-def change_limits(found: Interval) -> str:
-    return f"[{signed(found.low)},\u00a0{signed(found.high)}]"
-
-
-def percent(found: Interval) -> str:
-    """Return a share: 0.31 is 31 %."""
-    return minus(f"{found.value:.0%}").replace("%", "\u00a0%")
-
-
-def percent_limits(found: Interval) -> str:
-    return minus(f"[{found.low * 100:.0f},\u00a0{found.high * 100:.0f}]")
-
-
-def signed(ratio: float) -> str:
-    return minus(f"{ratio * 100 - 100:+.1f}")
-
-
-def minus(text: str) -> str:
-    return text.replace("-", "−")
+    rules = [row for row in winners if achievable(row.family) and row.family != FIXED and has_head(row.family) == head]
+    return max(rules, key=lambda row: row.dev_speedup, default=None)
 
 
 def key_findings(report: Report) -> list[str]:
-    """Return the key findings: one sentence or two per ratio for the first test data set, then what was measured live. What was
-    measured stays out where it is not to be trusted.
+    """Return the key findings: one sentence or two per ratio for the first test data set, then the fastest decoded setting.
+
+    Measured figures are left out where they are not to be trusted.
     """
     number = main_data_set(report)
     data_set = None if number is None else report.data_sets[number]
@@ -113,10 +89,10 @@ def key_findings(report: Report) -> list[str]:
 def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
     winners = winners_at(data_set, ratio)
     head, other = best(winners, head=True), best(winners, head=False)
-    first, what = (head, "the head") if head else (other, "the best rule")
+    first, title = (head, "the head") if head else (other, "the best rule")
     if first is None:
         return ""
-    text = f"At {_at(report, ratio)}, {what} ({first.name}) is {times(first.speedup)} {times_limits(first.speedup)} as fast as the target alone"
+    text = f"At {_at(report, ratio)}, {title} ({first.name}) is {times(first.speedup)} {times_limits(first.speedup)} as fast as the target alone"
     text += f", {_gain(first)} over the best fixed length"
     if first.gap_ceiling is not None and first.gap_ceiling.value > 0:
         text += f", closing {percent(first.gap_ceiling)} {percent_limits(first.gap_ceiling)} of the gap to the informed ceiling"
@@ -138,13 +114,8 @@ def _at(report: Report, ratio: str) -> str:
     return f"the measured ratio {report.costs.ratio:.1f}" if report.costs else "the measured ratio"
 
 
-def share_text(share: float) -> str:
-    """Return a cost: 0.125 is 12.5 %."""
-    return minus(f"{share * 100:.3g} %")
-
-
 def assumed_text(report: Report) -> str:
-    """Return what predicted speeds at the ratios count besides draft steps and forward passes."""
+    """Return which costs predicted speeds at the ratios count besides draft steps and forward passes."""
     given = report.context.get("costs") or {}
     text = f"verifying one more token costs {share_text(given.get('verified_share', 0))} of a forward pass"
     if not given.get("head_shares"):
@@ -153,14 +124,14 @@ def assumed_text(report: Report) -> str:
 
 
 def counted_text(report: Report, ratio: str) -> str:
-    """Return what predicted speeds at one ratio count."""
+    """Return which costs predicted speeds at one ratio count."""
     if ratio != MEASURED:
         return assumed_text(report)
     return "costs as measured here" + (", not to be trusted" if report.doubts else "")
 
 
 def costs_text(report: Report) -> str:
-    """Return what heads and verification cost at the ratios, as it was counted, and what was measured here."""
+    """Return the costs of heads and verification at the ratios, as they were counted, and those that were measured here."""
     shares = ((report.context.get("costs") or {}).get("head_shares") or {}).items()
     heads = [f"{name}: {share_text(share)}" for name, share in shares]
     text = f"at the ratios {assumed_text(report)}{' (as shares of a draft step, ' + ', '.join(heads) + ')' if heads else ''}"
@@ -192,15 +163,15 @@ def _live(report: Report) -> list[str]:
 
 
 def notes_on(report: Report) -> list[str]:
-    """Return what a reader must not miss: heads that do not pay for themselves, where a rule without a head was faster than the head, and
-    where drafting does not pay. Nothing is said of what was measured where it is not to be trusted.
+    """Return what a reader must not miss: heads that do not pay for themselves, rules without a head that are faster than the head, and
+    drafting that does not pay. Nothing is said of measured figures where they are not to be trusted.
     """
-    tests = [one for one in report.data_sets if one.role == "test"]
-    each = [(one, row) for one in tests for row in one.winners if is_trusted(report, row.ratio)]
-    found = [
+    tests = [data_set for data_set in report.data_sets if data_set.role == "test"]
+    winners = [(data_set, row) for data_set in tests for row in data_set.winners if is_trusted(report, row.ratio)]
+    notes = [
         f"On {data_set.name} prompts, at {ratio_name(row.ratio)}, {row.name} does not pay for its head: it adds "
         f"{share_text(row.head_share)} to a draft step and would break even at {share_text(row.break_even.value)}."
-        for data_set, row in each
+        for data_set, row in winners
         if row.break_even is not None and row.head_share is not None and row.head_share >= row.break_even.value
     ]
     for data_set in tests:
@@ -208,12 +179,12 @@ def notes_on(report: Report) -> list[str]:
             head, other = (_fastest(data_set, ratio, with_head) for with_head in (True, False))
             if head and other and other.speedup.value > head.speedup.value:
                 text = f"On {data_set.name} prompts, at {ratio_name(ratio)}, {other.name} ({other.speedup.value:.3f}x) is faster than the head "
-                found.append(f"{text}({head.name}, {head.speedup.value:.3f}x).")
-    return found if report.doubts else found + _slower(report)
+                notes.append(f"{text}({head.name}, {head.speedup.value:.3f}x).")
+    return notes if report.doubts else notes + _slower(report)
 
 
 def _slower(report: Report) -> list[str]:
-    """Return that drafting does not pay here, if no setting that was decoded is faster than the target alone."""
+    """Return a note that drafting does not pay here, if no decoded setting is faster than the target alone."""
     fastest = max((row for row in report.live if row.family != "target"), key=lambda row: row.speedup.value, default=None)
     if fastest is None or fastest.speedup.value >= 1:
         return []
@@ -228,7 +199,3 @@ def _fastest(data_set: DataSet, ratio: str, with_head: bool) -> Winner | None:
         row for row in data_set.winners if row.ratio == ratio and achievable(row.family) and has_head(row.family) == with_head
     ]
     return max(rows, key=lambda row: row.dev_speedup, default=None)
-
-
-def ratio_name(ratio: str) -> str:
-    return "the measured ratio" if ratio == MEASURED else f"ratio {ratio}"

@@ -1,4 +1,4 @@
-"""What is chosen, and how far it is from what could be reached, on counts made by hand and on a small recording."""
+"""Which rules are chosen, and how far they are from the bounds, on counts made by hand and on a small recording."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from specheads import stopping
-from specheads.evaluation import offline
 from specheads.evaluation.candidate import CEILING, FIXED, ORACLE, Candidate
-from specheads.evaluation.offline import Recorded, choose, data_set
-from specheads.evaluation.results import MEASURED
+from specheads.evaluation.reliability import reliability
+from specheads.evaluation.replayed_sets import ReplayedSet, choose
+from specheads.evaluation.report import MEASURED
+from specheads.evaluation.round_details import positions, text_samples
 from specheads.evaluation.rule_costs import CostTable
+from specheads.evaluation.winners import data_set
 from specheads.heads.metrics import calibration
 from specheads.replay.cost import CostFit, Costs, RuleCosts
 from specheads.replay.recording import Recording
@@ -52,7 +54,7 @@ def recorded(table, role="dev", noise=0.0):
     counts = [
         Counts(np.full(NUM_PROMPTS, float(t)), d * scale, float(a) * scale, (c * scale)[:, None]) for t, d, a, c in [*table, LAST]
     ]
-    return Recorded("set", role, recording, counts)
+    return ReplayedSet("set", role, recording, counts)
 
 
 def speed(row, ratio, head=False):
@@ -79,7 +81,7 @@ def test_the_best_of_each_family_is_chosen_on_dev_prompts(ratio):
 
 
 @pytest.mark.parametrize("ratio", [MEASURED, "10"])
-def test_winners_are_judged_on_other_prompts(ratio):
+def test_winners_are_reported_on_other_prompts(ratio):
     choices = choose(recorded(DEV), CANDIDATES, COST_TABLE)
     data = data_set(recorded(TEST, "test"), CANDIDATES, choices, COST_TABLE)
     winners = {winner.family: winner for winner in data.winners if winner.ratio == ratio}
@@ -139,7 +141,7 @@ def test_rows_have_the_speed_ups_that_their_rule_is_meant_for():
     assert row.block_efficiency == pytest.approx(100 / 38) and row.acceptance_rate == pytest.approx(62 / 150)
 
 
-def test_intervals_are_over_prompts_drawn_together():
+def test_intervals_resample_the_same_prompts_for_all_rules():
     """Where all rules are slow on the same prompts, a gain varies less than the speeds that it is made of."""
     choices = choose(recorded(DEV), CANDIDATES, COST_TABLE)
     data = data_set(recorded(TEST, "test", noise=0.2), CANDIDATES, choices, COST_TABLE)
@@ -174,7 +176,7 @@ def test_without_fixed_lengths_or_a_ceiling_there_is_no_gap():
 
 @pytest.fixture
 def recording():
-    """Two responses, `abcd` and `ef`; at c the draft proposed `xyz`, at e `w`. One draw."""
+    """Two responses, `abcd` and `ef`; at c the draft proposed `xyz`, at e `w`. One acceptance sample."""
     accepted = torch.tensor([[True, True, False, True, False, True]])
     branch_first, branch_length = torch.zeros(1, 6, dtype=torch.long), torch.zeros(1, 6, dtype=torch.long)
     branch_first[0, 2], branch_length[0, 2] = 6, 3
@@ -195,7 +197,7 @@ class Letters:
 
 def test_a_response_is_shown_as_its_rounds_made_it(recording):
     rounds = Replayed(*map(np.array, ([0, 0, 1, 1], [0] * 4, [0, 3, 0, 1], [4, 0, 1, 0], [2, 0, 0, 0], [3, 1, 1, 1])))
-    samples = offline.text_samples(Letters(), recording, CANDIDATES[0], rounds)
+    samples = text_samples(Letters(), recording, CANDIDATES[0], rounds)
     assert [sample.prompt for sample in samples] == ["h", "i"]
     assert samples[0].pieces == [("accepted", "ab"), ("rejected", "xy"), ("target", "c"), ("target", "d")]
     assert samples[1].pieces == [("rejected", "w"), ("target", "e"), ("target", "f")]
@@ -203,15 +205,15 @@ def test_a_response_is_shown_as_its_rounds_made_it(recording):
 
 def test_positions_count_what_was_drafted_and_accepted(recording):
     rounds = Replayed(*map(np.array, ([0, 0], [0, 0], [0, 3], [3, 1], [2, 1], [3, 1])))
-    found = offline.positions(CANDIDATES[0], rounds)
+    found = positions(CANDIDATES[0], rounds)
     assert (found.drafted, found.accepted) == ([2, 1, 1], [2, 1, 0])
 
 
-def test_reliability_speaks_of_proposed_tokens(recording):
+def test_reliability_is_over_drafted_tokens(recording):
     """Six positions: four accepted tokens, and the two that were rejected in the place of c and e. b can be a round's second token too,
     and the one rejected for c its second or third.
     """
-    curves = {one.judge: one for one in offline.reliability(recording, {})}
+    curves = {one.predictor: one for one in reliability(recording, {})}
     assert set(curves) == {"draft probability", "largest probability"}
     curve = curves["draft probability"]
     probs = recording.features["draft_prob"][[0, 1, 6, 3, 9, 5, 1, 6, 6]].double()
@@ -225,16 +227,16 @@ def test_reliability_speaks_of_proposed_tokens(recording):
 
 
 @pytest.mark.parametrize("predicts, expected", [("next_token", [0, 1, 6, 3, 9, 5, 1, 6, 6]), ("input_token", [1, 2, 7, 2, 7, 7])])
-def test_a_calibrated_head_is_reported_as_it_is_and_as_rules_hear_it(recording, predicts, expected):
-    """A head that judges its input token speaks a node later: of d's token none follows, nor of the branch at e, nor of f."""
+def test_a_calibrated_head_is_reported_raw_and_calibrated(recording, predicts, expected):
+    """A head that predicts for its input token does so a node later: nothing follows d, nor the branch at e, nor f."""
     recording.features["head"] = torch.linspace(-2, 2, 10)
     values = {"slope": [2.0, 1.0], "intercept": [0.0, -1.0]}
     heads = {"mine": RecordedHead("head", predicts, values), "raw": RecordedHead("head", predicts)}
-    curves = {one.judge: one for one in offline.reliability(recording, heads)}
+    curves = {one.predictor: one for one in reliability(recording, heads)}
     assert [name for name in curves if "prob" not in name] == ["mine", "mine, calibrated", "raw"]
-    assert replace(curves["raw"], judge="mine") == curves["mine"]
+    assert replace(curves["raw"], predictor="mine") == curves["mine"]
     logits = recording.features["head"][expected].double()
     index = torch.tensor([0] * (len(expected) - 3) + [1, 1, 2])
-    heard = torch.where(index > 0, logits - 1, 2 * logits)
-    for name, values in (("mine", logits), ("mine, calibrated", heard)):
+    calibrated = torch.where(index > 0, logits - 1, 2 * logits)
+    for name, values in (("mine", logits), ("mine, calibrated", calibrated)):
         assert np.dot(curves[name].share, curves[name].predicted) == pytest.approx(torch.sigmoid(values).mean().item())

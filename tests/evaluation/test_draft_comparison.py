@@ -9,9 +9,9 @@ from rich.console import Console
 
 from specheads import UserError
 from specheads.evaluation.console import print_report
-from specheads.evaluation.drafts import check_context, compared, read_report
-from specheads.evaluation.report import write_report
-from specheads.evaluation.results import Report
+from specheads.evaluation.draft_comparison import check_context, compared, read_report
+from specheads.evaluation.report import Report
+from specheads.evaluation.report_files import write_report
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,125 @@
+"""From a composed config to the settings and objects of an evaluation: for `evaluate.py` and other commands that replay rules."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra.utils import get_class, instantiate
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from data_gen.settings import Generation
+from specheads.commands.compose import plain, settings_of, source_of
+from specheads.decoding.verification import VerificationRule
+from specheads.errors import UserError, is_count
+from specheads.evaluation.candidate import RuleChoice
+from specheads.evaluation.prompt_data import PromptData, TestSet, file_source
+from specheads.evaluation.settings import Evaluation, ReplaySettings
+from specheads.pair_config import config_folder
+from specheads.prompts.sources import prompt_source
+from specheads.settings import Settings, fields_of
+
+AnySettings = TypeVar("AnySettings", bound=Settings)
+Replay = TypeVar("Replay", bound=ReplaySettings)
+
+
+def evaluation_settings(cfg: DictConfig) -> Evaluation:
+    """Return the settings of `evaluate.py`.
+
+    Raises:
+        UserError: a value that does not fit, a name that is not in conf/.
+    """
+    check_names("live_rules", cfg.live_rules, "stopping")
+    return replay_settings(
+        Evaluation,
+        cfg,
+        drafting=instantiate(cfg.drafting),
+        verification=instantiate(cfg.verification),
+        compare_verification=verification_rules(cfg.compare_verification),
+    )
+
+
+def replay_settings(cls: type[Replay], cfg: DictConfig, **objects: Any) -> Replay:
+    """Return settings that replay rules from a config, with `objects` for those that are no plain values."""
+    if not is_count(cfg.num_prompts, least=1):  # test sets are made of it
+        raise UserError(
+            f"num_prompts={cfg.num_prompts} must be a positive integer; it is {cls.model_fields['num_prompts'].description}."
+        )
+    objects |= {"stopping": rule_choices(cfg.get("stopping") or {}), "test_sets": named_test_sets(cfg.test_sets, cfg.num_prompts)}
+    return plain_settings(cls, cfg, **objects)
+
+
+def plain_settings(cls: type[AnySettings], cfg: DictConfig, **objects: Any) -> AnySettings:
+    """Return settings of a class from the keys of a config that it has, with `objects` for those that are no plain values."""
+    check_complete(cls, cfg)
+    values = {key: cfg[key] for key in cls.model_fields if key not in objects}
+    values = {key: OmegaConf.to_container(value, resolve=True) if is_node(value) else value for key, value in values.items()}
+    return cls(**values | objects)
+
+
+def check_complete(cls: type[Settings], cfg: DictConfig) -> None:
+    """Raise UserError for a key of a class of settings that a config lacks."""
+    for field in fields_of(cls):
+        parent, _, name = field.key.rpartition(".")
+        node = OmegaConf.select(cfg, parent) if parent else cfg
+        if field.help and isinstance(node, DictConfig) and name not in node:
+            raise UserError(f"{field.key} is missing; give it a value: it is {field.help}.")
+
+
+def is_node(value: Any) -> bool:
+    """Whether a value of a config holds others."""
+    return isinstance(value, DictConfig | ListConfig)
+
+
+def rule_choices(stopping: DictConfig | Mapping[str, Any]) -> dict[str, RuleChoice]:
+    """Return the classes of stopping rules with their arguments, by name."""
+    choices = {}
+    for name, rule in (OmegaConf.to_container(stopping, resolve=True) if is_node(stopping) else dict(stopping)).items():
+        arguments = dict(rule)
+        choices[name] = RuleChoice(get_class(arguments.pop("_target_")), arguments)
+    return choices
+
+
+def verification_rules(names: Any) -> dict[str, VerificationRule]:
+    """Return the rules of conf/verification with the values of their files, by name."""
+    check_names("compare_verification", names, "verification")
+    return {name: instantiate(OmegaConf.load(config_folder() / "verification" / f"{name}.yaml")) for name in names}
+
+
+def named_test_sets(named: Any, num_prompts: Any) -> dict[str, TestSet] | None:
+    """Return the sources of more prompts, {name: file}, by a name of conf/data; without a file the test prompts of the set's own split."""
+    if named is None:
+        return None
+    if not isinstance(named, Mapping | DictConfig):
+        raise UserError(
+            f"test_sets={named} must be names with files; write for example 'test_sets={{humaneval: humaneval.jsonl}}'."
+        )
+    check_names("test_sets", list(named), "data")
+    sets = {}
+    for name, path in named.items():
+        data = OmegaConf.load(config_folder() / "data" / f"{name}.yaml")
+        source = prompt_source(plain(data))
+        if path is not None and "path" not in data:
+            raise UserError(f"test_sets={{{name}: {path}}}: {name} reads no file; leave it out: test_sets={{{name}: null}}.")
+        sets[name] = TestSet(source) if path is None else file_source(source, path, num_prompts)
+        sets[name].source.check()
+    return sets
+
+
+def check_names(key: str, names: Any, group: str) -> None:
+    """Raise UserError unless `names` is a list of names of a config group."""
+    if not isinstance(names, list | ListConfig):
+        raise UserError(f"{key}={names} must be a list; write for example '{key}=[{names}]'.")
+    known = sorted(path.stem for path in (config_folder() / group).glob("*.yaml") if path.stem != "all")
+    if unknown := [name for name in names if name not in known]:
+        raise UserError(f"{key} names {unknown[0]!r}, which is not in conf/{group}; use some of {', '.join(known)}.")
+
+
+def prompt_data(cfg: DictConfig) -> PromptData:
+    """Return the prompts that a config describes; raises UserError for mistakes that show before data is read."""
+    source, path = source_of(cfg), cfg.data.get("path")
+    return PromptData(source, settings_of(Generation, cfg).limits, Path(str(path)).stem if path else None)
+
+
+def config_text(cfg: DictConfig) -> str:
+    """Return a resolved config as YAML."""
+    return OmegaConf.to_yaml(cfg, resolve=True)

@@ -1,0 +1,180 @@
+"""The decoding of an evaluation: a probe of the costs, then the rules that are best at these costs, until none is missing."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from specheads.decoding.engine import resolve_engine
+from specheads.decoding.stopping import FixedLength, HeadThreshold
+from specheads.evaluation.candidate import FIXED, RuleChoice
+from specheads.evaluation.candidates import candidates
+from specheads.evaluation.conclusions import BOUNDS
+from specheads.evaluation.doubts import doubts_of
+from specheads.evaluation.machine import device_name
+from specheads.evaluation.outcome import Outcome
+from specheads.evaluation.replayed_sets import choose, replay_all
+from specheads.evaluation.report import MEASURED
+from specheads.evaluation.rule_costs import CostTable, with_measured
+from specheads.evaluation.settings import Evaluation, Rules
+from specheads.evaluation.setup import Setup
+from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, Sweep, sweep_settings
+from specheads.evaluation.tuning import Tuning
+from specheads.forecast import progress
+from specheads.prompts.encoding import EncodedPrompt
+from specheads.replay.head_scores import head_fingerprint
+from specheads.storage.journal import Journal
+from specheads.storage.runs import is_resumed
+
+logger = logging.getLogger(__name__)
+
+PROBES, NUM_PROBED = (1, 4, 12), 4  # fixed lengths decoded on so many dev prompts, to know the costs before rules are chosen
+MOST_TURNS = 4  # of choosing rules and decoding them
+
+
+def probe(setup: Setup) -> list[Measured]:
+    """Decode a few dev prompts with fixed lengths, and with the smallest and the largest head."""
+    settings = [TARGET_ALONE, *(Setting(f"fixed K={k}", FIXED, k, FixedLength(k)) for k in PROBES)]
+    sizes = sorted(setup.heads, key=setup.head_sizes.__getitem__)
+    for name in dict.fromkeys(sizes[:1] + sizes[-1:]):
+        rule = HeadThreshold(setup.heads[name], 0.5)
+        settings.append(Setting(f"head {name}", "head_threshold", 0.5, rule, head=name))
+    return _sweep(setup, "costs", settings, setup.prompts.dev.first(NUM_PROBED).prompts)
+
+
+def measured_costs(setup: Setup, measured: Sequence[Measured]) -> CostTable:
+    """Return the costs of rules at the cost ratios, and as they were measured."""
+    return with_measured(setup.counted_costs(), measured, setup.head_sizes)
+
+
+def settle(setup: Setup, outcome: Outcome, tuning: Tuning, probed: Sequence[Measured]) -> Outcome:
+    """Decode the chosen rules, fit the costs to their rounds, and choose again, until every chosen rule was decoded.
+
+    All settings of a turn are decoded side by side, so that a slow minute slows all of them. What rules take from the measured costs, such as
+    automatic thresholds, is fitted again after the first turn, which has many more rounds than the probe. On a busy machine the costs
+    never settle, so one turn is enough to show that.
+    """
+    evaluation: Evaluation = setup.settings
+    settings = chosen_settings(evaluation, outcome)
+    for turn in range(1, MOST_TURNS + 1):
+        measured = decode(setup, settings, "generations" if turn == 1 else f"generations-turn-{turn}")
+        outcome = replace(outcome, cost_table=measured_costs(setup, [*probed, *measured]), measured=measured)
+        if turn == 1:
+            outcome = tuned_again(setup, outcome, tuning)
+        outcome = replace(outcome, choices=choose(outcome.replayed[0], outcome.candidates, outcome.cost_table))
+        decoded = {setting.name for setting in settings}
+        missing = [setting for setting in chosen_settings(evaluation, outcome) if setting.name not in decoded]
+        busy = doubts_of(measured[0], outcome.cost_table.fit, (), len(measured[0].stats)) if missing else ()
+        if evaluation.decodes_all or not missing or busy:
+            break
+        settings = [*settings, *missing]
+        if turn < MOST_TURNS:
+            logger.info("at the costs of these rounds other rules are best: %s", ", ".join(one.name for one in missing))
+    return replace(outcome, undecoded=[setting.name for setting in missing])
+
+
+def tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
+    """Return an outcome whose candidates for the measured costs are fitted to the costs at hand and replayed."""
+    tuning = replace(tuning, cost_table=outcome.cost_table)
+    refitted = {
+        number: candidate
+        for number, candidate in enumerate(candidates(setup.rules, setup.heads, tuning))
+        if candidate.ratio == MEASURED
+    }
+    if not refitted:
+        return outcome
+    replayed = [
+        before.with_counts(dict(zip(refitted, after.counts, strict=False)))  # the oracle's come last, and stay
+        for before, after in zip(outcome.replayed, replay_all(outcome.recorded, list(refitted.values())), strict=True)
+    ]
+    rules = [refitted.get(number, candidate) for number, candidate in enumerate(outcome.candidates)]
+    return replace(outcome, candidates=rules, replayed=replayed)
+
+
+def chosen_settings(evaluation: Evaluation, outcome: Outcome) -> list[Setting]:
+    """Return the settings to decode: the best of each kind at the measured costs, or all rules of `live_rules`."""
+    rules = outcome.candidates
+    if evaluation.decodes_all:
+        named = [rule for rule in rules if rule.family.split()[0] in evaluation.live_rules]
+        return sweep_settings(named, others=evaluation.compare_verification)
+    best = {family: number for family, number in outcome.choices.best[MEASURED].items() if family not in BOUNDS}
+    kinds = [[best[FIXED]]] if FIXED in best else []
+    rest = [number for family, number in best.items() if family != FIXED]
+    kinds += [[n for n in rest if rules[n].head is not None], [n for n in rest if rules[n].head is None]]
+    speeds = outcome.choices.speeds[MEASURED]
+    return sweep_settings([rules[max(kind, key=speeds.__getitem__)] for kind in kinds if kind])
+
+
+def decode(setup: Setup, settings: Sequence[Setting], name: str = "generations") -> list[Measured]:
+    """Decode the reported prompts with every setting, and by the baseline that was asked for; `name` is that of the journal."""
+    evaluation: Evaluation = setup.settings
+    if evaluation.baseline == "mjgd":
+        search = evaluation.block, evaluation.beams
+        title = f"MJGD of {search[0]} tokens, {search[1]} beams, lossy"
+        settings = [*settings, Setting(title, "mjgd", None, None, search=search)]
+    return _sweep(setup, name, settings, setup.prompts.decoded(evaluation.num_live_prompts).prompts)
+
+
+def _sweep(setup: Setup, name: str, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> list[Measured]:
+    """Decode with every setting; finished prompts are kept in the journal `name`."""
+    evaluation: Evaluation = setup.settings
+    most, repeats = evaluation.max_new_tokens, evaluation.repeats
+    total = len(settings) * len(prompts) * repeats
+    logger.info(
+        "%s: %d settings x %d prompts x %d repeats = %d responses of at most %d tokens, into %s",
+        *(name, len(settings), len(prompts), repeats, total, most, setup.run_folder),
+    )
+    path = setup.run_folder / f"{name}.jsonl"
+    if not is_resumed(setup.run_folder):
+        path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    journal = Journal(path, _provenance(setup, settings, prompts))
+    sweep = Sweep(
+        setup.pair,
+        evaluation.warp,
+        most,
+        repeats,
+        evaluation.seed,
+        evaluation.engine,
+        evaluation.drafting,
+        evaluation.verification,
+        window=min(setup.pair.window, setup.prompt_data.limits.max_prompt_tokens + most),
+    )
+    with progress("decoding", total) as advance:
+        return sweep.run(settings, [ids for _, ids in prompts], journal, advance)
+
+
+def _provenance(setup: Setup, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
+    """Return what decides the content of a journal."""
+    evaluation, pair = setup.settings, setup.pair
+    return {
+        "settings": [(one.name, repr(one.verification and one.verification.compile_key)) for one in settings],
+        "prompts": [ids for _, ids in prompts],
+        "seed": evaluation.seed,
+        "pair": [pair.target_revision, pair.draft_revision],
+        "heads": [(head_fingerprint(head), head.config.calibration) for head in setup.heads.values()],
+        "repeats": evaluation.repeats,
+        "warp": asdict(evaluation.warp),
+        "max_new_tokens": evaluation.max_new_tokens,
+        "device": device_name(pair),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "engine": resolve_engine(evaluation.engine),
+        "drafting": {"class": type(evaluation.drafting).__name__, **vars(evaluation.drafting)},
+        "verification": evaluation.verification.label,
+        "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
+    }
+
+
+def without_auto(rules: Rules) -> dict[str, RuleChoice]:
+    """Return rules without the value `auto`, which needs a recording."""
+
+    def known(value: Any) -> Any:
+        return [each for each in value if each != "auto"] if isinstance(value, list) else value
+
+    return {
+        name: replace(choice, arguments={key: known(value) for key, value in choice.arguments.items()})
+        for name, choice in rules.items()
+    }

@@ -1,0 +1,101 @@
+"""An evaluation: record prompts, tune stopping rules on dev prompts, decode the best of them, and report.
+
+Each step is a function over records. Whatever takes long is kept as it comes: recordings in the data folder, decoded prompts in journals of
+the run's folder.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specheads.errors import UserError
+from specheads.evaluation.candidates import candidates
+from specheads.evaluation.decode import decode, measured_costs, probe, settle, without_auto
+from specheads.evaluation.draft_comparison import check_context
+from specheads.evaluation.head_folders import LocatedHead
+from specheads.evaluation.outcome import Outcome
+from specheads.evaluation.prompt_data import PromptData
+from specheads.evaluation.recommendation import recommend
+from specheads.evaluation.recordings import record
+from specheads.evaluation.replayed_sets import choose, replay_all
+from specheads.evaluation.report import Report
+from specheads.evaluation.reporting import context_of, report_of
+from specheads.evaluation.settings import Evaluation
+from specheads.evaluation.setup import Setup
+from specheads.evaluation.sweep import sweep_settings
+from specheads.evaluation.tuning import Tuning
+from specheads.heads.head import AcceptanceHead
+from specheads.pair import Pair
+
+logger = logging.getLogger(__name__)
+
+
+def evaluate(
+    pair: Pair,
+    heads: Mapping[str, LocatedHead | AcceptanceHead],
+    settings: Evaluation,
+    data: PromptData,
+    folders: tuple[Path, Path],
+    earlier: Mapping[str, Mapping[str, Any]] | None = None,
+    config: str | None = None,
+) -> Report:
+    """Evaluate stopping rules, with every head, on the prompts of `data`; return the report.
+
+    Thresholds that were best on dev prompts are stored in the heads' local folders, where the measured costs can be trusted.
+
+    Args:
+        heads: by name, from `find_heads` or as they are; none: rules without a head.
+        folders: that of recordings, which other evaluations read again, and that of this run, which keeps what was decoded.
+        earlier: reports of other drafts (`read_report`), by where they are; they are refused if they cannot be compared.
+        config: the text of the configuration that the report shows; None: the settings.
+
+    Raises:
+        UserError: prompts that cannot be had; settings with which nothing can be measured; earlier reports of something else.
+    """
+    if not heads and settings.head is not None:
+        settings = settings.but(head=None)
+    data.check(settings.split)
+    pair = settings.drafting.pair(pair)
+    for head in heads.values():
+        (head.head if isinstance(head, LocatedHead) else head).check_fits(pair)
+    located = {name: head if isinstance(head, LocatedHead) else LocatedHead(head, f"<{name}>") for name, head in heads.items()}
+    setup = Setup(pair, located, settings, data, *folders)
+    if earlier:
+        setup.prompts.recorded()  # so that other prompts are refused before hours of work
+    for where, theirs in (earlier or {}).items():
+        check_context(context_of(setup, config), theirs, where)
+    outcome = replay_and_decode(setup) if settings.can_replay else decode_only(setup)
+    report = report_of(setup, outcome, config)
+    if not settings.any_draft:
+        recommend(setup, outcome, report)
+    return report
+
+
+def replay_and_decode(setup: Setup) -> Outcome:
+    """Record, replay every rule, choose the best of each family on dev prompts, and decode what `live` asks for."""
+    settings: Evaluation = setup.settings
+    if settings.drafting.ahead:
+        logger.warning("drafting.ahead=true adds a forward pass of the draft to most rounds, which replayed counts leave out")
+    recorded = record(setup)
+    probed = probe(setup) if settings.live != "none" else []
+    cost_table = measured_costs(setup, probed) if probed else setup.counted_costs()
+    tuning = Tuning(recorded[0].recording, cost_table)
+    rules = candidates(setup.rules, setup.heads, tuning)
+    replayed = replay_all(recorded, rules)
+    outcome = Outcome(rules, recorded, replayed, choose(replayed[0], rules, cost_table), cost_table)
+    return settle(setup, outcome, tuning, probed) if probed else outcome
+
+
+def decode_only(setup: Setup) -> Outcome:
+    """Decode every rule of `live_rules`, without a recording: it predicts only chains under token verification."""
+    settings: Evaluation = setup.settings
+    logger.info(
+        "%s are decoded, rule by rule of live_rules: a recording predicts chains under token verification only", settings.method
+    )
+    if settings.live == "none":
+        raise UserError(f"live=none, but {settings.method} can only be decoded; use live=all.")
+    chosen = {name: choice for name, choice in setup.rules.items() if name in settings.live_rules}
+    rules = candidates(without_auto(chosen), setup.heads, None)
+    measured = decode(setup, sweep_settings(rules, settings.verification.stopping, settings.compare_verification))
+    return Outcome(rules, cost_table=measured_costs(setup, measured), measured=measured)

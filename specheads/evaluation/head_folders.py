@@ -1,0 +1,73 @@
+"""The folders of heads: finding those that `head=` names, and writing what was measured of them."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from specheads.heads.card import card
+from specheads.heads.checkpoint import latest_head, load_head
+from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.pair import Pair
+from specheads.sampling import Warp
+from specheads.storage.files import write_json, write_whole
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LocatedHead:
+    """A head and its folder or hub id."""
+
+    head: AcceptanceHead
+    where: str
+
+
+def find_heads(head: str | None, pair: Pair, outputs: Path, warp: Warp, any_draft: bool = False) -> dict[str, LocatedHead]:
+    """Return the heads of a folder or hub id by name: one, or all heads of a bank's folder; none for None.
+
+    Args:
+        head: `latest` is the newest folder of this pair under `outputs`.
+        warp: that of decoding; a head that was trained under another one is named in the log.
+        any_draft: whether a head may have been trained for another draft.
+
+    Raises:
+        UserError: no such head; a head that does not fit the pair.
+    """
+    if head is None:
+        return {}
+    where = latest_head(outputs, pair) if head == "latest" else head
+    folders = {path.parent.name: path.parent for path in sorted(Path(where).glob("*/config.json")) if _is_head(path)}
+    if (Path(where) / "config.json").exists() or not folders:
+        folders = {Path(where).name: where}
+    located = {}
+    for name, folder in folders.items():
+        loaded = load_head(folder, any_draft)
+        loaded.check_fits(pair)
+        trained = loaded.config.warp
+        if trained and dict(trained) != asdict(warp):
+            logger.warning("head %s was trained under %s, but decoding uses %s", name, dict(trained), asdict(warp))
+        located[name] = LocatedHead(loaded, str(folder))
+    return located
+
+
+def _is_head(config: Path) -> bool:
+    return (config.parent / "model.safetensors").exists()
+
+
+def store_dev_prompts(folder: Path, head: AcceptanceHead, texts: Sequence[str]) -> None:
+    """Add the dev prompts that a head was calibrated on to those that its folder names, if it names any."""
+    if head.train_prompts is not None:
+        head.train_prompts = head.train_prompts.calibrated_on(texts)
+        head.train_prompts.write(folder)
+
+
+def store_in_config(folder: Path, **values: Mapping[str, Any] | None) -> None:
+    """Write values that were measured after a head's training into its config and its card."""
+    path = folder / "config.json"
+    content = json.loads(path.read_text()) | values
+    write_json(path, content)
+    text = card(HeadConfig.from_dict(content, str(path)))
+    write_whole(folder / "README.md", lambda temporary: temporary.write_text(text))

@@ -1,0 +1,99 @@
+"""A learning curve as records, as a table on the console, and as learning_curve.json, .csv and .html."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from specheads.evaluation.conclusions import preferred
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.report import Winner
+from specheads.evaluation.report_files import write_rows
+from specheads.storage.files import write_json, write_whole
+
+NAME = "learning_curve"
+
+
+@dataclass(frozen=True)
+class Point:
+    """How good a head is that learned from one share of the train prompts."""
+
+    share: float
+    num_prompts: int  # train prompts
+    num_responses: int  # to them
+    num_epochs: int
+    num_steps: int  # the same for all heads of a curve
+    head: str  # its folder
+    auroc: Interval
+    kl: Interval  # nats
+    winners: Mapping[str, Winner]  # by ratio: the head's rule that is best on dev prompts, on test prompts
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The heads of all shares on one set of test prompts, the smallest share first."""
+
+    name: str
+    num_prompts: int  # test prompts
+    points: Sequence[Point]
+    last_step: Interval | None  # the gain in AUROC from the last share but one to the last; None for a single share
+
+
+def print_curve(curve: Curve, console: Console | None = None) -> None:
+    """Print a curve as a table, and whether more prompts would help."""
+    console = console or Console(width=None if sys.stdout.isatty() else 160)
+    table = Table(
+        title=f"{curve.name}: {curve.num_prompts} prompts replayed; speed-up, and share of the gap to the ceiling, oracle"
+    )
+    for column in ("train prompts", "epochs", "AUROC", "KL"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for ratio in curve.points[0].winners:
+        table.add_column(f"at {ratio}", justify="right", no_wrap=True)
+    for point in curve.points:
+        errors = [f"{one.value:.4f} \u00b1{(one.high - one.low) / 2:.4f}" for one in (point.auroc, point.kl)]
+        table.add_row(f"{point.num_prompts:,}", f"{point.num_epochs}", *errors, *map(_cell, point.winners.values()))
+    console.print(table)
+    if curve.last_step:
+        console.print(conclusion(curve), highlight=False)
+
+
+def _cell(winner: Winner) -> str:
+    half = (winner.speedup.high - winner.speedup.low) / 2
+    gaps = "".join("" if gap is None else f" {gap.value:4.0%}" for gap in (winner.gap_ceiling, winner.gap_oracle))
+    return f"{winner.speedup.value:.3f}x \u00b1{half:.3f}{gaps}"
+
+
+NOTICEABLE = 0.01  # a change of AUROC that shows in throughput
+
+
+def conclusion(curve: Curve) -> str:
+    """Return whether more prompts would help, by the last step of a curve of several points."""
+    before, after = curve.points[-2:]
+    step = curve.last_step
+    text = f"From {before.num_prompts:,} to {after.num_prompts:,} train prompts AUROC changes by {step.value:+.4f} "
+    text += f"[{step.low:+.4f}, {step.high:+.4f}]"
+    ratio = preferred(list(after.winners))
+    gaps = [point.winners[ratio].gap_ceiling for point in (before, after)]
+    if None not in gaps:
+        text += f", the share of the gap at ratio {ratio} from {gaps[0].value:.1%} to {gaps[1].value:.1%}"
+    if step.low > 0:
+        return f"{text}. It still rises: more prompts (data.num_train=) or responses (generation.responses_per_prompt=) may help."
+    if step.high > NOTICEABLE:
+        return f"{text}. This many test prompts do not tell whether more train prompts would help; record more with num_prompts=."
+    return f"{text}. More prompts are not what heads lack here."
+
+
+def write_curves(curves: Sequence[Curve], context: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write learning_curve.html, .json and .csv; return their paths."""
+    from specheads.evaluation.learning_curve_figure import page_of  # imports plotly
+
+    written = [folder / f"{NAME}.{suffix}" for suffix in ("html", "json", "csv")]
+    write_whole(written[0], lambda path: path.write_text(page_of(curves), encoding="utf-8"))
+    write_json(written[1], {"context": dict(context), "curves": [asdict(curve) for curve in curves]})
+    rows = [{"data_set": curve.name} | asdict(point) for curve in curves for point in curve.points]
+    write_whole(written[2], lambda path: write_rows(rows, path))
+    return written

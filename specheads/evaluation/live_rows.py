@@ -1,0 +1,77 @@
+"""What was decoded, as rows of a report."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from specheads.decoding.records import DecodeStats
+from specheads.evaluation.candidate import FIXED
+from specheads.evaluation.intervals import interval, predicted_speed, resample_counts, sums
+from specheads.evaluation.report import MEASURED, LiveRow
+from specheads.evaluation.rule_costs import CostTable
+from specheads.evaluation.sweep import Measured
+
+
+def live_rows(
+    measured: Sequence[Measured],
+    cost_table: CostTable,
+    lossless: bool,
+    replayed: Mapping[str, float] | None = None,
+    groups: Sequence[Hashable] | None = None,
+) -> list[LiveRow]:
+    """Return a row for every setting that was decoded; the first setting is the target alone.
+
+    Args:
+        cost_table: the costs of rules at every ratio, the measured one among them.
+        lossless: whether the sweep's verification rule is lossless.
+        replayed: by setting, tokens per second from replayed counts of the same prompts.
+        groups: the group of each prompt; None: each prompt is a group by itself.
+    """
+    resamples = resample_counts(groups or len(measured[0].stats))
+    alone = sums(measured[0].stats, resamples).tokens_per_second
+    fixed = {one.setting.value: sums(one.stats, resamples) for one in measured if one.setting.family == FIXED}
+    rows = []
+    for one in measured:
+        setting, other = one.setting, one.setting.verification
+        row = _live_row(one, resamples, alone, cost_table, (replayed or {}).get(setting.name))
+        if setting.search is not None or (setting.rule is not None and not (lossless if other is None else other.lossless)):
+            row = replace(row, lossless=False)
+        if other:
+            gain = fixed[setting.value].verification_rate / sums(one.stats, resamples).verification_rate
+            row = replace(row, efficiency_gain=interval(gain))
+        rows.append(row)
+    return rows
+
+
+def _live_row(
+    measured: Measured, resamples: np.ndarray, alone: np.ndarray, cost_table: CostTable, replayed: float | None
+) -> LiveRow:
+    """Return a row, as if its verification rule were lossless and the only one."""
+    setting, total = measured.setting, DecodeStats.total(measured.stats)
+    rates = sums(measured.stats, resamples)
+    percentiles = np.percentile(measured.token_seconds, [50, 90, 99]) * 1e3
+    predicted, predicted_speedup = None, {}
+    if setting.rule is not None:
+        costs = cost_table.for_prompts(setting, len(measured.stats))
+        predicted = float(predicted_speed(measured, costs, resamples)[0])
+        for ratio in cost_table.costs:
+            speed = predicted_speed(measured, cost_table.of(setting, ratio), resamples)
+            predicted_speedup[ratio] = interval(speed / (cost_table.alone if ratio == MEASURED else 1.0))
+    return LiveRow(
+        name=setting.name,
+        family=setting.family,
+        value=setting.value,
+        tokens_per_second=interval(rates.tokens_per_second),
+        speedup=interval(rates.tokens_per_second / alone),
+        discard_rate=interval(rates.discard_rate),
+        verification_rate=interval(rates.verification_rate),
+        block_efficiency=total.block_efficiency,
+        acceptance_rate=total.acceptance_rate,
+        milliseconds=dict(zip(("p50", "p90", "p99"), percentiles.tolist(), strict=True)),
+        predicted_tokens_per_second=predicted,
+        replayed_tokens_per_second=replayed,
+        predicted_speedup=predicted_speedup,
+        lossless=True,
+        efficiency_gain=None,
+    )

@@ -1,0 +1,28 @@
+"""What the steps of an evaluation hand on to each other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specheads.evaluation.candidate import Candidate
+from specheads.evaluation.recordings import RecordedSet
+from specheads.evaluation.replayed_sets import Choices, ReplayedSet
+from specheads.evaluation.rule_costs import CostTable
+from specheads.evaluation.sweep import Measured
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All candidates; where they were replayed, their counts on every set, dev prompts first, and the best of them; what was decoded."""
+
+    candidates: Sequence[Candidate]
+    recorded: Sequence[RecordedSet] = ()
+    replayed: Sequence[ReplayedSet] = ()
+    choices: Choices | None = None  # None where nothing was replayed
+    cost_table: CostTable | None = None
+    measured: Sequence[Measured] = ()  # the target alone comes first
+    undecoded: Sequence[str] = ()  # names of rules that are best at the measured costs, but were not decoded
+
+    @property
+    def names(self) -> dict[str, int]:
+        """The number of each candidate, by name."""
+        return {candidate.name: number for number, candidate in enumerate(self.candidates)}

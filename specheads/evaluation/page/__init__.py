@@ -1,0 +1,1 @@
+"""The report as one HTML page: templates, style and script, filled by `document.py`."""

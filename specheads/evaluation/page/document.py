@@ -1,0 +1,247 @@
+"""A report as one HTML file that needs nothing else: findings, tables, interactive figures and coloured texts.
+
+Everything that a model or a config wrote reaches the page through templates that escape it; figures are JSON without a `<`.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.io.json import to_json_plotly
+from plotly.offline import get_plotlyjs
+
+from specheads.evaluation.conclusions import (
+    costs_text,
+    fit_text,
+    key_findings,
+    main_data_set,
+    preferred,
+    ratio_text,
+    ratios_of,
+)
+from specheads.evaluation.number_text import change, change_limits, ratio_name
+from specheads.evaluation.page.figures import Figures, figures_of
+from specheads.evaluation.page.tables import Table, across_table, bank_table, drafts_table, live_table, winners_table
+from specheads.evaluation.report import MEASURED, Report, TextSample
+from specheads.storage.files import write_whole
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure's section: its title, what a reader should know, and the selectors that the figure depends on."""
+
+    title: str
+    about: str
+    by: str
+
+
+PLOTS = {
+    "pareto": Plot(
+        "Discard rate against verification rate",
+        "Each point is one rule with one set of parameters; lower left is better. The thin line joins the rules that a decoder could "
+        "have and that no other rule beats in both rates. Click a family in the legend to show or hide it, double-click to see it alone.",
+        "set",
+    ),
+    "threshold": Plot(
+        "Speed-up against threshold",
+        "Rules that stop at a threshold. Horizontal lines: the best fixed length, the informed ceiling (the best constant threshold on "
+        "the true acceptance probabilities) and the oracle (which knows every outcome).",
+        "set ratio",
+    ),
+    "gap": Plot(
+        "Gap closed by rule",
+        "How far each family’s best rule gets from the best fixed length (0 %) towards a bound that no decoder can reach (100 %). "
+        "Values below −100 % or above 150 % are cut off.",
+        "set ratio",
+    ),
+    "reliability": Plot(
+        "Reliability",
+        "Are tokens accepted as often as predicted? On the diagonal, yes. The larger a marker, the more tokens it stands for. A "
+        "calibrated head is drawn twice, before and after calibration. A token counts once for every place that it can have in a round.",
+        "set",
+    ),
+    "positions": Plot(
+        "Acceptance by position in the round",
+        "Of the tokens drafted at each position, the share that was accepted. Small markers: few tokens.",
+        "set",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A part of the page that is shown while its data set and ratio are selected."""
+
+    values: Mapping[str, Any]  # set, ratio, or both
+    shown: bool  # at first
+    table: Table | None = None
+    doubtful: bool = False
+    prompts: Mapping[str, Sequence[TextSample]] = field(default_factory=dict)  # the responses to each
+
+
+def write_page(report: Report, path: Path) -> None:
+    """Write `report` to `path` as one HTML file."""
+    page = html_of(report)
+    write_whole(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
+
+
+def html_of(report: Report) -> str:
+    """Return the page as text."""
+    environment = Environment(
+        loader=PackageLoader("specheads.evaluation.page", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    figures, ratios = figures_of(report), ratios_of(report)
+    return environment.get_template("page.html").render(
+        title=_title(report),
+        doubts=report.doubts,
+        overview=_overview(report),
+        findings_title=_findings_title(report),
+        findings=key_findings(report),
+        notes=report.notes,
+        data_sets=[f"{data_set.name} ({data_set.role})" for data_set in report.data_sets],
+        main_set=main_data_set(report),
+        ratios=[(ratio, ratio_text(report, ratio)) for ratio in ratios],
+        main_ratio=preferred(ratios),
+        sections=list(_sections(report, figures)),
+        figures=_json(figures),
+        plotly=Markup(get_plotlyjs()) if figures else "",
+        style=Markup(resource("page.css")),
+        script=Markup(resource("page.js")),
+    )
+
+
+def resource(name: str) -> str:
+    """Return the text of a file next to this one."""
+    return files("specheads.evaluation.page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _json(figures: object) -> Markup:
+    """Return figures as JSON that no text within can end early: without a `<` there is no `</script>`."""
+    return Markup(to_json_plotly(figures).replace("<", "\\u003c"))
+
+
+def _title(report: Report) -> str:
+    context = report.context
+    pair = " → ".join(str(context[key]) for key in ("draft", "target") if context.get(key))
+    return f"Speculative decoding: {context.get('model') or pair or 'evaluation'}"
+
+
+def _overview(report: Report) -> list[tuple[str, str]]:
+    """Return what was evaluated, as names and texts."""
+    context = report.context
+    shown = {key: context.get(key) for key in ("target", "draft")}
+    shown |= {
+        "heads": ", ".join(context.get("heads") or []),
+        "sampling": ", ".join(f"{key} {value}" for key, value in (context.get("warp") or {}).items() if value is not None),
+    }
+    shown |= {key: context.get(key) for key in ("seed", "device")} | {"costs": costs_text(report).replace(" %", "\u00a0%")}
+    rows = [(key, str(value)) for key, value in shown.items() if value not in (None, "")]
+    for data in report.data_sets:
+        sizes = f"{data.num_prompts:,} prompts, {data.num_tokens:,} tokens, {data.num_samples} samples"
+        rows.append(("data", f"{data.name} ({data.role}): {sizes}"))
+    return rows
+
+
+def _findings_title(report: Report) -> str:
+    number = main_data_set(report)
+    return "Key findings" if number is None else f"Key findings, on {report.data_sets[number].name}"
+
+
+def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
+    """Yield the sections of the report that are not empty, each with its template and the values that this needs."""
+    if any(data_set.winners for data_set in report.data_sets):
+        across = _ratio_panels(report, ratios_of(report), across_table) if len(report.data_sets) > 1 else []
+        panels = {"panels": _winner_panels(report), "across": across}
+        yield {"key": "winners", "title": "The best of each family", "template": "winners.html", **panels}
+    for name in figures:
+        plot = PLOTS[name]
+        yield {"key": name, "title": plot.title, "template": "plot.html", "about": plot.about, "by": plot.by}
+    if report.live:
+        live = {"texts": _live_texts(report), "table": live_table(report)}
+        yield {"key": "live", "title": "Live measurements", "template": "live.html", **live}
+    if report.bank:
+        ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.bank)]
+        panels = _ratio_panels(report, ratios, bank_table)
+        yield {"key": "bank", "title": "Heads compared", "template": "bank.html", "panels": panels}
+    if report.drafts:
+        ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.drafts)]
+        panels = _ratio_panels(report, ratios, drafts_table)
+        yield {"key": "drafts", "title": "Drafts compared", "template": "drafts.html", "panels": panels}
+    if any(data_set.texts for data_set in report.data_sets):
+        panels = _text_panels(report)
+        yield {"key": "texts", "title": "What became of each token", "template": "texts.html", "panels": panels}
+    if parts := _context(report):
+        yield {"key": "context", "title": "Configuration and versions", "template": "context.html", "parts": parts}
+
+
+def _winner_panels(report: Report) -> list[Panel]:
+    ratios = ratios_of(report)
+    first = (main_data_set(report), preferred(ratios))
+    return [
+        Panel(
+            {"set": number, "ratio": ratio},
+            (number, ratio) == first,
+            winners_table(report, data_set, ratio),
+            _is_doubtful(report, ratio),
+        )
+        for number, data_set in enumerate(report.data_sets)
+        for ratio in ratios
+        if any(row.ratio == ratio for row in data_set.winners)
+    ]
+
+
+def _ratio_panels(report: Report, ratios: Sequence[str], table_of: Callable[[Report, str], Table]) -> list[Panel]:
+    """Return a table for every ratio; the page shows that of the selected one."""
+    first = preferred(ratios)
+    return [Panel({"ratio": ratio}, ratio == first, table_of(report, ratio), _is_doubtful(report, ratio)) for ratio in ratios]
+
+
+def _is_doubtful(report: Report, ratio: str) -> bool:
+    """Whether a table at a ratio is greyed: at the measured one if measured figures are not to be trusted."""
+    return bool(report.doubts) and ratio == MEASURED
+
+
+def _live_texts(report: Report) -> list[str]:
+    texts = [fit_text(report)] if report.fit else []
+    gains = [
+        f"{change(gain)} {change_limits(gain)} at {ratio_name(ratio)}" for ratio, gain in report.gains.items() if gain is not None
+    ]
+    if gains:
+        texts.append(f"The live head over the best live fixed length, cross-fitted: {'; '.join(gains)}.")
+    return texts
+
+
+def _text_panels(report: Report) -> list[Panel]:
+    """Return the responses of each data set, by prompt."""
+    panels = []
+    for number, data_set in enumerate(report.data_sets):
+        prompts: dict[str, list[TextSample]] = {}
+        for sample in data_set.texts:
+            prompts.setdefault(sample.prompt, []).append(sample)
+        panels.append(Panel({"set": number}, number == main_data_set(report), prompts=prompts))
+    return panels
+
+
+def _context(report: Report) -> list[tuple[str, str]]:
+    rest = {key: value for key, value in report.context.items() if key not in ("config", "versions")}
+    parts = {
+        "Resolved configuration": report.context.get("config"),
+        "Versions": _yaml(report.context.get("versions")),
+        "Context": _yaml(rest),
+    }
+    return [(title, str(text)) for title, text in parts.items() if text]
+
+
+def _yaml(content: object) -> str:
+    plain = json.loads(json.dumps(content, default=str))  # paths and the like as text
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120) if plain else ""

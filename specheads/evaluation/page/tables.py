@@ -1,0 +1,236 @@
+"""The page's tables, as records that templates show."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from specheads.evaluation.candidate import FIXED
+from specheads.evaluation.conclusions import BOUNDS, achievable, counted_text, ratio_text, winners_at
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.number_text import (
+    change,
+    change_limits,
+    minus,
+    percent,
+    percent_limits,
+    share_text,
+    times,
+    times_limits,
+)
+from specheads.evaluation.report import DataSet, LiveRow, Report, Winner
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: a text (None: unknown), or a number with its limits, and the key to sort it by."""
+
+    text: str | None
+    key: float | str | None = None
+    limits: str | None = None
+    kind: str = ""  # doubtful
+    tag: str | None = None  # a short remark
+    lossy: bool = False
+    breaks: bool = False  # whether the text may break after an underscore
+
+    @property
+    def parts(self) -> list[str]:
+        """The text in parts, between which a line may break."""
+        text = self.text or ""
+        return text.replace("_", "_\n").split("\n") if self.breaks and "\n" not in text else [text]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table; its first cell is a heading."""
+
+    cells: Sequence[Cell]
+    kind: str = ""  # best, bound
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the page. With `sorted_by`, the column whose order it has, a click on a heading sorts it; -1: in no column's order."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    sorted_by: int | None = None
+
+
+def _caption(text: str) -> str:
+    return text.replace(" %", "\u00a0%")
+
+
+def number_cell(value: float | None, digits: int) -> Cell:
+    """Return a number, with a minus sign where it is negative."""
+    return Cell(None) if value is None else Cell(minus(f"{value:,.{digits}f}"), value)
+
+
+def times_cell(estimate: Interval | None) -> Cell:
+    """Return a factor with its interval."""
+    return Cell(None) if estimate is None else Cell(times(estimate), estimate.value, times_limits(estimate))
+
+
+def change_cell(estimate: Interval | None) -> Cell:
+    """Return a ratio as a change in percent, with its interval."""
+    return Cell(None) if estimate is None else Cell(change(estimate), estimate.value, change_limits(estimate))
+
+
+def cost_cell(share: float | None) -> Cell:
+    """Return a cost in percent."""
+    return Cell(None) if share is None else Cell(share_text(share).replace(" ", "\u00a0"), share)
+
+
+def share_cell(estimate: Interval | None) -> Cell:
+    """Return a share in percent, with its interval."""
+    return Cell(None) if estimate is None else Cell(percent(estimate), estimate.value, percent_limits(estimate))
+
+
+def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
+    """Return the best rule of each family on a data set at a ratio."""
+    winners = winners_at(data_set, ratio)
+    top = next((row for row in winners if achievable(row.family)), None)
+    columns = (
+        "family",
+        "rule",
+        "speed-up",
+        "over best fixed",
+        "of gap to ceiling",
+        "of gap to oracle",
+        "head’s cost",
+        "break-even",
+    )
+    caption = f"{data_set.name}, ratio {ratio_text(report, ratio)}: the best of each family; {counted_text(report, ratio)}"
+    return Table(_caption(caption), columns, [_winner(row, row is top) for row in winners])
+
+
+def _winner(row: Winner, best: bool) -> Row:
+    note = "best" if best else {FIXED: "baseline", **dict.fromkeys(BOUNDS, "bound")}.get(row.family)
+    cells = [Cell(row.family, row.family, tag=note, breaks=True), Cell(row.name, row.name), times_cell(row.speedup)]
+    gains = [change_cell(row.gain), share_cell(row.gap_ceiling), share_cell(row.gap_oracle)]
+    cells += [Cell(None)] * 3 if row.family == FIXED else gains
+    cells += [cost_cell(row.head_share), share_cell(row.break_even)]
+    return Row(cells, "best" if best else "" if achievable(row.family) else "bound")
+
+
+def across_table(report: Report, ratio: str) -> Table:
+    """Return the gain of each family over the best fixed length on every data set at a ratio."""
+    gains: dict[str, dict[int, Interval]] = {}
+    for number, data_set in enumerate(report.data_sets):
+        for row in winners_at(data_set, ratio):
+            if row.family != FIXED:
+                gains.setdefault(row.family, {})[number] = row.gain
+    numbers = range(len(report.data_sets))
+    rows = [
+        Row(
+            [Cell(family, family, breaks=True), *(change_cell(by_set.get(number)) for number in numbers)],
+            "" if achievable(family) else "bound",
+        )
+        for family, by_set in gains.items()
+    ]
+    caption = (
+        f"Gain over the best fixed length on every data set, ratio {ratio_text(report, ratio)}; {counted_text(report, ratio)}"
+    )
+    return Table(_caption(caption), ("family", *(f"{one.name} ({one.role})" for one in report.data_sets)), rows)
+
+
+def live_table(report: Report) -> Table:
+    """Return measured speeds next to those that the costs predict."""
+    columns = [
+        "setting",
+        "tok/s",
+        "speed-up",
+        "by costs",
+        "by replay",
+        "discard",
+        "verif.",
+        "block eff.",
+        "accepted",
+        "ms p50 / p90 / p99",
+    ]
+    columns += ["block eff. gain"] if any(row.efficiency_gain for row in report.live) else []
+    fastest = max((row for row in report.live if row.lossless), key=lambda row: row.speedup.value, default=None)
+    rows = [_live(row, row is fastest)[: len(columns)] for row in report.live]
+    kinds = ["best" if row is fastest else "" for row in report.live]
+    caption = "Measured speed, and tokens per second as the fitted costs predict them"
+    caption += "; not to be trusted" if report.doubts else ""
+    return Table(_caption(caption), columns, [Row(cells, kind) for cells, kind in zip(rows, kinds, strict=True)], sorted_by=-1)
+
+
+def _live(row: LiveRow, fastest: bool) -> list[Cell]:
+    speed = row.tokens_per_second
+    return [
+        Cell(row.name, row.name, tag="fastest" if fastest else None, lossy=not row.lossless),
+        _tokens_per_second(speed),
+        times_cell(row.speedup),
+        _predicted(row.predicted_tokens_per_second, speed.value),
+        _predicted(row.replayed_tokens_per_second, speed.value),
+        _rate(row.discard_rate),
+        _rate(row.verification_rate),
+        number_cell(row.block_efficiency, 2),
+        number_cell(row.acceptance_rate, 2),
+        Cell(" / ".join(f"{row.milliseconds[name]:.1f}" for name in ("p50", "p90", "p99")), row.milliseconds["p50"]),
+        change_cell(row.efficiency_gain),
+    ]
+
+
+def _predicted(value: float | None, measured: float) -> Cell:
+    if value is None:
+        return Cell(None)
+    return Cell(f"{value:,.1f}", value, minus(f"({value / measured - 1:+.1%})").replace("%", "\u00a0%"))
+
+
+def _rate(estimate: Interval) -> Cell:
+    return Cell(f"{estimate.value:.3f}", estimate.value, f"±{(estimate.high - estimate.low) / 2:.3f}")
+
+
+def bank_table(report: Report, ratio: str) -> Table:
+    """Return the heads of the bank at a ratio, the fastest first."""
+    heads = sorted((row for row in report.bank if ratio in row.speedup), key=lambda row: -row.speedup[ratio].value)
+    rows = [
+        Row(
+            [
+                Cell(row.head, row.head),
+                times_cell(row.speedup[ratio]),
+                cost_cell(row.head_share.get(ratio)),
+                share_cell(row.break_even.get(ratio)),
+                number_cell(row.threshold.get(ratio), 2),
+                number_cell(row.auroc, 4),
+                number_cell(row.kl, 4),
+                number_cell(row.ece, 4),
+            ],
+            "best" if number == 0 else "",
+        )
+        for number, row in enumerate(heads)
+    ]
+    columns = ("head", "speed-up", "head’s cost", "break-even", "threshold", "AUROC", "KL (nats)", "ECE")
+    return Table(_caption(f"Heads, ratio {ratio_text(report, ratio)}; {counted_text(report, ratio)}"), columns, rows, sorted_by=1)
+
+
+def drafts_table(report: Report, ratio: str) -> Table:
+    """Return the speed-up of each draft with each kind of rule at a ratio; the fastest is marked."""
+    rows = [row for row in report.drafts if ratio in row.speedup]
+    top = max(rows, key=lambda row: row.speedup[ratio].value, default=None)
+    decoded = "doubtful" if report.doubts else ""
+    cells = [
+        Row(
+            [
+                Cell(row.draft, row.draft),
+                Cell(row.kind, row.kind),
+                Cell(row.rules[ratio], row.rules[ratio]),
+                times_cell(row.speedup[ratio]),
+                number_cell(row.block_efficiency[ratio], 2),
+                replace(_tokens_per_second(row.tokens_per_second), kind=decoded),
+            ],
+            "best" if row is top else "",
+        )
+        for row in rows
+    ]
+    columns = ("draft", "with", "rule", "speed-up", "block eff.", f"tok/s, decoded{', doubtful' if decoded else ''}")
+    caption = f"Drafts and what stops them, ratio {ratio_text(report, ratio)}; {counted_text(report, ratio)}"
+    return Table(_caption(caption), columns, cells)
+
+
+def _tokens_per_second(estimate: Interval | None) -> Cell:
+    if estimate is None:
+        return Cell(None)
+    return Cell(f"{estimate.value:,.1f}", estimate.value, f"[{estimate.low:,.1f}, {estimate.high:,.1f}]")

@@ -1,0 +1,90 @@
+"""What each candidate spent on each recorded set of prompts, and the choice of the best of each family on dev prompts."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from specheads.evaluation.candidate import ORACLE, Candidate
+from specheads.evaluation.intervals import resample_counts
+from specheads.evaluation.recordings import RecordedSet
+from specheads.evaluation.report import MEASURED
+from specheads.evaluation.rule_costs import CostTable
+from specheads.forecast import progress
+from specheads.replay.recording import Recording
+from specheads.replay.replay import Counts, oracle, replay
+
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class ReplayedSet:
+    """A recording of one set of prompts, and what each candidate spent on it; the oracle comes last."""
+
+    name: str
+    role: str
+    recording: Recording
+    counts: Sequence[Counts]
+    groups: Sequence[Hashable] | None = None  # the group of each prompt; None: each prompt is a group by itself
+
+    @property
+    def resamples(self) -> np.ndarray:
+        """How often each prompt is in each resample; see resample_counts."""
+        return resample_counts(self.groups or self.recording.num_prompts)
+
+    @classmethod
+    def of(cls, recorded: RecordedSet, candidates: Sequence[Candidate], advance: Advance = lambda count: None) -> "ReplayedSet":
+        """Replay all candidates; `advance` is called with the number of candidates that are done."""
+        recording, counts = recorded.recording, {}
+        # By compile key, so that no more rounds are in memory at once than one group of rules has.
+        for key in dict.fromkeys(candidate.rule.compile_key for candidate in candidates):
+            numbers = [number for number, candidate in enumerate(candidates) if candidate.rule.compile_key == key]
+            for number, rounds in zip(numbers, replay(recording, [candidates[number].rule for number in numbers]), strict=True):
+                counts[number] = rounds.per_prompt(recording.num_prompts)
+            advance(len(numbers))
+        counts[len(candidates)] = oracle(recording).per_prompt(recording.num_prompts)
+        return cls(recorded.name, recorded.role, recording, [counts[n] for n in range(len(counts))], recorded.groups)
+
+    def with_counts(self, changed: Mapping[int, Counts]) -> "ReplayedSet":
+        """Return the set with other counts of some candidates, by number."""
+        return replace(self, counts=[changed.get(number, counts) for number, counts in enumerate(self.counts)])
+
+
+def replay_all(recorded: Sequence[RecordedSet], candidates: Sequence[Candidate]) -> list[ReplayedSet]:
+    """Return what every candidate spent on every recorded set."""
+    with progress("replaying", len(recorded) * len(candidates)) as advance:
+        return [ReplayedSet.of(one, candidates, advance) for one in recorded]
+
+
+Choice = dict[str, int]  # family -> number of the best candidate
+
+
+@dataclass(frozen=True)
+class Choices:
+    """By ratio the best candidate of every family on dev prompts, and the oracle; and every candidate's speed-up there."""
+
+    best: Mapping[str, Choice]
+    speeds: Mapping[str, Sequence[float]]
+
+    @property
+    def middle(self) -> str:
+        """The middle one of the ratios, for what is shown at one ratio only."""
+        names = [name for name in self.best if name != MEASURED] or list(self.best)
+        return names[len(names) // 2]
+
+
+def choose(dev: ReplayedSet, candidates: Sequence[Candidate], cost_table: CostTable) -> Choices:
+    """Return the fastest candidate of each family on the prompts of `dev`; rules are reported on other prompts."""
+    once = np.ones((1, dev.recording.num_prompts))
+    choices, speeds = {}, {}
+    for ratio in cost_table.costs:
+        speeds[ratio] = [
+            float(cost_table.speedup(counts, once, one, ratio)[0])
+            for counts, one in zip(dev.counts, [*candidates, None], strict=True)
+        ]
+        best: Choice = {}
+        for number, one in enumerate(candidates):
+            if one.ratio in (None, ratio) and (one.family not in best or speeds[ratio][number] > speeds[ratio][best[one.family]]):
+                best[one.family] = number
+        choices[ratio] = best | {ORACLE: len(candidates)}
+    return Choices(choices, speeds)

@@ -1,0 +1,162 @@
+"""The report of an evaluation, from the outcome of its steps."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import torch
+import yaml
+
+from specheads.evaluation.candidate import FIXED, Candidate
+from specheads.evaluation.conclusions import BOUNDS, notes_on
+from specheads.evaluation.doubts import REMEDY, doubts_of
+from specheads.evaluation.intervals import Interval, gain_over_fixed
+from specheads.evaluation.live_rows import live_rows
+from specheads.evaluation.machine import device_name, load_average, versions
+from specheads.evaluation.outcome import Outcome
+from specheads.evaluation.reliability import reliability
+from specheads.evaluation.replayed_sets import ReplayedSet
+from specheads.evaluation.report import MEASURED, DataSet, LiveRow, Report
+from specheads.evaluation.round_details import positions, text_samples
+from specheads.evaluation.settings import Evaluation
+from specheads.evaluation.setup import Setup
+from specheads.evaluation.winners import bank, data_set
+from specheads.replay.replay import recorded_head, replay
+
+NUM_OTHERS = 2  # rules without a head whose drafts are shown in detail
+
+
+def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Report:
+    """Return the report; `config` is the text of the configuration, None: the settings."""
+    groups = setup.prompts.decoded(setup.settings.num_live_prompts).groups if outcome.measured else []
+    live = _live(setup, outcome, groups)
+    heads = {name: recorded_head(head) for name, head in setup.heads.items()}
+    sets, ranking = [], []
+    for replayed in outcome.replayed:
+        data = data_set(replayed, outcome.candidates, outcome.choices, outcome.cost_table)
+        sets.append(replace(data, reliability=reliability(replayed.recording, heads)))
+    if sets:
+        sets[1] = _detailed(setup, outcome, sets[1], outcome.replayed[1])
+    if sets and len(heads) > 1:
+        ranking = bank(heads, outcome.replayed[1], outcome.candidates, outcome.choices, outcome.cost_table)
+    report = Report(
+        context_of(setup, config, num_decoded=len(outcome.measured[0].stats) if outcome.measured else 0),
+        outcome.cost_table.fit,
+        _doubts(outcome, live, groups),
+        live,
+        _gains(setup, outcome, groups),
+        sets,
+        ranking,
+    )
+    return replace(report, notes=[*notes_on(report), *setup.prompts.notes()])
+
+
+def _live(setup: Setup, outcome: Outcome, groups: Sequence[Hashable]) -> list[LiveRow]:
+    """Return a row for every setting that was decoded."""
+    measured = outcome.measured
+    if not measured:
+        return []
+    predictable = outcome.replayed and len(measured[0].stats) <= outcome.replayed[1].recording.num_prompts
+    speeds = _replayed_speeds(setup, outcome) if predictable else {}
+    return live_rows(measured, outcome.cost_table, setup.settings.verification.lossless, speeds, groups)
+
+
+def _replayed_speeds(setup: Setup, outcome: Outcome) -> dict[str, float]:
+    """Return by setting its tokens per second on the decoded prompts, from replayed counts and measured costs."""
+    first, speeds, numbers = slice(0, setup.settings.num_live_prompts), {}, outcome.names
+    for one in outcome.measured:
+        name = one.setting.name
+        if name in numbers and one.setting.verification is None:
+            number = numbers[name]
+            counts = outcome.replayed[1].counts[number]
+            costs_by_prompt = outcome.cost_table.for_prompts(outcome.candidates[number], len(one.stats))
+            seconds = [
+                float(costs.seconds(counts.drafted[prompt], counts.rounds[prompt]))
+                for prompt, costs in enumerate(costs_by_prompt)
+            ]
+            speeds[name] = counts.tokens[first].sum() / sum(seconds)
+    return speeds
+
+
+def _gains(setup: Setup, outcome: Outcome, groups: Sequence[Hashable]) -> dict[str, Interval | None]:
+    """Return by ratio the gain of the decoded heads over the decoded fixed lengths."""
+    if not outcome.measured:
+        return {}
+    # The winners at the measured ratio are not those of others.
+    winners_only = outcome.choices is not None and not setup.settings.decodes_all
+    ratios = [MEASURED] if winners_only else outcome.cost_table.costs
+    return {ratio: gain_over_fixed(outcome.measured, partial(outcome.cost_table.of, ratio=ratio), groups) for ratio in ratios}
+
+
+def _doubts(outcome: Outcome, live: Sequence[LiveRow], groups: Sequence[Hashable]) -> list[str]:
+    """Return why the measured times are not to be trusted."""
+    if not outcome.measured:
+        return []
+    doubts = doubts_of(outcome.measured[0], outcome.cost_table.fit, live, len(set(groups)))
+    if outcome.undecoded:
+        doubts.append(f"The measured costs did not settle, so {', '.join(outcome.undecoded)} stayed without decoding; {REMEDY}.")
+    return doubts
+
+
+def _detailed(setup: Setup, outcome: Outcome, data: DataSet, replayed: ReplayedSet) -> DataSet:
+    """Return `data` with drafts by position and responses in color, for the best rules of each kind."""
+    shown = _shown(outcome)
+    rounds = replay(replayed.recording, [rule.rule for rule in shown])
+    pairs = list(zip(shown, rounds, strict=True))
+    texts = [sample for rule, own_rounds in pairs for sample in text_samples(setup.pair, replayed.recording, rule, own_rounds)]
+    return replace(data, positions=[positions(rule, own_rounds) for rule, own_rounds in pairs], texts=texts)
+
+
+def _shown(outcome: Outcome) -> list[Candidate]:
+    """Return the best fixed length, the best rule with a head, and the best ones without."""
+    rules, ratio = outcome.candidates, outcome.choices.middle
+    best = [number for family, number in outcome.choices.best[ratio].items() if family not in BOUNDS]
+    fixed = [number for number in best if rules[number].family == FIXED]
+    order = sorted(set(best) - set(fixed), key=lambda number: -outcome.choices.speeds[ratio][number])
+    heads = [number for number in order if rules[number].head is not None][:1]
+    others = [number for number in order if rules[number].head is None][:NUM_OTHERS]
+    return [rules[number] for number in fixed + heads + others]
+
+
+def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) -> dict[str, Any]:
+    """Return what is evaluated, where and how; `num_decoded` prompts were decoded."""
+    settings: Evaluation = setup.settings
+    pair = setup.pair
+    return {
+        "model": pair.name,
+        "target": pair.target_id,
+        "target_revision": pair.target_revision,
+        "draft": pair.draft_id,
+        "heads": [one.where for one in setup.located_heads.values()],
+        "warp": asdict(settings.warp),
+        "max_new_tokens": settings.max_new_tokens,
+        "seed": settings.seed,
+        "num_live_prompts": num_decoded,
+        "repeats": settings.repeats,
+        "verification": settings.verification.label,
+        "lossless": settings.verification.lossless,
+        "costs": {
+            "verified_share": settings.costs.verified_share,
+            "head_shares": setup.head_shares,
+            "counted": settings.costs.head_share is None,
+        },
+        "device": device_name(pair),
+        "threads": torch.get_num_threads(),
+        "load": {"start": setup.load, "end": load_average()},
+        "versions": versions(),
+        **setup.prompts.context(),
+        "config": config or settings_text(settings),
+    }
+
+
+def settings_text(settings: Evaluation) -> str:
+    """Return settings as YAML; rules and other objects as Python shows them."""
+    plain = {name: getattr(settings, name) for name in type(settings).model_fields}
+    return yaml.safe_dump({name: _plain(value) for name, value in plain.items()}, sort_keys=False, allow_unicode=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, str | int | float | None) else repr(value)

@@ -1,0 +1,261 @@
+"""Settings of an evaluation: recording, rules to replay and decode, and costs."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, SkipValidation, model_validator
+
+from specheads.decoding.drafting import Autoregressive, Drafting
+from specheads.decoding.engine import resolve_engine
+from specheads.decoding.pairing import check_pairing
+from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
+from specheads.decoding.verification import TokenVerification, VerificationRule
+from specheads.errors import UserError, is_number
+from specheads.evaluation.candidate import FIXED, RuleChoice
+from specheads.evaluation.candidates import check_rules, takes_head
+from specheads.evaluation.prompt_data import TestSet
+from specheads.sampling import Warp
+from specheads.settings import (
+    Flag,
+    NonNegativeNumber,
+    Number,
+    OpenProbability,
+    PositiveCount,
+    Seed,
+    Settings,
+    Share,
+    Text,
+    built,
+    setting,
+)
+
+
+def _threshold(value: Any) -> Any:
+    if value != "auto" and not (is_number(value) and 0 <= value <= 1):
+        raise ValueError("must be a number from 0 to 1, or auto")
+    return value
+
+
+def _ratio(value: float) -> float:
+    if value <= 1:
+        raise ValueError("must be a finite number above 1")
+    return value
+
+
+Threshold = Annotated[Any, AfterValidator(_threshold)]
+Ratio = Annotated[Number, AfterValidator(_ratio)]
+EngineName = Annotated[Text, AfterValidator(lambda name: resolve_engine(name) and name)]
+Rules = Mapping[str, RuleChoice]
+
+
+class RecordingSettings(Settings):
+    """How much of each response is recorded."""
+
+    num_samples: PositiveCount = setting(4, "acceptance samples of each response; more make smaller errors")
+    batch_size: PositiveCount = setting(64, "rejected branches that the draft reads together; fewer take less memory")
+    ground_truth: Flag = setting(True, "let the target score rejected branches too, for the informed ceiling")
+
+
+class CostSettings(Settings):
+    """Costs that are counted at the cost ratios besides draft steps and forward passes; they do not apply to measured costs."""
+
+    head_share: NonNegativeNumber | None = setting(
+        None, "what a head adds to a draft step, as a share of the step; null: counted from multiply-adds and bytes"
+    )
+    verified_share: NonNegativeNumber = setting(
+        0.0, "what verifying one more drafted token costs, as a share of the target's forward pass"
+    )
+
+
+class ReplaySettings(Settings):
+    """Settings of every command that records prompts and replays stopping rules."""
+
+    seed: Seed = setting(0, "seed of everything that is sampled")
+    warp: built(Warp) = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
+    stopping: SkipValidation[Rules] | None = setting(
+        None, "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of the two keys below"
+    )
+    fixed_lengths: tuple[PositiveCount, ...] = setting((1, 2, 3, 4, 5, 6, 8, 10, 12, 14), "fixed draft lengths to try, in tokens")
+    thresholds: tuple[Threshold, ...] = setting(
+        ("auto", 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+        "thresholds to try for a head: a draft stops once the predicted probability that some drafted token is rejected exceeds the "
+        "threshold, 0 to 1; auto: the threshold at which one more draft step is worth its cost",
+    )
+    split: Literal["test", "final"] = setting(
+        "test", "which prompts are reported: test, or final (of data.final_part or data.num_final), to be read once"
+    )
+    num_prompts: PositiveCount = setting(100, "prompts of that split to record")
+    num_dev_prompts: PositiveCount = setting(100, "dev prompts to record, on which rules are tuned")
+    test_sets: SkipValidation[Mapping[str, TestSet]] | None = setting(
+        None,
+        "more prompts to report on, {name: file}, by a name of conf/data; null for a file: the test prompts of its own split. Prompts "
+        "that a head learned from are left out of these and of all others",
+    )
+    record: RecordingSettings = setting(RecordingSettings(), "how much of each response is recorded")
+    ratios: tuple[Ratio, ...] = setting(
+        (5, 10, 20),
+        "predict speed-ups also for targets whose forward pass costs this many draft steps, for example 10",
+    )
+    costs: CostSettings = setting(
+        CostSettings(),
+        "costs that are counted at these ratios besides draft steps and forward passes; they do not apply to measured costs",
+    )
+    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")
+
+    @model_validator(mode="after")
+    def _rules_are_sound(self) -> Self:
+        """Every gain is stated over the best fixed length, so there must be some."""
+        if FIXED not in self.rules:
+            raise UserError(
+                "stopping leaves out fixed_length, over which every gain is stated; add it, for example "
+                "'stopping=[fixed_length,head_threshold]', or use stopping=all."
+            )
+        check_rules(self.rules)
+        return self
+
+    @property
+    def rules(self) -> Rules:
+        """The stopping rules by name, with all values that are tried."""
+        if self.stopping is not None:
+            return self.stopping
+        return {
+            FIXED: RuleChoice(FixedLength, {"num_tokens": list(self.fixed_lengths)}),
+            "head_threshold": RuleChoice(
+                HeadThreshold, {"threshold": list(self.thresholds), "min_tokens": None, "max_tokens": MAX_TOKENS}
+            ),
+        }
+
+
+class Evaluation(ReplaySettings):
+    """Settings of `evaluate.py`."""
+
+    head: Text | None = setting(
+        "latest",
+        "a folder of a head or of several, a hub id, latest (the newest of this pair in paths.outputs), or null for rules without a head",
+    )
+    any_draft: Flag = setting(False, "true: accept heads that were trained for another draft, or for another state of it, too")
+    drafting: SkipValidation[Drafting] = setting(Autoregressive(), "how tokens are proposed")
+    verification: SkipValidation[VerificationRule] = setting(
+        TokenVerification(), "the rule that decides how much of a draft is kept"
+    )
+    live: Literal["winners", "all", "none"] = setting(
+        "winners", "what is decoded: winners (the best rules on dev prompts), all, or none"
+    )
+    live_rules: tuple[Text, ...] = setting(
+        (FIXED, "head_threshold"), "rules that live=all decodes, as do drafts and verification rules that cannot be replayed"
+    )
+    num_live_prompts: PositiveCount = setting(32, "prompts of the split to decode")
+    baseline: Literal["target", "mjgd"] = setting(
+        "target",
+        "what else is decoded without a draft: target (nothing), or mjgd (the most likely blocks of tokens under the target; lossy)",
+    )
+    block: PositiveCount = setting(4, "tokens that mjgd decides together")
+    beams: PositiveCount = setting(8, "beams of mjgd's search")
+    compare: tuple[Text, ...] = setting(
+        (), "run folders of earlier evaluations, of other drafts for the same target, to compare with this one"
+    )
+    compare_verification: SkipValidation[Mapping[str, VerificationRule]] = setting(
+        {}, "decode the fixed lengths under these rules of conf/verification too: [block, greedy_block]"
+    )
+    repeats: PositiveCount = setting(1, "times that each prompt is decoded, each time with another seed")
+    engine: EngineName = setting("auto", "how models are run: auto (the fastest here), eager, compiled or cuda_graph")
+
+    @model_validator(mode="after")
+    def _something_can_be_compared(self) -> Self:
+        if self.live == "none" and not self.ratios:
+            raise UserError(
+                "live=none with ratios=[] leaves no costs to predict speeds with; give some, for example ratios=[5,10,20]."
+            )
+        for rule in (self.verification, *self.compare_verification.values()):
+            check_pairing(self.drafting, rule)
+        if not self.can_replay:
+            self._check_decoded()
+        return self
+
+    @property
+    def can_replay(self) -> bool:
+        """Whether a recording predicts these rounds: only those of chains under token verification; all others must be decoded."""
+        return isinstance(self.verification, TokenVerification) and isinstance(self.drafting, Autoregressive)
+
+    @property
+    def method(self) -> str:
+        """The drafts and the rule that verifies them, in words."""
+        return f"{type(self.drafting).__name__.lower()} drafts under {self.verification.label}"
+
+    @property
+    def decodes_all(self) -> bool:
+        """Whether all of `live_rules` are decoded, and not only the winners."""
+        return self.live == "all" or bool(self.compare_verification)
+
+    def _check_decoded(self) -> None:
+        """Raise UserError if decoding would tell nothing: where `live_rules` drafts nothing, or the same number of tokens in every round.
+
+        Only rounds that draft different numbers of tokens separate the costs of draft and target.
+        """
+        lengths = set()
+        for name, choice in self.rules.items():
+            if name in self.live_rules and (self.head is not None or not takes_head(choice)):
+                lengths |= draft_lengths(choice)
+        if self.verification.stopping is not None:
+            lengths.add(None)
+        names = list(self.live_rules)
+        if not lengths:
+            without = ", and none of them drafts without a head" if self.head is None else ""
+            raise UserError(
+                f"live_rules={names} leaves nothing to decode but the target alone: {self.method} are only decoded, rule by rule of "
+                f"live_rules, with the values that stopping= gives{without}; take for example 'live_rules=[fixed_length]'."
+            )
+        if self.drafting.reads_draft and len(lengths) == 1 and lengths != {None}:
+            raise UserError(
+                f"live_rules={names} drafts {lengths.pop()} tokens in every round, so the costs of draft and target cannot be told "
+                f"apart: {self.method} are only decoded, rule by rule of live_rules; give at least two lengths, for example "
+                "'fixed_lengths=[4,8]', or add a rule of varying length."
+            )
+
+
+def draft_lengths(choice: RuleChoice) -> set[int | None]:
+    """Return how many tokens a rule drafts in a round, for each of its values; None where that varies."""
+    lists = {
+        key: [each for each in value if each != "auto"] for key, value in choice.arguments.items() if isinstance(value, list)
+    }
+    if not all(lists.values()):  # nothing but auto, which needs a recording
+        return set()
+    if choice.cls is FixedLength:
+        return set(lists.get("num_tokens", [choice.arguments["num_tokens"]]))
+    return {None}
+
+
+class LearningCurve(ReplaySettings):
+    """Settings of `python -m specheads.evaluation.learning_curve`, besides those of training."""
+
+    shares: tuple[Share, ...] = setting(
+        (0.0625, 0.125, 0.25, 0.5, 1),
+        "shares of the train prompts, the first ones; a head is trained on each. Every head takes as many steps as trainer.max_epochs "
+        "passes over all prompts have, so fewer prompts are read more often: with equal passes, small shares would show how short "
+        "training is",
+    )
+    num_prompts: PositiveCount = setting(300, "prompts of the split to record; heads differ little, so many are needed")
+    num_dev_prompts: PositiveCount = setting(200, "dev prompts to record, on which thresholds and fixed lengths are chosen")
+
+    @model_validator(mode="after")
+    def _there_is_something_to_compare(self) -> Self:
+        for key in ("shares", "ratios"):
+            if not getattr(self, key):
+                raise UserError(f"{key}=[] leaves nothing to compare; leave it out for the usual ones.")
+        if not any(takes_head(choice) for choice in self.rules.values()):
+            raise UserError("stopping has no rule that takes a head; use for example 'stopping=[fixed_length,head_threshold]'.")
+        return self
+
+
+class LayerSearch(Settings):
+    """Settings of `python -m specheads.evaluation.layer_search`."""
+
+    seed: Seed = setting(0, "seed of everything that is sampled")
+    warp: built(Warp) = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
+    num_dev_prompts: PositiveCount = setting(
+        8, "dev prompts that the target answers, and along whose responses drafts are compared"
+    )
+    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")
+    most_skipped: OpenProbability = setting(0.7, "largest share of the target's layers to leave out")
+    max_tokens: PositiveCount = setting(20, "longest draft to consider, in tokens")
+    engine: EngineName = setting("auto", "how the target answers: auto (the fastest here), eager, compiled or cuda_graph")

@@ -1,0 +1,65 @@
+"""One evaluation: the pair, its heads and prompts, the settings, and the folders of long-lived results."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from specheads.evaluation.candidates import takes_head
+from specheads.evaluation.head_folders import LocatedHead
+from specheads.evaluation.machine import load_average
+from specheads.evaluation.prompt_data import PromptData
+from specheads.evaluation.prompt_sets import PromptSets
+from specheads.evaluation.rule_costs import CostTable
+from specheads.evaluation.settings import ReplaySettings, Rules
+from specheads.heads.cost import counted_share
+from specheads.heads.head import AcceptanceHead
+from specheads.pair import Pair
+from specheads.replay.cost import Costs
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Which heads of which pair are evaluated on which prompts.
+
+    `data_folder` holds recordings, which other commands read again; `run_folder` holds journals of decoding.
+    """
+
+    pair: Pair
+    located_heads: Mapping[str, LocatedHead]
+    settings: ReplaySettings
+    prompt_data: PromptData
+    data_folder: Path
+    run_folder: Path
+    load: float | None = field(default_factory=load_average)  # of the machine, before anything runs
+
+    @cached_property
+    def heads(self) -> dict[str, AcceptanceHead]:
+        """The heads by name."""
+        return {name: one.head for name, one in self.located_heads.items()}
+
+    @cached_property
+    def prompts(self) -> PromptSets:
+        """The prompts, without those that these heads know."""
+        return PromptSets(self.prompt_data, self.pair, self.located_heads, self.settings)
+
+    @cached_property
+    def rules(self) -> Rules:
+        """The stopping rules; without a head, only those that need none."""
+        return {name: choice for name, choice in self.settings.rules.items() if self.heads or not takes_head(choice)}
+
+    @cached_property
+    def head_sizes(self) -> dict[str, float]:
+        """By head its cost as a share of a draft step, counted from its weights."""
+        return {name: counted_share(head, self.pair.draft_lm) for name, head in self.heads.items()}
+
+    @property
+    def head_shares(self) -> dict[str, float]:
+        """By head its cost as a share of a draft step at the cost ratios: counted, unless settings give one."""
+        given = self.settings.costs.head_share
+        return self.head_sizes if given is None else dict.fromkeys(self.heads, given)
+
+    def counted_costs(self) -> CostTable:
+        """Return the costs of rules at the cost ratios, where nothing is measured."""
+        share = self.settings.costs.verified_share
+        return CostTable({f"{ratio:g}": Costs.at_ratio(ratio, share) for ratio in self.settings.ratios}, self.head_shares)

@@ -1,0 +1,105 @@
+"""An evaluation as a call of the library: no config, no command line."""
+
+import json
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from jsonschema import Draft202012Validator
+
+from specheads import AcceptanceHead, HeadConfig, UserError
+from specheads.decoding.verification import BlockVerification
+from specheads.evaluation import report_files
+from specheads.evaluation.draft_comparison import compared, read_report
+from specheads.evaluation.evaluate import evaluate
+from specheads.evaluation.prompt_data import PromptData
+from specheads.evaluation.settings import Evaluation, RecordingSettings
+from specheads.prompts.prompt import Prompt, text_id
+
+SMALL = {"num_prompts": 4, "num_dev_prompts": 3, "max_new_tokens": 8, "fixed_lengths": (1, 3), "thresholds": (0.4, "auto")}
+
+
+@dataclass(frozen=True)
+class FewPrompts:
+    """A source of six prompts for each split."""
+
+    def check(self):
+        pass
+
+    def check_final(self):
+        raise UserError("there are no final prompts.")
+
+    def provenance(self):
+        return {}
+
+    def load(self, chats, responses=False):
+        texts = {(split, i): f"def {split}_{i}(x):\n" for split in ("dev", "test") for i in range(6)}
+        return [Prompt(text_id(text), split, text) for (split, _), text in texts.items()]
+
+
+@pytest.fixture
+def call(nano, tmp_path):
+    """A function that evaluates a head, or none, with some settings."""
+    torch.manual_seed(0)
+    head = AcceptanceHead(HeadConfig(nano.draft_lm.hidden_size, 0)).eval().requires_grad_(False)
+    torch.nn.init.normal_(head.readout.weight)
+
+    def run(with_head=True, earlier=None, **values):
+        settings = Evaluation(**SMALL | {"record": RecordingSettings(num_samples=2)} | values)
+        heads = {"mine": head} if with_head else {}
+        data = PromptData(FewPrompts())
+        return evaluate(nano, heads, settings, data, (tmp_path / "data", tmp_path / "run"), earlier)
+
+    return run
+
+
+def test_rules_are_replayed_without_a_config(call, tmp_path):
+    report = call(live="none")
+    assert [(data.name, data.role, data.num_prompts) for data in report.data_sets] == [
+        ("nano, dev", "dev", 3),
+        ("nano", "test", 4),
+    ]
+    families = {row.family for row in report.data_sets[1].rules}
+    assert families == {"fixed_length", "head_threshold", "head_threshold auto", "ceiling", "oracle"}
+    assert report.context["heads"] == ["<mine>"] and "num_prompts: 4" in report.context["config"]
+    (*_, written) = report_files.write_report(report, tmp_path / "written")
+    schema = json.loads((report_files.Path(report_files.__file__).parent / "report.schema.json").read_text())
+    Draft202012Validator(schema).validate(json.loads((written.parent / "report.json").read_text()))
+    assert call(live="none").data_sets == report.data_sets
+
+
+def test_the_best_rules_are_decoded_and_their_counts_are_kept(call, tmp_path):
+    report = call(num_live_prompts=2)
+    assert [row.family.split()[0] for row in report.live][:2] == ["target", "fixed_length"]
+    assert report.live[1].replayed_tokens_per_second
+    assert {"costs.jsonl", "generations.jsonl"} <= {path.name for path in (tmp_path / "run").iterdir()}
+    assert report.doubts  # of two prompts
+
+
+def test_without_a_head_rules_need_none(call):
+    report = call(with_head=False, live="none")
+    assert {row.family for row in report.data_sets[1].rules} == {"fixed_length", "ceiling", "oracle"}
+
+
+def test_other_prompts_are_refused_before_anything_is_recorded(call, tmp_path):
+    report = call(with_head=False, live="none")
+    report_files.write_report(report, tmp_path / "earlier")
+    earlier = {"there": read_report(tmp_path / "earlier")}
+    assert len(compared(call(with_head=False, live="none", earlier=earlier), earlier)) == 2
+    before = sorted((tmp_path / "data").rglob("*"))
+    with pytest.raises(UserError, match="compare=there cannot be compared.*its prompts are 4 prompts"):
+        call(with_head=False, live="none", num_prompts=3, earlier=earlier)
+    assert sorted((tmp_path / "data").rglob("*")) == before
+
+
+def test_a_split_that_is_not_there_is_refused(call):
+    with pytest.raises(UserError, match="no final prompts"):
+        call(split="final")
+
+
+def test_what_cannot_be_replayed_must_be_decoded(call):
+    with pytest.raises(UserError, match="live=none, but autoregressive drafts under .* can only be decoded"):
+        call(verification=BlockVerification(), live="none")
+    report = call(verification=BlockVerification(), num_live_prompts=2)
+    assert [row.name for row in report.live] == ["target alone", "fixed K=1", "fixed K=3", "head 0.4"]
+    assert not report.data_sets and replace(report, live=[]).live == []

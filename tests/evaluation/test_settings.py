@@ -1,0 +1,135 @@
+"""Settings of evaluations: the classes agree with conf/, mistakes get one message, and the library needs neither."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+import specheads
+from specheads import UserError, Warp, drafting, stopping, verification
+from specheads.commands.evaluation import evaluation_settings, plain_settings, replay_settings
+from specheads.evaluation.candidate import FIXED, RuleChoice
+from specheads.evaluation.settings import Evaluation, LayerSearch, LearningCurve
+from specheads.pair import config_folder
+from specheads.settings import fields_of
+
+COMMANDS = {
+    "evaluate": (Evaluation, evaluation_settings),
+    "learning_curve": (LearningCurve, lambda cfg: replay_settings(LearningCurve, cfg)),
+    "layer_search": (LayerSearch, lambda cfg: plain_settings(LayerSearch, cfg)),
+}
+OBJECTS = ("stopping", "drafting", "verification", "compare_verification")  # made from config groups
+
+
+def composed(command, *overrides):
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        return compose(command, ["model=nano", "paths.run=run", *overrides])
+
+
+def written(command):
+    """The values of a command's own YAML files, without interpolations."""
+    text = {}
+    for name in ("replay", command) if command != "layer_search" else (command,):
+        text |= yaml.safe_load((config_folder() / f"{name}.yaml").read_text())
+    return text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_defaults_of_a_class_are_those_of_its_config(command):
+    cls, settings_of = COMMANDS[command]
+    ours, theirs, text = cls(), settings_of(composed(command)), written(command)
+    for name in cls.model_fields:
+        interpolated = str(text.get(name)).startswith("${")
+        if name not in OBJECTS and not interpolated:
+            assert getattr(ours, name) == getattr(theirs, name), name
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_key_of_a_command_has_a_field_with_a_sentence(command):
+    fields = {field.key for field in fields_of(COMMANDS[command][0]) if field.help}
+    keys = [key for key in written(command) if key not in ("defaults", "command", "calibration")]
+    assert len(keys) > 4 and set(keys) <= fields
+
+
+def test_rules_of_the_library_are_the_first_ones_of_the_config():
+    ours, theirs = Evaluation().rules, evaluation_settings(composed("evaluate")).rules
+    assert list(ours) == [FIXED, "head_threshold"]
+    for name, choice in ours.items():
+        assert choice == theirs[name]
+
+
+def test_a_config_becomes_classes_and_objects():
+    words = ["drafting=graph", "verification=tree_match", "stopping=[fixed_length,logistic]", "head=null", "warp.temperature=0"]
+    settings = evaluation_settings(composed("evaluate", *words, "fixed_lengths=[2,5]", "costs.head_share=0.5"))
+    assert isinstance(settings.drafting, drafting.Graph) and isinstance(settings.verification, verification.TreeMatch)
+    assert settings.rules[FIXED] == RuleChoice(stopping.FixedLength, {"num_tokens": [2, 5]})
+    assert settings.rules["logistic"].cls is stopping.Logistic and settings.warp == Warp(0.0, 50)
+    assert settings.costs.head_share == 0.5 and not settings.can_replay
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"thresholds": [1.2]}, r"thresholds=1\.2 must be a number from 0 to 1, or auto; it is thresholds to try"),
+        ({"fixed_lengths": [2.5]}, r"fixed_lengths=2\.5 must be a positive integer"),
+        ({"costs": {"verified_share": -1}}, r"costs\.verified_share=-1 must be a finite number of at least 0"),
+        ({"costs": {"foo": 1}}, r"costs\.foo=1 is not known; expected one of head_share, verified_share"),
+        ({"record": {"ground_truth": "yes"}}, r"record\.ground_truth=yes must be true or false"),
+        ({"ratios": [1]}, r"ratios=1 must be a finite number above 1"),
+        ({"ratios": [float("inf")]}, r"ratios=inf must be a finite number"),
+        ({"live": "none", "ratios": []}, r"live=none with ratios=\[\] leaves no costs"),
+        ({"engine": "warp"}, "engine='warp'"),
+        ({"seed": -1}, "seed=-1 must be a non-negative integer"),
+        ({"stopping": {}}, "stopping leaves out fixed_length"),
+        ({"stopping": {FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": []})}}, "names no value"),
+        ({"drafting": drafting.Tree()}, "does not take what Tree drafts"),
+        (
+            {"verification": verification.BlockVerification(), "fixed_lengths": [4], "live_rules": [FIXED]},
+            "drafts 4 tokens in every round",
+        ),
+        ({"verification": verification.BlockVerification(), "live_rules": ["other"]}, "leaves nothing to decode"),
+    ],
+)
+def test_a_mistake_is_one_message_with_its_key(values, message):
+    with pytest.raises(UserError, match=message):
+        Evaluation(**values)
+
+
+def test_a_missing_key_is_named():
+    cfg = composed("evaluate")
+    OmegaConf.set_struct(cfg, False)
+    del cfg.costs["verified_share"]
+    with pytest.raises(UserError, match=r"costs\.verified_share is missing; give it a value: it is what verifying"):
+        evaluation_settings(cfg)
+
+
+def test_settings_are_changed_by_copies_that_are_checked_too():
+    settings = Evaluation(num_prompts=7)
+    assert settings.but(repeats=2).num_prompts == 7
+    with pytest.raises(UserError, match="repeats=0 must be a positive integer"):
+        settings.but(repeats=0)
+
+
+def test_the_library_imports_no_figures_or_loggers():
+    """Drawing, logging and data sets are imported where they are used."""
+    code = (
+        "import sys\n"
+        "blocked = ('hydra', 'lightning', 'wandb', 'datasets', 'plotly', 'matplotlib')\n"
+        "import specheads.evaluation.evaluate, specheads.evaluation.report_files, specheads.evaluation.learning_curve_report\n"
+        "print([name for name in blocked if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_module_below_the_door_reads_a_config():
+    doors = {"learning_curve.py", "layer_search.py", "calibrate.py"}
+    folder = Path(specheads.__file__).parent
+    for path in [*folder.glob("evaluation/**/*.py"), *folder.glob("replay/*.py")]:
+        imports = re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
+        assert path.name in doors or not {"hydra", "omegaconf", "data_gen"} & set(imports), path
