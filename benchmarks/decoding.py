@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, prompt_record, text_of, write_result
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_head, load_pair
-from specheads.decoding.decoder import Baseline
+from specheads.decoding.baseline import Baseline
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.drafting.autoregressive import ChainState
 from specheads.decoding.engine import Engine
@@ -284,13 +284,13 @@ def forward_table(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str) -> 
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
 
     def step(one: SpeculativeDecoder) -> Callable[[], object]:
-        state = ChainState(torch.zeros(1, dtype=torch.bool, device=device), one.stopping.init(1, device))
+        state = ChainState(torch.zeros(1, dtype=torch.bool, device=device), one.stopping.start_prompt(1, device))
         return lambda: (place(one.draft_engine, context), one._drafter._step(token, uniform, ends, state))
 
     def verify(count: int) -> Callable[[], object]:
         verifier = decoder._verifier
         memory, draws = verifier._memory, torch.zeros(2, dtype=torch.float64, device=device)
-        inputs = (memory.probs, draws, verifier._lengths, verifier.init())
+        inputs = (memory.probs, draws, verifier._lengths, verifier.start_prompt())
         tokens = memory.sequence[:, : decoder.target_engine.padded(count)]
         return lambda: (place(decoder.target_engine, context), verifier._compiled_step(tokens, *inputs))
 

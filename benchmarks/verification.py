@@ -68,7 +68,7 @@ def main() -> None:
     rows = []
     for rule in rules:
         label = f"{rule.label}, {rule.num_levels} levels" if isinstance(rule, GreedyBlockVerification) else rule.label
-        state = rule.init(1, device)
+        state = rule.start_prompt(1, device)
         work[label] = lambda rule=rule, state=state: rule(state, block, *draws)
     for label, step in work.items():
         torch._dynamo.reset()

@@ -1,7 +1,8 @@
 """specheads: acceptance-prediction heads (SpecDec++) and draft distillation for speculative decoding."""
 
 from specheads.decoding import drafting, stopping, verification
-from specheads.decoding.decoder import SpeculativeDecoder, generate_baseline
+from specheads.decoding.baseline import generate_baseline
+from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.errors import UserError
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig

@@ -11,6 +11,7 @@ from specheads.decoding.drafting import Autoregressive, Drafting
 from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError, is_count, is_number
+from specheads.evaluation.candidate import RuleChoice
 from specheads.evaluation.candidates import check_rules, takes_head
 from specheads.evaluation.find import known_data_sets
 from specheads.evaluation.prompt_sets import check_split
@@ -38,7 +39,7 @@ def check_replay(cfg: DictConfig) -> None:
             "stopping leaves out fixed_length, over which every gain is stated; add it, for example "
             "'stopping=[fixed_length,head_threshold]', or use stopping=all."
         )
-    check_rules(OmegaConf.to_container(cfg.stopping, resolve=True))
+    check_rules(rule_choices(cfg.stopping))
     counts = {key: cfg[key] for key in ("num_prompts", "num_dev_prompts", "max_new_tokens")}
     check_counts(counts | {f"record.{key}": cfg.record[key] for key in ("num_samples", "batch_size")})
     known_data_sets(cfg.test_sets or {})
@@ -76,9 +77,9 @@ def check_decoded(cfg: DictConfig, drafting: Drafting, verification: Verificatio
     if can_replay(drafting, verification):
         return
     lengths = set()
-    for name, rule in OmegaConf.to_container(cfg.stopping, resolve=True).items():
-        if name in cfg.live_rules and (cfg.head is not None or not takes_head(rule)):
-            lengths |= _lengths(rule)
+    for name, choice in rule_choices(cfg.stopping).items():
+        if name in cfg.live_rules and (cfg.head is not None or not takes_head(choice)):
+            lengths |= _lengths(choice)
     if verification.stopping is not None:
         lengths.add(None)
     what = f"{type(drafting).__name__.lower()} drafts under {verification.label} are only decoded, rule by rule of live_rules"
@@ -95,12 +96,21 @@ def check_decoded(cfg: DictConfig, drafting: Drafting, verification: Verificatio
         )
 
 
-def _lengths(rule: Mapping[str, Any]) -> set[int | None]:
-    """Return how many tokens a rule of a composed `stopping` config drafts in a round, by its values: None where that varies."""
+def rule_choices(stopping: DictConfig) -> dict[str, RuleChoice]:
+    """Return the classes and arguments of a composed `stopping` config, by name."""
+    choices = {}
+    for name, arguments in OmegaConf.to_container(stopping, resolve=True).items():
+        choices[name] = RuleChoice(get_class(arguments.pop("_target_")), arguments)
+    return choices
+
+
+def _lengths(choice: RuleChoice) -> set[int | None]:
+    """Return how many tokens a rule drafts in a round, by its values: None where that varies."""
+    rule = choice.arguments
     values = {key: [one for one in value if one != "auto"] for key, value in rule.items() if isinstance(value, list)}
     if not all(values.values()):  # nothing but auto, which needs a recording
         return set()
-    if get_class(rule["_target_"]) is FixedLength:
+    if choice.cls is FixedLength:
         return set(values.get("num_tokens", [rule["num_tokens"]]))
     return {None}
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from data_gen.__main__ import check_data
 from specheads.commands.command import command, load_configured_pair, next_command
-from specheads.decoding.decoder import Baseline
+from specheads.decoding.baseline import Baseline
 from specheads.decoding.drafting.layer_skip import layers_of, without_layers
 from specheads.decoding.engine import resolve_engine
 from specheads.errors import UserError, is_number

@@ -23,7 +23,7 @@ from specheads.decoding.verification import TokenVerification
 from specheads.errors import UserError
 from specheads.evaluation import offline
 from specheads.evaluation.candidates import candidates, takes_head
-from specheads.evaluation.checks import check_lists, check_replay
+from specheads.evaluation.checks import check_lists, check_replay, rule_choices
 from specheads.evaluation.curve import Curve, Point, print_curve, write_curves
 from specheads.evaluation.find import LocatedHead
 from specheads.evaluation.intervals import auroc_samples, interval, mean_samples
@@ -108,7 +108,7 @@ def check(cfg: DictConfig) -> None:
         raise UserError(f"resume={cfg.resume}: expected true or false; each head of a learning curve has checkpoints of its own.")
     training.check(cfg)
     check_replay(cfg)
-    if not any(takes_head(rule) for rule in OmegaConf.to_container(cfg.stopping, resolve=True).values()):
+    if not any(takes_head(choice) for choice in rule_choices(cfg.stopping).values()):
         raise UserError("stopping has no rule that takes a head; use for example 'stopping=[fixed_length,head_threshold]'.")
 
 

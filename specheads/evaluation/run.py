@@ -20,9 +20,9 @@ from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError
 from specheads.evaluation import offline
-from specheads.evaluation.candidate import FIXED, Candidate
+from specheads.evaluation.candidate import FIXED, Candidate, RuleChoice
 from specheads.evaluation.candidates import candidates, longest_draft, takes_head
-from specheads.evaluation.checks import can_replay
+from specheads.evaluation.checks import can_replay, rule_choices
 from specheads.evaluation.find import LocatedHead, store_in_config
 from specheads.evaluation.findings import BOUNDS, notes_on
 from specheads.evaluation.intervals import gain_over_fixed
@@ -72,8 +72,7 @@ class Evaluation:
         self.found, self.prompts = heads, PromptSets(cfg, pair, heads)
         self.heads = {name: one.head for name, one in heads.items()}
         self.warp, self.folder = Warp(**cfg.warp), Path(cfg.paths.run)
-        rules = OmegaConf.to_container(cfg.stopping, resolve=True)
-        self.stopping = {name: rule for name, rule in rules.items() if heads or not takes_head(rule)}
+        self.stopping = {name: choice for name, choice in rule_choices(cfg.stopping).items() if heads or not takes_head(choice)}
         self._recommended: dict[Path, dict[str, float] | None] = {}
         self._undecoded: list[str] = []
         self._load = load_average()
@@ -400,9 +399,13 @@ class Evaluation:
         }
 
 
-def without_auto(stopping: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def without_auto(rules: Mapping[str, RuleChoice]) -> dict[str, RuleChoice]:
     """Return rules without the value `auto`, which needs a recording."""
+
+    def fixed(value: Any) -> Any:
+        return [v for v in value if v != "auto"] if isinstance(value, list) else value
+
     return {
-        name: {key: [v for v in value if v != "auto"] if isinstance(value, list) else value for key, value in rule.items()}
-        for name, rule in stopping.items()
+        name: replace(choice, arguments={key: fixed(value) for key, value in choice.arguments.items()})
+        for name, choice in rules.items()
     }

@@ -13,7 +13,7 @@ from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, gene
 from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
 from specheads.decoding.engine import EagerEngine, compiled, make_engine
 from specheads.decoding.engine.artefacts import folder, name_of
-from specheads.decoding.engine.graph import GraphEngine
+from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.narrow import NarrowProducts
 from specheads.decoding.engine.static import rounded_capacity
 from specheads.errors import UserError
@@ -307,7 +307,7 @@ def test_a_head_that_reads_the_last_of_several_states_leaves_its_law_alone(count
     for engine in engines:
         engine.rewind(0)
         engine.forward(torch.arange(7)[None] % 3, num_logits=0)
-        state = ChainState(torch.tensor([False]), step.rule.init(1, torch.device("cpu")))
+        state = ChainState(torch.tensor([False]), step.rule.start_prompt(1, torch.device("cpu")))
         _, distribution, new = engine.compiled_step(step)(
             tokens, torch.tensor([0.4]).double(), torch.zeros(3, dtype=torch.bool), state
         )

@@ -244,9 +244,9 @@ def test_uniform_numbers_depend_on_seed_and_prompt_alone():
     np.random.default_rng(0).random(7)
     np.testing.assert_array_equal(row_uniforms(5, "00ff", 8), one)
     others = [row_uniforms(5, "0100", 8), row_uniforms(6, "00ff", 8), row_uniforms(0, "ffffffffffffffff", 8)]
-    others += [row_uniforms(5, "00ff", 8, sample=1), row_uniforms(5, "00ff", 8, sample=2)]
+    others += [row_uniforms(5, "00ff", 8, response=1), row_uniforms(5, "00ff", 8, response=2)]
     assert np.unique(np.stack([one, *others])).size == 6 * 16  # response and draft numbers differ as well
-    np.testing.assert_array_equal(row_uniforms(5, "00ff", 8, draws=3)[:2], one)
+    np.testing.assert_array_equal(row_uniforms(5, "00ff", 8, num_samples=3)[:2], one)
 
 
 def test_uniform_numbers_of_neighbouring_prompts_are_uncorrelated():

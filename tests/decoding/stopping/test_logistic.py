@@ -40,11 +40,11 @@ def test_inputs_are_finite_for_certain_laws(certain):
 def test_a_logistic_stops_by_its_weights():
     # sigmoid(logit(0.8)) = 0.8, and 1 - 0.8^n > 0.5 first holds for n = 4
     rule = Logistic({"bias": 0.0, "logit_max_prob": 1.0}, threshold=0.5)
-    assert length(rule, rule.init(1, torch.device("cpu")), features(max_prob=0.8))[0] == 4
+    assert length(rule, rule.start_prompt(1, torch.device("cpu")), features(max_prob=0.8))[0] == 4
     assert rule.needs == {"max_prob"}
     # sigmoid(2 log(0.5) + log(16)) = 0.8
     rule = Logistic({"log_draft_prob": 2.0, "entropy": 0.0, "bias": math.log(16)}, threshold=0.5)
-    assert length(rule, rule.init(1, torch.device("cpu")), features(draft_prob=0.5, entropy=3.0))[0] == 4
+    assert length(rule, rule.start_prompt(1, torch.device("cpu")), features(draft_prob=0.5, entropy=3.0))[0] == 4
     assert rule.needs == {"draft_prob", "entropy"}
     assert rule.compile_key == Logistic({"bias": 1, "entropy": 2, "log_draft_prob": 3}).compile_key
 

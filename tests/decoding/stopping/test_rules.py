@@ -75,7 +75,7 @@ def play(rule, rounds, limits, outcomes):
     Rows that have ended go on stepping until all have: that must not matter.
     """
     batch, lengths = limits.shape[1], []
-    state = rule.init(batch, CPU)
+    state = rule.start_prompt(batch, CPU)
     for steps, limit, most in zip(rounds, limits, outcomes, strict=True):
         planned, lasted = rule.planned_length(state), torch.zeros(batch, dtype=torch.long)
         for number, features in enumerate(steps, start=1):
@@ -87,7 +87,7 @@ def play(rule, rounds, limits, outcomes):
         drafted = torch.minimum(torch.where(lasted == 0, limit, lasted), limit)
         assert planned is None or torch.equal(drafted, torch.minimum(planned, limit))
         lengths.append(drafted)
-        state = rule.observe(state, drafted, torch.minimum(drafted, most))
+        state = rule.start_round(rule.end_round(state, drafted, torch.minimum(drafted, most)))
     return torch.stack(lengths), state
 
 
@@ -115,7 +115,7 @@ def test_states_keep_their_shapes_and_types(rule, dtype):
         return [(leaf.shape, leaf.dtype) for leaf in tree_leaves(state)]
 
     generator = torch.Generator().manual_seed(1)
-    state = rule.init(4, CPU)
+    state = rule.start_prompt(4, CPU)
     expected = kinds(state)
     assert all(shape[0] == 4 for shape, _ in expected)
     for _ in range(3):
@@ -123,27 +123,27 @@ def test_states_keep_their_shapes_and_types(rule, dtype):
             state, stop = rule.step(state, random_features(4, generator, dtype))
             assert (stop.shape, stop.dtype) == ((4,), torch.bool)
             assert kinds(state) == expected
-        state = rule.observe(state, torch.tensor([3, 2, 0, 1]), torch.tensor([3, 0, 0, 1]))
+        state = rule.start_round(rule.end_round(state, torch.tensor([3, 2, 0, 1]), torch.tensor([3, 0, 0, 1])))
         assert kinds(state) == expected
 
 
 @every_rule
 def test_a_round_without_a_draft_teaches_nothing(rule):
     generator = torch.Generator().manual_seed(2)
-    state = rule.observe(rule.step(rule.init(2, CPU), random_features(2, generator))[0], *torch.tensor([[1, 1], [1, 0]]))
-    after = rule.observe(state, *torch.zeros(2, 2, dtype=torch.long))
+    state = rule.start_round(rule.end_round(rule.step(rule.start_prompt(2, CPU), random_features(2, generator))[0], *torch.tensor([[1, 1], [1, 0]])))
+    after = rule.start_round(rule.end_round(state, *torch.zeros(2, 2, dtype=torch.long)))
     assert all(map(torch.equal, tree_leaves(state), tree_leaves(after)))
 
 
 @every_rule
 def test_a_prompt_starts_anew(rule):
     generator = torch.Generator().manual_seed(3)
-    first, kept = rule.init(2, CPU), tree_map(torch.clone, rule.init(2, CPU))
+    first, kept = rule.start_prompt(2, CPU), tree_map(torch.clone, rule.start_prompt(2, CPU))
     state = first
     for _ in range(9):
         state, _ = rule.step(state, random_features(2, generator))
-        state = rule.observe(state, *torch.tensor([[1, 1], [1, 0]]))
-    for again in (first, rule.init(2, CPU)):  # nothing was written in place
+        state = rule.start_round(rule.end_round(state, *torch.tensor([[1, 1], [1, 0]])))
+    for again in (first, rule.start_prompt(2, CPU)):  # nothing was written in place
         assert all(map(torch.equal, tree_leaves(again), tree_leaves(kept)))
 
 
@@ -152,7 +152,7 @@ def test_equal_programs_take_equal_steps(pair):
     one, other = pair
     assert one.compile_key == other.compile_key and hash(one.compile_key) == hash(other.compile_key)
     generator = torch.Generator().manual_seed(4)
-    state = other.init(6, CPU)
+    state = other.start_prompt(6, CPU)
     for _ in range(4):
         features = random_features(6, generator)
         (new, stop), (same, same_stop) = one.step(state, features), other.step(state, features)
@@ -198,7 +198,7 @@ def test_a_traced_step_serves_all_rules_of_its_program(pair):
         generator = torch.Generator().manual_seed(seed)
         logits, hidden = (torch.randn(1, 1, size, generator=generator) for size in (VOCAB, HIDDEN))
         uniform = torch.rand(1, generator=generator, dtype=torch.float64)
-        state = rule.init(1, CPU) if seed == 0 else rule.step(rule.init(1, CPU), random_features(1, generator))[0]
+        state = rule.start_prompt(1, CPU) if seed == 0 else rule.step(rule.start_prompt(1, CPU), random_features(1, generator))[0]
         state = tree_map(torch.clone, state)
         return hidden, logits, uniform, torch.zeros(VOCAB, dtype=torch.bool), ChainState(torch.tensor([False]), state)
 

@@ -31,8 +31,8 @@ class Alternating(stopping.FixedLength):
     def __init__(self):
         super().__init__(5)
 
-    def observe(self, state, num_drafted, num_accepted):
-        return super().observe(state, num_drafted, num_accepted)._replace(num_tokens=6 - state.num_tokens)
+    def end_round(self, state, num_drafted, num_accepted):
+        return super().end_round(state, num_drafted, num_accepted)._replace(num_tokens=6 - state.num_tokens)
 
 
 @pytest.mark.parametrize("num_levels", [1, 4])
@@ -44,7 +44,7 @@ def test_levels_go_from_round_to_round_with_the_laws_they_need(num_levels):
     for seed in range(20):
         rule.rounds.clear()
         out = decoder.generate(prompt, 25, seed=seed)
-        before, text = rule.init(1, torch.device("cpu")), list(prompt)
+        before, text = rule.start_prompt(1, torch.device("cpu")), list(prompt)
         for number, ((state, block, verdict, after), made) in enumerate(zip(rule.rounds, out.rounds, strict=True)):
             assert all(torch.equal(a, b) for a, b in zip(state, before, strict=True))
             length, accepted = block.lengths.item(), verdict.num_accepted.item()

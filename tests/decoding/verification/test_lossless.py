@@ -92,7 +92,7 @@ class Same:
 
 
 @pytest.mark.parametrize(
-    ("law_of", "ninths"), [(token_distribution, 10), (block_distribution, 11), (greedy_block_distribution, 12)]
+    ("distribution_of", "ninths"), [(token_distribution, 10), (block_distribution, 11), (greedy_block_distribution, 12)]
 )
 def test_the_worked_example(distribution_of, ninths):
     found = expected_accepted(distribution_of, Same(1 / 3, 2 / 3), Same(2 / 3, 1 / 3), 2)

@@ -41,7 +41,7 @@ def random_block(batch, num_drafted, vocab_size, warp=None, seed=0, dtype=torch.
 
 def judged(rule, block, seed=1):
     draws = torch.rand(2, len(block.tokens), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return rule(rule.init(len(block.tokens), torch.device("cpu")), block, *draws)[0]
+    return rule(rule.start_prompt(len(block.tokens), torch.device("cpu")), block, *draws)[0]
 
 
 @pytest.mark.parametrize("rule", RULES, **named)
@@ -81,7 +81,7 @@ def test_large_vocabularies_with_exact_zeros(rule, warp):
         assert (block.target_probs[torch.arange(3), verdict.num_accepted, verdict.next_token] > 0).all()
 
 
-@pytest.mark.parametrize("law_of", [*LAWS.values(), *(rule.distribution for rule in CHAIN_RULES[2:])])
+@pytest.mark.parametrize("distribution_of", [*LAWS.values(), *(rule.distribution for rule in CHAIN_RULES[2:])])
 def test_a_law_is_a_law(distribution_of):
     block = random_block(500, 5, 4, spread=6.0)
     distribution = distribution_of(block)
@@ -92,7 +92,7 @@ def test_a_law_is_a_law(distribution_of):
         assert (following >= 0).all() and (following.sum(dim=-1) > 0).all()
 
 
-@pytest.mark.parametrize("law_of", [*LAWS.values(), *(rule.distribution for rule in CHAIN_RULES[2:])])
+@pytest.mark.parametrize("distribution_of", [*LAWS.values(), *(rule.distribution for rule in CHAIN_RULES[2:])])
 def test_ragged_lengths_act_as_shorter_blocks(distribution_of):
     block = random_block(40, 4, 7, dtype=torch.float64)
     lengths = torch.arange(40) % 5
@@ -160,7 +160,7 @@ FUNCTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("law_of", "function"), FUNCTIONS, ids=LAWS)
+@pytest.mark.parametrize(("distribution_of", "function"), FUNCTIONS, ids=LAWS)
 def test_a_million_draws_follow_the_law(distribution_of, function):
     """False alarm with probability 1e-6 each; the wrong rule's law is told apart."""
     block = random_block(1, 3, 4, seed=32, dtype=torch.float64, spread=1.0)

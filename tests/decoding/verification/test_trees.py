@@ -6,7 +6,7 @@ import pytest
 import torch
 from chains import Model, difference
 
-from specheads.decoding.drafting.growth import Nodes
+from specheads.decoding.drafting.tree_growth import Nodes
 from specheads.decoding.verification import (
     MultiRound,
     SpecTr,
@@ -127,12 +127,12 @@ def test_chosen_trees_are_lossless_under_matching():
         check(TreeMatch(), target, Model(3, 9), [(nodes, 1.0, True)], 3)
 
 
-@pytest.mark.parametrize("law", [multi_round_distribution, spectr_distribution])
-def test_a_single_chain_is_judged_as_token_verification_does(distribution):
+@pytest.mark.parametrize("distribution_of", [multi_round_distribution, spectr_distribution])
+def test_a_single_chain_is_verified_like_token_verification(distribution_of):
     target, draft = Model(4, 1), Model(4, 2)
     nodes = of_chains([(1, 3, 0, 2)])
     target_probs, draft_probs = laws_after(target, nodes)[0], laws_after(draft, nodes)[0]
-    found = distribution(TreeBlock.of(nodes.draft(draft_probs), target_probs))
+    found = distribution_of(TreeBlock.of(nodes.draft(draft_probs), target_probs))
     plain = token_distribution(Block.of(torch.tensor([[1, 3, 0, 2]]), draft_probs[None, :4], target_probs[None]))
     torch.testing.assert_close(found.moves.cumprod(0), plain.survival[0].double(), atol=1e-12, rtol=0)
     for row in range(5):

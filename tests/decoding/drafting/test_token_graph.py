@@ -4,8 +4,8 @@ import pytest
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, Warp, drafting, stopping
-from specheads.decoding.drafting.graph import unmerge
-from specheads.decoding.drafting.growth import ROOT, Nodes
+from specheads.decoding.drafting.token_graph import unmerge
+from specheads.decoding.drafting.tree_growth import ROOT, Nodes
 
 
 def tree(*drawn):

@@ -8,7 +8,7 @@ import torch
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, Warp, drafting, stopping
-from specheads.decoding.drafting.growth import ROOT
+from specheads.decoding.drafting.tree_growth import ROOT
 from specheads.sampling import Uniforms
 
 TEXT, VOCAB = [0, 3, 1], 6
@@ -28,7 +28,7 @@ def draft_of(pair, way, stop, warp=None, limit=20, seed=0, ends=()):
     decoder = SpeculativeDecoder(pair, way, stop, warp=warp or Warp(0), engine="eager")
     drafter, flags = decoder._drafter, torch.zeros(VOCAB, dtype=torch.bool)
     flags[list(ends)] = True
-    draft = drafter.draft(TEXT, stop.init(1, torch.device("cpu")), limit, Uniforms(torch.device("cpu"), seed), flags)
+    draft = drafter.draft(TEXT, stop.start_prompt(1, torch.device("cpu")), limit, Uniforms(torch.device("cpu"), seed), flags)
     return draft, drafter
 
 
