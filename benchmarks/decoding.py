@@ -1,4 +1,4 @@
-"""How fast is decoding, beside what a user would pick instead?
+"""How fast is decoding, next to what a user would pick instead?
 
     python benchmarks/decoding.py --head outputs/head/<date_time>/heads/<name> [--model nano] [--prompts 8] [--repeats 5]
     python benchmarks/decoding.py --model synthetic-llama3 --rate 0.8
@@ -9,7 +9,7 @@ and transformers' assisted generation, which accepts by what they say, is left o
 One process, greedy and sampled. In each repeat all settings decode the same prompts in turn; a figure is the median over repeats.
 Prints tokens per second of transformers' plain and assisted generation and of this project's decoder, of whole calls with the reading
 of the prompt on both sides; where a round's time goes;
-how near single forwards come to the limit of memory bandwidth; time per token as the context grows; and the head's share of a
+how near single forward passes come to the limit of memory bandwidth; time per token as the context grows; and the head's share of a
 draft step of Llama-2-7B.
 """
 
@@ -63,7 +63,7 @@ Run = Callable[[list[int], int], Made]  # prompt, seed
 
 
 class Stopwatch:
-    """Runs a unit and adds up the seconds in which the device was at it."""
+    """Runs a compiled step and adds up the seconds in which the device was at it."""
 
     def __init__(self, compiled_step: Callable, device: torch.device) -> None:
         self.compiled_step, self.on_gpu, self.spans = compiled_step, device.type == "cuda", []
@@ -176,7 +176,7 @@ def compare(runs: dict[str, Run], prompts: list[list[int]], repeats: int) -> dic
 
 
 def speed_table(made: dict[str, list[Made]], mode: str) -> Table:
-    """Return how fast each setting is, beside transformers' own, and where a round's time goes."""
+    """Return how fast each setting is, next to transformers' generation, and where a round's time goes."""
     speeds = {name: statistics.median(one.tokens / one.seconds for one in all_) for name, all_ in made.items()}
     plain = speeds["transformers, plain"]
     best = max((name for name in speeds if "assisted" in name), key=speeds.get, default=None)
@@ -206,7 +206,7 @@ def speed_table(made: dict[str, list[Made]], mode: str) -> Table:
 def round_stages(made: Made, step: float) -> tuple[float, ...]:
     """Return the mean seconds of STAGES in a round, of which a draft `step` without a head takes so many.
 
-    A rule's part of a step that is one unit is what it takes beyond a step with a fixed length. Host gaps are what is left: the
+    A rule's part of a step that is one compiled step is what it takes beyond a step with a fixed length. Host gaps are what is left: the
     device waits for the host.
     """
     calls, count = DecodeStats.of(made.rounds).num_draft_calls, len(made.rounds)
@@ -219,7 +219,7 @@ def round_stages(made: Made, step: float) -> tuple[float, ...]:
 def never_rows(
     pair: Pair, head: AcceptanceHead, warp: Warp, engine: str, prompts: list[list[int]], length: int, repeats: int
 ) -> list[list]:
-    """Time a head that never stops beside fixed lengths, round by round: both draft the same tokens.
+    """Time a head that never stops next to fixed lengths, round by round: both draft the same tokens.
 
     A round's time is its median over repeats, so that a disturbance of the machine falls out of it.
     """
@@ -289,8 +289,8 @@ def forward_table(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str) -> 
 
     def verify(count: int) -> Callable[[], object]:
         verifier = decoder._verifier
-        memory, draws = verifier._memory, torch.zeros(2, dtype=torch.float64, device=device)
-        inputs = (memory.probs, draws, verifier._lengths, verifier.start_prompt())
+        memory, uniforms = verifier._memory, torch.zeros(2, dtype=torch.float64, device=device)
+        inputs = (memory.probs, uniforms, verifier._lengths, verifier.start_prompt())
         tokens = memory.sequence[:, : decoder.target_engine.padded(count)]
         return lambda: (place(decoder.target_engine, context), verifier._compiled_step(tokens, *inputs))
 
@@ -316,7 +316,7 @@ def place(engine: Engine, length: int) -> None:
 
 
 def context_table(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str, text: list[int], length: int, repeats: int) -> Table:
-    """Time per token behind contexts of several lengths, the prompt itself not counted."""
+    """Time per token after contexts of several lengths, the prompt itself not counted."""
     decoder = SpeculativeDecoder(pair, stopping=HeadThreshold(head, 0.5), warp=warp, engine=engine)
     ways = {"target alone": Baseline(pair, warp, decoder.target_engine), "head 0.5": decoder}
     rows = []

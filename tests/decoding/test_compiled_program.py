@@ -1,4 +1,4 @@
-"""Compiled units as flat functions: weights stay with the module, sizes stay open, and a file gives the same function."""
+"""Compiled steps as flat functions: weights stay with the module, sizes stay open, and a file gives the same function."""
 
 from typing import NamedTuple
 
@@ -80,6 +80,6 @@ def test_a_weight_that_no_module_owns_is_not_kept():
     assert not compiled(Sum(torch.ones(1000))).is_general
 
 
-def test_work_returns_tensors_and_tuples():
+def test_an_epilogue_returns_tensors_and_tuples():
     with pytest.raises(TypeError, match="returns a dict"):
         _builder((None, {"a": None}))

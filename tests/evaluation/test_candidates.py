@@ -7,12 +7,12 @@ import pytest
 import torch
 from families import family_pair
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from data_gen.run import GenerationSettings
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
-from specheads.evaluation.candidate import FIXED, Candidate
-from specheads.evaluation.candidates import candidates, longest_draft
+from specheads.evaluation.candidate import FIXED, Candidate, RuleChoice
+from specheads.evaluation.candidates import candidates, check_rules, longest_draft
+from specheads.evaluation.checks import rule_choices
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.tuning import Tuning
 from specheads.pair import config_folder
@@ -23,7 +23,6 @@ from specheads.replay.recording import GROUND_TRUTH, load_recording, make_record
 from specheads.replay.replay import RecordedHead, head_logits, recorded_head, replay
 from specheads.replay.response_tree import RecordSettings
 
-STOPPING = "specheads.decoding.stopping."
 COSTS = {"measured": Costs(0.001, 0.004, 0.0002), "10": Costs.at_ratio(10)}
 SHARE = 0.25  # of a draft step, for every head
 
@@ -56,7 +55,7 @@ def tuning(pair, heads, tmp_path_factory):
 def all_rules():
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         cfg = compose("evaluate", ["model=nano"])
-    return OmegaConf.to_container(cfg.stopping, resolve=True)
+    return rule_choices(cfg.stopping)
 
 
 def test_every_rule_of_the_config_is_replayed_with_every_value(tuning, heads):
@@ -90,9 +89,7 @@ def test_what_depends_on_costs_comes_once_per_ratio(tuning, heads):
 
 def test_a_logistic_is_fitted_to_what_was_accepted(tuning):
     """Its mean prediction is the acceptance rate, and no other weights fit the recorded outcomes better."""
-    rules = {
-        "logistic": {"_target_": f"{STOPPING}Logistic", "weights": {"logit_max_prob": None, "bias": None}, "threshold": [0.5]}
-    }
+    rules = {"logistic": RuleChoice(stopping.Logistic, {"weights": {"logit_max_prob": None, "bias": None}, "threshold": [0.5]})}
     (one, *_) = candidates(rules, {}, tuning)
     node, _, accepted, _ = tuning.recording.labels()
     inputs = tuning.recording.features["max_prob"][node].double().logit(1e-6)
@@ -145,10 +142,10 @@ def test_a_calibrated_head_says_what_happens_on_average(own, tuning, heads):
 
 
 def test_without_a_recording_only_what_is_complete_can_be_tried(heads):
-    fixed = {"fixed_length": {"_target_": f"{STOPPING}FixedLength", "num_tokens": 4}}
+    fixed = {"fixed_length": RuleChoice(stopping.FixedLength, {"num_tokens": 4})}
     (one,) = candidates(fixed, {}, None)
     assert (one.name, one.family, one.value, one.ratio) == ("fixed K=4", FIXED, 4, None)
-    head = {"head_threshold": {"_target_": f"{STOPPING}HeadThreshold", "threshold": [0.3, 0.7]}}
+    head = {"head_threshold": RuleChoice(stopping.HeadThreshold, {"threshold": [0.3, 0.7]})}
     found = candidates(head, {"mine": heads["next_token"]}, None)
     assert [(one.name, one.family, one.value) for one in found] == [
         ("head 0.3", "head_threshold", 0.3),
@@ -158,4 +155,54 @@ def test_without_a_recording_only_what_is_complete_can_be_tried(heads):
     with pytest.raises(UserError, match="weights"):
         candidates({"logistic": all_rules()["logistic"]}, {}, None)
     with pytest.raises(UserError, match="threshold"):
-        candidates({"head_threshold": head["head_threshold"] | {"threshold": ["auto"]}}, heads, None)
+        candidates({"head_threshold": RuleChoice(stopping.HeadThreshold, {"threshold": ["auto"]})}, heads, None)
+
+
+class EveryOther(stopping.FixedLength):
+    """A rule that no file but this one knows: its cost ratio is fitted, and reports have a title for it."""
+
+    fitted_to_costs = frozenset({"ratio"})
+
+    def __init__(self, ratio, max_tokens=6):
+        super().__init__(max_tokens)
+        self.ratio = ratio
+
+    @classmethod
+    def title(cls, name):
+        return "every other "
+
+    @classmethod
+    def open_parameters(cls, arguments):
+        return frozenset({"ratio"} if arguments["ratio"] is None else ())
+
+    @classmethod
+    def fit(cls, arguments, fitting, head, costs):
+        return {**arguments, "ratio": costs.target_seconds / costs.draft_seconds}
+
+
+def test_a_rule_outside_the_package_is_fitted_titled_and_checked_like_the_others(tuning):
+    rules = {"mine": RuleChoice(EveryOther, {"ratio": None, "max_tokens": [4, 6]})}
+    check_rules(rules)
+    assert longest_draft(rules) == 6
+    found = [one for one in candidates(rules, {}, tuning) if one.family == "mine"]
+    assert [(one.name, one.rule.ratio) for one in found] == [
+        (f"every other {length} at ratio {name}", costs.target_seconds / costs.draft_seconds)
+        for length in (4, 6)
+        for name, costs in COSTS.items()
+    ]
+    with pytest.raises(UserError, match="EveryOther leaves ratio to be fitted"):
+        candidates(rules, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_tokens": []}, r"stopping.mine.num_tokens=\[\] must name at least one value"),
+        ({"num_tokens": [2, 0]}, "stopping.mine.num_tokens=0 must be a positive integer"),
+        ({"num_tokens": "auto"}, "stopping.mine.num_tokens=auto must be a positive integer"),
+        ({"length": 2}, "stopping.mine has arguments that its class does not take"),
+    ],
+)
+def test_values_that_a_rule_refuses_are_named_as_on_the_command_line(arguments, message):
+    with pytest.raises(UserError, match=message):
+        check_rules({"mine": RuleChoice(stopping.FixedLength, arguments)})

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from specheads import AcceptanceHead, HeadConfig, Warp, stopping, verification
 from specheads.evaluation import report as module
+from specheads.evaluation.candidate import RuleChoice
 from specheads.evaluation.candidates import candidates
 from specheads.evaluation.console import print_report
 from specheads.evaluation.findings import has_head, notes_on
@@ -25,14 +26,13 @@ from specheads.evaluation.sweep import round_times, run_sweep, sweep_settings
 from specheads.evaluation.wandb_log import contents
 from specheads.replay.cost import Costs
 
-STOPPING = "specheads.decoding.stopping."
 ALONE = 900.0  # tokens per second
 SCHEMA = json.loads((Path(module.__file__).parent / "report.schema.json").read_text())
 
 
 def rules(fixed_lengths, thresholds=()):
-    fixed = {"fixed_length": {"_target_": f"{STOPPING}FixedLength", "num_tokens": fixed_lengths}}
-    head = {"head_threshold": {"_target_": f"{STOPPING}HeadThreshold", "threshold": list(thresholds)}}
+    fixed = {"fixed_length": RuleChoice(stopping.FixedLength, {"num_tokens": fixed_lengths})}
+    head = {"head_threshold": RuleChoice(stopping.HeadThreshold, {"threshold": list(thresholds)})}
     return candidates(fixed | (head if thresholds else {}), {"mine": small_head()}, None)
 
 

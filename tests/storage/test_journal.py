@@ -3,6 +3,8 @@ import json
 import pytest
 
 from specheads import Warp
+from specheads.decoding.stopping import FixedLength
+from specheads.evaluation.candidate import RuleChoice
 from specheads.evaluation.candidates import candidates
 from specheads.evaluation.sweep import run_sweep, sweep_settings
 from specheads.storage.journal import Journal
@@ -57,7 +59,7 @@ def test_a_sweep_that_is_interrupted_goes_on_to_the_same_counts(nano, prompts, t
             if stop_after is not None and sum(done) >= stop_after:
                 raise InterruptedError
 
-        rules = {"fixed_length": {"_target_": "specheads.decoding.stopping.FixedLength", "num_tokens": [1, 3]}}
+        rules = {"fixed_length": RuleChoice(FixedLength, {"num_tokens": [1, 3]})}
         settings = sweep_settings(candidates(rules, {}, None))
         measured = run_sweep(nano, settings, prompts[:4], Warp(), 6, 2, 0, on_generation=count, journal=journal)
         counts = [[(s.num_tokens, s.num_drafted, s.num_accepted, s.num_target_calls) for s in m.stats] for m in measured]

@@ -1,4 +1,4 @@
-"""Chains: drafting a step ahead of the stop flag changes nothing but the number of forwards."""
+"""Chains: drafting a step ahead of the stop flag changes nothing but the number of forward passes."""
 
 from typing import NamedTuple
 

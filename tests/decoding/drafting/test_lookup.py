@@ -33,8 +33,8 @@ def test_no_draft_model_is_run():
     assert out.stats.num_draft_calls == 0 < out.stats.num_accepted
 
 
-def test_rules_that_look_at_the_drafts_law_are_refused():
-    with pytest.raises(UserError, match="lookup runs no draft model.*MaxProbability, which looks at max_prob"):
+def test_rules_that_look_at_the_drafts_distribution_are_refused():
+    with pytest.raises(UserError, match="lookup runs no draft model.*MaxProbability needs its max_prob"):
         SpeculativeDecoder(tiny_pair(4), drafting.Lookup(), stopping.MaxProbability(0.5))
 
 

@@ -48,7 +48,9 @@ def test_confidence_is_retuned_once_there_are_six_tokens_of_two_kinds():
     rule = Confidence(0.4)
     state = rule.start_prompt(1, torch.device("cpu"))
     count, state = drafted(rule, state, "draft_prob", [0.9, 0.8, 0.7, 0.3])
-    state = rule.start_round(rule.end_round(state, *outcome(count, 2)))  # 0.9 and 0.8 accepted, 0.7 rejected, 0.3 not judged
+    state = rule.start_round(
+        rule.end_round(state, *outcome(count, 2))
+    )  # 0.9 and 0.8 accepted, 0.7 rejected, 0.3 without an outcome
     assert state.threshold.item() == 0.4
     count, state = drafted(rule, state, "draft_prob", [0.95, 0.6, 0.5, 0.35])
     state = rule.start_round(rule.end_round(state, *outcome(count, 3)))

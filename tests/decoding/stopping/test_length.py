@@ -75,7 +75,9 @@ def test_the_bandit_finds_what_pays():
         state, lengths = rule.start_prompt(1, torch.device("cpu")), []
         for _ in range(60):
             lengths.append(rule.planned_length(state).item())
-            state = rule.start_round(rule.end_round(state, torch.tensor([lengths[-1]]), torch.tensor([min(accepted, lengths[-1])])))
+            state = rule.start_round(
+                rule.end_round(state, torch.tensor([lengths[-1]]), torch.tensor([min(accepted, lengths[-1])]))
+            )
         assert max(set(lengths), key=lengths.count) == best
 
 
@@ -89,7 +91,7 @@ def test_a_cut_round_counts_for_the_length_that_was_planned():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: FixedLength(0), "num_tokens=0 drafts nothing"),
+        (lambda: FixedLength(0), "num_tokens=0 must be a positive integer"),
         (lambda: FixedLength(2.5), "num_tokens=2.5"),
         (lambda: Heuristic(0), "start=0 and max_tokens=20"),
         (lambda: Heuristic(21), "start=21 and max_tokens=20"),

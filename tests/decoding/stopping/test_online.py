@@ -67,7 +67,7 @@ def test_an_online_logistic_learns_from_judged_tokens():
 
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
 def test_an_online_head_learns_from_the_tokens_that_it_has_judged(predicts):
-    """A head that judges its input token has not seen the last one of a round."""
+    """A head that predicts its input token has not seen the last one of a round."""
     rule = OnlineHead(entropy_head(predicts), threshold=1.0, prior=2.0, max_tokens=6)
     state, draw, late = rule.start_prompt(1, CPU), np.random.default_rng(0), predicts == "input_token"
     weights, information = np.array([1.0, 0.0, 0.0]), 2.0 * np.eye(3)
@@ -136,7 +136,7 @@ def test_what_an_online_head_weighs_is_the_calibrated_head():
         (lambda: OnlineLogistic(threshold=-1), "threshold=-1"),
         (lambda: OnlineLogistic(max_tokens=0), "max_tokens=0"),
         (lambda: OnlineHead(entropy_head(), prior=None), "prior=None"),
-        (lambda: OnlineHead(entropy_head(), threshold=1.5), r"threshold=1\.5 is outside"),
+        (lambda: OnlineHead(entropy_head(), threshold=1.5), r"threshold=1\.5 must be between 0 and 1"),
         (lambda: OnlineHead(entropy_head(), threshold="auto"), "recommends none"),
         (lambda: OnlineHead(entropy_head(), min_tokens=0), "min_tokens=0"),
     ],

@@ -1,4 +1,4 @@
-"""What comes out follows the target's law: by enumeration through the laws that decoding draws from."""
+"""What comes out follows the target's distribution: by enumeration through the distributions that decoding samples from."""
 
 import itertools
 import random
@@ -80,7 +80,7 @@ def test_greedy_blocks_need_to_know_the_length_beforehand():
 
 
 class Same:
-    """The same law after every prefix."""
+    """The same distribution after every prefix."""
 
     def __init__(self, *probs):
         self.probs, self.vocab_size = torch.tensor(probs, dtype=torch.float64), len(probs)
