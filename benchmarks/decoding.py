@@ -3,14 +3,13 @@
     python benchmarks/decoding.py --head outputs/head/<date_time>/heads/<name> [--model nano] [--prompts 8] [--repeats 5]
     python benchmarks/decoding.py --model synthetic-llama3 --rate 0.8
 
-Without `--head` a head is made that has not been trained; with `--rate` drafted tokens are accepted at that rate whatever the models say,
-and transformers' assisted generation, which accepts by what they say, is left out.
+Without `--head` an untrained head is used; with `--rate` drafted tokens are accepted at that rate whatever the models predict,
+and transformers' assisted generation, which cannot do that, is left out.
 
 One process, greedy and sampled. In each repeat all settings decode the same prompts in turn; a figure is the median over repeats.
-Prints tokens per second of transformers' plain and assisted generation and of this project's decoder, of whole calls with the reading
-of the prompt on both sides; where a round's time goes;
-how near single forward passes come to the limit of memory bandwidth; time per token as the context grows; and the head's share of a
-draft step of Llama-2-7B.
+Prints tokens per second of transformers' plain and assisted generation and of this project's decoder, of whole calls with the
+reading of the prompt on both sides; where a round's time goes; how near single forward passes come to the limit of memory
+bandwidth; time per token as the context grows; and the head's share of a draft step of Llama-2-7B.
 """
 
 import argparse
@@ -63,7 +62,7 @@ Run = Callable[[list[int], int], Made]  # prompt, seed
 
 
 class Stopwatch:
-    """Runs a compiled step and adds up the seconds in which the device was at it."""
+    """Runs a compiled step and adds up the seconds that the device spent on it."""
 
     def __init__(self, compiled_step: Callable, device: torch.device) -> None:
         self.compiled_step, self.on_gpu, self.spans = compiled_step, device.type == "cuda", []
@@ -88,7 +87,7 @@ class Stopwatch:
 
 
 def transformers_runs(pair: Pair, head: AcceptanceHead, warp: Warp, length: int, assisted: bool) -> dict[str, Run]:
-    """Return transformers' ways to generate from the pair; if `assisted` is asked for those with a draft, too, its own and with the head in it."""
+    """Return transformers' generation from the pair; with `assisted` also its assisted generation, without and with the head."""
     chosen = {"do_sample": False} if warp.greedy else {"do_sample": True, "temperature": warp.temperature, "top_k": warp.top_k}
     chosen |= {} if warp.greedy else {"top_p": warp.top_p, "repetition_penalty": 1.0}
     chosen |= {"max_new_tokens": length, "pad_token_id": 0}
@@ -204,10 +203,9 @@ def speed_table(made: dict[str, list[Made]], mode: str) -> Table:
 
 
 def round_stages(made: Made, step: float) -> tuple[float, ...]:
-    """Return the mean seconds of STAGES in a round, of which a draft `step` without a head takes so many.
+    """Return the mean seconds of STAGES in a round; `step`: those of a draft step with a fixed length.
 
-    A rule's part of a step that is one compiled step is what it takes beyond a step with a fixed length. Host gaps are what is left: the
-    device waits for the host.
+    A rule's seconds in a compiled step are those beyond such a step. Host gaps are the rest: the device waits for the host.
     """
     calls, count = DecodeStats.of(made.rounds).num_draft_calls, len(made.rounds)
     draft = min(made.draft_seconds, calls * step)
@@ -221,7 +219,7 @@ def never_rows(
 ) -> list[list]:
     """Time a head that never stops next to fixed lengths, round by round: both draft the same tokens.
 
-    A round's time is its median over repeats, so that a disturbance of the machine falls out of it.
+    A round's time is its median over repeats, which disturbances of the machine hardly change.
     """
     decoder, rows = SpeculativeDecoder(pair, warp=warp, engine=engine), []
     for most in (FIXED[1], FIXED[3]):
@@ -263,7 +261,7 @@ def bandwidth(device: torch.device) -> float:
 
 
 def bytes_read(lm: LanguageModel, engine: Engine, context: int) -> int:
-    """Return the bytes of weights and of KV memory that a forward over one token needs at `context` positions."""
+    """Return the bytes of weights and of KV memory that a forward pass over one token needs at `context` positions."""
     table = lm.model.get_input_embeddings().weight
     tied = table is lm.output_embedding.weight
     weights = sum(weight.nbytes for weight in lm.model.parameters()) - (0 if tied else table.nbytes)
@@ -334,7 +332,7 @@ def context_table(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str, tex
 
 
 def share_table() -> Table:
-    """Count the multiply-adds (as many as weights, at one token) of heads beside a forward pass of Llama-2-7B."""
+    """Count the multiply-adds (as many as weights, at one token) of heads next to a forward pass of Llama-2-7B."""
     rows = []
     with torch.device("meta"):
         draft = LlamaForCausalLM(LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, vocab_size=32000))

@@ -2,8 +2,9 @@
 
     python benchmarks/verification.py [--tokens 8] [--vocab 128256] [--repeats 30]
 
-Times every rule for chains on one drafted block (sampled at temperature 1, top-k 50), as PyTorch runs it and compiled, and a forward
-of the target over the block at the shape of Llama 3.1 8B: one layer and the output matrix are timed, and the layer counts 32 times.
+Times every rule for chains on one drafted block (sampled at temperature 1, top-k 50), eager and compiled, and a forward pass
+of the target over the block at the shape of Llama 3.1 8B: one layer and the output matrix are timed, and the layer counts 32
+times.
 """
 
 import argparse

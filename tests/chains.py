@@ -13,7 +13,9 @@ from specheads.decoding.verification import Block, ChainVerification, Levels, Ne
 
 
 class Model:
-    """A random conditional distribution of the next token for every prefix; `adversarial`: nearly all mass on few tokens, exact zeros."""
+    """A random conditional distribution of the next token for every prefix; `adversarial`: nearly all mass on few tokens, exact
+    zeros.
+    """
 
     def __init__(self, vocab_size: int, seed: int, adversarial: bool = False) -> None:
         self.vocab_size, self.seed, self.adversarial = vocab_size, seed, adversarial
@@ -35,7 +37,9 @@ class Model:
 
 
 def block_after(target: Model, draft: Model, prefix: tuple[int, ...], num_drafted: int) -> tuple[Block, Tensor]:
-    """Return every drafted block after `prefix` as one batch, with the draft's distribution after it, and the chance of each (B,)."""
+    """Return every drafted block after `prefix` as one batch, with the draft's distribution after it, and the chance of each
+    (B,).
+    """
     blocks = list(itertools.product(range(target.vocab_size), repeat=num_drafted))
     distributions = [
         torch.stack([torch.stack([model((*prefix, *block[:i])) for i in range(num_drafted + 1)]) for block in blocks])
@@ -57,7 +61,8 @@ def emitted_distribution(
     """Return the exact distribution of the first `num_tokens` emitted tokens, (V, ..., V).
 
     Args:
-        rule: a rule that verifies blocks by `rule.distribution`; or for greedy block verification the number of levels it may keep.
+        rule: a rule that verifies blocks by `rule.distribution`; or for greedy block verification the number of levels it may
+            keep.
         lengths: (prefix, drafted tokens) -> how many of them a stopping rule lets be drafted; default all.
         planned: whether verification knows that lengths do not depend on the drafted tokens.
     """

@@ -1,4 +1,4 @@
-"""Checks of what the constructors of rules and drafting methods are given: each raises one UserError with the value and what was expected."""
+"""Checks of the arguments of rules and drafting methods: each raises one UserError with the value and what was expected."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,7 @@
 """Multi-token joint greedy decoding (MJGD): the target alone, by blocks of tokens whose joint probability is highest.
 
-Joint verification approximates it, and its quality is the upper end of that rule's. It takes far more target forward passes than tokens.
+Joint verification approximates it, and its quality is the upper end of that rule's. It takes far more target forward passes than
+tokens.
 """
 
 import time

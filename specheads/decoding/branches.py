@@ -1,7 +1,7 @@
 """Drafts that branch off from given texts: grown and read in batches on the KV memory of one forward pass over each text.
 
-Recordings and rollouts both need drafts that start within a text; reading the text again for every such draft would cost many times
-as much.
+Recordings and rollouts both need drafts that start within a text; reading the text again for every such draft would cost many
+times as much.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,9 @@ from specheads.sampling import Warp, check_finite
 
 @dataclass(frozen=True)
 class Branches:
-    """Drafts that branch off from texts: each continues the first `prefix` (B,) tokens of row `text` (B,) with `lengths` (B,) of `tokens` (B, K)."""
+    """Drafts that branch off from texts: each continues the first `prefix` (B,) tokens of row `text` (B,) with `lengths` (B,) of
+    `tokens` (B, K).
+    """
 
     text: Tensor
     prefix: Tensor
@@ -65,7 +67,8 @@ class ReadTexts:
         batch_size: int,
         seen: Seen = lambda rows, depth, logits, probs, tokens: None,
     ) -> Branches:
-        """Return branches that continue from their first tokens, (B, 1) of `begun`, to their lengths or to a token that ends a response.
+        """Return branches that continue from their first tokens, (B, 1) of `begun`, to their lengths or to a token that ends a
+        response.
 
         Args:
             uniform: (B, K) in [0, 1), the numbers at which tokens are sampled; those of first tokens are not used.
@@ -97,7 +100,9 @@ class ReadTexts:
 
     @torch.no_grad()
     def states(self, branches: Branches, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield rows (b,) of branches and the states (b, k, H) that their first k tokens are sampled from, k being the longest of these rows."""
+        """Yield rows (b,) of branches and the states (b, k, H) that their first k tokens are sampled from, k being the longest of
+        these rows.
+        """
         lm = self.engine.lm
         branches = branches.to(lm.device)
         before = self.before(branches.text, branches.prefix)

@@ -35,11 +35,12 @@ class SpeculativeDecoder:
         pair: draft and target.
         drafting: how tokens are proposed; default a chain.
         stopping: when a draft is long enough; default the verification rule's stopping rule, or five tokens.
-        verification: how much of a draft is accepted; default token verification for chains, joint (lossy) for beams, and a lossless
-            rule for trees.
+        verification: how much of a draft is accepted; default token verification for chains, joint (lossy) for beams, and a
+            lossless rule for trees.
         warp: temperature, top-k, top-p of both models.
         engine: `auto`, `eager`, `compiled` or `cuda_graph`.
-        window: positions of KV memory, for prompt and response together; default those that both models reach, at most MAX_WINDOW.
+        window: positions of KV memory, for prompt and response together; default those that both models reach, at most
+            MAX_WINDOW.
     """
 
     def __init__(

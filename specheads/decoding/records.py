@@ -28,8 +28,8 @@ class Draft:
     tokens: Tensor  # (N,) long
     parents: Tensor  # (N,) long, -1 = the context
     depth: Tensor  # (N,) long, 0 for a child of the context
-    # (<=N + 1, V), row p + 1 the warped distribution that the children of node p were sampled from, row 0 that of the context's; None
-    # where no token was sampled.
+    # (<=N + 1, V), row p + 1 the warped distribution that the children of node p were sampled from, row 0 that of the context's;
+    # None where no token was sampled.
     draft_probs: Tensor | None
     order: Tensor  # (M,) long, the sampled nodes in sampling order; a node that was sampled twice occurs twice
     num_draft_calls: int  # draft forward passes spent on it
@@ -139,8 +139,8 @@ class DecodeStats:
     def acceptance_rate(self) -> float | None:
         """Accepted share of the drafted tokens, without a graph's copies; None where nothing was drafted.
 
-        A tree's is low because its siblings exclude each other. The rate that GSD's authors report under this name cannot be this ratio:
-        trees and graphs are compared by `block_efficiency` and by the number of tokens that they draft.
+        A tree's is low because its siblings exclude each other. The rate that GSD's authors report under this name cannot be this
+        ratio: trees and graphs are compared by `block_efficiency` and by the number of tokens that they draft.
         """
         return 1 - self.num_discarded / self.num_drafted if self.num_drafted else None
 

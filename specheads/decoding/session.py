@@ -1,4 +1,4 @@
-"""One generation in progress: the committed text, its uniform numbers, and what every decoder does at a response's start and end."""
+"""One generation in progress: the committed text, its uniform numbers, and the start and end of every response."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -60,7 +60,8 @@ class Session:
     clock: Clock
     prefill_seconds: float = 0.0
     finish_reason: str | None = None
-    # (1, H), the state that the last token was decided from: before a response, the first engine's at the prompt's last token but one.
+    # (1, H), the state that the last token was decided from: before a response, the first engine's at the prompt's last token but
+    # one.
     target_hidden: Tensor | None = None
 
     @property

@@ -39,7 +39,8 @@ class Verifier(Protocol):
         """Return the rule's state at the start of a prompt."""
 
     def verify(self, last: int, draft: Draft, planned: Tensor | None, uniforms: Uniforms, state: Any) -> tuple[Outcome, Any]:
-        """Verify a draft after the `last` committed token; return its outcome and the rule's new state. The engine keeps the accepted part.
+        """Verify a draft after the `last` committed token; return its outcome and the rule's new state. The engine keeps the
+        accepted part.
 
         Args:
             planned: (1,) long, tokens that would have been drafted whatever they are; None: their number depends on them.

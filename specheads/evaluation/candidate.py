@@ -20,7 +20,9 @@ class RuleChoice:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One rule with its numbers. `live` is None for a bound that no decoder can reach; `ratio` is None for a rule that suits all ratios."""
+    """One rule with its numbers. `live` is None for a bound that no decoder can reach; `ratio` is None for a rule that suits all
+    ratios.
+    """
 
     family: str
     name: str

@@ -1,7 +1,7 @@
 """Every rule with every value that is to be tried, from conf/stopping: as it decodes, and as it is replayed.
 
-A list in a rule's config is a choice of values. Each rule fits the arguments that its config leaves open (null, auto) on the recording of
-dev prompts.
+A list in a rule's config is a choice of values. Each rule fits the arguments that its config leaves open (null, auto) on the
+recording of dev prompts.
 """
 
 import itertools
@@ -106,8 +106,8 @@ def _fitted(
         return
     if tuning is None:
         raise UserError(
-            f"{cls.__name__} leaves {', '.join(sorted(open_names))} to be fitted on recorded dev prompts, but nothing is recorded "
-            "here; give a value, or leave this rule out of stopping=."
+            f"{cls.__name__} leaves {', '.join(sorted(open_names))} to be fitted on recorded dev prompts, but nothing is "
+            "recorded here; give a value, or leave this rule out of stopping=."
         )
     if not open_names & cls.fitted_to_costs:
         yield None, cls.fit(arguments, tuning, head, None)
@@ -122,7 +122,7 @@ def takes_head(choice: RuleChoice) -> bool:
 
 
 def check_rules(rules: Mapping[str, RuleChoice]) -> None:
-    """Raise UserError for values that a rule refuses, before anything long begins; a fit of open parameters is taken to succeed."""
+    """Raise UserError for values that a rule refuses, before anything long begins; open parameters are assumed to fit."""
     for name, choice in rules.items():
         for key, value in choice.arguments.items():
             if value == []:

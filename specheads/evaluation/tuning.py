@@ -1,4 +1,6 @@
-"""Fits on recorded dev prompts, for the open parameters of rules: weights of a logistic, a head's calibration, automatic thresholds."""
+"""Fits on recorded dev prompts, for the open parameters of rules: weights of a logistic, a head's calibration, automatic
+thresholds.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +22,9 @@ GRID = np.linspace(0.02, 0.98, 25)  # thresholds between which the automatic one
 
 @dataclass(frozen=True)
 class Tuning:
-    """The fits (`stopping.Fitting`) of rules' open parameters to a recording of dev prompts, with the costs of rules at each ratio."""
+    """The fits (`stopping.Fitting`) of rules' open parameters to a recording of dev prompts, with the costs of rules at each
+    ratio.
+    """
 
     recording: Recording
     cost_table: CostTable
@@ -74,7 +78,8 @@ class Tuning:
     def auto_threshold(self, head: RecordedHead, max_tokens: int, costs: Costs) -> tuple[float, float]:
         """Return the threshold at which one more draft step yields no more than the throughput, and that throughput.
 
-        The threshold is `1 - lambda t_d / m`, where m is the mean acceptance of the tokens without a prediction and lambda t_d the
+        The threshold is `1 - lambda t_d / m`, where m is the mean acceptance of the tokens without a prediction and lambda t_d
+        the
         throughput at this threshold: a fixed point (SpecDec++, theorem 3.1, in renewal-reward form).
         """
         worth = self.mean_acceptance ** (2 if head.config.predicts == "input_token" else 1)

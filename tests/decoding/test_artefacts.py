@@ -62,8 +62,8 @@ def test_a_folder_that_others_can_access_is_not_read(mode, caplog):
         assert isinstance(program, Step) and not was_kept
     assert not trace.exists() and sorted(path.name for path in folder().iterdir()) == [NAME]
     expected = (
-        f"compiled steps are neither read from {folder()} nor kept there, because it is not a folder that only you can access, and loading "
-        f"them runs code; remove it, or if you trust its content run chmod 700 {folder()}"
+        f"compiled steps are neither read from {folder()} nor kept there, because it is not a folder that only you can access, and "
+        f"loading them runs code; remove it, or if you trust its content run chmod 700 {folder()}"
     )
     assert [record.message for record in caplog.records] == [expected]
 

@@ -1,4 +1,6 @@
-"""Every drafting with every rule that takes it: greedy output is the target's, sampled output follows its distribution, others are refused."""
+"""Every drafting with every rule that takes it: greedy output is the target's, sampled output follows its distribution, others
+are refused.
+"""
 
 import itertools
 import os
@@ -105,7 +107,9 @@ def test_a_head_prunes_along_every_path():
 
 @pytest.mark.parametrize("way", ["tree", "graph", "beam", "multi"])
 def test_heads_that_look_at_the_round_do_so_on_every_path(way):
-    """At the first token of each path a head meets the index 0 and the target's state at the last verified position, as in training."""
+    """At the first token of each path a head meets the index 0 and the target's state at the last verified position, as in
+    training.
+    """
     torch.manual_seed(0)
     pair, prompt, seen = family_pair("llama"), [3, 1, 4, 1, 5], []
     inputs = ("hidden", "index", "target_hidden")

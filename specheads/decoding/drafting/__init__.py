@@ -1,7 +1,7 @@
 """How drafts are proposed.
 
-A new method is a module with a Drafting (drafter.py) and a config in conf/drafting/. Its drafter either fills the memory for chains or,
-as a TreeDrafter (tree_growth.py), chooses the tokens of each level and those from which the tree grows on.
+A new method is a module with a Drafting (drafter.py) and a config in conf/drafting/. Its drafter either fills the memory for
+chains or, as a TreeDrafter (tree_growth.py), chooses the tokens of each level and those from which the tree grows on.
 """
 
 from specheads.decoding.drafting.autoregressive import Autoregressive, ChainDrafter, ChainStep, drafting_features

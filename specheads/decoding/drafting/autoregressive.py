@@ -22,8 +22,9 @@ class Autoregressive(Drafting):
     """`drafting=autoregressive`: a chain, as long as the stopping rule lets it grow.
 
     Args:
-        ahead: issue each step before the previous step's stop flag has arrived, and drop its token if the flag says stop. The tokens are
-            the same; a round has one forward pass more, which pays where waiting for a flag costs more than a forward pass.
+        ahead: issue each step before the previous step's stop flag has arrived, and drop its token if the flag says stop. The
+            tokens are the same; a round has one forward pass more, which pays where waiting for a flag costs more than a forward
+            pass.
     """
 
     kind = DraftKind.CHAIN
@@ -54,7 +55,8 @@ class ChainStep:
     def __call__(
         self, output: ForwardOutput, uniform: Tensor, ends: Tensor, state: ChainState
     ) -> tuple[Tensor, Tensor, ChainState]:
-        """Return the drafted token (B,), its distribution (B, V) and the new state, whose `stopped` says whether the draft ends with it.
+        """Return the drafted token (B,), its distribution (B, V) and the new state, whose `stopped` says whether the draft ends
+        with it.
 
         Args:
             uniform: (B,) in [0, 1), at which the token is sampled.
@@ -84,7 +86,9 @@ class ChainDrafter:
         self._flag = Flag(engine.lm.device)
 
     def warm_up(self, ends: Tensor) -> None:
-        """Prepare the engine for all that drafting runs: forward passes over one pending token, or two after a fully accepted draft."""
+        """Prepare the engine for all that drafting runs: forward passes over one pending token, or two after a fully accepted
+        draft.
+        """
         uniform = torch.zeros(1, dtype=torch.float64, device=ends.device)
         self._engine.warm_up(self._step, (1, 2), uniform, ends, ChainState(self._going, self._rule.start_prompt(1, ends.device)))
 
@@ -120,7 +124,7 @@ class ChainDrafter:
         return Draft.chain(memory.tokens[:count], memory.probs[:count], calls, next_probs)
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return the stopping rule's state and the numbers of drafted and accepted tokens, after the tokens `path` were accepted."""
+        """Return the stopping rule's state and the numbers of drafted and accepted tokens, after `path` was accepted."""
         return self._state, self._count, len(path)
 
     def keep(self, path: Sequence[int]) -> None:

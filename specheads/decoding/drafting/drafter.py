@@ -29,12 +29,13 @@ class Drafter(Protocol):
             limit: the longest useful path.
             uniforms: the numbers at which tokens are sampled.
             ends: (V,) bool, the tokens that end a response and therefore a path.
-            num_probs_needed: coming tokens whose verification needs the draft's distribution; a shorter chain brings the distribution
-                after its last token.
+            num_probs_needed: coming tokens whose verification needs the draft's distribution; a shorter chain brings the
+                distribution after its last token.
         """
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return the stopping rule's state along a path of the last draft, the path's length and how many of its tokens were accepted.
+        """Return the stopping rule's state along a path of the last draft, the path's length and how many of its tokens were
+        accepted.
 
         Args:
             path: the accepted nodes, with which that path begins.

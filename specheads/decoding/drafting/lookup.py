@@ -38,8 +38,8 @@ class Lookup(Drafting):
         """Return the drafter for these choices; raises UserError for a rule that needs a draft's distribution."""
         if rule.needs - {"token"}:
             raise UserError(
-                f"drafting=lookup runs no draft model, but stopping by {type(rule).__name__} needs its {min(rule.needs)}; use a length, "
-                "for example stopping=[fixed_length]."
+                f"drafting=lookup runs no draft model, but stopping by {type(rule).__name__} needs its {min(rule.needs)}; "
+                "use a length, for example stopping=[fixed_length]."
             )
         return LookupDrafter(self.max_ngram, rule, engine.lm.device)
 
@@ -77,7 +77,9 @@ class LookupDrafter:
 
 
 def continuation(text: Sequence[int], max_ngram: int, limit: int) -> Sequence[int]:
-    """Return up to `limit` tokens that followed the latest earlier occurrence of the longest run, up to `max_ngram`, that ends `text`."""
+    """Return up to `limit` tokens that followed the latest earlier occurrence of the longest run, up to `max_ngram`, that ends
+    `text`.
+    """
     ids = np.asarray(text)
     for size in range(min(max_ngram, len(text) - 1), 0, -1):
         runs = np.lib.stride_tricks.sliding_window_view(ids[:-1], size)  # all except the run that ends the text

@@ -21,8 +21,8 @@ class Multi(Drafting):
 
     Args:
         num_chains: k.
-        merge: whether chains share the nodes of a common prefix, so that all of them can continue where it is accepted. Without it
-            verification follows the first accepted chain alone (`drafting=batch`, Yin et al. 2024).
+        merge: whether chains share the nodes of a common prefix, so that all of them can continue where it is accepted. Without
+            it verification follows the first accepted chain alone (`drafting=batch`, Yin et al. 2024).
         replacement: false samples the first tokens without replacement, so that no two chains begin with the same token.
 
     Source: SpecTr (Sun et al. 2023); SpecInfer (Miao et al. 2024) for the tree; RSD (Jeon et al. 2024) without replacement.

@@ -19,8 +19,8 @@ from specheads.sampling import Uniforms, Warp
 class Graph(Tree):
     """`drafting=graph`: a tree that is not extended at a node whose last `tau` tokens occur in the draft already.
 
-    Before verification the continuation of their first occurrence is copied to the node, as deep as the draft may be, so that the target
-    verifies it there too.
+    Before verification the continuation of their first occurrence is copied to the node, as deep as the draft may be, so that the
+    target verifies it there too.
 
     Args:
         tau: tokens that must agree, including the last tokens of the context.
@@ -60,7 +60,9 @@ class GraphDrafter(TopDrafter):
         return super().draft(committed, state, limit, uniforms, ends, num_probs_needed)
 
     def without_repeats(self, nodes: Nodes, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
-        """Return the nodes that get children; the first occurrence of a run is its most likely node that gets some, to be copied from."""
+        """Return the nodes that get children; the first occurrence of a run is its most likely node that gets some, to be copied
+        from.
+        """
         taken = []
         for node in onward:
             if len(taken) < self.choices.max_width and self._run(nodes, node) not in self._first:

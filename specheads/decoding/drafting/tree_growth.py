@@ -1,7 +1,7 @@
 """Growing trees: their nodes on the host, the draft's KV memory of them, and the stopping rule's state at each.
 
-A tree grows level by level. A drafter chooses the tokens of a level (`propose`); the rest is common to all drafters: the stopping rule
-sees every token along its path.
+A tree grows level by level. A drafter chooses the tokens of a level (`propose`); the rest is common to all drafters: the stopping
+rule sees every token along its path.
 """
 
 from collections.abc import Iterator, Sequence
@@ -76,10 +76,12 @@ class Read:
 
 
 class TreeReader:
-    """A model's KV memory of a tree: reads nodes after the context, each attending to its path, and forgets those not accepted."""
+    """A model's KV memory of a tree: reads nodes, each attending to its path, and forgets those that were not accepted."""
 
     def __init__(self, engine: Engine, most_nodes: int, most_at_once: int, most_pending: int = 2) -> None:
-        """Prepare for `most_nodes` nodes, up to `most_at_once` of them per forward pass, after up to `most_pending` tokens of context."""
+        """Prepare for `most_nodes` nodes, up to `most_at_once` of them per forward pass, after up to `most_pending` tokens of
+        context.
+        """
         self.engine, self._most_at_once, self._most_pending = engine, most_at_once, most_pending
         device = engine.lm.device
         width = most_nodes + 1 + engine.padded(most_at_once)
@@ -108,7 +110,7 @@ class TreeReader:
         return logits, hidden[-1:]
 
     def read_whole(self, nodes: Nodes, last: int) -> tuple[Tensor, Tensor]:
-        """Read the last committed token and all nodes after it; return logits (1 + N, V) and hidden states (1 + N, H) after each."""
+        """Read the last committed token and all nodes; return logits (1 + N, V) and hidden states (1 + N, H) after each."""
         self.base, self.slots = self.engine.length, {ROOT: 0}
         self._tree_slots.base.fill_(self.base)
         return self._read(nodes, range(len(nodes)), [last])
@@ -154,7 +156,9 @@ class Frontier:
 
 
 def step_rule(engine: Engine, rule: StoppingRule, frontier: Frontier, rows: Tensor, tokens: Tensor) -> tuple[Any, Tensor]:
-    """Step the stopping rule over `tokens` (c,) after the frontier's nodes `rows` (c,); return its states (c, ...) and stops (c,)."""
+    """Step the stopping rule over `tokens` (c,) after the frontier's nodes `rows` (c,); return its states (c, ...) and stops
+    (c,).
+    """
     hidden, logits = frontier.hidden[rows], frontier.logits
     features = drafting_features(engine.lm, rule.needs, logits[rows] if rule.needs else logits, tokens, hidden)
     return rule.step(tree_map(lambda value: value[rows], frontier.states), features)
@@ -253,7 +257,9 @@ class TreeDrafter:
         raise NotImplementedError
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return the stopping rule's state and the numbers of drafted and accepted tokens, after the nodes `path` were accepted; see Grown."""
+        """Return the stopping rule's state and the numbers of drafted and accepted tokens, after the nodes `path` were accepted;
+        see Grown.
+        """
         return self._grown.after(path)
 
     def keep(self, path: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
 """How a model is run: one interface, and engines from plain PyTorch to captured graphs.
 
-`auto` stands for the engine in the environment variable SPECHEADS_ENGINE, or else for the fastest one that this machine and model allow;
-a warning says why if that is plain PyTorch.
+`auto` stands for the engine in the environment variable SPECHEADS_ENGINE, or else for the fastest one that this machine and model
+allow; a warning says why if that is plain PyTorch.
 """
 
 import logging
@@ -38,14 +38,15 @@ def check_engine(name: str) -> None:
 
 
 def resolve_engine(name: str) -> str:
-    """Return `name`, or for `auto` the environment's engine if it names one; raises UserError for an engine that does not exist."""
+    """Return `name`, or for `auto` the environment's engine if it names one; raises UserError for an unknown engine."""
     name = os.environ.get("SPECHEADS_ENGINE") or name if name == "auto" else name
     check_engine(name)
     return name
 
 
 def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int = 0) -> Engine:
-    """Return the engine called `name` for one model, with memory for a text of `capacity` positions and a tree of `spare_capacity` after it.
+    """Return the engine called `name` for one model, with memory for a text of `capacity` positions and a tree of
+    `spare_capacity` after it.
 
     Raises:
         UserError: an unknown name, or an engine that cannot run this model here.

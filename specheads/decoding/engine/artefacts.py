@@ -1,7 +1,7 @@
 """Compiled steps on disk, so that a step is compiled once per machine and loaded in every later run.
 
-They are in the folder `compiled` of the cache folder, one file per step, named by a hash of all that they depend on. The folder may be
-removed at any time. Loading a file runs code, so only the user's private folder and files are read.
+They are in the folder `compiled` of the cache folder, one file per step, named by a hash of all that they depend on. The folder
+may be removed at any time. Loading a file runs code, so only the user's private folder and files are read.
 """
 
 import hashlib
@@ -52,8 +52,8 @@ def folder() -> Path:
 def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None:
     """Return a hash of all that the compiled code of a model and an epilogue depends on.
 
-    None: it cannot be described (a description that is an address, a class whose source cannot be read, a hook), so the code must not be
-    kept.
+    None: it cannot be described (a description that is an address, a class whose source cannot be read, a hook), so the code must
+    not be kept.
 
     Args:
         settings: numbers and example tensors that it depends on too.
@@ -100,7 +100,7 @@ def load_or_compile(name: str | None, compile_program: Callable[[], CompiledProg
 
 
 def _is_usable(path: Path) -> bool:
-    """Whether `path` is a private folder of the current user; it is created if it does not exist. A warning says why it is not."""
+    """Whether `path` is a private folder of the current user, who gets one if it does not exist; a warning says why not."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = path.lstat()
@@ -110,8 +110,8 @@ def _is_usable(path: Path) -> bool:
     if _is_own(status) and stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700:
         return True
     _warn(
-        f"compiled steps are neither read from {path} nor kept there, because it is not a folder that only you can access, and loading "
-        f"them runs code; remove it, or if you trust its content run chmod 700 {path}"
+        f"compiled steps are neither read from {path} nor kept there, because it is not a folder that only you can access, and "
+        f"loading them runs code; remove it, or if you trust its content run chmod 700 {path}"
     )
     return False
 

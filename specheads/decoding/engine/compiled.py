@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 WIDTHS = ("one token", "a few tokens", "many tokens")
 FEW = 5  # example tokens for "a few": sizes of 1, and those next to them, would be compiled as constants
 
-# A step is only called with the shapes it was compiled for (tests/decoding/test_engines.py); checking would cost as much as a layer.
+# A step is only called with the shapes it was compiled for (tests/decoding/test_engines.py); checking would cost as much as a
+# layer.
 OPTIONS = {"size_asserts": False, "alignment_asserts": False, "cpp.enable_floating_point_contract_flag": "fast"}
 
 

@@ -1,7 +1,8 @@
 """A step as one compiled function of a flat list of tensors.
 
-torch.export traces forward pass and epilogue once, with sizes left open; Inductor compiles the trace. A call then needs no look-ups:
-weights and memory are bound beforehand, and the call's tensors are appended. A compiled program can be kept on disk, without weights.
+torch.export traces forward pass and epilogue once, with sizes left open; Inductor compiles the trace. A call then needs no
+look-ups: weights and memory are bound beforehand, and the call's tensors are appended. A compiled program can be kept on disk,
+without weights.
 """
 
 import pickle
@@ -89,7 +90,9 @@ class CompiledProgram:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "CompiledProgram":
-        """Return the program of `to_bytes`; raises exceptions of many kinds for other bytes. Loading runs code, so `content` must be trusted."""
+        """Return the program of `to_bytes`; raises exceptions of many kinds for other bytes. Loading runs code, so `content` must
+        be trusted.
+        """
         from torch._inductor import config  # takes seconds to import
         from torch._inductor.standalone_compile import AOTCompiledArtifact
 

@@ -1,7 +1,7 @@
 """Steps captured as CUDA graphs, for padded numbers of tokens and doubling sizes of memory.
 
-A replay is one launch where the step has hundreds. It reads and writes the tensors of its capture, so a call's tensors are copied in
-first. Without CUDA a stand-in runs the captured step again on the same tensors, which is slow but the same code.
+A replay is one launch where the step has hundreds. It reads and writes the tensors of its capture, so a call's tensors are copied
+in first. Without CUDA a stand-in runs the captured step again on the same tensors, which is slow but the same code.
 """
 
 import logging

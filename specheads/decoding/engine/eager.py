@@ -51,7 +51,8 @@ class Engine(Protocol):
         """Append `tokens` (B, T) to the memory and run the model over them."""
 
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> CompiledStep:
-        """Return a function of `(tokens, *inputs)` that runs a forward pass over `tokens` (1, T) and `epilogue(output, *inputs)` in one.
+        """Return a function of `(tokens, *inputs)` that runs a forward pass over `tokens` (1, T) and `epilogue(output, *inputs)`
+        in one.
 
         Its result is valid until it runs again, and every call must pass inputs of the same shapes.
 
@@ -61,7 +62,7 @@ class Engine(Protocol):
         """
 
     def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
-        """Prepare a compiled step for `counts` of tokens at any length, with inputs like these; the memory is empty afterwards."""
+        """Prepare a compiled step for `counts` of tokens at any length, with inputs like these; empties the memory."""
 
     def padded(self, count: int) -> int:
         """Return the number of tokens, at least `count`, to which a forward pass over `count` tokens should be padded."""
@@ -73,7 +74,9 @@ class Engine(Protocol):
         """Forget everything and overwrite it."""
 
     def keep(self, base: int, accepted_nodes: Sequence[int]) -> None:
-        """Of the nodes written from position `base` on keep those in `accepted_nodes` slots, in that order, and forget the others."""
+        """Of the nodes written from position `base` on keep those in `accepted_nodes` slots, in that order, and forget the
+        others.
+        """
 
 
 class KVLayer(CacheLayerMixin):
@@ -142,7 +145,8 @@ class EagerEngine:
         Args:
             tokens: (B, T) long.
             positions: (B, T) long; default: the next ones.
-            tree_slots: the tree that these tokens are nodes of, after those already in memory; decides positions. Default: causal.
+            tree_slots: the tree that these tokens are nodes of, after those already in memory; decides positions. Default:
+                causal.
             num_logits: compute logits for that many of the last positions.
             attention_mask: (B, length + T), 0 at padding; for left-padded rows.
         """
@@ -189,7 +193,9 @@ class EagerEngine:
             layer.length = length
 
     def keep(self, base: int, accepted_nodes: Sequence[int]) -> None:
-        """Of the nodes written from position `base` on keep those in `accepted_nodes` slots, in that order, and forget the others."""
+        """Of the nodes written from position `base` on keep those in `accepted_nodes` slots, in that order, and forget the
+        others.
+        """
         count = len(accepted_nodes)
         stay = next((i for i, node in enumerate(accepted_nodes) if i != node), count)  # those before it are in place already
         if stay < count:
@@ -212,7 +218,8 @@ class EagerEngine:
         return [layer for layer in self._layers if layer.is_initialized]
 
     def fork(self, rows: Tensor, lengths: Tensor, spare_capacity: int) -> tuple["EagerEngine", Tensor]:
-        """Return an engine whose row b continues the first `lengths[b]` >= 1 positions of row `rows[b]` of this one, and its mask.
+        """Return an engine whose row b continues the first `lengths[b]` >= 1 positions of row `rows[b]` of this one, and its
+        mask.
 
         This engine's rows begin in its first position. The other's are left-padded to the longest, as the mask (B, W) shows;
         `spare_capacity` more positions fit after them. KV memory is copied, not computed again.

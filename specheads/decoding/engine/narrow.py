@@ -1,8 +1,8 @@
 """Products of weights with few rows, as loops that a compiler fuses; a CPU's BLAS is slow at them.
 
-A forward pass over a few tokens reads every weight once and computes little with it, so memory bandwidth is its limit. BLAS libraries
-are made for large matrices and reach a fraction of that limit (benchmarks/README.md); a plain loop over the weight's rows, with the
-tokens inside, comes close, at any number of tokens, without a second, packed copy of the weights.
+A forward pass over a few tokens reads every weight once and computes little with it, so memory bandwidth is its limit. BLAS
+libraries are made for large matrices and reach a fraction of that limit (benchmarks/README.md); a plain loop over the weight's
+rows, with the tokens inside, comes close, at any number of tokens, without a second, packed copy of the weights.
 """
 
 from typing import Any
@@ -40,8 +40,8 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 def narrow_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     """Return the attention (B, heads, T, D) of `query` (B, heads, T, D) over `key`, `value` (B, heads, S, D).
 
-    Computed in float32 or wider. Keys that several heads share may come expanded: the compiler reads them where they are. A row whose
-    every key is masked gives NaN; causal masks have none.
+    Computed in float32 or wider. Keys that several heads share may come expanded: the compiler reads them where they are. A row
+    whose every key is masked gives NaN; causal masks have none.
     """
     dtype = query.dtype
     query, key, value = (at_least_float32(x) for x in (query, key, value))
@@ -60,6 +60,7 @@ def _is_plain(args: tuple, kwargs: dict) -> bool:
 
 def _stored(x: Tensor) -> Tensor:
     """Return `x` as a tensor in memory: fused into the loop that reads it, it would be computed again for every row."""
-    # Times one, because Inductor would stride over a view's base from its first number: any row of a matrix would become the first.
+    # Times one, because Inductor would stride over a view's base from its first number: any row of a matrix would become the
+    # first.
     x = (x * 1).contiguous()
     return x.as_strided(x.shape, x.stride())

@@ -66,7 +66,9 @@ def run_step(
     places: Tensor,
     inputs: tuple[Any, ...],
 ) -> Any:
-    """Run a forward pass over `tokens` (1, T) at position `start`, reading as much memory as `places` is long, and then the epilogue."""
+    """Run a forward pass over `tokens` (1, T) at position `start`, reading as much memory as `places` is long, and then the
+    epilogue.
+    """
     size, count = places.shape[0], tokens.shape[1]
     cache = Cache(layers=[StaticLayer(keys, values, start, size) for keys, values in memory])
     if tree:
@@ -87,7 +89,8 @@ def _places(module: nn.Module) -> list[tuple[int, torch.dtype]]:
 
 
 def rounded_capacity(capacity: int, bucket: int) -> int:
-    """Return the positions to allocate: `capacity`, a bucket for the padding of the last forward passes, and one that no step reads.
+    """Return the positions to allocate: `capacity`, a bucket for the padding of the last forward passes, and one that no step
+    reads.
 
     The size of memory is part of what is compiled, so there are few sizes: four between a power of two and the next.
     """
@@ -180,7 +183,7 @@ class StaticEngine(EagerEngine):
         return -(-end // self.bucket) * self.bucket
 
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
-        """Return the key of the preparation that serves forward passes over `count` tokens that read `size` positions of memory."""
+        """Return the key of the step that serves forward passes over `count` tokens that read `size` positions of memory."""
         return ()
 
     def _prepare(self, epilogue: Epilogue, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:

@@ -1,7 +1,7 @@
 """Forward passes over token trees: the position and the attention mask of each node.
 
-A tree lies at the end of a model's memory, its root first. Every node attends to all positions before the root, and within the tree to
-those in its row. Positions follow depth, so that a node is read like the last token of its path.
+A tree lies at the end of a model's memory, its root first. Every node attends to all positions before the root, and within the
+tree to those in its row. Positions follow depth, so that a node is read like the last token of its path.
 """
 
 from collections.abc import Iterator
@@ -32,8 +32,8 @@ class TreeSlots(NamedTuple):
 
 @contextmanager
 def reading_tree(lm: LanguageModel, tree_slots: TreeSlots, start: Tensor, count: int, size: int) -> Iterator[dict[str, Any]]:
-    """Yield the arguments with which `lm.hidden_states` reads `count` tokens from position `start` (0-d long) on as nodes of a tree,
-    with `size` positions of memory.
+    """Yield the arguments with which `lm.hidden_states` reads `count` tokens from position `start` (0-d long) on as nodes of a
+    tree, with `size` positions of memory.
     """
     width, device = len(tree_slots.depth), tree_slots.depth.device
     place = torch.arange(size, device=device)

@@ -6,11 +6,11 @@ y_j was sampled from (at the position that consumed y_{j-1}), `embedding` (B, E)
 Probabilities are the draft's plain softmax, whatever the decoder's warping, so that they are informative in greedy mode too.
 y_j itself is always submitted: a rule says whether the draft ends with it.
 
-A rule's numbers (a length, a threshold) are part of its state: a step that an engine compiled for one rule serves all with the same
-compile key. So is what it learns from one round to the next, and every prompt starts afresh.
+A rule's numbers (a length, a threshold) are part of its state: a step that an engine compiled for one rule serves all with the
+same compile key. So is what it learns from one round to the next, and every prompt starts afresh.
 
-A new rule is a subclass of StoppingRule in a file of its own and a config in conf/stopping/ whose `_target_` names that file; this list
-does not have to name it.
+A new rule is a subclass of StoppingRule in a file of its own and a config in conf/stopping/ whose `_target_` names that file;
+this list does not have to name it.
 """
 
 from specheads.decoding.stopping.confidence import AdaptiveEntropy, Confidence, EntropyThreshold, MaxProbability

@@ -129,10 +129,10 @@ class Confidence(ConfidenceRule):
 def best_threshold(scores: Tensor, labels: Tensor) -> Tensor:
     """Return the score (B,) from which on to predict 1 at the least false positive rate + 3 x false negative rate.
 
-    The candidates are the scores, of equal costs the largest wins: the first minimum on a ROC curve from its strict end. Costs are
-    compared as integers, multiplied by the number of ones and the number of zeros. Points that only extend a straight stretch of the
-    curve, which scikit-learn drops, change nothing: along it the cost is linear, so its first minimum is at an end. A threshold above
-    all scores costs 3, and the lowest score costs 1.
+    The candidates are the scores, of equal costs the largest wins: the first minimum on a ROC curve from its strict end. Costs
+    are compared as integers, multiplied by the number of ones and the number of zeros. Points that only extend a straight stretch
+    of the curve, which scikit-learn drops, change nothing: along it the cost is linear, so its first minimum is at an end. A
+    threshold above all scores costs 3, and the lowest score costs 1.
 
     Args:
         scores: (B, N).

@@ -100,7 +100,8 @@ class AcceptedAverage(LengthRule):
         extra: tokens beyond the average, rounded (a half to the even neighbour).
         max_tokens: tokens per round at most.
 
-    Source: the adaptive number of speculative steps in SGLang, which averages over a batch; here every prompt has its own average.
+    Source: the adaptive number of speculative steps in SGLang, which averages over a batch; here every prompt has its own
+    average.
     """
 
     compile_key = "length by an average"
@@ -134,10 +135,10 @@ class Arms(NamedTuple):
 class BanditLength(LengthRule):
     """Draft the length whose tokens per cost, estimated with optimism over this prompt's rounds, are highest (UCB).
 
-    The index of a length K is `(mean emitted + exploration K sqrt(2 ln(rounds) / plays)) / (K / cost_ratio + 1)`, where a round emits
-    its accepted tokens and one more. Before that every length is tried once, from the middle outwards and the shorter first, so that a
-    prompt that ends early has spent its rounds on moderate lengths. A round cut short by the length limit or an end token counts for
-    the length that was planned.
+    The index of a length K is `(mean emitted + exploration K sqrt(2 ln(rounds) / plays)) / (K / cost_ratio + 1)`, where a round
+    emits its accepted tokens and one more. Before that every length is tried once, from the middle outwards and the shorter
+    first, so that a prompt that ends early has spent its rounds on moderate lengths. A round cut short by the length limit or an
+    end token counts for the length that was planned.
 
     Args:
         arms: the lengths to choose from.

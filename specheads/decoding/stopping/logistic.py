@@ -23,7 +23,7 @@ LOGISTIC_INPUTS = {
 
 
 def logistic_inputs(names: Sequence[str], features: Mapping[str, Tensor]) -> Tensor:
-    """Return the inputs of a logistic, (..., len(names)) float64, from features (...); `names` from LOGISTIC_INPUTS, and `bias`."""
+    """Return a logistic's inputs, (..., len(names)) float64, from features (...); `names` from LOGISTIC_INPUTS, and `bias`."""
     sources = [(name, *LOGISTIC_INPUTS[name]) for name in names if name != "bias"]
     columns = {name: transform(features[source].double()) for name, source, transform in sources}
     columns["bias"] = torch.ones_like(next(iter(columns.values())))

@@ -67,7 +67,8 @@ class OnlineNewton:
 
 
 class OnlineLogistic(OnlineNewton, SurvivalRule):
-    """Stop once the probability that some drafted token is rejected exceeds `threshold`, by a logistic that learns after every round.
+    """Stop once the probability that some drafted token is rejected exceeds `threshold`, by a logistic that learns after every
+    round.
 
     Its inputs are the logit of the distribution's largest probability and a constant.
 
@@ -119,11 +120,12 @@ class OnlineHeadMemory(NamedTuple):
 
 
 class OnlineHead(OnlineNewton, HeadThreshold):
-    """Stop once the probability that some drafted token is rejected exceeds `threshold`, by a head that is corrected after every round.
+    """Stop once the probability that some drafted token is rejected exceeds `threshold`, by a head that is corrected after every
+    round.
 
-    A logistic weighs the head's (calibrated) logit and the logit of the largest probability of the distribution that the newest token was
-    sampled from. It equals the head at the start of a prompt and is updated after each round. So a head is corrected on text unlike its
-    training text, and a head that is right stays as it is.
+    A logistic weighs the head's (calibrated) logit and the logit of the largest probability of the distribution that the newest
+    token was sampled from. It equals the head at the start of a prompt and is updated after each round. So a head is corrected on
+    text unlike its training text, and a head that is right stays as it is.
 
     Args:
         head: an AcceptanceHead, for the draft in use.

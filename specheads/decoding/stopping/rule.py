@@ -17,11 +17,11 @@ class StoppingRule:
     """Decides after each drafted token whether the draft ends: a state machine on batched tensors.
 
     The same class runs inside a draft step (B = 1) and over many recorded responses at once (B = all). A prompt runs through
-    `start_prompt`, then for each round `start_round`, one `step` per drafted token, and `end_round`. A state is a NamedTuple of tensors
-    (B, ...); its field `num_drafted` (B,) counts the tokens drafted so far in the round.
+    `start_prompt`, then for each round `start_round`, one `step` per drafted token, and `end_round`. A state is a NamedTuple of
+    tensors (B, ...); its field `num_drafted` (B,) counts the tokens drafted so far in the round.
 
-    A new rule is a subclass in a file of its own and a config in conf/stopping/ whose `_target_` names it. Only `start_prompt` and `step`
-    have no default.
+    A new rule is a subclass in a file of its own and a config in conf/stopping/ whose `_target_` names it. Only `start_prompt`
+    and `step` have no default.
     """
 
     needs: frozenset[str]  # the features that `step` reads
@@ -43,7 +43,8 @@ class StoppingRule:
         """Return the state at the start of a round.
 
         Args:
-            target_hidden: (B, H), the target's hidden state that the last committed token was decided from; None if there is none.
+            target_hidden: (B, H), the target's hidden state that the last committed token was decided from; None if there is
+                none.
         """
         return state._replace(num_drafted=torch.zeros_like(state.num_drafted))
 
@@ -103,7 +104,8 @@ def write_at(buffer: Tensor, place: Tensor, value: Tensor) -> Tensor:
 
 
 def outcomes(num_places: int, num_drafted: Tensor, num_accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which of a round's tokens were accepted, which have a known outcome, (B, num_places) bool, and how many have one, (B,).
+    """Return which of a round's tokens were accepted, which have a known outcome, (B, num_places) bool, and how many have one,
+    (B,).
 
     Verification decides the accepted tokens and the first rejected one; whether later ones would have been accepted is unknown.
     """

@@ -98,7 +98,8 @@ class HeadMemory(NamedTuple):
 
 
 class HeadRule(SurvivalRule):
-    """The base of rules that ask a head: its logit of a token, calibrated by the token's index in the round, gives the acceptance.
+    """The base of rules that ask a head: its logit of a token, calibrated by the token's index in the round, gives the
+    acceptance.
 
     The calibration is part of the state, so that compiled code serves every head of one shape.
     """
@@ -145,8 +146,8 @@ class HeadRule(SurvivalRule):
 class HeadThreshold(HeadRule):
     """Stop once the probability that some drafted token is rejected exceeds `threshold` (SpecDec++, section 3.3).
 
-    A head that predicts the `input_token` speaks of y_{j-1} at step j: y_j is submitted without a prediction, and the first step predicts
-    nothing. One that predicts the `next_token` speaks of y_j itself.
+    A head that predicts the `input_token` speaks of y_{j-1} at step j: y_j is submitted without a prediction, and the first step
+    predicts nothing. One that predicts the `next_token` speaks of y_j itself.
 
     Args:
         head: an AcceptanceHead, for the draft in use.
@@ -195,8 +196,8 @@ def recommended_threshold(head: AcceptanceHead) -> float:
     recommended = getattr(head.config, "recommended", None) or {}
     if "threshold" not in recommended:
         raise UserError(
-            "threshold=auto, but the head recommends none; run python evaluate.py head=<folder>, which stores it, or give a number, "
-            "for example 0.7."
+            "threshold=auto, but the head recommends none; run python evaluate.py head=<folder>, which stores it, or give a "
+            "number, for example 0.7."
         )
     return recommended["threshold"]
 
@@ -214,22 +215,23 @@ class Throughput(NamedTuple):
 class ExpectedThroughput(HeadRule):
     """Stop once a further draft forward pass is expected to yield fewer tokens than the prompt's average in the same time.
 
-    Going on pays while `survival m >= lambda` (a renewal-reward argument): survival is the head's probability that all tokens predicted
-    so far are accepted, `m` that of the tokens a further forward pass adds, and lambda the tokens per draft forward pass's time, over
-    this prompt so far.
+    Going on pays while `survival m >= lambda` (a renewal-reward argument): survival is the head's probability that all tokens
+    predicted so far are accepted, `m` that of the tokens a further forward pass adds, and lambda the tokens per draft forward
+    pass's time, over this prompt so far.
 
     Args:
         head: an AcceptanceHead, for the draft in use.
         cost_ratio: seconds of a target forward pass over those of a draft forward pass.
-        throughput: tokens per draft forward pass's time, expected before a prompt starts; default that of drafts of four tokens, each
-            accepted with `mean_acceptance`.
-        mean_acceptance: in (0, 1], of a token without a prediction yet; there is one with `next_token` heads (m is its acceptance) and
-            there are two with `input_token` heads (m is the square).
+        throughput: tokens per draft forward pass's time, expected before a prompt starts; default that of drafts of four tokens,
+            each accepted with `mean_acceptance`.
+        mean_acceptance: in (0, 1], of a token without a prediction yet; there is one with `next_token` heads (m is its
+            acceptance) and there are two with `input_token` heads (m is the square).
         slope, intercept: calibrate the head's logits, as slope x logit + intercept, on top of the head's own calibration.
         prior_rounds: rounds that the expectation counts for; above 0.
         max_tokens: tokens per round at most.
 
-    Source: the optimal stopping problem of SpecDec++ (Huang et al. 2024, section 3.1), with its cost per token in renewal-reward form.
+    Source: the optimal stopping problem of SpecDec++ (Huang et al. 2024, section 3.1), with its cost per token in renewal-reward
+    form.
     """
 
     fitted_to_costs = frozenset({"cost_ratio"})

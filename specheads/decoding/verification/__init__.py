@@ -1,9 +1,9 @@
 """Rules that decide how much of a draft is accepted: pure batched functions, and thin strategies for the decoder.
 
-A new rule for chains is a module with a function `Block -> AcceptanceDistribution` (chain_distribution.py) and a ChainVerification
-(verify_step.py) that calls it; a rule that remembers earlier rounds is a VerificationRule (greedy_block.py); a rule for trees is a
-TreeVerification (tree_distribution.py). Its `name` is that of its config in conf/verification/, whose `_target_` names the module; this
-list does not have to name it.
+A new rule for chains is a module with a function `Block -> AcceptanceDistribution` (chain_distribution.py) and a
+ChainVerification (verify_step.py) that calls it; a rule that remembers earlier rounds is a VerificationRule (greedy_block.py); a
+rule for trees is a TreeVerification (tree_distribution.py). Its `name` is that of its config in conf/verification/, whose
+`_target_` names the module; this list does not have to name it.
 """
 
 from specheads.decoding.verification.biased import BiasedVerification

@@ -12,8 +12,8 @@ class BigLittle(ChainVerification):
     The target's token follows there. Lossy.
 
     Args:
-        fallback: the draft is unsure where no probability of its distribution reaches this; drafts end there, unless another stopping
-            rule is chosen (which reads the plain softmax, while this reads the warped distribution).
+        fallback: the draft is unsure where no probability of its distribution reaches this; drafts end there, unless another
+            stopping rule is chosen (which reads the plain softmax, while this reads the warped distribution).
         rollback: nats; a token is unlikely whose negative log-likelihood under the target exceeds it.
         max_tokens: the longest draft of the stopping rule that belongs to it.
 

@@ -1,7 +1,8 @@
-"""Block verification (Sun et al. 2024): a drafted block is verified as a whole, so that a likely token makes up for an unlikely one.
+"""Block verification (Sun et al. 2024): a drafted block is verified as a whole, so that a likely token makes up for an unlikely
+one.
 
-Both rules test every prefix of the block separately and accept the longest that passes. They differ in the running ratio of target
-and draft, which block verification never lets pass 1. Lossless, and never fewer tokens than token verification on average.
+Both rules test every prefix of the block separately and accept the longest that passes. They differ in the running ratio of
+target and draft, which block verification never lets pass 1. Lossless, and never fewer tokens than token verification on average.
 """
 
 import torch
@@ -38,8 +39,8 @@ def prefix_distribution(block: Block, log_weights: Tensor) -> AcceptanceDistribu
     Args:
         log_weights: (B, K) float64, log p_i, the running ratio of target and draft after i tokens.
 
-    A prefix of i < K tokens passes with probability `E / (E + 1 - p_i)`, `E = sum (p_i t - d)+` over the token after it, and with certainty
-    where p_i >= 1; all K tokens pass with `min(1, p_K)`.
+    A prefix of i < K tokens passes with probability `E / (E + 1 - p_i)`, `E = sum (p_i t - d)+` over the token after it, and with
+    certainty where p_i >= 1; all K tokens pass with `min(1, p_K)`.
 
     Source: Sun et al. 2024, algorithm 2 (block) and appendix (greedy block).
     """

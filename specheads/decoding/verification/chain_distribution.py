@@ -44,8 +44,8 @@ class Block:
         batch, num_drafted = tokens.shape
         if draft_probs.shape[1] not in (num_drafted, num_drafted + 1) or target_probs.shape[1] != num_drafted + 1:
             raise ValueError(
-                f"{num_drafted} drafted tokens need {num_drafted} distributions of the draft and {num_drafted + 1} of the target, "
-                f"but there are {draft_probs.shape[1]} and {target_probs.shape[1]}"
+                f"{num_drafted} drafted tokens need {num_drafted} distributions of the draft and {num_drafted + 1} of the "
+                f"target, but there are {draft_probs.shape[1]} and {target_probs.shape[1]}"
             )
         if not batch == draft_probs.shape[0] == target_probs.shape[0] or draft_probs.shape[2] != target_probs.shape[2]:
             shapes = [tuple(x.shape) for x in (tokens, draft_probs, target_probs)]
@@ -73,7 +73,9 @@ class Block:
         return tuple(probs[:, :count].gather(-1, index).squeeze(-1) for probs in (self.draft_probs, self.target_probs))
 
     def log_ratios(self) -> Tensor:
-        """Return log t(y_i) / d(y_i) (B, K) in float64, 0 beyond a row's length; a token that the draft cannot have sampled is rejected."""
+        """Return log t(y_i) / d(y_i) (B, K) in float64, 0 beyond a row's length; a token that the draft cannot have sampled is
+        rejected.
+        """
         draft_prob, target_prob = (probs.double() for probs in self.drafted_probs())
         ratio = torch.where(draft_prob > 0, target_prob.log() - draft_prob.log(), -torch.inf)
         return torch.where(self.within, ratio, 0.0)
@@ -83,8 +85,8 @@ class Block:
 class AcceptanceDistribution:
     """The distribution of a verified block's outcome.
 
-    After n < length accepted tokens the next one follows `norm((weights[n] t - d)+)`, where t and d are the distributions of target and
-    draft there, or t if there are no weights; after all of them it follows t.
+    After n < length accepted tokens the next one follows `norm((weights[n] t - d)+)`, where t and d are the distributions of
+    target and draft there, or t if there are no weights; after all of them it follows t.
     """
 
     survival: Tensor  # (B, K), the probability that at least i = 1 .. K tokens are accepted: falling, 0 beyond a row's length

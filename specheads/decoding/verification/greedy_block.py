@@ -1,8 +1,9 @@
 """Greedy block verification (Sun et al. 2024, appendix): as many accepted tokens per block as any lossless rule can reach.
 
-It accepts more than the target's distribution allows, and corrects for it afterwards: up to the index at which a rejected block would
-have ended, tokens follow a *modified target* `norm((r t - d)+)`, where r is the ratio T/D of the joint probabilities of the tokens emitted
-since the block began. Blocks of later rounds are verified against it, and a rejection among them modifies it again: modifications nest.
+It accepts more than the target's distribution allows, and corrects for it afterwards: up to the index at which a rejected block
+would have ended, tokens follow a *modified target* `norm((r t - d)+)`, where r is the ratio T/D of the joint probabilities of the
+tokens emitted since the block began. Blocks of later rounds are verified against it, and a rejection among them modifies it
+again: modifications nest.
 """
 
 from dataclasses import dataclass, replace
@@ -103,7 +104,8 @@ class NestedDistribution:
     def of(cls, levels: Levels, block: Block) -> "NestedDistribution":
         """Return the distribution for a block whose `draft_probs` are (B, K + 1, V).
 
-        A row whose levels are all in use falls back to block verification, which modifies nothing, and so does one whose length was
+        A row whose levels are all in use falls back to block verification, which modifies nothing, and so does one whose length
+        was
         not known beforehand: the reach of its modification would depend on drafts that were not made.
         """
         target, before = modified_targets(levels, block)
@@ -151,8 +153,8 @@ def greedy_block_verification(
         draft_probs: (B, K, V), or (B, K + 1, V) with the draft's distribution after the last token, which a row needs if its
             modifications reach beyond its drafted tokens.
         levels: of the round before; default K free ones.
-        planned: (B,) long, tokens that would have been drafted whatever they are; 0 where their number depended on them, as with a
-            head. Default `lengths`: then these must not depend on the drafted tokens, or the rule is no longer lossless.
+        planned: (B,) long, tokens that would have been drafted whatever they are; 0 where their number depended on them, as with
+            a head. Default `lengths`: then these must not depend on the drafted tokens, or the rule is no longer lossless.
 
     Raises:
         ValueError: shapes that do not fit together, or a distribution of the draft that is needed and missing.

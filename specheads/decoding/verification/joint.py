@@ -12,8 +12,8 @@ from specheads.errors import UserError, is_number
 def joint_distribution(block: Block, threshold: float) -> AcceptanceDistribution:
     """Return the acceptance distribution of `verification=joint`.
 
-    The longest prefix is accepted whose `min(1, T / D)` exceeds `threshold`, where T and D are the joint probabilities of its tokens under
-    target and draft; a longer prefix may pass although a shorter one failed.
+    The longest prefix is accepted whose `min(1, T / D)` exceeds `threshold`, where T and D are the joint probabilities of its
+    tokens under target and draft; a longer prefix may pass although a shorter one failed.
     """
     ratio = block.log_ratios().cumsum(dim=1).exp().clamp_max(1.0)
     passes = ((ratio > threshold) & block.within).double()
@@ -36,8 +36,8 @@ class JointVerification(ChainVerification):
     def __init__(self, threshold: float = 0.1) -> None:
         if not is_number(threshold) or not 0 <= threshold < 1:
             raise UserError(
-                f"verification.threshold={threshold} must be at least 0 and below 1; it is what the ratio of joint probabilities must "
-                "exceed, for example 0.1."
+                f"verification.threshold={threshold} must be at least 0 and below 1; it is what the ratio of joint "
+                "probabilities must exceed, for example 0.1."
             )
         self.threshold = threshold
         self.compile_key = ("joint", threshold)

@@ -1,5 +1,5 @@
-"""Multi-round rejection (SpecInfer): the tokens sampled at a node are tested one after the other, each against the target's residual
-after the earlier rejections. Every sample is tested, also one of a token that was sampled before.
+"""Multi-round rejection (SpecInfer): the tokens sampled at a node are tested one after the other, each against the target's
+residual after the earlier rejections. Every sample is tested, also one of a token that was sampled before.
 """
 
 import torch
@@ -14,7 +14,8 @@ def multi_round_distribution(block: TreeBlock) -> TreeDistribution:
 
     Without replacement a token's distribution is the draft's without the tokens sampled before it, renormalised.
 
-    Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyStochastic; without replacement as in Jeon et al. 2024 (RSD), section 3.
+    Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyStochastic; without replacement as in Jeon et al. 2024 (RSD), section
+    3.
     """
     target, draft = block.target_probs, block.draft_probs
     moves = torch.zeros(len(block.tokens), dtype=torch.float64, device=target.device)

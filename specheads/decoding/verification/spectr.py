@@ -1,4 +1,6 @@
-"""SpecTr (Sun et al. 2023): k-sequential selection, which tests all samples at a node against the same distribution, lowered by rho."""
+"""SpecTr (Sun et al. 2023): k-sequential selection, which tests all samples at a node against the same distribution, lowered by
+rho.
+"""
 
 import torch
 from torch import Tensor
@@ -12,9 +14,9 @@ NUM_HALVINGS = 40  # of an interval of length k - 1; the remaining error only lo
 def spectr_distribution(block: TreeBlock) -> TreeDistribution:
     """Return the acceptance distribution of `verification=spectr`.
 
-    With k samples at a node, `beta(rho) = sum min(d, t / rho)` is the probability that one passes `min(1, t / (rho d))`, and rho the
-    solution of `1 - (1 - beta)^k = rho beta` in [1, k]. The first sample that passes is accepted; if none does, the next token follows
-    `t - min(d, t / rho) (1 - (1 - beta)^k) / beta`.
+    With k samples at a node, `beta(rho) = sum min(d, t / rho)` is the probability that one passes `min(1, t / (rho d))`, and rho
+    the solution of `1 - (1 - beta)^k = rho beta` in [1, k]. The first sample that passes is accepted; if none does, the next
+    token follows `t - min(d, t / rho) (1 - (1 - beta)^k) / beta`.
 
     Source: Sun et al. 2023, algorithm 3 and theorem 2.
     """
@@ -41,7 +43,9 @@ def spectr_distribution(block: TreeBlock) -> TreeDistribution:
 
 
 def spectr_factor(target: Tensor, draft: Tensor, counts: Tensor) -> Tensor:
-    """Return rho (R,) float64 for distributions (R, V) and `counts` (R,) samples each: never below the solution, so that the rule is lossless."""
+    """Return rho (R,) float64 for distributions (R, V) and `counts` (R,) samples each: never below the solution, so that the rule
+    is lossless.
+    """
     low = torch.ones(len(counts), dtype=torch.float64, device=target.device)
     high = counts.double().clamp_min(1)
     for _ in range(NUM_HALVINGS):

@@ -1,7 +1,8 @@
-"""How trees are verified: the distribution of the walk from the context down the tree and of the next token, and one sample of it.
+"""How trees are verified: the distribution of the walk from the context down the tree and of the next token, and one sample of
+it.
 
-At every node the walk moves to one of the children or ends. A rule computes the probabilities of all moves without randomness; tests
-enumerate the same distribution that decoding samples from.
+At every node the walk moves to one of the children or ends. A rule computes the probabilities of all moves without randomness;
+tests enumerate the same distribution that decoding samples from.
 """
 
 from collections.abc import Hashable, Sequence
@@ -18,7 +19,8 @@ from specheads.sampling import at_least_float32, sample
 
 @dataclass(frozen=True)
 class TreeBlock:
-    """A drafted tree of N nodes and both models' distributions along it; B is 1. Probabilities are float32 or wider, already warped.
+    """A drafted tree of N nodes and both models' distributions along it; B is 1. Probabilities are float32 or wider, already
+    warped.
 
     Of the tensors with N + 1 rows, row p + 1 belongs to the children of node p, row 0 to those of the context.
     """
@@ -66,7 +68,9 @@ class TreeBlock:
 
 
 def lineage(parents: Sequence[int]) -> Tensor:
-    """Return for nodes with these parents, each before its children, their ancestors: (N, N) bool, row i marks node i and all above it."""
+    """Return for nodes with these parents, each before its children, their ancestors: (N, N) bool, row i marks node i and all
+    above it.
+    """
     ancestors = np.eye(len(parents), dtype=bool)
     for node, parent in enumerate(parents):
         if parent >= 0:
@@ -89,7 +93,9 @@ class TreeDistribution:
         return torch.where(rest.sum(dim=-1, keepdim=True) > 0, rest, self.block.target_probs[row])
 
     def decide(self, uniforms: Tensor, next_uniform: Tensor) -> Verdict:
-        """Return the verdict at given uniform numbers: `uniforms` (>=D,) for the move at each depth, `next_uniform` (1,) for the next token."""
+        """Return the verdict at given uniform numbers: `uniforms` (>=D,) for the move at each depth, `next_uniform` (1,) for the
+        next token.
+        """
         block, count = self.block, len(self.moves)
         index = torch.arange(count, device=self.moves.device)
         earlier_sibling = (block.parent_row[:, None] == block.parent_row) & (index < index[:, None])

@@ -1,4 +1,5 @@
-"""Matching (SpecInfer's greedy and typical use of trees): the target samples a token, and the walk continues at the child that has it.
+"""Matching (SpecInfer's greedy and typical use of trees): the target samples a token, and the walk continues at the child that
+has it.
 
 Lossless for every tree that was fixed before the target sampled, however its tokens were chosen.
 """
@@ -9,7 +10,7 @@ from specheads.decoding.verification.tree_distribution import TreeBlock, TreeDis
 
 
 def tree_match_distribution(block: TreeBlock) -> TreeDistribution:
-    """Return the acceptance distribution of `verification=tree_match`: a move has the target's probability of the node's token."""
+    """Return the distribution of `verification=tree_match`: a move has the target's probability of the node's token."""
     rest, row, token = block.target_probs.clone(), block.parent_row, block.tokens
     moves = rest[row, token].double()
     index = torch.arange(len(token), device=token.device)
@@ -19,7 +20,10 @@ def tree_match_distribution(block: TreeBlock) -> TreeDistribution:
 
 
 class TreeMatch(TreeVerification):
-    """`verification=tree_match`: see `tree_match_distribution`. Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyGreedy."""
+    """`verification=tree_match`: see `tree_match_distribution`.
+
+    Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyGreedy.
+    """
 
     name = "tree_match"
     compile_key = "tree match"

@@ -84,8 +84,8 @@ class VerifyStep:
     def __call__(
         self, output: ForwardOutput, draft_probs: Tensor, uniforms: Tensor, lengths: Tensor, state: Any
     ) -> tuple[Tensor, Tensor, Any]:
-        """Return a packed StepResult (5 + K,) long, of a forward pass over the last token and K drafted ones; the target's hidden states
-        (1, 1 + K, H); and the rule's new state.
+        """Return a packed StepResult (5 + K,) long, of a forward pass over the last token and K drafted ones; the target's hidden
+        states (1, 1 + K, H); and the rule's new state.
 
         Args:
             draft_probs: memory for `most` > K rows (most, V); rows beyond the length of a draft do not matter.

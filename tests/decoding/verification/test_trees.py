@@ -1,4 +1,6 @@
-"""Rules for trees: what comes out follows the target's distribution, by enumeration of all drafts through the distributions that decoding samples from."""
+"""Rules for trees: what comes out follows the target's distribution, by enumeration of all drafts through the distributions that
+decoding samples from.
+"""
 
 import itertools
 
@@ -54,7 +56,9 @@ def trees_of(draft, count, length, merge=True, replacement=True):
 
 
 def emitted(rule, target, draft, trees, num_tokens):
-    """Return the exact distribution of the first `num_tokens` tokens (V, ..., V) where a round drafts one of `trees` and the target goes on alone."""
+    """Return the exact distribution of the first `num_tokens` tokens (V, ..., V) where a round drafts one of `trees` and the
+    target goes on alone.
+    """
     total = torch.zeros((target.vocab_size,) * num_tokens, dtype=torch.float64)
     for nodes, chance, replacement in trees:
         target_probs, paths = distributions_after(target, nodes)
