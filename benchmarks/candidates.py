@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, interval, prompt_record, text_of, write_result
 from specheads import SpeculativeDecoder, Warp, drafting, load_pair, stopping, verification
+from specheads.decoding.baseline import Baseline
 from specheads.decoding.block_search import BlockSearch
-from specheads.decoding.decoder import Baseline
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.evaluation.intervals import Groups, resample_counts
 from specheads.pair import Pair

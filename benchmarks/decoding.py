@@ -1,16 +1,15 @@
-"""How fast is decoding, beside what a user would pick instead?
+"""How fast is decoding, next to what a user would pick instead?
 
     python benchmarks/decoding.py --head outputs/head/<date_time>/heads/<name> [--model nano] [--prompts 8] [--repeats 5]
     python benchmarks/decoding.py --model synthetic-llama3 --rate 0.8
 
-Without `--head` a head is made that has not been trained; with `--rate` drafted tokens are accepted at that rate whatever the models say,
-and transformers' assisted generation, which accepts by what they say, is left out.
+Without `--head` an untrained head is used; with `--rate` drafted tokens are accepted at that rate whatever the models predict,
+and transformers' assisted generation, which cannot do that, is left out.
 
 One process, greedy and sampled. In each repeat all settings decode the same prompts in turn; a figure is the median over repeats.
-Prints tokens per second of transformers' plain and assisted generation and of this project's decoder, of whole calls with the reading
-of the prompt on both sides; where a round's time goes;
-how near single forwards come to the limit of memory bandwidth; time per token as the context grows; and the head's share of a
-draft step of Llama-2-7B.
+Prints tokens per second of transformers' plain and assisted generation and of this project's decoder, of whole calls with the
+reading of the prompt on both sides; where a round's time goes; how near single forward passes come to the limit of memory
+bandwidth; time per token as the context grows; and the head's share of a draft step of Llama-2-7B.
 """
 
 import argparse
@@ -30,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, prompt_record, text_of, write_result
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_head, load_pair
-from specheads.decoding.decoder import Baseline
+from specheads.decoding.baseline import Baseline
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.drafting.autoregressive import ChainState
 from specheads.decoding.engine import Engine
@@ -63,7 +62,7 @@ Run = Callable[[list[int], int], Made]  # prompt, seed
 
 
 class Stopwatch:
-    """Runs a unit and adds up the seconds in which the device was at it."""
+    """Runs a compiled step and adds up the seconds that the device spent on it."""
 
     def __init__(self, compiled_step: Callable, device: torch.device) -> None:
         self.compiled_step, self.on_gpu, self.spans = compiled_step, device.type == "cuda", []
@@ -88,7 +87,7 @@ class Stopwatch:
 
 
 def transformers_runs(pair: Pair, head: AcceptanceHead, warp: Warp, length: int, assisted: bool) -> dict[str, Run]:
-    """Return transformers' ways to generate from the pair; if `assisted` is asked for those with a draft, too, its own and with the head in it."""
+    """Return transformers' generation from the pair; with `assisted` also its assisted generation, without and with the head."""
     chosen = {"do_sample": False} if warp.greedy else {"do_sample": True, "temperature": warp.temperature, "top_k": warp.top_k}
     chosen |= {} if warp.greedy else {"top_p": warp.top_p, "repetition_penalty": 1.0}
     chosen |= {"max_new_tokens": length, "pad_token_id": 0}
@@ -176,7 +175,7 @@ def compare(runs: dict[str, Run], prompts: list[list[int]], repeats: int) -> dic
 
 
 def speed_table(made: dict[str, list[Made]], mode: str) -> Table:
-    """Return how fast each setting is, beside transformers' own, and where a round's time goes."""
+    """Return how fast each setting is, next to transformers' generation, and where a round's time goes."""
     speeds = {name: statistics.median(one.tokens / one.seconds for one in all_) for name, all_ in made.items()}
     plain = speeds["transformers, plain"]
     best = max((name for name in speeds if "assisted" in name), key=speeds.get, default=None)
@@ -204,10 +203,9 @@ def speed_table(made: dict[str, list[Made]], mode: str) -> Table:
 
 
 def round_stages(made: Made, step: float) -> tuple[float, ...]:
-    """Return the mean seconds of STAGES in a round, of which a draft `step` without a head takes so many.
+    """Return the mean seconds of STAGES in a round; `step`: those of a draft step with a fixed length.
 
-    A rule's part of a step that is one unit is what it takes beyond a step with a fixed length. Host gaps are what is left: the
-    device waits for the host.
+    A rule's seconds in a compiled step are those beyond such a step. Host gaps are the rest: the device waits for the host.
     """
     calls, count = DecodeStats.of(made.rounds).num_draft_calls, len(made.rounds)
     draft = min(made.draft_seconds, calls * step)
@@ -219,9 +217,9 @@ def round_stages(made: Made, step: float) -> tuple[float, ...]:
 def never_rows(
     pair: Pair, head: AcceptanceHead, warp: Warp, engine: str, prompts: list[list[int]], length: int, repeats: int
 ) -> list[list]:
-    """Time a head that never stops beside fixed lengths, round by round: both draft the same tokens.
+    """Time a head that never stops next to fixed lengths, round by round: both draft the same tokens.
 
-    A round's time is its median over repeats, so that a disturbance of the machine falls out of it.
+    A round's time is its median over repeats, which disturbances of the machine hardly change.
     """
     decoder, rows = SpeculativeDecoder(pair, warp=warp, engine=engine), []
     for most in (FIXED[1], FIXED[3]):
@@ -263,7 +261,7 @@ def bandwidth(device: torch.device) -> float:
 
 
 def bytes_read(lm: LanguageModel, engine: Engine, context: int) -> int:
-    """Return the bytes of weights and of KV memory that a forward over one token needs at `context` positions."""
+    """Return the bytes of weights and of KV memory that a forward pass over one token needs at `context` positions."""
     table = lm.model.get_input_embeddings().weight
     tied = table is lm.output_embedding.weight
     weights = sum(weight.nbytes for weight in lm.model.parameters()) - (0 if tied else table.nbytes)
@@ -284,13 +282,13 @@ def forward_table(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str) -> 
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
 
     def step(one: SpeculativeDecoder) -> Callable[[], object]:
-        state = ChainState(torch.zeros(1, dtype=torch.bool, device=device), one.stopping.init(1, device))
+        state = ChainState(torch.zeros(1, dtype=torch.bool, device=device), one.stopping.start_prompt(1, device))
         return lambda: (place(one.draft_engine, context), one._drafter._step(token, uniform, ends, state))
 
     def verify(count: int) -> Callable[[], object]:
         verifier = decoder._verifier
-        memory, draws = verifier._memory, torch.zeros(2, dtype=torch.float64, device=device)
-        inputs = (memory.probs, draws, verifier._lengths, verifier.init())
+        memory, uniforms = verifier._memory, torch.zeros(2, dtype=torch.float64, device=device)
+        inputs = (memory.probs, uniforms, verifier._lengths, verifier.start_prompt())
         tokens = memory.sequence[:, : decoder.target_engine.padded(count)]
         return lambda: (place(decoder.target_engine, context), verifier._compiled_step(tokens, *inputs))
 
@@ -316,7 +314,7 @@ def place(engine: Engine, length: int) -> None:
 
 
 def context_table(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str, text: list[int], length: int, repeats: int) -> Table:
-    """Time per token behind contexts of several lengths, the prompt itself not counted."""
+    """Time per token after contexts of several lengths, the prompt itself not counted."""
     decoder = SpeculativeDecoder(pair, stopping=HeadThreshold(head, 0.5), warp=warp, engine=engine)
     ways = {"target alone": Baseline(pair, warp, decoder.target_engine), "head 0.5": decoder}
     rows = []
@@ -334,7 +332,7 @@ def context_table(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str, tex
 
 
 def share_table() -> Table:
-    """Count the multiply-adds (as many as weights, at one token) of heads beside a forward pass of Llama-2-7B."""
+    """Count the multiply-adds (as many as weights, at one token) of heads next to a forward pass of Llama-2-7B."""
     rows = []
     with torch.device("meta"):
         draft = LlamaForCausalLM(LlamaConfig(hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, vocab_size=32000))

@@ -1,9 +1,10 @@
-"""What does each verification rule cost beside the target's forward?
+"""What does each verification rule cost next to the target's forward pass?
 
     python benchmarks/verification.py [--tokens 8] [--vocab 128256] [--repeats 30]
 
-Times every rule for chains on one drafted block (sampled at temperature 1, top-k 50), as PyTorch runs it and compiled, and a forward
-of the target over the block at the shape of Llama 3.1 8B: one layer and the output matrix are timed, and the layer counts 32 times.
+Times every rule for chains on one drafted block (sampled at temperature 1, top-k 50), eager and compiled, and a forward pass
+of the target over the block at the shape of Llama 3.1 8B: one layer and the output matrix are timed, and the layer counts 32
+times.
 """
 
 import argparse
@@ -32,7 +33,7 @@ LAYERS, HIDDEN = 32, 4096
 
 
 def forward_seconds(count: int, vocab: int, repeats: int, device: torch.device) -> float:
-    """Return the time of a forward over `count` tokens in bfloat16, without context."""
+    """Return the time of a forward pass over `count` tokens in bfloat16, without context."""
     config = LlamaConfig(
         hidden_size=HIDDEN, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8, vocab_size=vocab
     )
@@ -60,17 +61,17 @@ def main() -> None:
     draft, target = warp(logits), warp(logits + torch.randn_like(logits))
     tokens = torch.multinomial(draft[0, :-1], 1).T
     block = Block.of(tokens, draft, target)
-    draws = torch.rand(2, 1, dtype=torch.float64, device=device)
+    uniforms = torch.rand(2, 1, dtype=torch.float64, device=device)
     forward = forward_seconds(count + 1, arguments.vocab, arguments.repeats, device)
     rules = [TokenVerification(), BlockVerification(), GreedyBlockVerification(1), GreedyBlockVerification(4)]
     rules += [BiasedVerification(0.1), BigLittle()]
-    work = {f"softmax and top-k of {count + 1} distributions": lambda: warp(logits)}
+    steps = {f"softmax and top-k of {count + 1} distributions": lambda: warp(logits)}
     rows = []
     for rule in rules:
         label = f"{rule.label}, {rule.num_levels} levels" if isinstance(rule, GreedyBlockVerification) else rule.label
-        state = rule.init(1, device)
-        work[label] = lambda rule=rule, state=state: rule(state, block, *draws)
-    for label, step in work.items():
+        state = rule.start_prompt(1, device)
+        steps[label] = lambda rule=rule, state=state: rule(state, block, *uniforms)
+    for label, step in steps.items():
         torch._dynamo.reset()
         times = [median_seconds(one, device, arguments.repeats) for one in (step, torch.compile(step))]
         rows.append([label, *(value for t in times for value in (t, t / forward))])

@@ -4,7 +4,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from specheads.decoding import drafting, stopping, verification
-from specheads.decoding.decoder import SpeculativeDecoder, generate_baseline
+from specheads.decoding.baseline import generate_baseline
+from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.errors import UserError
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig

@@ -1,4 +1,4 @@
-"""Random models on tiny vocabularies, and the exact law of what decoding emits with them."""
+"""Random models on tiny vocabularies, and the exact distribution of what decoding emits with them."""
 
 import itertools
 import math
@@ -13,14 +13,16 @@ from specheads.decoding.verification import Block, ChainVerification, Levels, Ne
 
 
 class Model:
-    """A random conditional law of the next token for every prefix; `adversarial`: nearly all mass on few tokens, exact zeros."""
+    """A random conditional distribution of the next token for every prefix; `adversarial`: nearly all mass on few tokens, exact
+    zeros.
+    """
 
     def __init__(self, vocab_size: int, seed: int, adversarial: bool = False) -> None:
         self.vocab_size, self.seed, self.adversarial = vocab_size, seed, adversarial
         self._probs = {}
 
     def __call__(self, prefix: tuple[int, ...]) -> Tensor:
-        """Return the law (V,) in float64 after `prefix`."""
+        """Return the distribution (V,) in float64 after `prefix`."""
         if prefix not in self._probs:
             number = hash((self.seed, len(prefix), sum(token * 7**i for i, token in enumerate(prefix)))) % 2**31
             generator = torch.Generator().manual_seed(number)
@@ -35,7 +37,9 @@ class Model:
 
 
 def block_after(target: Model, draft: Model, prefix: tuple[int, ...], num_drafted: int) -> tuple[Block, Tensor]:
-    """Return every drafted block after `prefix` as one batch, with the draft's law after it, and the chance of each (B,)."""
+    """Return every drafted block after `prefix` as one batch, with the draft's distribution after it, and the chance of each
+    (B,).
+    """
     blocks = list(itertools.product(range(target.vocab_size), repeat=num_drafted))
     distributions = [
         torch.stack([torch.stack([model((*prefix, *block[:i])) for i in range(num_drafted + 1)]) for block in blocks])
@@ -54,12 +58,13 @@ def emitted_distribution(
     lengths: Callable[[tuple[int, ...], tuple[int, ...]], int] | None = None,
     planned: bool = True,
 ) -> Tensor:
-    """Return the exact law of the first `num_tokens` emitted tokens, (V, ..., V).
+    """Return the exact distribution of the first `num_tokens` emitted tokens, (V, ..., V).
 
     Args:
-        rule: a rule that judges blocks by `rule.law`; or for greedy block verification the number of levels it may keep.
+        rule: a rule that verifies blocks by `rule.distribution`; or for greedy block verification the number of levels it may
+            keep.
         lengths: (prefix, drafted tokens) -> how many of them a stopping rule lets be drafted; default all.
-        planned: whether verification is told that lengths do not depend on the drafted tokens.
+        planned: whether verification knows that lengths do not depend on the drafted tokens.
     """
     total = torch.zeros((target.vocab_size,) * num_tokens, dtype=torch.float64)
     num_levels = rule if isinstance(rule, int) else 0
@@ -102,7 +107,7 @@ def emitted_distribution(
 
 
 def difference(found: Tensor, target: Model) -> float:
-    """Return the largest difference between a law of emitted tokens (V, ..., V) and the target's own."""
+    """Return the largest difference between a distribution of emitted tokens (V, ..., V) and the target's own."""
     sequences = itertools.product(range(target.vocab_size), repeat=found.dim())
     return max(abs(found[tokens].item() - target.joint(tokens)) for tokens in sequences)
 

@@ -26,7 +26,7 @@ CONFIGS = {
     "llama, tied": LlamaConfig(**_GROUPED, tie_word_embeddings=True),
     "qwen2": Qwen2Config(**_GROUPED, tie_word_embeddings=False),
     "qwen3": Qwen3Config(**_GROUPED, tie_word_embeddings=True),
-    # The window slides over every other layer, and is left behind within a few tokens.
+    # The window slides over every other layer, and is passed within a few tokens.
     "gemma2": Gemma2Config(
         **_GROUPED, sliding_window=12, query_pre_attn_scalar=8, final_logit_softcapping=5.0, attn_logit_softcapping=3.0
     ),

@@ -357,7 +357,7 @@ MISTAKES = {
     "test set without a file": (["evaluate.py", "head=null", "test_sets={gsm8k: none.jsonl}"], "none.jsonl"),
     "value that a rule refuses": (
         ["evaluate.py", "head=null", "stopping.max_probability.threshold=[0.5,2]"],
-        r"threshold=2 is outside \[0, 1\]",
+        "stopping.max_probability.threshold=2 must be between 0 and 1",
     ),
     "no acceptance samples": (["evaluate.py", "head=null", "record.num_samples=0"], "record.num_samples=0 must be a positive integer"),
     "no fixed lengths to compare with": (
@@ -365,8 +365,8 @@ MISTAKES = {
         "stopping leaves out fixed_length",
     ),
     "live rule that is unknown": (["evaluate.py", "head=null", "live_rules=[fixed]"], "live_rules names 'fixed'"),
-    "no lengths": (["evaluate.py", "head=null", "fixed_lengths=[]"], r"stopping.fixed_length.num_tokens=\[\] names no value"),
-    "unknown engine": (["evaluate.py", "head=null", "engine=warp"], "engine='warp'"),
+    "no lengths": (["evaluate.py", "head=null", "fixed_lengths=[]"], r"stopping.fixed_length.num_tokens=\[\] must name at least one value"),
+    "unknown engine": (["evaluate.py", "head=null", "engine=warp"], "engine=warp must be one of auto, eager"),
     "acceptance rate above 1": (
         ["evaluate.py", "head=null", "verification=synthetic", "verification.rate=2"],
         "verification.rate=2",

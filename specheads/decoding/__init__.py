@@ -1,1 +1,1 @@
-"""Speculative decoding: draft -> stop? -> verify -> commit, on three orthogonal axes."""
+"""Speculative decoding: draft -> stop? -> verify -> commit, with one choice on each of three axes."""

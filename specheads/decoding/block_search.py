@@ -1,6 +1,7 @@
-"""Multi-token joint greedy decoding (MJGD): the target alone, by blocks of tokens that it finds likeliest together.
+"""Multi-token joint greedy decoding (MJGD): the target alone, by blocks of tokens whose joint probability is highest.
 
-What joint verification approximates, and the upper end of its quality: far more forwards of the target than tokens.
+Joint verification approximates it, and its quality is the upper end of that rule's. It takes far more target forward passes than
+tokens.
 """
 
 import time
@@ -8,22 +9,22 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from specheads.decoding.decoder import Prompt, checked_window, commit, ends_among, finish, start_session
+from specheads.decoding.arguments import check_count
 from specheads.decoding.drafting import Beam, DraftMemory
 from specheads.decoding.engine import make_engine
 from specheads.decoding.records import Generation, Round
+from specheads.decoding.session import Prompt, checked_window, end_flags, start_session
 from specheads.decoding.stopping import FixedLength
-from specheads.decoding.stopping.rule import check_count
 from specheads.pair import Pair
 from specheads.sampling import Warp, check_no_nan
 
 
 class BlockSearch:
-    """The target alone, `block` tokens at a time: the likeliest that a beam search finds.
+    """The target alone, `block` tokens at a time: the most likely ones that a beam search finds.
 
     Args:
-        block: K, tokens that are decided together.
-        beams: B, of the search.
+        block: K, the tokens that are chosen together.
+        beams: B, the beams of the search.
 
     Source: Qin et al. 2024 (multi-token joint speculative decoding), section 3.
     """
@@ -49,9 +50,9 @@ class BlockSearch:
 
     @torch.no_grad()
     def warm_up(self) -> float:
-        """Compile, load or capture what generation will run; return the seconds it took. The first generation does it too."""
+        """Compile, load or capture all that generation will run; return the seconds. The first generation does it otherwise."""
         start = time.perf_counter()
-        self._search.warm_up(self._ends(()))
+        self._search.warm_up(self._end_flags(()))
         self.is_warm = True
         return time.perf_counter() - start
 
@@ -59,27 +60,25 @@ class BlockSearch:
     def generate(
         self, prompt: Prompt, max_new_tokens: int = 256, seed: int = 0, stop_tokens: Sequence[int] | None = None
     ) -> Generation:
-        """Return the response to `prompt`; see SpeculativeDecoder.generate. The seed decides nothing."""
+        """Return the response to `prompt`; see SpeculativeDecoder.generate. The seed has no effect."""
         if not self.is_warm:
             self.warm_up()
-        stops = self.pair.stop_tokens if stop_tokens is None else frozenset(stop_tokens)
-        session, ends = start_session(self.pair, prompt, max_new_tokens, seed, (self.engine,)), self._ends(stops)
-        state, rounds = self.rule.init(1, ends.device), []
+        session = start_session(self.pair, prompt, max_new_tokens, seed, stop_tokens, (self.engine,))
+        ends = self._end_flags(session.stop_tokens)
+        state, rounds = self.rule.start_prompt(1, ends.device), []
         while session.finish_reason is None:
             start = session.clock()
-            found = self._search.draft(
-                session.committed, state, session.limit - len(session.committed), session.verify_draws, ends
-            )
-            if found.nan:
+            block = self._search.draft(session.committed, state, session.num_open, session.verify_uniforms, ends)
+            if block.nan:
                 self.engine.clear()
-            check_no_nan(self.pair.target_id, found.nan)
-            # The last token is read with the next block, as a decoder's own would be.
-            self._search.keep(range(len(found.tokens) - 1))
+            check_no_nan(self.pair.target_id, block.nan)
+            # The last token is read with the next block, as a decoder's last token is read in the next round.
+            self._search.keep(range(len(block.tokens) - 1))
             searched = session.clock()
-            emitted = commit(session, found.tokens.tolist(), stops, max_new_tokens)
-            own = {"draft_seconds": 0.0, "verify_seconds": searched - start, "commit_seconds": session.clock() - searched}
-            rounds.append(Round(emitted, 0, 0, 0, 0, **own, num_target_calls=found.num_draft_calls))
-        return finish(self.pair, session, rounds)
+            emitted = session.commit(block.tokens.tolist())
+            seconds = 0.0, searched - start, session.clock() - searched
+            rounds.append(Round(emitted, 0, 0, 0, 0, *seconds, num_target_calls=block.num_draft_calls))
+        return session.finish(self.pair, rounds)
 
-    def _ends(self, stops: Iterable[int]) -> torch.Tensor:
-        return ends_among(self.pair.vocab_size, stops, self.pair.target_lm.device)
+    def _end_flags(self, stop_tokens: Iterable[int]) -> torch.Tensor:
+        return end_flags(self.pair.vocab_size, stop_tokens, self.pair.target_lm.device)

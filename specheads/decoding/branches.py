@@ -1,7 +1,7 @@
-"""Drafts that part from given texts: grown and read in batches on what was kept of one forward over each text.
+"""Drafts that branch off from given texts: grown and read in batches on the KV memory of one forward pass over each text.
 
-Recordings and rollouts both ask what a draft would have done elsewhere than at a text's end, and reading the text again for every such
-draft would cost many times as much.
+Recordings and rollouts both need drafts that start within a text; reading the text again for every such draft would cost many
+times as much.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,9 @@ from specheads.sampling import Warp, check_finite
 
 @dataclass(frozen=True)
 class Branches:
-    """Drafts that part from texts: each goes on from the first `prefix` (B,) tokens of row `text` (B,) with `lengths` (B,) of `tokens` (B, K)."""
+    """Drafts that branch off from texts: each continues the first `prefix` (B,) tokens of row `text` (B,) with `lengths` (B,) of
+    `tokens` (B, K).
+    """
 
     text: Tensor
     prefix: Tensor
@@ -25,11 +27,12 @@ class Branches:
     lengths: Tensor
 
     def to(self, device: torch.device) -> "Branches":
+        """Return the branches on a device."""
         return Branches(*(value.to(device) for value in vars(self).values()))
 
     @property
     def used(self) -> Tensor:
-        """(B, K) bool, which of `tokens` are there."""
+        """(B, K) bool, which of `tokens` exist."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
 
@@ -38,7 +41,7 @@ Seen = Callable[[Tensor, int, Tensor, Tensor, Tensor], None]
 
 @dataclass(frozen=True)
 class ReadTexts:
-    """Texts that a model has read: its memory of them, and the states (T, N, H) that the token after each of their tokens comes from."""
+    """Texts that a model has read: its KV memory of them, and the states (T, N, H) after each of their tokens."""
 
     engine: EagerEngine
     hidden: Tensor
@@ -46,12 +49,12 @@ class ReadTexts:
     @classmethod
     @torch.no_grad()
     def of(cls, lm: LanguageModel, tokens: Tensor) -> "ReadTexts":
-        """Read `tokens` (T, N) long; what stands behind a row's end is never seen from within the row."""
+        """Read `tokens` (T, N) long; padding after a row's end has no effect on the row."""
         engine = EagerEngine(lm, tokens.shape[1])
         return cls(engine, engine.forward(tokens.to(lm.device), num_logits=0).hidden)
 
     def before(self, text: Tensor, prefix: Tensor) -> Tensor:
-        """Return the states (B, H) that the tokens after the first `prefix` (B,) of row `text` (B,) come from."""
+        """Return the states (B, H) after the first `prefix` (B,) tokens of row `text` (B,)."""
         return self.hidden[text, prefix - 1]
 
     @torch.no_grad()
@@ -62,14 +65,15 @@ class ReadTexts:
         uniform: Tensor,
         warp: Warp,
         batch_size: int,
-        seen: Seen = lambda rows, depth, logits, distribution, tokens: None,
+        seen: Seen = lambda rows, depth, logits, probs, tokens: None,
     ) -> Branches:
-        """Return branches that go on from their first tokens, (B, 1) of `begun`, to their lengths or to a token that ends a response.
+        """Return branches that continue from their first tokens, (B, 1) of `begun`, to their lengths or to a token that ends a
+        response.
 
         Args:
-            uniform: (B, K) in [0, 1), the number that decides each token; those of first tokens are not used.
+            uniform: (B, K) in [0, 1), the numbers at which tokens are sampled; those of first tokens are not used.
             batch_size: branches drafted together.
-            seen: called with rows (b,), their depth, logits and law (b, V) there and the tokens (b,) that were drawn.
+            seen: called with rows (b,), their depth, logits and probabilities (b, V) there and the sampled tokens (b,).
         """
         count, width = uniform.shape
         tokens = begun.tokens.new_zeros((count, width))
@@ -87,16 +91,18 @@ class ReadTexts:
                 mask = torch.nn.functional.pad(mask, (0, 1), value=1)
                 positions = (prefix + depth - 1)[:, None]
                 logits = fork.forward(tokens[rows, depth - 1, None], positions=positions, attention_mask=mask).logits[:, -1]
-                distribution = warp(logits)
-                check_finite(pair.draft_id, distribution)
-                tokens[rows, depth] = warp.draw(distribution, uniform[rows, depth])
-                seen(rows, depth, logits, distribution, tokens[rows, depth])
-            del fork  # or the next one would lie beside it
+                probs = warp(logits)
+                check_finite(pair.draft_id, probs)
+                tokens[rows, depth] = warp.draw(probs, uniform[rows, depth])
+                seen(rows, depth, logits, probs, tokens[rows, depth])
+            del fork  # before the next one is allocated
         return replace(begun, tokens=tokens, lengths=lengths)
 
     @torch.no_grad()
     def states(self, branches: Branches, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield rows (b,) of branches and the states (b, k, H) that their first k tokens come from, k being the longest of these rows."""
+        """Yield rows (b,) of branches and the states (b, k, H) that their first k tokens are sampled from, k being the longest of
+        these rows.
+        """
         lm = self.engine.lm
         branches = branches.to(lm.device)
         before = self.before(branches.text, branches.prefix)
@@ -110,5 +116,5 @@ class ReadTexts:
                 read = branches.tokens[rows, : longest - 1]
                 output = fork.forward(read, positions=positions, attention_mask=mask, num_logits=0)
                 states = torch.cat([states, output.hidden], dim=1)
-                del fork, output  # or the next ones would lie beside them
+                del fork, output  # before the next ones are allocated
             yield rows, states

@@ -1,16 +1,14 @@
-"""Which verification rules may judge which drafts."""
+"""Which verification rules take which drafts, and the default rule of each kind of draft."""
 
+import importlib
+import pkgutil
+
+from specheads.decoding import verification
 from specheads.decoding.drafting import Drafting
 from specheads.decoding.records import DraftKind
 from specheads.decoding.verification import (
-    BiasedVerification,
-    BigLittle,
-    BlockVerification,
-    GreedyBlockVerification,
     JointVerification,
     MultiRound,
-    SpecTr,
-    SyntheticVerification,
     TokenVerification,
     TreeMatch,
     TreeVerification,
@@ -18,32 +16,35 @@ from specheads.decoding.verification import (
 )
 from specheads.errors import UserError
 
-# By the names of their configs; of those that take a kind of draft the first is the default.
-RULES = {
-    "token": TokenVerification,
-    "block": BlockVerification,
-    "greedy_block": GreedyBlockVerification,
-    "multi_round": MultiRound,
-    "spectr": SpecTr,
-    "tree_match": TreeMatch,
-    "joint": JointVerification,
-    "biased": BiasedVerification,
-    "big_little": BigLittle,
-    "synthetic": SyntheticVerification,
+DEFAULTS: dict[DraftKind, type[VerificationRule] | type[TreeVerification]] = {
+    DraftKind.CHAIN: TokenVerification,
+    DraftKind.IID: MultiRound,
+    DraftKind.DISTINCT: MultiRound,
+    DraftKind.CHOSEN: TreeMatch,
+    DraftKind.BEAM: JointVerification,  # the rule that the method was made for; all others are lossless
 }
-DEFAULTS = {DraftKind.BEAM: JointVerification}  # what the method is made for; others get a lossless rule
 
 
 def default_verification(drafting: Drafting) -> VerificationRule | TreeVerification:
-    """Return the rule that judges such drafts unless another is chosen."""
-    return DEFAULTS.get(drafting.kind, next(rule for rule in RULES.values() if drafting.kind in rule.takes))()
+    """Return the rule that verifies such drafts unless another one is chosen."""
+    return DEFAULTS[drafting.kind]()
 
 
-def check_pairing(drafting: Drafting, verification: VerificationRule | TreeVerification) -> None:
-    """Raise UserError for a rule that cannot judge such drafts."""
-    if drafting.kind not in verification.takes:
-        allowed = [name for name, rule in RULES.items() if drafting.kind in rule.takes]
+def check_pairing(drafting: Drafting, rule: VerificationRule | TreeVerification) -> None:
+    """Raise UserError for a rule that cannot verify such drafts."""
+    if drafting.kind not in rule.takes:
+        allowed = [name for name, other in named_rules().items() if drafting.kind in other.takes]
         raise UserError(
-            f"{verification.label} does not take what {type(drafting).__name__} drafts, {drafting.kind}; use verification="
+            f"{rule.label} does not take what {type(drafting).__name__} drafts, {drafting.kind}; use verification="
             f"{' or '.join(allowed)}."
         )
+
+
+def named_rules() -> dict[str, type[VerificationRule] | type[TreeVerification]]:
+    """Return the rules in the modules of the verification package, by the names of their configs."""
+    modules = (
+        importlib.import_module(f"{verification.__name__}.{info.name}") for info in pkgutil.iter_modules(verification.__path__)
+    )
+    classes = (value for module in modules for value in vars(module).values() if isinstance(value, type))
+    rules = [value for value in classes if isinstance(getattr(value, "name", None), str) and hasattr(value, "takes")]
+    return {rule.name: rule for rule in sorted(rules, key=lambda rule: rule.name)}

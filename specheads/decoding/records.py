@@ -1,4 +1,4 @@
-"""What one stage of decoding hands to the next: frozen records of tensors and counts.
+"""What the stages of decoding pass on: frozen records of tensors and counts.
 
 Shapes: B rows, N nodes of a draft, K tokens of a chain, V vocabulary.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class DraftKind(StrEnum):
-    """How drafted tokens came about, which decides what may verify them."""
+    """How drafted tokens were chosen, which decides what may verify them."""
 
     CHAIN = "a sampled chain"
     IID = "a tree of i.i.d. samples"
@@ -26,19 +26,17 @@ class Draft:
     """A proposal as a token tree; a chain is the tree without branches. A node's parent comes before it."""
 
     tokens: Tensor  # (N,) long
-    parents: Tensor  # (N,) long, the index of the node before, -1 = the context
+    parents: Tensor  # (N,) long, -1 = the context
     depth: Tensor  # (N,) long, 0 for a child of the context
-    # (<=N + 1, V), row p + 1 the warped law that the children of node p were drawn from, row 0 of the context's; None where no token
-    # was sampled.
+    # (<=N + 1, V), row p + 1 the warped distribution that the children of node p were sampled from, row 0 that of the context's;
+    # None where no token was sampled.
     draft_probs: Tensor | None
-    order: Tensor  # (M,) long, the node that each draw gave, in the order of drawing; one that was drawn twice stands there twice
-    num_draft_calls: int  # draft forwards spent on it
-    next_probs: Tensor | None = None  # (V,), of a chain: the law after its last token, where verification is owed it
-    copied: Tensor | None = (
-        None  # (N,) bool, of a graph: the nodes that were not drafted but copied from where the text had been before
-    )
-    replacement: bool = True  # whether a token may be drawn twice after the same node
-    nan: bool = False  # whether the draft computed no numbers, so that this is no draft
+    order: Tensor  # (M,) long, the sampled nodes in sampling order; a node that was sampled twice occurs twice
+    num_draft_calls: int  # draft forward passes spent on it
+    next_probs: Tensor | None = None  # (V,), of a chain: the distribution after its last token, if verification needs it
+    copied: Tensor | None = None  # (N,) bool, of a graph: the nodes that were copied instead of drafted
+    replacement: bool = True  # whether a token may be sampled twice after the same node
+    nan: bool = False  # whether the draft's logits were NaN; then the rest means nothing
 
     @property
     def num_drafted(self) -> int:
@@ -57,28 +55,31 @@ class Verdict:
     """What a verification rule decided for each row."""
 
     num_accepted: Tensor  # (B,) long
-    next_token: Tensor  # (B,) long, the target's own token after the accepted ones
+    next_token: Tensor  # (B,) long, the target's token after the accepted ones
     accepted_nodes: Tensor | None = None  # (B, <=K) long, for trees
-    num_probs_needed: Tensor | None = None  # (B,) long, how many tokens to come need the draft's law to be verified; None: none
+    num_probs_needed: Tensor | None = (
+        None  # (B,) long, how many coming tokens need the draft's distribution to be verified; None: none
+    )
 
 
 @dataclass(frozen=True)
 class Round:
     """One cycle of draft, verify and commit, with the host's seconds spent in each."""
 
-    tokens: Sequence[int]  # emitted: the accepted ones, then the target's own unless the end came first
+    tokens: Sequence[int]  # emitted: the accepted ones, then the target's unless the response ended before it
     num_drafted: int
     num_accepted: int
     num_discarded: int
     num_draft_calls: int
     draft_seconds: float
     verify_seconds: float
-    commit_seconds: float  # memory kept and rewound, tokens taken over
+    commit_seconds: float  # for rewinding memory and committing tokens
     used_copy: bool = False  # of a graph: whether a copied node was accepted
     num_target_calls: int = 1
 
     @property
     def seconds(self) -> float:
+        """The seconds of the whole round."""
         return self.draft_seconds + self.verify_seconds + self.commit_seconds
 
 
@@ -86,7 +87,7 @@ class Round:
 class DecodeStats:
     """Totals of one or more generations; rates follow SpecDec++ (section 2).
 
-    `seconds` are those of whole calls; speeds are of decoding alone, without the reading of prompts, in reports as here.
+    `seconds` are those of whole calls; speeds leave out the reading of prompts, in reports too.
     """
 
     num_tokens: int
@@ -96,7 +97,7 @@ class DecodeStats:
     num_target_calls: int
     num_draft_calls: int
     seconds: float  # prefill_seconds included
-    prefill_seconds: float  # in which prompts were read
+    prefill_seconds: float  # for reading prompts
     num_copy_rounds: int = 0  # rounds in which a copied node of a graph was accepted
 
     @classmethod
@@ -126,31 +127,31 @@ class DecodeStats:
 
     @property
     def verification_rate(self) -> float:
-        """Target forwards per emitted token."""
+        """Target forward passes per emitted token."""
         return self.num_target_calls / self.num_tokens
 
     @property
     def block_efficiency(self) -> float:
-        """Emitted tokens per target forward."""
+        """Emitted tokens per target forward pass."""
         return self.num_tokens / self.num_target_calls
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted share of the drafted tokens, copies of a graph's not counted; None where nothing was drafted.
+        """Accepted share of the drafted tokens, without a graph's copies; None where nothing was drafted.
 
-        A tree's is low because its siblings exclude each other. What GSD's authors report under this name cannot be this ratio: trees and
-        graphs are compared by `block_efficiency` and by the tokens that they draft.
+        A tree's is low because its siblings exclude each other. The rate that GSD's authors report under this name cannot be this
+        ratio: trees and graphs are compared by `block_efficiency` and by the number of tokens that they draft.
         """
         return 1 - self.num_discarded / self.num_drafted if self.num_drafted else None
 
     @property
     def drafted_per_round(self) -> float:
-        """Drafted tokens per target forward."""
+        """Drafted tokens per target forward pass."""
         return self.num_drafted / self.num_target_calls
 
     @property
     def graph_success(self) -> float:
-        """The share of rounds in which a token was accepted that the draft had written elsewhere (GSD, section 4)."""
+        """The share of rounds in which a copied token was accepted (GSD, section 4)."""
         return self.num_copy_rounds / self.num_target_calls
 
     @property

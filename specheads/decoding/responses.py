@@ -1,6 +1,6 @@
 """Target responses in batches: rows of similar prompt length, left-padded; finished rows leave the batch.
 
-Each row has its own uniform numbers, so what it samples does not depend on its neighbours or on timing.
+Each row has separate uniform numbers, so its samples depend neither on its neighbours nor on timing.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,19 +22,19 @@ PREFILL_TOKENS = 2048
 
 @dataclass(frozen=True)
 class Response:
-    """What the target answered: `ids` with the stop token, if there is one; `finished` says whether there is."""
+    """The target's response: `ids` with the stop token, if there is one; `finished` says whether there is."""
 
     ids: list[int]
     finished: bool
 
 
-def row_uniforms(seed: int, prompt_id: str, max_new_tokens: int, draws: int = 1, sample: int = 0) -> np.ndarray:
-    """Return (1 + draws, max_new_tokens) uniform numbers of a prompt's response number `sample`.
+def row_uniforms(seed: int, prompt_id: str, max_new_tokens: int, num_samples: int = 1, response: int = 0) -> np.ndarray:
+    """Return (1 + num_samples, max_new_tokens) uniform numbers of a prompt's response number `response`.
 
-    Row 0 samples the response, the others the drafted tokens, one row per draw.
+    Row 0 samples the response, the others the drafted tokens, `num_samples` at each position.
     """
-    words = [seed, int(prompt_id, 16)] + ([0, sample] if sample else [])
-    return np.random.default_rng(words).random((1 + draws, max_new_tokens))
+    seeds = [seed, int(prompt_id, 16)] + ([0, response] if response else [])
+    return np.random.default_rng(seeds).random((1 + num_samples, max_new_tokens))
 
 
 def make_responses(
@@ -48,8 +48,9 @@ def make_responses(
     """Return the target's responses in the order of `prompts`, batch by batch; see `generate_batch`."""
     responses: list[Response | None] = [None] * len(prompts)
     for batch in batches_of_rows([len(prompt) for prompt in prompts], limits.batch_size):
-        made = generate_batch(pair, [prompts[row] for row in batch], uniform[batch], warp, limits.max_new_tokens, on_step)
-        for row, response in zip(batch, made, strict=True):
+        batch_prompts = [prompts[row] for row in batch]
+        answers = generate_batch(pair, batch_prompts, uniform[batch], warp, limits.max_new_tokens, on_step)
+        for row, response in zip(batch, answers, strict=True):
             responses[row] = response
     return responses
 
@@ -61,7 +62,7 @@ def generate_batch(
     uniform: np.ndarray,
     warp: Warp,
     max_new_tokens: int,
-    on_step: Callable[[int, int], None] = lambda made, done: None,
+    on_step: Callable[[int, int], None] = lambda num_tokens, num_done: None,
     lm: LanguageModel | None = None,
 ) -> list[Response]:
     """Return the response of the target, or of `lm`, to each prompt of one batch.
@@ -69,18 +70,18 @@ def generate_batch(
     Args:
         prompts: token ids per row.
         uniform: (B, max_new_tokens) in [0, 1), one number per sampled token.
-        on_step: called after each step with the tokens it produced, and with these plus all that rows which ended in it leave
-            out of `max_new_tokens`; the latter add up to B * max_new_tokens.
+        on_step: called after each step with the number of tokens it produced, and with that number plus the unused part of
+            `max_new_tokens` of all rows that ended in it; the latter add up to B * max_new_tokens.
     """
     lm = lm or pair.target_lm
     device = lm.device
     longest = max(map(len, prompts))
     limits = [min(max_new_tokens, pair.window - len(prompt)) for prompt in prompts]
     tokens, mask = left_padded(prompts, device)
-    draws = torch.from_numpy(np.ascontiguousarray(uniform)).to(device)
+    uniforms = torch.from_numpy(np.ascontiguousarray(uniform)).to(device)
     stops = torch.tensor(sorted(pair.stop_tokens), device=device)
     engine = EagerEngine(lm, longest + max(limits))
-    # The mask is written once for the whole run; step i looks at its first longest + i columns.
+    # The mask is written once for the whole run; step i reads its first longest + i columns.
     mask = torch.cat([mask, mask.new_ones((len(prompts), max(limits)))], dim=1)
     rows = torch.arange(len(prompts), device=device)  # which prompt each batch row is
     active = torch.ones(len(prompts), dtype=torch.bool, device=device)
@@ -98,7 +99,7 @@ def generate_batch(
         output = engine.forward(tokens, positions=positions, attention_mask=mask[:, : engine.length + 1])
         probs = warp(output.logits[:, -1])
         check_finite(pair.target_id if lm is pair.target_lm else pair.draft_id, probs)
-        token = sample(probs, draws[rows, step])
+        token = sample(probs, uniforms[rows, step])
         responses[rows, step] = token
         num_tokens[rows] += 1
         finished[rows] = torch.isin(token, stops)
@@ -110,15 +111,15 @@ def generate_batch(
             break
         tokens, positions = token[:, None], positions + 1
         if count < len(rows):
-            kept = places_after_leaving(staying)
+            kept = rows_that_stay(staying)
             engine.select_rows(kept)
             rows, mask, tokens, positions = rows[kept], mask[kept], tokens[kept], positions[kept]
     counts, ends, ids = num_tokens.tolist(), finished.tolist(), responses.tolist()
     return [Response(ids=row[:count], finished=end) for row, count, end in zip(ids, counts, ends, strict=True)]
 
 
-def places_after_leaving(staying: Tensor) -> Tensor:
-    """Return which row goes on in each place (n,), for `staying` (B,) bool with n rows set: the last ones fill the gaps."""
+def rows_that_stay(staying: Tensor) -> Tensor:
+    """Return the rows (n,) that continue, for `staying` (B,) bool with n rows set: the last ones fill the gaps."""
     count = int(staying.sum())
     places = torch.arange(count, device=staying.device)
     places[~staying[:count]] = staying[count:].nonzero().squeeze(1) + count

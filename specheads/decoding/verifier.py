@@ -1,4 +1,4 @@
-"""The target's forward over a draft and the verdict on it: as one unit for chains, under a tree's mask for trees."""
+"""The target's forward pass over a draft and its verification: in one compiled step for chains, under a tree's mask for trees."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,23 +7,24 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specheads.decoding.drafting.growth import Nodes, TreeReader
-from specheads.decoding.drafting.memory import DraftMemory
+from specheads.decoding.drafting.draft_memory import DraftMemory
+from specheads.decoding.drafting.tree_growth import Nodes, TreeReader
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft
-from specheads.decoding.verification import NUM_FACTS, TreeBlock, TreeVerification, VerificationRule, VerifyStep
+from specheads.decoding.verification import TreeBlock, TreeVerification, VerificationRule, VerifyStep
+from specheads.decoding.verification.verify_step import StepResult
 from specheads.sampling import Uniforms, Warp
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a draft."""
+    """The outcome of a verification."""
 
     path: Sequence[int]  # the accepted nodes, from the context down
-    tokens: Sequence[int]  # theirs
-    next_token: int  # the target's own
-    num_probs_needed: int  # tokens to come whose verification needs the draft's law
-    target_hidden: Tensor  # (1, H) that the target's own token was decided from
+    tokens: Sequence[int]  # those of the accepted nodes
+    next_token: int  # the target's
+    num_probs_needed: int  # coming tokens whose verification needs the draft's distribution
+    target_hidden: Tensor  # (1, H) that the next token was decided from
     draft_nan: bool
     target_nan: bool
 
@@ -34,22 +35,23 @@ class Verifier(Protocol):
     def warm_up(self) -> None:
         """Prepare the engine for all that verification runs."""
 
-    def init(self) -> Any:
+    def start_prompt(self) -> Any:
         """Return the rule's state at the start of a prompt."""
 
-    def verify(self, last: int, draft: Draft, planned: Tensor | None, draws: Uniforms, state: Any) -> tuple[Outcome, Any]:
-        """Judge a draft behind the last committed token; return what became of it and the rule's new state. The engine keeps what stands.
+    def verify(self, last: int, draft: Draft, planned: Tensor | None, uniforms: Uniforms, state: Any) -> tuple[Outcome, Any]:
+        """Verify a draft after the `last` committed token; return its outcome and the rule's new state. The engine keeps the
+        accepted part.
 
         Args:
-            planned: (1,) long, tokens that would have been drafted whatever they were; None: their number depends on them.
+            planned: (1,) long, tokens that would have been drafted whatever they are; None: their number depends on them.
         """
 
 
 class ChainVerifier:
-    """Verifies chains in the memory that they are drafted into, forward and rule in one unit."""
+    """Verifies chains in the memory that they are drafted into, with forward pass and rule in one compiled step."""
 
     def __init__(self, engine: Engine, warp: Warp, rule: VerificationRule, drafted: DraftMemory, most: int) -> None:
-        """`most`: the longest chain that `drafted` has room for."""
+        """`most`: the length of the longest chain."""
         self.engine, self.rule, self._drafted, self._memory = engine, rule, drafted, drafted
         device = engine.lm.device
         if drafted.probs.device != device:
@@ -62,13 +64,13 @@ class ChainVerifier:
     def warm_up(self) -> None:
         longest = self.engine.padded(self._most + 1)
         counts = sorted({self.engine.padded(count) for count in range(1, longest + 1)})
-        draws = torch.zeros(2, dtype=torch.float64, device=self._lengths.device)
-        self.engine.warm_up(self._compiled_step, counts, self._memory.probs, draws, self._lengths, self.init())
+        uniforms = torch.zeros(2, dtype=torch.float64, device=self._lengths.device)
+        self.engine.warm_up(self._compiled_step, counts, self._memory.probs, uniforms, self._lengths, self.start_prompt())
 
-    def init(self) -> Any:
-        return self.rule.init(1, self._lengths.device)
+    def start_prompt(self) -> Any:
+        return self.rule.start_prompt(1, self._lengths.device)
 
-    def verify(self, last: int, draft: Draft, planned: Tensor | None, draws: Uniforms, state: Any) -> tuple[Outcome, Any]:
+    def verify(self, last: int, draft: Draft, planned: Tensor | None, uniforms: Uniforms, state: Any) -> tuple[Outcome, Any]:
         base, num_drafted, memory = self.engine.length, len(draft.tokens), self._memory
         if memory is not self._drafted:
             memory.copy_(self._drafted, num_drafted)
@@ -76,20 +78,24 @@ class ChainVerifier:
         self._num_drafted.fill_(num_drafted)
         self._planned.zero_() if planned is None else self._planned.copy_(planned)
         self._num_probs.fill_(num_drafted + (draft.next_probs is not None))
-        inputs = memory.probs, draws.take(2), self._lengths, state
-        facts, hidden, state = self._compiled_step(memory.sequence[:, : self.engine.padded(num_drafted + 1)], *inputs)
-        facts = facts.tolist()
-        num_accepted, next_token, num_probs_needed, draft_nan, target_nan = facts[:NUM_FACTS]
-        self.engine.rewind(base + 1 + num_accepted)
-        tokens = facts[NUM_FACTS : NUM_FACTS + num_accepted]
-        path = range(num_accepted)
-        return Outcome(
-            path, tokens, next_token, num_probs_needed, hidden[:, num_accepted], bool(draft_nan), bool(target_nan)
-        ), state
+        inputs = memory.probs, uniforms.take(2), self._lengths, state
+        packed, hidden, state = self._compiled_step(memory.sequence[:, : self.engine.padded(num_drafted + 1)], *inputs)
+        result = StepResult.unpacked(packed.tolist())
+        self.engine.rewind(base + 1 + result.num_accepted)
+        outcome = Outcome(
+            path=range(result.num_accepted),
+            tokens=result.draft_tokens[: result.num_accepted],
+            next_token=result.next_token,
+            num_probs_needed=result.num_probs_needed,
+            target_hidden=hidden[:, result.num_accepted],
+            draft_nan=result.draft_nan,
+            target_nan=result.target_nan,
+        )
+        return outcome, state
 
 
 class TreeVerifier:
-    """Verifies trees: one forward over the last committed token and all nodes, then the rule."""
+    """Verifies trees: one forward pass over the last committed token and all nodes, then the rule."""
 
     def __init__(self, engine: Engine, warp: Warp, rule: TreeVerification, most_nodes: int, deepest: int) -> None:
         """`most_nodes`, `deepest`: of the largest draft."""
@@ -99,21 +105,21 @@ class TreeVerifier:
     def warm_up(self) -> None:
         self.reader.warm_up_nodes()
 
-    def init(self) -> tuple[()]:
+    def start_prompt(self) -> tuple[()]:
         return ()
 
-    def verify(self, last: int, draft: Draft, planned: Tensor | None, draws: Uniforms, state: Any) -> tuple[Outcome, Any]:
+    def verify(self, last: int, draft: Draft, planned: Tensor | None, uniforms: Uniforms, state: Any) -> tuple[Outcome, Any]:
         nodes = Nodes(*(column.tolist() for column in (draft.tokens, draft.parents, draft.depth)))
         logits, hidden = self.reader.read_whole(nodes, last)
         block = TreeBlock.of(draft, self.warp(logits))
-        draws = draws.take(self._deepest + 1)
-        verdict = self.rule.distribution(block).decide(draws[:-1], draws[-1:])
+        numbers = uniforms.take(self._deepest + 1)
+        verdict = self.rule.distribution(block).decide(numbers[:-1], numbers[-1:])
         nans = [block.target_probs.isnan().any(), torch.zeros_like(verdict.next_token, dtype=torch.bool)[0]]
         if block.draft_probs is not None:
-            drawn = (block.draws >= 0).any(dim=1)  # other rows hold what an earlier draft left there
-            nans[1] = (block.draft_probs.isnan().any(dim=1) & drawn).any()
-        facts = torch.cat([verdict.next_token, torch.stack(nans).long(), verdict.accepted_nodes[0]]).tolist()
-        next_token, target_nan, draft_nan, *path = facts
+            sampled = (block.samples >= 0).any(dim=1)  # other rows are left over from an earlier draft
+            nans[1] = (block.draft_probs.isnan().any(dim=1) & sampled).any()
+        packed = torch.cat([verdict.next_token, torch.stack(nans).long(), verdict.accepted_nodes[0]]).tolist()
+        next_token, target_nan, draft_nan, *path = packed
         path = [node for node in path if node >= 0]
         self.reader.keep(path)
         ended = path[-1] + 1 if path else 0

@@ -14,13 +14,15 @@ FIXED, CEILING, ORACLE = "fixed_length", "ceiling", "oracle"
 class RuleChoice:
     """A class of stopping rules and its arguments; a list is a choice of values that are tried one by one."""
 
-    cls: type
+    cls: type[StoppingRule]
     arguments: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One rule with its numbers. `live` is None for what knows more than a decoder does; `ratio` is None for what suits all."""
+    """One rule with its numbers. `live` is None for a bound that no decoder can reach; `ratio` is None for a rule that suits all
+    ratios.
+    """
 
     family: str
     name: str
@@ -28,7 +30,7 @@ class Candidate:
     live: StoppingRule | None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     ratio: str | None = None
-    head: str | None = None  # the name of the head that it listens to
+    head: str | None = None  # the name of the head that it asks
 
     @property
     def value(self) -> float | None:
@@ -37,7 +39,7 @@ class Candidate:
 
     @property
     def kind(self) -> str:
-        """What decides the rule's own cost: its class, and the head that it asks."""
+        """The kind of rule that decides its cost: its class, and the head that it asks."""
         return kind_of(self.rule, self.head)
 
 

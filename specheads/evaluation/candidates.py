@@ -1,15 +1,15 @@
 """Every rule with every value that is to be tried, from conf/stopping: as it decodes, and as it is replayed.
 
-A list in a rule's config is a choice of values. What a rule leaves open (null) is fitted here, on the recording of dev prompts: the
-weights of a logistic, the calibration of a head, the costs that a rule reckons with.
+A list in a rule's config is a choice of values. Each rule fits the arguments that its config leaves open (null, auto) on the
+recording of dev prompts.
 """
 
-import inspect
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from specheads.decoding.stopping import ExpectedThroughput, Logistic
+from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError, is_number
 from specheads.evaluation.candidate import CEILING, Candidate, RuleChoice
 from specheads.evaluation.tuning import Tuning
@@ -18,148 +18,171 @@ from specheads.replay.cost import Costs
 from specheads.replay.replay import GROUND_TRUTH, Ceiling, RecordedHead, recorded_head
 
 CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
-TITLES = {"fixed_length": "fixed K=", "head_threshold": "head "}  # others go by their file's name
 
 
-def candidates(
-    stopping: Mapping[str, RuleChoice], heads: Mapping[str, AcceptanceHead], tuning: Tuning | None
-) -> list[Candidate]:
-    """Return all rules with all of their values, and the ceiling where it was recorded.
+def candidates(rules: Mapping[str, RuleChoice], heads: Mapping[str, AcceptanceHead], tuning: Tuning | None) -> list[Candidate]:
+    """Return all rules with all their values, and the ceiling if the recording has the ground truth.
 
     Args:
-        stopping: the rules by name.
-        heads: by name; rules that take a head come with each of them.
-        tuning: None where nothing was recorded: then only rules that leave nothing open.
+        rules: by name.
+        heads: by name; a rule that takes a head comes with each of them.
+        tuning: None where nothing was recorded: then only rules without open parameters are possible.
 
     Raises:
         UserError: values that a rule refuses; open parameters without `tuning`.
     """
     found = []
-    for name, choice in stopping.items():
+    for name, choice in rules.items():
         if not takes_head(choice):
-            found += _variants(name, choice.cls, choice.arguments, tuning)
-        for head_name, head in heads.items() if takes_head(choice) else ():
-            found += _variants(name, choice.cls, choice.arguments, tuning, head_name, head, several=len(heads) > 1)
+            found += _Family(name, choice).candidates(tuning)
+            continue
+        for head_name, head in heads.items():
+            found += _Family(name, choice, head_name, head, several=len(heads) > 1).candidates(tuning)
     if tuning is not None and GROUND_TRUTH in tuning.recording.features:
-        most = min(tuning.recording.max_tokens, max(one.rule.max_tokens for one in found))
+        most = min(tuning.recording.max_tokens, max(candidate.rule.max_tokens for candidate in found))
         found += [Candidate(CEILING, f"ceiling {t:g}", Ceiling(t, most), None, {"threshold": t}) for t in CEILING_THRESHOLDS]
     return found
 
 
-def _variants(
-    name: str,
-    cls: type,
+@dataclass(frozen=True)
+class _Family:
+    """A rule of the config, with the head that it asks if it takes one; `several`: whether there are other heads."""
+
+    name: str
+    choice: RuleChoice
+    head_name: str | None = None
+    head: AcceptanceHead | None = None
+    several: bool = False
+
+    def candidates(self, tuning: Tuning | None) -> Iterator[Candidate]:
+        """Yield the rule with each combination of its values."""
+        cls, recorded = self.choice.cls, recorded_head(self.head) if self.head else None
+        for values in _combinations(self._choices()):
+            for ratio, arguments in _fitted(cls, {**self.choice.arguments, **values}, tuning, self.head_name, recorded):
+                shown = self._shown(values, arguments)
+                rule, live = (_made(cls, arguments, head) for head in (recorded, self.head))
+                automatic = "auto" in values.values()
+                yield Candidate(
+                    family=self._title(self.name) + (" auto" if automatic else ""),
+                    name=self._label(shown, automatic, ratio),
+                    rule=rule,
+                    live=live,
+                    parameters=shown,
+                    ratio=ratio,
+                    head=self.head_name,
+                )
+
+    def _choices(self) -> dict[str, list[Any]]:
+        """Return the values that are tried, by name: those of lists, and the first argument's."""
+        arguments = self.choice.arguments
+        first = next(iter(arguments))
+        return {key: _listed(value) for key, value in arguments.items() if isinstance(value, list) or key == first}
+
+    def _shown(self, values: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values that tell candidates apart, as fitted."""
+        choices = self._choices()
+        return {key: arguments[key] for key, value in values.items() if len(choices[key]) > 1 or is_number(value)}
+
+    def _title(self, name: str) -> str:
+        return f"{name} {self.head_name}" if self.several else name
+
+    def _label(self, shown: Mapping[str, Any], automatic: bool, ratio: str | None) -> str:
+        label = self.choice.cls.title(self.name) + (f"{self.head_name} " if self.several else "")
+        label += ", ".join(_written(value) for value in shown.values())
+        return f"{label.strip()}{' (auto)' if automatic else ''}{f' at ratio {ratio}' if ratio else ''}"
+
+
+def _fitted(
+    cls: type[StoppingRule],
     arguments: Mapping[str, Any],
     tuning: Tuning | None,
-    head_name: str | None = None,
-    head: AcceptanceHead | None = None,
-    several: bool = False,
-) -> Iterator[Candidate]:
-    """Yield a rule with each combination of its values."""
-    first = next(iter(arguments))
-    choices = {
-        key: value if isinstance(value, list) else [value]
-        for key, value in arguments.items()
-        if isinstance(value, list) or key == first
-    }
-    family = f"{name} {head_name}" if several else name
-    title = TITLES.get(name, f"{name.replace('_', ' ')} ") + (f"{head_name} " if several else "")
-    for values in itertools.product(*choices.values()):
-        swept = dict(zip(choices, values, strict=True))
-        for ratio, own in _settled(cls, {**arguments, **swept}, tuning, head_name, recorded_head(head) if head else None):
-            shown = {key: value for key, value in swept.items() if len(choices[key]) > 1 or is_number(value)}
-            automatic = swept.get("threshold") == "auto"
-            label = title + ", ".join(
-                _shown(own.get(key, value) if key == "threshold" else value) for key, value in shown.items()
-            )
-            label = f"{label.strip()}{' (auto)' if automatic else ''}{f' at ratio {ratio}' if ratio else ''}"
-            given = [{"head": each} for each in (recorded_head(head), head)] if head else [{}, {}]
-            rule, live = (cls(**own, **more) for more in given)
-            parameters = {key: own.get(key, value) for key, value in shown.items()}
-            yield Candidate(f"{family} auto" if automatic else family, label, rule, live, parameters, ratio, head_name)
-
-
-def _settled(
-    cls: type, arguments: dict[str, Any], tuning: Tuning | None, head_name: str | None, head: RecordedHead | None
+    head_name: str | None,
+    head: RecordedHead | None,
 ) -> Iterator[tuple[str | None, dict[str, Any]]]:
-    """Yield a rule's arguments with everything open fitted, for each ratio of costs where they matter (else for None)."""
-    if issubclass(cls, Logistic) and None in (arguments.get("weights") or {"": None}).values():
-        _need(tuning, cls, "weights")
-        arguments = arguments | {"weights": tuning.logistic(list(arguments["weights"]))}
-    depends = [key for key in ("cost_ratio",) if key in arguments and arguments[key] is None]
-    if arguments.get("threshold") == "auto":
-        depends.append("threshold")
-    if not depends:
-        if issubclass(cls, ExpectedThroughput) and None in arguments.values():
-            _need(tuning, cls, "what is null")
-            arguments = arguments | _expectations(arguments, tuning, head, Costs.at_ratio(arguments["cost_ratio"]))
-        yield None, arguments
+    """Yield a rule's arguments with everything open fitted, for each ratio of costs if they matter (else for None)."""
+    open_names = cls.open_parameters(arguments)
+    if not open_names:
+        yield None, dict(arguments)
         return
-    _need(tuning, cls, depends[0])
-    for ratio in tuning.cost_table.costs:
-        own, costs = dict(arguments), tuning.cost_table.of_head(head_name, ratio)
-        if "cost_ratio" in depends:
-            own["cost_ratio"] = costs.target_seconds / (costs.draft_seconds + costs.verified_seconds)
-        if "threshold" in depends:
-            own["threshold"], _ = tuning.auto_threshold(head, own["max_tokens"], costs)
-        if issubclass(cls, ExpectedThroughput):
-            own |= _expectations(own, tuning, head, costs)
-        yield ratio, own
-
-
-def _expectations(own: Mapping[str, Any], tuning: Tuning, head: RecordedHead, costs: Costs) -> dict[str, float]:
-    """Return what ExpectedThroughput leaves open."""
-    fitted = tuning.calibration(head) | {"mean_acceptance": tuning.mean_acceptance}
-    _, fitted["throughput"] = tuning.auto_threshold(head, own["max_tokens"], costs)
-    return {key: value for key, value in fitted.items() if own.get(key) is None}
-
-
-def _need(tuning: Tuning | None, cls: type, key: str) -> None:
     if tuning is None:
         raise UserError(
-            f"{cls.__name__} leaves {key} to be fitted on recorded dev prompts, but nothing is recorded here; give it a value, "
-            "or leave this rule out of stopping=."
+            f"{cls.__name__} leaves {', '.join(sorted(open_names))} to be fitted on recorded dev prompts, but nothing is "
+            "recorded here; give a value, or leave this rule out of stopping=."
         )
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value).lower()
-
-
-def check_rules(stopping: Mapping[str, RuleChoice]) -> None:
-    """Raise UserError for values that a rule refuses, before anything long begins; what is open is taken to fit."""
-    for name, choice in stopping.items():
-        arguments = {key: value if isinstance(value, list) else [value] for key, value in choice.arguments.items()}
-        if empty := [key for key, values in arguments.items() if not values]:
-            raise UserError(f"stopping.{name}.{empty[0]}=[] names no value; give some, or leave the rule out of stopping=.")
-        for values in itertools.product(*arguments.values()):
-            given = {key: value for key, value in zip(arguments, values, strict=True) if value is not None and value != "auto"}
-            if isinstance(given.get("weights"), Mapping):
-                given["weights"] = {key: 0.0 if weight is None else weight for key, weight in given["weights"].items()}
-            head = {"head": RecordedHead("any", "next_token")} if takes_head(choice) else {}
-            try:
-                choice.cls(**given, **head)
-            except UserError as error:
-                raise UserError(f"stopping.{name}: {error}") from None
-            except TypeError as error:
-                raise UserError(f"stopping.{name} has arguments that its class does not take ({error}); see --help.") from None
+    if not open_names & cls.fitted_to_costs:
+        yield None, cls.fit(arguments, tuning, head, None)
+        return
+    for ratio in tuning.cost_table.costs:
+        yield ratio, cls.fit(arguments, tuning, head, tuning.cost_table.of_head(head_name, ratio))
 
 
 def takes_head(choice: RuleChoice) -> bool:
-    """Whether a rule's class wants a head."""
-    return "head" in inspect.signature(choice.cls).parameters
+    """Whether a rule takes a head."""
+    return choice.cls.uses_head
 
 
-def longest_draft(stopping: Mapping[str, RuleChoice]) -> int:
+def check_rules(rules: Mapping[str, RuleChoice]) -> None:
+    """Raise UserError for values that a rule refuses, before anything long begins; open parameters are assumed to fit."""
+    for name, choice in rules.items():
+        for key, value in choice.arguments.items():
+            if value == []:
+                raise UserError(f"stopping.{name}.{key}=[] must name at least one value; or leave the rule out of stopping=.")
+        try:
+            _sample_rules(choice)
+        except UserError as error:
+            raise UserError(f"stopping.{name}.{error}") from None
+        except TypeError as error:
+            raise UserError(f"stopping.{name} has arguments that its class does not take ({error}); see --help.") from None
+
+
+def longest_draft(rules: Mapping[str, RuleChoice]) -> int:
     """Return the longest draft of any rule."""
-    values = [choice.arguments.get(key) for choice in stopping.values() for key in ("max_tokens", "num_tokens", "arms")]
-    return max(_numbers(values))
+    return max(rule.max_tokens for choice in rules.values() for rule in _sample_rules(choice))
 
 
-def _numbers(value: Any) -> Iterator[int]:
-    """Yield the numbers in lists of lists."""
-    if isinstance(value, list):
-        for part in value:
-            yield from _numbers(part)
-    elif value is not None:
-        yield value
+class _SampleFit:
+    """Acceptable values in place of a fit, while nothing is recorded."""
+
+    mean_acceptance = 0.5
+
+    def logistic(self, names: Sequence[str]) -> dict[str, float]:
+        return dict.fromkeys(names, 0.0)
+
+    def calibration(self, head: Any) -> dict[str, float]:
+        return {"slope": 1.0, "intercept": 0.0}
+
+    def auto_threshold(self, head: Any, max_tokens: int, costs: Any) -> tuple[float, float]:
+        return 0.5, 0.1
+
+    def costs_at(self, cost_ratio: float) -> Costs:
+        return Costs.at_ratio(10)
+
+
+def _sample_rules(choice: RuleChoice) -> list[StoppingRule]:
+    """Return a rule with each combination of its values, open parameters at acceptable values."""
+    cls, fit, rules = choice.cls, _SampleFit(), []
+    head = RecordedHead("any", "next_token") if takes_head(choice) else None
+    for arguments in _combinations({key: _listed(value) for key, value in choice.arguments.items()}):
+        if open_names := cls.open_parameters(arguments):
+            costs = fit.costs_at(10) if open_names & cls.fitted_to_costs else None
+            arguments = cls.fit(arguments, fit, head, costs)
+        rules.append(_made(cls, arguments, head))
+    return rules
+
+
+def _made(cls: type[StoppingRule], arguments: Mapping[str, Any], head: AcceptanceHead | RecordedHead | None) -> StoppingRule:
+    return cls(**arguments, **({} if head is None else {"head": head}))
+
+
+def _combinations(choices: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield every choice of one value per name."""
+    for values in itertools.product(*choices.values()):
+        yield dict(zip(choices, values, strict=True))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _written(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value).lower()

@@ -22,7 +22,7 @@ from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import load_configured_pair
 from specheads.commands.evaluation import plain_settings, prompt_data
-from specheads.decoding.decoder import Baseline
+from specheads.decoding.baseline import Baseline
 from specheads.decoding.drafting.layer_skip import layers_of, without_layers
 from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.settings import LayerSearch

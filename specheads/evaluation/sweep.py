@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from specheads.decoding.baseline import Baseline
 from specheads.decoding.block_search import BlockSearch
-from specheads.decoding.decoder import Baseline, SpeculativeDecoder
+from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.drafting import Drafting
 from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.stopping import StoppingRule

@@ -1,4 +1,6 @@
-"""Fitting what rules leave open, on recorded dev prompts: weights of a logistic, a head's calibration, automatic thresholds."""
+"""Fits on recorded dev prompts, for the open parameters of rules: weights of a logistic, a head's calibration, automatic
+thresholds.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,20 +17,22 @@ from specheads.replay.cost import Costs
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, RecordedHead, head_logits, replay
 
-GRID = np.linspace(0.02, 0.98, 25)  # thresholds between which a head's own is looked for
+GRID = np.linspace(0.02, 0.98, 25)  # thresholds between which the automatic one of a head is interpolated
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What open parameters are fitted with: the recording of dev prompts, and what rules pay at each ratio."""
+    """The fits (`stopping.Fitting`) of rules' open parameters to a recording of dev prompts, with the costs of rules at each
+    ratio.
+    """
 
     recording: Recording
     cost_table: CostTable
     _curves: dict[tuple[RecordedHead, int], list[Counts]] = field(default_factory=dict)
-    _fits: dict[Any, dict[str, float]] = field(default_factory=dict)  # each is asked for by every value of a rule
+    _fits: dict[Any, dict[str, float]] = field(default_factory=dict)  # kept, because every value of a rule asks for them again
 
     def logistic(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the weights of a logistic of the draft's certainty."""
+        """Return the weights of a logistic of the draft's confidence; for `names` see `logistic_inputs`."""
         if tuple(names) not in self._fits:
             self._fits[tuple(names)] = self._fit_logistic(names)
         return self._fits[tuple(names)]
@@ -41,13 +45,14 @@ class Tuning:
         return dict(zip([*inputs, "bias"], weights, strict=True))
 
     def calibration(self, head: RecordedHead) -> dict[str, float]:
-        """Return slope and intercept that make a head's logits calibrated here (Platt scaling), on top of its own calibration: that may
-        be of another warping. Each token counts once, at its largest index.
+        """Return slope and intercept that calibrate a head's logits here (Platt scaling).
+
+        They come on top of its own calibration, which may be for another warping. Each token counts once, at its largest index.
         """
         if head not in self._fits:
             logits, accepted, furthest = head_logits(self.recording, head)
-            heard = IndexCalibration.from_dict(head.config.calibration)(logits[:, -1], furthest)
-            fitted = fit_logistic(heard[:, None], accepted.double()).tolist()
+            calibrated = IndexCalibration.from_dict(head.config.calibration)(logits[:, -1], furthest)
+            fitted = fit_logistic(calibrated[:, None], accepted.double()).tolist()
             self._fits[head] = dict(zip(("slope", "intercept"), fitted, strict=True))
         return self._fits[head]
 
@@ -56,26 +61,31 @@ class Tuning:
         """The share of proposed tokens that are accepted."""
         return self.recording.labels()[2].double().mean().item()
 
+    def costs_at(self, cost_ratio: float) -> Costs:
+        """Return the costs at which a forward pass of the target takes `cost_ratio` draft steps."""
+        return Costs.at_ratio(cost_ratio)
+
     def throughputs(self, head: RecordedHead, max_tokens: int, costs: Costs) -> np.ndarray:
         """Return the throughput of a head at each of GRID, in tokens per time of a draft step."""
         if (head, max_tokens) not in self._curves:
             rounds = replay(self.recording, [HeadThreshold(head, float(t), max_tokens=max_tokens) for t in GRID])
-            counts = [one.per_prompt(self.recording.num_prompts) for one in rounds]
+            counts = [replayed.per_prompt(self.recording.num_prompts) for replayed in rounds]
             self._curves[head, max_tokens] = counts
-        found = self._curves[head, max_tokens]
-        seconds = np.array([costs.seconds(one.drafted, one.rounds).sum() for one in found])
-        return np.array([one.tokens.sum() for one in found]) * (costs.draft_seconds + costs.verified_seconds) / seconds
+        curve = self._curves[head, max_tokens]
+        seconds = np.array([costs.seconds(counts.drafted, counts.rounds).sum() for counts in curve])
+        return np.array([counts.tokens.sum() for counts in curve]) * (costs.draft_seconds + costs.verified_seconds) / seconds
 
     def auto_threshold(self, head: RecordedHead, max_tokens: int, costs: Costs) -> tuple[float, float]:
         """Return the threshold at which one more draft step yields no more than the throughput, and that throughput.
 
-        The threshold is `1 - lambda t_d / m`, m the mean acceptance of the tokens not yet judged, and lambda t_d the throughput that
-        it leads to: a fixed point (SpecDec++, theorem 3.1, in renewal-reward form).
+        The threshold is `1 - lambda t_d / m`, where m is the mean acceptance of the tokens without a prediction and lambda t_d
+        the
+        throughput at this threshold: a fixed point (SpecDec++, theorem 3.1, in renewal-reward form).
         """
         worth = self.mean_acceptance ** (2 if head.config.predicts == "input_token" else 1)
-        found = self.throughputs(head, max_tokens, costs)
-        excess = 1 - found / worth - GRID  # positive where going on would pay
+        throughputs = self.throughputs(head, max_tokens, costs)
+        excess = 1 - throughputs / worth - GRID  # positive where going on would pay
         last = int(np.flatnonzero(excess > 0).max(initial=0))
         part = np.clip(excess[last] / (excess[last] - excess[last + 1]), 0, 1) if last + 1 < len(GRID) else 0.0
         threshold = GRID[last] + part * (GRID[1] - GRID[0])
-        return round(float(threshold), 3), float(np.interp(threshold, GRID, found))
+        return round(float(threshold), 3), float(np.interp(threshold, GRID, throughputs))

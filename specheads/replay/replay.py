@@ -173,7 +173,7 @@ class _Walk:
         self.which, self.sample = row // rows_per_rule, row // recording.num_prompts % recording.num_samples
         self.prompt = row % recording.num_prompts
         self.cap = torch.tensor([rule.max_tokens for rule in rules])[self.which]
-        states = [rule.init(rows_per_rule, torch.device("cpu")) for rule in rules]
+        states = [rule.start_round(rule.start_prompt(rows_per_rule, torch.device("cpu"))) for rule in rules]
         self.state = tree_map(lambda *parts: torch.cat(parts), *states)
         self.start = torch.zeros_like(row)  # of the round, as a response position
         self.drafted = torch.zeros_like(row)
@@ -231,7 +231,7 @@ class _Walk:
         self._skip_last_tokens()
 
     def _observe(self, rule: StoppingRule, rows: Tensor, drafted: Tensor, accepted: Tensor) -> None:
-        after = rule.observe(tree_map(lambda value: value[rows], self.state), drafted, accepted)
+        after = rule.start_round(rule.end_round(tree_map(lambda value: value[rows], self.state), drafted, accepted))
         self.state = tree_map(lambda value, new: value.index_copy(0, rows, new.to(value.dtype)), self.state, after)
 
     def _skip_last_tokens(self) -> None:

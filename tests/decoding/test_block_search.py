@@ -18,7 +18,7 @@ def joint(pair, text, path):
 
 
 @pytest.mark.parametrize("engine", ["eager", "cuda_graph"])
-def test_with_all_beams_every_block_is_the_likeliest(engine):
+def test_with_all_beams_every_block_is_the_most_likely(engine):
     pair, block = tiny_pair(4, scale=2.0), 3
     out = BlockSearch(pair, block, beams=64, engine=engine).generate([0, 1, 2], 9, stop_tokens=[])
     text = [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Compiled units as flat functions: weights stay with the module, sizes stay open, and a file gives the same function."""
+"""Compiled steps as flat functions: weights stay with the module, sizes stay open, and a file gives the same function."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from fakes import needs_compiler
 from torch import Tensor, nn
 
 from specheads.decoding.engine.compiled import OPTIONS
-from specheads.decoding.engine.compiled_program import Program, _builder, _leaves
+from specheads.decoding.engine.compiled_program import CompiledProgram, _builder, _leaves
 
 pytestmark = needs_compiler
 
@@ -39,14 +39,14 @@ def arguments(count, size):
 
 
 def compiled(module):
-    return Program.compile(module, arguments(5, 8), {0: 1, 2: 0}, {})
+    return CompiledProgram.compile(module, arguments(5, 8), {0: 1, 2: 0}, {})
 
 
 def test_a_program_does_what_its_module_does(tmp_path):
     module = Sum()
     program = compiled(module)
     assert program.is_general
-    for one in (program, Program.from_bytes(program.to_bytes())):
+    for one in (program, CompiledProgram.from_bytes(program.to_bytes())):
         for count, size, weight in ((5, 8, 1.0), (3, 12, 1.0), (2, 4, -2.0)):
             module.weight.fill_(weight)
             tokens, start, places, memory, inputs = arguments(count, size)
@@ -63,13 +63,13 @@ def test_what_was_kept_is_loaded_without_building_anything(monkeypatch, tmp_path
     from torch._inductor import codecache
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    content = Program.compile(Sum(), arguments(5, 8), {0: 1, 2: 0}, OPTIONS).to_bytes()
+    content = CompiledProgram.compile(Sum(), arguments(5, 8), {0: 1, 2: 0}, OPTIONS).to_bytes()
     built = []
     compile_file = codecache.CppBuilder.build
     monkeypatch.setattr(codecache.CppBuilder, "build", lambda self: built.append(self) or compile_file(self))
     codecache.CppPythonBindingsCodeCache.cache_clear()
     codecache.CppCodeCache.cache_clear()
-    program = Program.from_bytes(content)
+    program = CompiledProgram.from_bytes(content)
     module, (tokens, start, places, memory, inputs) = Sum(), arguments(5, 8)
     program.bind(module, memory)(tokens, start, places, inputs)
     assert built == []
@@ -80,6 +80,6 @@ def test_a_weight_that_no_module_owns_is_not_kept():
     assert not compiled(Sum(torch.ones(1000))).is_general
 
 
-def test_work_returns_tensors_and_tuples():
+def test_an_epilogue_returns_tensors_and_tuples():
     with pytest.raises(TypeError, match="returns a dict"):
         _builder((None, {"a": None}))

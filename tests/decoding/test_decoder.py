@@ -221,7 +221,7 @@ def test_a_head_for_another_draft_is_refused():
 
 
 def exact_distribution(pair, prompt, length, warp):
-    """The target's law of the next `length` tokens, by enumeration."""
+    """The target's distribution of the next `length` tokens, by enumeration."""
     size = pair.vocab_size
     distribution = torch.ones(size**length, dtype=torch.float64)
     for number, tokens in enumerate(itertools.product(range(size), repeat=length)):
@@ -233,8 +233,8 @@ def exact_distribution(pair, prompt, length, warp):
 
 @pytest.mark.parametrize("warp", [Warp(), Warp(1.5, top_p=0.9)], ids=["plain", "warped"])
 @pytest.mark.parametrize("rule", [stopping.FixedLength(2), stopping.HeadThreshold(constant_head(0.7), 0.5)], ids=describe)
-def test_sampled_output_follows_the_targets_law(rule, warp):
-    """Every response of three tokens over three letters, against the enumerated law."""
+def test_sampled_output_follows_the_targets_distribution(rule, warp):
+    """Every response of three tokens over three letters, against the enumerated distribution."""
     pair = tiny_pair(scale=1.5)
     distribution = exact_distribution(pair, [0, 1], 3, warp)
     decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp)
@@ -252,7 +252,7 @@ def test_sampled_output_follows_the_targets_law(rule, warp):
 @pytest.mark.parametrize(
     "rule", [verification.BlockVerification(), verification.GreedyBlockVerification(2)], ids=lambda r: r.label
 )
-def test_blocks_follow_the_targets_law(rule, engine):
+def test_blocks_follow_the_targets_distribution(rule, engine):
     """Every response of four tokens over two letters, drafted three at a time."""
     pair = tiny_pair(vocab_size=2, scale=1.5)
     distribution, counts = exact_distribution(pair, [0, 1], 4, Warp()), torch.zeros(16)
@@ -295,7 +295,7 @@ def training_features(pair, prefix, drafted, predicts, shift=0):
 @pytest.mark.parametrize("fixture, tolerance", [("nano64", 1e-12), ("nano", 1e-5)])
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
 def test_a_head_meets_the_training_features_in_the_decoder(fixture, tolerance, predicts, prompts, request):
-    """Differences are relative to the largest value of a feature. At step j an `input_token` head judges y_{j-1}."""
+    """Differences are relative to the largest value of a feature. At step j an `input_token` head predicts y_{j-1}."""
     pair = request.getfixturevalue(fixture)
     spy, lag = Spy(5), 1 if predicts == "input_token" else 0
     out = decode(pair, prompts[0], spy, Warp(1.0, 50), max_new_tokens=40, seed=1)

@@ -13,7 +13,7 @@ from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, gene
 from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
 from specheads.decoding.engine import EagerEngine, compiled, make_engine
 from specheads.decoding.engine.artefacts import folder, name_of
-from specheads.decoding.engine.graph import GraphEngine
+from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.narrow import NarrowProducts
 from specheads.decoding.engine.static import rounded_capacity
 from specheads.errors import UserError
@@ -165,18 +165,18 @@ def test_what_was_compiled_is_kept_and_loaded(monkeypatch, tmp_path, caplog):
     (path,) = [path for path in folder().iterdir() if path.is_file()]
     path.write_bytes(path.read_bytes()[:100])
     assert tokens() == expected
-    assert "made anew" in caplog.text
+    assert "is compiled again" in caplog.text
 
 
 def test_the_environment_says_what_auto_is(monkeypatch):
     monkeypatch.setenv("SPECHEADS_ENGINE", "cuda_graph")
     assert isinstance(make_engine("auto", tiny_pair().target_lm, 64), GraphEngine)
     monkeypatch.setenv("SPECHEADS_ENGINE", "warp")
-    with pytest.raises(UserError, match="engine='warp' is not known"):
+    with pytest.raises(UserError, match="engine=warp must be one of auto, eager"):
         make_engine("auto", tiny_pair().target_lm, 64)
 
 
-def test_a_nan_leaves_nothing_behind():
+def test_a_nan_leaves_no_trace():
     pair = tiny_pair()
     decoder = SpeculativeDecoder(pair, warp=Warp(temperature=0), engine="cuda_graph")
     expected = decoder.generate([0, 1], 20).tokens.tolist()
@@ -196,7 +196,7 @@ def test_drafts_as_long_as_the_window():
     assert decoder.generate([1, 2], 12).tokens.tolist() == expected
 
 
-def test_a_model_that_is_cast_is_prepared_anew():
+def test_a_model_that_is_cast_is_prepared_again():
     pair = tiny_pair()
     warp = Warp(temperature=0)
     decoder = SpeculativeDecoder(pair, warp=warp, engine="cuda_graph")
@@ -209,7 +209,7 @@ def test_a_model_that_is_cast_is_prepared_anew():
 
 
 @pytest.mark.parametrize("between", [False, True], ids=["at once", "after another rule"])
-def test_a_head_whose_weights_move_is_captured_anew(between):
+def test_a_head_whose_weights_move_is_captured_again(between):
     head = AcceptanceHead(HeadConfig(16)).double().requires_grad_(False)
 
     def longest(bias):
@@ -228,7 +228,7 @@ def test_a_head_whose_weights_move_is_captured_anew(between):
     assert decoder.draft_engine.num_prepared > prepared
 
 
-def test_graphs_of_one_unit_share_their_inputs():
+def test_graphs_of_one_step_share_their_inputs():
     decoder = SpeculativeDecoder(tiny_pair(window=1000), warp=Warp(temperature=0), engine="cuda_graph")
     decoder.warm_up()
     engine = decoder.target_engine
@@ -236,7 +236,7 @@ def test_graphs_of_one_unit_share_their_inputs():
     assert len(engine._inputs) == 1
 
 
-def test_names_of_compiled_units_tell_heads_and_models_apart():
+def test_names_of_compiled_steps_tell_heads_and_models_apart():
     pair, names = tiny_pair(), []
 
     def name(head=None, rule=None):
@@ -258,7 +258,7 @@ def test_names_of_compiled_units_tell_heads_and_models_apart():
     assert len(set(names)) == len(names)
 
 
-def test_work_that_does_not_say_what_it_is_is_not_kept():
+def test_an_epilogue_that_cannot_be_described_is_not_kept():
     class Mine(stopping.FixedLength):
         def __init__(self):
             super().__init__(2)
@@ -301,13 +301,13 @@ def state_reader():
 
 @needs_compiler
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_head_that_reads_the_last_of_several_states_leaves_its_law_alone(count, state_reader):
+def test_a_head_that_reads_the_last_of_several_states_leaves_its_distribution_alone(count, state_reader):
     step, engines = state_reader
     tokens, found = (torch.arange(count)[None] + 1) % 3, []
     for engine in engines:
         engine.rewind(0)
         engine.forward(torch.arange(7)[None] % 3, num_logits=0)
-        state = ChainState(torch.tensor([False]), step.rule.init(1, torch.device("cpu")))
+        state = ChainState(torch.tensor([False]), step.rule.start_prompt(1, torch.device("cpu")))
         _, distribution, new = engine.compiled_step(step)(
             tokens, torch.tensor([0.4]).double(), torch.zeros(3, dtype=torch.bool), state
         )

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, Warp, stopping
 from specheads.heads.batch import HeadBatch, target_states
@@ -77,11 +76,10 @@ def test_every_prompt_starts_without_what_the_last_one_left(nano64, prompts):
     assert not rule.seen[0]["target_hidden"].any() and rule.seen[-1]["target_hidden"].any()
 
 
-def test_a_rule_that_does_not_look_at_the_target_is_told_nothing():
-    pair = tiny_pair()
-    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(2))
-    decoder.stopping.see = lambda *args: pytest.fail("was told")
-    assert decoder.generate([0, 1], 5, seed=0).stats.num_tokens == 5
+def test_a_head_that_does_not_read_the_target_keeps_no_state_of_it():
+    rule = stopping.HeadThreshold(AcceptanceHead(HeadConfig(16)))
+    state = rule.start_round(rule.start_prompt(1, torch.device("cpu")), torch.ones(1, 16))
+    assert not rule.reads_target and state.memory.target_hidden.shape == (1, 0)
 
 
 def test_rules_of_either_kind_share_a_decoder(nano64, prompts):

@@ -1,4 +1,6 @@
-"""Every drafting with every rule that takes it: greedy output is the target's own, sampled output follows its law, others are refused."""
+"""Every drafting with every rule that takes it: greedy output is the target's, sampled output follows its distribution, others
+are refused.
+"""
 
 import itertools
 import os
@@ -7,12 +9,15 @@ import pytest
 import torch
 from fakes import needs_compiler, tiny_pair
 from families import CONFIGS, VOCAB_SIZE, family_pair
+from hydra.utils import get_class
+from omegaconf import OmegaConf
 from statistics_helper import chi_square_p_value
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, drafting, generate_baseline, stopping
 from specheads.decoding.block_search import BlockSearch
-from specheads.decoding.pairing import RULES, check_pairing, default_verification
+from specheads.decoding.pairing import DEFAULTS, check_pairing, default_verification, named_rules
 from specheads.decoding.records import DraftKind
+from specheads.pair import config_folder
 
 DRAFTINGS = {
     "chain": drafting.Autoregressive(),
@@ -25,6 +30,7 @@ DRAFTINGS = {
     "tree": drafting.Tree(3, 0.02, 0.02, max_nodes=20, max_width=5),
     "graph": drafting.Graph(tau=1, max_verified=24, top_k=3, theta_prob=0.02, theta_sib=0.02, max_nodes=20, max_width=5),
 }
+RULES = named_rules()
 LOSSLESS = [
     (name, rule)
     for (name, way), (rule, make) in itertools.product(DRAFTINGS.items(), RULES.items())
@@ -101,7 +107,9 @@ def test_a_head_prunes_along_every_path():
 
 @pytest.mark.parametrize("way", ["tree", "graph", "beam", "multi"])
 def test_heads_that_look_at_the_round_do_so_on_every_path(way):
-    """At the first token of each path a head meets the index 0 and the target's state at the last verified position, as in training."""
+    """At the first token of each path a head meets the index 0 and the target's state at the last verified position, as in
+    training.
+    """
     torch.manual_seed(0)
     pair, prompt, seen = family_pair("llama"), [3, 1, 4, 1, 5], []
     inputs = ("hidden", "index", "target_hidden")
@@ -128,7 +136,7 @@ def test_heads_that_look_at_the_round_do_so_on_every_path(way):
 
 @pytest.mark.parametrize("way", ["tree", "graph", "multi", "beam", "chain"])
 @pytest.mark.parametrize("engine", ["eager", "cuda_graph"])
-def test_a_draft_that_computes_no_numbers_is_told_and_leaves_nothing_behind(way, engine):
+def test_a_draft_with_nan_logits_is_reported_and_leaves_no_nan(way, engine):
     pair, prompt = tiny_pair(4), [0, 1, 2]
     decoder = SpeculativeDecoder(pair, DRAFTINGS[way], stopping.FixedLength(3), warp=Warp(0), engine=engine)
     expected = decoder.generate(prompt, 12)
@@ -142,15 +150,15 @@ def test_a_draft_that_computes_no_numbers_is_told_and_leaves_nothing_behind(way,
     assert torch.equal(again.tokens, expected.tokens) and again.stats.num_drafted == expected.stats.num_drafted
 
 
-def test_a_search_of_a_target_that_computes_no_numbers_is_told():
+def test_a_search_of_a_target_with_nan_logits_is_reported():
     pair = tiny_pair(4)
     pair.target.lm_head.weight.fill_(float("nan"))
     with pytest.raises(UserError, match="tiny-target"):
         BlockSearch(pair, 3, 2).generate([0, 1], 6)
 
 
-def test_rules_of_a_decoder_share_its_units():
-    """Whatever their lengths, up to the usual longest: with each new size everything would be captured anew."""
+def test_rules_of_a_decoder_share_its_compiled_steps():
+    """Whatever their lengths, up to the usual longest: with each new size everything would be captured again."""
     for way in ("tree", "graph", "multi", "beam"):
         decoder = SpeculativeDecoder(tiny_pair(4), DRAFTINGS[way], stopping.FixedLength(3), warp=Warp(0), engine="cuda_graph")
         decoder.warm_up()
@@ -165,7 +173,7 @@ SAMPLED += [(way, "tree_match") for way in ("lookup", "beam", "multi", "tree", "
 
 
 @pytest.mark.parametrize(("way", "rule"), SAMPLED)
-def test_sampled_output_follows_the_targets_law(way, rule):
+def test_sampled_output_follows_the_targets_distribution(way, rule):
     """500 responses of three tokens; the chance of a false alarm is 1e-6 for each pairing."""
     pair, warp, number = tiny_pair(3), Warp(1.0), 500
     paths = list(itertools.product(range(3), repeat=3))
@@ -185,7 +193,12 @@ def test_sampled_output_follows_the_targets_law(way, rule):
 def test_every_kind_of_draft_has_a_rule_that_is_its_default():
     for way in DRAFTINGS.values():
         check_pairing(way, default_verification(way))
-    assert {way.kind for way in DRAFTINGS.values()} == set(DraftKind)
+    assert {way.kind for way in DRAFTINGS.values()} == set(DraftKind) == set(DEFAULTS)
+
+
+def test_every_config_names_a_rule_of_the_package():
+    targets = {path.stem: OmegaConf.load(path)["_target_"] for path in (config_folder() / "verification").glob("*.yaml")}
+    assert {name: get_class(target) for name, target in targets.items()} == RULES
 
 
 @pytest.mark.parametrize(
@@ -198,7 +211,7 @@ def test_every_kind_of_draft_has_a_rule_that_is_its_default():
         ),
         ("multi", "block", "use verification=multi_round or spectr or tree_match"),
         ("distinct", "spectr", "SpecTr does not take .* without replacement; use verification=multi_round or tree_match"),
-        ("beam", "token", "use verification=tree_match or joint"),
+        ("beam", "token", "use verification=joint or tree_match"),
         ("lookup", "joint", "joint verification, threshold 0.1 does not take what Lookup drafts"),
     ],
 )

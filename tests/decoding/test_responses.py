@@ -34,8 +34,8 @@ def uniform(count, max_new_tokens, seed=1):
     return np.random.default_rng(seed).random((count, max_new_tokens))
 
 
-def one_by_one(pair, prompts, draws, warp, max_new_tokens):
-    return [generate_batch(pair, [p], draws[i : i + 1], warp, max_new_tokens)[0] for i, p in enumerate(prompts)]
+def one_by_one(pair, prompts, uniforms, warp, max_new_tokens):
+    return [generate_batch(pair, [p], uniforms[i : i + 1], warp, max_new_tokens)[0] for i, p in enumerate(prompts)]
 
 
 @pytest.fixture
@@ -57,18 +57,18 @@ def departures(monkeypatch):
 
 @pytest.mark.parametrize("warp", WARPS, ids=str)
 def test_a_batch_of_different_lengths_whose_rows_leave_early_equals_each_row_alone(departures, warp):
-    pair, prompts, draws = stopping_pair(3, scale=2.0), random_prompts(24), uniform(24, 24)
-    together = generate_batch(pair, prompts, draws, warp, 24)
+    pair, prompts, uniforms = stopping_pair(3, scale=2.0), random_prompts(24), uniform(24, 24)
+    together = generate_batch(pair, prompts, uniforms, warp, 24)
     assert len(departures) >= 2 and departures[-1] < 20  # the case that this test is about did occur
     assert len({len(response.ids) for response in together}) > 3
-    assert together == one_by_one(pair, prompts, draws, warp, 24)
+    assert together == one_by_one(pair, prompts, uniforms, warp, 24)
 
 
 def test_a_batch_of_nano_prompts_equals_each_prompt_alone(nano64, prompts, departures):
-    draws = uniform(len(prompts), 40, seed=0)
-    together = generate_batch(nano64, prompts, draws, Warp(1.0, top_k=50), 40)
+    uniforms = uniform(len(prompts), 40, seed=0)
+    together = generate_batch(nano64, prompts, uniforms, Warp(1.0, top_k=50), 40)
     assert departures and any(response.finished for response in together)
-    assert together == one_by_one(nano64, prompts, draws, Warp(1.0, top_k=50), 40)
+    assert together == one_by_one(nano64, prompts, uniforms, Warp(1.0, top_k=50), 40)
 
 
 def test_greedy_batches_equal_what_transformers_generates(nano64, prompts):
@@ -122,7 +122,7 @@ def test_further_responses_differ_and_a_greedy_targets_are_sampled_but_drafts_st
     greedy, sampled = (rows_of(Warp(0), sample) for sample in (0, 1))
     assert all(row["more_draft_ids"] == [] for row in greedy + sampled)
     assert {value for row in greedy + sampled for value in row["accept_prob"]} == {0.0, 1.0}
-    assert all(min(row["response_target_logprob"]) == 0 for row in greedy)  # under the greedy law every token is certain
+    assert all(min(row["response_target_logprob"]) == 0 for row in greedy)  # under the greedy distribution every token is certain
     assert any(min(row["response_target_logprob"]) == -np.inf for row in sampled)
 
 
@@ -130,10 +130,10 @@ def test_further_responses_differ_and_a_greedy_targets_are_sampled_but_drafts_st
 
 
 @pytest.mark.parametrize("stop", [3, [3], [3, 7], [7, 0, 3]])
-def test_a_response_is_cut_right_behind_its_first_stop_token(stop):
-    prompts, draws = random_prompts(12), uniform(12, 20)
-    endless = generate_batch(stopping_pair(None), prompts, draws, Warp(), 20)
-    found = generate_batch(stopping_pair(stop), prompts, draws, Warp(), 20)
+def test_a_response_is_cut_right_after_its_first_stop_token(stop):
+    prompts, uniforms = random_prompts(12), uniform(12, 20)
+    endless = generate_batch(stopping_pair(None), prompts, uniforms, Warp(), 20)
+    found = generate_batch(stopping_pair(stop), prompts, uniforms, Warp(), 20)
     stops = {stop} if isinstance(stop, int) else set(stop)
     ended = 0
     for full, response in zip(endless, found, strict=True):
@@ -151,19 +151,19 @@ def test_without_stop_tokens_every_response_has_exactly_the_wanted_length():
 
 
 def test_a_stop_token_at_the_last_place_counts_as_finished():
-    prompt, draws = [[1, 2, 3]], uniform(1, 5)
-    endless = generate_batch(stopping_pair(None), prompt, draws, Warp(), 5)[0].ids
+    prompt, uniforms = [[1, 2, 3]], uniform(1, 5)
+    endless = generate_batch(stopping_pair(None), prompt, uniforms, Warp(), 5)[0].ids
     last = next(i for i in range(5) if endless[i] not in endless[:i] and i > 0)
-    response = generate_batch(stopping_pair(endless[last]), prompt, draws, Warp(), last + 1)[0]
+    response = generate_batch(stopping_pair(endless[last]), prompt, uniforms, Warp(), last + 1)[0]
     assert response.ids == endless[: last + 1] and response.finished
 
 
 def test_a_row_near_the_end_of_the_window_stops_there_and_the_others_do_not():
-    pair, draws = stopping_pair(None, window=32), uniform(3, 12)
+    pair, uniforms = stopping_pair(None, window=32), uniform(3, 12)
     prompts = [[1] * 29, [2] * 4, [3] * 31]
-    found = generate_batch(pair, prompts, draws, Warp(), 12)
+    found = generate_batch(pair, prompts, uniforms, Warp(), 12)
     assert [len(response.ids) for response in found] == [3, 12, 1]
-    assert found == one_by_one(pair, prompts, draws, Warp(), 12)
+    assert found == one_by_one(pair, prompts, uniforms, Warp(), 12)
 
 
 def test_responses_end_at_the_window_of_the_smaller_model():
@@ -192,10 +192,10 @@ def test_rows_that_wait_for_others_to_leave_stay_inside_learned_positions():
     model = OPTForCausalLM(config).double().eval()
     pair = replace(stopping_pair(None), target=model)
     # One row of sixteen is at its limit after two tokens: too few to leave, so it is carried on.
-    prompts, draws = [[1] * 30, *random_prompts(15, longest=6)], uniform(16, 12)
-    found = generate_batch(pair, prompts, draws, Warp(), 12)
+    prompts, uniforms = [[1] * 30, *random_prompts(15, longest=6)], uniform(16, 12)
+    found = generate_batch(pair, prompts, uniforms, Warp(), 12)
     assert [len(response.ids) for response in found] == [2] + [12] * 15
-    assert found == one_by_one(pair, prompts, draws, Warp(), 12)
+    assert found == one_by_one(pair, prompts, uniforms, Warp(), 12)
 
 
 def test_steps_report_exactly_the_tokens_of_the_responses():
@@ -218,7 +218,7 @@ def test_a_target_that_gives_nan_is_named():
         generate_batch(pair, [[1]], uniform(1, 2), Warp(), 2)
 
 
-# --- the law
+# --- the distribution
 
 
 def test_responses_follow_the_targets_warped_law():
@@ -243,14 +243,14 @@ def test_uniform_numbers_depend_on_seed_and_prompt_alone():
     np.random.default_rng(0).random(7)
     np.testing.assert_array_equal(row_uniforms(5, "00ff", 8), one)
     others = [row_uniforms(5, "0100", 8), row_uniforms(6, "00ff", 8), row_uniforms(0, "ffffffffffffffff", 8)]
-    others += [row_uniforms(5, "00ff", 8, sample=1), row_uniforms(5, "00ff", 8, sample=2)]
+    others += [row_uniforms(5, "00ff", 8, response=1), row_uniforms(5, "00ff", 8, response=2)]
     assert np.unique(np.stack([one, *others])).size == 6 * 16  # response and draft numbers differ as well
-    np.testing.assert_array_equal(row_uniforms(5, "00ff", 8, draws=3)[:2], one)
+    np.testing.assert_array_equal(row_uniforms(5, "00ff", 8, num_samples=3)[:2], one)
 
 
 def test_uniform_numbers_of_neighbouring_prompts_are_uncorrelated():
     numbers = np.stack([row_uniforms(0, f"{i:x}", 4).flatten() for i in range(2000)])
-    columns = np.concatenate([numbers[:-1], numbers[1:]], axis=1)  # a prompt's eight numbers beside the next one's
+    columns = np.concatenate([numbers[:-1], numbers[1:]], axis=1)  # a prompt's eight numbers next to the next one's
     correlation = np.corrcoef(columns, rowvar=False)[~np.eye(16, dtype=bool)]
     # Each is about normal with standard deviation 2000**-0.5; 120 of them exceed 5.5 of those by chance once in 2e5.
     assert np.abs(correlation).max() < 5.5 * 2000**-0.5

@@ -1,4 +1,4 @@
-"""The first two sampled tokens on nano against the target's own law."""
+"""The first two sampled tokens on nano against the target's distribution."""
 
 import torch
 from statistics_helper import chi_square_p_value
@@ -8,7 +8,7 @@ from specheads import SpeculativeDecoder, Warp, stopping
 NUM_SAMPLES = 1500
 
 
-def test_two_sampled_tokens_follow_the_targets_law(nano, prompts):
+def test_two_sampled_tokens_follow_the_targets_distribution(nano, prompts):
     warp = Warp(1.0, top_k=20)
     prompt = [*prompts[1], *nano.tokenizer("    if value is None:\n        ", add_special_tokens=False)["input_ids"]]
     lm = nano.target_lm
@@ -28,6 +28,6 @@ def test_two_sampled_tokens_follow_the_targets_law(nano, prompts):
         one, two = out.tokens.tolist()
         counts[place[one], two] += 1
     assert 0.1 * NUM_SAMPLES < accepted < 0.95 * NUM_SAMPLES
-    # false alarm with probability 1e-6 (the law is in float32, whose rounding is far below what the draws can tell)
+    # false alarm with probability 1e-6 (the distribution is in float32, whose rounding is far below what the samples can tell)
     assert chi_square_p_value(counts.flatten(), distribution.flatten() / distribution.sum()) > 1e-6
     assert chi_square_p_value(counts.sum(1), distribution.sum(1) / distribution.sum()) > 1e-6

@@ -1,4 +1,4 @@
-"""A tree that is read in one masked forward is every one of its paths read alone, in every family and on every engine."""
+"""A tree that is read in one masked forward pass is every one of its paths read alone, in every family and on every engine."""
 
 import os
 
@@ -9,13 +9,13 @@ from families import CONFIGS, VOCAB_SIZE, family_pair
 
 from specheads.decoding.engine import TreeSlots, make_engine
 
-# A root, two levels of branches and a chain; more than Gemma 2's window of 12 behind its start.
+# A root, two levels of branches and a chain; more than Gemma 2's window of 12 after its start.
 PARENTS = [0, 0, 0, 1, 1, 2, 4, 7, 8, 9, 10, 11, 12]
 COMPILED = CONFIGS if os.environ.get("SPECHEADS_COMPILE_ALL") else ("llama", "bloom")
 
 
 class Scores:
-    """Work that returns what a forward gives."""
+    """An epilogue that returns the output of a forward pass."""
 
     compile_key = "scores"
 

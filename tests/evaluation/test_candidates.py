@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
 from specheads.commands.evaluation import rule_choices
 from specheads.evaluation.candidate import FIXED, Candidate, RuleChoice
-from specheads.evaluation.candidates import candidates, longest_draft
+from specheads.evaluation.candidates import candidates, check_rules, longest_draft
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.tuning import Tuning
 from specheads.pair import config_folder
@@ -156,3 +156,53 @@ def test_without_a_recording_only_what_is_complete_can_be_tried(heads):
         candidates({"logistic": all_rules()["logistic"]}, {}, None)
     with pytest.raises(UserError, match="threshold"):
         candidates({"head_threshold": RuleChoice(stopping.HeadThreshold, {"threshold": ["auto"]})}, heads, None)
+
+
+class EveryOther(stopping.FixedLength):
+    """A rule that no file but this one knows: its cost ratio is fitted, and reports have a title for it."""
+
+    fitted_to_costs = frozenset({"ratio"})
+
+    def __init__(self, ratio, max_tokens=6):
+        super().__init__(max_tokens)
+        self.ratio = ratio
+
+    @classmethod
+    def title(cls, name):
+        return "every other "
+
+    @classmethod
+    def open_parameters(cls, arguments):
+        return frozenset({"ratio"} if arguments["ratio"] is None else ())
+
+    @classmethod
+    def fit(cls, arguments, fitting, head, costs):
+        return {**arguments, "ratio": costs.target_seconds / costs.draft_seconds}
+
+
+def test_a_rule_outside_the_package_is_fitted_titled_and_checked_like_the_others(tuning):
+    rules = {"mine": RuleChoice(EveryOther, {"ratio": None, "max_tokens": [4, 6]})}
+    check_rules(rules)
+    assert longest_draft(rules) == 6
+    found = [one for one in candidates(rules, {}, tuning) if one.family == "mine"]
+    assert [(one.name, one.rule.ratio) for one in found] == [
+        (f"every other {length} at ratio {name}", costs.target_seconds / costs.draft_seconds)
+        for length in (4, 6)
+        for name, costs in COSTS.items()
+    ]
+    with pytest.raises(UserError, match="EveryOther leaves ratio to be fitted"):
+        candidates(rules, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_tokens": []}, r"stopping.mine.num_tokens=\[\] must name at least one value"),
+        ({"num_tokens": [2, 0]}, "stopping.mine.num_tokens=0 must be a positive integer"),
+        ({"num_tokens": "auto"}, "stopping.mine.num_tokens=auto must be a positive integer"),
+        ({"length": 2}, "stopping.mine has arguments that its class does not take"),
+    ],
+)
+def test_values_that_a_rule_refuses_are_named_as_on_the_command_line(arguments, message):
+    with pytest.raises(UserError, match=message):
+        check_rules({"mine": RuleChoice(stopping.FixedLength, arguments)})

@@ -127,14 +127,14 @@ def test_rules_take_the_calibration_at_the_predicted_tokens_index(rule, predicts
     logit = torch.tensor(0.8, dtype=torch.float64).logit()
     chances = torch.sigmoid(TRUE(logit.expand(7), torch.arange(7)))
     expected = ([1.0] if predicts == "input_token" else []) + chances.tolist()
-    state = rule.init(2, CPU)
+    state = rule.start_prompt(2, CPU)
     for _ in range(2):  # rounds: the second begins at index 0 again
         survival = 1.0
         for chance in expected[:6]:
             state, _ = rule.step(state, {"hidden": torch.zeros(2, 1)})
             survival *= chance
             assert state.survival.tolist() == pytest.approx([survival] * 2)
-        state = rule.observe(state, torch.tensor([6, 6]), torch.tensor([6, 6]))
+        state = rule.start_round(rule.end_round(state, torch.tensor([6, 6]), torch.tensor([6, 6])))
 
 
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
@@ -147,7 +147,7 @@ def test_without_a_calibration_rules_do_as_with_the_identity_bit_by_bit(rule, pr
     for values in (None, IndexCalibration.identity().to_dict(), IndexCalibration([1.0] * 8, [0.0] * 8).to_dict()):
         head.config = replace(head.config, calibration=values)
         generator, one = torch.Generator().manual_seed(1), rule(head)
-        state, survivals = one.init(16, CPU), []
+        state, survivals = one.start_prompt(16, CPU), []
         for _ in range(12):
             features = {"hidden": torch.randn(16, 8, generator=generator)}
             before = state.survival
@@ -163,7 +163,7 @@ def test_without_a_calibration_rules_do_as_with_the_identity_bit_by_bit(rule, pr
 
 def test_expected_throughput_calibrates_on_top_of_the_head():
     rule = ExpectedThroughput(with_calibration("next_token", TRUE.to_dict()), slope=2.0, intercept=-0.5)
-    state, _ = rule.step(rule.init(1, CPU), {"hidden": torch.zeros(1, 1)})
+    state, _ = rule.step(rule.start_prompt(1, CPU), {"hidden": torch.zeros(1, 1)})
     logit = torch.tensor(0.8, dtype=torch.float64).logit()
     assert state.survival.item() == pytest.approx(torch.sigmoid(2 * (0.5 * logit - 0.5) - 0.5).item())
 

@@ -1,4 +1,4 @@
-"""One token after the other, each sampled from the draft's own warped law."""
+"""One token after the other, each sampled from the draft's warped distribution."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from specheads.decoding.arguments import check_flag
+from specheads.decoding.drafting.draft_memory import DraftMemory
 from specheads.decoding.drafting.drafter import Drafting
-from specheads.decoding.drafting.memory import DraftMemory
 from specheads.decoding.engine import Engine, ForwardOutput
 from specheads.decoding.records import Draft, DraftKind
 from specheads.decoding.stopping import StoppingRule
-from specheads.errors import UserError
 from specheads.features import drafting_features
 from specheads.pair import LanguageModel
 from specheads.sampling import Uniforms, Warp
@@ -22,31 +22,32 @@ from specheads.sampling import Uniforms, Warp
 class Autoregressive(Drafting):
     """`drafting=autoregressive`: a chain, as long as the stopping rule lets it grow.
 
-    `ahead`: issue each step before the last one's stop flag has arrived, and drop what it drafted if the flag says stop. The same
-    tokens for a forward more per round, which pays where waiting for a flag costs more than a forward.
+    Args:
+        ahead: issue each step before the previous step's stop flag has arrived, and drop its token if the flag says stop. The
+            tokens are the same; a round has one forward pass more, which pays where waiting for a flag costs more than a forward
+            pass.
     """
 
     kind = DraftKind.CHAIN
 
     def __init__(self, ahead: bool = False) -> None:
-        if not isinstance(ahead, bool):
-            raise UserError(f"drafting.ahead={ahead} is neither true nor false.")
+        check_flag("drafting.ahead", ahead)
         self.ahead = ahead
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "ChainDrafter":
-        """Return what drafts with these choices into `memory`."""
+        """Return the drafter for these choices, which writes into `memory`."""
         return ChainDrafter(engine, ChainStep(engine.lm, warp, rule), memory, self.ahead)
 
 
 class ChainState(NamedTuple):
-    """What a step takes over from the one before."""
+    """What a step receives from the one before."""
 
-    stopped: Tensor  # (B,) bool, whether the draft ended before this step, which then only passes the state on
+    stopped: Tensor  # (B,) bool, whether the draft ended before this step, which then passes the state on unchanged
     rule: Any  # of the stopping rule, tensors (B, ...)
 
 
 class ChainStep:
-    """What follows a draft forward: warp, sample, features, stop rule. Tensors in, tensors out: an engine may compile it."""
+    """The epilogue of a draft forward pass: warp, sample, features, stopping rule. An engine may compile it."""
 
     def __init__(self, lm: LanguageModel, warp: Warp, rule: StoppingRule) -> None:
         self.lm, self.warp, self.rule = lm, warp, rule
@@ -55,10 +56,11 @@ class ChainStep:
     def __call__(
         self, output: ForwardOutput, uniform: Tensor, ends: Tensor, state: ChainState
     ) -> tuple[Tensor, Tensor, ChainState]:
-        """Return the drafted token (B,), its law (B, V) and the new state, whose `stopped` says whether the draft ends with it.
+        """Return the drafted token (B,), its distribution (B, V) and the new state, whose `stopped` says whether the draft ends
+        with it.
 
         Args:
-            uniform: (B,) that decides the token.
+            uniform: (B,) in [0, 1), at which the token is sampled.
             ends: (V,) bool, the tokens that end a response and therefore a draft.
         """
         logits = output.logits[:, -1]
@@ -71,7 +73,7 @@ class ChainStep:
 
 
 def _unless(stopped: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """Return `new` (B, ...) in the type of `old`, which every step must get, or `old` in rows that are `stopped` (B,)."""
+    """Return `new` (B, ...) in the type of `old`, which every step must receive, or `old` in rows that are `stopped` (B,)."""
     return old if new is old else torch.where(stopped.reshape(-1, *[1] * (new.dim() - 1)), old, new.to(old.dtype))
 
 
@@ -85,25 +87,27 @@ class ChainDrafter:
         self._flag = Flag(engine.lm.device)
 
     def warm_up(self, ends: Tensor) -> None:
-        """Prepare the engine for what drafting runs: forwards over one pending token, or two after a draft that was accepted."""
+        """Prepare the engine for all that drafting runs: forward passes over one pending token, or two after a fully accepted
+        draft.
+        """
         uniform = torch.zeros(1, dtype=torch.float64, device=ends.device)
-        self._engine.warm_up(self._step, (1, 2), uniform, ends, ChainState(self._going, self._rule.init(1, ends.device)))
+        self._engine.warm_up(self._step, (1, 2), uniform, ends, ChainState(self._going, self._rule.start_prompt(1, ends.device)))
 
     def draft(
-        self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, num_probs_needed: int = 0
+        self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
     ) -> Draft:
-        """Return a draft of at most `limit` tokens behind the committed ones; see Drafter."""
+        """Return a draft of at most `limit` tokens after the committed ones; see Drafter."""
         memory, calls, limit, self._base = self._memory, 0, min(limit, self._rule.max_tokens), len(committed)
         tokens = torch.tensor([committed[self._engine.length :]], device=ends.device)
         count, state, next_probs = 0, ChainState(self._going, state), None
         while count < limit:
-            token, probs, state = self._step(tokens, draws.take(1), ends, state)
+            token, probs, state = self._step(tokens, uniforms.take(1), ends, state)
             calls += 1
             if self._ahead and count and self._flag.read():
-                draws.give_back(1)
+                uniforms.give_back(1)
                 next_probs = probs
                 break
-            # Copied, because an engine may overwrite a step's outcome in the next one.
+            # Copied, because an engine may overwrite a step's outputs in the next one.
             memory.write(count, token, probs)
             count += 1
             self._flag.send(state.stopped)
@@ -112,8 +116,8 @@ class ChainDrafter:
                 break
         if num_probs_needed > count:
             if next_probs is None:
-                _, next_probs, state = self._step(tokens, draws.take(1), ends, ChainState(self._stopped, state.rule))
-                draws.give_back(1)
+                _, next_probs, state = self._step(tokens, uniforms.take(1), ends, ChainState(self._stopped, state.rule))
+                uniforms.give_back(1)
                 calls += 1
             memory.probs[count] = next_probs[0]
         next_probs = memory.probs[count] if num_probs_needed > count else None
@@ -121,28 +125,29 @@ class ChainDrafter:
         return Draft.chain(memory.tokens[:count], memory.probs[:count], calls, next_probs)
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return what the rule is to learn from, after the tokens `path` were accepted: its state, and how much was drafted and accepted."""
+        """Return the stopping rule's state and the numbers of drafted and accepted tokens, after `path` was accepted."""
         return self._state, self._count, len(path)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Forget what was drafted last, but for the accepted tokens `path`."""
+        """Forget the last draft except for the accepted tokens `path`."""
         self._engine.rewind(min(self._engine.length, self._base + len(path)))
 
 
 class Flag:
-    """A bool on its way from a device to the host, on which the host waits only when it reads."""
+    """A bool on its way from a device to the host; the host waits for it only when it reads."""
 
     def __init__(self, device: torch.device) -> None:
         self._arrived = torch.cuda.Event() if device.type == "cuda" else None
         self._flag = torch.zeros(1, dtype=torch.bool, pin_memory=device.type == "cuda")
 
     def send(self, flag: Tensor) -> None:
-        """Take `flag` (1,); what it holds later does not matter."""
+        """Send the current value of `flag` (1,), which may be overwritten afterwards."""
         self._flag.copy_(flag, non_blocking=True)
         if self._arrived is not None:
             self._arrived.record(torch.cuda.current_stream(flag.device))
 
     def read(self) -> bool:
+        """Return the value that was sent last."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return bool(self._flag)

@@ -1,4 +1,4 @@
-"""The best of several beams: a chain that the draft finds likely as a whole, as joint verification wants it."""
+"""The best of several beams: a chain that is likely as a whole under the draft, as joint verification assumes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specheads.decoding.arguments import check_count
+from specheads.decoding.drafting.draft_memory import DraftMemory
 from specheads.decoding.drafting.drafter import Drafting
-from specheads.decoding.drafting.growth import ROOT, Drawn, Frontier, Nodes, TreeDrafter, usual_length
-from specheads.decoding.drafting.memory import DraftMemory
+from specheads.decoding.drafting.tree_growth import ROOT, Frontier, Nodes, Proposal, TreeDrafter, usual_length
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft, DraftKind
 from specheads.decoding.stopping import StoppingRule
-from specheads.decoding.stopping.rule import check_count
 from specheads.sampling import Uniforms, Warp
 
 
 class Beam(Drafting):
-    """`drafting=beam`: the likeliest chain that a beam search finds, as long as the stopping rule lets that one grow.
+    """`drafting=beam`: the most likely chain that a beam search finds, as long as the stopping rule lets it grow.
 
     Args:
         num_beams: B.
@@ -37,12 +37,12 @@ class Beam(Drafting):
         return self.num_beams * max_tokens
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "BeamDrafter":
-        """Return what drafts with these choices into `memory`."""
+        """Return the drafter for these choices, which writes into `memory`."""
         return BeamDrafter(self.num_beams, engine, warp, rule, memory)
 
 
 class BeamDrafter(TreeDrafter):
-    """Searches with beams and hands over the best one, with the laws along it."""
+    """Searches with beams and returns the best one, with the distributions along it."""
 
     def __init__(self, num_beams: int, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> None:
         most = num_beams * usual_length(rule)
@@ -50,11 +50,11 @@ class BeamDrafter(TreeDrafter):
         self.num_beams, self._memory, self._probs = num_beams, memory, memory.distributions(most + 1)
 
     def draft(
-        self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, num_probs_needed: int = 0
+        self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
     ) -> Draft:
-        """Return the best beam behind the committed tokens, at most `limit` long."""
+        """Return the best beam after the committed tokens, at most `limit` long."""
         self._joint, self._ended, self._best = {ROOT: 0.0}, {}, ROOT
-        grown = self.grow(committed, state, limit, draws, ends)
+        grown = self.grow(committed, state, limit, uniforms, ends)
         self._path = grown.nodes.path(self._best)
         for index, node in enumerate(self._path):
             token = torch.tensor([grown.nodes.tokens[node]], device=self._probs.device)
@@ -63,23 +63,23 @@ class BeamDrafter(TreeDrafter):
         draft = Draft.chain(self._memory.tokens[:count], self._memory.probs[:count], grown.num_draft_calls)
         return replace(draft, nan=grown.nan)
 
-    def propose(self, frontier: Frontier, draws: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
-        distribution, device = self.distribution(frontier.logits), frontier.logits.device
-        self._probs[torch.tensor(frontier.nodes, device=device) + 1] = distribution
+    def propose(self, frontier: Frontier, uniforms: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
+        probs, device = self.distribution(frontier.logits), frontier.logits.device
+        self._probs[torch.tensor(frontier.nodes, device=device) + 1] = probs
         before = torch.tensor([self._joint[node] for node in frontier.nodes], dtype=torch.float64, device=device)
-        joint = (before[:, None] + distribution.double().log()).flatten()
+        joint = (before[:, None] + probs.double().log()).flatten()
         top = joint.topk(min(self.num_beams, len(joint))).indices
-        rows, tokens = top // distribution.shape[1], top % distribution.shape[1]
-        return rows, tokens, distribution[rows, tokens].double()
+        rows, tokens = top // probs.shape[1], top % probs.shape[1]
+        return rows, tokens, probs[rows, tokens].double()
 
-    def admit(self, nodes: Nodes, drawn: Sequence[Drawn]) -> tuple[dict[int, Drawn], list[int]]:
-        """A beam that ends stays in the running; the search is over once the best one has ended."""
+    def admit(self, nodes: Nodes, proposals: Sequence[Proposal]) -> tuple[dict[int, Proposal], list[int]]:
+        """Keep the best beams; one that has ended still competes, and the search is over once it is the best."""
         admitted = {}
-        for one in drawn:
-            if one.prob > 0:
-                node = nodes.draw(one.parent, one.token)
-                admitted[node], self._joint[node] = one, self._joint[one.parent] + log(one.prob)
-                self._ended |= {node: self._joint[node]} if one.stop else {}
+        for proposal in proposals:
+            if proposal.prob > 0:
+                node = nodes.add(proposal.parent, proposal.token)
+                admitted[node], self._joint[node] = proposal, self._joint[proposal.parent] + log(proposal.prob)
+                self._ended |= {node: self._joint[node]} if proposal.stop else {}
         running = {node: self._joint[node] for node in admitted} | self._ended
         best = sorted(running, key=lambda node: (-running[node], node))[: self.num_beams]
         self._best = best[0]
@@ -88,7 +88,7 @@ class BeamDrafter(TreeDrafter):
         return admitted, sorted(node for node in best if node not in self._ended)
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """The rule learns from the best beam, of which as many tokens as `path` is long were accepted."""
+        """Return the stopping rule's state along the best beam, its length and the number of accepted tokens."""
         return self._grown.state(self._best), len(self._path), len(path)
 
     def keep(self, path: Sequence[int]) -> None:

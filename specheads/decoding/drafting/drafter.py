@@ -1,11 +1,11 @@
-"""What every way of drafting is: a choice, and what drafts by it for one decoder."""
+"""The interface of drafting methods: a choice, and the drafter that one decoder makes of it."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from specheads.decoding.drafting.memory import DraftMemory
+from specheads.decoding.drafting.draft_memory import DraftMemory
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft, DraftKind
 from specheads.decoding.stopping import StoppingRule
@@ -20,34 +20,42 @@ class Drafter(Protocol):
         """Prepare the engine for all that drafting runs."""
 
     def draft(
-        self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, num_probs_needed: int = 0
+        self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
     ) -> Draft:
-        """Return a draft behind the committed tokens, whose last at least the draft model has not read.
+        """Return a draft after the committed tokens, at least the last of which the draft model has not read.
 
         Args:
             state: of the stopping rule, B = 1.
-            limit: the longest path that is of use.
+            limit: the longest useful path.
+            uniforms: the numbers at which tokens are sampled.
             ends: (V,) bool, the tokens that end a response and therefore a path.
-            owed: tokens to come whose verification needs the draft's law; a shorter chain carries the law after its last token.
+            num_probs_needed: coming tokens whose verification needs the draft's distribution; a shorter chain brings the
+                distribution after its last token.
         """
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return what the stopping rule is to learn of the last draft, of which the nodes `path` were accepted: its state along a path
-        that begins with these, the path's length and how much of it was accepted.
+        """Return the stopping rule's state along a path of the last draft, the path's length and how many of its tokens were
+        accepted.
+
+        Args:
+            path: the accepted nodes, with which that path begins.
         """
 
     def keep(self, path: Sequence[int]) -> None:
-        """Forget what was read of the last draft, but for the accepted nodes `path`."""
+        """Forget the last draft except for the accepted nodes `path`."""
 
 
 class Drafting:
-    """`drafting=`: how tokens are proposed."""
+    """`drafting=`: how tokens are proposed.
+
+    A new method is a subclass in a file of its own and a config in conf/drafting/ whose `_target_` names it.
+    """
 
     kind: DraftKind
     reads_draft = True  # whether a draft model is run
 
     def pair(self, pair: Pair) -> Pair:
-        """Return the pair that decodes: one that brings a draft of its own puts it in the place of the pair's."""
+        """Return the pair that decodes: a method with a draft of its own replaces the pair's draft."""
         return pair
 
     def most_read(self, max_tokens: int) -> int:
@@ -59,9 +67,9 @@ class Drafting:
         return max_tokens
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> Drafter:
-        """Return what drafts with these choices; chains go into `memory`.
+        """Return the drafter for these choices; chains are written into `memory`.
 
         Raises:
-            UserError: a rule that looks at what this way of drafting does not know.
+            UserError: a rule that needs features which this method does not have.
         """
         raise NotImplementedError

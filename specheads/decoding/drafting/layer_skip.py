@@ -28,11 +28,11 @@ class LayerSkip(Autoregressive):
         super().__init__(ahead)
         if isinstance(skipped, str) or not isinstance(skipped, Sequence) or not all(is_count(layer) for layer in skipped):
             raise UserError(
-                f"drafting.skipped={skipped} is no list of layers; give their numbers from 0, for example 'drafting.skipped=[2,3]', or "
+                f"drafting.skipped={skipped} must be a list of layer numbers from 0, for example 'drafting.skipped=[2,3]', or "
                 "let python -m specheads.evaluation.layer_search look for them."
             )
         if len(set(skipped)) < len(skipped) or not len(skipped):
-            raise UserError(f"drafting.skipped={list(skipped)} has a layer twice or none at all; name each layer to skip once.")
+            raise UserError(f"drafting.skipped={list(skipped)} must name at least one layer, and each layer once.")
         self.skipped = tuple(sorted(skipped))
 
     def pair(self, pair: Pair) -> Pair:
@@ -43,12 +43,12 @@ class LayerSkip(Autoregressive):
 
 
 class Skipped(nn.Module):
-    """Stands where a layer was and hands on what it is given, as that layer would."""
+    """Stands where a layer was and returns its input in the form of that layer's output."""
 
     def __init__(self, layer: nn.Module, returns_tuple: bool) -> None:
         super().__init__()
         self.returns_tuple = returns_tuple
-        if hasattr(layer, "attention_type"):  # by which some models choose a layer's mask
+        if hasattr(layer, "attention_type"):  # some models choose a layer's mask by it
             self.attention_type = layer.attention_type
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -65,20 +65,20 @@ def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrained
     if wrong := [layer for layer in skipped if layer >= count]:
         raise UserError(f"drafting.skipped names layer {wrong[0]}, but {type(model).__name__} has layers 0 to {count - 1}.")
     if len(skipped) == count:
-        raise UserError(f"drafting.skipped leaves out all {count} layers; keep some.")
+        raise UserError(f"drafting.skipped leaves out all {count} layers; keep at least one.")
     place = place_of_layers(model)
-    # Modules on the way to the layers are copied, so that the target keeps its own; everything else is shared.
-    shallow, steps = _own(model), place.split(".")
-    parent = shallow
+    # Modules on the way to the layers are copied, so that the target keeps its layers; everything else is shared.
+    model_copy, steps = _shallow_copy(model), place.split(".")
+    parent = model_copy
     for step in steps[:-1]:
-        parent._modules[step] = _own(parent._modules[step])
+        parent._modules[step] = _shallow_copy(parent._modules[step])
         parent = parent._modules[step]
     layers = parent._modules[steps[-1]]
     tuples = returns_tuple(model, layers[0])
     parent._modules[steps[-1]] = nn.ModuleList(
         Skipped(layer, tuples) if number in skipped else layer for number, layer in enumerate(layers)
     )
-    return shallow.eval()
+    return model_copy.eval()
 
 
 def place_of_layers(model: PreTrainedModel) -> str:
@@ -87,7 +87,7 @@ def place_of_layers(model: PreTrainedModel) -> str:
     for name, part in model.named_modules():
         if isinstance(part, nn.ModuleList) and len(part) == count:
             return name
-    raise UserError(f"the layers of {type(model).__name__} are not found, so that none can be skipped; use another drafting.")
+    raise UserError(f"the layers of {type(model).__name__} are not found, so none can be skipped; use another drafting=.")
 
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
@@ -95,21 +95,21 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     return model.get_submodule(place_of_layers(model))
 
 
-def _own(module: nn.Module) -> nn.Module:
+def _shallow_copy(module: nn.Module) -> nn.Module:
     """Return a module that shares its parameters and parts with `module`, but whose parts may be exchanged."""
-    own = copy.copy(module)
-    own._modules = dict(module._modules)
-    return own
+    other = copy.copy(module)
+    other._modules = dict(module._modules)
+    return other
 
 
 @torch.no_grad()
 def returns_tuple(model: PreTrainedModel, layer: nn.Module) -> bool:
-    """Whether a layer of this model returns its state within a tuple, as one forward shows."""
-    found: list[bool] = []
-    handle = layer.register_forward_hook(lambda module, args, output: found.append(isinstance(output, tuple)))
+    """Whether a layer of this model returns its state within a tuple; a forward pass shows it."""
+    tuples: list[bool] = []
+    handle = layer.register_forward_hook(lambda module, args, output: tuples.append(isinstance(output, tuple)))
     try:
         token = torch.zeros(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device)
         model.base_model(input_ids=token, use_cache=False)
     finally:
         handle.remove()
-    return found[0]
+    return tuples[0]

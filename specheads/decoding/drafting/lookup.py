@@ -1,4 +1,4 @@
-"""Drafts that were written before: what followed the last tokens where the text had them already. No draft model is run."""
+"""Prompt lookup: drafts are copied from the text, after an earlier occurrence of its last tokens. No draft model is run."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specheads.decoding.arguments import check_count
+from specheads.decoding.drafting.draft_memory import DraftMemory
 from specheads.decoding.drafting.drafter import Drafting
-from specheads.decoding.drafting.growth import ROOT, Nodes
-from specheads.decoding.drafting.memory import DraftMemory
+from specheads.decoding.drafting.tree_growth import ROOT, Nodes
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft, DraftKind
 from specheads.decoding.stopping import StoppingRule
-from specheads.decoding.stopping.rule import check_count
 from specheads.errors import UserError
 from specheads.sampling import Uniforms, Warp
 
@@ -22,7 +22,7 @@ class Lookup(Drafting):
     """`drafting=lookup`: the tokens that followed the latest earlier occurrence of the text's last n tokens.
 
     Args:
-        max_ngram: n of the longest run that is looked for; shorter ones, down to one token, where it is nowhere.
+        max_ngram: the longest n that is searched for; shorter runs follow, down to one token, until one occurs.
 
     Source: prompt lookup decoding (Saxena 2023).
     """
@@ -35,17 +35,17 @@ class Lookup(Drafting):
         self.max_ngram = max_ngram
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "LookupDrafter":
-        """Return what drafts with these choices; raises UserError for a rule that looks at a draft's law."""
+        """Return the drafter for these choices; raises UserError for a rule that needs a draft's distribution."""
         if rule.needs - {"token"}:
             raise UserError(
-                f"drafting=lookup runs no draft model, so that stopping by {type(rule).__name__}, which looks at {min(rule.needs)}, is "
-                "not possible; use a length, for example stopping=[fixed_length]."
+                f"drafting=lookup runs no draft model, but stopping by {type(rule).__name__} needs its {min(rule.needs)}; "
+                "use a length, for example stopping=[fixed_length]."
             )
         return LookupDrafter(self.max_ngram, rule, engine.lm.device)
 
 
 class LookupDrafter:
-    """Looks drafts up in the committed text."""
+    """Copies drafts from the committed text."""
 
     def __init__(self, max_ngram: int, rule: StoppingRule, device: torch.device) -> None:
         self.max_ngram, self.rule, self._device = max_ngram, rule, device
@@ -54,36 +54,38 @@ class LookupDrafter:
         """There is nothing to prepare."""
 
     def draft(
-        self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, num_probs_needed: int = 0
+        self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
     ) -> Draft:
         """Return at most `limit` tokens that followed the same run of tokens before."""
         nodes, node = Nodes(), ROOT
         limit = min(limit, self.rule.max_tokens)
-        found = torch.tensor(found_before(committed, self.max_ngram, limit), dtype=torch.long, device=self._device)
-        for token, ended in zip(found.tolist(), ends[found].tolist(), strict=True):
-            node = nodes.draw(node, token)
-            state, stop = self.rule.step(state, {"token": found[len(nodes) - 1 : len(nodes)]})
+        copied = torch.tensor(continuation(committed, self.max_ngram, limit), dtype=torch.long, device=self._device)
+        for token, ended in zip(copied.tolist(), ends[copied].tolist(), strict=True):
+            node = nodes.add(node, token)
+            state, stop = self.rule.step(state, {"token": copied[len(nodes) - 1 : len(nodes)]})
             if ended or bool(stop):
                 break
         self._state, self._count = state, len(nodes)
         return nodes.draft()
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return what the rule is to learn from: its state, and how much was drafted and accepted."""
+        """Return the stopping rule's state and the numbers of drafted and accepted tokens."""
         return self._state, self._count, len(path)
 
     def keep(self, path: Sequence[int]) -> None:
         """There is no memory."""
 
 
-def found_before(text: Sequence[int], max_ngram: int, limit: int) -> Sequence[int]:
-    """Return up to `limit` tokens that followed the latest earlier occurrence of the longest run, up to `max_ngram`, that ends `text`."""
+def continuation(text: Sequence[int], max_ngram: int, limit: int) -> Sequence[int]:
+    """Return up to `limit` tokens that followed the latest earlier occurrence of the longest run, up to `max_ngram`, that ends
+    `text`.
+    """
     ids = np.asarray(text)
     for size in range(min(max_ngram, len(text) - 1), 0, -1):
-        runs = np.lib.stride_tricks.sliding_window_view(ids[:-1], size)  # all but the one that ends the text
-        found = np.flatnonzero((runs == ids[len(ids) - size :]).all(axis=1))
-        if len(found):
-            start = int(found[-1]) + size
-            # Where the text ends before the draft does, the draft goes on as it has begun.
+        runs = np.lib.stride_tricks.sliding_window_view(ids[:-1], size)  # all except the run that ends the text
+        places = np.flatnonzero((runs == ids[len(ids) - size :]).all(axis=1))
+        if len(places):
+            start = int(places[-1]) + size
+            # Where the text ends before the draft does, the draft repeats itself.
             return [text[start + number % (len(text) - start)] for number in range(max(0, limit))]
     return []

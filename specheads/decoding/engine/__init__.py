@@ -1,15 +1,15 @@
 """How a model is run: one interface, and engines from plain PyTorch to captured graphs.
 
-`auto` is what the environment variable SPECHEADS_ENGINE names, or else the fastest that this machine and model allow; the log says
-where that is plain PyTorch.
+`auto` stands for the engine in the environment variable SPECHEADS_ENGINE, or else for the fastest one that this machine and model
+allow; a warning says why if that is plain PyTorch.
 """
 
 import logging
 import os
 
 from specheads.decoding.engine.compiled import CompiledEngine
+from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Engine, Epilogue, ForwardOutput
-from specheads.decoding.engine.graph import GraphEngine
 from specheads.decoding.engine.tree_reading import TreeSlots
 from specheads.errors import UserError
 from specheads.pair import LanguageModel
@@ -32,20 +32,21 @@ ENGINES = {"eager": EagerEngine, "compiled": CompiledEngine, "cuda_graph": Graph
 
 
 def check_engine(name: str) -> None:
-    """Raise UserError for the name of an engine that is not there."""
+    """Raise UserError for the name of an engine that does not exist."""
     if name not in ("auto", *ENGINES):
-        raise UserError(f"engine={name!r} is not known; use auto, {', '.join(ENGINES)}.")
+        raise UserError(f"engine={name} must be one of auto, {', '.join(ENGINES)}.")
 
 
 def resolve_engine(name: str) -> str:
-    """Return `name`, or what the environment has in place of `auto`; raises UserError for an engine that is not there."""
+    """Return `name`, or for `auto` the environment's engine if it names one; raises UserError for an unknown engine."""
     name = os.environ.get("SPECHEADS_ENGINE") or name if name == "auto" else name
     check_engine(name)
     return name
 
 
 def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int = 0) -> Engine:
-    """Return the engine called `name` for one model, with memory for a text of `capacity` positions and `room` for a tree behind it.
+    """Return the engine called `name` for one model, with memory for a text of `capacity` positions and a tree of
+    `spare_capacity` after it.
 
     Raises:
         UserError: an unknown name, or an engine that cannot run this model here.
@@ -54,7 +55,7 @@ def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int
     if name == "eager":
         return EagerEngine(lm, capacity, spare_capacity)
     if name == "cuda_graph" and lm.device.type == "cpu":
-        logger.warning("engine=cuda_graph without CUDA only goes through the motions; use engine=compiled for speed.")
+        logger.warning("engine=cuda_graph without CUDA only imitates graphs; use engine=compiled for speed.")
         return GraphEngine(lm, capacity, spare_capacity=spare_capacity)
     obstacle = obstacle_to_compiling(lm)
     if name == "auto" and obstacle:
@@ -69,20 +70,20 @@ def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int
 
 
 def obstacle_to_compiling(lm: LanguageModel) -> str | None:
-    """Return why this model's forwards can be neither compiled nor captured here, or None."""
+    """Return why this model's forward passes can be neither compiled nor captured here, or None."""
     devices = {str(weight.device) for weight in lm.model.parameters()}
     if len(devices) > 1:
         return f"it is spread over {', '.join(sorted(devices))}"
     attention = lm.config._attn_implementation
     if attention not in ("sdpa", "eager"):
-        return f"its attention is {attention}, which takes no mask for static memory; load it with sdpa"
+        return f"its attention is {attention}, which accepts no mask for static memory; load it with sdpa"
     if any(type(module).__module__.startswith("peft.") for module in lm.model.modules()):
-        return "it has adapters, which may be switched at any time; merge them first"
+        return "it has adapters, which may be switched at any time; merge them"
     if lm.device.type == "cuda":
         return None
     if lm.device.type != "cpu":
-        return f"nothing faster is known for {lm.device.type}"
-    from torch._inductor.cpp_builder import get_cpp_compiler  # takes seconds to import, and not all need it
+        return f"no faster engine supports {lm.device.type}"
+    from torch._inductor.cpp_builder import get_cpp_compiler  # takes seconds to import
     from torch._inductor.exc import InvalidCxxCompiler
 
     try:

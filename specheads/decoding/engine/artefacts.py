@@ -1,7 +1,7 @@
-"""Compiled units on disk, so that a unit is compiled once per machine and loaded in every run after that.
+"""Compiled steps on disk, so that a step is compiled once per machine and loaded in every later run.
 
-They lie in `compiled` of the cache folder, one file per unit, named by a hash of all that they depend
-on. The folder may be removed at any time. The files are code: load none that somebody else has written.
+They are in the folder `compiled` of the cache folder, one file per step, named by a hash of all that they depend on. The folder
+may be removed at any time. Loading a file runs code, so only the user's private folder and files are read.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import platform
+import stat
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -20,15 +21,14 @@ import transformers
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from specheads.decoding.engine.compiled_program import Program, modules_in
+from specheads.decoding.engine.compiled_program import CompiledProgram, modules_in
 from specheads.decoding.engine.eager import Epilogue
 from specheads.pair import LanguageModel
 from specheads.storage.files import cache_folder
 
 logger = logging.getLogger(__name__)
 
-
-# What a damaged or outdated file raises; compiling anew puts it right.
+# Raised by a damaged or outdated file; compiling again repairs it.
 UNREADABLE = (
     pickle.PickleError,
     OverflowError,
@@ -39,62 +39,114 @@ UNREADABLE = (
     LookupError,
     ValueError,
     TypeError,
+    RuntimeError,
+    AssertionError,
 )
-UNREADABLE += (RuntimeError, AssertionError)
 
 
 def folder() -> Path:
-    """Return where compiled units are kept."""
+    """Return where compiled steps are kept."""
     return cache_folder() / "compiled"
 
 
-def name_of(lm: LanguageModel, epilogue: Epilogue, *facts: Any) -> str | None:
-    """Return what tells apart the compiled code of a model, the work after it and `facts` (numbers and example tensors).
+def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None:
+    """Return a hash of all that the compiled code of a model and an epilogue depends on.
 
-    None: it cannot be said what they are (a description that is an address, a class whose source cannot be read, a hook), so that
-    the code must not be kept.
+    None: it cannot be described (a description that is an address, a class whose source cannot be read, a hook), so the code must
+    not be kept.
+
+    Args:
+        settings: numbers and example tensors that it depends on too.
     """
-    whole = [lm.model, *modules_in(epilogue.compile_key)]
-    parts = [(name, part) for module in whole for name, part in module.named_modules()]
-    sources = [_source(type(one)) for one in (epilogue, *vars(epilogue).values(), *(part for _, part in parts))]
+    modules = [lm.model, *modules_in(epilogue.compile_key)]
+    parts = [(name, part) for module in modules for name, part in module.named_modules()]
+    sources = [_source(type(value)) for value in (epilogue, *vars(epilogue).values(), *(part for _, part in parts))]
     hooked = any(part._forward_hooks or part._forward_pre_hooks for _, part in parts)
     if " at 0x" in repr(epilogue.compile_key) or None in sources or hooked:
         return None
-    weights = [tensor for module in whole for tensor in (*module.parameters(), *module.buffers())]
-    weights, facts = tree_map_only(Tensor, lambda x: (tuple(x.shape), x.stride(), x.dtype, x.device), (weights, facts))
+    weights = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    weights, settings = tree_map_only(Tensor, lambda x: (tuple(x.shape), x.stride(), x.dtype, x.device), (weights, settings))
     model = (type(lm.model).__name__, lm.config.to_json_string(), lm.config._attn_implementation, lm.vocab_size, weights)
-    modules = [(name, type(part), part.training) for name, part in parts]
+    kinds = [(name, type(part), part.training) for name, part in parts]
     code = _sources(Path(__file__).parents[2])
-    facts = (_machine(), torch.get_num_threads(), code, sources, model, modules, epilogue.compile_key, facts)
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
+    provenance = (_machine(), torch.get_num_threads(), code, sources, model, kinds, epilogue.compile_key, settings)
+    return hashlib.sha256(repr(provenance).encode()).hexdigest()[:24]
 
 
-def load_or_compile(name: str | None, compile_program: Callable[[], Program]) -> tuple[Program, bool]:
-    """Return the program called `name` and whether it was on disk; one that was not is put there."""
-    if name is None:
+def load_or_compile(name: str | None, compile_program: Callable[[], CompiledProgram]) -> tuple[CompiledProgram, bool]:
+    """Return the program called `name` and whether it was on disk; one that was not is kept there.
+
+    Args:
+        name: None for a program that must not be kept.
+    """
+    if name is None or not _is_usable(folder()):
         return compile_program(), False
+    # The compiler's files must be kept exactly as long as the files that refer to them.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder() / "kernels"))
     path = folder() / name
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # what lies there is run
-    except OSError as error:
-        logger.warning("compiled units are not kept for later runs: %s", error)
-        return compile_program(), False
-    # The compiler's own files must not outlive, nor be outlived by, what refers to them.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder() / "kernels"))
-    if path.is_file():
-        try:
-            return Program.from_bytes(path.read_bytes()), True
-        except UNREADABLE as error:
-            logger.warning("the compiled unit %s cannot be used and is made anew: %s", path, error)
+        content = _read_private(path)
+        if content is not None:
+            return CompiledProgram.from_bytes(content), True
+    except UNREADABLE as error:
+        logger.warning("the compiled step %s cannot be used and is compiled again: %s", path, error)
     program = compile_program()
     try:
         if program.is_general:
-            temporary = path.with_name(f".{name}.{os.getpid()}")  # others may be compiling the same
-            temporary.write_bytes(program.to_bytes())
-            os.replace(temporary, path)
+            _write_private(path, program.to_bytes())
     except UNREADABLE as error:
-        logger.warning("the compiled unit is not kept for later runs: %s", error)
+        logger.warning("the compiled step is not kept for later runs: %s", error)
     return program, False
+
+
+def _is_usable(path: Path) -> bool:
+    """Whether `path` is a private folder of the current user, who gets one if it does not exist; a warning says why not."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = path.lstat()
+    except OSError as error:
+        _warn(f"compiled steps are not kept for later runs: {error}")
+        return False
+    if _is_own(status) and stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700:
+        return True
+    _warn(
+        f"compiled steps are neither read from {path} nor kept there, because it is not a folder that only you can access, and "
+        f"loading them runs code; remove it, or if you trust its content run chmod 700 {path}"
+    )
+    return False
+
+
+def _read_private(path: Path) -> bytes | None:
+    """Return the content of a file, or None if it does not exist.
+
+    Raises:
+        PermissionError: a file that is not the current user's, or that others may write.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    with open(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        if not (_is_own(status) and stat.S_ISREG(status.st_mode)) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError("it is not a file that only you can write, and loading it runs code")
+        return stream.read()
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # other processes may be compiling the same step
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as stream:
+        stream.write(content)
+    os.replace(temporary, path)
+
+
+def _is_own(status: os.stat_result) -> bool:
+    return status.st_uid == os.getuid()
+
+
+@cache  # a decoder compiles several steps, and one warning is enough
+def _warn(message: str) -> None:
+    logger.warning("%s", message)
 
 
 @cache
@@ -105,7 +157,7 @@ def _machine() -> tuple[str, ...]:
 
 
 def _cpu_flags() -> list[str]:
-    """Return what this processor can do: code for one may not run on another that shares the folder."""
+    """Return this processor's features: code for one processor may not run on another that shares the folder."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.is_file() else [platform.processor()]
     return sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))} or lines[:1])
@@ -113,7 +165,7 @@ def _cpu_flags() -> list[str]:
 
 @cache
 def _sources(package: Path) -> str:
-    """Return a hash of a package's code, which is part of what was compiled."""
+    """Return a hash of a package's code, which compiled code depends on."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -122,7 +174,7 @@ def _sources(package: Path) -> str:
 
 @cache
 def _source(kind: type) -> str | None:
-    """Return a hash of the file that defines a class, a user's own rule or a model's code; None if there is no such file."""
+    """Return a hash of the file that defines a class, such as a user's rule or a model's code; None if there is no such file."""
     if kind.__module__ == "builtins":
         return ""
     try:

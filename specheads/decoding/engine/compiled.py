@@ -1,4 +1,4 @@
-"""Units that go through torch.compile, once for one token, once for a few and once for many."""
+"""Steps compiled by Inductor: once for one token, once for a few and once for many."""
 
 import logging
 import time
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from specheads.decoding.engine.artefacts import load_or_compile, name_of
-from specheads.decoding.engine.compiled_program import Program, modules_in
+from specheads.decoding.engine.compiled_program import CompiledProgram, modules_in
 from specheads.decoding.engine.eager import Epilogue
 from specheads.decoding.engine.narrow import MOST_ROWS, NarrowProducts
 from specheads.decoding.engine.static import Memory, Runner, StaticEngine, run_step
@@ -20,19 +20,20 @@ from specheads.pair import LanguageModel
 logger = logging.getLogger(__name__)
 
 WIDTHS = ("one token", "a few tokens", "many tokens")
-FEW = 5  # tokens that stand for all of "a few": sizes of 1, and those beside them, would be compiled for themselves
+FEW = 5  # example tokens for "a few": sizes of 1, and those next to them, would be compiled as constants
 
-# A unit is only called with what it was compiled for (tests/decoding/test_engines.py), and checking would cost as much as a layer.
+# A step is only called with the shapes it was compiled for (tests/decoding/test_engines.py); checking would cost as much as a
+# layer.
 OPTIONS = {"size_asserts": False, "alignment_asserts": False, "cpp.enable_floating_point_contract_flag": "fast"}
 
 
 def width_of(count: int) -> int:
-    """Return which of WIDTHS a forward over `count` tokens is compiled for."""
+    """Return which of WIDTHS a forward pass over `count` tokens is compiled for."""
     return 0 if count == 1 else 1 if count <= MOST_ROWS else 2
 
 
 class StepModule(nn.Module):
-    """`run_unit` as a module that owns the weights it reads."""
+    """`run_step` as a module that owns the weights it reads."""
 
     def __init__(self, lm: LanguageModel, epilogue: Epilogue, all_logits: bool, tree: bool, narrow: bool) -> None:
         super().__init__()
@@ -46,7 +47,7 @@ class StepModule(nn.Module):
 
 
 class CompiledEngine(StaticEngine):
-    """`engine=compiled`. `strict`: raise UserError where a unit cannot be compiled, in place of running it as it is."""
+    """`engine=compiled`. `strict`: raise UserError if a step cannot be compiled, instead of running it uncompiled."""
 
     def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, spare_capacity: int = 0) -> None:
         super().__init__(lm, capacity, spare_capacity)
@@ -58,8 +59,8 @@ class CompiledEngine(StaticEngine):
         self._compiled.clear()
 
     def padded(self, count: int) -> int:
-        """Return at least 3, so that verification needs no units of its own for one or two tokens: of either nothing is left but
-        a size of 1, which a compiler takes for a constant.
+        """Return at least 3, so that verification needs no separate steps for one or two tokens, which leave a size of 1 that a
+        compiler takes for a constant.
         """
         return max(3, count)
 
@@ -67,12 +68,12 @@ class CompiledEngine(StaticEngine):
         return (width_of(count),)
 
     def _prepare(self, epilogue: Epilogue, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:
-        """Return the compiled unit, from disk if it is there."""
+        """Return the compiled step, from disk if it was kept."""
         key = (epilogue.compile_key, all_logits, tree, width_of(args[0].shape[1]))
         if key not in self._compiled:
             try:
                 self._compiled[key] = self._compile(epilogue, all_logits, tree, args)
-            except Exception as error:  # a compiler has many ways to fail, and each means the same here
+            except Exception as error:  # a compiler has many ways to fail, all with the same remedy
                 reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
                 if self.strict:
                     raise UserError(f"{type(self.lm.model).__name__} cannot be compiled ({reason}); use engine=eager.") from error
@@ -87,14 +88,14 @@ class CompiledEngine(StaticEngine):
         tokens, places = tokens.new_zeros(1, FEW) if width == 1 else tokens, self._places[: self.bucket]
         module = StepModule(self.lm, epilogue, all_logits, tree, narrow=width < 2 and self.lm.device.type == "cpu")
 
-        def compile_program() -> Program:
-            logger.info("compiling %s; later runs find it on disk", what)
-            return Program.compile(
+        def compile_program() -> CompiledProgram:
+            logger.info("compiling %s", what)
+            return CompiledProgram.compile(
                 module, (tokens, first, places, self._memory, inputs), {0: 1, 2: 0} if width else {2: 0}, OPTIONS
             )
 
         what = f"{type(epilogue).__name__} of {type(self.lm.model).__name__} for {WIDTHS[width]}"
         name = name_of(self.lm, epilogue, all_logits, tree, width, OPTIONS, self._memory, inputs)
-        program, was_there = load_or_compile(name, compile_program)
-        logger.info("%s %s in %.1f s", "loaded" if was_there else "compiled", what, time.perf_counter() - start)
+        program, was_kept = load_or_compile(name, compile_program)
+        logger.info("%s %s in %.1f s", "loaded" if was_kept else "compiled", what, time.perf_counter() - start)
         return program.bind(module, self._memory)

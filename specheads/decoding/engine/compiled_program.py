@@ -1,7 +1,8 @@
-"""A unit as one compiled function of a flat list of tensors.
+"""A step as one compiled function of a flat list of tensors.
 
-torch.export traces forward and work once, with sizes left open; Inductor compiles the trace. A call then looks nothing up: weights and
-memory are bound beforehand, and what the call brings is put behind them. A program can be kept on disk; its weights are not part of it.
+torch.export traces forward pass and epilogue once, with sizes left open; Inductor compiles the trace. A call then needs no
+look-ups: weights and memory are bound beforehand, and the call's tensors are appended. A compiled program can be kept on disk,
+without weights.
 """
 
 import pickle
@@ -20,15 +21,18 @@ LARGEST_CONSTANT = 64  # numbers; a larger tensor that no module owns may be a w
 Build = Callable[[Iterator[Tensor]], Any]
 
 
-class Program:
-    """A compiled unit, and where what it reads comes from."""
+class CompiledProgram:
+    """A compiled step, and the sources of the tensors that it reads."""
 
     def __init__(
         self, artifact: Any, options: Mapping[str, Any], owned: Sequence[str], constants: Sequence[Tensor], outputs: Any
     ) -> None:
-        """`artifact` takes a module's tensors called `owned`, then `constants`, then what the unit is called with.
+        """Keep the parts of a compiled step.
 
-        `options`: Inductor's; `outputs`: what it returns, with None in place of tensors.
+        Args:
+            artifact: the function of a module's tensors `owned`, then `constants`, then the tensors of a call.
+            options: Inductor's.
+            outputs: the structure of the result, with None in place of tensors.
         """
         self._artifact, self._options, self._owned, self._constants = artifact, options, owned, constants
         self._outputs = outputs
@@ -36,16 +40,16 @@ class Program:
     @classmethod
     def compile(
         cls, module: nn.Module, args: tuple[Any, ...], open_sizes: Mapping[int, int], options: Mapping[str, Any]
-    ) -> "Program":
+    ) -> "CompiledProgram":
         """Compile a call of `module`.
 
         Args:
             args: example tensors, in tuples and lists.
-            open_sizes: of `args[i]`, tensors, the dimension whose size may change from call to call.
+            open_sizes: by i, the dimension of the tensor `args[i]` whose size may change from call to call.
             options: Inductor's.
 
         Raises:
-            Exception: of many kinds, for what can be neither traced nor compiled.
+            Exception: of many kinds, if it can be neither traced nor compiled.
         """
         shapes = tree_map(lambda leaf: None, args)
         shapes = tuple({open_sizes[i]: Dim.DYNAMIC} if i in open_sizes else shape for i, shape in enumerate(shapes))
@@ -65,7 +69,7 @@ class Program:
 
     @property
     def is_general(self) -> bool:
-        """Whether it holds no tensor that may change from run to run, so that it can be kept on disk."""
+        """Whether it contains no tensor that may change from run to run, so that it can be kept on disk."""
         return all(constant.numel() <= LARGEST_CONSTANT and not constant.requires_grad for constant in self._constants)
 
     def bind(self, module: nn.Module, memory: Sequence[Any]) -> Callable[..., Any]:
@@ -80,28 +84,31 @@ class Program:
         return call
 
     def to_bytes(self) -> bytes:
+        """Return the program as bytes, for `from_bytes`."""
         parts = (self._options, self._owned, self._constants, self._outputs)
         return pickle.dumps((self._artifact.serialize(), *parts))
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> "Program":
-        """Read what `to_bytes` wrote; raises exceptions of many kinds for what it did not."""
-        from torch._inductor import config  # takes seconds to import, and not all need it
+    def from_bytes(cls, content: bytes) -> "CompiledProgram":
+        """Return the program of `to_bytes`; raises exceptions of many kinds for other bytes. Loading runs code, so `content` must
+        be trusted.
+        """
+        from torch._inductor import config  # takes seconds to import
         from torch._inductor.standalone_compile import AOTCompiledArtifact
 
         artifact, options, *rest = pickle.loads(content)
-        # Loading finds kernels by what they are built with, and builds what it does not find.
+        # Loading looks kernels up by their source and options, and builds those that are missing.
         with config.patch(options):
             return cls(AOTCompiledArtifact.deserialize(artifact), options, *rest)
 
 
-def modules_in(program: Hashable) -> list[nn.Module]:
-    """Return the modules that a program names."""
-    return [leaf for leaf in tree_leaves(program) if isinstance(leaf, nn.Module)]
+def modules_in(compile_key: Hashable) -> list[nn.Module]:
+    """Return the modules in a compile key."""
+    return [leaf for leaf in tree_leaves(compile_key) if isinstance(leaf, nn.Module)]
 
 
 def _drop_checks(traced: GraphModule) -> None:
-    """Remove assertions from a trace, and what only they need: some wait for the device."""
+    """Remove assertions and their inputs from a trace: some wait for the device."""
     for node in traced.graph.nodes:
         if node.op == "call_function" and node.target.__name__.startswith(("_assert", "sym_constrain")):
             traced.graph.erase_node(node)
@@ -115,12 +122,12 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _sources(exported: ExportedProgram, module: nn.Module) -> tuple[list[str], list[Tensor]]:
-    """Return the names of the module's tensors that a traced call reads, and the tensors that it reads besides."""
+    """Return the names of the module's tensors that a traced call reads, and the other tensors that it reads."""
     tensors, owned, constants = _tensors(module), [], []
     kinds = [spec.kind for spec in exported.graph_signature.input_specs]
     first = kinds.index(InputKind.USER_INPUT)
     if any(kind is not InputKind.USER_INPUT for kind in kinds[first:]):
-        raise RuntimeError("a trace's weights come behind its inputs")
+        raise RuntimeError("a trace's weights come after its inputs")
     for spec in exported.graph_signature.input_specs[:first]:
         if spec.target in tensors and not constants:
             owned.append(spec.target)
@@ -139,10 +146,10 @@ def _leaves(tree: Any) -> Iterator[Tensor]:
 
 
 def _builder(tree: Any) -> Build:
-    """Return what makes a tree like this of its leaves."""
+    """Return the function that builds a tree like this from its leaves."""
     if not isinstance(tree, tuple):
         if tree is not None:
-            raise TypeError(f"work returns a {type(tree).__name__}; expected tensors and tuples of them")
+            raise TypeError(f"an epilogue returns a {type(tree).__name__}; expected tensors and tuples of them")
         return next
     parts, kind = [_builder(part) for part in tree], type(tree)
     if hasattr(tree, "_fields"):

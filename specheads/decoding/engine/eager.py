@@ -1,7 +1,7 @@
 """One model on static KV memory: forward, rewind, keep.
 
-Memory is allocated once, at the first forward, for `capacity` positions. A forward writes behind the current length and
-attends to a view of what is written; rewinding only moves the length. `EagerEngine` runs PyTorch as it is: the reference.
+Memory is allocated once, at the first forward, for `capacity` positions. A forward pass writes after the current length and
+attends to a view of the written part; rewinding only moves the length. `EagerEngine` runs plain PyTorch: the reference.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -19,7 +19,7 @@ from specheads.pair import LanguageModel
 
 @dataclass(frozen=True)
 class ForwardOutput:
-    """Of the `tokens` (B, T) that were read: hidden states (B, T, H) at the tap and logits (B, n, V) of the last n positions."""
+    """The hidden states (B, T, H) at the tap and the logits (B, n, V) of the last n positions, for the `tokens` (B, T) read."""
 
     tokens: Tensor
     hidden: Tensor
@@ -27,9 +27,9 @@ class ForwardOutput:
 
 
 class Epilogue(Protocol):
-    """What follows a forward: tensors in, tensors (and tuples of them) out; may hold modules."""
+    """What follows a forward pass in the same compiled step: tensors in, tensors (and tuples of them) out; may hold modules."""
 
-    compile_key: Hashable  # work of equal programs does the same with the same inputs, so an engine compiles it once
+    compile_key: Hashable  # epilogues with equal keys compute the same, so an engine compiles one of them
 
     def __call__(self, output: ForwardOutput, *inputs: Any) -> Any: ...
 
@@ -38,12 +38,12 @@ CompiledStep = Callable[..., Any]
 
 
 class Engine(Protocol):
-    """What the decoder needs of a model."""
+    """The interface through which the decoder runs a model."""
 
     lm: LanguageModel
     capacity: int
     length: int  # positions in memory
-    num_prepared: int  # units compiled or captured so far; a decoder that has warmed up causes no more
+    num_prepared: int  # steps compiled or captured so far; generation adds none after the warm-up
 
     def forward(
         self, tokens: Tensor, positions: Tensor | None = None, tree_slots: TreeSlots | None = None, num_logits: int = 1
@@ -51,27 +51,32 @@ class Engine(Protocol):
         """Append `tokens` (B, T) to the memory and run the model over them."""
 
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> CompiledStep:
-        """Return a function of `(tokens, *inputs)` that runs a forward over `tokens` (1, T) and `work(output, *inputs)` in one.
+        """Return a function of `(tokens, *inputs)` that runs a forward pass over `tokens` (1, T) and `epilogue(output, *inputs)`
+        in one.
 
-        `work` takes and returns tensors (and tuples of them), and may hold modules. What a unit returns is valid until it
-        runs again, and every call gives inputs of the same shapes. `all_logits`: of every token, in place of the last. `tree`: tokens
-        are nodes of a tree, whose Tail comes before the other inputs.
+        Its result is valid until it runs again, and every call must pass inputs of the same shapes.
+
+        Args:
+            all_logits: whether the epilogue gets the logits of every token instead of the last one's.
+            tree: whether tokens are nodes of a tree; then the first input is the TreeSlots.
         """
 
     def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
-        """Prepare `unit` for forwards over so many tokens at any length, with inputs like these; the memory is empty after it."""
+        """Prepare a compiled step for `counts` of tokens at any length, with inputs like these; empties the memory."""
 
     def padded(self, count: int) -> int:
-        """Return the number of tokens, at least `count`, that a forward over `count` tokens is best padded to."""
+        """Return the number of tokens, at least `count`, to which a forward pass over `count` tokens should be padded."""
 
     def rewind(self, length: int) -> None:
         """Forget every position from `length` on."""
 
     def clear(self) -> None:
-        """Forget everything, and what it was made of."""
+        """Forget everything and overwrite it."""
 
     def keep(self, base: int, accepted_nodes: Sequence[int]) -> None:
-        """Of what was written from position `base` on keep the nodes in those slots, in that order, and forget the others."""
+        """Of the nodes written from position `base` on keep those in `accepted_nodes` slots, in that order, and forget the
+        others.
+        """
 
 
 class KVLayer(CacheLayerMixin):
@@ -91,7 +96,7 @@ class KVLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        """Write behind the current length and return views of everything up to there."""
+        """Write after the current length and return views of everything up to there."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         end = self.length + key_states.shape[2]
@@ -116,7 +121,7 @@ class EagerEngine:
     num_prepared = 0
 
     def __init__(self, lm: LanguageModel, capacity: int, spare_capacity: int = 0) -> None:
-        """Memory for texts of `capacity` positions, and `room` behind them for trees."""
+        """Allocate for texts of `capacity` positions, and `spare_capacity` after them for trees."""
         self.lm = lm
         self.capacity, self._reach = capacity, capacity + spare_capacity
         self._layers = [KVLayer(self._reach) for _ in range(lm.config.num_hidden_layers)]
@@ -139,8 +144,9 @@ class EagerEngine:
 
         Args:
             tokens: (B, T) long.
-            positions: (B, T) long; default: behind what is in memory.
-            tail: the tree that these tokens are nodes of, behind those already in memory; decides positions. Default: causal.
+            positions: (B, T) long; default: the next ones.
+            tree_slots: the tree that these tokens are nodes of, after those already in memory; decides positions. Default:
+                causal.
             num_logits: compute logits for that many of the last positions.
             attention_mask: (B, length + T), 0 at padding; for left-padded rows.
         """
@@ -156,12 +162,12 @@ class EagerEngine:
         )
         with reading as kwargs:
             hidden = self.lm.hidden_states(tokens, past_key_values=self._cache, use_cache=True, **kwargs)
-        for layer in self._layers:  # one that the model skips has no memory, but a length
+        for layer in self._layers:  # a layer that the model skips has a length, but no memory
             layer.length = end
         return ForwardOutput(tokens, hidden, logits=self.lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
 
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> CompiledStep:
-        """Return a function of `(tokens, *inputs)` that runs a forward and then `work(output, *inputs)`; see Engine."""
+        """Return a function of `(tokens, *inputs)` that runs a forward pass and then `epilogue(output, *inputs)`; see Engine."""
 
         def run(tokens: Tensor, *inputs: Any) -> Any:
             tree_slots, inputs = (inputs[0], inputs[1:]) if tree else (None, inputs)
@@ -187,9 +193,11 @@ class EagerEngine:
             layer.length = length
 
     def keep(self, base: int, accepted_nodes: Sequence[int]) -> None:
-        """Of what was written from position `base` on keep the nodes in those slots, in that order, and forget the others."""
+        """Of the nodes written from position `base` on keep those in `accepted_nodes` slots, in that order, and forget the
+        others.
+        """
         count = len(accepted_nodes)
-        stay = next((i for i, node in enumerate(accepted_nodes) if i != node), count)  # the first of them are where they belong
+        stay = next((i for i, node in enumerate(accepted_nodes) if i != node), count)  # those before it are in place already
         if stay < count:
             moved, written = torch.tensor(accepted_nodes[stay:]) + base, self._written()
             places = {device: moved.to(device) for device in {layer.keys.device for layer in written}}
@@ -199,44 +207,45 @@ class EagerEngine:
         self.rewind(base + count)
 
     def clear(self) -> None:
-        """Forget everything, so that no NaN stays behind: what is masked must be a number all the same."""
+        """Forget everything and zero it: a NaN would spread even from masked positions."""
         self.rewind(0)
         for layer in self._written():
             layer.keys.zero_()
             layer.values.zero_()
 
     def _written(self) -> list[KVLayer]:
-        """Return the layers that have memory: of those that a model skips nothing is kept."""
+        """Return the layers that have memory; layers that the model skips have none."""
         return [layer for layer in self._layers if layer.is_initialized]
 
     def fork(self, rows: Tensor, lengths: Tensor, spare_capacity: int) -> tuple["EagerEngine", Tensor]:
-        """Return an engine whose row b goes on from the first `lengths[b]` >= 1 positions of row `rows[b]` of this one, and its mask.
+        """Return an engine whose row b continues the first `lengths[b]` >= 1 positions of row `rows[b]` of this one, and its
+        mask.
 
-        This one's rows begin in its first position. The other's are left-padded to the longest, as (B, W) of the mask says; `room` more
-        positions fit behind. What was read once is copied, not read again.
+        This engine's rows begin in its first position. The other's are left-padded to the longest, as the mask (B, W) shows;
+        `spare_capacity` more positions fit after them. KV memory is copied, not computed again.
         """
         width = int(lengths.max())
         index = torch.arange(width, device=lengths.device) - (width - lengths)[:, None]
         other = EagerEngine(self.lm, width + spare_capacity)
-        for ours, theirs in zip(self._layers, other._layers, strict=True):
-            theirs.length = width
-            if not ours.is_initialized:
+        for source, copy in zip(self._layers, other._layers, strict=True):
+            copy.length = width
+            if not source.is_initialized:
                 continue
-            row, place = rows.to(ours.keys.device)[:, None], index.clamp_min(0).to(ours.keys.device)
-            theirs.lazy_initialization(*(memory[:1].expand(len(rows), -1, -1, -1) for memory in (ours.keys, ours.values)))
-            theirs.keys[:, :, :width] = ours.keys[row, :, place].transpose(1, 2)
-            theirs.values[:, :, :width] = ours.values[row, :, place].transpose(1, 2)
+            row, place = rows.to(source.keys.device)[:, None], index.clamp_min(0).to(source.keys.device)
+            copy.lazy_initialization(*(memory[:1].expand(len(rows), -1, -1, -1) for memory in (source.keys, source.values)))
+            copy.keys[:, :, :width] = source.keys[row, :, place].transpose(1, 2)
+            copy.values[:, :, :width] = source.values[row, :, place].transpose(1, 2)
         return other, (index >= 0).long()
 
     def select_rows(self, rows: Tensor) -> None:
-        """Let batch row i go on as what was row `rows[i]` (n,), for batched generation whose finished rows leave.
+        """Make row `rows[i]` (n,) the batch row i, for batched generation whose finished rows leave.
 
-        Only rows that change their place are copied, and only as far as they are written.
+        Only rows that change places are copied, and only as far as they are written.
         """
         length, moved = self.length, (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
         for layer in self._written():
             to = moved.to(layer.keys.device)
-            come_from = rows[moved].to(layer.keys.device)
+            sources = rows[moved].to(layer.keys.device)
             for memory in (layer.keys, layer.values):
-                memory[to, :, :length] = memory[come_from, :, :length]
+                memory[to, :, :length] = memory[sources, :, :length]
             layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]

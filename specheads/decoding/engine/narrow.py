@@ -1,8 +1,8 @@
-"""Products of weights with few rows, as loops that a compiler fuses: what a CPU's BLAS is slow at.
+"""Products of weights with few rows, as loops that a compiler fuses; a CPU's BLAS is slow at them.
 
-A forward over a few tokens reads every weight once and computes little with it, so memory sets its limit. BLAS libraries are
-made for large matrices and reach a fraction of that (benchmarks/README.md); a plain loop over the weight's rows, with the tokens
-inside, comes close, at any number of tokens, without a second, packed copy of the weights.
+A forward pass over a few tokens reads every weight once and computes little with it, so memory bandwidth is its limit. BLAS
+libraries are made for large matrices and reach a fraction of that limit (benchmarks/README.md); a plain loop over the weight's
+rows, with the tokens inside, comes close, at any number of tokens, without a second, packed copy of the weights.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from specheads.sampling import at_least_float32
 
-MOST_ROWS = 32  # with more, BLAS is faster; a draft of 20 tokens, the usual longest, is among the few
+MOST_ROWS = 32  # with more, BLAS is faster; the usual longest draft, 20 tokens, is still narrow
 
 
 class NarrowProducts(TorchFunctionMode):
@@ -40,8 +40,8 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 def narrow_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     """Return the attention (B, heads, T, D) of `query` (B, heads, T, D) over `key`, `value` (B, heads, S, D).
 
-    Computed in float32 or wider. Keys that several heads share may come expanded: the compiler reads them where they are. A row whose
-    every key is masked gives NaN; causal masks have none.
+    Computed in float32 or wider. Keys that several heads share may come expanded: the compiler reads them where they are. A row
+    whose every key is masked gives NaN; causal masks have none.
     """
     dtype = query.dtype
     query, key, value = (at_least_float32(x) for x in (query, key, value))
@@ -54,13 +54,13 @@ def narrow_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 
 
 def _is_plain(args: tuple, kwargs: dict) -> bool:
-    """Say whether a call of attention is one that `narrow_attention` computes."""
+    """Return whether `narrow_attention` can compute a call of attention."""
     return len(args) == 3 and not (kwargs.get("dropout_p") or kwargs.get("is_causal") or kwargs.get("enable_gqa"))
 
 
 def _stored(x: Tensor) -> Tensor:
-    """Return `x` as a tensor in memory: fused into the loop that reads it, it would be computed anew for every row."""
-    # Times one, because Inductor would stride over what a view looks at, from that tensor's first number: a row of a matrix would be
-    # its first row.
+    """Return `x` as a tensor in memory: fused into the loop that reads it, it would be computed again for every row."""
+    # Times one, because Inductor would stride over a view's base from its first number: any row of a matrix would become the
+    # first.
     x = (x * 1).contiguous()
     return x.as_strided(x.shape, x.stride())

@@ -1,7 +1,7 @@
-"""Units on static memory: what compiling and capturing start from.
+"""Steps on static memory, which compiling and capturing start from.
 
 Everything that changes from call to call is a tensor: where to write, how much memory to read, a stopping rule's state. Prompts
-and trees are read as the eager engine does it, into the same memory.
+and trees are read by the eager engine's code, into the same memory.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -19,11 +19,13 @@ from specheads.decoding.engine.tree_reading import reading_tree
 from specheads.pair import LanguageModel
 
 Memory = list[tuple[Tensor, Tensor]]  # keys and values of each layer
-Runner = Callable[[Tensor, Tensor, Tensor, tuple[Any, ...]], Any]  # tokens, start, places, inputs: `run_unit` for one unit
+Runner = Callable[
+    [Tensor, Tensor, Tensor, tuple[Any, ...]], Any
+]  # tokens, start, places, inputs: `run_step` for one compile key and size
 
 
 class StaticLayer(CacheLayerMixin):
-    """One attention layer's memory inside a unit: written at `start` (0-d long), read as far as `bucket`."""
+    """One attention layer's memory inside a step: written at `start` (0-d long), read as far as `bucket`."""
 
     is_sliding = False
     is_compileable = True
@@ -37,7 +39,7 @@ class StaticLayer(CacheLayerMixin):
         """The memory is there from the start."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        """Write at `start` and return views of the bucket; what is beyond the text is masked by position."""
+        """Write at `start` and return views of the bucket; positions beyond the text are masked."""
         places = self.start + torch.arange(key_states.shape[2], device=key_states.device)
         self.keys.index_copy_(2, places, key_states)
         self.values.index_copy_(2, places, value_states)
@@ -64,14 +66,16 @@ def run_step(
     places: Tensor,
     inputs: tuple[Any, ...],
 ) -> Any:
-    """A forward over `tokens` (1, T) at position `start`, which reads as much memory as `places` is long, and then `work`."""
+    """Run a forward pass over `tokens` (1, T) at position `start`, reading as much memory as `places` is long, and then the
+    epilogue.
+    """
     size, count = places.shape[0], tokens.shape[1]
     cache = Cache(layers=[StaticLayer(keys, values, start, size) for keys, values in memory])
     if tree:
         tree_slots, *inputs = inputs
         reading = reading_tree(lm, tree_slots, start, count, size)
     else:
-        # What pads a forward at the end of the window has no position of its own.
+        # Padding at the end of the window shares the last position.
         positions = (start + torch.arange(count, device=tokens.device)).clamp_max(lm.window - 1)[None]
         reading = nullcontext({"position_ids": positions})
     with reading as kwargs:
@@ -85,7 +89,7 @@ def _places(module: nn.Module) -> list[tuple[int, torch.dtype]]:
 
 
 def rounded_capacity(capacity: int, bucket: int) -> int:
-    """Return the positions to allocate: more than `capacity` by a bucket, which pads the last forwards, and another, which no unit
+    """Return the positions to allocate: `capacity`, a bucket for the padding of the last forward passes, and one that no step
     reads.
 
     The size of memory is part of what is compiled, so there are few sizes: four between a power of two and the next.
@@ -96,25 +100,25 @@ def rounded_capacity(capacity: int, bucket: int) -> int:
 
 
 class StaticEngine(EagerEngine):
-    """Units on static memory, run as they are."""
+    """Steps on static memory, run uncompiled."""
 
-    bucket = 64  # forwards read memory in multiples of this, so that cost follows the context and loops have no odd ends
+    bucket = 64  # memory is read in multiples of this, so that cost follows the context and loops have no remainder
 
     def __init__(self, lm: LanguageModel, capacity: int, spare_capacity: int = 0) -> None:
         whole = rounded_capacity(capacity + spare_capacity, self.bucket)
         super().__init__(lm, capacity, whole - capacity)
-        self._reach = whole - self.bucket  # the most that a unit reads: code compiled for a part may not fit the whole
+        self._reach = whole - self.bucket  # the most that a step reads: code compiled for a part may not fit the whole
         self._runners: dict[Hashable, Runner] = {}
         self._watched: list[tuple[nn.Module, list]] = []
         self._watch(lm.model)
         super().forward(torch.zeros((1, 1), dtype=torch.long, device=lm.device), num_logits=0)  # allocates the memory
         self.rewind(0)
         self.clear()
-        nothing = torch.zeros(0, device=lm.device)  # of a layer that the model skips
+        nothing = torch.zeros(0, device=lm.device)  # for a layer that the model skips
         self._memory = [(layer.keys, layer.values) if layer.is_initialized else (nothing, nothing) for layer in self._layers]
         self._start = torch.zeros((), dtype=torch.long, device=lm.device)
         self._places = torch.zeros(whole, device=lm.device)
-        self.num_prepared = 0  # compilations and captures so far; none is due once a decoder has warmed up
+        self.num_prepared = 0  # compilations and captures so far; generation adds none after the warm-up
 
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> CompiledStep:
         runners, layers = self._runners, self._layers
@@ -156,30 +160,30 @@ class StaticEngine(EagerEngine):
 
     def rewind(self, length: int) -> None:
         super().rewind(length)
-        # A new text, and somebody has moved or cast a model or a head.
+        # A new text begins, and a model or a head was moved or cast.
         if length == 0 and any(_places(module) != places for module, places in self._watched):
             self._watched = [(module, _places(module)) for module, _ in self._watched]
             self._forget()
 
     def _watch(self, module: nn.Module) -> None:
-        """Remember where a module's tensors are: what is prepared may read them there."""
-        if all(module is not known for known, _ in self._watched):
+        """Remember where a module's tensors are: prepared steps may read them there."""
+        if all(module is not watched for watched, _ in self._watched):
             self._watched.append((module, _places(module)))
 
     def _forget(self) -> None:
-        """Let go of all prepared units."""
+        """Drop all prepared steps."""
         self._runners.clear()
 
     def _sizes(self) -> list[int]:
-        """Return the sizes of memory that units are prepared for one by one."""
+        """Return the sizes of memory that steps are prepared for one by one."""
         return [self._reach]
 
     def _size(self, end: int) -> int:
-        """Return how much memory a forward reads that writes as far as `end`."""
+        """Return how much memory a forward pass reads that writes as far as `end`."""
         return -(-end // self.bucket) * self.bucket
 
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
-        """Return what a unit is prepared for, of forwards over `count` tokens that read `size` positions of memory."""
+        """Return the key of the step that serves forward passes over `count` tokens that read `size` positions of memory."""
         return ()
 
     def _prepare(self, epilogue: Epilogue, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:

@@ -1,7 +1,7 @@
-"""Forwards over token trees: where each node stands, and what it sees.
+"""Forward passes over token trees: the position and the attention mask of each node.
 
-A tree lies at the end of a model's memory, its root first. Everybody sees all that is before the root; of the tree, a node sees what
-its row says. Positions follow depth, so that a node is read as the last token of its own path would be.
+A tree lies at the end of a model's memory, its root first. Every node attends to all positions before the root, and within the
+tree to those in its row. Positions follow depth, so that a node is read like the last token of its path.
 """
 
 from collections.abc import Iterator
@@ -17,33 +17,33 @@ Masks = Tensor | dict[str, Tensor]
 
 
 class TreeSlots(NamedTuple):
-    """The end of a memory, `W` slots that hold a tree or will; slot 0 is its root."""
+    """The last `W` slots of a memory, which hold a tree or will; slot 0 is its root."""
 
     base: Tensor  # () long, the position of the root
     depth: Tensor  # (W,) long, of each slot, 0 for the root
-    seen: Tensor  # (W, W) bool, row i: the slots that slot i sees, itself included
+    seen: Tensor  # (W, W) bool, row i: the slots that slot i attends to, itself included
 
     @classmethod
     def empty(cls, width: int, device: torch.device) -> "TreeSlots":
-        """Return a tail of a root alone, whose other slots see only themselves."""
+        """Return slots with a root alone, whose other slots attend only to themselves."""
         zeros = torch.zeros(width, dtype=torch.long, device=device)
         return cls(torch.zeros((), dtype=torch.long, device=device), zeros, torch.eye(width, dtype=torch.bool, device=device))
 
 
 @contextmanager
 def reading_tree(lm: LanguageModel, tree_slots: TreeSlots, start: Tensor, count: int, size: int) -> Iterator[dict[str, Any]]:
-    """Yield what `lm.hidden_states` needs to read `count` tokens from position `start` (0-d long) on as nodes of `tail`, with `size`
-    positions of memory.
+    """Yield the arguments with which `lm.hidden_states` reads `count` tokens from position `start` (0-d long) on as nodes of a
+    tree, with `size` positions of memory.
     """
     width, device = len(tree_slots.depth), tree_slots.depth.device
     place = torch.arange(size, device=device)
     slot = place - tree_slots.base  # negative before the tree
-    inside, known = (slot >= 0) & (slot < width), slot.clamp(0, width - 1)
-    own = (start - tree_slots.base + torch.arange(count, device=device)).clamp(0, width - 1)
-    seen = (slot < 0) | (inside & tree_slots.seen[own][:, known])
+    inside, clamped = (slot >= 0) & (slot < width), slot.clamp(0, width - 1)
+    nodes = (start - tree_slots.base + torch.arange(count, device=device)).clamp(0, width - 1)
+    seen = (slot < 0) | (inside & tree_slots.seen[nodes][:, clamped])
     position, key_position = (
-        tree_slots.base + tree_slots.depth[own],
-        torch.where(inside, tree_slots.base + tree_slots.depth[known], place),
+        tree_slots.base + tree_slots.depth[nodes],
+        torch.where(inside, tree_slots.base + tree_slots.depth[clamped], place),
     )
     masks = _masks(lm, seen, position, key_position)
     kwargs = {"position_ids": position.clamp_max(lm.window - 1)[None], "attention_mask": masks}
@@ -51,7 +51,7 @@ def reading_tree(lm: LanguageModel, tree_slots: TreeSlots, start: Tensor, count:
     if not hasattr(base_model, "build_alibi_tensor"):
         yield kwargs
         return
-    # ALiBi is made from a mask of rows, which a tree has not: its distances are those of depth.
+    # ALiBi is computed from a mask of rows, which a tree does not have: its distances are differences of depth.
     make = base_model.build_alibi_tensor
     base_model.build_alibi_tensor = lambda mask, num_heads, dtype: make(
         torch.ones(1, size, dtype=torch.long, device=device), num_heads, dtype

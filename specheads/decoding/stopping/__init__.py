@@ -1,16 +1,20 @@
 """When to stop drafting: small state machines on batched tensors that see numbers, never models.
 
-A step comes after each drafted token y_j (j = 1, 2, ...). Its features, all (B, ...):
+A step follows each drafted token y_j (j = 1, 2, ...). Its features, all (B, ...):
 `token` (B,), `draft_prob` (B,) d(y_j), `max_prob` (B,), `entropy` (B,) nats, `hidden` (B, H) the draft's hidden state that
 y_j was sampled from (at the position that consumed y_{j-1}), `embedding` (B, E) the draft's input embedding of y_j.
-Probabilities are the draft's plain softmax, whatever the decoder's warping, so that they also say something in greedy mode.
+Probabilities are the draft's plain softmax, whatever the decoder's warping, so that they are informative in greedy mode too.
 y_j itself is always submitted: a rule says whether the draft ends with it.
 
-A rule's numbers (a length, a threshold) are part of its state: a step that an engine compiled for one serves them all. What it
-learns from one round to the next is too, and every prompt starts anew.
+A rule's numbers (a length, a threshold) are part of its state: a step that an engine compiled for one rule serves all with the
+same compile key. So is what it learns from one round to the next, and every prompt starts afresh.
+
+A new rule is a subclass of StoppingRule in a file of its own and a config in conf/stopping/ whose `_target_` names that file;
+this list does not have to name it.
 """
 
-from specheads.decoding.stopping.certainty import AdaptiveEntropy, Confidence, EntropyThreshold, MaxProbability
+from specheads.decoding.stopping.confidence import AdaptiveEntropy, Confidence, EntropyThreshold, MaxProbability
+from specheads.decoding.stopping.fitting import Fitting, StepCosts
 from specheads.decoding.stopping.length import AcceptedAverage, BanditLength, FixedLength, Heuristic
 from specheads.decoding.stopping.logistic import Logistic, logistic_inputs
 from specheads.decoding.stopping.online import OnlineHead, OnlineLogistic
@@ -26,6 +30,7 @@ __all__ = [
     "DraftProduct",
     "EntropyThreshold",
     "ExpectedThroughput",
+    "Fitting",
     "FixedLength",
     "HeadThreshold",
     "Heuristic",
@@ -33,6 +38,7 @@ __all__ = [
     "MaxProbability",
     "OnlineHead",
     "OnlineLogistic",
+    "StepCosts",
     "StoppingRule",
     "logistic_inputs",
 ]

@@ -1,4 +1,4 @@
-"""Rules that plan a round's length before it starts, from how many tokens earlier rounds had accepted."""
+"""Rules that plan a round's length before it starts, from how many tokens were accepted in earlier rounds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -6,28 +6,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specheads.decoding.stopping.rule import (
-    MAX_TOKENS,
-    Rule,
-    check_count,
-    check_not_negative,
-    check_positive,
-    check_probability,
-    filled,
-)
+from specheads.decoding.arguments import check_count, check_not_negative, check_positive, check_probability
+from specheads.decoding.stopping.fitting import Fitting, StepCosts, cost_ratio
+from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, filled
 from specheads.errors import UserError, is_count
 
 UNTRIED = 1e9  # more than the index of any length
 
 
 class LengthState(NamedTuple):
+    """The state of these rules."""
+
     num_drafted: Tensor  # (B,) long, in this round so far
     num_tokens: Tensor  # (B,) long, to draft
-    own: Any = ()  # what a rule remembers of earlier rounds, tensors (B, ...)
+    memory: Any = ()  # what a rule remembers of earlier rounds, tensors (B, ...)
 
 
-class LengthRule(Rule):
-    """What these rules share: the first length, and a step that counts."""
+class LengthRule(StoppingRule):
+    """The base of these rules: the first length, and a step that counts."""
 
     needs = frozenset()
     compile_key = "length"
@@ -35,12 +31,16 @@ class LengthRule(Rule):
     def __init__(self, first: int, max_tokens: int) -> None:
         check_count("max_tokens", max_tokens, least=1)
         if not is_count(first, least=1) or first > max_tokens:
-            raise UserError(f"start={first} and max_tokens={max_tokens}: expected counts with 1 <= start <= max_tokens.")
+            raise UserError(f"start={first} and max_tokens={max_tokens} must be integers with 1 <= start <= max_tokens.")
         self.first, self.max_tokens = first, max_tokens
 
-    def init(self, batch: int, device: torch.device) -> LengthState:
+    def initial_memory(self, batch: int, device: torch.device) -> Any:
+        """Return the state's `memory` at the start of a prompt."""
+        return ()
+
+    def start_prompt(self, batch: int, device: torch.device) -> LengthState:
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
-        return LengthState(zeros, zeros + self.first, self.memory(batch, device))
+        return LengthState(zeros, zeros + self.first, self.initial_memory(batch, device))
 
     def planned_length(self, state: LengthState) -> Tensor:
         return state.num_tokens
@@ -54,14 +54,17 @@ class FixedLength(LengthRule):
     """Draft `num_tokens` tokens in every round."""
 
     def __init__(self, num_tokens: int = 5) -> None:
-        if not is_count(num_tokens, least=1):
-            raise UserError(f"num_tokens={num_tokens} drafts nothing; use a count of at least 1.")
+        check_count("num_tokens", num_tokens, least=1)
         super().__init__(num_tokens, num_tokens)
         self.num_tokens = num_tokens
 
+    @classmethod
+    def title(cls, name: str) -> str:
+        return "fixed K=" if name == "fixed_length" else super().title(name)
+
 
 class Heuristic(LengthRule):
-    """Draft `increase` tokens more after a round that was accepted as a whole, and `decrease` fewer after any other.
+    """Draft `increase` tokens more after a round whose tokens were all accepted, and `decrease` fewer after any other.
 
     Args:
         start: tokens in the first round.
@@ -83,11 +86,13 @@ class Heuristic(LengthRule):
 
 
 class Average(NamedTuple):
+    """What `AcceptedAverage` remembers."""
+
     num_accepted: Tensor  # (B,) float64, exponential average over rounds
 
 
 class AcceptedAverage(LengthRule):
-    """Draft about as many tokens as were accepted lately, and `extra` more.
+    """Draft about as many tokens as were accepted recently, and `extra` more.
 
     Args:
         start: tokens in the first round; the average starts at `start - extra`.
@@ -95,7 +100,8 @@ class AcceptedAverage(LengthRule):
         extra: tokens beyond the average, rounded (a half to the even neighbour).
         max_tokens: tokens per round at most.
 
-    Source: the adaptive number of speculative steps in SGLang, which looks at a whole batch; here every prompt has its own.
+    Source: the adaptive number of speculative steps in SGLang, which averages over a batch; here every prompt has its own
+    average.
     """
 
     compile_key = "length by an average"
@@ -105,19 +111,21 @@ class AcceptedAverage(LengthRule):
         check_positive("smoothing", smoothing, "the weight of the newest round in the average, for example 0.2")
         check_probability("smoothing", smoothing, "the weight of the newest round in the average, for example 0.2")
         if not is_count(extra) or extra > start:
-            raise UserError(f"extra={extra} and start={start}: expected counts with extra <= start.")
+            raise UserError(f"extra={extra} and start={start} must be integers with 0 <= extra <= start.")
         self.start, self.smoothing, self.extra = start, smoothing, extra
 
-    def memory(self, batch: int, device: torch.device) -> Average:
+    def initial_memory(self, batch: int, device: torch.device) -> Average:
         return Average(filled(batch, self.start - self.extra, device))
 
     def learn(self, state: LengthState, num_drafted: Tensor, num_accepted: Tensor) -> LengthState:
-        average = (1 - self.smoothing) * state.own.num_accepted + self.smoothing * num_accepted.double()
+        average = (1 - self.smoothing) * state.memory.num_accepted + self.smoothing * num_accepted.double()
         num_tokens = (average.round().long() + self.extra).clamp(1, self.max_tokens)
-        return state._replace(num_tokens=num_tokens, own=Average(average))
+        return state._replace(num_tokens=num_tokens, memory=Average(average))
 
 
 class Arms(NamedTuple):
+    """What `BanditLength` remembers."""
+
     lengths: Tensor  # (B, A) long, ascending
     arm: Tensor  # (B,) long, which of them is played
     plays: Tensor  # (B, A) long, rounds so far
@@ -127,47 +135,62 @@ class Arms(NamedTuple):
 class BanditLength(LengthRule):
     """Draft the length whose tokens per cost, estimated with optimism over this prompt's rounds, are highest (UCB).
 
-    The index of a length K is `(mean emitted + exploration K sqrt(2 ln(rounds) / plays)) / (K / cost_ratio + 1)`, where a round emits
-    its accepted tokens and one more. Before that every length is tried once, from the middle outwards and the shorter first: a prompt
-    that ends early has then spent its rounds on moderate lengths. A round cut short by the length limit or an end token counts for
-    the length that was planned.
+    The index of a length K is `(mean emitted + exploration K sqrt(2 ln(rounds) / plays)) / (K / cost_ratio + 1)`, where a round
+    emits its accepted tokens and one more. Before that every length is tried once, from the middle outwards and the shorter
+    first, so that a prompt that ends early has spent its rounds on moderate lengths. A round cut short by the length limit or an
+    end token counts for the length that was planned.
 
     Args:
         arms: the lengths to choose from.
-        cost_ratio: seconds of a target forward over those of a draft forward.
+        cost_ratio: seconds of a target forward pass over those of a draft forward pass.
         exploration: weight of the optimism; 0 follows the means.
 
     Source: UCBSpec in BanditSpec (Hou et al. 2025), with costs in the objective.
     """
 
+    fitted_to_costs = frozenset({"cost_ratio"})
+
     def __init__(self, arms: Sequence[int] = (1, 2, 3, 4, 6, 8, 12), cost_ratio: float = 10.0, exploration: float = 0.5) -> None:
         is_list = isinstance(arms, Sequence) and not isinstance(arms, str)
         if not is_list or not arms or not all(is_count(arm, least=1) for arm in arms) or len(set(arms)) < len(arms):
-            raise UserError(f"arms={arms} are not different counts of at least 1; use for example [2, 4, 8].")
-        check_positive("cost_ratio", cost_ratio, "the time of a target forward over that of a draft forward, for example 10")
-        check_not_negative("exploration", exploration, "the weight of what is not known about a length, for example 0.5")
+            raise UserError(f"arms={arms} must be a list of different positive integers, for example [2, 4, 8].")
+        check_positive(
+            "cost_ratio", cost_ratio, "the time of a target forward pass over that of a draft forward pass, for example 10"
+        )
+        check_not_negative("exploration", exploration, "the weight of the uncertainty about a length, for example 0.5")
         self.arms, self.cost_ratio, self.exploration = tuple(sorted(arms)), cost_ratio, exploration
         super().__init__(self.arms[(len(arms) - 1) // 2], self.arms[-1])
         self.compile_key = ("length by a bandit", len(arms))
 
-    def memory(self, batch: int, device: torch.device) -> Arms:
+    @classmethod
+    def open_parameters(cls, arguments: Mapping[str, Any]) -> frozenset[str]:
+        return frozenset({"cost_ratio"} if arguments.get("cost_ratio", 0) is None else ())
+
+    @classmethod
+    def fit(cls, arguments: Mapping[str, Any], fitting: Fitting, head: Any, costs: StepCosts | None) -> dict[str, Any]:
+        fitted = dict(arguments)
+        if costs is not None and fitted["cost_ratio"] is None:
+            fitted["cost_ratio"] = cost_ratio(costs)
+        return fitted
+
+    def initial_memory(self, batch: int, device: torch.device) -> Arms:
         lengths = torch.tensor([self.arms], device=device).repeat(batch, 1)
         plays = torch.zeros_like(lengths)
         return Arms(lengths, self._choice(lengths, plays, plays), plays, plays.clone())
 
     def learn(self, state: LengthState, num_drafted: Tensor, num_accepted: Tensor) -> LengthState:
-        own = state.own
-        played = torch.arange(len(self.arms), device=own.arm.device) == own.arm[:, None]
-        plays, emitted = own.plays + played, own.emitted + played * (num_accepted + 1)[:, None]
-        arm = self._choice(own.lengths, plays, emitted)
-        num_tokens = own.lengths.gather(1, arm[:, None]).squeeze(1)
-        return state._replace(num_tokens=num_tokens, own=own._replace(arm=arm, plays=plays, emitted=emitted))
+        arms = state.memory
+        played = torch.arange(len(self.arms), device=arms.arm.device) == arms.arm[:, None]
+        plays, emitted = arms.plays + played, arms.emitted + played * (num_accepted + 1)[:, None]
+        arm = self._choice(arms.lengths, plays, emitted)
+        num_tokens = arms.lengths.gather(1, arm[:, None]).squeeze(1)
+        return state._replace(num_tokens=num_tokens, memory=arms._replace(arm=arm, plays=plays, emitted=emitted))
 
     def _choice(self, lengths: Tensor, plays: Tensor, emitted: Tensor) -> Tensor:
-        """Return the arm (B,) of the highest index, the first of several; one that was never played goes before all others."""
-        lengths, known = lengths.double(), plays.clamp_min(1).double()
+        """Return the arm (B,) of the highest index, the first of several; an arm that was never played precedes all others."""
+        lengths, num_plays = lengths.double(), plays.clamp_min(1).double()
         rounds = plays.sum(dim=1, keepdim=True).clamp_min(1).double()
-        optimism = self.exploration * lengths * (2 * rounds.log() / known).sqrt()
-        index = (emitted / known + optimism) / (lengths / self.cost_ratio + 1)
+        optimism = self.exploration * lengths * (2 * rounds.log() / num_plays).sqrt()
+        index = (emitted / num_plays + optimism) / (lengths / self.cost_ratio + 1)
         from_middle = (2 * torch.arange(len(self.arms), device=plays.device) - (len(self.arms) - 1)).abs()
         return torch.where(plays == 0, UNTRIED - from_middle.double(), index).argmax(dim=1)

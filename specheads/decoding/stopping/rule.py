@@ -1,72 +1,88 @@
-"""What every stopping rule is, and what rules share that remember earlier tokens or rounds."""
+"""The base of every stopping rule, and what rules share that remember earlier tokens or rounds."""
 
 from collections.abc import Hashable, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from specheads.errors import UserError, is_count, is_number
+from specheads.decoding.stopping.fitting import Fitting, StepCosts
+from specheads.pair import Pair
 
 MAX_TOKENS = 20
 
 
-class StoppingRule(Protocol):
-    """The same class runs inside a draft step (B = 1) and over many recorded responses at once (B = all)."""
+class StoppingRule:
+    """Decides after each drafted token whether the draft ends: a state machine on batched tensors.
 
-    needs: frozenset[str]
-    verified: frozenset[str]  # what it wants to `see` of the last verification, of: target_hidden; a rule may do without both
-    max_tokens: int  # the longest draft it lets grow
+    The same class runs inside a draft step (B = 1) and over many recorded responses at once (B = all). A prompt runs through
+    `start_prompt`, then for each round `start_round`, one `step` per drafted token, and `end_round`. A state is a NamedTuple of
+    tensors (B, ...); its field `num_drafted` (B,) counts the tokens drafted so far in the round.
+
+    A new rule is a subclass in a file of its own and a config in conf/stopping/ whose `_target_` names it. Only `start_prompt`
+    and `step` have no default.
+    """
+
+    needs: frozenset[str]  # the features that `step` reads
+    max_tokens: int  # the longest draft that the rule lets grow
     compile_key: (
-        Hashable  # rules of equal programs take the same step from the same state; what they learn in `observe` may differ
+        Hashable  # rules with equal keys take the same step from the same state; what they learn in `end_round` may differ
     )
+    uses_head: ClassVar[bool] = False  # whether its constructor takes a `head`
+    fitted_to_costs: ClassVar[frozenset[str]] = frozenset()  # those open parameters whose values depend on what steps cost
 
-    def init(self, batch: int, device: torch.device) -> Any:
+    def bind(self, pair: Pair, device: torch.device) -> None:
+        """Prepare for drafting with a pair on the draft's device; raises UserError if the rule does not fit this pair."""
+
+    def start_prompt(self, batch: int, device: torch.device) -> Any:
         """Return the state at the start of a prompt."""
+        raise NotImplementedError
 
-    def see(self, state: Any, verified: Mapping[str, Tensor]) -> Any:
-        """Take in before a round what is in `verified`, tensors (B, ...); return the state."""
+    def start_round(self, state: Any, target_hidden: Tensor | None = None) -> Any:
+        """Return the state at the start of a round.
+
+        Args:
+            target_hidden: (B, H), the target's hidden state that the last committed token was decided from; None if there is
+                none.
+        """
+        return state._replace(num_drafted=torch.zeros_like(state.num_drafted))
 
     def planned_length(self, state: Any) -> Tensor | None:
-        """Return how many tokens the round will draft, (B,) long, if that does not depend on what is drafted, or else None."""
+        """Return how many tokens the round will draft, (B,) long, or None if that depends on what is drafted."""
+        return None
 
     def step(self, state: Any, features: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
         """Take in one drafted token; return the new state and `stop` (B,) bool."""
+        raise NotImplementedError
 
-    def observe(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
-        """Take in a round's outcome, (B,) long each; return the state for the next round."""
-
-
-class Rule:
-    """What the rules here share. Their states have `num_drafted` (B,), the tokens of this round so far, and `own`, a rule's memory."""
-
-    verified: frozenset[str] = frozenset()
-
-    def memory(self, batch: int, device: torch.device) -> Any:
-        """Return a rule's other numbers and what it remembers at the start of a prompt, tensors (B, ...)."""
-        return ()
-
-    def planned_length(self, state: Any) -> Tensor | None:
-        return None
-
-    def see(self, state: Any, verified: Mapping[str, Tensor]) -> Any:
-        return state
-
-    def note(self, state: Any, features: Mapping[str, Tensor]) -> Any:
-        """Return `state.own` with what is to be remembered of this token."""
-        return state.own
+    def end_round(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
+        """Take in a round's outcome, (B,) long each; return the state with what it taught, in rows that drafted something."""
+        return where_drafted(num_drafted, self.learn(state, num_drafted, num_accepted), state)
 
     def learn(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
-        """Return the state with what a round taught, in rows that drafted something."""
+        """Return the state after a round's outcome; what it returns for rows that drafted nothing is ignored."""
         return state
 
-    def begin(self, state: Any) -> Any:
-        """Return the state at the start of a round."""
-        return state._replace(num_drafted=torch.zeros_like(state.num_drafted))
+    @classmethod
+    def title(cls, name: str) -> str:
+        """Return what reports write before the values of a candidate whose config is called `name`."""
+        return f"{name.replace('_', ' ')} "
 
-    def observe(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
-        return self.begin(where_drafted(num_drafted, self.learn(state, num_drafted, num_accepted), state))
+    @classmethod
+    def open_parameters(cls, arguments: Mapping[str, Any]) -> frozenset[str]:
+        """Return the names of the constructor's arguments that are left to be fitted on dev prompts."""
+        return frozenset()
+
+    @classmethod
+    def fit(cls, arguments: Mapping[str, Any], fitting: Fitting, head: Any, costs: StepCosts | None) -> dict[str, Any]:
+        """Return the constructor's arguments with the open ones fitted.
+
+        Args:
+            head: the recorded head that the rule will ask; None for rules without one.
+            costs: of the rule's steps; None if no open parameter is in `fitted_to_costs`.
+        """
+        return dict(arguments)
 
 
 def where_drafted(num_drafted: Tensor, new: Any, old: Any) -> Any:
@@ -82,46 +98,22 @@ def where_drafted(num_drafted: Tensor, new: Any, old: Any) -> Any:
 
 
 def write_at(buffer: Tensor, place: Tensor, value: Tensor) -> Tensor:
-    """Return `buffer` (B, N, ...) with `value` (B, ...) at `place` (B,); before the start and beyond the end nothing is written."""
+    """Return `buffer` (B, N, ...) with `value` (B, ...) at `place` (B,); places outside 0..N-1 write nothing."""
     here = torch.arange(buffer.shape[1], device=buffer.device) == place[:, None]
     return torch.where(here.reshape(*here.shape, *[1] * (value.dim() - 1)), value.to(buffer.dtype)[:, None], buffer)
 
 
-def graded(num_places: int, num_drafted: Tensor, num_accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which of a round's tokens were accepted, and which were judged at all, (B, num_places) bool, and how many, (B,).
+def outcomes(num_places: int, num_drafted: Tensor, num_accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which of a round's tokens were accepted, which have a known outcome, (B, num_places) bool, and how many have one,
+    (B,).
 
-    Verification judges the accepted tokens and the first rejected one; of later ones nobody knows.
+    Verification decides the accepted tokens and the first rejected one; whether later ones would have been accepted is unknown.
     """
     places = torch.arange(num_places, device=num_drafted.device)
-    num_judged = torch.minimum(num_accepted + 1, num_drafted)
-    return places < num_accepted[:, None], places < num_judged[:, None], num_judged
+    num_decided = torch.minimum(num_accepted + 1, num_drafted)
+    return places < num_accepted[:, None], places < num_decided[:, None], num_decided
 
 
 def filled(batch: int, value: float, device: torch.device) -> Tensor:
-    """Return a number of a rule's as part of its state, (B,) float64."""
+    """Return one of a rule's numbers as part of its state, (B,) float64."""
     return torch.full((batch,), value, dtype=torch.float64, device=device)
-
-
-def check_probability(name: str, value: object, meaning: str) -> None:
-    if not is_number(value) or not 0 <= value <= 1:
-        raise UserError(f"{name}={value} is outside [0, 1]; it is {meaning}.")
-
-
-def check_positive(name: str, value: object, meaning: str) -> None:
-    if not is_number(value) or not 0 < value < float("inf"):
-        raise UserError(f"{name}={value} is not a number above 0; it is {meaning}.")
-
-
-def check_not_negative(name: str, value: object, meaning: str) -> None:
-    if not is_number(value) or not 0 <= value < float("inf"):
-        raise UserError(f"{name}={value} is not a number of at least 0; it is {meaning}.")
-
-
-def check_finite(name: str, value: object, meaning: str) -> None:
-    if not is_number(value) or abs(value) == float("inf"):
-        raise UserError(f"{name}={value} is not a number; it is {meaning}.")
-
-
-def check_count(name: str, value: object, least: int = 0) -> None:
-    if not is_count(value, least):
-        raise UserError(f"{name}={value} is no count of at least {least}.")

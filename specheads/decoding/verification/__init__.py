@@ -1,8 +1,9 @@
-"""Rules that decide how much of a draft stands: pure batched functions, and thin strategies for the decoder.
+"""Rules that decide how much of a draft is accepted: pure batched functions, and thin strategies for the decoder.
 
-A new rule for chains is a module with a function `Block -> AcceptanceLaw` (law.py) and a ChainVerification (step.py) that calls it; one
-that remembers earlier rounds is a VerificationRule of its own (greedy_block.py). Its config goes to conf/verification/, and
-tests/decoding/verification/ holds it to its law.
+A new rule for chains is a module with a function `Block -> AcceptanceDistribution` (chain_distribution.py) and a
+ChainVerification (verify_step.py) that calls it; a rule that remembers earlier rounds is a VerificationRule (greedy_block.py); a
+rule for trees is a TreeVerification (tree_distribution.py). Its `name` is that of its config in conf/verification/, whose
+`_target_` names the module; this list does not have to name it.
 """
 
 from specheads.decoding.verification.biased import BiasedVerification
@@ -23,14 +24,13 @@ from specheads.decoding.verification.greedy_block import (
 from specheads.decoding.verification.joint import JointVerification, joint_distribution
 from specheads.decoding.verification.multi_round import MultiRound, multi_round_distribution
 from specheads.decoding.verification.spectr import SpecTr, spectr_distribution
-from specheads.decoding.verification.step import NUM_FACTS, ChainVerification, VerificationRule, VerifyStep
 from specheads.decoding.verification.synthetic import SyntheticVerification
 from specheads.decoding.verification.token import TokenVerification, token_distribution, token_verification
 from specheads.decoding.verification.tree_distribution import TreeBlock, TreeDistribution, TreeVerification
 from specheads.decoding.verification.tree_match import TreeMatch, tree_match_distribution
+from specheads.decoding.verification.verify_step import ChainVerification, VerificationRule, VerifyStep
 
 __all__ = [
-    "NUM_FACTS",
     "AcceptanceDistribution",
     "BiasedVerification",
     "BigLittle",

@@ -1,46 +1,39 @@
-"""BiLD (Kim et al. 2023): the small model writes until it is unsure, and is rolled back where the large one strongly disagrees."""
+"""BiLD (Kim et al. 2023): the draft writes until it is unsure, and is rolled back where the target strongly disagrees."""
 
+from specheads.decoding.arguments import check_count, check_not_negative, check_probability
 from specheads.decoding.stopping import MaxProbability
 from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
-from specheads.decoding.verification.step import ChainVerification
-from specheads.errors import UserError, is_count, is_number
+from specheads.decoding.verification.verify_step import ChainVerification
 
 
 class BigLittle(ChainVerification):
     """`verification=big_little`: keep drafted tokens up to the first that the draft is unsure of or the target finds unlikely.
 
-    There the target's own token stands. Lossy.
+    The target's token follows there. Lossy.
 
     Args:
-        fallback: the draft is unsure where no probability of its law reaches this; drafts end there, unless another stopping rule is
-            chosen (which reads the plain softmax, while this reads the warped law).
+        fallback: the draft is unsure where no probability of its distribution reaches this; drafts end there, unless another
+            stopping rule is chosen (which reads the plain softmax, while this reads the warped distribution).
         rollback: nats; a token is unlikely whose negative log-likelihood under the target exceeds it.
-        max_tokens: longest draft of its own stopping rule.
+        max_tokens: the longest draft of the stopping rule that belongs to it.
 
     Source: Kim et al. 2023, section 3.
     """
 
+    name = "big_little"
     lossless = False
 
     def __init__(self, fallback: float = 0.9, rollback: float = 2.0, max_tokens: int = 10) -> None:
-        if not is_number(fallback) or not 0 <= fallback <= 1:
-            raise UserError(
-                f"verification.fallback={fallback} is outside [0, 1]; it is a probability of the draft's, such as 0.9."
-            )
-        if not is_number(rollback) or rollback < 0:
-            raise UserError(f"verification.rollback={rollback} is not a number >= 0; it is a distance in nats, for example 2.")
-        if not is_count(max_tokens, least=1):
-            raise UserError(f"verification.max_tokens={max_tokens} is no count of at least 1.")
+        check_probability("verification.fallback", fallback, "a probability under the draft, for example 0.9")
+        check_not_negative("verification.rollback", rollback, "a negative log-likelihood in nats, for example 2")
+        check_count("verification.max_tokens", max_tokens, least=1)
         self.stopping = MaxProbability(fallback, max_tokens)
         self.fallback, self.rollback = fallback, rollback
         self.compile_key = ("big little", fallback, rollback)
-
-    @property
-    def label(self) -> str:
-        return f"BiLD, fallback {self.fallback:g}, rollback {self.rollback:g}"
+        self.label = f"BiLD, fallback {fallback:g}, rollback {rollback:g}"
 
     def distribution(self, block: Block) -> AcceptanceDistribution:
-        _, wanted = block.drafted_probs()
+        _, target_prob = block.drafted_probs()
         sure = block.draft_probs[:, : block.num_drafted].amax(dim=-1) >= self.fallback
-        passes = block.within & sure & (-wanted.log() <= self.rollback)
-        return AcceptanceDistribution(survival=passes.to(wanted.dtype).cumprod(dim=1), weights=None, block=block)
+        passes = block.within & sure & (-target_prob.log() <= self.rollback)
+        return AcceptanceDistribution(survival=passes.to(target_prob.dtype).cumprod(dim=1), weights=None, block=block)

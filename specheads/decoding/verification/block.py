@@ -1,7 +1,8 @@
-"""Block verification (Sun et al. 2024): a drafted block is judged as a whole, so that a likely token makes up for an unlikely one.
+"""Block verification (Sun et al. 2024): a drafted block is verified as a whole, so that a likely token makes up for an unlikely
+one.
 
-Both rules test every prefix of the block on its own and accept the longest that passes. They differ in the running ratio of target
-and draft, which block verification never lets pass 1. Lossless, and never fewer tokens than token verification on average.
+Both rules test every prefix of the block separately and accept the longest that passes. They differ in the running ratio of
+target and draft, which block verification never lets pass 1. Lossless, and never fewer tokens than token verification on average.
 """
 
 import torch
@@ -9,17 +10,17 @@ from torch import Tensor
 
 from specheads.decoding.records import Verdict
 from specheads.decoding.verification.chain_distribution import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block
-from specheads.decoding.verification.step import ChainVerification
+from specheads.decoding.verification.verify_step import ChainVerification
 from specheads.sampling import uniforms
 
 
 def block_distribution(block: Block) -> AcceptanceDistribution:
-    """Return the law of `block_verification`."""
+    """Return the acceptance distribution of `block_verification`."""
     return prefix_distribution(block, reflected(block.log_ratios()))
 
 
 def greedy_block_distribution(block: Block) -> AcceptanceDistribution:
-    """Return the law of greedy block verification of one block whose target is `block.target_probs`."""
+    """Return the acceptance distribution of greedy block verification of one block whose target is `block.target_probs`."""
     return prefix_distribution(block, block.log_ratios().cumsum(dim=1))
 
 
@@ -27,26 +28,26 @@ def reflected(log_ratios: Tensor) -> Tensor:
     """Return log p_i (B, K), `p_i = min(1, p_{i-1} exp(log_ratios_i))`, p_0 = 1."""
     if not log_ratios.shape[1]:
         return log_ratios
-    # A walk that may not pass 0 is the free walk less the height it has reached so far.
+    # A walk that may not exceed 0 is the free walk minus the largest height it has reached so far.
     walk = log_ratios.cumsum(dim=1)
     return walk - walk.cummax(dim=1).values.clamp_min(0)
 
 
 def prefix_distribution(block: Block, log_weights: Tensor) -> AcceptanceDistribution:
-    """Return the law that accepts the longest prefix of a block that passes.
+    """Return the acceptance distribution of the rule that accepts the longest prefix of a block that passes its test.
 
     Args:
         log_weights: (B, K) float64, log p_i, the running ratio of target and draft after i tokens.
 
-    A prefix of i < K tokens passes with probability `E / (E + 1 - p_i)`, `E = sum (p_i t - d)+` over the token after it, and surely
-    where p_i >= 1; all K tokens pass with `min(1, p_K)`.
+    A prefix of i < K tokens passes with probability `E / (E + 1 - p_i)`, `E = sum (p_i t - d)+` over the token after it, and with
+    certainty where p_i >= 1; all K tokens pass with `min(1, p_K)`.
 
     Source: Sun et al. 2024, algorithm 2 (block) and appendix (greedy block).
     """
     weights = log_weights.clamp_max(LARGEST_LOG_WEIGHT).exp()
     before = _before(weights)
     last = torch.arange(1, block.num_drafted + 1, device=weights.device) == block.lengths[:, None]
-    # Prefix i + 1 comes next to prefix i; the last has a test of its own.
+    # Prefix i + 1 comes next to prefix i; the last one is tested differently.
     passes = torch.where(last, weights.clamp_max(1.0), _inner_passes(_excess(block, before).roll(-1, dims=1), weights))
     passes = torch.where(block.within, passes, 0.0)
     survival = 1 - (1 - passes).flip(1).cumprod(dim=1).flip(1)
@@ -59,14 +60,14 @@ def _before(weights: Tensor) -> Tensor:
 
 
 def _excess(block: Block, before: Tensor) -> Tensor:
-    """Return how much the target wants beyond the draft after i = 0 .. K - 1 tokens, (B, K) float64, `before` (B, K) being p_i."""
+    """Return the target mass that exceeds the draft's after i = 0 .. K - 1 tokens, (B, K) float64, `before` (B, K) being p_i."""
     count = block.num_drafted
     reach = before[:, :, None].to(block.target_probs.dtype) * block.target_probs[:, :count] - block.draft_probs[:, :count]
     return reach.clamp_min(0).sum(dim=-1).double()
 
 
 def _inner_passes(excess: Tensor, weights: Tensor) -> Tensor:
-    """Return the chance (B, K) that prefixes with p_i = `weights` (B, K), and such an excess after them, pass their own tests."""
+    """Return the probability (B, K) that prefixes with p_i = `weights` (B, K), followed by such an excess, pass their tests."""
     missing = (1 - weights).clamp_min(0)
     # With p_i >= 1 nothing is missing and the prefix passes, also where the excess is 0.
     return torch.where(missing > 0, excess / (excess + missing.clamp_min(torch.finfo(missing.dtype).tiny)), 1.0)
@@ -90,7 +91,7 @@ def block_verification(
 class BlockVerification(ChainVerification):
     """`verification=block`: see `block_verification`."""
 
-    compile_key = "block"
+    name = compile_key = "block"
     label = "block verification"
 
     def distribution(self, block: Block) -> AcceptanceDistribution:

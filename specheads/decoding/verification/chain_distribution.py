@@ -1,6 +1,6 @@
-"""How drafted chains are judged: a law of the number of accepted tokens and of the token after them, and one draw from it.
+"""How chains are verified: the distribution of the number of accepted tokens and of the next token, and one sample of it.
 
-A rule computes the law without randomness; tests enumerate the same law that decoding draws from.
+A rule computes the distribution without randomness; tests enumerate the same distribution that decoding samples from.
 """
 
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from torch import Tensor
 from specheads.decoding.records import Verdict
 from specheads.sampling import at_least_float32, sample
 
-LARGEST_LOG_WEIGHT = 46.0  # e^46 = 1e20: beyond it nothing of the draft's law is left in a residual
+LARGEST_LOG_WEIGHT = 46.0  # e^46 = 1e20: beyond it the draft's distribution no longer changes a residual
 
 
 @dataclass(frozen=True)
 class Block:
-    """Drafted chains and what both models say of them: B rows of K tokens, fewer where `lengths` says so.
+    """Drafted chains and both models' distributions along them: B rows of K tokens, fewer where `lengths` is smaller.
 
-    Laws are of float32 or wider, already warped.
+    Probabilities are float32 or wider, already warped.
     """
 
     tokens: Tensor  # (B, K) long
-    draft_probs: Tensor  # (B, K, V), the law each token was drawn from; (B, K + 1, V) with the law after them
-    target_probs: Tensor  # (B, K + 1, V), the target's law at each drafted position and after the last
+    draft_probs: Tensor  # (B, K, V), which each token was sampled from; (B, K + 1, V) with the distribution after them
+    target_probs: Tensor  # (B, K + 1, V), the target's at each drafted position and after the last
     lengths: Tensor  # (B,) long, tokens drafted
-    planned: Tensor  # (B,) long, tokens that would have been drafted whatever they were, 0: their number depends on them
+    planned: Tensor  # (B,) long, tokens that would have been drafted whatever they are; 0: their number depends on them
 
     @classmethod
     def of(
@@ -44,12 +44,14 @@ class Block:
         batch, num_drafted = tokens.shape
         if draft_probs.shape[1] not in (num_drafted, num_drafted + 1) or target_probs.shape[1] != num_drafted + 1:
             raise ValueError(
-                f"{num_drafted} drafted tokens need {num_drafted} laws of the draft and {num_drafted + 1} of the target, "
-                f"but there are {draft_probs.shape[1]} and {target_probs.shape[1]}"
+                f"{num_drafted} drafted tokens need {num_drafted} distributions of the draft and {num_drafted + 1} of the "
+                f"target, but there are {draft_probs.shape[1]} and {target_probs.shape[1]}"
             )
         if not batch == draft_probs.shape[0] == target_probs.shape[0] or draft_probs.shape[2] != target_probs.shape[2]:
             shapes = [tuple(x.shape) for x in (tokens, draft_probs, target_probs)]
-            raise ValueError(f"shapes {shapes} of tokens and laws do not agree; expected (B, K), (B, K, V) and (B, K + 1, V)")
+            raise ValueError(
+                f"shapes {shapes} of tokens and distributions do not agree; expected (B, K), (B, K, V) and (B, K + 1, V)"
+            )
         if lengths is None:
             lengths = torch.full((batch,), num_drafted, device=tokens.device)
         planned = lengths if planned is None else planned
@@ -71,32 +73,34 @@ class Block:
         return tuple(probs[:, :count].gather(-1, index).squeeze(-1) for probs in (self.draft_probs, self.target_probs))
 
     def log_ratios(self) -> Tensor:
-        """Return log t(y_i) / d(y_i) (B, K) in float64, 0 beyond a row's length; what the draft cannot have drawn is rejected."""
-        drafted, wanted = (probs.double() for probs in self.drafted_probs())
-        ratio = torch.where(drafted > 0, wanted.log() - drafted.log(), -torch.inf)
+        """Return log t(y_i) / d(y_i) (B, K) in float64, 0 beyond a row's length; a token that the draft cannot have sampled is
+        rejected.
+        """
+        draft_prob, target_prob = (probs.double() for probs in self.drafted_probs())
+        ratio = torch.where(draft_prob > 0, target_prob.log() - draft_prob.log(), -torch.inf)
         return torch.where(self.within, ratio, 0.0)
 
 
 @dataclass(frozen=True)
 class AcceptanceDistribution:
-    """The law by which a rule judges a block.
+    """The distribution of a verified block's outcome.
 
-    After n < length accepted tokens the next one follows `norm((weights[n] t - d)+)`, t and d the laws of target and draft there, or t
-    itself where there are no weights; after all of them it follows t.
+    After n < length accepted tokens the next one follows `norm((weights[n] t - d)+)`, where t and d are the distributions of
+    target and draft there, or t if there are no weights; after all of them it follows t.
     """
 
-    survival: Tensor  # (B, K), the chance that at least i tokens are accepted, i = 1 .. K: falling, 0 beyond a row's length
+    survival: Tensor  # (B, K), the probability that at least i = 1 .. K tokens are accepted: falling, 0 beyond a row's length
     weights: Tensor | None  # (B, K)
     block: Block
 
     @property
     def length_probs(self) -> Tensor:
-        """(B, K + 1), the chance that exactly n tokens are accepted."""
+        """(B, K + 1), the probability that exactly n tokens are accepted."""
         ends = torch.nn.functional.pad(self.survival, (1, 0), value=1.0)
         return ends - torch.nn.functional.pad(self.survival, (0, 1))
 
     def next_probs(self, num_accepted: Tensor) -> Tensor:
-        """Return the unnormalised law of the next token (B, V) after `num_accepted` (B,)."""
+        """Return the unnormalised distribution of the next token (B, V) after `num_accepted` (B,)."""
         block, rows = self.block, torch.arange(len(num_accepted), device=num_accepted.device)
         target = block.target_probs[rows, num_accepted]
         if self.weights is None or not block.num_drafted:
@@ -104,11 +108,11 @@ class AcceptanceDistribution:
         rejected = num_accepted.clamp_max(block.num_drafted - 1)
         weight = self.weights[rows, rejected].to(target.dtype)
         residual = (weight[:, None] * target - block.draft_probs[rows, rejected]).clamp_min(0)
-        # Where two laws differ by rounding alone a residual is empty, and the target's own law is as near.
+        # Where two distributions differ by rounding alone a residual is empty, and the target's distribution is as close.
         corrected = (num_accepted < block.lengths)[:, None] & (residual.sum(dim=-1, keepdim=True) > 0)
         return torch.where(corrected, residual, target)
 
-    def decide(self, draw: Tensor, next_draw: Tensor) -> Verdict:
-        """Return the verdict at given uniform numbers: `draw` (B,) for the length, `next_draw` (B,) for the next token."""
-        num_accepted = (draw[:, None] < self.survival).sum(dim=1)
-        return Verdict(num_accepted=num_accepted, next_token=sample(self.next_probs(num_accepted), next_draw))
+    def decide(self, uniform: Tensor, next_uniform: Tensor) -> Verdict:
+        """Return the verdict at given uniform numbers: `uniform` (B,) for the length, `next_uniform` (B,) for the next token."""
+        num_accepted = (uniform[:, None] < self.survival).sum(dim=1)
+        return Verdict(num_accepted=num_accepted, next_token=sample(self.next_probs(num_accepted), next_uniform))

@@ -1,8 +1,9 @@
 """Greedy block verification (Sun et al. 2024, appendix): as many accepted tokens per block as any lossless rule can reach.
 
-It accepts more than the target's law would allow, and pays for it afterwards: up to the index at which a rejected block would have
-ended, tokens follow a *modified target* `norm((r t - d)+)`, r the ratio T/D of the joint laws of what was emitted since the block
-began. Blocks of later rounds are verified against that law, and a rejection among them modifies it once more: modifications nest.
+It accepts more than the target's distribution allows, and corrects for it afterwards: up to the index at which a rejected block
+would have ended, tokens follow a *modified target* `norm((r t - d)+)`, where r is the ratio T/D of the joint probabilities of the
+tokens emitted since the block began. Blocks of later rounds are verified against it, and a rejection among them modifies it
+again: modifications nest.
 """
 
 from dataclasses import dataclass, replace
@@ -11,33 +12,33 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specheads.decoding.arguments import check_count
 from specheads.decoding.records import DraftKind, Verdict
 from specheads.decoding.verification.block import prefix_distribution, reflected
 from specheads.decoding.verification.chain_distribution import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block
-from specheads.errors import UserError, is_count
 from specheads.sampling import uniforms
 
 
 class Levels(NamedTuple):
-    """The modifications in force, oldest first: each is made of the law that the older ones leave."""
+    """The modifications in force, oldest first: each applies to the distribution that the older ones leave."""
 
     log_ratio: Tensor  # (B, L) float64, log r
-    left: Tensor  # (B, L) long, tokens to come that it applies to; 0: the level is free
+    left: Tensor  # (B, L) long, coming tokens that it applies to; 0: the level is free
 
     @classmethod
     def none(cls, batch: int, num_levels: int, device: torch.device) -> "Levels":
-        """Return free levels: the target as it is."""
+        """Return free levels: the unmodified target."""
         zeros = torch.zeros(batch, num_levels, dtype=torch.long, device=device)
         return cls(zeros.double(), zeros)
 
     @property
     def num_probs_needed(self) -> Tensor:
-        """(B,) long, how many tokens to come need the draft's law to be verified."""
+        """(B,) long, how many coming tokens need the draft's distribution to be verified."""
         return self.left.amax(dim=1) if self.left.shape[1] else self.left.sum(dim=1)
 
 
 def modified_targets(levels: Levels, block: Block) -> tuple[Tensor, Levels]:
-    """Return the law that a block is verified against (B, K + 1, V), and the levels as they are before each position (B, L, K + 1).
+    """Return the distributions that a block is verified against (B, K + 1, V), and the levels before each position (B, L, K + 1).
 
     `block.draft_probs` are (B, K + 1, V).
     """
@@ -54,7 +55,7 @@ def modified_targets(levels: Levels, block: Block) -> tuple[Tensor, Levels]:
 
 
 def _modified(target: Tensor, draft: Tensor, log_ratio: Tensor, left: Tensor) -> Tensor:
-    """Return `norm((r t - d)+)` (..., V) where tokens are `left` (...), and elsewhere, or where nothing is left of t, t itself."""
+    """Return `norm((r t - d)+)` (..., V) where tokens are `left` (...), and t elsewhere, or where nothing is left of it."""
     weight = log_ratio.clamp_max(LARGEST_LOG_WEIGHT).exp().to(target.dtype)
     residual = (weight.unsqueeze(-1) * target - draft).clamp_min(0)
     total = residual.sum(dim=-1, keepdim=True)
@@ -63,27 +64,27 @@ def _modified(target: Tensor, draft: Tensor, log_ratio: Tensor, left: Tensor) ->
 
 
 def _after_token(levels: Levels, target: Tensor, draft: Tensor, token: Tensor) -> tuple[Levels, Tensor]:
-    """Return the levels after one more emitted `token` (B,), and that token's log ratio (B,) under the law they leave.
+    """Return the levels after one more emitted `token` (B,), and that token's log ratio (B,) under the distribution they leave.
 
     Args:
-        levels: as they are before it.
-        target, draft: (B, V), the plain laws there.
+        levels: before it.
+        target, draft: (B, V), the unmodified distributions there.
     """
 
     def log_prob(probs: Tensor) -> Tensor:
         return probs.double().gather(1, token[:, None]).log().squeeze(1)
 
-    # A token that the draft never proposes makes the ratio infinite: nothing of the modification is left.
-    drafted, log_ratios = log_prob(draft), []
+    # A token that the draft never proposes makes the ratio infinite, which ends the modification.
+    draft_log_prob, log_ratios = log_prob(draft), []
     for number in range(levels.left.shape[1]):
-        log_ratios.append(levels.log_ratio[:, number] + log_prob(target) - drafted)
+        log_ratios.append(levels.log_ratio[:, number] + log_prob(target) - draft_log_prob)
         target = _modified(target, draft, levels.log_ratio[:, number], levels.left[:, number])
     log_ratio = torch.stack(log_ratios, dim=1) if log_ratios else levels.log_ratio
-    return _tidied(Levels(log_ratio, (levels.left - 1).clamp_min(0))), log_prob(target) - drafted
+    return _compacted(Levels(log_ratio, (levels.left - 1).clamp_min(0))), log_prob(target) - draft_log_prob
 
 
-def _tidied(levels: Levels) -> Levels:
-    """Free the levels that modify nothing any more, and bring the others to the front in their order."""
+def _compacted(levels: Levels) -> Levels:
+    """Free the levels that no longer modify anything, and move the others to the front in their order."""
     left = torch.where(levels.log_ratio.isfinite(), levels.left, 0)
     order = (left == 0).long().argsort(dim=1, stable=True)
     log_ratio = torch.where(left > 0, levels.log_ratio, 0.0)
@@ -92,19 +93,20 @@ def _tidied(levels: Levels) -> Levels:
 
 @dataclass(frozen=True)
 class NestedDistribution:
-    """The law by which a block is judged under the modifications in force."""
+    """The distribution of a verified block's outcome under the modifications in force."""
 
     distribution: AcceptanceDistribution  # of the block against the modified target
-    plain: Block  # with the target as it is
-    before: Levels  # as they are before each position, (B, L, K + 1)
+    plain: Block  # with the unmodified target
+    before: Levels  # before each position, (B, L, K + 1)
     modifies: Tensor  # (B,) bool, whether a rejection adds a level
 
     @classmethod
     def of(cls, levels: Levels, block: Block) -> "NestedDistribution":
-        """Return the law of a block whose `draft_probs` are (B, K + 1, V).
+        """Return the distribution for a block whose `draft_probs` are (B, K + 1, V).
 
-        A row whose levels are all in use is judged by block verification, which modifies nothing, and so is one whose length was
-        not known beforehand: how far its modification reaches would depend on drafts that were not made.
+        A row whose levels are all in use falls back to block verification, which modifies nothing, and so does one whose length
+        was
+        not known beforehand: the reach of its modification would depend on drafts that were not made.
         """
         target, before = modified_targets(levels, block)
         modified = replace(block, target_probs=target)
@@ -117,20 +119,20 @@ class NestedDistribution:
         """Return the levels once `num_accepted` (B,) drafted tokens and `next_token` (B,) are emitted."""
         rows, plain = torch.arange(len(num_accepted), device=num_accepted.device), self.plain
         here = Levels(self.before.log_ratio[rows, :, num_accepted], self.before.left[rows, :, num_accepted])
-        distributions = plain.target_probs[rows, num_accepted], plain.draft_probs[rows, num_accepted]
-        old, step = _after_token(here, *distributions, next_token)
+        probs = plain.target_probs[rows, num_accepted], plain.draft_probs[rows, num_accepted]
+        old, step = _after_token(here, *probs, next_token)
         walk = torch.nn.functional.pad(self.distribution.block.log_ratios().cumsum(dim=1), (1, 0))[rows, num_accepted]
         adds = self.modifies & (num_accepted < plain.lengths)
         left = torch.where(adds, plain.planned - num_accepted - 1, 0)
         grown = Levels(torch.cat([old.log_ratio, (walk + step)[:, None]], dim=1), torch.cat([old.left, left[:, None]], dim=1))
         # Levels in use come first, so that the one dropped is free.
-        return Levels(*(part[:, :-1] for part in _tidied(grown)))
+        return Levels(*(part[:, :-1] for part in _compacted(grown)))
 
 
-def judge(levels: Levels, block: Block, draw: Tensor, next_draw: Tensor) -> tuple[Verdict, Levels]:
-    """Judge a block at given uniform numbers (B,) each; return the verdict and the levels for the next round."""
+def verify(levels: Levels, block: Block, uniform: Tensor, next_uniform: Tensor) -> tuple[Verdict, Levels]:
+    """Verify a block at given uniform numbers (B,) each; return the verdict and the levels for the next round."""
     nested = NestedDistribution.of(levels, block)
-    verdict = nested.distribution.decide(draw, next_draw)
+    verdict = nested.distribution.decide(uniform, next_uniform)
     levels = nested.after(verdict.num_accepted, verdict.next_token)
     return replace(verdict, num_probs_needed=levels.num_probs_needed), levels
 
@@ -148,14 +150,14 @@ def greedy_block_verification(
 
     Args:
         draft_tokens, target_probs, generator, lengths: as in `token_verification`.
-        draft_probs: (B, K, V), or (B, K + 1, V) with the draft's law after the last token; a row that owes more tokens than it
-            has drafted needs that one.
-        levels: of the round before; default none, K of them.
-        planned: (B,) long, tokens that would have been drafted whatever they were; 0 where their number depended on them, as with a
-            head. Default `lengths`: then these must not depend on the drafted tokens, or the target's law is lost.
+        draft_probs: (B, K, V), or (B, K + 1, V) with the draft's distribution after the last token, which a row needs if its
+            modifications reach beyond its drafted tokens.
+        levels: of the round before; default K free ones.
+        planned: (B,) long, tokens that would have been drafted whatever they are; 0 where their number depended on them, as with
+            a head. Default `lengths`: then these must not depend on the drafted tokens, or the rule is no longer lossless.
 
     Raises:
-        ValueError: shapes that do not fit together, or a law of the draft that is owed and missing.
+        ValueError: shapes that do not fit together, or a distribution of the draft that is needed and missing.
 
     Source: Sun et al. 2024, appendix on greedy block verification.
     """
@@ -164,33 +166,36 @@ def greedy_block_verification(
     block = Block.of(draft_tokens, draft_probs, target_probs, lengths, planned)
     if block.draft_probs.shape[1] == num_drafted:
         if bool((levels.num_probs_needed > block.lengths).any()):
-            raise ValueError("a modified target reaches beyond the drafted tokens: give the draft's law after the last one too")
+            raise ValueError(
+                "a modified target reaches beyond the drafted tokens: give the draft's distribution after the last one too"
+            )
         after = torch.zeros_like(block.target_probs[:, :1])
         block = replace(block, draft_probs=torch.cat([block.draft_probs, after], dim=1))
-    return judge(levels, block, *uniforms((2, batch), generator))
+    return verify(levels, block, *uniforms((2, batch), generator))
 
 
 class GreedyBlockVerification:
     """`verification=greedy_block`: see `greedy_block_verification`.
 
-    Blocks whose length is not known before they are drafted are judged by block verification, and so are those that would need more
+    Blocks whose length is not known before they are drafted fall back to block verification, and so do those that would need more
     than `num_levels` nested modifications: every step costs as much for a level in use as for a free one.
     """
 
+    name = "greedy_block"
+    label = "greedy block verification"
     lossless = True
     stopping = None
     takes = frozenset({DraftKind.CHAIN})
     reads_next_probs = True
-    label = "greedy block verification"
 
     def __init__(self, num_levels: int = 4) -> None:
-        if not is_count(num_levels, least=1):
-            raise UserError(f"verification.num_levels={num_levels} is no count of at least 1.")
+        check_count("verification.num_levels", num_levels, least=1)
         self.num_levels = num_levels
         self.compile_key = ("greedy block", num_levels)
 
-    def init(self, batch: int, device: torch.device) -> Levels:
+    def start_prompt(self, batch: int, device: torch.device) -> Levels:
+        """Return free levels."""
         return Levels.none(batch, self.num_levels, device)
 
-    def __call__(self, state: Levels, block: Block, draw: Tensor, next_draw: Tensor) -> tuple[Verdict, Levels]:
-        return judge(state, block, draw, next_draw)
+    def __call__(self, state: Levels, block: Block, uniform: Tensor, next_uniform: Tensor) -> tuple[Verdict, Levels]:
+        return verify(state, block, uniform, next_uniform)

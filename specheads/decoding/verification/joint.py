@@ -1,17 +1,19 @@
-"""Joint verification (MJSD): a chain stands as far as the target finds all of it together likely enough.
+"""Joint verification (MJSD): a chain is accepted as far as its joint probability under the target is large enough.
 
-Lossy by design: a likely token may carry an unlikely one before it, and what comes out is likelier than samples are.
+Lossy by design: a likely token may make up for an unlikely one before it, and the output is more likely than samples are.
 """
 
 from specheads.decoding.records import DraftKind
 from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
-from specheads.decoding.verification.step import ChainVerification
+from specheads.decoding.verification.verify_step import ChainVerification
 from specheads.errors import UserError, is_number
 
 
 def joint_distribution(block: Block, threshold: float) -> AcceptanceDistribution:
-    """Return the law of `verification=joint`: the longest prefix stands whose `min(1, T / D)` exceeds `threshold`, T and D being the
-    joint probabilities of its tokens under target and draft; a longer one may pass where a shorter one failed.
+    """Return the acceptance distribution of `verification=joint`.
+
+    The longest prefix is accepted whose `min(1, T / D)` exceeds `threshold`, where T and D are the joint probabilities of its
+    tokens under target and draft; a longer prefix may pass although a shorter one failed.
     """
     ratio = block.log_ratios().cumsum(dim=1).exp().clamp_max(1.0)
     passes = ((ratio > threshold) & block.within).double()
@@ -19,7 +21,7 @@ def joint_distribution(block: Block, threshold: float) -> AcceptanceDistribution
 
 
 class JointVerification(ChainVerification):
-    """`verification=joint`: see `joint_law`.
+    """`verification=joint`: see `joint_distribution`.
 
     Args:
         threshold: in [0, 1), tau of the paper.
@@ -27,21 +29,19 @@ class JointVerification(ChainVerification):
     Source: Qin et al. 2024 (multi-token joint speculative decoding), algorithm 1.
     """
 
+    name = "joint"
     lossless = False
     takes = frozenset({DraftKind.BEAM, DraftKind.CHAIN})
 
     def __init__(self, threshold: float = 0.1) -> None:
         if not is_number(threshold) or not 0 <= threshold < 1:
             raise UserError(
-                f"verification.threshold={threshold} is outside [0, 1); it is what the ratio of joint probabilities must exceed, for "
-                "example 0.1."
+                f"verification.threshold={threshold} must be at least 0 and below 1; it is what the ratio of joint "
+                "probabilities must exceed, for example 0.1."
             )
         self.threshold = threshold
         self.compile_key = ("joint", threshold)
-
-    @property
-    def label(self) -> str:
-        return f"joint verification, threshold {self.threshold:g}"
+        self.label = f"joint verification, threshold {threshold:g}"
 
     def distribution(self, block: Block) -> AcceptanceDistribution:
         return joint_distribution(block, self.threshold)

@@ -1,5 +1,5 @@
-"""Multi-round rejection (SpecInfer): the tokens that were drawn at a node are tested one after the other, each against what the target
-still wants after the ones before it. Every draw is a round of its own, also of a token that was drawn before.
+"""Multi-round rejection (SpecInfer): the tokens sampled at a node are tested one after the other, each against the target's
+residual after the earlier rejections. Every sample is tested, also one of a token that was sampled before.
 """
 
 import torch
@@ -10,17 +10,20 @@ from specheads.sampling import accept_prob
 
 
 def multi_round_distribution(block: TreeBlock) -> TreeDistribution:
-    """Return the law of `verification=multi_round`.
+    """Return the acceptance distribution of `verification=multi_round`.
 
-    Without replacement a draw's own law is the draft's without the tokens drawn before it, renormalised.
+    Without replacement a token's distribution is the draft's without the tokens sampled before it, renormalised.
 
-    Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyStochastic; without replacement as in Jeon et al. 2024 (RSD), section 3.
+    Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyStochastic; without replacement as in Jeon et al. 2024 (RSD), section
+    3.
     """
     target, draft = block.target_probs, block.draft_probs
     moves = torch.zeros(len(block.tokens), dtype=torch.float64, device=target.device)
-    reach = torch.ones(len(target), dtype=torch.float64, device=target.device)  # chance that all draws so far were rejected
-    for number in range(block.most_draws):
-        there, node = block.draws[:, number] >= 0, block.draws[:, number].clamp_min(0)
+    reach = torch.ones(
+        len(target), dtype=torch.float64, device=target.device
+    )  # probability that all samples so far were rejected
+    for number in range(block.most_samples):
+        there, node = block.samples[:, number] >= 0, block.samples[:, number].clamp_min(0)
         token = block.tokens[node][:, None]
         passes = accept_prob(target.gather(1, token), draft.gather(1, token)).squeeze(1).double()
         passes = torch.where(there, passes, 0.0)
@@ -37,8 +40,9 @@ def multi_round_distribution(block: TreeBlock) -> TreeDistribution:
 
 
 class MultiRound(TreeVerification):
-    """`verification=multi_round`: see `multi_round_law`."""
+    """`verification=multi_round`: see `multi_round_distribution`."""
 
+    name = "multi_round"
     compile_key = "multi round"
     label = "multi-round verification"
     takes = frozenset({DraftKind.CHAIN, DraftKind.IID, DraftKind.DISTINCT})

@@ -1,4 +1,6 @@
-"""SpecTr (Sun et al. 2023): k-sequential selection, which tests all draws at a node against the same law, lowered by a factor rho."""
+"""SpecTr (Sun et al. 2023): k-sequential selection, which tests all samples at a node against the same distribution, lowered by
+rho.
+"""
 
 import torch
 from torch import Tensor
@@ -6,21 +8,21 @@ from torch import Tensor
 from specheads.decoding.records import DraftKind
 from specheads.decoding.verification.tree_distribution import TreeBlock, TreeDistribution, TreeVerification
 
-NUM_HALVINGS = 40  # of an interval of length k - 1; what is left only costs acceptance
+NUM_HALVINGS = 40  # of an interval of length k - 1; the remaining error only lowers the acceptance
 
 
 def spectr_distribution(block: TreeBlock) -> TreeDistribution:
-    """Return the law of `verification=spectr`.
+    """Return the acceptance distribution of `verification=spectr`.
 
-    With k draws at a node, `beta(rho) = sum min(d, t / rho)` is the chance that one draw passes `min(1, t / (rho d))`, and rho the
-    solution of `1 - (1 - beta)^k = rho beta` in [1, k]. The first draw that passes is taken; after none the next token follows
-    `t - min(d, t / rho) (1 - (1 - beta)^k) / beta`.
+    With k samples at a node, `beta(rho) = sum min(d, t / rho)` is the probability that one passes `min(1, t / (rho d))`, and rho
+    the solution of `1 - (1 - beta)^k = rho beta` in [1, k]. The first sample that passes is accepted; if none does, the next
+    token follows `t - min(d, t / rho) (1 - (1 - beta)^k) / beta`.
 
     Source: Sun et al. 2023, algorithm 3 and theorem 2.
     """
     target, draft = block.target_probs, block.draft_probs
-    counts = (block.draws >= 0).sum(dim=1)
-    # A single draw is tested against the target itself; that is most rows.
+    counts = (block.samples >= 0).sum(dim=1)
+    # A single sample, in most rows, is tested against the target itself.
     rho, rows = torch.ones(len(counts), dtype=torch.float64, device=target.device), block.crowded
     rho[rows] = spectr_factor(target[rows], draft[rows], counts[rows])
     passing = torch.minimum(draft, target / rho[:, None].to(target.dtype))
@@ -28,12 +30,12 @@ def spectr_distribution(block: TreeBlock) -> TreeDistribution:
     taken = 1 - (1 - beta).clamp_min(0) ** counts
     moves = torch.zeros(len(block.tokens), dtype=torch.float64, device=target.device)
     reach = torch.ones(len(target), dtype=torch.float64, device=target.device)
-    for number in range(block.most_draws):
-        there, node = block.draws[:, number] >= 0, block.draws[:, number].clamp_min(0)
+    for number in range(block.most_samples):
+        there, node = block.samples[:, number] >= 0, block.samples[:, number].clamp_min(0)
         token = block.tokens[node][:, None]
-        drawn = draft.gather(1, token).squeeze(1).double()
-        share = passing.gather(1, token).squeeze(1).double() / drawn.clamp_min(torch.finfo(torch.float64).tiny)
-        passes = torch.where(there & (drawn > 0), share.clamp_max(1.0), 0.0)
+        sampled_prob = draft.gather(1, token).squeeze(1).double()
+        share = passing.gather(1, token).squeeze(1).double() / sampled_prob.clamp_min(torch.finfo(torch.float64).tiny)
+        passes = torch.where(there & (sampled_prob > 0), share.clamp_max(1.0), 0.0)
         moves = moves.index_add(0, node, reach * passes)
         reach = reach * (1 - passes)
     scale = torch.where(beta > 0, taken / beta.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
@@ -41,7 +43,9 @@ def spectr_distribution(block: TreeBlock) -> TreeDistribution:
 
 
 def spectr_factor(target: Tensor, draft: Tensor, counts: Tensor) -> Tensor:
-    """Return rho (R,) float64 for laws (R, V) and `counts` (R,) draws each: never below the solution, so that the rule is lossless."""
+    """Return rho (R,) float64 for distributions (R, V) and `counts` (R,) samples each: never below the solution, so that the rule
+    is lossless.
+    """
     low = torch.ones(len(counts), dtype=torch.float64, device=target.device)
     high = counts.double().clamp_min(1)
     for _ in range(NUM_HALVINGS):
@@ -53,9 +57,9 @@ def spectr_factor(target: Tensor, draft: Tensor, counts: Tensor) -> Tensor:
 
 
 class SpecTr(TreeVerification):
-    """`verification=spectr`: see `spectr_law`."""
+    """`verification=spectr`: see `spectr_distribution`."""
 
-    compile_key = "spectr"
+    name = compile_key = "spectr"
     label = "SpecTr"
     takes = frozenset({DraftKind.CHAIN, DraftKind.IID})
 

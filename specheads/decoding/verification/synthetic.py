@@ -2,28 +2,25 @@
 
 import torch
 
+from specheads.decoding.arguments import check_probability
 from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
-from specheads.decoding.verification.step import ChainVerification
-from specheads.errors import UserError, is_number
+from specheads.decoding.verification.verify_step import ChainVerification
 
 
 class SyntheticVerification(ChainVerification):
     """`verification=synthetic`: each drafted token is accepted with probability `rate` up to the first rejection.
 
-    The output is not the target's; whatever reports its figures says so.
+    The output does not follow the target; reports say so.
     """
 
+    name = "synthetic"
     lossless = False
 
     def __init__(self, rate: float = 0.8) -> None:
-        if not is_number(rate) or not 0 <= rate <= 1:
-            raise UserError(f"verification.rate={rate} is outside [0, 1]; it is the chance that a drafted token is accepted.")
+        check_probability("verification.rate", rate, "the probability that a drafted token is accepted, for example 0.8")
         self.rate = rate
         self.compile_key = ("synthetic", rate)
-
-    @property
-    def label(self) -> str:
-        return f"synthetic acceptance at rate {self.rate:g}"
+        self.label = f"synthetic acceptance at rate {rate:g}"
 
     def distribution(self, block: Block) -> AcceptanceDistribution:
         passes = torch.where(block.within, self.rate, 0.0)

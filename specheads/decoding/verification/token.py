@@ -1,6 +1,6 @@
-"""Token verification (Leviathan et al. 2023; Chen et al. 2023): each drafted token is tested on its own, in order.
+"""Token verification (Leviathan et al. 2023; Chen et al. 2023): each drafted token is tested separately, in order.
 
-Emits exactly the target's law whatever the draft proposes. With a point mass as the law (temperature 0) it is the
+The output distribution is exactly the target's, whatever the draft proposes. With point masses (temperature 0) the rule is the
 comparison of the drafted prefix with the target's argmax.
 """
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from specheads.decoding.records import Verdict
 from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
-from specheads.decoding.verification.step import ChainVerification
+from specheads.decoding.verification.verify_step import ChainVerification
 from specheads.sampling import accept_prob, uniforms
 
 
 def token_distribution(block: Block) -> AcceptanceDistribution:
-    """Return the law of `token_verification`."""
-    drafted, wanted = block.drafted_probs()
-    passes = torch.where(block.within, accept_prob(wanted, drafted), 0.0)
+    """Return the acceptance distribution of `token_verification`."""
+    draft_prob, target_prob = block.drafted_probs()
+    passes = torch.where(block.within, accept_prob(target_prob, draft_prob), 0.0)
     return AcceptanceDistribution(survival=passes.cumprod(dim=1), weights=torch.ones_like(passes), block=block)
 
 
@@ -27,12 +27,12 @@ def token_verification(
     generator: torch.Generator,
     lengths: Tensor | None = None,
 ) -> Verdict:
-    """Accept each drafted token with `min(1, t / d)` up to the first rejection, then draw one token of the target's.
+    """Accept each drafted token with `min(1, t / d)` up to the first rejection, then sample one token from the target.
 
     Args:
         draft_tokens: (B, K) long.
-        draft_probs: (B, K, V), the warped law each was drawn from.
-        target_probs: (B, K + 1, V), the target's warped law at each drafted position and after the last.
+        draft_probs: (B, K, V), the warped distribution that each was sampled from.
+        target_probs: (B, K + 1, V), the target's warped distribution at each drafted position and after the last.
         generator: the only source of randomness, on the tensors' device.
         lengths: (B,) long, tokens drafted per row; default K.
 
@@ -48,7 +48,7 @@ def token_verification(
 class TokenVerification(ChainVerification):
     """`verification=token`: see `token_verification`."""
 
-    compile_key = "token"
+    name = compile_key = "token"
     label = "token verification"
 
     def distribution(self, block: Block) -> AcceptanceDistribution:

@@ -1,10 +1,11 @@
-"""How token trees are judged: a law of the walk from the context down the tree and of the token where it ends, and one draw from it.
+"""How trees are verified: the distribution of the walk from the context down the tree and of the next token, and one sample of
+it.
 
-At every node the walk moves to one of the children or ends there. A rule computes the chances of all moves without randomness; tests
-enumerate the same law that decoding draws from.
+At every node the walk moves to one of the children or ends. A rule computes the probabilities of all moves without randomness;
+tests enumerate the same distribution that decoding samples from.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,59 +13,64 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.records import Draft, DraftKind, Verdict
+from specheads.decoding.stopping import StoppingRule
 from specheads.sampling import at_least_float32, sample
 
 
 @dataclass(frozen=True)
 class TreeBlock:
-    """A drafted tree of N nodes and what both models say of it; B is 1. Laws are of float32 or wider, already warped.
+    """A drafted tree of N nodes and both models' distributions along it; B is 1. Probabilities are float32 or wider, already
+    warped.
 
-    Row p + 1 of what has N + 1 rows speaks of what comes after node p, row 0 of what comes after the context.
+    Of the tensors with N + 1 rows, row p + 1 belongs to the children of node p, row 0 to those of the context.
     """
 
     tokens: Tensor  # (N,) long
     depth: Tensor  # (N,) long, 0 for a child of the context
-    parent_row: Tensor  # (N,) long, the row that speaks of each node's siblings
-    draws: Tensor  # (N + 1, m) long, the nodes that were drawn there, in the order of drawing, -1 behind the last
-    ancestors: Tensor  # (N, N) bool, row i: node i and all above it
-    draft_probs: Tensor | None  # (N + 1, V), what the draws came from
+    parent_row: Tensor  # (N,) long, the row that each node and its siblings belong to
+    samples: Tensor  # (N + 1, m) long, the nodes sampled there, in sampling order, -1 after the last
+    ancestors: Tensor  # (N, N) bool, row i: node i and all its ancestors
+    draft_probs: Tensor | None  # (N + 1, V), which the nodes were sampled from
     target_probs: Tensor  # (N + 1, V)
-    replacement: bool = True  # whether a token could be drawn twice after the same node
-    crowded: Tensor | None = None  # (c,) long, the rows with several draws
+    replacement: bool = True  # whether a token could be sampled twice after the same node
+    crowded: Tensor | None = None  # (c,) long, the rows with several samples
 
     @classmethod
     def of(cls, draft: Draft, target_probs: Tensor) -> "TreeBlock":
-        """Return the block of a draft and the target's laws (N + 1, V), on the device of these.
+        """Return the block of a draft and the target's distributions (N + 1, V), on the device of these.
 
         Raises:
             ValueError: numbers of nodes that do not fit together.
         """
         count, device = len(draft.tokens), target_probs.device
         if len(target_probs) != count + 1:
-            raise ValueError(f"{count} nodes need {count + 1} laws of the target, but there are {len(target_probs)}")
+            raise ValueError(f"{count} nodes need {count + 1} distributions of the target, but there are {len(target_probs)}")
         parents, order = draft.parents.tolist(), draft.order.tolist()
-        drawn: list[list[int]] = [[] for _ in range(count + 1)]
+        sampled: list[list[int]] = [[] for _ in range(count + 1)]
         for node in order:
-            drawn[parents[node] + 1].append(node)
-        most = max(map(len, drawn))
-        table = torch.tensor([nodes + [-1] * (most - len(nodes)) for nodes in drawn], dtype=torch.long)
+            sampled[parents[node] + 1].append(node)
+        most = max(map(len, sampled))
+        table = torch.tensor([nodes + [-1] * (most - len(nodes)) for nodes in sampled], dtype=torch.long)
         draft_probs = draft.draft_probs
         if draft_probs is not None:
             draft_probs = at_least_float32(draft_probs.to(device))
             rows = count + 1 - len(draft_probs)
             draft_probs = torch.nn.functional.pad(draft_probs, (0, 0, 0, rows)) if rows else draft_probs
-        crowded = torch.tensor([row for row, nodes in enumerate(drawn) if len(nodes) > 1], dtype=torch.long)
+        crowded = torch.tensor([row for row, nodes in enumerate(sampled) if len(nodes) > 1], dtype=torch.long)
         small = (draft.tokens, draft.depth, draft.parents + 1, table, lineage(parents), crowded)
         *tensors, crowded = (tensor.to(device) for tensor in small)
         return cls(*tensors, draft_probs, at_least_float32(target_probs), draft.replacement, crowded)
 
     @property
-    def most_draws(self) -> int:
-        return self.draws.shape[1]
+    def most_samples(self) -> int:
+        """The most samples after any node."""
+        return self.samples.shape[1]
 
 
 def lineage(parents: Sequence[int]) -> Tensor:
-    """Return for nodes with these parents, each before its children, who is above whom: (N, N) bool, row i node i and all above it."""
+    """Return for nodes with these parents, each before its children, their ancestors: (N, N) bool, row i marks node i and all
+    above it.
+    """
     ancestors = np.eye(len(parents), dtype=bool)
     for node, parent in enumerate(parents):
         if parent >= 0:
@@ -74,42 +80,48 @@ def lineage(parents: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class TreeDistribution:
-    """The law by which a rule judges a tree."""
+    """The distribution of a verified tree's outcome."""
 
-    moves: Tensor  # (N,) float64, the chance that the walk, once at a node's parent, moves on to the node
-    rest: Tensor  # (N + 1, V), unnormalised: what the next token follows where the walk ends; the target's own law where it is all 0
+    moves: Tensor  # (N,) float64, the probability that the walk, once at a node's parent, moves on to the node
+    rest: Tensor  # (N + 1, V), unnormalised: the next token's distribution where the walk ends; all 0: the target's
     block: TreeBlock
 
     def next_probs(self, row: Tensor) -> Tensor:
-        """Return the unnormalised law of the next token (B, V) where the walk ends in `row` (B,)."""
+        """Return the unnormalised distribution of the next token (B, V) where the walk ends in `row` (B,)."""
         rest = self.rest[row]
-        # Where two laws differ by rounding alone a residual is empty, and the target's own law is as near.
+        # Where two distributions differ by rounding alone a residual is empty, and the target's distribution is as close.
         return torch.where(rest.sum(dim=-1, keepdim=True) > 0, rest, self.block.target_probs[row])
 
-    def decide(self, draws: Tensor, next_draw: Tensor) -> Verdict:
-        """Return the verdict at given uniform numbers: `draws` (>=D,) for the move at each depth, `next_draw` (1,) for the next token."""
+    def decide(self, uniforms: Tensor, next_uniform: Tensor) -> Verdict:
+        """Return the verdict at given uniform numbers: `uniforms` (>=D,) for the move at each depth, `next_uniform` (1,) for the
+        next token.
+        """
         block, count = self.block, len(self.moves)
         index = torch.arange(count, device=self.moves.device)
         earlier_sibling = (block.parent_row[:, None] == block.parent_row) & (index < index[:, None])
         before = earlier_sibling.double() @ self.moves
-        draw = draws[block.depth]
-        chosen = (before <= draw) & (draw < before + self.moves)
+        uniform = uniforms[block.depth]
+        chosen = (before <= uniform) & (uniform < before + self.moves)
         reached = ~(block.ancestors & ~chosen).any(dim=1)
-        places = draws.new_full((len(draws) + 1,), -1, dtype=torch.long)
-        path = places.scatter(0, torch.where(reached, block.depth, len(draws)), index)[:-1]
+        places = uniforms.new_full((len(uniforms) + 1,), -1, dtype=torch.long)
+        path = places.scatter(0, torch.where(reached, block.depth, len(uniforms)), index)[:-1]
         num_accepted = reached.sum(dim=0, keepdim=True)
         row = torch.where(reached, block.depth + 1, 0)
         row = torch.where(num_accepted > 0, row.argmax(dim=0, keepdim=True) + 1, 0) if count else num_accepted
-        next_token = sample(self.next_probs(row), next_draw)
+        next_token = sample(self.next_probs(row), next_uniform)
         return Verdict(num_accepted=num_accepted, next_token=next_token, accepted_nodes=path[None])
 
 
 class TreeVerification:
-    """A rule for trees, which judges every one by a law of its own, whatever happened before."""
+    """The base of rules for trees, which verify each tree whatever happened before."""
 
-    lossless = True
-    stopping = None
-    takes = frozenset(DraftKind)
+    name: str  # of its config
+    label: str  # in reports
+    compile_key: Hashable  # rules with equal keys decide alike
+    lossless: bool = True  # whether the output follows the target's distribution
+    stopping: StoppingRule | None = None  # the default stopping rule
+    takes: frozenset[DraftKind] = frozenset(DraftKind)  # drafts that it can verify
 
     def distribution(self, block: TreeBlock) -> TreeDistribution:
+        """Return the distribution of the outcome."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Chains: drafting a step ahead of the stop flag changes nothing but the number of forwards."""
+"""Chains: drafting a step ahead of the stop flag changes nothing but the number of forward passes."""
 
 from typing import NamedTuple
 
@@ -16,25 +16,22 @@ class Count(NamedTuple):
     distribution: Tensor  # (B, 2), a state with a dimension more
 
 
-class EveryThird:
+class EveryThird(stopping.StoppingRule):
     """Stop after every third step since the prompt: a rule whose state would show a step that should not have been."""
 
     needs = frozenset({"max_prob"})
     max_tokens = 5
     compile_key = "every third"
 
-    def init(self, batch, device):
+    def start_prompt(self, batch, device):
         return Count(torch.zeros(batch, dtype=torch.long, device=device), torch.zeros(batch, 2, device=device))
 
-    def planned_length(self, state):
-        return None
+    def start_round(self, state, target_hidden=None):
+        return state
 
     def step(self, state, features):
         steps = state.steps + 1
         return Count(steps, state.distribution + features["max_prob"][:, None].float()), steps % 3 == 0
-
-    def observe(self, state, num_drafted, num_accepted):
-        return state
 
 
 RULES = {

@@ -37,10 +37,10 @@ def test_the_pair_has_a_draft_of_its_own_kind():
 @pytest.mark.parametrize(
     ("skipped", "message"),
     [
-        ("1", "no list of layers"),
-        ([0.5], "no list of layers"),
-        ([1, 1], "a layer twice or none at all"),
-        ([], "a layer twice or none at all"),
+        ("1", "must be a list of layer numbers"),
+        ([0.5], "must be a list of layer numbers"),
+        ([1, 1], "must name at least one layer, and each layer once"),
+        ([], "must name at least one layer, and each layer once"),
         ([2], "names layer 2, but LlamaForCausalLM has layers 0 to 1"),
         ([0, 1], "leaves out all 2 layers"),
     ],

@@ -3,7 +3,7 @@ import torch
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, Warp, drafting, stopping
-from specheads.decoding.drafting.lookup import found_before
+from specheads.decoding.drafting.lookup import continuation
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from specheads.decoding.drafting.lookup import found_before
     ],
 )
 def test_what_followed_the_longest_run_is_found(text, most, limit, expected):
-    assert list(found_before(text, most, limit)) == expected
+    assert list(continuation(text, most, limit)) == expected
 
 
 def test_no_draft_model_is_run():
@@ -33,13 +33,13 @@ def test_no_draft_model_is_run():
     assert out.stats.num_draft_calls == 0 < out.stats.num_accepted
 
 
-def test_rules_that_look_at_the_drafts_law_are_refused():
-    with pytest.raises(UserError, match="lookup runs no draft model.*MaxProbability, which looks at max_prob"):
+def test_rules_that_look_at_the_drafts_distribution_are_refused():
+    with pytest.raises(UserError, match="lookup runs no draft model.*MaxProbability needs its max_prob"):
         SpeculativeDecoder(tiny_pair(4), drafting.Lookup(), stopping.MaxProbability(0.5))
 
 
 def test_a_draft_ends_with_a_token_that_ends_the_response():
     drafter = drafting.Lookup().drafter(SpeculativeDecoder(tiny_pair(4)).draft_engine, Warp(), stopping.FixedLength(4), None)
     ends = torch.tensor([False, False, True, False])
-    state = stopping.FixedLength(4).init(1, torch.device("cpu"))
+    state = stopping.FixedLength(4).start_prompt(1, torch.device("cpu"))
     assert drafter.draft([0, 1, 2, 3, 0], state, 9, None, ends).tokens.tolist() == [1, 2]

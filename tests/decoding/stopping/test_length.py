@@ -9,14 +9,14 @@ from specheads.decoding.stopping import AcceptedAverage, BanditLength, FixedLeng
 
 def planned(rule, outcomes):
     """The lengths that a rule plans for rounds of these outcomes (drafted, accepted), and for one round more."""
-    state, lengths = rule.init(1, torch.device("cpu")), []
+    state, lengths = rule.start_prompt(1, torch.device("cpu")), []
     for outcome in [*outcomes, None]:
         lengths.append(rule.planned_length(state).item())
         if outcome:
             for _ in range(outcome[0]):
                 state, stop = rule.step(state, {})
                 assert stop.item() == (state.num_drafted >= lengths[-1]).item()
-            state = rule.observe(state, *(torch.tensor([n]) for n in outcome))
+            state = rule.start_round(rule.end_round(state, *(torch.tensor([n]) for n in outcome)))
     return lengths
 
 
@@ -58,38 +58,40 @@ def test_the_bandit_tries_all_from_the_middle_outwards():
 @pytest.mark.parametrize("exploration", [0.0, 0.3])
 def test_the_bandit_takes_the_highest_index(exploration):
     rule = BanditLength((2, 4, 8), cost_ratio=5.0, exploration=exploration)
-    state, history, generator = rule.init(1, torch.device("cpu")), [], torch.Generator().manual_seed(0)
+    state, history, generator = rule.start_prompt(1, torch.device("cpu")), [], torch.Generator().manual_seed(0)
     for number in range(40):
         arm = rule.planned_length(state).item()
         assert number < 3 or arm == upper_bounds((2, 4, 8), history, 5.0, exploration)
         accepted = min(arm, torch.randint(0, 5, (), generator=generator).item())
         history.append((arm, accepted))
-        state = rule.observe(state, torch.tensor([arm]), torch.tensor([accepted]))
-        state = rule.observe(state, torch.tensor([0]), torch.tensor([0]))
+        state = rule.start_round(rule.end_round(state, torch.tensor([arm]), torch.tensor([accepted])))
+        state = rule.start_round(rule.end_round(state, torch.tensor([0]), torch.tensor([0])))
     assert {arm for arm, _ in history} == {2, 4, 8}
 
 
 def test_the_bandit_finds_what_pays():
     for accepted, best in ((0, 1), (12, 12)):
         rule = BanditLength((1, 4, 12), exploration=0.1)
-        state, lengths = rule.init(1, torch.device("cpu")), []
+        state, lengths = rule.start_prompt(1, torch.device("cpu")), []
         for _ in range(60):
             lengths.append(rule.planned_length(state).item())
-            state = rule.observe(state, torch.tensor([lengths[-1]]), torch.tensor([min(accepted, lengths[-1])]))
+            state = rule.start_round(
+                rule.end_round(state, torch.tensor([lengths[-1]]), torch.tensor([min(accepted, lengths[-1])]))
+            )
         assert max(set(lengths), key=lengths.count) == best
 
 
 def test_a_cut_round_counts_for_the_length_that_was_planned():
     rule = BanditLength((2, 4, 8))
-    state = rule.observe(rule.init(1, torch.device("cpu")), torch.tensor([1]), torch.tensor([1]))
-    assert state.own.plays.tolist() == [[0, 1, 0]]
-    assert state.own.emitted.tolist() == [[0, 2, 0]]
+    state = rule.start_round(rule.end_round(rule.start_prompt(1, torch.device("cpu")), torch.tensor([1]), torch.tensor([1])))
+    assert state.memory.plays.tolist() == [[0, 1, 0]]
+    assert state.memory.emitted.tolist() == [[0, 2, 0]]
 
 
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: FixedLength(0), "num_tokens=0 drafts nothing"),
+        (lambda: FixedLength(0), "num_tokens=0 must be a positive integer"),
         (lambda: FixedLength(2.5), "num_tokens=2.5"),
         (lambda: Heuristic(0), "start=0 and max_tokens=20"),
         (lambda: Heuristic(21), "start=21 and max_tokens=20"),

@@ -40,11 +40,11 @@ def test_inputs_are_finite_for_certain_laws(certain):
 def test_a_logistic_stops_by_its_weights():
     # sigmoid(logit(0.8)) = 0.8, and 1 - 0.8^n > 0.5 first holds for n = 4
     rule = Logistic({"bias": 0.0, "logit_max_prob": 1.0}, threshold=0.5)
-    assert length(rule, rule.init(1, torch.device("cpu")), features(max_prob=0.8))[0] == 4
+    assert length(rule, rule.start_prompt(1, torch.device("cpu")), features(max_prob=0.8))[0] == 4
     assert rule.needs == {"max_prob"}
     # sigmoid(2 log(0.5) + log(16)) = 0.8
     rule = Logistic({"log_draft_prob": 2.0, "entropy": 0.0, "bias": math.log(16)}, threshold=0.5)
-    assert length(rule, rule.init(1, torch.device("cpu")), features(draft_prob=0.5, entropy=3.0))[0] == 4
+    assert length(rule, rule.start_prompt(1, torch.device("cpu")), features(draft_prob=0.5, entropy=3.0))[0] == 4
     assert rule.needs == {"draft_prob", "entropy"}
     assert rule.compile_key == Logistic({"bias": 1, "entropy": 2, "log_draft_prob": 3}).compile_key
 
@@ -55,12 +55,12 @@ LOGIT = {"logit_max_prob": 1.0}
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: Logistic(), "weights=None: they are fitted on dev prompts by evaluate.py"),
-        (lambda: Logistic({"logit_max_prob": None, "bias": 0.0}), "fitted on dev prompts by evaluate.py"),
-        (lambda: Logistic({"bias": 1.0}), "weigh nothing"),
-        (lambda: Logistic({}), "weigh nothing"),
-        (lambda: Logistic([1.0]), "weigh nothing"),
-        (lambda: Logistic({"max_probability": 1.0}), "'max_probability'; a logistic can weigh logit_max_prob, "),
+        (lambda: Logistic(), "weights=None must be numbers; evaluate.py fits them on dev prompts"),
+        (lambda: Logistic({"logit_max_prob": None, "bias": 0.0}), "evaluate.py fits them on dev prompts"),
+        (lambda: Logistic({"bias": 1.0}), "must be a set of keys with numbers, some of logit_max_prob, "),
+        (lambda: Logistic({}), "must be a set of keys with numbers, some of logit_max_prob, "),
+        (lambda: Logistic([1.0]), "must be a set of keys with numbers, some of logit_max_prob, "),
+        (lambda: Logistic({"max_probability": 1.0}), "weights.max_probability is not known; expected one of logit_max_prob, "),
         (lambda: Logistic({"max_prob": "1"}), r"weights\.max_prob=1"),
         (lambda: Logistic(LOGIT, threshold=2), "threshold=2"),
         (lambda: Logistic(LOGIT, min_tokens=3, max_tokens=2), "min_tokens=3 and max_tokens=2"),

@@ -52,24 +52,24 @@ ROUNDS = (([0.9, 0.8, 0.3, 0.6], 2), ([0.7, 0.95], 2), ([0.4], 0), ([0.5] * 6, 6
 
 def test_an_online_logistic_learns_from_judged_tokens():
     rule = OnlineLogistic(slope=0.5, intercept=0.2, prior=2.0, threshold=1.0, max_tokens=6)
-    state = rule.init(1, CPU)
+    state = rule.start_prompt(1, CPU)
     weights, information = np.array([0.5, 0.2]), 2.0 * np.eye(2)
     for probs, accepted in ROUNDS:
         for prob in probs:
             state, _ = rule.step(state, features(max_prob=prob))
-        state = rule.observe(state, torch.tensor([len(probs)]), torch.tensor([accepted]))
+        state = rule.start_round(rule.end_round(state, torch.tensor([len(probs)]), torch.tensor([accepted])))
         outcomes = [1] * accepted + [0] * (accepted < len(probs))
         if probs:
             weights, information = newton(weights, information, [[logit(p), 1.0] for p in probs[: len(outcomes)]], outcomes)
-        assert state.own.weights[0].tolist() == pytest.approx(weights.tolist(), abs=1e-12)
-        assert state.own.information[0].flatten().tolist() == pytest.approx(information.flatten().tolist(), abs=1e-12)
+        assert state.memory.weights[0].tolist() == pytest.approx(weights.tolist(), abs=1e-12)
+        assert state.memory.information[0].flatten().tolist() == pytest.approx(information.flatten().tolist(), abs=1e-12)
 
 
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
 def test_an_online_head_learns_from_the_tokens_that_it_has_judged(predicts):
-    """A head that judges its input token has not seen the last one of a round."""
+    """A head that predicts its input token has not seen the last one of a round."""
     rule = OnlineHead(entropy_head(predicts), threshold=1.0, prior=2.0, max_tokens=6)
-    state, draw, late = rule.init(1, CPU), np.random.default_rng(0), predicts == "input_token"
+    state, draw, late = rule.start_prompt(1, CPU), np.random.default_rng(0), predicts == "input_token"
     weights, information = np.array([1.0, 0.0, 0.0]), 2.0 * np.eye(3)
     for probs, accepted in ROUNDS:
         said = draw.normal(size=len(probs)).astype(np.float32).tolist()
@@ -78,21 +78,21 @@ def test_an_online_head_learns_from_the_tokens_that_it_has_judged(predicts):
             state, _ = rule.step(state, features(max_prob=prob, entropy=heard))
             survival *= 1.0 if late and step == 0 else sigmoid(weights @ [heard, logit(prob), 1.0])
             assert state.survival.item() == pytest.approx(survival, abs=1e-6)
-        state = rule.observe(state, torch.tensor([len(probs)]), torch.tensor([accepted]))
+        state = rule.start_round(rule.end_round(state, torch.tensor([len(probs)]), torch.tensor([accepted])))
         outcomes = ([1] * accepted + [0] * (accepted < len(probs)))[: max(0, len(probs) - late)]
         rows = [[heard, logit(prob), 1.0] for heard, prob in zip(said, probs, strict=True)]
         weights, information = newton(weights, information, rows[late : late + len(outcomes)], outcomes)
-        assert state.own.weights[0].tolist() == pytest.approx(weights.tolist(), abs=1e-6)
-        assert state.own.information[0].flatten().tolist() == pytest.approx(information.flatten().tolist(), abs=1e-5)
+        assert state.memory.weights[0].tolist() == pytest.approx(weights.tolist(), abs=1e-6)
+        assert state.memory.information[0].flatten().tolist() == pytest.approx(information.flatten().tolist(), abs=1e-5)
 
 
 def test_an_online_logistic_comes_to_believe_what_it_sees():
     rule = OnlineLogistic(threshold=0.5)
-    state, lengths = rule.init(1, CPU), []
+    state, lengths = rule.start_prompt(1, CPU), []
     for _ in range(40):
         count, state = length(rule, state, features(max_prob=0.8))
         lengths.append(count)
-        state = rule.observe(state, torch.tensor([count]), torch.tensor([count]))
+        state = rule.start_round(rule.end_round(state, torch.tensor([count]), torch.tensor([count])))
     assert lengths[0] == 4 and lengths[-1] == 20 and lengths == sorted(lengths)
 
 
@@ -100,12 +100,12 @@ def test_an_online_logistic_comes_to_believe_what_it_sees():
 def test_an_online_head_begins_as_the_head_and_leaves_it_where_it_is_wrong(predicts):
     head, values = entropy_head(predicts), features(entropy=math.log(4), max_prob=0.6)  # 0.8 of each token
     plain, stubborn, quick = HeadThreshold(head, 0.5), OnlineHead(head, 0.5, prior=1e9), OnlineHead(head, 0.5, prior=1.0)
-    states, lengths = [rule.init(1, CPU) for rule in (plain, stubborn, quick)], []
+    states, lengths = [rule.start_prompt(1, CPU) for rule in (plain, stubborn, quick)], []
     for _ in range(30):
         found = [length(rule, state, values) for rule, state in zip((plain, stubborn, quick), states, strict=True)]
         lengths.append([count for count, _ in found])
         states = [
-            rule.observe(state, torch.tensor([count]), torch.tensor([count]))  # all is accepted
+            rule.start_round(rule.end_round(state, torch.tensor([count]), torch.tensor([count])))  # all is accepted
             for rule, (count, state) in zip((plain, stubborn, quick), found, strict=True)
         ]
     expected = 4 if predicts == "next_token" else 5
@@ -123,7 +123,7 @@ def test_what_an_online_head_weighs_is_the_calibrated_head():
         own = head.to(dtype).requires_grad_(False)
         given = {name: value.to(dtype) for name, value in values.items()}
         plain, online = HeadThreshold(own), OnlineHead(own)
-        survivals = [rule.step(rule.init(1, CPU), given)[0].survival for rule in (plain, online)]
+        survivals = [rule.step(rule.start_prompt(1, CPU), given)[0].survival for rule in (plain, online)]
         torch.testing.assert_close(*survivals, atol=1e-6, rtol=0)
 
 
@@ -136,7 +136,7 @@ def test_what_an_online_head_weighs_is_the_calibrated_head():
         (lambda: OnlineLogistic(threshold=-1), "threshold=-1"),
         (lambda: OnlineLogistic(max_tokens=0), "max_tokens=0"),
         (lambda: OnlineHead(entropy_head(), prior=None), "prior=None"),
-        (lambda: OnlineHead(entropy_head(), threshold=1.5), r"threshold=1\.5 is outside"),
+        (lambda: OnlineHead(entropy_head(), threshold=1.5), r"threshold=1\.5 must be between 0 and 1"),
         (lambda: OnlineHead(entropy_head(), threshold="auto"), "recommends none"),
         (lambda: OnlineHead(entropy_head(), min_tokens=0), "min_tokens=0"),
     ],

@@ -29,7 +29,7 @@ def random_head(predicts):
 
 NEXT, INPUT = random_head("next_token"), random_head("input_token")
 WEIGHTS = {"logit_max_prob": 0.7, "log_draft_prob": 0.3, "max_prob": 0.4, "entropy": -0.2, "bias": 0.5}
-# Rules, and with each one of the same program: only numbers differ.
+# Rules, and with each one with the same compile key: only numbers differ.
 PAIRS = [
     (stopping.FixedLength(3), stopping.FixedLength(5)),
     (stopping.Heuristic(4), stopping.Heuristic(2, 3, 2, max_tokens=9)),
@@ -61,7 +61,7 @@ every_rule = pytest.mark.parametrize("rule", RULES, ids=named)
 
 
 def random_features(batch, generator, dtype=torch.float32):
-    """Features of a step, of draft laws that are often sure."""
+    """Features of a step, of draft distributions that are often sure."""
     first = torch.rand(batch, generator=generator, dtype=dtype) ** 0.3
     values = {"max_prob": first, "draft_prob": first * torch.rand(batch, generator=generator, dtype=dtype) ** 0.2}
     values["entropy"] = 2.5 * (1 - first) * torch.rand(batch, generator=generator, dtype=dtype)
@@ -75,7 +75,7 @@ def play(rule, rounds, limits, outcomes):
     Rows that have ended go on stepping until all have: that must not matter.
     """
     batch, lengths = limits.shape[1], []
-    state = rule.init(batch, CPU)
+    state = rule.start_prompt(batch, CPU)
     for steps, limit, most in zip(rounds, limits, outcomes, strict=True):
         planned, lasted = rule.planned_length(state), torch.zeros(batch, dtype=torch.long)
         for number, features in enumerate(steps, start=1):
@@ -87,7 +87,7 @@ def play(rule, rounds, limits, outcomes):
         drafted = torch.minimum(torch.where(lasted == 0, limit, lasted), limit)
         assert planned is None or torch.equal(drafted, torch.minimum(planned, limit))
         lengths.append(drafted)
-        state = rule.observe(state, drafted, torch.minimum(drafted, most))
+        state = rule.start_round(rule.end_round(state, drafted, torch.minimum(drafted, most)))
     return torch.stack(lengths), state
 
 
@@ -115,7 +115,7 @@ def test_states_keep_their_shapes_and_types(rule, dtype):
         return [(leaf.shape, leaf.dtype) for leaf in tree_leaves(state)]
 
     generator = torch.Generator().manual_seed(1)
-    state = rule.init(4, CPU)
+    state = rule.start_prompt(4, CPU)
     expected = kinds(state)
     assert all(shape[0] == 4 for shape, _ in expected)
     for _ in range(3):
@@ -123,36 +123,38 @@ def test_states_keep_their_shapes_and_types(rule, dtype):
             state, stop = rule.step(state, random_features(4, generator, dtype))
             assert (stop.shape, stop.dtype) == ((4,), torch.bool)
             assert kinds(state) == expected
-        state = rule.observe(state, torch.tensor([3, 2, 0, 1]), torch.tensor([3, 0, 0, 1]))
+        state = rule.start_round(rule.end_round(state, torch.tensor([3, 2, 0, 1]), torch.tensor([3, 0, 0, 1])))
         assert kinds(state) == expected
 
 
 @every_rule
 def test_a_round_without_a_draft_teaches_nothing(rule):
     generator = torch.Generator().manual_seed(2)
-    state = rule.observe(rule.step(rule.init(2, CPU), random_features(2, generator))[0], *torch.tensor([[1, 1], [1, 0]]))
-    after = rule.observe(state, *torch.zeros(2, 2, dtype=torch.long))
+    state = rule.start_round(
+        rule.end_round(rule.step(rule.start_prompt(2, CPU), random_features(2, generator))[0], *torch.tensor([[1, 1], [1, 0]]))
+    )
+    after = rule.start_round(rule.end_round(state, *torch.zeros(2, 2, dtype=torch.long)))
     assert all(map(torch.equal, tree_leaves(state), tree_leaves(after)))
 
 
 @every_rule
-def test_a_prompt_starts_anew(rule):
+def test_a_prompt_starts_afresh(rule):
     generator = torch.Generator().manual_seed(3)
-    first, kept = rule.init(2, CPU), tree_map(torch.clone, rule.init(2, CPU))
+    first, kept = rule.start_prompt(2, CPU), tree_map(torch.clone, rule.start_prompt(2, CPU))
     state = first
     for _ in range(9):
         state, _ = rule.step(state, random_features(2, generator))
-        state = rule.observe(state, *torch.tensor([[1, 1], [1, 0]]))
-    for again in (first, rule.init(2, CPU)):  # nothing was written in place
+        state = rule.start_round(rule.end_round(state, *torch.tensor([[1, 1], [1, 0]])))
+    for again in (first, rule.start_prompt(2, CPU)):  # nothing was written in place
         assert all(map(torch.equal, tree_leaves(again), tree_leaves(kept)))
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=named)
-def test_equal_programs_take_equal_steps(pair):
+def test_equal_compile_keys_take_equal_steps(pair):
     one, other = pair
     assert one.compile_key == other.compile_key and hash(one.compile_key) == hash(other.compile_key)
     generator = torch.Generator().manual_seed(4)
-    state = other.init(6, CPU)
+    state = other.start_prompt(6, CPU)
     for _ in range(4):
         features = random_features(6, generator)
         (new, stop), (same, same_stop) = one.step(state, features), other.step(state, features)
@@ -160,7 +162,7 @@ def test_equal_programs_take_equal_steps(pair):
         state = new
 
 
-def test_programs_differ_where_shapes_or_networks_do():
+def test_compile_keys_differ_where_shapes_or_networks_do():
     logit = {"logit_max_prob": 1.0}
     groups = [
         [stopping.Confidence(max_tokens=5), stopping.Confidence(max_tokens=6)],
@@ -177,12 +179,12 @@ def test_programs_differ_where_shapes_or_networks_do():
     ]
     for rules in groups:
         assert len({rule.compile_key for rule in rules}) == len(rules)
-    # A schedule counts as a fixed length does; all other rules have programs of their own.
+    # A schedule counts as a fixed length does; all other rules have compile keys of their own.
     assert len({first.compile_key for first, _ in PAIRS}) == len(PAIRS) - 1
 
 
 class Traced(nn.Module):
-    """A draft step after a forward, which owns the head that it reads."""
+    """A draft step after a forward pass, which owns the head that it reads."""
 
     def __init__(self, step):
         super().__init__()
@@ -193,12 +195,12 @@ class Traced(nn.Module):
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=named)
-def test_a_traced_step_serves_all_rules_of_its_program(pair):
+def test_a_traced_step_serves_all_rules_of_its_compile_key(pair):
     def arguments(rule, seed):
         generator = torch.Generator().manual_seed(seed)
         logits, hidden = (torch.randn(1, 1, size, generator=generator) for size in (VOCAB, HIDDEN))
         uniform = torch.rand(1, generator=generator, dtype=torch.float64)
-        state = rule.init(1, CPU) if seed == 0 else rule.step(rule.init(1, CPU), random_features(1, generator))[0]
+        state = rule.start_prompt(1, CPU) if seed == 0 else rule.step(rule.start_prompt(1, CPU), random_features(1, generator))[0]
         state = tree_map(torch.clone, state)
         return hidden, logits, uniform, torch.zeros(VOCAB, dtype=torch.bool), ChainState(torch.tensor([False]), state)
 
@@ -225,10 +227,10 @@ def test_configs_have_every_parameter(path):
     kind = get_class(given.pop("_target_"))
     given = {name: value for name, value in given.items() if name not in sweep}
     parameters = inspect.signature(kind).parameters
-    assert set(given) == set(parameters) - {"head"}
-    head = {"head": NEXT} if "head" in parameters else {}
+    assert set(given) == set(parameters) - {"head"} and ("head" in parameters) == kind.uses_head
+    head = {"head": NEXT} if kind.uses_head else {}
     if "weights" in given:
-        with pytest.raises(UserError, match="fitted on dev prompts"):
+        with pytest.raises(UserError, match="evaluate.py fits them on dev prompts"):
             kind(given["weights"])
         given["weights"] = dict.fromkeys(given["weights"], 1.0)
     for last in (0, -1):  # a list: each of these is tried; null, where that is no value of the rule's: found on dev prompts
@@ -237,7 +239,5 @@ def test_configs_have_every_parameter(path):
         assert kind(**head, **chosen).max_tokens > 0
 
 
-def test_every_rule_has_a_config():
-    targets = {OmegaConf.load(path)["_target_"].rpartition(".")[2] for path in CONFIGS}
-    assert targets == {type(rule).__name__ for rule in RULES}
-    assert targets | {"MAX_TOKENS", "StoppingRule", "logistic_inputs"} == set(stopping.__all__)
+def test_every_rule_with_a_config_is_tested_here():
+    assert {get_class(OmegaConf.load(path)["_target_"]) for path in CONFIGS} == {type(rule) for rule in RULES}

@@ -7,20 +7,20 @@ from specheads.decoding.stopping import DraftProduct, ExpectedThroughput, HeadTh
 
 
 def lengths(rule, num_steps=30, batch=1, rounds=1, **features):
-    """How many tokens each round drafts until every row has been told to stop."""
-    state, found = rule.init(batch, torch.device("cpu")), []
+    """How many tokens each round drafts until every row has stopped."""
+    state, found = rule.start_prompt(batch, torch.device("cpu")), []
     features = {name: torch.full((batch,), value) for name, value in features.items()} | {"hidden": torch.zeros(batch, 1)}
     for _ in range(rounds):
         stopped = torch.zeros(batch, dtype=torch.long)
         for step in range(1, num_steps + 1):
             state, stop = rule.step(state, features)
             stopped = torch.where(stop & (stopped == 0), step, stopped)
-        state = rule.observe(state, stopped, stopped)
+        state = rule.start_round(rule.end_round(state, stopped, stopped))
         found.append(stopped.tolist())
     return found
 
 
-# 1 - 0.8^n > 0.5 first holds for n = 4 judged tokens
+# 1 - 0.8^n > 0.5 first holds for n = 4 assessed tokens
 @pytest.mark.parametrize("predicts, expected", [("next_token", 4), ("input_token", 5)])
 def test_a_threshold_stops_once_some_rejection_is_likely(predicts, expected):
     assert lengths(HeadThreshold(constant_head(0.8, predicts), 0.5), rounds=2) == [[expected]] * 2
@@ -46,7 +46,7 @@ def test_rows_stop_independently():
 
     head.config = constant_head(0.5).config
     rule = HeadThreshold(head, 0.5)
-    state = rule.init(2, torch.device("cpu"))
+    state = rule.start_prompt(2, torch.device("cpu"))
     _, stop = rule.step(state, {"hidden": torch.tensor([[3.0], [-3.0]])})
     assert stop.tolist() == [False, True]
 
@@ -82,8 +82,8 @@ def test_the_drafts_own_probability_of_its_tokens():
     assert DraftProduct().needs == {"draft_prob"}
 
 
-# guess: 0.7^0 + ... + 0.7^4 = 2.7731 tokens in 14 draft forwards. 0.7 x 0.8^n < 2.7731 / 14 first holds for n = 6, and
-# 0.49 x 0.8^n for n = 5, which an input_token head has judged a step later
+# guess: 0.7^0 + ... + 0.7^4 = 2.7731 tokens in 14 draft forward passes. 0.7 x 0.8^n < 2.7731 / 14 first holds for n = 6, and
+# 0.49 x 0.8^n for n = 5, which an input_token head has predicted a step later
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
 def test_a_draft_goes_on_while_that_pays(predicts):
     rule = ExpectedThroughput(constant_head(0.8, predicts))
@@ -103,10 +103,10 @@ def test_the_calibration_of_a_head():
 
 def test_what_a_prompt_yields_moves_the_bar():
     rule = ExpectedThroughput(constant_head(0.8), cost_ratio=6.0, throughput=0.5, prior_rounds=2)
-    state = rule.init(2, torch.device("cpu"))
+    state = rule.start_prompt(2, torch.device("cpu"))
     assert torch.allclose(state.threshold, torch.full_like(state.threshold, 1 - 0.5 / 0.7))
-    state = rule.observe(state, torch.tensor([4, 0]), torch.tensor([3, 0]))
-    # a prior of two rounds: 20 draft forwards and 10 tokens; then 4 + 6 forwards and 3 + 1 tokens, or an empty round
+    state = rule.start_round(rule.end_round(state, torch.tensor([4, 0]), torch.tensor([3, 0])))
+    # a prior of two rounds: 20 draft forward passes and 10 tokens; then 4 + 6 forward passes and 3 + 1 tokens, or an empty round
     assert torch.allclose(state.threshold, torch.tensor([1 - 14 / 30 / 0.7, 1 - 0.5 / 0.7], dtype=torch.float64))
 
 

@@ -18,7 +18,7 @@ def distributions(count=200):
 
 
 def emitted(rule, draft, target):
-    """Return the law of the first token (N, V) and the chance of a rejection (N,), for laws (N, V)."""
+    """Return the distribution of the first token (N, V) and the chance of a rejection (N,), for distributions (N, V)."""
     count, vocab_size = draft.shape
     distribution, rejected = torch.zeros_like(draft), torch.zeros(count, dtype=torch.float64)
     for token in range(vocab_size):

@@ -1,4 +1,4 @@
-"""Greedy block verification in the decoder: modifications go from round to round, with the laws they need."""
+"""Greedy block verification in the decoder: modifications go from round to round, with the distributions they need."""
 
 import copy
 
@@ -17,8 +17,8 @@ class Spy(GreedyBlockVerification):
         super().__init__(num_levels)
         self.rounds = []
 
-    def __call__(self, state, block, draw, next_draw):
-        verdict, after = super().__call__(state, block, draw, next_draw)
+    def __call__(self, state, block, uniform, next_uniform):
+        verdict, after = super().__call__(state, block, uniform, next_uniform)
         self.rounds.append(copy.deepcopy((state, block, verdict, after)))  # the decoder writes over them
         return verdict, after
 
@@ -31,12 +31,12 @@ class Alternating(stopping.FixedLength):
     def __init__(self):
         super().__init__(5)
 
-    def observe(self, state, num_drafted, num_accepted):
-        return super().observe(state, num_drafted, num_accepted)._replace(num_tokens=6 - state.num_tokens)
+    def end_round(self, state, num_drafted, num_accepted):
+        return super().end_round(state, num_drafted, num_accepted)._replace(num_tokens=6 - state.num_tokens)
 
 
 @pytest.mark.parametrize("num_levels", [1, 4])
-def test_levels_go_from_round_to_round_with_the_laws_they_need(num_levels):
+def test_levels_go_from_round_to_round_with_the_distributions_they_need(num_levels):
     pair, prompt = tiny_pair(vocab_size=4, scale=1.5), [0, 1]
     rule = Spy(num_levels)
     decoder = SpeculativeDecoder(pair, stopping=Alternating(), verification=rule, warp=Warp(), engine="eager")
@@ -44,12 +44,12 @@ def test_levels_go_from_round_to_round_with_the_laws_they_need(num_levels):
     for seed in range(20):
         rule.rounds.clear()
         out = decoder.generate(prompt, 25, seed=seed)
-        before, text = rule.init(1, torch.device("cpu")), list(prompt)
+        before, text = rule.start_prompt(1, torch.device("cpu")), list(prompt)
         for number, ((state, block, verdict, after), made) in enumerate(zip(rule.rounds, out.rounds, strict=True)):
             assert all(torch.equal(a, b) for a, b in zip(state, before, strict=True))
             length, accepted = block.lengths.item(), verdict.num_accepted.item()
             assert block.planned.item() == min((5, 1)[number % 2], 25 - (len(text) - len(prompt)) - 1)
-            if before.num_probs_needed > length:  # the law after the draft is there, at the price of a forward
+            if before.num_probs_needed > length:  # the distribution after the draft is there, at the price of a forward pass
                 short += 1
                 full = torch.tensor([[*text, *block.tokens[0, :length].tolist()]])
                 distribution = pair.draft(full).logits[0, -1].softmax(dim=-1)
@@ -57,7 +57,7 @@ def test_levels_go_from_round_to_round_with_the_laws_they_need(num_levels):
                 assert made.num_draft_calls == length + 1
             else:
                 assert made.num_draft_calls == length
-            # What a rejection leaves behind reaches as far as the block would have, unless it changes nothing or finds no room.
+            # What a rejection modifies reaches as far as the block would have, unless it changes nothing or finds no room.
             assert (
                 after.num_probs_needed.item() <= max(before.num_probs_needed.item(), length) - accepted - 1
                 or after.num_probs_needed.item() == 0

@@ -51,5 +51,5 @@ def test_nothing_stands_beyond_a_rows_length():
 
 def test_a_threshold_that_is_none_is_refused():
     for threshold in (1, -0.1, "x"):
-        with pytest.raises(UserError, match=rf"verification.threshold={threshold} is outside \[0, 1\)"):
+        with pytest.raises(UserError, match=f"verification.threshold={threshold} must be at least 0 and below 1"):
             JointVerification(threshold)

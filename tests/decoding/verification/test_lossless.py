@@ -1,4 +1,4 @@
-"""What comes out follows the target's law: by enumeration through the laws that decoding draws from."""
+"""What comes out follows the target's distribution: by enumeration through the distributions that decoding samples from."""
 
 import itertools
 import random
@@ -80,7 +80,7 @@ def test_greedy_blocks_need_to_know_the_length_beforehand():
 
 
 class Same:
-    """The same law after every prefix."""
+    """The same distribution after every prefix."""
 
     def __init__(self, *probs):
         self.probs, self.vocab_size = torch.tensor(probs, dtype=torch.float64), len(probs)
@@ -92,7 +92,7 @@ class Same:
 
 
 @pytest.mark.parametrize(
-    ("law_of", "ninths"), [(token_distribution, 10), (block_distribution, 11), (greedy_block_distribution, 12)]
+    ("distribution_of", "ninths"), [(token_distribution, 10), (block_distribution, 11), (greedy_block_distribution, 12)]
 )
 def test_the_worked_example(distribution_of, ninths):
     found = expected_accepted(distribution_of, Same(1 / 3, 2 / 3), Same(2 / 3, 1 / 3), 2)

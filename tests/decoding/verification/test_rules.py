@@ -1,4 +1,4 @@
-"""What all rules for chains share: shapes, numerics, and samples that follow the law."""
+"""What all rules for chains share: shapes, numerics, and samples that follow the distribution."""
 
 import pytest
 import torch
@@ -25,12 +25,12 @@ from specheads.decoding.verification.block import reflected
 
 CHAIN_RULES = [TokenVerification(), BlockVerification(), BiasedVerification(0.2), BiasedVerification(0.2, "uno"), BigLittle()]
 RULES = [*CHAIN_RULES, GreedyBlockVerification()]
-LAWS = {"token": token_distribution, "block": block_distribution, "greedy block": greedy_block_distribution}
+DISTRIBUTIONS = {"token": token_distribution, "block": block_distribution, "greedy block": greedy_block_distribution}
 named = {"ids": lambda rule: rule.label}
 
 
 def random_block(batch, num_drafted, vocab_size, warp=None, seed=0, dtype=torch.float32, spread=2.0):
-    """A drafted block of related models; the draft's law after it comes with it."""
+    """A drafted block of related models; the draft's distribution after it comes with it."""
     generator = torch.Generator().manual_seed(seed)
     logits = spread * torch.randn(batch, num_drafted + 1, vocab_size, generator=generator, dtype=dtype)
     other = logits + torch.randn(logits.shape, generator=generator, dtype=dtype)
@@ -39,23 +39,23 @@ def random_block(batch, num_drafted, vocab_size, warp=None, seed=0, dtype=torch.
     return Block.of(tokens, draft, target)
 
 
-def judged(rule, block, seed=1):
-    draws = torch.rand(2, len(block.tokens), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return rule(rule.init(len(block.tokens), torch.device("cpu")), block, *draws)[0]
+def verified(rule, block, seed=1):
+    uniforms = torch.rand(2, len(block.tokens), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return rule(rule.start_prompt(len(block.tokens), torch.device("cpu")), block, *uniforms)[0]
 
 
 @pytest.mark.parametrize("rule", RULES, **named)
 def test_an_empty_draft_gives_the_targets_token(rule):
     block = Block.of(torch.empty(1, 0, dtype=torch.long), torch.empty(1, 1, 4), torch.eye(4)[torch.tensor([[2]])])
-    verdict = judged(rule, block)
+    verdict = verified(rule, block)
     assert (verdict.num_accepted.item(), verdict.next_token.item()) == (0, 2)
 
 
 @pytest.mark.parametrize("rule", [r for r in RULES if r.lossless], **named)
-def test_equal_laws_accept_everything(rule):
+def test_equal_distributions_accept_everything(rule):
     block = random_block(64, 4, 11)
     equal = Block.of(block.tokens, block.draft_probs, block.draft_probs)
-    assert judged(rule, equal).num_accepted.tolist() == [4] * 64
+    assert verified(rule, equal).num_accepted.tolist() == [4] * 64
 
 
 @pytest.mark.parametrize("rule", [*RULES[:2], BiasedVerification(0.0), *RULES[4:]], **named)
@@ -64,7 +64,7 @@ def test_point_masses_compare_prefixes(rule):
     generator = torch.Generator().manual_seed(3)
     wanted = torch.randint(3, (400, 5), generator=generator)
     drafted = torch.where(torch.rand(400, 5, generator=generator) < 0.7, wanted, torch.randint(3, (400, 5), generator=generator))
-    verdict = judged(rule, Block.of(drafted[:, :4], torch.eye(3)[drafted], torch.eye(3)[wanted]))
+    verdict = verified(rule, Block.of(drafted[:, :4], torch.eye(3)[drafted], torch.eye(3)[wanted]))
     same = (drafted == wanted)[:, :4].long().cumprod(dim=1).sum(dim=1)
     assert verdict.num_accepted.tolist() == same.tolist()
     assert verdict.next_token.tolist() == wanted[torch.arange(400), same].tolist()
@@ -76,13 +76,13 @@ def test_large_vocabularies_with_exact_zeros(rule, warp):
     block = random_block(3, 6, 150_000, warp, spread=5.0)
     for dtype in (torch.float32, torch.bfloat16):
         distributions = (x.to(dtype) for x in (block.draft_probs, block.target_probs))
-        verdict = judged(rule, Block.of(block.tokens, *distributions))
+        verdict = verified(rule, Block.of(block.tokens, *distributions))
         assert ((verdict.num_accepted >= 0) & (verdict.num_accepted <= 6)).all()
         assert (block.target_probs[torch.arange(3), verdict.num_accepted, verdict.next_token] > 0).all()
 
 
-@pytest.mark.parametrize("law_of", [*LAWS.values(), *(rule.distribution for rule in CHAIN_RULES[2:])])
-def test_a_law_is_a_law(distribution_of):
+@pytest.mark.parametrize("distribution_of", [*DISTRIBUTIONS.values(), *(rule.distribution for rule in CHAIN_RULES[2:])])
+def test_a_distribution_is_a_distribution(distribution_of):
     block = random_block(500, 5, 4, spread=6.0)
     distribution = distribution_of(block)
     assert (distribution.length_probs > -1e-6).all()
@@ -92,7 +92,7 @@ def test_a_law_is_a_law(distribution_of):
         assert (following >= 0).all() and (following.sum(dim=-1) > 0).all()
 
 
-@pytest.mark.parametrize("law_of", [*LAWS.values(), *(rule.distribution for rule in CHAIN_RULES[2:])])
+@pytest.mark.parametrize("distribution_of", [*DISTRIBUTIONS.values(), *(rule.distribution for rule in CHAIN_RULES[2:])])
 def test_ragged_lengths_act_as_shorter_blocks(distribution_of):
     block = random_block(40, 4, 7, dtype=torch.float64)
     lengths = torch.arange(40) % 5
@@ -108,10 +108,10 @@ def test_ragged_lengths_act_as_shorter_blocks(distribution_of):
             torch.testing.assert_close(distribution.next_probs(n)[row], alone.next_probs(n[:1])[0])
 
 
-def test_half_precision_laws_are_judged_in_float32():
+def test_half_precision_distributions_are_verified_in_float32():
     block = random_block(8, 4, 20)
     half = Block.of(block.tokens, block.draft_probs.bfloat16(), block.target_probs.bfloat16())
-    for distribution_of in LAWS.values():
+    for distribution_of in DISTRIBUTIONS.values():
         distribution = distribution_of(half)
         assert distribution.next_probs(torch.zeros(8, dtype=torch.long)).dtype == torch.float32
         assert torch.allclose(distribution.survival.float(), distribution_of(block).survival.float(), atol=0.1)
@@ -130,7 +130,7 @@ def test_ratios_beyond_float32_stay_finite():
     draft = torch.tensor([1e-30, 1 - 1e-30]).expand(1, 5, 2)
     target = torch.tensor([1.0, 0.0]).expand(1, 5, 2)
     block = Block.of(torch.zeros(1, 4, dtype=torch.long), draft, target)
-    for distribution_of in LAWS.values():
+    for distribution_of in DISTRIBUTIONS.values():
         assert distribution_of(block).survival.tolist() == [[1.0] * 4]
     verdict, levels = greedy_block_verification(*(block.tokens, draft, target), torch.Generator().manual_seed(0))
     assert verdict.num_accepted.item() == 4 and levels.num_probs_needed.item() == 0
@@ -140,7 +140,7 @@ MILLION = 1_000_000
 
 
 def sampled(distribution_of, block, generator, function):
-    """Return counts of (accepted, next token) in a million batched draws on one block, and their law."""
+    """Return counts of (accepted, next token) in a million batched samples on one block, and their distribution."""
     vocab_size, count = block.target_probs.shape[-1], block.num_drafted + 1
     distribution = distribution_of(block)
     following = torch.stack([distribution.next_probs(torch.tensor([n]))[0] for n in range(count)])
@@ -160,9 +160,9 @@ FUNCTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("law_of", "function"), FUNCTIONS, ids=LAWS)
-def test_a_million_draws_follow_the_law(distribution_of, function):
-    """False alarm with probability 1e-6 each; the wrong rule's law is told apart."""
+@pytest.mark.parametrize(("distribution_of", "function"), FUNCTIONS, ids=DISTRIBUTIONS)
+def test_a_million_draws_follow_the_distribution(distribution_of, function):
+    """False alarm with probability 1e-6 each; the wrong rule's distribution is distinguishable."""
     block = random_block(1, 3, 4, seed=32, dtype=torch.float64, spread=1.0)
     counts, expected = sampled(distribution_of, block, torch.Generator().manual_seed(5), function)
     assert chi_square_p_value(counts, expected) > 1e-6
@@ -172,22 +172,22 @@ def test_a_million_draws_follow_the_law(distribution_of, function):
 
 
 @pytest.mark.parametrize("rule", [*CHAIN_RULES[2:], SyntheticVerification(0.6)], **named)
-def test_a_million_draws_of_lossy_rules_follow_their_laws(rule):
+def test_a_million_draws_of_lossy_rules_follow_their_distributions(rule):
     block = random_block(1, 3, 4, seed=11, dtype=torch.float64, spread=1.0)
 
     def function(tokens, draft_probs, target_probs, generator):
-        draws = torch.rand(2, len(tokens), generator=generator, dtype=torch.float64)
-        return rule((), Block.of(tokens, draft_probs, target_probs), *draws)[0]
+        uniforms = torch.rand(2, len(tokens), generator=generator, dtype=torch.float64)
+        return rule((), Block.of(tokens, draft_probs, target_probs), *uniforms)[0]
 
     counts, expected = sampled(rule.distribution, block, torch.Generator().manual_seed(6), function)
     assert chi_square_p_value(counts, expected) > 1e-6
 
 
-def test_a_law_that_is_owed_and_missing_is_asked_for():
+def test_a_distribution_that_is_needed_and_missing_is_asked_for():
     block = random_block(2, 2, 5)
     levels = Levels(torch.zeros(2, 2, dtype=torch.float64), torch.tensor([[3, 0], [0, 0]]))
     arguments = (block.tokens, block.draft_probs[:, :2], block.target_probs, torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match="the draft's law after the last one"):
+    with pytest.raises(ValueError, match="the draft's distribution after the last one"):
         greedy_block_verification(*arguments, levels=levels)
     verdict, _ = greedy_block_verification(block.tokens, block.draft_probs, *arguments[2:], levels=levels)
     assert verdict.num_accepted.shape == (2,)

@@ -34,7 +34,7 @@ def test_a_residual_emptied_by_rounding_falls_back_to_the_target():
 
 def test_shapes_that_do_not_fit_are_refused():
     distributions = torch.full((1, 3, 4), 0.25)
-    with pytest.raises(ValueError, match="3 drafted tokens need 3 laws of the draft and 4 of the target"):
+    with pytest.raises(ValueError, match="3 drafted tokens need 3 distributions of the draft and 4 of the target"):
         token_verification(torch.zeros(1, 3, dtype=torch.long), distributions, distributions, torch.Generator())
 
 

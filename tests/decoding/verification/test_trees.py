@@ -1,4 +1,6 @@
-"""Rules for trees: what comes out follows the target's law, by enumeration of all drafts through the laws that decoding draws from."""
+"""Rules for trees: what comes out follows the target's distribution, by enumeration of all drafts through the distributions that
+decoding samples from.
+"""
 
 import itertools
 
@@ -6,7 +8,7 @@ import pytest
 import torch
 from chains import Model, difference
 
-from specheads.decoding.drafting.growth import Nodes
+from specheads.decoding.drafting.tree_growth import Nodes
 from specheads.decoding.verification import (
     MultiRound,
     SpecTr,
@@ -22,8 +24,8 @@ from specheads.decoding.verification.spectr import spectr_factor
 RULES = {"tree_match": TreeMatch(), "multi_round": MultiRound(), "spectr": SpecTr()}
 
 
-def laws_after(model, nodes):
-    """Return a model's law after the context and after every node, (N + 1, V)."""
+def distributions_after(model, nodes):
+    """Return a model's distributions after the context and after every node, (N + 1, V)."""
     paths = [()]
     for token, parent in zip(nodes.tokens, nodes.parents, strict=True):
         paths.append((*paths[parent + 1], token))
@@ -34,7 +36,7 @@ def of_chains(chains, merge=True):
     """Return the tree of chains that were drawn level by level."""
     nodes, ends = Nodes(), [-1] * len(chains)
     for depth in range(len(chains[0])):
-        ends = [nodes.draw(end, chain[depth], merge) for chain, end in zip(chains, ends, strict=True)]
+        ends = [nodes.add(end, chain[depth], merge) for chain, end in zip(chains, ends, strict=True)]
     return nodes
 
 
@@ -54,11 +56,13 @@ def trees_of(draft, count, length, merge=True, replacement=True):
 
 
 def emitted(rule, target, draft, trees, num_tokens):
-    """Return the exact law of the first `num_tokens` tokens (V, ..., V) where a round drafts one of `trees` and the target goes on alone."""
+    """Return the exact distribution of the first `num_tokens` tokens (V, ..., V) where a round drafts one of `trees` and the
+    target goes on alone.
+    """
     total = torch.zeros((target.vocab_size,) * num_tokens, dtype=torch.float64)
     for nodes, chance, replacement in trees:
-        target_probs, paths = laws_after(target, nodes)
-        draft_probs, _ = laws_after(draft, nodes)
+        target_probs, paths = distributions_after(target, nodes)
+        draft_probs, _ = distributions_after(draft, nodes)
         distribution = rule.distribution(TreeBlock.of(nodes.draft(draft_probs, replacement=replacement), target_probs))
         reach = [chance]
         for move, parent in zip(distribution.moves.tolist(), nodes.parents, strict=True):
@@ -109,7 +113,7 @@ def test_without_replacement_taken_for_with_it_would_be_noticed():
 
 
 def test_forgotten_multiplicity_would_be_noticed():
-    """Merged duplicates that are tested once bias the law by a hundredth or more."""
+    """Merged duplicates that are tested once bias the distribution by a hundredth or more."""
     target, draft, trees = Model(3, 4), Model(3, 5), []
     for nodes, chance in trees_of(draft, 3, 1):
         nodes.order = sorted(set(nodes.order))
@@ -118,21 +122,21 @@ def test_forgotten_multiplicity_would_be_noticed():
 
 
 def test_chosen_trees_are_lossless_under_matching():
-    """Any tree, twins among its siblings included."""
+    """Any tree, including siblings with equal tokens."""
     nodes = Nodes()
     for parent, token in ((-1, 0), (-1, 1), (-1, 0), (0, 1), (0, 2), (2, 2), (3, 0), (1, 1)):
-        nodes.draw(parent, token, merge=False)
+        nodes.add(parent, token, merge=False)
     for seed in range(4):
         target = Model(3, seed, seed % 2 == 1)
         check(TreeMatch(), target, Model(3, 9), [(nodes, 1.0, True)], 3)
 
 
-@pytest.mark.parametrize("law", [multi_round_distribution, spectr_distribution])
-def test_a_single_chain_is_judged_as_token_verification_does(distribution):
+@pytest.mark.parametrize("distribution_of", [multi_round_distribution, spectr_distribution])
+def test_a_single_chain_is_verified_like_token_verification(distribution_of):
     target, draft = Model(4, 1), Model(4, 2)
     nodes = of_chains([(1, 3, 0, 2)])
-    target_probs, draft_probs = laws_after(target, nodes)[0], laws_after(draft, nodes)[0]
-    found = distribution(TreeBlock.of(nodes.draft(draft_probs), target_probs))
+    target_probs, draft_probs = distributions_after(target, nodes)[0], distributions_after(draft, nodes)[0]
+    found = distribution_of(TreeBlock.of(nodes.draft(draft_probs), target_probs))
     plain = token_distribution(Block.of(torch.tensor([[1, 3, 0, 2]]), draft_probs[None, :4], target_probs[None]))
     torch.testing.assert_close(found.moves.cumprod(0), plain.survival[0].double(), atol=1e-12, rtol=0)
     for row in range(5):
@@ -155,7 +159,7 @@ def test_more_draws_are_accepted_more_often():
         chances = []
         for count in (1, 2, 4):
             distributions = (
-                (rule.distribution(TreeBlock.of(n.draft(laws_after(draft, n)[0]), laws_after(target, n)[0])), p)
+                (rule.distribution(TreeBlock.of(n.draft(distributions_after(draft, n)[0]), distributions_after(target, n)[0])), p)
                 for n, p in trees_of(draft, count, 1)
             )
             chances.append(sum(p * distribution.moves.sum().item() for distribution, p in distributions))
@@ -163,11 +167,11 @@ def test_more_draws_are_accepted_more_often():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_draws_follow_the_law(rule):
-    """10,000 draws from one tree; a false alarm has a probability below 1e-6 per comparison (five standard errors)."""
+def test_draws_follow_the_distribution(rule):
+    """10,000 samples of one tree; a false alarm has a probability below 1e-6 per comparison (five standard errors)."""
     target, draft = Model(3, 7), Model(3, 8)
     nodes = of_chains([(0, 1), (0, 2), (1, 1), (0, 1)])
-    block = TreeBlock.of(nodes.draft(laws_after(draft, nodes)[0]), laws_after(target, nodes)[0])
+    block = TreeBlock.of(nodes.draft(distributions_after(draft, nodes)[0]), distributions_after(target, nodes)[0])
     distribution, number = RULES[rule].distribution(block), 10_000
     uniform = torch.rand(number, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     verdicts = [distribution.decide(u[:2], u[2:]) for u in uniform]

@@ -78,9 +78,9 @@ def test_a_round_stops_where_the_rule_stops(folder):
     given = features(ours, 200)
     for start in range(0, 190, 10):
         rule = HeadThreshold(ours, **{name: RECOMMENDED[name] for name in ("threshold", "min_tokens", "max_tokens")})
-        state, found = rule.init(1, torch.device("cpu")), DraftRound(theirs)
+        state, found = rule.start_prompt(1, torch.device("cpu")), DraftRound(theirs)
         if "target_hidden" in ours.config.inputs:
-            state = rule.see(state, {"target_hidden": given["target_hidden"][start : start + 1]})
+            state = rule.start_round(state, given["target_hidden"][start : start + 1])
         for place in range(start, start + 6):
             own = {name: value[place : place + 1] for name, value in given.items()}
             if "target_hidden" in own:

@@ -1,4 +1,4 @@
-"""Where chains are written for verification."""
+"""The tensors in which chains are drafted and verified."""
 
 import torch
 from torch import Tensor
@@ -7,10 +7,10 @@ from specheads.pair import LanguageModel
 
 
 class DraftMemory:
-    """Where drafted tokens and their laws are written, from round to round the same place: a draft is valid until the next one."""
+    """Drafted tokens and their distributions, in the same tensors every round: a draft is valid until the next one."""
 
     def __init__(self, most: int, lm: LanguageModel, device: torch.device) -> None:
-        """Room for `most` tokens, one law more, and the committed token that verification reads first."""
+        """Allocate for `most` tokens, one distribution more, and the committed token that verification reads first."""
         self.sequence = torch.zeros(1, most + 1, dtype=torch.long, device=device)
         self.tokens = self.sequence[0, 1:]
         self.probs = torch.zeros(most + 1, lm.vocab_size, dtype=lm.probs_dtype, device=device)
@@ -19,18 +19,18 @@ class DraftMemory:
         self._rows = list(zip(self.tokens.split(1), self.probs.split(1), strict=False))
 
     def distributions(self, count: int) -> Tensor:
-        """Return room for the laws (count, V) of a tree while it grows, the same from drafter to drafter."""
+        """Return a tensor for the distributions (count, V) of a growing tree; drafters share it."""
         if self._probs is None or len(self._probs) < count:
             self._probs = self.probs.new_zeros(count, self.probs.shape[1])
         return self._probs
 
     def write(self, index: int, token: Tensor, probs: Tensor) -> None:
-        """Take the token (1,) at `index` and the law (1, V) it was drawn from."""
+        """Write the token (1,) at `index` and the distribution (1, V) it was sampled from."""
         token_row, probs_row = self._rows[index]
         token_row.copy_(token)
         probs_row.copy_(probs)
 
     def copy_(self, other: "DraftMemory", count: int) -> None:
-        """Take over the first `count` tokens of another memory, and one law more."""
+        """Copy the first `count` tokens of another memory and one distribution more."""
         self.tokens[:count] = other.tokens[:count]
         self.probs[: count + 1] = other.probs[: count + 1]

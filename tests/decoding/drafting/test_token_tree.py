@@ -1,4 +1,4 @@
-"""Trees, beams and i.i.d. chains against laws that are computed path by path."""
+"""Trees, beams and i.i.d. chains against distributions that are computed path by path."""
 
 import itertools
 from collections import Counter
@@ -8,7 +8,7 @@ import torch
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, Warp, drafting, stopping
-from specheads.decoding.drafting.growth import ROOT
+from specheads.decoding.drafting.tree_growth import ROOT
 from specheads.sampling import Uniforms
 
 TEXT, VOCAB = [0, 3, 1], 6
@@ -28,7 +28,7 @@ def draft_of(pair, way, stop, warp=None, limit=20, seed=0, ends=()):
     decoder = SpeculativeDecoder(pair, way, stop, warp=warp or Warp(0), engine="eager")
     drafter, flags = decoder._drafter, torch.zeros(VOCAB, dtype=torch.bool)
     flags[list(ends)] = True
-    draft = drafter.draft(TEXT, stop.init(1, torch.device("cpu")), limit, Uniforms(torch.device("cpu"), seed), flags)
+    draft = drafter.draft(TEXT, stop.start_prompt(1, torch.device("cpu")), limit, Uniforms(torch.device("cpu"), seed), flags)
     return draft, drafter
 
 
@@ -48,7 +48,7 @@ def children_by_node(draft):
 
 
 @pytest.mark.parametrize(("theta_prob", "theta_sib"), [(0.0, 0.0), (0.2, 0.0), (0.0, 0.6), (0.15, 0.5)])
-def test_a_node_has_the_likeliest_children_unless_it_is_pruned(pair, theta_prob, theta_sib):
+def test_a_node_has_the_most_likely_children_unless_it_is_pruned(pair, theta_prob, theta_sib):
     way = drafting.Tree(3, theta_prob, theta_sib, max_nodes=1000, max_width=1000)
     draft, _ = draft_of(pair, way, stopping.FixedLength(4))
     for node, children in children_by_node(draft).items():
@@ -65,7 +65,7 @@ def test_a_node_has_the_likeliest_children_unless_it_is_pruned(pair, theta_prob,
     assert draft.num_draft_calls == 4
 
 
-def test_of_too_many_nodes_the_likeliest_paths_are_taken(pair):
+def test_of_too_many_nodes_the_most_likely_paths_are_taken(pair):
     whole, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0, max_nodes=1000, max_width=1000), stopping.FixedLength(2))
     few, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0, max_nodes=7), stopping.FixedLength(2))
     paths = {node: tokens_above(whole, node) for node in range(len(whole.tokens)) if whole.depth[node] == 1}
@@ -113,7 +113,7 @@ def test_no_deeper_than_is_of_use(pair, limit):
         drafter.keep([])
 
 
-def test_a_beam_search_with_all_beams_finds_the_likeliest_chain(pair):
+def test_a_beam_search_with_all_beams_finds_the_most_likely_chain(pair):
     draft, _ = draft_of(pair, drafting.Beam(VOCAB**3), stopping.FixedLength(3))
     joint = {
         path: sum(distribution_after(pair, path[:i])[token].log().item() for i, token in enumerate(path))
@@ -179,9 +179,9 @@ def test_a_text_may_fill_the_window_to_its_end(pair):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: drafting.Tree(prune="all"), "drafting.prune=all is not known"),
+        (lambda: drafting.Tree(prune="all"), "drafting.prune=all must be one of theta, head"),
         (lambda: drafting.Multi(0), "drafting.num_chains=0"),
-        (lambda: drafting.Multi(merge="yes"), "drafting.merge=yes is neither"),
+        (lambda: drafting.Multi(merge="yes"), "drafting.merge=yes must be true or false"),
         (lambda: drafting.Beam(0), "drafting.num_beams=0"),
         (lambda: drafting.Lookup(0), "drafting.max_ngram=0"),
     ],

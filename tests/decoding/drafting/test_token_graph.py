@@ -4,14 +4,14 @@ import pytest
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, Warp, drafting, stopping
-from specheads.decoding.drafting.graph import unmerge
-from specheads.decoding.drafting.growth import ROOT, Nodes
+from specheads.decoding.drafting.token_graph import unmerge
+from specheads.decoding.drafting.tree_growth import ROOT, Nodes
 
 
 def tree(*drawn):
     nodes = Nodes()
     for parent, token in drawn:
-        nodes.draw(parent, token)
+        nodes.add(parent, token)
     return nodes
 
 
@@ -21,7 +21,7 @@ def paths(nodes):
     return sorted([nodes.tokens[node] for node in nodes.path(leaf)] for leaf in leaves)
 
 
-def test_what_followed_the_first_occurrence_is_copied_behind_the_second():
+def test_what_followed_the_first_occurrence_is_copied_after_the_second():
     # 7 8 9 6, and 5 7 8, which ends in the run 7 8: 9 6 follows there too.
     nodes = tree((ROOT, 7), (0, 8), (1, 9), (2, 6), (ROOT, 5), (4, 7), (5, 8))
     unmerge(nodes, {6: 1}, depth=5, most=64)
@@ -35,7 +35,7 @@ def test_copies_go_as_deep_as_the_draft_may():
     assert paths(nodes) == [[5, 7, 8, 9], [7, 8, 9, 6]]
 
 
-def test_all_branches_behind_the_first_occurrence_are_copied():
+def test_all_branches_after_the_first_occurrence_are_copied():
     nodes = tree((ROOT, 7), (0, 8), (1, 9), (1, 6), (ROOT, 5), (4, 7), (5, 8))
     unmerge(nodes, {6: 1}, depth=6, most=64)
     assert paths(nodes) == [[5, 7, 8, 6], [5, 7, 8, 9], [7, 8, 6], [7, 8, 9]]
@@ -48,7 +48,7 @@ def test_a_run_that_contains_itself_repeats_to_the_longest_draft():
     assert paths(nodes) == [[1, 2, 1, 2, 1, 2, 1]]
 
 
-def test_a_merged_node_behind_another_leads_on():
+def test_a_merged_node_after_another_leads_on():
     # What 3 repeats ends in 4, which repeats 0.
     nodes = tree((ROOT, 1), (0, 2), (ROOT, 3), (1, 1), (2, 2))
     unmerge(nodes, {3: 0, 4: 1}, depth=5, most=64)
@@ -56,7 +56,7 @@ def test_a_merged_node_behind_another_leads_on():
 
 
 def test_copies_come_level_by_level_whatever_they_are_of():
-    # 1 2 3 4 5 6, and 9 behind it; 1 again behind the context, and again at the end: the shallow one's copies come first.
+    # 1 2 3 4 5 6, and 9 after it; 1 again after the context, and again at the end: the shallow one's copies come first.
     nodes = tree((ROOT, 1), (0, 2), (1, 3), (2, 4), (3, 5), (ROOT, 8), (4, 1))
     unmerge(nodes, {5: 0, 6: 0}, depth=9, most=11)
     assert nodes.depth[7:] == [1, 2, 3, 4] and {nodes.path(node)[0] for node in range(7, 11)} == {5}
@@ -87,10 +87,10 @@ def test_a_graph_drafts_fewer_tokens_and_verifies_as_deep():
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"tau": 0}, "drafting.tau=0 is no count of at least 1"),
-        ({"max_nodes": 80, "max_verified": 70}, "drafting.max_verified=70 is no count of at least 80"),
-        ({"theta_prob": 2}, "drafting.theta_prob=2 is outside"),
-        ({"top_k": 0}, "drafting.top_k=0 is no count of at least 1"),
+        ({"tau": 0}, "drafting.tau=0 must be a positive integer"),
+        ({"max_nodes": 80, "max_verified": 70}, "drafting.max_verified=70 must be an integer of at least 80"),
+        ({"theta_prob": 2}, "drafting.theta_prob=2 must be between 0 and 1"),
+        ({"top_k": 0}, "drafting.top_k=0 must be a positive integer"),
     ],
 )
 def test_choices_that_cannot_be_are_refused(choices, message):

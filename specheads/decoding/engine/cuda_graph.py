@@ -1,7 +1,7 @@
-"""Units captured as CUDA graphs, for padded numbers of tokens and doubling sizes of memory.
+"""Steps captured as CUDA graphs, for padded numbers of tokens and doubling sizes of memory.
 
-A replay is one launch where the unit itself is hundreds. It reads and writes the tensors of its capture, so what a call brings is
-copied in first. Without CUDA a stand-in runs the captured unit again on the same tensors, which is slow but the same code.
+A replay is one launch where the step has hundreds. It reads and writes the tensors of its capture, so a call's tensors are copied
+in first. Without CUDA a stand-in runs the captured step again on the same tensors, which is slow but the same code.
 """
 
 import logging
@@ -26,7 +26,7 @@ WARM_UPS = 3  # runs before a capture, in which libraries allocate what they nee
 
 
 class GraphEngine(CompiledEngine):
-    """`engine=cuda_graph`: captures compiled units where Triton is there to compile them, and plain ones elsewhere."""
+    """`engine=cuda_graph`: captures compiled steps where Triton can compile them, and plain ones elsewhere."""
 
     bucket = 128
 
@@ -56,14 +56,14 @@ class GraphEngine(CompiledEngine):
         else:
             compiled_step = partial(run_step, self.lm, epilogue, all_logits, tree, self._memory)
         tokens, start, places, inputs = args
-        # Graphs of one unit share what they read, whatever their size: a draft's laws are large.
+        # Graphs of one step share their inputs, whatever their size: a draft's distributions are large.
         inputs = self._inputs.setdefault((epilogue.compile_key, all_logits, tree), tree_map_only(Tensor, torch.clone, inputs))
         static = (tokens.clone(), inputs)
         device = self.lm.device.index if self._pool else -1  # graphs are of the current device; -1 leaves it alone
         try:
             with torch.cuda.device(device):
                 graph, out = self._capture(lambda: compiled_step(static[0], start, places, static[1]))
-        except RuntimeError as error:  # a forward that waits for the device cannot be captured
+        except RuntimeError as error:  # a forward pass that waits for the device cannot be captured
             reason = next(iter(str(error).strip().splitlines()), "")
             if self.strict:
                 raise UserError(f"{type(self.lm.model).__name__} cannot be captured ({reason}); use engine=compiled.") from error
@@ -84,16 +84,16 @@ class GraphEngine(CompiledEngine):
         self._inputs.clear()
 
     def _capture(self, compiled_step: Callable[[], Any]) -> tuple[Any, Any]:
-        """Return a graph of `unit` and the tensors that its replays write to."""
+        """Return a graph of a compiled step and the tensors that its replays write to."""
         if self._pool is None:
             graph = FakeGraph(compiled_step)
             return graph, graph.out
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             for _ in range(WARM_UPS):
                 compiled_step()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             out = compiled_step()
@@ -101,11 +101,12 @@ class GraphEngine(CompiledEngine):
 
 
 class FakeGraph:
-    """A CUDA graph's replay without CUDA: runs the captured unit again and writes into the captured outputs."""
+    """A CUDA graph's replay without CUDA: runs the captured step again and writes into the captured outputs."""
 
     def __init__(self, compiled_step: Callable[[], Any]) -> None:
         self.out, self._compiled_step = tree_map_only(Tensor, torch.clone, compiled_step()), compiled_step
 
     def replay(self) -> None:
+        """Run the step again."""
         for held, new in zip(tree_leaves(self.out), tree_leaves(self._compiled_step()), strict=True):
             held.copy_(new)

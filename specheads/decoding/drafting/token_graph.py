@@ -1,4 +1,4 @@
-"""Token graphs (GSD): where a draft repeats itself on another branch, it is not drafted again but copied from there."""
+"""Token graphs (GSD): where a draft repeats itself on another branch, the continuation is copied from there."""
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
@@ -7,24 +7,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specheads.decoding.drafting.growth import Grown, Nodes
-from specheads.decoding.drafting.tree import TopDrafter, Tree
+from specheads.decoding.arguments import check_count
+from specheads.decoding.drafting.token_tree import TopDrafter, Tree
+from specheads.decoding.drafting.tree_growth import Grown, Nodes
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft
 from specheads.decoding.stopping import StoppingRule
-from specheads.decoding.stopping.rule import check_count
 from specheads.sampling import Uniforms, Warp
 
 
 class Graph(Tree):
-    """`drafting=graph`: a tree in which a node that ends a run of `tau` tokens that the draft already has is not drafted on from.
+    """`drafting=graph`: a tree that is not extended at a node whose last `tau` tokens occur in the draft already.
 
-    Before verification what followed that run's first occurrence is copied behind the node, as deep as the draft may be, so that the target
-    judges it there too.
+    Before verification the continuation of their first occurrence is copied to the node, as deep as the draft may be, so that the
+    target verifies it there too.
 
     Args:
-        tau: tokens that must agree, the last of the context counting in.
-        max_verified: nodes that go to the target, copies counting in; shallow ones first.
+        tau: tokens that must agree, including the last tokens of the context.
+        max_verified: nodes that the target reads, including copies; shallow ones first.
         Others as in Tree.
 
     Source: Gong et al. 2024 (GSD), section 3.
@@ -44,23 +44,25 @@ class Graph(Tree):
 
 
 class GraphDrafter(TopDrafter):
-    """Drafts graphs and unmerges them."""
+    """Drafts graphs and expands them to trees."""
 
     def __init__(self, choices: Graph, engine: Engine, warp: Warp, rule: StoppingRule) -> None:
-        self.most_pending = rule.max_tokens + 1  # accepted copies were not read
+        self.most_pending = rule.max_tokens + 1  # the draft has not read accepted copies
         super().__init__(choices, engine, warp, rule)
 
     def draft(
-        self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, num_probs_needed: int = 0
+        self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
     ) -> Draft:
         self._first: dict[tuple[int, ...], int] = {}
-        self._same: dict[int, int] = {}  # by merged node: where the run was first
+        self._same: dict[int, int] = {}  # by merged node: the first node with the same run
         self._context = list(committed[-self.choices.tau :])
         self._deepest = min(limit, self.rule.max_tokens)
-        return super().draft(committed, state, limit, draws, ends, num_probs_needed)
+        return super().draft(committed, state, limit, uniforms, ends, num_probs_needed)
 
     def without_repeats(self, nodes: Nodes, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
-        """A run's first occurrence is the likeliest node that goes on with it: a pruned one would have nothing to copy."""
+        """Return the nodes that get children; the first occurrence of a run is its most likely node that gets some, to be copied
+        from.
+        """
         taken = []
         for node in onward:
             if len(taken) < self.choices.max_width and self._run(nodes, node) not in self._first:
@@ -73,7 +75,7 @@ class GraphDrafter(TopDrafter):
 
     def _run(self, nodes: Nodes, node: int) -> tuple[int, ...]:
         """Return the last `tau` tokens of a node's path."""
-        return (*self._context, *(nodes.tokens[one] for one in nodes.path(node)))[-self.choices.tau :]
+        return (*self._context, *(nodes.tokens[above] for above in nodes.path(node)))[-self.choices.tau :]
 
     def finished(self, grown: Grown) -> Draft:
         nodes, count = grown.nodes, len(grown.nodes)
@@ -83,15 +85,15 @@ class GraphDrafter(TopDrafter):
 
 
 def unmerge(nodes: Nodes, same: dict[int, int], depth: int, most: int) -> None:
-    """Copy behind every merged node what follows the node that it repeats, to `depth` levels and `most` nodes in all.
+    """Copy to every merged node the continuation of the node that it repeats, to `depth` levels and `most` nodes in all.
 
     Args:
-        same: by merged node the node whose run of tokens it repeats.
+        same: by merged node, the node whose run of tokens it repeats.
     """
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(nodes.parents):
         children.setdefault(parent, []).append(node)
-    # Nodes with the drafted node that they repeat or are: what follows the one follows the other.
+    # Nodes with the drafted node that they repeat or are: whatever follows the latter also follows the former.
     todo = [(nodes.depth[node], node, first) for node, first in same.items()]
     heapify(todo)
     while todo:
@@ -103,5 +105,5 @@ def unmerge(nodes: Nodes, same: dict[int, int], depth: int, most: int) -> None:
         for child in children.get(source, ()):
             if len(nodes) >= most:
                 return
-            copy = nodes.draw(node, nodes.tokens[child])
+            copy = nodes.add(node, nodes.tokens[child])
             heappush(todo, (nodes.depth[copy], copy, child))

@@ -1,4 +1,4 @@
-"""Token trees of the likeliest tokens (TSD): every node that is worth it gets its top-k children."""
+"""Token trees of the most likely tokens (TSD): every node that is not pruned gets its top-k children."""
 
 from collections.abc import Sequence
 from math import log
@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specheads.decoding.arguments import check_choice, check_count, check_probability
+from specheads.decoding.drafting.draft_memory import DraftMemory
 from specheads.decoding.drafting.drafter import Drafting
-from specheads.decoding.drafting.growth import ROOT, Drawn, Frontier, Grown, Nodes, TreeDrafter
-from specheads.decoding.drafting.memory import DraftMemory
+from specheads.decoding.drafting.tree_growth import ROOT, Frontier, Grown, Nodes, Proposal, TreeDrafter
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft, DraftKind
 from specheads.decoding.stopping import StoppingRule
-from specheads.decoding.stopping.rule import check_count, check_probability
 from specheads.errors import UserError
 from specheads.sampling import Uniforms, Warp
 
@@ -22,14 +22,14 @@ class Tree(Drafting):
     """`drafting=tree`: top-k children for every node that is not pruned, as deep as the stopping rule lets each path grow.
 
     A node has no children where the rule stops on its path (a head prunes by predicted survival), where its probability is below
-    `theta_prob`, or below `theta_sib` times that of its likeliest sibling.
+    `theta_prob`, or below `theta_sib` times that of its most likely sibling.
 
     Args:
         prune: `theta`, or `head`, which leaves pruning to a stopping rule with a head alone.
         top_k: children of a node.
         theta_prob, theta_sib: in [0, 1]; 0 prunes nothing.
-        max_nodes: of a tree; those on the likeliest paths are taken.
-        max_width: nodes of a level that get children, the likeliest.
+        max_nodes: of a tree; those on the most likely paths are taken.
+        max_width: nodes of a level that get children, the most likely ones.
 
     Source: GSD (Gong et al. 2024, section 3.1), whose baseline it is, with its defaults; SpecInfer (Miao et al. 2024).
     """
@@ -45,14 +45,13 @@ class Tree(Drafting):
         max_width: int = 16,
         prune: str = "theta",
     ) -> None:
-        if prune not in ("theta", "head"):
-            raise UserError(f"drafting.prune={prune} is not known; use theta or head.")
+        check_choice("drafting.prune", prune, ("theta", "head"))
         for name, value in (("top_k", top_k), ("max_nodes", max_nodes), ("max_width", max_width)):
             check_count(f"drafting.{name}", value, least=1)
         check_probability(
             "drafting.theta_prob", theta_prob, "the probability below which a node gets no children, for example 0.2"
         )
-        check_probability("drafting.theta_sib", theta_sib, "a share of the likeliest sibling's probability, for example 0.3")
+        check_probability("drafting.theta_sib", theta_sib, "a share of the most likely sibling's probability, for example 0.3")
         self.prune, self.top_k = prune, top_k
         self.theta_prob, self.theta_sib = (theta_prob, theta_sib) if prune == "theta" else (0.0, 0.0)
         self.max_nodes, self.max_width = max_nodes, max_width
@@ -64,62 +63,69 @@ class Tree(Drafting):
         return self.max_nodes
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "TopDrafter":
-        """Return what drafts with these choices; raises UserError for prune=head without a head."""
-        if self.prune == "head" and getattr(rule, "head", None) is None:
+        """Return the drafter for these choices; raises UserError for prune=head without a head."""
+        if self.prune == "head" and not rule.uses_head:
             raise UserError(
-                f"drafting.prune=head leaves pruning to a head, but stopping by {type(rule).__name__} asks none; use for example "
+                f"drafting.prune=head leaves pruning to a head, but stopping by {type(rule).__name__} has none; use for example "
                 "stopping=[head_threshold], or drafting.prune=theta."
             )
         return self.make_drafter(engine, warp, rule)
 
     def make_drafter(self, engine: Engine, warp: Warp, rule: StoppingRule) -> "TopDrafter":
+        """Return the drafter for these choices, which were checked."""
         return TopDrafter(self, engine, warp, rule)
 
 
 class TopDrafter(TreeDrafter):
-    """Drafts trees of the likeliest tokens."""
+    """Drafts trees of the most likely tokens."""
 
     def __init__(self, choices: Tree, engine: Engine, warp: Warp, rule: StoppingRule) -> None:
         super().__init__(engine, warp, rule, choices.max_nodes, min(choices.max_width, choices.max_nodes))
         self.choices = choices
 
     def draft(
-        self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor, num_probs_needed: int = 0
+        self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
     ) -> Draft:
-        """Return a tree behind the committed tokens, at most `limit` deep."""
+        """Return a tree after the committed tokens, at most `limit` deep."""
         self._joint = {ROOT: 0.0}
-        grown = self.grow(committed, state, limit, draws, ends)
+        grown = self.grow(committed, state, limit, uniforms, ends)
         return self.finished(grown)
 
     def finished(self, grown: Grown) -> Draft:
         """Return the tree as it is verified."""
         return grown.nodes.draft(None, grown.num_draft_calls, nan=grown.nan)
 
-    def propose(self, frontier: Frontier, draws: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
+    def propose(self, frontier: Frontier, uniforms: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
         top = self.distribution(frontier.logits).topk(min(self.choices.top_k, self.engine.lm.vocab_size), dim=-1)
         rows = torch.arange(len(top.values), device=top.values.device)[:, None].expand_as(top.indices)
         return rows.flatten(), top.indices.flatten(), top.values.flatten().double()
 
-    def admit(self, nodes: Nodes, drawn: Sequence[Drawn]) -> tuple[dict[int, Drawn], list[int]]:
+    def admit(self, nodes: Nodes, proposals: Sequence[Proposal]) -> tuple[dict[int, Proposal], list[int]]:
         choices = self.choices
-        joint = {one.number: self._joint[one.parent] + log(one.prob) for one in drawn if one.prob > 0}
-        ranked = sorted((one for one in drawn if one.prob > 0), key=lambda one: -joint[one.number])
+        possible = [proposal for proposal in proposals if proposal.prob > 0]
+        joint = {proposal.number: self._joint[proposal.parent] + log(proposal.prob) for proposal in possible}
+        ranked = sorted(possible, key=lambda proposal: -joint[proposal.number])
         largest: dict[int, float] = {}
-        for one in ranked:
-            largest[one.parent] = max(largest.get(one.parent, 0.0), one.prob)
-        # In the order in which they were drawn, so that the first child is the likeliest.
-        taken = sorted(ranked[: choices.max_nodes - len(nodes)], key=lambda one: one.number)
+        for proposal in ranked:
+            largest[proposal.parent] = max(largest.get(proposal.parent, 0.0), proposal.prob)
+        # In the order in which they were proposed, so that the first child is the most likely.
+        taken = sorted(ranked[: choices.max_nodes - len(nodes)], key=lambda proposal: proposal.number)
         admitted, onward = {}, []
-        for one in taken:
-            node = nodes.draw(one.parent, one.token)
-            admitted[node], self._joint[node] = one, joint[one.number]
-            small = one.prob < choices.theta_prob or one.prob < choices.theta_sib * largest[one.parent]
-            if not (one.stop or small):
+        for proposal in taken:
+            node = nodes.add(proposal.parent, proposal.token)
+            admitted[node], self._joint[node] = proposal, joint[proposal.number]
+            small = proposal.prob < choices.theta_prob or proposal.prob < choices.theta_sib * largest[proposal.parent]
+            if not (proposal.stop or small):
                 onward.append(node)
         onward = sorted(onward, key=lambda node: -self._joint[node]) if len(nodes) < choices.max_nodes else []
-        most_likely = self.without_repeats(nodes, onward, [node for node, one in admitted.items() if not one.stop])
-        return admitted, sorted(most_likely)
+        parents = self.without_repeats(nodes, onward, [node for node, proposal in admitted.items() if not proposal.stop])
+        return admitted, sorted(parents)
 
     def without_repeats(self, nodes: Nodes, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
-        """Return the nodes that get children, of those that might, `onward`, the likeliest first; `new` are those that no rule stopped."""
+        """Return the nodes that get children.
+
+        Args:
+            onward: the nodes that may get children, the most likely first.
+            new: the level's nodes at which no rule stopped.
+        """
         return onward[: self.choices.max_width]

@@ -6,7 +6,7 @@ import torch
 
 from specheads import UserError
 from specheads.decoding.stopping import AdaptiveEntropy, Confidence, EntropyThreshold, MaxProbability
-from specheads.decoding.stopping.certainty import MEMORY, best_threshold
+from specheads.decoding.stopping.confidence import NUM_REMEMBERED, best_threshold
 
 
 def drafted(rule, state, feature, values):
@@ -36,45 +36,47 @@ def outcome(*counts):
     ],
 )
 def test_a_draft_ends_with_the_first_doubtful_token(rule, feature, values, expected):
-    state = rule.init(1, torch.device("cpu"))
+    state = rule.start_prompt(1, torch.device("cpu"))
     for _ in range(2):
         found, state = drafted(rule, state, feature, values)
         assert found == expected
         assert rule.planned_length(state) is None
-        state = rule.observe(state, *outcome(0, 0))
+        state = rule.start_round(rule.end_round(state, *outcome(0, 0)))
 
 
 def test_confidence_is_retuned_once_there_are_six_tokens_of_two_kinds():
     rule = Confidence(0.4)
-    state = rule.init(1, torch.device("cpu"))
+    state = rule.start_prompt(1, torch.device("cpu"))
     count, state = drafted(rule, state, "draft_prob", [0.9, 0.8, 0.7, 0.3])
-    state = rule.observe(state, *outcome(count, 2))  # 0.9 and 0.8 accepted, 0.7 rejected, 0.3 not judged
+    state = rule.start_round(
+        rule.end_round(state, *outcome(count, 2))
+    )  # 0.9 and 0.8 accepted, 0.7 rejected, 0.3 without an outcome
     assert state.threshold.item() == 0.4
     count, state = drafted(rule, state, "draft_prob", [0.95, 0.6, 0.5, 0.35])
-    state = rule.observe(state, *outcome(count, 3))
+    state = rule.start_round(rule.end_round(state, *outcome(count, 3)))
     # false positive rate + 3 x false negative rate: 1.2 from 0.8 on, 0.5 + 3 x 1 / 5 from 0.6 on, 0.5 from 0.5 on, 1 from 0.35 on
     assert state.threshold.item() == 0.5
     assert drafted(rule, state, "draft_prob", [0.5, 0.49])[0] == 2
-    assert (state.own.accepted >= 0).sum() == 7
+    assert (state.memory.accepted >= 0).sum() == 7
 
 
 @pytest.mark.parametrize("accepted", [6, 0])
 def test_confidence_stays_with_tokens_of_one_kind(accepted):
     rule = Confidence(0.4)
-    state = rule.init(1, torch.device("cpu"))
+    state = rule.start_prompt(1, torch.device("cpu"))
     for _ in range(7):
         _, state = drafted(rule, state, "draft_prob", [0.9] * 6)
-        state = rule.observe(state, *outcome(6, accepted))
-    assert (state.own.accepted >= 0).sum() == (42 if accepted else 7)
+        state = rule.start_round(rule.end_round(state, *outcome(6, accepted)))
+    assert (state.memory.accepted >= 0).sum() == (42 if accepted else 7)
     assert state.threshold.item() == 0.4
 
 
 def test_confidence_may_stay_as_it_is():
     rule = Confidence(0.4, retune=False)
-    state = rule.init(1, torch.device("cpu"))
+    state = rule.start_prompt(1, torch.device("cpu"))
     for _ in range(9):
         _, state = drafted(rule, state, "draft_prob", [0.9, 0.8])
-        state = rule.observe(state, *outcome(2, 1))
+        state = rule.start_round(rule.end_round(state, *outcome(2, 1)))
     assert state.threshold.item() == 0.4
 
 
@@ -108,31 +110,31 @@ def test_the_best_threshold_is_that_of_the_roc_curve(levels, drop_intermediate):
 
 def test_confidence_remembers_the_newest_tokens():
     rule, generator, pairs = Confidence(0.0, max_tokens=9), torch.Generator().manual_seed(0), []
-    state = rule.init(1, torch.device("cpu"))
+    state = rule.start_prompt(1, torch.device("cpu"))
     for number in range(80):
         probs = torch.rand(9, generator=generator, dtype=torch.float64).tolist()
         count, accepted = number % 10, min(number % 10, torch.randint(0, 10, (), generator=generator).item())
         for prob in probs[:count]:
             state, _ = rule.step(state, {"draft_prob": torch.tensor([prob], dtype=torch.float64)})
-        before, state = state.threshold, rule.observe(state, *outcome(count, accepted))
+        before, state = state.threshold, rule.start_round(rule.end_round(state, *outcome(count, accepted)))
         pairs += list(zip(probs, [1] * accepted + [0] * (accepted < count), strict=False))
-        pairs = pairs[-MEMORY:]
-        known = state.own.accepted[0] >= 0
-        assert state.own.probs[0, known].tolist() == [prob for prob, _ in pairs]
-        assert state.own.accepted[0, known].tolist() == [label for _, label in pairs]
+        pairs = pairs[-NUM_REMEMBERED:]
+        known = state.memory.accepted[0] >= 0
+        assert state.memory.probs[0, known].tolist() == [prob for prob, _ in pairs]
+        assert state.memory.accepted[0, known].tolist() == [label for _, label in pairs]
         enough = len(pairs) > 5 and {label for _, label in pairs} == {0, 1}
         assert state.threshold == (roc_threshold([y for _, y in pairs], [p for p, _ in pairs], True) if enough else before)
-    assert len(pairs) == MEMORY
+    assert len(pairs) == NUM_REMEMBERED
 
 
 @pytest.mark.parametrize("target, change", [(0.9, 0.001), (0.2, -0.001)])
 def test_the_entropy_threshold_is_steered(target, change):
     rule = AdaptiveEntropy(target_acceptance=target)
-    state = rule.init(1, torch.device("cpu"))
+    state = rule.start_prompt(1, torch.device("cpu"))
     for number, acceptance in enumerate([0.25, 0.375], start=1):  # of rounds with half of the tokens accepted, from 0
-        state = rule.observe(state, *outcome(4, 2))
-        state = rule.observe(state, *outcome(0, 0))
-        assert state.own.acceptance.item() == pytest.approx(acceptance)
+        state = rule.start_round(rule.end_round(state, *outcome(4, 2)))
+        state = rule.start_round(rule.end_round(state, *outcome(0, 0)))
+        assert state.memory.acceptance.item() == pytest.approx(acceptance)
         assert state.threshold.item() == pytest.approx(0.4 + number * change, abs=1e-12)
 
 

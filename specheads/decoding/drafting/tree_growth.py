@@ -1,7 +1,7 @@
-"""Trees while they are drafted: their nodes on the host, the draft's memory of those that it has read, and what a rule says of each.
+"""Growing trees: their nodes on the host, the draft's KV memory of them, and the stopping rule's state at each.
 
-A tree grows level by level. What a level's tokens are is the drafter's choice (`propose`); that they go through the stopping rule,
-each along its own path, is the same for all.
+A tree grows level by level. A drafter chooses the tokens of a level (`propose`); the rest is common to all drafters: the stopping
+rule sees every token along its path.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ ROOT = -1  # the parent of first nodes: the context
 
 @dataclass
 class Nodes:
-    """A tree's nodes, in the order in which they were first drawn."""
+    """A tree's nodes, in the order in which they were added."""
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
@@ -35,8 +35,8 @@ class Nodes:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def draw(self, parent: int, token: int, merge: bool = False) -> int:
-        """Add a token behind `parent` and return its node; with `merge` that of an earlier draw of it there."""
+    def add(self, parent: int, token: int, merge: bool = False) -> int:
+        """Add a child of `parent` and return its node; with `merge`, the node of the same token there if there is one."""
         node = self._known.get((parent, token)) if merge else None
         if node is None:
             node = len(self)
@@ -48,24 +48,25 @@ class Nodes:
         return node
 
     def children(self, parent: int) -> Iterator[int]:
+        """Yield the nodes below `parent`."""
         return (node for node, other in enumerate(self.parents) if other == parent)
 
     def path(self, node: int) -> list[int]:
         """Return the nodes from the context down to `node`."""
-        found = []
+        path = []
         while node != ROOT:
-            found.append(node)
+            path.append(node)
             node = self.parents[node]
-        return found[::-1]
+        return path[::-1]
 
     def draft(self, draft_probs: Tensor | None = None, num_draft_calls: int = 0, **more: Any) -> Draft:
-        """Return the tree as a Draft, on the host but for the laws."""
+        """Return the tree as a Draft, on the host except for the distributions."""
         columns = (torch.tensor(column, dtype=torch.long) for column in (self.tokens, self.parents, self.depth))
         return Draft(*columns, draft_probs, torch.tensor(self.order, dtype=torch.long), num_draft_calls, **more)
 
 
 class Read:
-    """Work that hands over what a forward gives; for trees, in a tail of `width` slots."""
+    """The epilogue that returns logits and hidden states; for trees in `width` slots."""
 
     def __init__(self, width: int = 0) -> None:
         self.compile_key = ("read", width)
@@ -75,15 +76,17 @@ class Read:
 
 
 class TreeReader:
-    """A model's memory of a tree: reads nodes behind the context, each seeing its own path, and forgets what was not accepted."""
+    """A model's KV memory of a tree: reads nodes, each attending to its path, and forgets those that were not accepted."""
 
     def __init__(self, engine: Engine, most_nodes: int, most_at_once: int, most_pending: int = 2) -> None:
-        """Room for `most_nodes` nodes, up to `most_at_once` of them in a forward, behind up to `most_pending` tokens of context."""
+        """Prepare for `most_nodes` nodes, up to `most_at_once` of them per forward pass, after up to `most_pending` tokens of
+        context.
+        """
         self.engine, self._most_at_once, self._most_pending = engine, most_at_once, most_pending
         device = engine.lm.device
         width = most_nodes + 1 + engine.padded(most_at_once)
         self._tree_slots = TreeSlots.empty(width, device)
-        # Rows are written one by one, which numpy does ten times as fast.
+        # Rows are written one by one, which is ten times as fast in numpy.
         self._seen, self._depth = np.eye(width, dtype=bool), np.zeros(width, dtype=np.int64)
         self._seen_tensor, self._depth_tensor = torch.from_numpy(self._seen), torch.from_numpy(self._depth)
         self._context = engine.compiled_step(Read())
@@ -107,7 +110,7 @@ class TreeReader:
         return logits, hidden[-1:]
 
     def read_whole(self, nodes: Nodes, last: int) -> tuple[Tensor, Tensor]:
-        """Read the last committed token and all nodes behind it; return logits (1 + N, V) and hidden states (1 + N, H) after each."""
+        """Read the last committed token and all nodes; return logits (1 + N, V) and hidden states (1 + N, H) after each."""
         self.base, self.slots = self.engine.length, {ROOT: 0}
         self._tree_slots.base.fill_(self.base)
         return self._read(nodes, range(len(nodes)), [last])
@@ -132,19 +135,19 @@ class TreeReader:
         return logits[:count], hidden[:count]
 
     def keep(self, path: Sequence[int]) -> None:
-        """Keep what was read of the accepted nodes `path`, from the context down."""
+        """Keep the accepted nodes `path`, from the context down, as far as they were read."""
         read = [self.slots[node] for node in path if node in self.slots]
         self.engine.keep(self.base, [0, *read])
 
 
 def usual_length(rule: StoppingRule) -> int:
-    """Return the length of paths to make room for: no less than what most rules need, for few sizes mean few units."""
+    """Return the path length to allocate for: at least what most rules need, because few sizes mean few compiled steps."""
     return max(rule.max_tokens, MAX_TOKENS)
 
 
 @dataclass
 class Frontier:
-    """The nodes that a tree grows from, n of them, and what the draft and the rule say after each."""
+    """The n nodes that a tree grows from, with the draft's outputs and the stopping rule's states after each."""
 
     nodes: list[int]
     logits: Tensor  # (n, V)
@@ -153,31 +156,33 @@ class Frontier:
 
 
 def step_rule(engine: Engine, rule: StoppingRule, frontier: Frontier, rows: Tensor, tokens: Tensor) -> tuple[Any, Tensor]:
-    """Let the stopping rule see `tokens` (c,) drawn after the frontier's nodes `rows` (c,); return its states (c, ...) and stops (c,)."""
+    """Step the stopping rule over `tokens` (c,) after the frontier's nodes `rows` (c,); return its states (c, ...) and stops
+    (c,).
+    """
     hidden, logits = frontier.hidden[rows], frontier.logits
     features = drafting_features(rule.needs, logits[rows] if rule.needs else logits, tokens, hidden, engine.lm.embed)
     return rule.step(tree_map(lambda value: value[rows], frontier.states), features)
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A token that was proposed behind the node `parent`, as the host knows it."""
+class Proposal:
+    """A token that was proposed as a child of the node `parent`, on the host."""
 
     number: int  # among those of its level
     parent: int
     token: int
-    prob: float  # under the law it was chosen by
+    prob: float  # under the distribution it was chosen by
     stop: bool  # whether the stopping rule or the token itself ends its path
 
 
 @dataclass
 class Grown:
-    """A finished tree, and what the rule thought at each node."""
+    """A finished tree, and the stopping rule's state at each node."""
 
     nodes: Nodes
     states: dict[int, tuple[Any, int]]  # by node: a level's states (c, ...), and the row
     num_draft_calls: int = 0
-    nan: bool = False  # whether the draft computed no numbers
+    nan: bool = False  # whether the draft's logits were NaN
 
     def state(self, node: int) -> Any:
         """Return the rule's state (1, ...) after a node."""
@@ -185,25 +190,25 @@ class Grown:
         return tree_map(lambda value: value[row : row + 1], states)
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return what the rule is to learn from: its state (1, ...) at the end of a path, the path's length and how much of it was accepted.
+        """Return the rule's state (1, ...) at the end of a path, the path's length and how many of its tokens were accepted.
 
-        The path is the accepted one, as far as it was drafted, and goes on with first children.
+        The path is the accepted one, as far as it was drafted, and continues with first children.
         """
-        known = [node for node in path if node in self.states]
-        node, length = (known[-1] if known else ROOT), len(known)
+        drafted = [node for node in path if node in self.states]
+        node, length = (drafted[-1] if drafted else ROOT), len(drafted)
         while (child := next(self.nodes.children(node), None)) is not None and child in self.states:
             node, length = child, length + 1
-        return self.state(node), length, len(known)
+        return self.state(node), length, len(drafted)
 
 
 class TreeDrafter:
-    """Grows trees level by level, with one forward of the draft for each level and one wait for the device."""
+    """Grows trees level by level, with one forward pass of the draft and one wait for the device per level."""
 
-    most_pending = 2  # committed tokens that the draft may not have read: its last leaf and the target's own
+    most_pending = 2  # committed tokens that the draft may not have read: its last leaf and the target's token
 
     def __init__(self, engine: Engine, warp: Warp, rule: StoppingRule, most_nodes: int, most_at_once: int) -> None:
         self.engine, self.rule, self.most_nodes = engine, rule, most_nodes
-        # Greedy laws are point masses, by which nothing can be ranked.
+        # Greedy distributions are point masses, by which nothing can be ranked.
         self.distribution = Warp() if warp.greedy else warp
         self.reader = TreeReader(engine, most_nodes, most_at_once, self.most_pending)
 
@@ -211,8 +216,8 @@ class TreeDrafter:
         """Prepare the engine for all that drafting runs."""
         self.reader.warm_up()
 
-    def grow(self, committed: Sequence[int], state: Any, limit: int, draws: Uniforms, ends: Tensor) -> Grown:
-        """Return a tree of at most `limit` levels behind the committed tokens."""
+    def grow(self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor) -> Grown:
+        """Return a tree of at most `limit` levels after the committed tokens."""
         grown, limit = Grown(Nodes(), {ROOT: (state, 0)}), min(limit, self.rule.max_tokens)
         self._grown = grown
         if limit < 1:
@@ -221,21 +226,20 @@ class TreeDrafter:
         logits, hidden = self.reader.begin(committed[self.engine.length :])
         frontier, grown.num_draft_calls = Frontier([ROOT], logits, hidden, state), 1
         for depth in range(limit):
-            rows, tokens, probs = self.propose(frontier, draws)
+            rows, tokens, probs = self.propose(frontier, uniforms)
             states, stops = step_rule(self.engine, self.rule, frontier, rows, tokens)
             nan = frontier.logits.isnan().any().expand(len(rows))
-            told = torch.stack(
-                [rows, tokens, probs, stops | ends[tokens], nan]
-            ).tolist()  # to the wider type, which holds them all
-            grown.nan = any(told.pop())
+            # One transfer to the host, in float64, which represents them all.
+            columns = torch.stack([rows, tokens, probs, stops | ends[tokens], nan]).tolist()
+            grown.nan = any(columns.pop())
             if grown.nan:
                 break
-            drawn = [
-                Drawn(number, frontier.nodes[int(row)], int(token), prob, bool(stop))
-                for number, (row, token, prob, stop) in enumerate(zip(*told, strict=True))
+            proposals = [
+                Proposal(number, frontier.nodes[int(row)], int(token), prob, bool(stop))
+                for number, (row, token, prob, stop) in enumerate(zip(*columns, strict=True))
             ]
-            admitted, onward = self.admit(grown.nodes, drawn)
-            grown.states |= {node: (states, one.number) for node, one in admitted.items()}
+            admitted, onward = self.admit(grown.nodes, proposals)
+            grown.states |= {node: (states, proposal.number) for node, proposal in admitted.items()}
             if not onward or depth + 1 == limit:
                 break
             logits, hidden = self.reader.read(grown.nodes, onward)
@@ -244,19 +248,21 @@ class TreeDrafter:
             frontier = Frontier(onward, logits, hidden, tree_map(lambda value, kept=kept: value[kept], states))
         return grown
 
-    def propose(self, frontier: Frontier, draws: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
+    def propose(self, frontier: Frontier, uniforms: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
         """Return tokens that may follow the frontier: its rows (c,), the tokens (c,) and their probabilities (c,) in float64."""
         raise NotImplementedError
 
-    def admit(self, nodes: Nodes, drawn: Sequence[Drawn]) -> tuple[dict[int, Drawn], list[int]]:
-        """Add what was drawn to the tree; return the nodes that it gave, and those among them from which the tree goes on."""
+    def admit(self, nodes: Nodes, proposals: Sequence[Proposal]) -> tuple[dict[int, Proposal], list[int]]:
+        """Add proposals to the tree; return the proposals by their nodes, and the nodes from which the tree grows on."""
         raise NotImplementedError
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return what the rule is to learn from, after the nodes `path` of the last draft were accepted; see Grown."""
+        """Return the stopping rule's state and the numbers of drafted and accepted tokens, after the nodes `path` were accepted;
+        see Grown.
+        """
         return self._grown.after(path)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Forget what was drafted last, but for the accepted nodes `path`."""
+        """Forget the last draft except for the accepted nodes `path`."""
         if self.reader.slots:
             self.reader.keep(path)

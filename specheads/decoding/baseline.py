@@ -1,0 +1,78 @@
+"""The target alone, one token per forward pass: what speculative decoding is compared with."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.engine import Engine, ForwardOutput, make_engine
+from specheads.decoding.records import Generation, Round
+from specheads.decoding.session import Prompt, checked_window, start_session
+from specheads.pair import Pair
+from specheads.sampling import Warp, check_no_nan
+
+
+class TargetStep:
+    """The epilogue of a forward pass of the target alone."""
+
+    def __init__(self, warp: Warp) -> None:
+        self.warp = warp
+        self.compile_key = (TargetStep, warp)
+
+    def __call__(self, output: ForwardOutput, uniform: Tensor) -> Tensor:
+        """Return the next token and whether there was a NaN, (2,) long."""
+        probs = self.warp(output.logits[:, -1])
+        return torch.cat([self.warp.draw(probs, uniform), probs.isnan().any(dim=-1).long()])
+
+
+class Baseline:
+    """The target alone, one token per forward pass, with the engine and the warping of speculative decoding."""
+
+    def __init__(self, pair: Pair, warp: Warp | None = None, engine: str | Engine = "auto", window: int | None = None) -> None:
+        self.pair, self.warp = pair, warp or Warp()
+        self.engine = make_engine(engine, pair.target_lm, checked_window(pair, window)) if isinstance(engine, str) else engine
+        self._compiled_step = self.engine.compiled_step(TargetStep(self.warp))
+        self.startup_seconds, self.is_warm = 0.0, False
+
+    @torch.no_grad()
+    def warm_up(self) -> float:
+        """Compile, load or capture all that generation will run; return the seconds. The first generation does it otherwise."""
+        start = time.perf_counter()
+        self.engine.warm_up(self._compiled_step, (1,), torch.zeros(1, dtype=torch.float64, device=self.engine.lm.device))
+        self.startup_seconds, self.is_warm = time.perf_counter() - start, True
+        return self.startup_seconds
+
+    @torch.no_grad()
+    def generate(
+        self, prompt: Prompt, max_new_tokens: int = 256, seed: int = 0, stop_tokens: Sequence[int] | None = None
+    ) -> Generation:
+        """Return the response to `prompt`; see SpeculativeDecoder.generate."""
+        if not self.is_warm:
+            self.warm_up()
+        session = start_session(self.pair, prompt, max_new_tokens, seed, stop_tokens, (self.engine,))
+        rounds = []
+        while session.finish_reason is None:
+            start = session.clock()
+            last = torch.tensor([session.committed[-1:]], device=self.engine.lm.device)
+            token, nan = self._compiled_step(last, session.verify_uniforms.take(1)).tolist()
+            verified = session.clock()
+            if nan:
+                self.engine.clear()
+            check_no_nan(self.pair.target_id, nan)
+            emitted = session.commit([token])
+            rounds.append(Round(emitted, 0, 0, 0, 0, 0.0, verified - start, session.clock() - verified))
+        return session.finish(self.pair, rounds)
+
+
+def generate_baseline(
+    pair: Pair,
+    prompt: Prompt,
+    max_new_tokens: int = 256,
+    seed: int = 0,
+    warp: Warp | None = None,
+    engine: str = "auto",
+    stop_tokens: Sequence[int] | None = None,
+) -> Generation:
+    """Return the target's response to `prompt`, decoded without a draft by the engine and the warping of speculative decoding."""
+    return Baseline(pair, warp, engine).generate(prompt, max_new_tokens, seed, stop_tokens)

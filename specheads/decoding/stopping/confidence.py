@@ -1,0 +1,230 @@
+"""Rules that look at one drafted token at a time: they stop where the draft is unsure of it."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.arguments import check_count, check_flag, check_not_negative, check_positive, check_probability
+from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, filled, outcomes, write_at
+
+NUM_REMEMBERED = 256  # outcomes that a threshold is chosen from, the most recent ones; few prompts have more
+FEWEST_OUTCOMES = 6  # before a threshold is chosen
+
+
+class ConfidenceState(NamedTuple):
+    """The state of these rules."""
+
+    num_drafted: Tensor  # (B,) long, in this round so far
+    threshold: Tensor  # (B,) float64
+    max_tokens: Tensor  # (B,) long
+    memory: Any = ()  # a rule's other numbers and what it remembers, tensors (B, ...)
+
+
+class ConfidenceRule(StoppingRule):
+    """The base of these rules: a threshold, a maximum, and no memory of the tokens before."""
+
+    def __init__(self, threshold: float, max_tokens: int) -> None:
+        check_count("max_tokens", max_tokens, least=1)
+        self.threshold, self.max_tokens = threshold, max_tokens
+
+    def initial_memory(self, batch: int, device: torch.device) -> Any:
+        """Return the state's `memory` at the start of a prompt."""
+        return ()
+
+    def remember(self, state: ConfidenceState, features: Mapping[str, Tensor]) -> Any:
+        """Return the state's `memory` after this token."""
+        return state.memory
+
+    def is_unsure(self, state: ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
+        """Return whether the draft is too unsure of its token to go on, (B,) bool."""
+        raise NotImplementedError
+
+    def start_prompt(self, batch: int, device: torch.device) -> ConfidenceState:
+        zeros = torch.zeros(batch, dtype=torch.long, device=device)
+        threshold = filled(batch, self.threshold, device)
+        return ConfidenceState(zeros, threshold, zeros + self.max_tokens, self.initial_memory(batch, device))
+
+    def step(self, state: ConfidenceState, features: Mapping[str, Tensor]) -> tuple[ConfidenceState, Tensor]:
+        num_drafted = state.num_drafted + 1
+        stop = self.is_unsure(state, features) | (num_drafted >= state.max_tokens)
+        return state._replace(num_drafted=num_drafted, memory=self.remember(state, features)), stop
+
+
+class MaxProbability(ConfidenceRule):
+    """Stop at the first token whose distribution has no probability of at least `threshold`.
+
+    Source: BiLD's fallback (Kim et al. 2023, section 3.2).
+    """
+
+    needs = frozenset({"max_prob"})
+    compile_key = "max_probability"
+
+    def __init__(self, threshold: float = 0.9, max_tokens: int = 10) -> None:
+        check_probability("threshold", threshold, "a probability under the draft, for example 0.9")
+        super().__init__(threshold, max_tokens)
+
+    def is_unsure(self, state: ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
+        return features["max_prob"] < state.threshold
+
+
+class Outcomes(NamedTuple):
+    """What `Confidence` remembers."""
+
+    drafted: Tensor  # (B, max_tokens) float64, the draft's probabilities of this round's tokens
+    probs: Tensor  # (B, NUM_REMEMBERED) float64, those of tokens whose outcome is known, the newest last
+    accepted: Tensor  # (B, NUM_REMEMBERED) long, 1 or 0, and -1 where nothing is remembered yet
+
+
+class Confidence(ConfidenceRule):
+    """Stop at the first token that the draft gave a probability below `threshold`, which adapts to the outcomes so far.
+
+    After each round the threshold becomes the one that separates accepted from rejected tokens of this prompt at the least cost
+    (false positive rate + 3 x false negative rate), once six outcomes are known and both kinds have occurred; of equal costs the
+    largest threshold. Only the last NUM_REMEMBERED outcomes count.
+
+    Args:
+        threshold: in [0, 1], at the start of a prompt.
+        retune: whether it changes.
+        max_tokens: tokens per round at most.
+
+    Source: `assistant_confidence_threshold` of assisted generation in transformers, which needs scikit-learn to retune.
+    """
+
+    needs = frozenset({"draft_prob"})
+
+    def __init__(self, threshold: float = 0.4, retune: bool = True, max_tokens: int = MAX_TOKENS) -> None:
+        check_probability("threshold", threshold, "a probability under the draft, for example 0.4")
+        check_flag("retune", retune)
+        super().__init__(threshold, max_tokens)
+        self.retune = retune
+        self.compile_key = ("confidence", max_tokens)  # the size of a buffer
+
+    def initial_memory(self, batch: int, device: torch.device) -> Outcomes:
+        drafted = torch.zeros(batch, self.max_tokens, dtype=torch.float64, device=device)
+        probs = torch.zeros(batch, NUM_REMEMBERED, dtype=torch.float64, device=device)
+        return Outcomes(drafted, probs, torch.full_like(probs, -1, dtype=torch.long))
+
+    def is_unsure(self, state: ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
+        return features["draft_prob"] < state.threshold
+
+    def remember(self, state: ConfidenceState, features: Mapping[str, Tensor]) -> Outcomes:
+        return state.memory._replace(drafted=write_at(state.memory.drafted, state.num_drafted, features["draft_prob"]))
+
+    def learn(self, state: ConfidenceState, num_drafted: Tensor, num_accepted: Tensor) -> ConfidenceState:
+        if not self.retune:
+            return state
+        memory = state.memory
+        round_accepted, _, num_decided = outcomes(self.max_tokens, num_drafted, num_accepted)
+        # The round's outcomes move in at the end, and as many of the oldest move out at the front.
+        kept = torch.arange(NUM_REMEMBERED, device=num_decided.device) + num_decided[:, None]
+        probs = torch.cat([memory.probs, memory.drafted], dim=1).gather(1, kept)
+        accepted = torch.cat([memory.accepted, round_accepted.long()], dim=1).gather(1, kept)
+        enough = ((accepted >= 0).sum(dim=1) >= FEWEST_OUTCOMES) & (accepted == 1).any(dim=1) & (accepted == 0).any(dim=1)
+        threshold = torch.where(enough, best_threshold(probs, accepted), state.threshold)
+        return state._replace(threshold=threshold, memory=memory._replace(probs=probs, accepted=accepted))
+
+
+def best_threshold(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the score (B,) from which on to predict 1 at the least false positive rate + 3 x false negative rate.
+
+    The candidates are the scores, of equal costs the largest wins: the first minimum on a ROC curve from its strict end. Costs
+    are compared as integers, multiplied by the number of ones and the number of zeros. Points that only extend a straight stretch
+    of the curve, which scikit-learn drops, change nothing: along it the cost is linear, so its first minimum is at an end. A
+    threshold above all scores costs 3, and the lowest score costs 1.
+
+    Args:
+        scores: (B, N).
+        labels: (B, N) long, 1 or 0, or -1 where there is none; rows without a one or a zero get a score without meaning.
+    """
+    scores = torch.where(labels >= 0, scores, -torch.inf)
+    scores, order = scores.sort(dim=1, descending=True)
+    labels = labels.gather(1, order)
+    hits, misses = (labels == 1).cumsum(dim=1), (labels == 0).cumsum(dim=1)
+    cost = misses * hits[:, -1:] + 3 * (hits[:, -1:] - hits) * misses[:, -1:]
+    following = torch.cat([scores[:, 1:], torch.full_like(scores[:, :1], -torch.inf)], dim=1)
+    cost = torch.where(scores > following, cost, torch.iinfo(cost.dtype).max)  # equal scores fall on one side together
+    return scores.gather(1, cost.argmin(dim=1, keepdim=True)).squeeze(1)
+
+
+class EntropyThreshold(ConfidenceRule):
+    """Stop at the first token whose distribution has an entropy with a square root above `threshold`.
+
+    Args:
+        threshold: square root of nats.
+        max_tokens: tokens per round at most.
+
+    Source: SVIP (Zhang et al. 2024, "Draft Model Knows When to Stop").
+    """
+
+    needs = frozenset({"entropy"})
+    compile_key = "entropy_threshold"
+
+    def __init__(self, threshold: float = 1.0, max_tokens: int = MAX_TOKENS) -> None:
+        check_not_negative("threshold", threshold, "the square root of an entropy in nats, for example 1")
+        super().__init__(threshold, max_tokens)
+
+    def is_unsure(self, state: ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
+        return features["entropy"].clamp_min(0).sqrt() > state.threshold  # rounding may leave an entropy near 0 just below it
+
+
+class AcceptanceTrend(NamedTuple):
+    """What `AdaptiveEntropy` remembers."""
+
+    gamma: Tensor  # (B,) float64
+    acceptance: Tensor  # (B,) float64, exponential average of accepted / drafted
+
+
+class AdaptiveEntropy(ConfidenceRule):
+    """Stop once `1 - sqrt(gamma entropy)`, a bound on the acceptance probability, falls below a threshold that adapts.
+
+    After each round the threshold rises if the average acceptance rate is below `target_acceptance`, and falls otherwise.
+
+    Args:
+        gamma: steepness of the bound, per nat.
+        target_acceptance: in [0, 1], the acceptance rate to steer to.
+        threshold: in [0, 1], at the start of a prompt.
+        step: its change per round before smoothing.
+        beta_acceptance: in [0, 1], weight of the past in the average acceptance rate, which starts at 0.
+        beta_threshold: in [0, 1], weight of the past in the threshold.
+        max_tokens: tokens per round at most.
+
+    Source: AdaEDL (Agrawal et al. 2024), with the update of Draft & Verify (Zhang et al. 2023, section 3.3).
+    """
+
+    needs = frozenset({"entropy"})
+    compile_key = "adaptive_entropy"
+
+    def __init__(
+        self,
+        gamma: float = 0.2,
+        target_acceptance: float = 0.9,
+        threshold: float = 0.4,
+        step: float = 0.01,
+        beta_acceptance: float = 0.5,
+        beta_threshold: float = 0.9,
+        max_tokens: int = MAX_TOKENS,
+    ) -> None:
+        check_positive("gamma", gamma, "the steepness of the bound in the entropy, for example 0.2")
+        check_probability("target_acceptance", target_acceptance, "the acceptance rate to steer to, for example 0.9")
+        check_probability("threshold", threshold, "a bound on the acceptance probability, for example 0.4")
+        check_not_negative("step", step, "a change of the threshold per round, for example 0.01")
+        check_probability("beta_acceptance", beta_acceptance, "the weight of the past in the acceptance rate, for example 0.5")
+        check_probability("beta_threshold", beta_threshold, "the weight of the past in the threshold, for example 0.9")
+        super().__init__(threshold, max_tokens)
+        self.gamma, self.target_acceptance, self.change = gamma, target_acceptance, step
+        self.beta_acceptance, self.beta_threshold = beta_acceptance, beta_threshold
+
+    def initial_memory(self, batch: int, device: torch.device) -> AcceptanceTrend:
+        return AcceptanceTrend(filled(batch, self.gamma, device), filled(batch, 0.0, device))
+
+    def is_unsure(self, state: ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
+        return 1 - (state.memory.gamma * features["entropy"].clamp_min(0)).sqrt() < state.threshold
+
+    def learn(self, state: ConfidenceState, num_drafted: Tensor, num_accepted: Tensor) -> ConfidenceState:
+        rate = num_accepted.double() / num_drafted.clamp_min(1)
+        acceptance = self.beta_acceptance * state.memory.acceptance + (1 - self.beta_acceptance) * rate
+        wanted = state.threshold + torch.where(acceptance < self.target_acceptance, 1.0, -1.0).double() * self.change
+        threshold = self.beta_threshold * state.threshold + (1 - self.beta_threshold) * wanted
+        return state._replace(threshold=threshold, memory=state.memory._replace(acceptance=acceptance))

@@ -1,0 +1,49 @@
+"""What a stopping rule may ask for when it fits the arguments that its config leaves open."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class StepCosts(Protocol):
+    """The seconds that matter to a stopping rule."""
+
+    @property
+    def draft_seconds(self) -> float:
+        """Of a draft step, the rule's own computation included."""
+
+    @property
+    def target_seconds(self) -> float:
+        """Of a verification without drafted tokens: one forward pass of the target."""
+
+    @property
+    def verified_seconds(self) -> float:
+        """That each drafted token adds to a verification."""
+
+
+class Fitting(Protocol):
+    """Fits to the recorded drafts of dev prompts. Heads are given as recorded: by their logits, in place of their networks."""
+
+    @property
+    def mean_acceptance(self) -> float:
+        """The share of proposed tokens that are accepted."""
+
+    def logistic(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the weights of a logistic of the draft's confidence; for `names` see `logistic_inputs`."""
+
+    def calibration(self, head: Any) -> dict[str, float]:
+        """Return the `slope` and `intercept` that calibrate a head's logits, on top of its own calibration."""
+
+    def auto_threshold(self, head: Any, max_tokens: int, costs: Any) -> tuple[float, float]:
+        """Return the best threshold of a head, and the throughput there in tokens per draft step's time.
+
+        Args:
+            costs: those that `StoppingRule.fit` was given, or of `costs_at`.
+        """
+
+    def costs_at(self, cost_ratio: float) -> StepCosts:
+        """Return the costs at which a forward pass of the target takes `cost_ratio` draft steps."""
+
+
+def cost_ratio(costs: StepCosts) -> float:
+    """Return how many draft steps a forward pass of the target takes."""
+    return costs.target_seconds / (costs.draft_seconds + costs.verified_seconds)

@@ -1,0 +1,107 @@
+"""What follows the target's forward pass over a chain: warp, verification rule, and all that the host needs in one tensor."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.engine import ForwardOutput
+from specheads.decoding.records import DraftKind, Verdict
+from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
+from specheads.sampling import Warp
+
+
+class VerificationRule(Protocol):
+    """What decides how much of a chain is accepted: a state machine on batched tensors, one step per round."""
+
+    name: str  # of its config, conf/verification/<name>.yaml
+    label: str  # in reports
+    compile_key: Hashable  # rules with equal keys decide alike
+    lossless: bool  # whether the output follows the target's distribution
+    stopping: StoppingRule | None  # the default stopping rule; None: it has none
+    takes: frozenset[DraftKind]  # drafts that it can verify
+    reads_next_probs: (
+        bool  # whether a block has the draft's distribution after its last token, where `num_probs_needed` asks for it
+    )
+
+    def start_prompt(self, batch: int, device: torch.device) -> Any:
+        """Return the state at the start of a prompt."""
+
+    def __call__(self, state: Any, block: Block, uniform: Tensor, next_uniform: Tensor) -> tuple[Verdict, Any]:
+        """Verify a block at given uniform numbers, (B,) each; return the verdict and the state for the next round."""
+
+
+class ChainVerification:
+    """The base of rules for chains that verify every block whatever happened before."""
+
+    name: str
+    label: str
+    compile_key: Hashable
+    lossless: bool = True
+    stopping: StoppingRule | None = None
+    takes: frozenset[DraftKind] = frozenset({DraftKind.CHAIN})
+    reads_next_probs: bool = False
+
+    def start_prompt(self, batch: int, device: torch.device) -> tuple[()]:
+        """Return the state, which is empty."""
+        return ()
+
+    def distribution(self, block: Block) -> AcceptanceDistribution:
+        """Return the distribution of the outcome."""
+        raise NotImplementedError
+
+    def __call__(self, state: Any, block: Block, uniform: Tensor, next_uniform: Tensor) -> tuple[Verdict, Any]:
+        return self.distribution(block).decide(uniform, next_uniform), state
+
+
+class StepResult(NamedTuple):
+    """What the host learns of a verification."""
+
+    num_accepted: int
+    next_token: int
+    num_probs_needed: int
+    draft_nan: bool
+    target_nan: bool
+    draft_tokens: Sequence[int]  # padding included
+
+    @classmethod
+    def unpacked(cls, numbers: Sequence[int]) -> "StepResult":
+        """Return the result that a VerifyStep packed into one tensor."""
+        num_accepted, next_token, num_probs_needed, draft_nan, target_nan, *draft_tokens = numbers
+        return cls(num_accepted, next_token, num_probs_needed, bool(draft_nan), bool(target_nan), draft_tokens)
+
+
+class VerifyStep:
+    """The epilogue of a verification's forward pass. An engine may compile it."""
+
+    def __init__(self, warp: Warp, rule: VerificationRule, most: int) -> None:
+        """`most`: rows of the memory that drafts come in."""
+        self.warp, self.rule = warp, rule
+        self.compile_key = (VerifyStep, warp, rule.compile_key, most)
+
+    def __call__(
+        self, output: ForwardOutput, draft_probs: Tensor, uniforms: Tensor, lengths: Tensor, state: Any
+    ) -> tuple[Tensor, Tensor, Any]:
+        """Return a packed StepResult (5 + K,) long, of a forward pass over the last token and K drafted ones; the target's hidden
+        states (1, 1 + K, H); and the rule's new state.
+
+        Args:
+            draft_probs: memory for `most` > K rows (most, V); rows beyond the length of a draft do not matter.
+            uniforms: (2,), for the number of accepted tokens and for the target's token.
+            lengths: (3,) long: the drafted tokens, the planned ones (see Block), and the draft's distributions.
+        """
+        draft_tokens, target_probs = output.tokens[:, 1:], self.warp(output.logits)
+        num_drafted = draft_tokens.shape[1]
+        draft_probs = draft_probs[None, : num_drafted + self.rule.reads_next_probs]
+        block = Block.of(draft_tokens, draft_probs, target_probs, lengths[:1], lengths[1:2])
+        verdict, state = self.rule(state, block, uniforms[:1], uniforms[1:])
+        num_probs_needed = (
+            torch.zeros_like(verdict.num_accepted) if verdict.num_probs_needed is None else verdict.num_probs_needed
+        )
+        written = torch.arange(draft_probs.shape[1], device=lengths.device) < lengths[2:]
+        draft_nan = (draft_probs.isnan().any(dim=-1) & written).any(dim=1).long()
+        nans = [draft_nan, target_probs.isnan().any().reshape(1).long()]
+        packed = torch.cat([verdict.num_accepted, verdict.next_token, num_probs_needed, *nans, draft_tokens[0]])
+        return packed, output.hidden, state

@@ -1,0 +1,115 @@
+"""Compiled steps are code: they are read only from a folder and files that nobody else can write."""
+
+import logging
+import os
+import pickle
+
+import pytest
+
+from specheads.decoding.engine import artefacts
+from specheads.decoding.engine.artefacts import folder, load_or_compile
+
+NAME = "step"
+
+
+class Marker:
+    """Creates a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.path),))
+
+
+class Step:
+    """A stand-in for a compiled program."""
+
+    is_general = True
+
+    def to_bytes(self):
+        return b"code"
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    artefacts._warn.cache_clear()
+
+
+def plant(path):
+    """Write a file that runs code when it is loaded; return the trace that the code would leave."""
+    trace = path.parent / "trace"
+    path.write_bytes(pickle.dumps(Marker(trace)))
+    return trace
+
+
+def test_the_folder_and_its_files_are_private(tmp_path):
+    load_or_compile(NAME, Step)
+    assert folder().stat().st_mode & 0o777 == 0o700
+    assert (folder() / NAME).stat().st_mode & 0o777 == 0o600 and (folder() / NAME).read_bytes() == b"code"
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
+def test_a_folder_that_others_can_access_is_not_read(mode, caplog):
+    caplog.set_level(logging.WARNING)
+    folder().mkdir()
+    trace = plant(folder() / NAME)
+    folder().chmod(mode)
+    for _ in range(2):
+        program, was_kept = load_or_compile(NAME, Step)
+        assert isinstance(program, Step) and not was_kept
+    assert not trace.exists() and sorted(path.name for path in folder().iterdir()) == [NAME]
+    expected = (
+        f"compiled steps are neither read from {folder()} nor kept there, because it is not a folder that only you can access, and "
+        f"loading them runs code; remove it, or if you trust its content run chmod 700 {folder()}"
+    )
+    assert [record.message for record in caplog.records] == [expected]
+
+
+def test_a_folder_of_another_user_is_not_read(monkeypatch, caplog):
+    folder().mkdir(mode=0o700)
+    trace = plant(folder() / NAME)
+    monkeypatch.setattr(artefacts.os, "getuid", lambda: os.stat(folder()).st_uid + 1)
+    assert not load_or_compile(NAME, Step)[1]
+    assert not trace.exists() and "not a folder that only you can access" in caplog.text
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path, caplog):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder().symlink_to(tmp_path / "elsewhere")
+    trace = plant(folder() / NAME)
+    assert not load_or_compile(NAME, Step)[1]
+    assert not trace.exists() and "not a folder that only you can access" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["writable", "foreign", "link"])
+def test_a_file_that_others_can_write_is_replaced_and_not_read(kind, monkeypatch, tmp_path, caplog):
+    folder().mkdir(mode=0o700)
+    path = folder() / NAME
+    trace = plant(path)
+    if kind == "writable":
+        path.chmod(0o622)
+    elif kind == "link":
+        path.rename(tmp_path / "target")
+        path.symlink_to(tmp_path / "target")
+    else:
+        inode, owned = path.stat().st_ino, artefacts._is_own
+        monkeypatch.setattr(artefacts, "_is_own", lambda status: owned(status) and status.st_ino != inode)
+    assert not load_or_compile(NAME, Step)[1]
+    assert not trace.exists() and "cannot be used and is compiled again" in caplog.text
+    assert path.read_bytes() == b"code" and path.stat().st_mode & 0o777 == 0o600
+
+
+def test_where_no_folder_can_be_made_compilation_goes_on(monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path / "file"))
+    assert not load_or_compile(NAME, Step)[1]
+    assert "not kept for later runs" in caplog.text
+
+
+def test_a_private_folder_is_read(monkeypatch):
+    monkeypatch.setattr(artefacts.CompiledProgram, "from_bytes", lambda content: content)
+    load_or_compile(NAME, Step)
+    assert load_or_compile(NAME, Step) == (b"code", True)
