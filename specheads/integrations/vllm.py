@@ -161,7 +161,7 @@ class HeadProposer:
         if limit < 1:
             return []
         request.rewind(text)
-        state = self.rule.init(1, draft.device)
+        state = self.rule.start_round(self.rule.start_prompt(1, draft.device))
         pending = torch.as_tensor(text[len(request.tokens) :], dtype=torch.long, device=draft.device)[None]
         request.num_verified = len(text)
         while True:
