@@ -145,7 +145,7 @@ def test_wandb_online_without_a_login_is_a_mistake_too(command, tmp_path):
     done = run(tmp_path, *command, *SMALL, "logger.wandb.offline=false", **nobody)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
-    assert re.search("logger.wandb.offline=False: .*wandb login.*logger.wandb.offline=true", done.stderr, re.DOTALL)
+    assert re.search("logger.wandb.offline=false: .*wandb login.*logger.wandb.offline=true", done.stderr, re.DOTALL)
     assert not list(tmp_path.glob("data/*"))  # said before an hour of generating data
 
 
