@@ -4,7 +4,7 @@ import torch
 from families import family_pair
 
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp
-from specheads.decoding.drafting import drafting_features
+from specheads.features import drafting_features
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
 from specheads.replay import recording as module
@@ -98,7 +98,7 @@ def test_other_settings_are_another_recording(pair, tmp_path):
     assert make(pair, tmp_path, warp=Warp(0), num_samples=2) == make(pair, tmp_path, warp=Warp(0), num_samples=3)
 
 
-def test_judges_say_what_the_decoder_would_hear_and_are_asked_once(pair, tmp_path):
+def test_predictions_are_those_of_decoding_and_are_made_once(pair, tmp_path):
     folder = make(pair, tmp_path)
     heads = {head_fingerprint(one): one for one in (head(0), head(1), head(2, "input_token"))}
     first = next(iter(heads))
@@ -126,7 +126,7 @@ def test_judges_say_what_the_decoder_would_hear_and_are_asked_once(pair, tmp_pat
         assert recording.tokens[node] == token
         hidden = pair.draft_lm.hidden_states(torch.tensor([text]), use_cache=False)[:, -1]
         features = drafting_features(
-            pair.draft_lm, frozenset(heads[first].config.inputs), pair.draft_lm.logits(hidden), torch.tensor([token]), hidden
+            heads[first].config.inputs, pair.draft_lm.logits(hidden), torch.tensor([token]), hidden, pair.draft_lm.embed
         )
         for name, one in heads.items():
             assert recording.features[name][node] == pytest.approx(one(features).item(), abs=1e-4)

@@ -7,8 +7,8 @@ from statistics_helper import chi_square_p_value
 
 from specheads import Warp
 from specheads.decoding.branches import Branches
+from specheads.features import RECORDED, drafting_features
 from specheads.replay.response_tree import RecordSettings, ResponseUniforms, node_states, record_response
-from specheads.sampling import certainty
 
 PROMPT, RESPONSE = [2, 0, 1], [1, 1, 0, 2, 0, 1, 2, 2, 0, 1]
 
@@ -46,7 +46,7 @@ def test_every_node_is_what_plain_forwards_say(name, warp):
     assert len(nodes) == len(row["entropy"])
     for node, text, token in nodes:
         logits = logits_after(pair.draft, text)[None]
-        for key, value in zip(("draft_prob", "max_prob", "entropy"), certainty(logits, torch.tensor([token])), strict=True):
+        for key, value in drafting_features(RECORDED, logits, torch.tensor([token])).items():
             assert row[key][node] == pytest.approx(value.item(), abs=1e-6)
         assert row["law_prob"][node] == pytest.approx(warp(logits)[0, token].item(), abs=1e-6)
         if node >= len(response):
