@@ -98,7 +98,7 @@ def test_other_settings_are_another_recording(pair, tmp_path):
     assert make(pair, tmp_path, warp=Warp(0), num_samples=2) == make(pair, tmp_path, warp=Warp(0), num_samples=3)
 
 
-def test_judges_say_what_the_decoder_would_hear_and_are_asked_once(pair, tmp_path):
+def test_predictions_are_those_of_decoding_and_are_made_once(pair, tmp_path):
     folder = make(pair, tmp_path)
     heads = {head_fingerprint(one): one for one in (head(0), head(1), head(2, "input_token"))}
     first = next(iter(heads))
