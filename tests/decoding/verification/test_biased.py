@@ -62,7 +62,7 @@ def test_without_a_margin_it_is_lossless():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [((-0.1,), "verification.eps=-0.1"), ((0.1, "best"), "verification.mode='best'")]
+    ("arguments", "message"), [((-0.1,), "verification.eps=-0.1"), ((0.1, "best"), "verification.mode=best must be one of opt, uno")]
 )
 def test_settings_that_are_none(arguments, message):
     with pytest.raises(UserError, match=message):
