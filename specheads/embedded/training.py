@@ -22,6 +22,7 @@ from specheads.files import write_whole
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_STEPS = 50
+CHECKPOINT_SECONDS = 600  # whichever comes first: steps take long where other work has the cores
 LOG_STEPS = 25
 DEV_STEPS = 200  # between two dev losses
 DEV_FUNCTIONS = 64  # that such a dev loss is taken over: about as many tokens as two steps
@@ -92,14 +93,14 @@ def fit(
 ) -> Progress:
     """Train `model` in place on random windows of `stream` (N,) int16; return how it went.
 
-    With `checkpoint`, the state is written there every fifty steps, and a run that finds one of the same recipe, shape and
+    With `checkpoint`, the state is written there every fifty steps or ten minutes, and a run that finds one of the same recipe, shape and
     stream continues from it to the same weights. `dev_loss` is called now and then, and the weights do not depend on it.
     """
     training = Training(model, stream, recipe)
     if checkpoint is not None and checkpoint.exists() and training.load(checkpoint):
         logger.info("continues from step %d of %s", training.progress.step, checkpoint)
     progress = training.progress
-    start = time.perf_counter() - progress.seconds
+    start, saved = time.perf_counter() - progress.seconds, progress.seconds
     model.train()
     while progress.step < recipe.steps:
         loss = training.step()
@@ -112,8 +113,10 @@ def fit(
             progress.dev_losses[progress.step] = dev_loss(model)
             model.train()
             logger.info("step %d  dev loss %.4f", progress.step, progress.dev_losses[progress.step])
-        if checkpoint is not None and (last or progress.step % CHECKPOINT_STEPS == 0):
+        due = progress.step % CHECKPOINT_STEPS == 0 or progress.seconds - saved >= CHECKPOINT_SECONDS
+        if checkpoint is not None and (last or due):
             training.save(checkpoint)
+            saved = progress.seconds
     model.eval()
     return progress
 

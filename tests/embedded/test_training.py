@@ -67,6 +67,14 @@ def test_training_that_is_killed_continues_to_the_same_weights(monkeypatch, tmp_
     assert found.dev_losses == expected.dev_losses and list(found.dev_losses) == [3, 6, 9, 11]
 
 
+def test_slow_steps_are_kept_sooner(monkeypatch, tmp_path):
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
+    killed_at(monkeypatch, 3)
+    with pytest.raises(KeyboardInterrupt):
+        training.fit(PAIR.new_model("draft", seed=3), STREAM, recipe(11), tmp_path / "draft.ckpt")
+    assert torch.load(tmp_path / "draft.ckpt", weights_only=True)["progress"]["step"] == 3
+
+
 def test_a_finished_training_is_read_from_its_checkpoint(monkeypatch, tmp_path):
     first, again = PAIR.new_model("draft", seed=3), PAIR.new_model("draft", seed=4)
     training.fit(first, STREAM, recipe(5), tmp_path / "draft.ckpt")
