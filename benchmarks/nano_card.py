@@ -15,7 +15,10 @@ import numpy as np
 from data_gen.labels import label_responses
 from specheads import Pair, Warp, load_pair
 from specheads.decoding.responses import generate_batch, row_uniforms
-from specheads.nano import build, corpus
+from specheads.embedded import corpus
+from specheads.embedded.card import card
+from specheads.embedded.training import response_loss
+from specheads.nano import build
 from specheads.padding import batches_of_rows
 from specheads.prompts.nano_source import NanoSource
 from specheads.prompts.prompt import Prompt
@@ -47,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.write:
         results["figures"] = figures
         write_whole(folder / "training.json", lambda path: path.write_text(json.dumps(results, indent=2) + "\n"))
-        write_whole(folder / "README.md", lambda path: path.write_text(build.card(results)))
+        write_whole(folder / "README.md", lambda path: path.write_text(card(build.NANO, results)))
         return 0
     return int(differing > 0)
 
@@ -58,7 +61,7 @@ def measure(pair: Pair, num_prompts: int) -> dict[str, float]:
     for split in ("dev", "test"):
         functions = list(corpus.standard_library(split))
         for role in ("target", "draft"):
-            loss = build.response_loss(getattr(pair, role), pair.tokenizer, functions)
+            loss = response_loss(getattr(pair, role), pair.tokenizer, functions)
             figures[f"{split} loss of the {role}, nats per token"] = round(loss, 3)
     prompts = [prompt for prompt in NanoSource(0, 0, num_prompts).load(False) if prompt.split == "test"]
     ids = [pair.encode_instruction(prompt.text) for prompt in prompts]

@@ -49,7 +49,7 @@ LAYERS = (
 DOOR = len(LAYERS) - 1
 # Where modules of earlier states belong.
 EARLIER = {
-    "specheads.storage": ("specheads.files", "specheads.runs", "specheads.tensor_shards"),
+    "specheads.storage": ("specheads.storage.files", "specheads.runs", "specheads.tensor_shards"),
     "specheads.training": (
         *("specheads.distill", "specheads.loading", "specheads.checkpoints"),
         *(f"specheads.heads.{name}" for name in ("training", "module", "store", "bank", "stack", "share", "loss", "texts")),

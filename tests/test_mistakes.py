@@ -21,10 +21,10 @@ import specheads.evaluation.learning_curve
 import train
 from specheads.commands.run_folders import NoteRunKey
 from specheads.decoding import responses as generate
+from specheads.embedded import corpus
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.train_prompts import TrainPrompts
-from specheads.nano import corpus
 from specheads.storage.shards import ShardStore
 
 COMMANDS = {"train.py": train.main, "evaluate.py": evaluate.main, "data_gen": data_gen.__main__.main}

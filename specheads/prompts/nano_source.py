@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from specheads.embedded import corpus
 from specheads.errors import UserError, is_count
-from specheads.nano import corpus
 from specheads.prompts.counts import check_counts
 from specheads.prompts.prompt import FINAL, SPLITS, Prompt, text_id
 

@@ -14,11 +14,11 @@ from data_gen.__main__ import data_cache
 from specheads import UserError
 from specheads.commands.evaluation import evaluation_settings, named_test_sets, prompt_data
 from specheads.commands.head_training import train_configured_heads
+from specheads.embedded import corpus
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets
 from specheads.heads.checkpoint import load_head
 from specheads.heads.train_prompts import TrainPrompts, id_number, text_hash
-from specheads.nano import corpus
 from specheads.pair import config_folder
 from specheads.prompts.prompt import Prompt, text_id
 

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from data_gen.run import generate_data
 from data_gen.settings import Generation
+from specheads.embedded import corpus
 from specheads.errors import UserError
-from specheads.nano import corpus
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.encoding import prompts_fingerprint
 from specheads.prompts.nano_source import FINAL_PER_FILE, NUM_PARTS, NUM_READ, NanoSource

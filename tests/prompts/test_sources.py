@@ -12,8 +12,8 @@ from fakes import tiny_pair
 
 from data_gen.run import generate_data
 from data_gen.settings import Generation
+from specheads.embedded import corpus
 from specheads.errors import UserError
-from specheads.nano import corpus
 from specheads.prompts.counts import scaled_down
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.encoding import prompts_fingerprint

@@ -14,8 +14,8 @@ import specheads
 from data_gen.__main__ import data_cache
 from specheads import UserError, Warp, load_pair
 from specheads.commands.distillation import distillation_of, responses_of
+from specheads.embedded import corpus
 from specheads.evaluation.head_folders import find_heads
-from specheads.nano import corpus
 from specheads.pair_config import config_folder
 from specheads.training.distill.distillation import check_processes, distill, prepare
 from specheads.training.distill.draft_quality import draft_quality

@@ -3,7 +3,7 @@ import textwrap
 
 import pytest
 
-from specheads.nano import corpus
+from specheads.embedded import corpus
 
 SOURCE = '''
 import os

@@ -1,4 +1,4 @@
-"""The text nano is made of: documented Python functions that are already on the machine.
+"""The text that embedded pairs are trained on: documented Python functions that are already on the machine.
 
 A sample is a *prompt* (signature and the docstring's first paragraph) and a *body*, the shape of HumanEval. Files are
 split before anything is trained: the standard library by a hash of the module path, so that every Python version agrees;
@@ -147,12 +147,12 @@ def _functions_under(root: Path, split: str) -> tuple[Function, ...]:
         files += [Path(folder) / file for file in found if file.endswith(".py")]
     named = sorted((path.relative_to(root).as_posix(), path) for path in files)
     named = [(name, path) for name, path in named if split_of(name) == split]
-    made_of = [
+    provenance = [
         sys.version,
         Path(__file__).read_text(),
         *((name, path.stat().st_size, path.stat().st_mtime_ns) for name, path in named),
     ]
-    kept = cache_folder() / "nano" / f"{split}-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.json"
+    kept = cache_folder() / "embedded" / f"{split}-{hashlib.sha256(repr(provenance).encode()).hexdigest()[:16]}.json"
     with contextlib.suppress(OSError, ValueError, TypeError):  # not there, or damaged
         return tuple(Function(*values) for values in json.loads(kept.read_text()))
     functions = tuple(deduplicated(read_functions((path, name) for name, path in named), set()))

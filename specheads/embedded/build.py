@@ -1,0 +1,181 @@
+"""Train an embedded pair from scratch; the entry point behind `python -m specheads.nano.build` and its like.
+
+Reads Python functions from this machine (corpus.py), then trains the target and the draft one after the other on the same
+token stream. The command announces its size before it starts, continues where it was killed, and gives the same weights each
+time on the same machine.
+"""
+
+import argparse
+import hashlib
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from specheads.embedded.card import card
+from specheads.embedded.corpus import Function
+from specheads.embedded.recipe import PairRecipe, Recipe
+from specheads.embedded.sources import MOST_LINES, Row, differences, held_out_functions, shuffled_functions, training_sources
+from specheads.embedded.tokens import tokenize, train_tokenizer
+from specheads.embedded.training import dev_subset, fit, response_loss
+from specheads.errors import UserError
+from specheads.storage.files import write_json, write_whole
+
+logger = logging.getLogger(__name__)
+
+HeldOut = dict[str, list[Function]]
+STREAM, STREAM_CARD = "stream.npy", "stream.json"  # the tokenized text, kept while a build is under way
+
+
+@dataclass(frozen=True)
+class Text:
+    """What both models train on: the tokenizer, the stream (N,) int16, and a row per source."""
+
+    tokenizer: PreTrainedTokenizerBase
+    stream: torch.Tensor
+    rows: list[Row]
+
+
+def main(pair: PairRecipe, argv: list[str] | None = None) -> int:
+    """Build the pair and leave weights, card and a new tokenizer under `--out`; return the exit code."""
+    arguments = parse(pair, argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    try:
+        if arguments.pin:
+            pin(pair)
+        else:
+            build(pair, arguments)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def parse(pair: PairRecipe, argv: list[str] | None) -> argparse.Namespace:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m specheads.{pair.name}.build", description=f"Train {pair.name} from scratch."
+    )
+    out = Path("outputs") / pair.name
+    parser.add_argument("--out", type=Path, default=out, help="folder for tokenizer, target, draft, card and checkpoints")
+    for role, steps in pair.steps.items():
+        parser.add_argument(f"--{role}-steps", type=int, default=steps, help=f"optimiser steps of the {role} (8,192 tokens each)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.set_defaults(pin=False, any_corpus=False)
+    if pair.manifest is not None:
+        parser.add_argument("--any-corpus", action="store_true", help="train on what is installed, whatever the manifest names")
+        parser.add_argument("--pin", action="store_true", help="write the manifest of what is installed, and train nothing")
+    return parser.parse_args(argv)
+
+
+def pin(pair: PairRecipe) -> None:
+    """Write the manifest of the text that is on this machine."""
+    rows = [source.row for source in training_sources(held_out_functions())]
+    write_whole(pair.manifest, lambda path: path.write_text(manifest_text(rows)))
+    logger.info("%s: %d sources, %d functions", pair.manifest, len(rows), sum(row["functions"] for row in rows))
+
+
+def manifest_text(rows: Sequence[Row]) -> str:
+    """Return rows as JSON with one line each, so that a change of version is a change of one line."""
+    return "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
+
+
+def build(pair: PairRecipe, arguments: argparse.Namespace) -> None:
+    """Train both models and write everything under `arguments.out`. Raises UserError for a text that is not the pinned one."""
+    start = time.perf_counter()
+    held_out = held_out_functions()
+    text = training_text(pair, held_out, arguments)
+    logger.info("%d training functions, %d tokens", sum(row["functions"] for row in text.rows), len(text.stream))
+    results = {}
+    for role in pair.steps:
+        recipe = Recipe(steps=getattr(arguments, f"{role}_steps"), seed=arguments.seed)
+        results[role] = train_role(pair, role, recipe, text, held_out, arguments.out)
+    results |= {"sources": text.rows, "corpus_tokens": len(text.stream), "total_seconds": round(time.perf_counter() - start)}
+    write_json(arguments.out / "training.json", results)
+    write_whole(arguments.out / "README.md", lambda path: path.write_text(card(pair, results)))
+
+
+def training_text(pair: PairRecipe, held_out: HeldOut, arguments: argparse.Namespace) -> Text:
+    """Return what both models train on, and leave a tokenizer of the pair's own under `arguments.out`.
+
+    The stream of a pinned text is kept there: a run of hours then survives a change of what is installed.
+    """
+    pinned = pinned_rows(pair)
+    tokenizer = None if pair.tokenizer is None else AutoTokenizer.from_pretrained(pair.tokenizer)
+    if pinned is not None and not arguments.any_corpus:
+        stream = kept_stream(arguments.out, pinned, arguments.seed)
+        if stream is not None:
+            return Text(tokenizer, stream, pinned)
+    sources = training_sources(held_out)
+    rows = [source.row for source in sources]
+    if pinned is not None and not arguments.any_corpus:
+        check_pinned(pair, pinned, rows)
+    functions = shuffled_functions(sources, arguments.seed)
+    if tokenizer is None:
+        tokenizer = train_tokenizer([function.prompt + function.body for function in functions])
+        tokenizer.save_pretrained(arguments.out)
+    stream = tokenize(tokenizer, functions)
+    if pinned is not None:
+        keep_stream(arguments.out, stream, rows, arguments.seed)
+    return Text(tokenizer, stream, rows)
+
+
+def pinned_rows(pair: PairRecipe) -> list[Row] | None:
+    """Return the manifest of a pair that has one."""
+    return None if pair.manifest is None else json.loads(pair.manifest.read_text())
+
+
+def check_pinned(pair: PairRecipe, pinned: Sequence[Row], rows: Sequence[Row]) -> None:
+    """Raise UserError, naming what differs, unless `rows` are the pinned text."""
+    lines = differences(pinned, rows)
+    if lines:
+        more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+        listed = "\n".join(f"  {line}" for line in [*lines[:MOST_LINES], *more])
+        raise UserError(
+            f"{len(lines)} sources are not what {pair.name} is pinned to:\n{listed}\n"
+            "Install the pinned versions, or train on what is installed with --any-corpus."
+        )
+
+
+def stream_card(stream: torch.Tensor, rows: Sequence[Row], seed: int) -> dict:
+    """Return what tells one stream from another: its text, the order of its functions, and a hash against damage."""
+    return {"seed": seed, "sources": list(rows), "sha256": hashlib.sha256(stream.numpy().tobytes()).hexdigest()}
+
+
+def keep_stream(out: Path, stream: torch.Tensor, rows: Sequence[Row], seed: int) -> None:
+    """Write the stream first and its card last, so that a card stands for a whole file."""
+    with (out / STREAM).open("wb") as file:
+        np.save(file, stream.numpy())
+    write_json(out / STREAM_CARD, stream_card(stream, rows, seed))
+
+
+def kept_stream(out: Path, rows: Sequence[Row], seed: int) -> torch.Tensor | None:
+    """Return the stream that an earlier run kept, or None where there is none of this text and seed."""
+    if not (out / STREAM).exists() or not (out / STREAM_CARD).exists():
+        return None
+    stream = torch.from_numpy(np.load(out / STREAM))
+    return stream if json.loads((out / STREAM_CARD).read_text()) == stream_card(stream, rows, seed) else None
+
+
+def train_role(pair: PairRecipe, role: str, recipe: Recipe, text: Text, held_out: HeldOut, out: Path) -> dict:
+    """Train the target or the draft, write it to its folder under `out`, and return what the card says about it."""
+    model = pair.new_model(role, recipe.seed)
+    logger.info("%s: %d parameters, %d steps of %d tokens", role, model.num_parameters(), recipe.steps, recipe.tokens_per_step)
+    watched = dev_subset(held_out["dev"])
+    progress = fit(
+        model, text.stream, recipe, out / f"{role}.ckpt", lambda trained: response_loss(trained, text.tokenizer, watched)
+    )
+    model.to(pair.dtype).save_pretrained(out / role)
+    (out / role / "model.safetensors").chmod(0o644)
+    losses = {split: response_loss(model.float(), text.tokenizer, held_out[split]) for split in held_out}
+    logger.info("%s: %s nats per response token, %.0f s", role, losses, progress.seconds)
+    results = {"parameters": model.num_parameters(), "recipe": asdict(recipe), "tokens": recipe.tokens}
+    return results | {"seconds": round(progress.seconds), "loss": losses, "dev_losses": progress.dev_losses}

@@ -1,0 +1,1 @@
+"""The embedded pair whose proportions are those of real pairs."""

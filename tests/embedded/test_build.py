@@ -1,0 +1,104 @@
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from specheads import nano
+from specheads.embedded import build, corpus
+from specheads.embedded.recipe import PairRecipe, Recipe
+from specheads.embedded.sources import Source, differences
+
+SHAPE = {
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+FUNCTIONS = [corpus.Function(f"def f{i}(x):\n", f"    return x + {i}\n" * 40, "x.py") for i in range(400)]
+
+
+@pytest.fixture
+def found():
+    """The sources on this machine; a test may change them."""
+    return [Source("one", "1.0", "MIT", FUNCTIONS[4:200]), Source("two", "2.0", "BSD", FUNCTIONS[200:])]
+
+
+@pytest.fixture
+def pair(monkeypatch, tmp_path, found):
+    """A tiny pair with nano's tokenizer, pinned to a text of two sources."""
+    held_out = {"dev": FUNCTIONS[:2], "test": FUNCTIONS[2:4]}
+    monkeypatch.setattr(build, "held_out_functions", lambda: held_out)
+    monkeypatch.setattr(build, "training_sources", lambda held_out: found)
+    monkeypatch.setattr(build, "Recipe", partial(Recipe, tokens_per_step=128, length=64, long_length=64))
+    pinned = PairRecipe(
+        "tiny",
+        {"target": SHAPE, "draft": SHAPE},
+        {"target": 2, "draft": 1},
+        torch.bfloat16,
+        tokenizer=Path(nano.__file__).parent,
+        manifest=tmp_path / "corpus.json",
+    )
+    assert build.main(pinned, ["--pin", "--out", str(tmp_path / "pin")]) == 0
+    return pinned
+
+
+def weights(out):
+    return {role: load_file(out / role / "model.safetensors") for role in ("target", "draft")}
+
+
+def test_a_build_leaves_weights_in_the_pairs_type_and_a_card(pair, tmp_path):
+    out = tmp_path / "out"
+    assert build.main(pair, ["--out", str(out)]) == 0
+    assert {tensor.dtype for part in weights(out).values() for tensor in part.values()} == {torch.bfloat16}
+    results = json.loads((out / "training.json").read_text())
+    assert results["target"]["recipe"]["steps"] == 2 and results["draft"]["dev_losses"].keys() == {"1"}
+    assert results["sources"] == json.loads(pair.manifest.read_text())
+    card = (out / "README.md").read_text()
+    assert "# tiny, the embedded pair" in card and "the tokenizer of nano by `python -m specheads.tiny.build`" in card
+    assert "| two | 2.0 | BSD | 200 |" in card
+
+
+def test_a_build_continues_with_the_text_it_kept(pair, found, tmp_path):
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert build.main(pair, ["--out", str(first)]) == 0
+    again.mkdir()
+    for name in (build.STREAM, build.STREAM_CARD):
+        (again / name).write_bytes((first / name).read_bytes())
+    found.clear()  # all is uninstalled
+    assert build.main(pair, ["--out", str(again)]) == 0
+    for role, part in weights(first).items():
+        assert all(torch.equal(tensor, weights(again)[role][name]) for name, tensor in part.items())
+    (again / build.STREAM).write_bytes((first / build.STREAM).read_bytes()[:-2] + b"\0\0")  # damaged
+    assert build.main(pair, ["--out", str(again)]) == 2
+
+
+def test_another_text_is_an_error_that_says_what_differs(pair, found, tmp_path, capsys):
+    found[1:] = [replace(found[1], version="3.0", functions=FUNCTIONS[201:]), Source("three", "1", "MIT", FUNCTIONS[200:201])]
+    assert build.main(pair, ["--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "2 sources are not what tiny is pinned to" in error and "--any-corpus" in error
+    assert "three 1 is not pinned (1 functions found)" in error
+    assert "two: 3.0 (BSD) with 199 functions, pinned is 2.0 (BSD) with 200 functions" in error
+    assert build.main(pair, ["--out", str(tmp_path / "out"), "--any-corpus"]) == 0
+
+
+def test_order_and_version_make_no_difference_but_text_and_licence_do():
+    one = Source("one", "1.0", "MIT", FUNCTIONS[:3])
+    changed = replace(FUNCTIONS[0], prompt="def g(x):\n")
+    assert not differences([one.row], [replace(one, version="2.0", functions=FUNCTIONS[:3][::-1]).row])
+    assert "of other text" in differences([one.row], [replace(one, functions=[changed, *FUNCTIONS[1:3]]).row])[0]
+    assert "(GPL)" in differences([one.row], [replace(one, licence="GPL").row])[0]
+    assert "not installed" in differences([one.row], [])[0]
+
+
+def test_a_pair_without_a_manifest_or_tokenizer_makes_its_own(pair, tmp_path):
+    alone = replace(pair, tokenizer=None, manifest=None)
+    assert build.main(alone, ["--out", str(tmp_path)]) == 0
+    assert (tmp_path / "tokenizer.json").exists() and not (tmp_path / build.STREAM).exists()
+    with pytest.raises(SystemExit):
+        build.main(alone, ["--any-corpus"])
