@@ -1,4 +1,4 @@
-"""Replay against decoding itself: the same rounds in greedy mode, the same law of rounds in sampling."""
+"""Replay against decoding itself: the same rounds in greedy mode, the same distribution of rounds in sampling."""
 
 import copy
 from dataclasses import replace
@@ -83,9 +83,9 @@ def test_in_greedy_mode_every_rule_has_the_very_rounds_of_decoding(pair, heads, 
             assert rounds_of(rounds, number) == live, type(rule).__name__
 
 
-def rounds_of(rounds: Replayed, prompt: int, draw: int = 0):
+def rounds_of(rounds: Replayed, prompt: int, sample: int = 0):
     """A response's rounds in their order."""
-    rows = np.flatnonzero((rounds.prompt == prompt) & (rounds.draw == draw))
+    rows = np.flatnonzero((rounds.prompt == prompt) & (rounds.sample == sample))
     rows = rows[np.argsort(rounds.start[rows])]
     return list(zip(*(column[rows].tolist() for column in (rounds.drafted, rounds.accepted, rounds.tokens)), strict=True))
 
@@ -159,7 +159,7 @@ def test_the_greedy_oracle_discards_nothing_and_calls_once_per_difference(pair, 
             assert cost < other.drafted.sum() / ratio + other.target_calls.sum()
 
 
-def test_true_probabilities_are_those_of_both_laws_and_the_ceiling_uses_them(pair, heads, tmp_path):
+def test_true_probabilities_are_those_of_both_distributions_and_the_ceiling_uses_them(pair, heads, tmp_path):
     warp = Warp(0.8, top_k=6)
     recording = recorded(pair, heads, tmp_path, warp, 4, num_samples=2)
     ground_truth = recording.features[GROUND_TRUTH]
@@ -254,13 +254,13 @@ def test_rules_that_learn_have_the_very_rounds_of_decoding_in_greedy_mode(pair, 
             assert rounds_of(rounds, number) == live, type(rule).__name__
 
 
-def test_what_a_head_that_looks_at_rounds_says_depends_on_the_round(pair, heads, tmp_path):
+def test_predictions_of_a_head_with_round_inputs_depend_on_the_round(pair, heads, tmp_path):
     recording = recorded(pair, heads[2:3], tmp_path, Warp(1.0), 5, num_samples=2)
     values = recording.in_rounds[head_fingerprint(heads[2])]
-    counts = recording.first_meeting.diff(append=torch.tensor([len(values)]))
+    counts = recording.first_pair.diff(append=torch.tensor([len(values)]))
     assert counts.min() == 1 and 3 <= counts.max() <= recording.max_tokens
-    first = values[recording.first_meeting[counts > 1]]
-    assert (values[recording.first_meeting[counts > 1] + 1] - first).abs().min() > 1e-4
+    first = values[recording.first_pair[counts > 1]]
+    assert (values[recording.first_pair[counts > 1] + 1] - first).abs().min() > 1e-4
 
 
 def test_the_logit_of_a_proposed_token_is_that_of_the_index_it_has_there(pair, heads, tmp_path):
