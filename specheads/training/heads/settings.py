@@ -9,6 +9,7 @@ from specheads.errors import UserError
 from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS
 from specheads.sampling import Warp
 from specheads.settings import (
+    Built,
     Count,
     Flag,
     NonNegativeNumber,
@@ -19,7 +20,6 @@ from specheads.settings import (
     Settings,
     Share,
     Text,
-    built,
     cache_key,
     count,
     model_validator,
@@ -132,14 +132,14 @@ class Calibration(Settings):
         4,
         "the number of acceptance samples of each response; evaluate.py reuses the recording if its record.num_samples is the same",
     )
-    batch_size: count(1, 2**16) = setting(64, "the number of branches that the draft reads together; fewer take less memory")
+    batch_size: Annotated[int, count(1, 2**16)] = setting(64, "the number of branches that the draft reads together; fewer take less memory")
 
 
 class HeadTraining(Settings):
     """How acceptance heads are trained."""
 
     seed: Seed = setting(0, "the seed of everything that is random")
-    warp: built(Warp) = setting(
+    warp: Built[Warp] = setting(
         Warp(1.0, top_k=50), "how draft and target turn logits into probabilities, in training and decoding", decides=False
     )
     head: HeadShape = setting(
