@@ -147,7 +147,7 @@ MISTAKES = {
     "template without a field": (from_file("good.jsonl", "data.template=hello"), "it names no field"),
     "slice that is none": (
         from_file("good.jsonl", "data.split='train[:'"),
-        "data.split='train\\[:' is no split; give its name or a slice",
+        "data.split='train\\[:' must be the name of a split or a slice of one",
     ),
     "slice beyond the end": (from_file("good.jsonl", "data.split='train[9:]'"), "holds no rows of good.jsonl; widen it"),
     "negative number of prompts": (

@@ -26,7 +26,7 @@ KINDS = "JSON, JSONL, CSV, Parquet or text file"
 def check_path(path: str) -> None:
     """Raise UserError for a local path that holds nothing to read; a hub data set is not looked up."""
     if not isinstance(path, str) or not path:
-        raise UserError(f"data.path={path!r} is no path; give a {KINDS}, a folder, or a hub data set.")
+        raise UserError(f"data.path={path!r} must be a path; give a {KINDS}, a folder, or a hub data set.")
     local = Path(os.path.expanduser(path))
     try:
         if local.is_dir():
@@ -66,7 +66,7 @@ def check_split(key: str, split: str) -> None:
         datasets.ReadInstruction.from_spec(split if isinstance(split, str) else "")
     except ValueError:
         raise UserError(
-            f"{key}={split!r} is no split; give its name or a slice of it, for example {key}=train or '{key}=\"train[:500]\"'."
+            f"{key}={split!r} must be the name of a split or a slice of one, for example {key}=train or '{key}=\"train[:500]\"'."
         ) from None
 
 

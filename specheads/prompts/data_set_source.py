@@ -89,8 +89,8 @@ class DatasetSource:
 
         self.check()
         tables = data_set.load_tables(self.path, self.name)
-        splits = (*SPLITS, FINAL) if self.num_final else SPLITS
-        takes = [("data.split", self.split, splits)]
+        splits: tuple[str, ...] = (*SPLITS, FINAL) if self.num_final else SPLITS
+        takes: list[tuple[str, str, tuple[str, ...]]] = [("data.split", self.split, splits)]
         if self.test_split is not None and not isinstance(tables, Table):
             takes = [("data.split", self.split, splits[:2]), ("data.test_split", self.test_split, splits[2:])]
         prompts = []
@@ -132,12 +132,14 @@ class DatasetSource:
     def _texts(
         self, tables: Sequence[Table], template: Template, answers: Template | None, limit: int
     ) -> list[tuple[str, str | None]]:
-        """Return the texts of the first `limit` rows that fit the template, fewer where there are fewer, each with the row's response."""
+        """Return the texts of the first `limit` rows that fit the template, or of all if there are fewer, each with the row's response."""
         known = list(dict.fromkeys(field for table in tables for field in table.fields))
         template = template.restricted(known, self.path)
         answers = answers and answers.restricted(known, self.path)
         fields = list(dict.fromkeys([*template.fields, *(answers.fields if answers else [])]))
-        texts, num_unfit, seen = [], 0, {}
+        texts: list[tuple[str, str | None]] = []
+        seen: dict[str, tuple[str, str]] = {}
+        num_unfit = 0
         for place, row in itertools.chain.from_iterable(table.numbered(fields) for table in tables):
             if len(texts) == limit:
                 break

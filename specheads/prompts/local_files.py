@@ -35,11 +35,12 @@ def _parse_text(path: str, text: str) -> Table:
 
 def _parse_csv(path: str, text: str) -> Table:
     reader = csv.DictReader(io.StringIO(text), strict=True)
-    rows = []
+    rows: list[dict] = []
     try:
         for row in reader:
             if None in row:  # where csv puts what is beyond the header
-                cells, expected = len(reader.fieldnames) + len(row[None]), len(reader.fieldnames)
+                expected = len(reader.fieldnames or ())
+                cells = expected + len(row[None])
                 raise _at(
                     path, reader.line_num, f"{cells} cells under a header of {expected}; put quotes around texts with commas"
                 )

@@ -39,12 +39,20 @@ class HeadModule(CurveModule):
         if "index" in needs:
             features["index"] = batch.index - batch.start
         if "target_hidden" in needs - features.keys():
-            features["target_hidden"] = target_states(self._target[0], batch, batch.start)
+            features["target_hidden"] = target_states(self.target, batch, batch.start)
         missing = needs - features.keys()
         if missing == {"embedding"}:  # which is looked up, not computed
             with torch.no_grad():
                 return features | {"embedding": lm.embed(batch.drafted)}
         return features | (head_features(lm, batch, predicts, missing) if missing else {})
+
+    @property
+    def target(self) -> LanguageModel:
+        """The target; raises ValueError if none was given."""
+        (target,) = self._target
+        if target is None:
+            raise ValueError("heads read the target's states, so the module needs the target")
+        return target
 
     def on_fit_start(self) -> None:
         """Move the draft to the device of the heads; fix the scale of look-ahead inputs from the first batches."""
@@ -88,7 +96,7 @@ class HeadModule(CurveModule):
     def on_validation_epoch_end(self) -> None:
         logits, labels, parts = self._gathered()
         losses, weights = torch.stack(parts).sum(dim=0)
-        metrics = {}
+        metrics: dict[str, float] = {}
         for spec, row, loss in zip(self.bank.specs, logits, losses / weights, strict=True):
             values = {"loss": loss.item(), **prediction_metrics(row, labels)}
             metrics |= {f"dev/{spec.name}/{name}": value for name, value in values.items()}

@@ -81,7 +81,7 @@ def train_heads(
         trained = texts.provenance() | {"train_share": settings.train_share, "seconds": round(checkpoints.seconds, 1)}
         folder = export_heads(module, loaders, pair.draft_lm.device, run, trained, texts.learned)
         folders = [run / "heads" / spec.name for spec in specs]
-        errors = calibrate(settings, pair, data, folders) if settings.calibration else {}
+        errors = calibrate(settings.calibration, settings, pair, data, folders) if settings.calibration else {}
         return TrainedHeads(folder, len(specs), module.test_results, errors)
 
 
@@ -128,8 +128,9 @@ def _loaders(texts: _Texts, folder: Path, settings: HeadTraining, pair: Pair, mo
     num_epochs = settings.trainer.max_epochs
     store = FeatureStore(folder, pair.draft_lm, read, module.bank.needs, num_epochs, pair.target_lm, num_rows)
     splits = texts.splits | store.splits_by(settings.features, settings.features_budget)
-    splits["train"] = Rows(splits["train"], texts.rows)
-    return ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=collate)
+    return ResumableData(
+        splits | {"train": Rows(splits["train"], texts.rows)}, **settings.loader.values(), seed=settings.seed, collate=collate
+    )
 
 
 def _fit(

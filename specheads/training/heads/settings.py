@@ -68,7 +68,9 @@ class Calibration(Settings):
         4,
         "the number of acceptance samples of each response; evaluate.py reuses the recording if its record.num_samples is the same",
     )
-    batch_size: Annotated[int, count(1, 2**16)] = setting(64, "the number of branches that the draft reads together; fewer take less memory")
+    batch_size: Annotated[int, count(1, 2**16)] = setting(
+        64, "the number of branches that the draft reads together; fewer take less memory"
+    )
 
 
 class HeadTraining(Settings):
