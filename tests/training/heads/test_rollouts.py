@@ -18,7 +18,8 @@ from specheads.training.heads.feature_store import FeatureStore
 from specheads.training.heads.head_loss import weighted_bce
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
-from specheads.training.heads.settings import LABELS, HeadTraining
+from specheads.training.heads.head_shape import LABELS
+from specheads.training.heads.settings import HeadTraining
 from specheads.training.loaders import ResumableData
 from specheads.training.optimizer import Optimizer
 
