@@ -1,4 +1,4 @@
-"""A training run that is killed anywhere and started again gives the numbers of one that was not."""
+"""A training run that is killed anywhere and started again has the same numbers as an uninterrupted run."""
 
 import itertools
 from pathlib import Path
@@ -109,12 +109,12 @@ def attempt(nano, rows, folder, predicts, moment=None, request=None, num_workers
     }
 
 
-def assert_same(one, other):
+def assert_same(first, other):
     for key in ("history", "test", "steps", "epochs", "schedule", "csv"):
-        assert one[key] == other[key], key
+        assert first[key] == other[key], key
     for key in ("weights", "buffers"):
-        assert all(map(torch.equal, one[key], other[key])), key
-    ours, theirs = one["optimizer"], other["optimizer"]
+        assert all(map(torch.equal, first[key], other[key])), key
+    ours, theirs = first["optimizer"], other["optimizer"]
     assert ours.keys() == theirs.keys() and len(ours)
     assert all(torch.equal(ours[i][name], theirs[i][name]) for i in ours for name in ours[i])
 
