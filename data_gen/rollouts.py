@@ -1,7 +1,7 @@
 """Rollouts: drafts from random positions of given responses, with the acceptance probability of each of their tokens.
 
-In the middle of a round the draft continues the tokens that it has drafted, not the target's. Labels along responses do not cover such
-contexts; rollouts do.
+In the middle of a round the draft continues the tokens that it has drafted, not the target's. Labels along responses do not cover
+such contexts; rollouts do.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class Rollouts:
 
 
 def rollout_uniforms(seed: int, prompt_id: str, sample: int, count: int, num_tokens: int) -> np.ndarray:
-    """Return (count, 1 + num_tokens) uniform numbers for response number `sample` to a prompt: each rollout's start, then its tokens."""
+    """Return (count, 1 + num_tokens) uniform numbers for response number `sample` to a prompt: of each rollout's start and tokens."""
     return np.random.default_rng([seed, int(prompt_id, 16), 2, sample]).random((count, 1 + num_tokens))
 
 
@@ -80,7 +80,7 @@ def roll_out(
 
 @dataclass(frozen=True)
 class RolloutStarts:
-    """Where rollouts start, (n,) each: the number of the text, the length of its prefix, and the largest length of the rollout."""
+    """Where rollouts start, (n,) each: the number of the text, the length of its prefix, and the rollout's largest length."""
 
     text: Tensor
     prefix: Tensor
@@ -88,7 +88,7 @@ class RolloutStarts:
 
 
 def _rolled(pair: Pair, texts: Tensor, starts: RolloutStarts, uniform: Tensor, warp: Warp, batch_size: int) -> list[list[list]]:
-    """Return the ids and the probabilities, a list per rollout each, of rollouts that continue prefixes of `texts`; see Branches."""
+    """Return ids and probabilities, with a list per rollout each, of rollouts that continue prefixes of `texts`; see Branches."""
     if not len(starts.text):
         return [[], []]
     device = pair.draft_lm.device

@@ -353,7 +353,7 @@ MISTAKES = {
     ),
     "part that is none": (
         ["evaluate.py", "head=null", "split=final", "data.final_part=[0,10]"],
-        r"data.final_part=\[0, 10\] is no part",
+        r"data.final_part=\[0, 10\] must be a part of the final split",
     ),
     "test prompts that reach the final ones": (
         ["evaluate.py", "head=null", "data.num_test=400"],
@@ -643,7 +643,9 @@ def test_a_head_that_does_not_load_is_named(damage, message, head, run):
 def test_a_test_set_of_nothing_but_train_prompts_is_refused(head, run, folder):
     texts = ["a", "b\nInput: c", "d"]  # of good.jsonl
     TrainPrompts.of(texts).write(head)
-    message = r"alpaca cannot be reported on: all 3 of its prompts .*head=head.*give other prompts by test_sets=\{alpaca: <file>\}"
+    message = (
+        r"alpaca cannot be reported on: all 3 of its prompts .*head=head.*give other prompts by test_sets=\{alpaca: <file>\}"
+    )
     assert_told(run("evaluate.py", "head=head", *SMALL, "live=none", "test_sets={alpaca: good.jsonl}"), message)
 
 

@@ -67,7 +67,7 @@ class DatasetSource:
         """Raise UserError unless final prompts are asked for."""
         if not self.num_final:
             raise UserError(
-                f"split={FINAL} needs final prompts, but data.num_final={self.num_final} asks for none; say how many, for example "
+                f"split={FINAL} needs final prompts, but data.num_final={self.num_final} asks for none; give a number, for example "
                 "data.num_final=500."
             )
 
@@ -132,7 +132,7 @@ class DatasetSource:
     def _texts(
         self, tables: Sequence[Table], template: Template, answers: Template | None, limit: int
     ) -> list[tuple[str, str | None]]:
-        """Return the texts of the first `limit` rows that fit the template, or of all if there are fewer, each with the row's response."""
+        """Return (text, response) of the first `limit` rows that fit the template, or of all if there are fewer."""
         known = list(dict.fromkeys(field for table in tables for field in table.fields))
         template = template.restricted(known, self.path)
         answers = answers and answers.restricted(known, self.path)

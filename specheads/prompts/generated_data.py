@@ -10,7 +10,7 @@ from specheads.prompts.prompt import Prompt
 
 @dataclass(frozen=True)
 class GeneratedData:
-    """The folder of a complete data set, its prompts with their groups, and the limits that its responses were generated under."""
+    """The folder of a complete data set, its prompts with their groups, and the limits of its responses."""
 
     folder: Path
     prompts: Sequence[Prompt]

@@ -23,17 +23,17 @@ NUM_PARTS = 10
 class NanoSource:
     """`data=nano`: functions of this machine's standard library that the embedded pair was not trained on.
 
-    Train and dev prompts come from its dev files, test prompts from its test files; no file is in two splits. The final split holds the
-    prompts of the test files after the first NUM_READ, in NUM_PARTS parts. The part of a prompt depends on its text alone, so parts are
-    nearly the same under every Python version.
+    Train and dev prompts come from its dev files, test prompts from its test files; no file is in two splits. The final split holds
+    the prompts of the test files after the first NUM_READ, in NUM_PARTS parts. The part of a prompt depends on its text alone, so
+    parts are nearly the same under every Python version.
 
     Args:
         num_train: train prompts, from dev files; fewer where there are not as many.
         num_dev: dev prompts, from other dev files.
         num_test: test prompts, from test files, at most 300: the final split follows them.
         num_final: prompts of evaluate.py split=final; null: all of the parts that final_part names.
-        final_part: part of the final split, 0 to 9, or a list of parts; null: none. A part is read once, when a figure is published;
-            benchmarks/final_parts.json lists the parts that are spent.
+        final_part: part of the final split, 0 to 9, or a list of parts; null: none. A part is read once, when a figure is
+            published; benchmarks/final_parts.json lists the parts that were read.
     """
 
     num_train: int
@@ -48,21 +48,22 @@ class NanoSource:
         for part in self.final_parts:
             if not is_count(part) or part >= NUM_PARTS or self.final_parts.count(part) > 1:
                 raise UserError(
-                    f"data.final_part={self.final_part} is not a part of the final split; it must be a number from 0 to "
-                    f"{NUM_PARTS - 1}, a list of different ones, or null for none."
+                    f"data.final_part={self.final_part} must be a part of the final split: a number from 0 to {NUM_PARTS - 1}, a "
+                    "list of different numbers, or null for none."
                 )
         if self.num_test > NUM_READ:
             raise UserError(
-                f"data.num_test={self.num_test} reaches into the final prompts, which begin after the first {NUM_READ} test prompts; set "
-                f"it to at most {NUM_READ}. For a figure that is published, name a part of the final prompts: split={FINAL} data.final_part=0."
+                f"data.num_test={self.num_test} reaches into the final prompts, which begin after the first {NUM_READ} test "
+                f"prompts; set it to at most {NUM_READ}. For a figure that is published, name a part of the final prompts: "
+                f"split={FINAL} data.final_part=0."
             )
 
     def check_final(self) -> None:
         """Raise UserError unless final prompts are asked for."""
         if not self.final_parts or self.num_final == 0:
             raise UserError(
-                f"split={FINAL} needs final prompts, but data.final_part={self.final_part} and data.num_final={self.num_final} ask for "
-                f"none; name a part that was never read, for example data.final_part=0, and leave data.num_final=null."
+                f"split={FINAL} needs final prompts, but data.final_part={self.final_part} and data.num_final={self.num_final} ask "
+                f"for none; name a part that was never read, for example data.final_part=0, and leave data.num_final=null."
             )
 
     @property
@@ -80,7 +81,8 @@ class NanoSource:
     def load(self, chats: bool, responses: bool = False) -> Iterator[Prompt]:
         """Yield up to the wanted number of prompts per split, in an order that looks random but is fixed.
 
-        They are code to continue, whether the pair takes instructions (`chats`) or not. With `responses` each has its function's body.
+        They are code to continue, whether the pair takes instructions (`chats`) or not. With `responses`, each has the body of its
+        function.
         """
         self.check()
         wanted = {"train": self.num_train, "dev": self.num_dev, "test": self.num_test}

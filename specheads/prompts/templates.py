@@ -63,7 +63,7 @@ def _fields(text: str) -> list[str]:
 
 
 def _problem(text: str) -> str | None:
-    """Return the mistake in a template, if there is one. Formats, attributes and indices are mistakes, as rows hold plain values."""
+    """Return the mistake in a template, or None. Formats, attributes and indices are mistakes, because rows hold plain values."""
     try:
         pieces = [piece for _, *piece in string.Formatter().parse(text) if piece[0] is not None]
     except ValueError as error:  # a brace without its partner

@@ -15,8 +15,8 @@ from specheads.storage import runs
 class EpochSampler(Sampler):
     """Yields (epoch, row) so that the data knows the epoch.
 
-    Every process of a distributed run takes a different share. All shares have the same size: a process with fewer rows would wait
-    for the others forever.
+    Every process of a distributed run takes a different share. All shares have the same size: a process with fewer rows would
+    wait for the others forever.
     """
 
     def __init__(self, num_rows: int, seed: int, shuffle: bool, rank: int = 0, world_size: int = 1) -> None:

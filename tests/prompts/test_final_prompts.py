@@ -96,7 +96,7 @@ def test_a_prompt_of_several_files_belongs_to_the_first_by_name(monkeypatch):
 
 @pytest.mark.parametrize("part", [10, -1, "all", 0.5, True, [1, 1], [0, 12]])
 def test_what_is_no_part_is_refused(part):
-    with pytest.raises(UserError, match=r"data\.final_part=.* is no part of the final split; it must be a number from 0 to 9"):
+    with pytest.raises(UserError, match=r"data\.final_part=.* must be a part of the final split: a number from 0 to 9"):
         NanoSource(1, 1, 1, None, part).check()
 
 

@@ -37,8 +37,8 @@ def calibrate(
     """Fit a calibration for every head in `folders` on dev prompts, and write it into the head's config.
 
     Returns the expected calibration errors of each head on the dev prompts, by its name: `raw`, without a calibration, and
-    `cross_fitted`, with a calibration that was fitted on other dev prompts (see `cross_fitted_error`). The `train` section of the config
-    has them too.
+    `cross_fitted`, with a calibration that was fitted on other dev prompts (see `cross_fitted_error`). The `train` section of the
+    config has them too.
     """
     heads = {folder: load_head(folder) for folder in folders}
     prompts = calibration_prompts(amounts.num_prompts, pair, data, list(heads.values()))
@@ -70,8 +70,8 @@ def calibration_prompts(
     unknown = [prompt for prompt in dev if learned.isdisjoint(numbers_of(prompt.prompt_id, prompt.text))]
     if not unknown:
         raise UserError(
-            f"calibration needs dev prompts that heads did not learn from, but there are none among {len(dev)}; set data.num_dev, give "
-            "another data set, or calibration=null."
+            f"calibration needs dev prompts that heads did not learn from, but there are none among {len(dev)}; set data.num_dev, "
+            "give another data set, or calibration=null."
         )
     return encode_prompts(pair, unknown, data.limits)[:num_prompts]
 
@@ -97,8 +97,8 @@ def _recording(
 def cross_fitted_error(logits: Tensor, accepted: Tensor, furthest: Tensor, prompt: Tensor, groups: Groups) -> float:
     """Return the expected calibration error of calibrations of one half of the prompts on the other: the mean over both halves.
 
-    On the prompts that it was fitted on, a calibration looks better than it is. The error of each half is computed separately, because
-    the calibrations of the halves err in opposite directions.
+    On the prompts that it was fitted on, a calibration looks better than it is. The error of each half is computed separately,
+    because the calibrations of the halves err in opposite directions.
 
     Args:
         logits, accepted, furthest: (n, indices), (n,) and (n,) of drafted tokens, see `IndexCalibration.fit`.

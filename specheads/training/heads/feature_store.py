@@ -1,7 +1,7 @@
 """The draft's features of a whole data set on disk, so that the draft reads each text once and not once per epoch.
 
-They are in `features/<fingerprint>/` in the data set's folder: shards of safetensors with checksums, mapped into memory when they are
-read. A shard appears by rename; a restart makes the missing ones.
+They are in `features/<fingerprint>/` in the data set's folder: shards of safetensors with checksums, mapped into memory when they
+are read. A shard appears by rename; a restart makes the missing ones.
 """
 
 import logging
@@ -134,12 +134,13 @@ class FeatureStore:
             return dict(self.splits)
         if size > budget_gib:
             raise UserError(
-                f"features=cached would take {size:.1f} GiB, but features_budget={budget_gib:g}; raise it, use features=online, or "
-                "fewer prompts (data.num_train) or, where texts are mixed again for each epoch, fewer epochs (trainer.max_epochs)."
+                f"features=cached would take {size:.1f} GiB, but features_budget={budget_gib:g}; raise it, use features=online, "
+                "or fewer prompts (data.num_train) or, if texts are mixed again for each epoch, fewer epochs (trainer.max_epochs)."
             )
         if missing > free:
             raise UserError(
-                f"features=cached would take {missing:.1f} GiB more, but {self.cache} has {free:.1f} GiB free; use features=online."
+                f"features=cached would take {missing:.1f} GiB more, but {self.cache} has {free:.1f} GiB free; use "
+                "features=online."
             )
         self.make()
         return {name: StoredResponses(data, self, name) for name, data in self.splits.items()}

@@ -117,7 +117,7 @@ class HeadModule(CurveModule):
             self.log_dict({f"test/{name}/{metric}": value for metric, value in metrics.items()})
 
     def rival_features(self, batch: HeadBatch) -> Tensor:
-        """Return (n, 3) the features of training-free rules for each token that follows the response: log d(y), max d, entropy."""
+        """Return (n, 3) the features of rules without a head for each token that follows the response: log d(y), max d, entropy."""
         features = self.features(batch, frozenset(RECORDED), "next_token")
         columns = [features["draft_prob"].clamp_min(1e-12).log(), features["max_prob"], features["entropy"]]
         return torch.stack(columns, dim=1)[batch.of_response]
@@ -137,7 +137,7 @@ class HeadModule(CurveModule):
         }
 
     def _collect(self, batch: HeadBatch, logits: Tensor, more: Tensor) -> None:
-        """Keep logits (heads, n) and labels (n,) of the tokens that follow the response, and `more` of the batch, for all processes."""
+        """Keep logits (heads, n) and labels (n,) of the tokens that follow the response, and `more`, until the end of the epoch."""
         kept = batch.of_response
         self._collected.append((logits[:, kept].cpu(), batch.label[kept].cpu(), more.cpu()))
 
@@ -164,6 +164,6 @@ class HeadModule(CurveModule):
             for name, head in self.bank.heads.items():
                 if not head(features).std().item() >= LEAST_SPREAD:  # also where it is NaN
                     raise UserError(
-                        f"head {name} predicts a constant, or NaN, after training; train longer (trainer.max_epochs), on more prompts "
-                        "(data.num_train), or with another learning rate (optimizer.lr). Its checkpoint is kept."
+                        f"head {name} predicts a constant, or NaN, after training; train longer (trainer.max_epochs), on more "
+                        "prompts (data.num_train), or with another learning rate (optimizer.lr). Its checkpoint is kept."
                     )

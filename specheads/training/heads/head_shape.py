@@ -9,7 +9,7 @@ from specheads.errors import UserError
 from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS
 from specheads.settings import Count, Flag, NonNegativeNumber, OneOrMore, PositiveCount, Settings, Text, setting
 
-# What heads learn: min(1, t/d) of the token drafted after the response; its mean over tokens; min(1, t/d) within rollouts too.
+# What heads learn: min(1, t/d) of the token drafted after the response, its mean over tokens, or min(1, t/d) within rollouts too.
 LABELS = ("sampled", "overlap", "rollout")
 
 
@@ -17,8 +17,8 @@ def check_label(label: str) -> str:
     """Return a label; raise UserError where no head is trained on it."""
     if label == "block":  # which heads of earlier versions were trained on
         raise UserError(
-            "head.label=block is no longer supported: its predictions for single tokens do not multiply to the probability that a block is "
-            f"accepted. Use one of {', '.join(LABELS)}; head.label=rollout serves verification=block too."
+            "head.label=block is no longer supported: its predictions for single tokens do not multiply to the probability that a "
+            f"block is accepted. Use one of {', '.join(LABELS)}; head.label=rollout serves verification=block too."
         )
     if label not in LABELS:
         raise UserError(f"head.label={label} must be one of {', '.join(LABELS)}; it is what the head learns.")
@@ -35,11 +35,12 @@ def _listed(value: Any) -> Any:
 
 
 class HeadShape(Settings):
-    """Kind, inputs and size of a head; a list of values trains a head of each, all of them in one pass over the draft's states."""
+    """Kind, inputs and size of a head; a list of values trains a head with each, all in one pass over the draft's states."""
 
     predicts: Literal["next_token", "input_token"] = setting(
         "next_token",
-        "next_token: the head predicts whether a token is accepted before the draft has read it; input_token (the paper's): after",
+        "next_token: the head predicts whether a token is accepted before the draft has read it; input_token (the paper's): "
+        "after the draft has read it",
     )
     depth: OneOrMore[Count] = setting(3, "the number of residual blocks; 0: a linear head; or a list")
     width: OneOrMore[PositiveCount | None] = setting(
@@ -49,14 +50,14 @@ class HeadShape(Settings):
         (),
         f"a list of {', '.join(KNOWN_INPUTS['input_token'])} and, for next_token, "
         f"{', '.join(name for name in KNOWN_INPUTS['next_token'] if name not in KNOWN_INPUTS['input_token'])}; "
-        f"[]: {', '.join(DEFAULT_INPUTS['input_token'])} for input_token, {', '.join(DEFAULT_INPUTS['next_token'])} for next_token; "
-        "or a list of such lists",
+        f"[]: {', '.join(DEFAULT_INPUTS['input_token'])} for input_token, {', '.join(DEFAULT_INPUTS['next_token'])} for "
+        "next_token; or a list of such lists",
     )
     label: OneOrMore[Annotated[Text, AfterValidator(check_label)]] = setting(
         "sampled",
-        "what the head learns, from the probabilities t of the target and d of the draft; sampled: min(1, t/d) of a token drafted after "
-        "the target's tokens; overlap: its mean, 1 - TV; rollout: min(1, t/d) after the draft's own tokens too (needs "
-        "rollouts_per_response above 0); or a list",
+        "what the head learns, from the probabilities t of the target and d of the draft; sampled: min(1, t/d) of a token drafted "
+        "after the target's tokens; overlap: its mean, 1 - TV; rollout: min(1, t/d) after drafted tokens too (needs "
+        "generation.rollouts_per_response above 0); or a list",
     )
 
 

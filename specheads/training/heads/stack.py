@@ -14,7 +14,7 @@ from specheads.heads.head import AcceptanceHead
 
 
 class HeadStack(nn.Module):
-    """G heads: parameters of equal name and shape in one tensor (G, ...), or (G_k, ...) in the k-th block, which G_k heads have."""
+    """G heads: parameters of the same name and shape are one tensor (G, ...), or (G_k, ...) in the k-th block of G_k heads."""
 
     input_mean: Tensor
     input_scale: Tensor
@@ -57,7 +57,7 @@ class HeadStack(nn.Module):
         return torch.tensor(self.order, device=device).argsort()
 
     def heads(self) -> list[AcceptanceHead]:
-        """Return the heads, in the order in which they were given; they share this stack's memory, so that changes appear in both."""
+        """Return the heads, in the order in which they were given; they share this stack's memory, so changes appear in both."""
         heads: dict[int, AcceptanceHead] = {}
         for place, (number, config) in enumerate(zip(self.order, self.configs, strict=True)):
             head = AcceptanceHead(config).requires_grad_(False).train(self.training)

@@ -59,7 +59,9 @@ def test_prompts_of_a_group_are_on_one_side(monkeypatch):
     """A prompt's number is its logit; each file has five prompts in a row."""
     _, accepted, furthest, prompt = noise()
     fitted = []
-    monkeypatch.setattr(IndexCalibration, "fit", lambda logits, *rest: fitted.append(logits[:, 0]) or (lambda logit, index: logit))
+    monkeypatch.setattr(
+        IndexCalibration, "fit", lambda logits, *rest: fitted.append(logits[:, 0]) or (lambda logit, index: logit)
+    )
     files = [f"file{number // 5}.py" for number in range(NUM_PROMPTS)]
     cross_fitted_error(prompt.double()[:, None].expand(-1, NUM_INDICES), accepted, furthest, prompt, files)
     sides = [{files[int(number)] for number in side.unique()} for side in fitted]

@@ -152,7 +152,9 @@ def test_heads_of_one_bank_become_what_each_becomes_alone(nano, rows, tmp_path, 
         expected = weights_of(alone)[head_spec.name]
         for name, value in expected.items():
             torch.testing.assert_close(actual[head_spec.name][name], value, atol=1e-6, rtol=0)
-        moved = [(value - start[head_spec.name][name]).abs().max().item() for name, value in expected.items() if "input_" not in name]
+        moved = [
+            (value - start[head_spec.name][name]).abs().max().item() for name, value in expected.items() if "input_" not in name
+        ]
         assert max(moved) > 1e-3  # a thousand times what may differ
 
 
