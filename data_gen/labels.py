@@ -1,8 +1,8 @@
 """Drafted tokens and their acceptance probabilities along given responses (SpecDec++, section 3.1).
 
 Both models read prompt and response once; at every response position a token is sampled from the draft's distribution, and its
-acceptance probability follows from both models' distributions there. Probabilities are in memory for a slice of positions at a time,
-never for a whole response.
+acceptance probability follows from both models' distributions there. Probabilities are in memory for a slice of positions at a
+time, never for a whole response.
 """
 
 from collections.abc import Sequence

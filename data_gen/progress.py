@@ -19,7 +19,8 @@ def announce(folder: Path, shards: Collection[Shard], missing: Collection[Shard]
     """Log how many tokens are to be generated and how much space they take; warn where the disk has less."""
     rows, rows_left = (sum(len(shard.prompts) for shard in some) for some in (shards, missing))
     logger.info("data: %d responses in %d shards, %d still to do, in %s", rows, len(shards), rows_left, folder)
-    # Numbers of four bytes, before compression: nine per token and two for every further sample; for rollouts one, and two per token.
+    # Numbers of four bytes, before compression: nine per token and two for every further sample; for rollouts one, and two per
+    # token.
     numbers = settings.max_new_tokens * (9 + 2 * (settings.samples_per_position - 1))
     numbers += settings.rollouts_per_response * (1 + 2 * settings.rollout_tokens)
     size = 4 * numbers * rows_left / 2**20

@@ -30,7 +30,7 @@ class Rollouts:
 
 
 def rollout_uniforms(seed: int, prompt_id: str, sample: int, count: int, num_tokens: int) -> np.ndarray:
-    """Return (count, 1 + num_tokens) uniform numbers for response number `sample` to a prompt: of each rollout's start and tokens."""
+    """Return (count, 1 + num_tokens) uniform numbers for response `sample` to a prompt: for each rollout's start and tokens."""
     return np.random.default_rng([seed, int(prompt_id, 16), 2, sample]).random((count, 1 + num_tokens))
 
 

@@ -28,8 +28,8 @@ def generate_data(
 ) -> Path:
     """Return the folder of the complete cache for these arguments; missing shards are made first.
 
-    With `labelled` false, responses are enough: an existing cache with labels is used as well, and a new one has no labels and fits every
-    draft.
+    With `labelled` false, responses are enough: an existing cache with labels is used as well, and a new one has no labels and
+    fits every draft.
 
     Raises:
         UserError: no usable prompt; another run at work on the same cache.

@@ -14,7 +14,7 @@ KEYS_IN_CACHES = {"samples_per_position": "draws_per_position"}  # settings that
 
 
 class Generation(Settings):
-    """How responses, drafted tokens, acceptance probabilities and rollouts are made; the cache's fingerprint contains all of it."""
+    """How responses, drafted tokens, acceptance probabilities and rollouts are made; all of it is in the fingerprint."""
 
     seed: Seed = setting(0, "the seed of everything that is random")
     warp: Built[Warp] = setting(

@@ -1,8 +1,8 @@
 """The base of all settings: frozen classes whose fields state a default, a constraint and a sentence of help in one place.
 
 The first mistake in a set of settings raises one UserError with the key as the command line has it, its value, and the expected
-value. `fields_of` lists the fields of a class for help texts, reference pages and tests. `cache_key` returns the values that decide
-numbers.
+value. `fields_of` lists the fields of a class for help texts, reference pages and tests. `cache_key` returns the values that
+decide numbers.
 """
 
 import dataclasses
@@ -127,14 +127,6 @@ class Settings(BaseModel, metaclass=_Checked):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
 
-    @classmethod
-    def at(cls, prefix: str, values: Mapping[str, Any]) -> Self:
-        """Return the settings of `values`, whose keys a command line has under `prefix` ("optimizer")."""
-        try:
-            return cls.model_validate(dict(values))
-        except ValidationError as error:
-            raise UserError(message_of(error, cls, prefix)) from None
-
     def but(self, **changes: Any) -> Self:
         """Return a copy with other values, which are checked like the first ones."""
         return type(self)(**(self.values() | changes))
@@ -209,7 +201,7 @@ def _plain(value: Any) -> Any:
     return f"{type(value).__module__}.{type(value).__qualname__}({attributes})"
 
 
-def message_of(error: ValidationError, cls: type[Settings], prefix: str = "") -> str:
+def message_of(error: ValidationError, cls: type[Settings]) -> str:
     """Return one message about the first mistake: the key, its value, the expected value, and the help of the field."""
     errors = error.errors(include_url=False)
     same_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
@@ -218,7 +210,7 @@ def message_of(error: ValidationError, cls: type[Settings], prefix: str = "") ->
     if isinstance(cause, UserError):
         return str(cause)
     path, field = _keys_and_field(cls, [part for part in first["loc"] if isinstance(part, str)])
-    key, value = ".".join([*([prefix] if prefix else []), *path]), shown(first["input"])
+    key, value = ".".join(path), shown(first["input"])
     if first["type"] == "extra_forbidden":
         key = _joined(key, str(first["loc"][-1]))
         return f"{key}={value} is not known; expected one of {', '.join(_siblings(cls, first['loc']))}."

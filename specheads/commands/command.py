@@ -1,7 +1,7 @@
 """Entry points: compose a Hydra config, run, and turn a user's mistakes into one message and exit code 2.
 
-A failure of the machine (no space, no memory, a folder that cannot be written) is reported in the same way. Ctrl-C and SIGTERM end
-a run in order, and the same command resumes it.
+A failure of the machine (no space, no memory, a folder that cannot be written) is reported in the same way. Ctrl-C and SIGTERM
+end a run in order, and the same command resumes it.
 """
 
 import os

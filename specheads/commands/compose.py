@@ -60,7 +60,7 @@ def source_of(cfg: DictConfig) -> NanoSource | DatasetSource:
 
 
 def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: NewDraft | None = None) -> Pair:
-    """Return the pair of `cfg.model`, without the target's weights if `only_draft`, and with `new_draft` in place of its draft."""
+    """Return the pair of `cfg.model`, without the target's weights if `only_draft`, with `new_draft` in place of its draft."""
     keys = OmegaConf.to_container(cfg.model, resolve=True, throw_on_missing=True)
     return load_pair(only_draft=only_draft, new_draft=new_draft, **cast(dict[str, Any], keys))
 

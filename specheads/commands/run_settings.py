@@ -18,7 +18,7 @@ class RunSettings(Settings):
     task: Text = setting("head", "what is trained: the task= that is chosen")
     resume: Flag | Text = setting(
         True,
-        "true: resume the newest run of the same command if it is unfinished; false: start again; train.py also takes a checkpoint "
-        "to resume in a new folder",
+        "true: resume the newest run of the same command if it is unfinished; false: start again; train.py also takes a "
+        "checkpoint to resume in a new folder",
     )
     paths: Paths = setting(Paths(), "the folders of a command")

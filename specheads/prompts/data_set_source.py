@@ -67,8 +67,8 @@ class DatasetSource:
         """Raise UserError unless final prompts are asked for."""
         if not self.num_final:
             raise UserError(
-                f"split={FINAL} needs final prompts, but data.num_final={self.num_final} asks for none; give a number, for example "
-                "data.num_final=500."
+                f"split={FINAL} needs final prompts, but data.num_final={self.num_final} asks for none; give a number, for "
+                "example data.num_final=500."
             )
 
     def provenance(self) -> dict[str, str]:

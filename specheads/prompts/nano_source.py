@@ -23,9 +23,9 @@ NUM_PARTS = 10
 class NanoSource:
     """`data=nano`: functions of this machine's standard library that the embedded pair was not trained on.
 
-    Train and dev prompts come from its dev files, test prompts from its test files; no file is in two splits. The final split holds
-    the prompts of the test files after the first NUM_READ, in NUM_PARTS parts. The part of a prompt depends on its text alone, so
-    parts are nearly the same under every Python version.
+    Train and dev prompts come from its dev files, test prompts from its test files; no file is in two splits. The final split
+    holds the prompts of the test files after the first NUM_READ, in NUM_PARTS parts. The part of a prompt depends on its text
+    alone, so parts are nearly the same under every Python version.
 
     Args:
         num_train: train prompts, from dev files; fewer where there are not as many.
@@ -62,8 +62,8 @@ class NanoSource:
         """Raise UserError unless final prompts are asked for."""
         if not self.final_parts or self.num_final == 0:
             raise UserError(
-                f"split={FINAL} needs final prompts, but data.final_part={self.final_part} and data.num_final={self.num_final} ask "
-                f"for none; name a part that was never read, for example data.final_part=0, and leave data.num_final=null."
+                f"split={FINAL} needs final prompts, but data.final_part={self.final_part} and data.num_final={self.num_final} "
+                f"ask for none; name a part that was never read, for example data.final_part=0, and leave data.num_final=null."
             )
 
     @property
@@ -81,8 +81,8 @@ class NanoSource:
     def load(self, chats: bool, responses: bool = False) -> Iterator[Prompt]:
         """Yield up to the wanted number of prompts per split, in an order that looks random but is fixed.
 
-        They are code to continue, whether the pair takes instructions (`chats`) or not. With `responses`, each has the body of its
-        function.
+        They are code to continue, whether the pair takes instructions (`chats`) or not. With `responses`, each has the body of
+        its function.
         """
         self.check()
         wanted = {"train": self.num_train, "dev": self.num_dev, "test": self.num_test}

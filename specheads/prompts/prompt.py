@@ -13,8 +13,8 @@ FINAL = "final"  # prompts on which nothing is chosen: each is read once, for a 
 class Prompt:
     """One prompt: `text` goes through the pair's chat template where it has one; `prompt_id` is stable across runs.
 
-    `response` is the response in the data set, if there is one and it was requested. Responses to prompts of one `group` resemble each
-    other, for example because the prompts come from one source file; None: no group. No id and no cache depends on it.
+    `response` is the response in the data set, if there is one and it was requested. Responses to prompts of one `group` resemble
+    each other, for example because the prompts come from one source file; None: no group. No id and no cache depends on it.
     """
 
     prompt_id: str

@@ -11,9 +11,9 @@ from torch import Tensor
 class CurveModule(L.LightningModule):
     """A module whose loss is a ratio of sums over a whole optimizer step, and whose curves are kept in its checkpoints.
 
-    A step's loss is `sum of weighted losses / sum of weights` over all its batches and processes. The second sum is known only at the
-    end of the step, so batches are divided by the weights of its first batch, and gradients are corrected before they are clipped.
-    Curves are in checkpoints because a log file may be older or newer than the checkpoint.
+    A step's loss is `sum of weighted losses / sum of weights` over all its batches and processes. The second sum is known only at
+    the end of the step, so batches are divided by the weights of its first batch, and gradients are corrected before they are
+    clipped. Curves are in checkpoints because a log file may be older or newer than the checkpoint.
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,8 @@ def new_trainer(
     """Return a trainer, and the callback that writes its checkpoints into the folder of the run.
 
     Args:
-        device_type: the device of the models, for `trainer.accelerator=auto`: they may be on a CPU, and Apple's GPUs have no float64.
+        device_type: the device of the models, for `trainer.accelerator=auto`: they may be on a CPU, and Apple's GPUs have no
+            float64.
 
     Raises:
         UserError: batches are accumulated under a strategy that averages them itself.
@@ -62,8 +63,8 @@ def new_trainer(
     if trainer.accumulate_grad_batches > 1 and trainer.strategy.handles_gradient_accumulation:
         raise UserError(
             f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} with "
-            f"trainer.strategy={arguments.get('strategy')}, which averages the batches of a step itself, however many tokens each "
-            "has; use a larger loader.batch_size, or another strategy, for example +trainer.strategy=ddp."
+            f"trainer.strategy={arguments.get('strategy')}, which averages the batches of a step itself, however many tokens "
+            "each has; use a larger loader.batch_size, or another strategy, for example +trainer.strategy=ddp."
         )
     return trainer, checkpoints
 

@@ -41,7 +41,7 @@ def distribution(model, text, warp):
 
 
 def reference(pair, prompt, response, numbers, warp, limit):
-    """Return one rollout by its definition: its start, its tokens and the draft's distributions; each token takes a forward pass."""
+    """Return one rollout by its definition: its start, its tokens and the draft's distributions, by a pass per token."""
     start = int(numbers[0] * min(len(response), limit - 1))
     ids, distributions = [], []
     for draw in numbers[1:]:

@@ -70,8 +70,8 @@ def calibration_prompts(
     unknown = [prompt for prompt in dev if learned.isdisjoint(numbers_of(prompt.prompt_id, prompt.text))]
     if not unknown:
         raise UserError(
-            f"calibration needs dev prompts that heads did not learn from, but there are none among {len(dev)}; set data.num_dev, "
-            "give another data set, or calibration=null."
+            f"calibration needs dev prompts that heads did not learn from, but there are none among {len(dev)}; set "
+            "data.num_dev, give another data set, or calibration=null."
         )
     return encode_prompts(pair, unknown, data.limits)[:num_prompts]
 

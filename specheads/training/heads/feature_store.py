@@ -135,7 +135,7 @@ class FeatureStore:
         if size > budget_gib:
             raise UserError(
                 f"features=cached would take {size:.1f} GiB, but features_budget={budget_gib:g}; raise it, use features=online, "
-                "or fewer prompts (data.num_train) or, if texts are mixed again for each epoch, fewer epochs (trainer.max_epochs)."
+                "or fewer prompts (data.num_train) or, if each epoch mixes texts again, fewer epochs (trainer.max_epochs)."
             )
         if missing > free:
             raise UserError(

@@ -117,7 +117,7 @@ class HeadModule(CurveModule):
             self.log_dict({f"test/{name}/{metric}": value for metric, value in metrics.items()})
 
     def rival_features(self, batch: HeadBatch) -> Tensor:
-        """Return (n, 3) the features of rules without a head for each token that follows the response: log d(y), max d, entropy."""
+        """Return (n, 3) the features of rules without a head, log d(y), max d and entropy, of tokens that follow the response."""
         features = self.features(batch, frozenset(RECORDED), "next_token")
         columns = [features["draft_prob"].clamp_min(1e-12).log(), features["max_prob"], features["entropy"]]
         return torch.stack(columns, dim=1)[batch.of_response]
@@ -137,7 +137,7 @@ class HeadModule(CurveModule):
         }
 
     def _collect(self, batch: HeadBatch, logits: Tensor, more: Tensor) -> None:
-        """Keep logits (heads, n) and labels (n,) of the tokens that follow the response, and `more`, until the end of the epoch."""
+        """Keep logits (heads, n) and labels (n,) of the tokens that follow the response, and `more`, until the epoch ends."""
         kept = batch.of_response
         self._collected.append((logits[:, kept].cpu(), batch.label[kept].cpu(), more.cpu()))
 

@@ -17,8 +17,8 @@ def check_label(label: str) -> str:
     """Return a label; raise UserError where no head is trained on it."""
     if label == "block":  # which heads of earlier versions were trained on
         raise UserError(
-            "head.label=block is no longer supported: its predictions for single tokens do not multiply to the probability that a "
-            f"block is accepted. Use one of {', '.join(LABELS)}; head.label=rollout serves verification=block too."
+            "head.label=block is no longer supported: its predictions for single tokens do not multiply to the probability that "
+            f"a block is accepted. Use one of {', '.join(LABELS)}; head.label=rollout serves verification=block too."
         )
     if label not in LABELS:
         raise UserError(f"head.label={label} must be one of {', '.join(LABELS)}; it is what the head learns.")
@@ -55,8 +55,8 @@ class HeadShape(Settings):
     )
     label: OneOrMore[Annotated[Text, AfterValidator(check_label)]] = setting(
         "sampled",
-        "what the head learns, from the probabilities t of the target and d of the draft; sampled: min(1, t/d) of a token drafted "
-        "after the target's tokens; overlap: its mean, 1 - TV; rollout: min(1, t/d) after drafted tokens too (needs "
+        "what the head learns, from the probabilities t of the target and d of the draft; sampled: min(1, t/d) of a token "
+        "drafted after the target's tokens; overlap: its mean, 1 - TV; rollout: min(1, t/d) after drafted tokens too (needs "
         "generation.rollouts_per_response above 0); or a list",
     )
 

@@ -27,9 +27,9 @@ from specheads.training.heads.head_specs import head_specs
 from specheads.training.optimizer import Optimizer
 from specheads.training.trainer_settings import Checkpointing, Loader, TrainerSettings
 
-# The paper mixes because its heads read the drafted token. A look-ahead head does not, and the probability that a round survives is a
-# product of probabilities that each assume that all earlier tokens are accepted: the context to learn from is the target's response.
-# Measured on nano: benchmarks/README.md, kinds of heads.
+# The paper mixes because its heads read the drafted token. A look-ahead head does not, and the probability that a round survives
+# is a product of probabilities that each assume that all earlier tokens are accepted: the context to learn from is the target's
+# response. Measured on nano: benchmarks/README.md, kinds of heads.
 RESPONSE_SHARE = {"input_token": 0.15, "next_token": 1.0}
 LARGEST_RESPONSE_SHARE = {"input_token": 0.99, "next_token": 1.0}  # at 1, an input_token head would have nothing to predict
 
@@ -43,8 +43,8 @@ def checked_share(predicts: str, response_share: float | None) -> float:
     share, largest = RESPONSE_SHARE[predicts] if response_share is None else response_share, LARGEST_RESPONSE_SHARE[predicts]
     if not 0 <= share <= largest:
         raise UserError(
-            f"mixing.response_share={shown(share)} must be a number from 0 to {largest:g} for head.predicts={predicts}, for example "
-            "0.15."
+            f"mixing.response_share={shown(share)} must be a number from 0 to {largest:g} for head.predicts={predicts}, for "
+            "example 0.15."
         )
     return share
 
@@ -114,8 +114,8 @@ class HeadTraining(Settings):
         """Refuse heads that cannot be built, or that have nothing to learn."""
         if self.response_share < 1 and any("target_hidden" in spec.config.inputs for spec in self.specs()):
             raise UserError(
-                f"mixing.response_share={self.response_share} mixes drafted tokens into the text, but target_hidden in head.inputs "
-                "is the state of a target that has read only its response; leave mixing.response_share=null or 1."
+                f"mixing.response_share={self.response_share} mixes drafted tokens into the text, but target_hidden in "
+                "head.inputs is the state of a target that has read only its response; leave mixing.response_share=null or 1."
             )
         return self
 

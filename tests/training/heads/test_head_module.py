@@ -241,7 +241,7 @@ def descend(module, data, folder, num_batches, clip, **settings):
 
 
 def stepped(module, bank, data, steps, clip):
-    """Do what `descend` should: take each of `steps`, which are keys of rows, as one batch. Returns the losses of the bank's heads."""
+    """Do what `descend` should: take each of `steps`, keys of rows, as one batch. Returns the losses of the bank's heads."""
     logged = []
     for keys in steps:
         batch = in_float64([data.splits["train"][key] for key in keys])
