@@ -183,7 +183,7 @@ def key_of(name: str, field: FieldInfo) -> str:
 
 
 def cache_key(settings: Settings, prefix: str = "") -> dict[str, Any]:
-    """Return by key the values that decide numbers, those of nested settings with their own keys."""
+    """Return the values that decide results by their keys, those of nested settings too."""
     values: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
         if not _extra(field).get("decides", True):
@@ -250,7 +250,7 @@ EXPECTED = {
 
 
 def _expected(mistake: Mapping[str, Any]) -> str:
-    """Return what was expected, after "key=value"."""
+    """Return the text that follows "key=value": what was expected."""
     text = EXPECTED.get(mistake["type"])
     return mistake["msg"][0].lower() + mistake["msg"][1:] if text is None else text.format(**mistake.get("ctx", {}))
 

@@ -144,7 +144,7 @@ def null_group(error: Exception, words: list[str]) -> UserError | None:
 
 
 def check_launcher(environment: Mapping[str, str]) -> None:
-    """Raise UserError if a launcher has started this command several times: each would take a run folder of its own."""
+    """Raise UserError if a launcher has started this command several times: each process would take another run folder."""
     for launcher, (sign, count) in LAUNCHERS.items():
         if sign in environment and environment.get(count, "1") != "1":
             raise UserError(

@@ -1,4 +1,4 @@
-"""Where metrics and tables go besides the files of a run."""
+"""The loggers of a run: where metrics and tables go, in addition to its files."""
 
 import contextlib
 import hashlib

@@ -123,7 +123,7 @@ def cut(tables: Table | dict[str, Table], path: str, key: str, split: str) -> li
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the progress bars and log messages of `datasets` and its hub client: our messages have what matters in them."""
+    """Hide the progress bars and log messages of `datasets` and its hub client: our messages contain the important parts."""
     hidden = datasets.are_progress_bars_disabled()
     loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
     levels = [library.level for library in loggers]
@@ -156,7 +156,7 @@ def _not_loaded(path: str, name: str | None, is_local: bool, error: Exception) -
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of an error; that of its cause where `datasets` only says that something went wrong."""
+    """Return the first line of an error, or of its cause if the error of `datasets` has no details."""
     if isinstance(error, datasets.exceptions.DatasetGenerationError):
         error = error.__cause__ or error
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

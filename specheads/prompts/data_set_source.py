@@ -72,7 +72,7 @@ class DatasetSource:
             )
 
     def provenance(self) -> dict[str, str]:
-        """Return what decides the prompts besides the keys of data: nothing."""
+        """Return nothing: the keys of data alone decide the prompts."""
         return {}
 
     def load(self, chats: bool, responses: bool = False) -> list[Prompt]:

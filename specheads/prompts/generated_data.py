@@ -1,4 +1,4 @@
-"""A data set that was generated: where it is, and the prompts that it was generated for."""
+"""A generated data set: its folder and its prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -16,10 +16,10 @@ EXAMPLE = '{"instruction": "..."}'
 
 
 def read_file(path: str, file: Path) -> Table:
-    """Return the rows of a .json, .jsonl, .csv or .txt file; `path` is what messages call it.
+    """Return the rows of a .json, .jsonl, .csv or .txt file; `path` is its name in messages.
 
     Raises:
-        UserError: text that is not UTF-8, or not what the suffix says; the message names the line.
+        UserError: text that is not UTF-8, or not in the format of the suffix; the message names the line.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")  # with or without the mark that Windows puts first

@@ -75,7 +75,7 @@ class NanoSource:
         return list(parts) if isinstance(parts, Sequence) and not isinstance(parts, str) else [parts]
 
     def provenance(self) -> dict[str, str]:
-        """Return what decides the prompts besides the keys of data: the Python whose library is read."""
+        """Return the Python version, whose standard library decides the prompts together with the keys of data."""
         return {"python": platform.python_version()}
 
     def load(self, chats: bool, responses: bool = False) -> Iterator[Prompt]:

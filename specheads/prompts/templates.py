@@ -51,7 +51,7 @@ class Template:
         return replace(self, texts=texts)
 
     def fill(self, row: Mapping) -> str | None:
-        """Return the first text whose fields are all in `row` and not blank, filled in; None if no text is."""
+        """Return the first text whose fields are all in `row` and not blank, filled in; None if there is no such text."""
         for text in self.texts:
             if not any(_is_blank(row.get(field)) for field in _fields(text)):
                 return text.format_map(row)

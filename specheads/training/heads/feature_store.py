@@ -118,7 +118,7 @@ class FeatureStore:
                         yield Part(split, epoch, first, count)
 
     def splits_by(self, features: str, budget_gib: float) -> "dict[str, MixedResponses | StoredResponses]":
-        """Return the splits, with stored features if `features` (auto, cached or online) says so; missing shards are made first.
+        """Return the splits, with stored features if `features` (auto, cached or online) asks for them; makes missing shards.
 
         `auto` stores them where the texts do not change between epochs and the store is within `budget_gib` and fits on the disk.
 

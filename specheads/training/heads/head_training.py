@@ -93,7 +93,7 @@ def _provenance(settings: HeadTraining, specs: Sequence[HeadSpec], num_processes
 
 @dataclass(frozen=True)
 class _Texts:
-    """What heads learn from: mixed responses by split, and the rows of the train split that are used."""
+    """The texts that heads learn from: mixed responses by split, and the rows of the train split that are used."""
 
     splits: dict[str, MixedResponses]
     rows: list[int]
@@ -122,7 +122,7 @@ class _Texts:
 
 
 def _loaders(texts: _Texts, folder: Path, settings: HeadTraining, pair: Pair, module: HeadModule) -> ResumableData:
-    """Return the loaders of all splits; the draft's states are stored first where settings say so."""
+    """Return the loaders of all splits; the draft's states are stored first if the settings ask for it."""
     read = {split: texts.splits[split] for split in ("train", "dev")}  # in every epoch
     num_rows = {"train": texts.rows[-1] + 1}
     num_epochs = settings.trainer.max_epochs

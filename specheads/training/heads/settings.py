@@ -139,5 +139,5 @@ class HeadTraining(Settings):
         return [self.head.label] if isinstance(self.head.label, str) else list(self.head.label)
 
     def cache_key(self) -> dict[str, Any]:
-        """Return what decides the numbers of a training, except for the data and the heads."""
+        """Return the settings that decide the result of a training, except for the data and the heads."""
         return cache_key(self) | {"mixing.response_share": self.response_share}

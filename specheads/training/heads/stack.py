@@ -88,7 +88,7 @@ class HeadStack(nn.Module):
 
     @torch.no_grad()
     def clip_gradients(self, largest: float) -> None:
-        """Scale each head's gradient down to the norm `largest` where it is longer, as if it were trained alone."""
+        """Scale each head's gradient down to the norm `largest` if it is longer, as if the head were trained alone."""
         squares = torch.zeros(len(self.configs), dtype=torch.float64, device=self.input_mean.device)
         for parameter in self.parameters():
             if parameter.grad is not None:
