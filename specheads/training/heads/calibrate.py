@@ -12,7 +12,7 @@ from specheads.decoding.stopping import MAX_TOKENS
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import store_dev_prompts, store_in_config
 from specheads.evaluation.intervals import Groups, halves
-from specheads.forecast import progress
+from specheads.evaluation.recordings import Recorder
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.checkpoint import load_head
 from specheads.heads.head import AcceptanceHead
@@ -22,8 +22,6 @@ from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
 from specheads.prompts.generated_data import GeneratedData
 from specheads.prompts.prompt import groups_of
-from specheads.replay.head_scores import add_predictions, head_fingerprint
-from specheads.replay.recording import Recording, load_recording, make_recording
 from specheads.replay.replay import head_logits, predicted_nodes, recorded_head
 from specheads.replay.response_tree import RecordSettings
 from specheads.training.heads.settings import Calibration, HeadTraining
@@ -45,7 +43,9 @@ def calibrate(
     groups = groups_of(prompt for prompt, _ in prompts)
     title = folders[0].name if len(folders) == 1 else f"{len(folders)} heads"
     logger.info("calibrating %s on %d dev prompts", title, len(prompts))
-    recording = _recording(amounts, settings, pair, data, prompts, list(heads.values()))
+    record = RecordSettings(amounts.num_samples, MAX_TOKENS, amounts.batch_size)
+    recorder = Recorder(pair, settings.warp, data.limits, record, settings.seed, data.folder.parent)
+    recording = recorder.record({"dev": prompts}, list(heads.values()), ground_truth=False)["dev"]
     errors = {}
     for folder, head in heads.items():
         tokens = head_logits(recording, recorded_head(head))
@@ -74,24 +74,6 @@ def calibration_prompts(
             "data.num_dev, give another data set, or calibration=null."
         )
     return encode_prompts(pair, unknown, data.limits)[:num_prompts]
-
-
-def _recording(
-    amounts: Calibration,
-    settings: HeadTraining,
-    pair: Pair,
-    data: GeneratedData,
-    prompts: Sequence[EncodedPrompt],
-    heads: Sequence[AcceptanceHead],
-) -> Recording:
-    """Return the recording of `prompts` with the predictions of `heads`; evaluate.py reads it too."""
-    record = RecordSettings(amounts.num_samples, MAX_TOKENS, amounts.batch_size)
-    root, by_fingerprint = data.folder.parent, {head_fingerprint(head): head for head in heads}
-    with progress("recording", len(prompts)) as advance:
-        folder = make_recording(pair, prompts, settings.warp, data.limits, record, settings.seed, root, advance)
-    with progress("predicting", len(prompts)) as advance:
-        add_predictions(folder, pair, by_fingerprint, False, advance)
-    return load_recording(folder, list(by_fingerprint))
 
 
 def cross_fitted_error(logits: Tensor, accepted: Tensor, furthest: Tensor, prompt: Tensor, groups: Groups) -> float:
