@@ -143,5 +143,5 @@ def test_the_papers_recipe_is_the_papers():
     assert list(evaluation.thresholds) == ["auto", *(t / 10 for t in range(1, 10))]
 
 
-def test_a_data_set_on_the_command_line_wins_over_the_models_own():
+def test_a_data_set_on_the_command_line_wins_over_that_of_the_model():
     assert composed("evaluate", ["data=alpaca"]).data.path == "tatsu-lab/alpaca"

@@ -532,7 +532,7 @@ def test_a_mistake_gets_one_message_and_exit_code_two(words, message, run, folde
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
-def test_a_disk_that_refuses_is_named_and_what_was_finished_stays(number, run, folder, monkeypatch):
+def test_a_disk_failure_is_named_and_finished_shards_stay(number, run, folder, monkeypatch):
     write, calls = ShardStore.write, []
 
     def refuse_the_second(self, name, rows):
@@ -552,7 +552,7 @@ def test_a_disk_that_refuses_is_named_and_what_was_finished_stays(number, run, f
     assert first.stat().st_mtime_ns == written and len(list(folder.glob("data/*/*.parquet"))) == 3
 
 
-def test_a_file_that_may_not_grow_is_told_and_nothing_half_written_is_left(run, folder):
+def test_a_file_size_limit_is_reported_and_no_half_written_shard_is_left(run, folder):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
     try:

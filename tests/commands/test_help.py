@@ -88,7 +88,7 @@ def test_nothing_internal_leaks(command):
         assert internal not in text
 
 
-def test_keys_come_in_order_under_what_was_chosen():
+def test_keys_are_listed_in_order_under_their_choices():
     text = help_text("train", ["experiment=specdecpp", "data=alpaca"])
     assert "\n\n\n" not in text
     titles = re.findall(r"^(\w+=[\w.-]+|general|Hydra)\b", text, re.MULTILINE)
@@ -109,7 +109,7 @@ def test_overrides_change_what_is_shown():
     )
 
 
-def test_a_key_of_no_file_stands_with_its_relatives():
+def test_a_key_of_no_file_is_listed_with_its_relatives():
     listed = sections("train", "+trainer.max_steps=9", "+trainer.strategy={}", "+unknown=1")
     (trainer,) = [section for section in listed if section.title == "trainer=default"]
     assert {("trainer.max_steps=9", ""), ("trainer.strategy={}", "")} <= set(trainer.rows)
@@ -126,7 +126,7 @@ def test_overrides_that_do_not_compose_raise_hydras_own_error(wrong):
         help_text("train", [wrong])
 
 
-def test_hydra_is_left_as_it_was_found():
+def test_hydra_has_the_same_state_afterwards():
     help_text("data_gen")
     assert not GlobalHydra.instance().is_initialized()
     with pytest.raises(HydraException):

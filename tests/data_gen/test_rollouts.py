@@ -70,7 +70,7 @@ def test_rollouts_equal_their_definition(warp, batch_size):
     assert min(accepted) < 0.5 and max(accepted) == 1  # both outcomes occur
 
 
-def test_rollouts_begin_anywhere_in_the_response_and_none_is_left_out():
+def test_rollouts_begin_at_every_position_of_the_response():
     pair, (prompts, responses) = stopping_pair(), texts()
     spread = np.linspace(0, 1, 40, endpoint=False)
     numbers = np.broadcast_to(np.stack([spread, *uniforms(2, 40, 0)[:, :, 0]], axis=1), (6, 40, 3))
@@ -78,7 +78,7 @@ def test_rollouts_begin_anywhere_in_the_response_and_none_is_left_out():
         assert set(rollouts.rollout_start) == set(range(len(response)))
 
 
-def test_a_rollout_ends_with_what_ends_a_response_and_before_the_limit():
+def test_a_rollout_ends_at_an_end_token_or_before_the_limit():
     pair, (prompts, responses), numbers = stopping_pair(scale=0.5), texts(), uniforms(count=20, width=6)
     made = roll_out(pair, prompts, responses, numbers, Warp(1.0), MOST, 64)
     ends = {"stop": 0, "limit": 0, "length": 0}
@@ -90,7 +90,7 @@ def test_a_rollout_ends_with_what_ends_a_response_and_before_the_limit():
     assert all(ends.values())  # each end did occur
 
 
-def test_where_decoding_would_draft_nothing_there_is_no_rollout():
+def test_a_response_at_its_limit_has_no_rollouts():
     pair, (prompts, responses) = stopping_pair(), texts()
     steps, starts_of_responses = [], [response[:1] for response in responses]
     made = roll_out(pair, prompts, starts_of_responses, uniforms(), Warp(1.0), 1, 64, lambda *step: steps.append(step))
@@ -144,7 +144,7 @@ def test_rollouts_have_different_uniform_numbers():
     np.testing.assert_array_equal(rollout_uniforms(0, "ab", 0, 2, 8), made[0][:2])
 
 
-def test_progress_reaches_what_was_announced():
+def test_progress_reaches_the_announced_total():
     steps, sizes = [], {"max_new_tokens": 16, "batch_size": 4, "rollouts_per_response": 3, "rollout_tokens": 5}
     settings = Generation(seed=7, warp=Warp(1.0), **sizes)
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(texts()[0])]

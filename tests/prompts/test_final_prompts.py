@@ -63,7 +63,7 @@ def test_a_file_gives_its_first_prompts_and_no_more_than_its_share(library, monk
     assert [prompt.prompt_id for prompt in every if prompt.group == "large.py"] == large[:FINAL_PER_FILE]
 
 
-def test_what_is_final_does_not_depend_on_how_many_test_prompts_are_asked_for():
+def test_final_prompts_do_not_depend_on_the_number_of_test_prompts():
     assert final(3) == final(3, num_test=0) == final(3, num_test=5)
 
 
@@ -95,13 +95,13 @@ def test_a_prompt_of_several_files_belongs_to_the_first_by_name(monkeypatch):
 
 
 @pytest.mark.parametrize("part", [10, -1, "all", 0.5, True, [1, 1], [0, 12]])
-def test_what_is_no_part_is_refused(part):
+def test_an_unknown_part_is_refused(part):
     with pytest.raises(UserError, match=r"data\.final_part=.* must be a part of the final split: a number from 0 to 9"):
         NanoSource(1, 1, 1, None, part).check()
 
 
 @pytest.mark.parametrize("part", [None, 2])
-def test_test_prompts_that_reach_into_the_final_ones_are_refused(part):
+def test_more_test_prompts_than_come_before_the_final_ones_are_refused(part):
     source = NanoSource(1, 1, NUM_READ + 1, None, part)
     for call in (source.check, lambda: list(source.load(chats=False))):
         with pytest.raises(
@@ -193,12 +193,12 @@ def test_data_caches_hold_no_final_prompt_and_do_not_depend_on_them(nano, tmp_pa
     assert [path.name for path in made[0].glob("*.parquet")] == ["train-00000.parquet"]
 
 
-def test_groups_are_no_part_of_what_identifies_prompts():
+def test_groups_do_not_change_the_fingerprint_of_prompts():
     item = [Prompt("a" * 16, "test", "x", group="a.py")]
     assert prompts_fingerprint(item) == prompts_fingerprint([Prompt("a" * 16, "test", "x")])
     assert unique(item) == item
 
 
-def test_the_register_of_spent_parts_can_be_read():
+def test_the_list_of_parts_that_were_read_is_valid():
     for entry in json.loads((ROOT / "benchmarks" / "final_parts.json").read_text()):
         assert entry.keys() == {"part", "by", "command", "date", "commit"} and entry["part"] in range(NUM_PARTS)

@@ -228,7 +228,7 @@ def test_any_short_data_is_used_up_and_gives_no_split_more_than_asked_for():
             assert all(scaled[i] for i in range(3) if counts[i]) or available < sum(map(bool, counts))
 
 
-def test_short_data_is_said_once(tmp_path, caplog):
+def test_short_data_is_logged_once(tmp_path, caplog):
     path = jsonl(tmp_path, [*ROWS, {"instruction": ""}])
     with caplog.at_level(logging.INFO):
         prompts = source(path, counts=(60, 30, 30)).load(chats=True)
@@ -281,7 +281,7 @@ def test_test_prompts_come_from_their_own_split_and_each_split_shrinks_by_itself
     assert caplog.messages[-1].endswith("has 2 prompts, not the 9 asked for; in proportion: 2 test")
 
 
-def test_a_split_of_which_nothing_is_asked_for_is_not_touched(hub):
+def test_a_split_without_requested_prompts_is_not_read(hub):
     assert pairs(source("someone/set", counts=(0, 0, 1), split="absent", test_split="test").load(chats=True)) == [
         ("test", "tell seven")
     ]
@@ -308,7 +308,7 @@ def test_slices_of_a_split_work_everywhere(hub, tmp_path, kind, split, texts):
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_has_no_splits_goes_by_any_name_and_has_no_test_split(tmp_path, kind):
+def test_data_without_splits_has_any_name_and_no_test_split(tmp_path, kind):
     path = jsonl(tmp_path, ROWS) if kind == "file" else str(tmp_path / "saved")
     if kind == "folder":
         Dataset.from_list(ROWS).save_to_disk(path)
@@ -351,7 +351,7 @@ def test_a_split_that_is_not_there_is_a_user_error(hub, changes, message):
         (RuntimeError("Dataset scripts are no longer supported"), "scripts are no longer supported.*data.path=<file>"),
     ],
 )
-def test_a_hub_data_set_that_cannot_be_had_is_a_user_error(monkeypatch, error, message):
+def test_a_hub_data_set_that_cannot_be_loaded_is_a_user_error(monkeypatch, error, message):
     def load_dataset(*args):
         raise error
 
@@ -366,7 +366,7 @@ def test_no_hub_and_no_cache_is_a_user_error_with_a_remedy():
         source("nobody/nothing").load(chats=True)
 
 
-def test_datasets_keeps_quiet_and_is_as_before_afterwards(monkeypatch):
+def test_datasets_prints_nothing_and_keeps_its_log_levels(monkeypatch):
     def load_dataset(*args):
         assert datasets.are_progress_bars_disabled()
         assert not any(logger.isEnabledFor(logging.ERROR) for logger in loggers)

@@ -27,7 +27,7 @@ def test_the_papers_grid_is_twenty_heads(nano):
     assert {spec.config.predicts for spec in heads} == {"input_token"}
 
 
-def test_what_differs_is_part_of_the_name(nano):
+def test_differences_are_part_of_the_name(nano):
     heads = specs(nano, "head.depth=[0,1]", "head.width=[8,16]", "loss.accept_weight=[1,2.5]")
     assert len({spec.name for spec in heads}) == 8
     assert heads[-1].name == "next_token-d1-r1-w16-a2_5" and heads[-1].config.width == 16 and heads[-1].accept_weight == 2.5
@@ -56,6 +56,6 @@ def test_what_differs_is_part_of_the_name(nano):
         ("head.inputs=[[hidden],entropy]", "head.inputs=.*mixes names and lists"),
     ],
 )
-def test_a_grid_that_cannot_be_is_refused(nano, override, message):
+def test_an_impossible_grid_is_refused(nano, override, message):
     with pytest.raises(UserError, match=message):
         specs(nano, override)

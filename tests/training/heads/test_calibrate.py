@@ -27,7 +27,7 @@ def test_a_head_that_is_noise_looks_calibrated_on_its_own_prompts_alone(seed):
     assert within < cross_fitted_error(*tokens, prompt, NUM_PROMPTS) < raw
 
 
-def test_what_differs_between_the_halves_is_the_error_and_does_not_cancel():
+def test_opposite_errors_of_the_halves_do_not_cancel():
     """Even prompts accept 6 of 10 tokens, odd ones 4: the calibration of one half is 0.2 too high or too low on the other."""
     logits, _, furthest, prompt = noise()
     place = torch.arange(len(prompt)) % 10

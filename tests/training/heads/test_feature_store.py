@@ -143,7 +143,7 @@ def test_a_complete_store_is_not_made_again_and_a_damaged_shard_alone_is(nano64,
     assert len(calls) == 1 and path.read_bytes() == content and "1 of 10 shards to do" in caplog.text
 
 
-def test_an_interrupted_store_goes_on_where_it_was(nano64, rows, tmp_path, monkeypatch):
+def test_an_interrupted_store_keeps_its_shards(nano64, rows, tmp_path, monkeypatch):
     monkeypatch.setattr("specheads.storage.tensor_shards.SHARD_BYTES", 1)
     calls = count_forward_passes(monkeypatch, nano64)
     real = FeatureStore._computed
@@ -182,7 +182,7 @@ def test_the_announced_size_is_that_of_the_files(nano64, rows, tmp_path):
     assert stored == pytest.approx(store.bytes(), rel=0.05)
 
 
-def test_auto_stores_what_stays_the_same_and_fits(nano64, rows, tmp_path):
+def test_auto_stores_texts_that_stay_the_same_and_fit(nano64, rows, tmp_path):
     def chosen(features, predicts, budget):
         stored = store_of(tmp_path, nano64, rows, predicts).splits_by(features, budget)
         return isinstance(stored["train"], StoredResponses)

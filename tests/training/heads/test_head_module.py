@@ -139,7 +139,7 @@ def test_every_epoch_mixes_again_and_validation_never_changes(nano, rows, tmp_pa
 
 
 @pytest.mark.parametrize("predicts", KINDS)
-def test_heads_of_one_bank_become_what_each_becomes_alone(nano, rows, tmp_path, predicts):
+def test_heads_of_a_bank_learn_the_same_as_alone(nano, rows, tmp_path, predicts):
     specs = [spec(nano, predicts, "linear", depth=0), spec(nano, predicts, "deep", 6.0, depth=2)]
     clip = {"gradient_clip_val": 0.1}  # each head's own norm
     together = new_module(nano, *specs)
@@ -351,7 +351,7 @@ def test_dev_metrics_are_those_of_all_dev_positions_together(nano, rows, tmp_pat
 
 
 @pytest.mark.parametrize("predicts", KINDS)
-def test_the_test_compares_heads_with_what_needs_no_head(nano, rows, tmp_path, predicts):
+def test_the_test_compares_heads_with_rules_without_a_head(nano, rows, tmp_path, predicts):
     module, data = new_module(nano, spec(nano, predicts, depth=0)), data_of(rows, predicts)
     fit = trainer(tmp_path, max_epochs=1)
     fit.fit(module, data)

@@ -26,7 +26,7 @@ def row(length, draft_logprob, target_logprob, prompt_length=3, num_samples=3):
 
 
 @pytest.mark.parametrize("predicts", ["input_token", "next_token"])
-def test_each_epoch_asks_about_another_draw_in_turn(predicts):
+def test_each_epoch_takes_the_next_sample(predicts):
     data = MixedResponses([row(50, -1.0, -1.0)], predicts, None, 0)
     for epoch in range(7):
         item = data[epoch, 0]
@@ -54,7 +54,7 @@ def test_a_draft_that_is_always_followed_has_rounds_of_all_lengths_up_to_the_lon
     assert abs(counts[1:] - counts[1:].mean()).max() < 5 * counts[1:].mean() ** 0.5
 
 
-def test_a_round_ends_with_the_chance_that_the_target_speaks_itself():
+def test_a_round_ends_with_the_probability_of_a_rejection():
     """Tokens with d/t = 1/4 come from the draft once in four times; long rounds are then too rare to matter."""
     starts = round_starts(row(40_000, np.log(0.1), np.log(0.4)), np.random.default_rng(1))
     reached = np.bincount(np.arange(40_000) - starts)
@@ -64,7 +64,7 @@ def test_a_round_ends_with_the_chance_that_the_target_speaks_itself():
     assert abs(share - expected) < 5 * (expected * (1 - expected) / reached[0]) ** 0.5
 
 
-def test_words_that_neither_model_would_say_end_a_round_without_a_warning():
+def test_impossible_tokens_end_a_round_without_a_warning():
     with np.errstate(all="raise"):
         starts = round_starts(row(5, -np.inf, -np.inf), np.random.default_rng(0))
     assert (starts == np.arange(5)).all()

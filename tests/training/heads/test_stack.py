@@ -33,7 +33,7 @@ def inputs():
 
 @pytest.mark.parametrize("depths", [[0], [2], [0, 0], [1, 3, 0, 3, 2], [4, 4, 4]], ids=str)
 @pytest.mark.parametrize(("predicts", "width"), [("next_token", 7), ("input_token", None), ("input_token", 5)])
-def test_a_stack_says_what_its_heads_say(depths, predicts, width, inputs):
+def test_a_stack_predicts_the_same_as_its_heads(depths, predicts, width, inputs):
     heads = make_heads(depths, predicts, width)
     inputs = inputs[:, : heads[0].config.input_size]
     expected = torch.stack([head.score(inputs) for head in heads])
@@ -103,7 +103,7 @@ def test_a_bank_learns_what_its_heads_learn_alone():
             torch.testing.assert_close(value, alone.state_dict()[name], rtol=0, atol=1e-10)
 
 
-def test_heads_of_a_stack_live_on_its_memory(inputs):
+def test_heads_of_a_stack_share_its_memory(inputs):
     stack = HeadStack(make_heads([1, 2]))
     first, second = stack.heads()
     assert (first.config.depth, second.config.depth) == (1, 2)
