@@ -15,7 +15,7 @@ from specheads import UserError, Warp, drafting, stopping, verification
 from specheads.commands.evaluation import evaluation_settings, plain_settings, replay_settings
 from specheads.evaluation.candidate import FIXED, RuleChoice
 from specheads.evaluation.settings import Evaluation, LayerSearch, LearningCurve
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.settings import fields_of
 
 COMMANDS = {
