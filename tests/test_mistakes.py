@@ -285,7 +285,10 @@ MISTAKES = {
     "threshold above one": (["evaluate.py", "thresholds=[1.2]"], r"thresholds=1.2 must be a number from 0 to 1, or auto"),
     "one threshold in place of a list": (["evaluate.py", "thresholds=0.5"], "thresholds=0.5 must be a list"),
     "length of zero": (["evaluate.py", "head=null", "fixed_lengths=[0,2]"], "fixed_lengths=0 must be a positive integer"),
-    "length that is a fraction": (["evaluate.py", "head=null", "fixed_lengths=[1.5,2]"], "fixed_lengths=1.5 must be a positive integer"),
+    "length that is a fraction": (
+        ["evaluate.py", "head=null", "fixed_lengths=[1.5,2]"],
+        "fixed_lengths=1.5 must be a positive integer",
+    ),
     "length that is a word": (["evaluate.py", "head=null", "fixed_lengths=[2,a]"], "fixed_lengths=a must be a positive integer"),
     "threshold that is a word": (["evaluate.py", "thresholds=[a]"], "thresholds=a must be a number from 0 to 1, or auto"),
     "head that costs less than nothing": (
@@ -327,7 +330,10 @@ MISTAKES = {
     "no prompts to decode": (["evaluate.py", "head=null", "num_prompts=0"], "num_prompts=0"),
     "no dev prompts to tune on": (["evaluate.py", "head=null", "data.num_dev=0"], "no dev prompts.*data.num_dev"),
     "live that is unknown": (["evaluate.py", "head=null", "live=some"], "live=some must be one of 'winners', 'all' or 'none'"),
-    "nothing to predict speeds with": (["evaluate.py", "head=null", "live=none", "ratios=[]"], "ratios=.*leaves no costs to predict speeds with"),
+    "nothing to predict speeds with": (
+        ["evaluate.py", "head=null", "live=none", "ratios=[]"],
+        "ratios=.*leaves no costs to predict speeds with",
+    ),
     "split that is not reported": (
         ["evaluate.py", "head=null", "split=dev"],
         "split=dev must be one of 'test' or 'final'",
@@ -352,27 +358,39 @@ MISTAKES = {
         ["evaluate.py", "head=null", "test_sets={nano: x.jsonl}"],
         "nano reads no file; leave it out",
     ),
-    "test set that is unknown": (["evaluate.py", "head=null", "test_sets={gsm9k: x.jsonl}"], "test_sets names 'gsm9k', which is not in conf/data; use some of alpaca"),
+    "test set that is unknown": (
+        ["evaluate.py", "head=null", "test_sets={gsm9k: x.jsonl}"],
+        "test_sets names 'gsm9k', which is not in conf/data; use some of alpaca",
+    ),
     "test sets that name none": (["evaluate.py", "head=null", "test_sets=gsm8k"], "test_sets=gsm8k must be names with files"),
     "test set without a file": (["evaluate.py", "head=null", "test_sets={gsm8k: none.jsonl}"], "none.jsonl"),
     "value that a rule refuses": (
         ["evaluate.py", "head=null", "stopping.max_probability.threshold=[0.5,2]"],
         "stopping.max_probability.threshold=2 must be between 0 and 1",
     ),
-    "no acceptance samples": (["evaluate.py", "head=null", "record.num_samples=0"], "record.num_samples=0 must be a positive integer"),
+    "no acceptance samples": (
+        ["evaluate.py", "head=null", "record.num_samples=0"],
+        "record.num_samples=0 must be a positive integer",
+    ),
     "no fixed lengths to compare with": (
         ["evaluate.py", "head=null", "stopping=[max_probability]"],
         "stopping leaves out fixed_length",
     ),
     "live rule that is unknown": (["evaluate.py", "head=null", "live_rules=[fixed]"], "live_rules names 'fixed'"),
-    "no lengths": (["evaluate.py", "head=null", "fixed_lengths=[]"], r"stopping.fixed_length.num_tokens=\[\] must name at least one value"),
+    "no lengths": (
+        ["evaluate.py", "head=null", "fixed_lengths=[]"],
+        r"stopping.fixed_length.num_tokens=\[\] must name at least one value",
+    ),
     "unknown engine": (["evaluate.py", "head=null", "engine=warp"], "engine=warp must be one of auto, eager"),
     "acceptance rate above 1": (
         ["evaluate.py", "head=null", "verification=synthetic", "verification.rate=2"],
         "verification.rate=2",
     ),
     "ahead by a number": (["evaluate.py", "head=null", "drafting.ahead=3"], "drafting.ahead=3"),
-    "other rule that is none": (["evaluate.py", "head=null", "compare_verification=[blok]"], "compare_verification names 'blok', which is not in conf/verification; use some of .*block"),
+    "other rule that is none": (
+        ["evaluate.py", "head=null", "compare_verification=[blok]"],
+        "compare_verification names 'blok', which is not in conf/verification; use some of .*block",
+    ),
     "other rules that are no list": (
         ["evaluate.py", "head=null", "compare_verification=block"],
         "compare_verification=block must be a list",

@@ -1,7 +1,7 @@
 """A head's folder: `config.json` (head.schema.json), `model.safetensors`, `golden.safetensors`, a card and transformers' loader.
 
-The folder of a trained head has `train_prompts.safetensors`, too. The golden vectors are inputs with the logits that the head computed when it was
-saved, so that a file that was damaged or is read differently is noticed at once.
+The folder of a trained head has `train_prompts.safetensors`, too. The golden vectors are inputs with the logits that the head
+computed when it was saved: they show at once if a file was damaged or is read differently.
 """
 
 import json

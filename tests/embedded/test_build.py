@@ -61,6 +61,7 @@ def test_a_build_leaves_weights_in_the_pairs_type_and_a_card(pair, tmp_path):
     card = (out / "README.md").read_text()
     assert "# tiny, the embedded pair" in card and "the tokenizer of nano by `python -m specheads.tiny.build`" in card
     assert "| two | 2.0 | BSD | 200 |" in card
+    assert "benchmarks/" not in card  # no script computes figures for this pair
 
 
 def test_a_build_continues_with_the_text_it_kept(pair, found, tmp_path):

@@ -71,7 +71,7 @@ def test_samples_of_one_kind_alone_give_finite_numbers(kept):
     logits, _, furthest = samples(50)
     found = IndexCalibration.fit(logits, torch.full((50,), kept), furthest)
     assert torch.tensor([found.slope, found.intercept]).isfinite().all()
-    assert IndexCalibration.fit(logits[:0], furthest[:0] > 0, furthest[:0]) == IndexCalibration.identity()
+    assert IndexCalibration.fit(logits[:0], furthest[:0] > 0, furthest[:0]) == IndexCalibration.neutral()
 
 
 def test_the_calibration_error_of_a_miscalibrated_head_falls_on_other_samples():
@@ -110,7 +110,7 @@ def test_the_last_index_serves_all_later_ones():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_identity_changes_no_bit(dtype):
     logits = 20 * torch.randn(1000, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(IndexCalibration.identity()(logits, torch.arange(1000)), logits)
+    assert torch.equal(IndexCalibration.neutral()(logits, torch.arange(1000)), logits)
 
 
 def with_calibration(predicts: str, values: dict | None, prob: float = 0.8):
@@ -144,7 +144,7 @@ def test_without_a_calibration_rules_do_as_with_the_identity_bit_by_bit(rule, pr
     head = AcceptanceHead(HeadConfig(8, 1, predicts, inputs=("hidden",))).eval().requires_grad_(False)
     torch.nn.init.normal_(head.readout.weight)
     found = []
-    for values in (None, IndexCalibration.identity().to_dict(), IndexCalibration([1.0] * 8, [0.0] * 8).to_dict()):
+    for values in (None, IndexCalibration.neutral().to_dict(), IndexCalibration([1.0] * 8, [0.0] * 8).to_dict()):
         head.config = replace(head.config, calibration=values)
         generator, one = torch.Generator().manual_seed(1), rule(head)
         state, survivals = one.start_prompt(16, CPU), []
@@ -179,7 +179,7 @@ def test_rows_of_different_indices_are_calibrated_separately():
 
 def test_a_calibration_comes_back_from_a_dict():
     assert IndexCalibration.from_dict(TRUE.to_dict()) == TRUE
-    assert IndexCalibration.from_dict(None) == IndexCalibration.identity()
+    assert IndexCalibration.from_dict(None) == IndexCalibration.neutral()
 
 
 @pytest.mark.parametrize(

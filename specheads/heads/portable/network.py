@@ -34,12 +34,15 @@ class ResidualBlock(nn.Module):
 class Network(nn.Module):
     """Maps features to the logit of the acceptance probability (SpecDec++, section 3.2)."""
 
+    input_mean: Tensor  # (input_size,)
+    input_scale: Tensor  # (input_size,)
+
     def __init__(self, inputs: Sequence[str], input_size: int, width: int, depth: int, projected: bool) -> None:
         """Make a network with random weights.
 
         Args:
             inputs: names of features, in the order in which they are concatenated.
-            input_size: how many numbers the features have together.
+            input_size: number of values in all features.
             width: of the blocks.
             depth: number of blocks.
             projected: whether a linear layer comes before the blocks.

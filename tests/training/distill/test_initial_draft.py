@@ -52,7 +52,10 @@ def test_a_random_draft_has_the_sizes_that_are_asked_for():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda target: with_layers(target, [2]), r"init_layers=\[2\] are not layers of LlamaForCausalLM, which has the layers 0 to 1"),
+        (
+            lambda target: with_layers(target, [2]),
+            r"init_layers=\[2\] are not layers of LlamaForCausalLM, which has the layers 0 to 1",
+        ),
         (lambda target: with_layers(target, []), "init_layers"),
         (lambda target: with_random_weights(target, {"depth": 3}, 0), "init_config.depth is no key of LlamaConfig"),
         (lambda target: with_random_weights(target, {"num_attention_heads": 0}, 0), "init_config=.*makes no model"),
