@@ -1,7 +1,7 @@
 """The features of a drafted token: everything that heads and stopping rules may read about it, in one table.
 
-Heads, decoder, feature store, recordings and exported files take names, sizes and computations from FEATURES, so a new input of heads
-is one entry here. Exported files carry a copy of this source; it needs nothing but torch.
+Heads, decoder, feature store, recordings and exported files take names, sizes and computations from FEATURES, so a new input of
+heads is one entry here. Exported files carry a copy of this source; it needs nothing but torch.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -74,8 +74,8 @@ def draft_prob(drafted: DraftedToken) -> Tensor:
     return (logits.gather(-1, drafted.token.unsqueeze(-1)) - largest).squeeze(-1).exp() / total
 
 
-# At the position that has read y_i, features of the token are already those of y_{i+1}, which training does not know: an `input_token`
-# head may read only the state, the distribution of the next token, and the round.
+# At the position that has read y_i, features of the token are already those of y_{i+1}, which training does not know: an
+# `input_token` head may read only the state, the distribution of the next token, and the round.
 BOTH, NEXT_TOKEN = ("input_token", "next_token"), ("next_token",)
 FEATURES = {
     # The draft's hidden state that the token was sampled from.
@@ -84,7 +84,8 @@ FEATURES = {
     "embedding": Feature(
         NEXT_TOKEN, lambda drafted: drafted.embed(drafted.token), size="embedding_size", of_token=True, stored=False
     ),
-    # Probabilities and entropy (nats) of the draft's plain softmax, whatever the warp, so that they are informative in greedy decoding.
+    # Probabilities and entropy (nats) of the draft's plain softmax, whatever the warp, so that they are informative in greedy
+    # decoding.
     "draft_prob": Feature(NEXT_TOKEN, draft_prob, transform=log_prob, reads_logits=True, of_token=True, recorded=True),
     "max_prob": Feature(BOTH, lambda drafted: 1 / drafted.softmax.total, reads_logits=True, recorded=True),
     "entropy": Feature(

@@ -16,14 +16,14 @@ def card(pair: PairRecipe, results: dict) -> str:
         made = f"{models}, trained from scratch with the tokenizer of {pair.tokenizer.name}"
     return (
         f"---\nlicense: apache-2.0\n---\n# {pair.name}, the embedded pair\n\n"
-        f"{made} by `python -m specheads.{pair.name}.build` to write the body of a Python function from its signature and docstring. "
-        "They exist so that every part of specheads runs on a laptop; their code is Python-like, not useful.\n\n"
+        f"{made} by `python -m specheads.{pair.name}.build` to write the body of a Python function from its signature and "
+        "docstring. They exist so that every part of specheads runs on a laptop; their code is Python-like, not useful.\n\n"
         f"| | target | draft |\n|---|---|---|\n{rows}\n"
         f"{_figures(pair, results)}"
-        f"Trained on {results['corpus_tokens']:,} tokens of documented functions found on one machine, de-duplicated by syntax tree; "
-        f"seed {target['recipe']['seed']}, recipe in `training.json`; on a 2-core CPU that had other work to do. Files of the "
-        "standard library were split by a hash of their path before training: half of them (dev) and a quarter (test) were never "
-        "trained on, nor any function elsewhere with the same body or the same signature and docstring.\n\n"
+        f"Trained on {results['corpus_tokens']:,} tokens of documented functions found on one machine, de-duplicated by syntax "
+        f"tree; seed {target['recipe']['seed']}, recipe in `training.json`; on a 2-core CPU that had other work to do. Files of "
+        "the standard library were split by a hash of their path before training: half of them (dev) and a quarter (test) were "
+        "never trained on, nor any function elsewhere with the same body or the same signature and docstring.\n\n"
         f"| source | version | licence | functions |\n|---|---|---|---|\n{sources}"
     )
 

@@ -93,8 +93,8 @@ def fit(
 ) -> Progress:
     """Train `model` in place on random windows of `stream` (N,) int16; return how it went.
 
-    With `checkpoint`, the state is written there every fifty steps or ten minutes, and a run with the same recipe, shape and stream
-    resumes from it and ends with the same weights. `dev_loss` is called every 200 steps; the weights do not depend on it.
+    With `checkpoint`, the state is written there every fifty steps or ten minutes, and a run with the same recipe, shape and
+    stream resumes from it and ends with the same weights. `dev_loss` is called every 200 steps; the weights do not depend on it.
     """
     training = Training(model, stream, recipe)
     if checkpoint is not None and checkpoint.exists() and training.load(checkpoint):

@@ -40,8 +40,9 @@ class IndexCalibration:
             logits: (n,), or (n, num_indices) where they depend on the index.
             furthest: the largest index that each token can have in a round, (n,) long; the token is a sample of all indices up to
                 it.
-            prior: a positive number, the weight in samples of two assumptions: that an index is like all tokens, and that the head
-                is right about all tokens. An index with few samples stays close to them, even if all its samples were accepted.
+            prior: a positive number, the weight in samples of two assumptions: that an index is like all tokens, and that the
+                head is right about all tokens. An index with few samples stays close to them, even if all its samples were
+                accepted.
 
         Source: Platt 1999, with power priors (Ibrahim and Chen 2000): the logistic of an index is fitted to its samples, and to
         all tokens at a weight that makes them count for `prior` samples.

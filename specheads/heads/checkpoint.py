@@ -26,13 +26,13 @@ def load_head(location: str | Path, any_draft: bool = False, **hub: Any) -> Acce
 
     Args:
         location: a folder or hub id.
-        any_draft: whether to forget for which draft and target the head was trained, so that it decodes with any draft of its size,
-            for example one that was distilled a little further. Its predictions are then less accurate.
+        any_draft: whether to forget for which draft and target the head was trained, so that it decodes with any draft of its
+            size, for example one that was distilled a little further. Its predictions are then less accurate.
         hub: arguments of huggingface_hub's snapshot_download, such as `revision` and `token`.
 
     Raises:
-        UserError: no such folder or hub id; a tensor that is missing, extra or of another shape; golden logits that the head does not
-            compute.
+        UserError: no such folder or hub id; a tensor that is missing, extra or of another shape; golden logits that the head does
+            not compute.
     """
     return AcceptanceHead.from_pretrained(location, any_draft=any_draft, **hub)
 

@@ -12,8 +12,8 @@ FORMAT_VERSION = 2
 RENAMED_KEYS = {"judges": "predicts"}  # format 1 -> format 2
 DEFAULT_INPUTS = {"input_token": ("hidden",), "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy")}
 KNOWN_INPUTS = {kind: tuple(name for name, feature in FEATURES.items() if kind in feature.heads) for kind in DEFAULT_INPUTS}
-# A look-ahead head is projected down to an eighth of the draft's width, within these bounds: it runs in every draft step, and widths
-# from 8 to 40 decided equally well on nano (benchmarks/README.md, kinds of heads).
+# A look-ahead head is projected down to an eighth of the draft's width, within these bounds: it runs in every draft step, and
+# widths from 8 to 40 decided equally well on nano (benchmarks/README.md, kinds of heads).
 NEXT_TOKEN_SHARE, LEAST_WIDTH, LARGEST_WIDTH = 8, 8, 256
 
 
@@ -97,7 +97,8 @@ class HeadConfig:
         No key names a file: whatever a config says, a head is read from the files of its folder.
 
         Raises:
-            UserError: a newer format, keys that are unknown or missing, values that are not allowed; the message begins with `where`.
+            UserError: a newer format, keys that are unknown or missing, values that are not allowed; the message begins with
+                `where`.
         """
         if not isinstance(values, Mapping):
             raise UserError(f"{where} must be a JSON object; export the head again.")
@@ -108,8 +109,8 @@ class HeadConfig:
             values = {RENAMED_KEYS.get(key, key): value for key, value in values.items()}
         elif version != FORMAT_VERSION:
             raise UserError(
-                f"{where} has head format {version!r}; this version reads 1 to {FORMAT_VERSION}. Update specheads or export the head "
-                "again."
+                f"{where} has head format {version!r}; this version reads 1 to {FORMAT_VERSION}. Update specheads or export the "
+                "head again."
             )
         known = {f.name for f in fields(cls)}
         if unknown := sorted(values.keys() - known):

@@ -1,8 +1,8 @@
 """The acceptance head: a small residual network on the draft's hidden state that predicts how likely a drafted token is accepted.
 
-There are two kinds. With `predicts=input_token` (SpecDec++) the head reads the draft's state after y_i and predicts the acceptance
-of y_i, one forward pass of the draft after y_i was sampled. With `predicts=next_token` (look-ahead) it reads the state that y_i was
-sampled from, y_i's embedding and the draft's certainty, and predicts the acceptance of y_i before that forward pass.
+There are two kinds. With `predicts=input_token` (SpecDec++) the head reads the draft's state after y_i and predicts the
+acceptance of y_i, one forward pass of the draft after y_i was sampled. With `predicts=next_token` (look-ahead) it reads the state
+that y_i was sampled from, y_i's embedding and the draft's certainty, and predicts the acceptance of y_i before that forward pass.
 """
 
 import copy
@@ -73,8 +73,8 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
         """Raise UserError unless this head computes the golden logits, and they are not all the same."""
         if golden.inputs.shape != (len(golden.logits), self.config.input_size):
             raise UserError(
-                f"{where}/golden.safetensors: inputs have shape {tuple(golden.inputs.shape)} for {tuple(golden.logits.shape)} logits "
-                f"of a head that reads {self.config.input_size} numbers; the files are damaged, export the head again."
+                f"{where}/golden.safetensors: inputs have shape {tuple(golden.inputs.shape)} for {tuple(golden.logits.shape)} "
+                f"logits of a head that reads {self.config.input_size} numbers; the files are damaged, export the head again."
             )
         difference = (self.score(golden.inputs) - golden.logits).abs().max().item()
         if not difference < 1e-3 * (1 + golden.logits.abs().max().item()):
@@ -105,7 +105,7 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
         self.input_scale.copy_(1 / inputs.std(dim=0).clamp_min(1e-6))
 
     def check_fits(self, pair: Pair) -> None:
-        """Raise UserError unless this head was trained for the pair's draft, and for its target if it reads the target's states."""
+        """Raise UserError unless this head was trained for the pair's draft, and for its target if it reads that."""
         size = pair.draft_lm.hidden_size
         if self.config.hidden_size != size:
             raise UserError(
@@ -120,11 +120,11 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
             self.check_trained_for(role, name, revision)
 
     def check_trained_for(self, role: str, name: str, revision: str) -> None:
-        """Raise UserError if this head was trained for another revision of the `role` (draft or target); without one it fits all."""
+        """Raise UserError if this head was trained for another revision of a `role`, draft or target."""
         trained = dict(getattr(self.config, role))
         if trained and trained.get("revision") != revision:
             raise UserError(
-                f"the head was trained for {role} {trained.get('id')} at revision {trained.get('revision')}, but this pair's {role} "
-                f"is {name} at revision {revision}; load that {role}, or train a head for this one: python train.py model=... "
-                "To use it nevertheless: any_draft=true."
+                f"the head was trained for {role} {trained.get('id')} at revision {trained.get('revision')}, but this pair's "
+                f"{role} is {name} at revision {revision}; load that {role}, or train a head for this one: python train.py "
+                "model=... To use it nevertheless: any_draft=true."
             )

@@ -59,8 +59,8 @@ def obstacle(head: AcceptanceHead) -> str | None:
     blocks = _linears(head)
     if any(not torch.equal(block.weight, blocks[0].weight) or not torch.equal(block.bias, blocks[0].bias) for block in blocks):
         return (
-            f"its {config.depth} blocks have different weights, theirs is one block applied {config.depth} times (use head.depth=1 "
-            "at most)"
+            f"its {config.depth} blocks have different weights, theirs is one block applied {config.depth} times (use "
+            "head.depth=1 at most)"
         )
     if blocks and not torch.equal(head.input_scale, torch.ones_like(head.input_scale)):
         return "it scales its inputs, which theirs does not do and blocks cannot absorb (use head.depth=0)"

@@ -14,8 +14,8 @@ FILE = "head.pt2"
 def write_program(head: AcceptanceHead, folder: Path) -> Path:
     """Write `head.pt2`, reloaded and checked against the head; return its path.
 
-    `torch.export.load(path).module()(features, index)` returns `logit` and `acceptance`, (B,) each, for features by name, (B, size)
-    or (B,) float32, and `index` (B,) long.
+    `torch.export.load(path).module()(features, index)` returns `logit` and `acceptance`, (B,) each, for features by name, (B,
+    size) or (B,) float32, and `index` (B,) long.
 
     Raises:
         UserError: a program that computes something else.

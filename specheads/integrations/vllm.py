@@ -7,10 +7,10 @@ vLLM gets this class by name, and the draft and its head by `additional_config` 
     }
     additional_config={"specheads": {"draft": "<folder or hub id>", "head": "<folder or hub id>"}}
 
-The contract (vllm/v1/spec_decode/custom_class_proposer.py): after each step vLLM asks for the tokens to verify next. It passes the
-tokens of all requests but no hidden states, and takes token ids but no probabilities. This class therefore runs the draft itself,
-with a separate KV cache, and drafts greedily. Requests have no names, and their rows move when others end, so a row is identified by
-its text. Drafts are made for one request after the other.
+The contract (vllm/v1/spec_decode/custom_class_proposer.py): after each step vLLM asks for the tokens to verify next. It passes
+the tokens of all requests but no hidden states, and takes token ids but no probabilities. This class therefore runs the draft
+itself, with a separate KV cache, and drafts greedily. Requests have no names, and their rows move when others end, so a row is
+identified by its text. Drafts are made for one request after the other.
 """
 
 from collections.abc import Sequence
@@ -59,15 +59,15 @@ class Request:
 class HeadProposer:
     """vLLM's `custom_class` proposer.
 
-    Keys of `additional_config["specheads"]`: `draft` and `head`, folders or hub ids; `threshold`, `min_tokens` and `max_tokens` of
-    HeadThreshold (by default what the head recommends, or else the usual ones), where vLLM's num_speculative_tokens is an upper
-    bound; `max_requests`, 32 by default, the number of requests at the start of the batch that get drafts, as the draft's KV cache
-    takes memory next to vLLM's; `device` and `dtype` of the draft; `any_draft`, which accepts a head that was trained for another
-    draft.
+    Keys of `additional_config["specheads"]`: `draft` and `head`, folders or hub ids; `threshold`, `min_tokens` and `max_tokens`
+    of HeadThreshold (by default what the head recommends, or else the usual ones), where vLLM's num_speculative_tokens is an
+    upper bound; `max_requests`, 32 by default, the number of requests at the start of the batch that get drafts, as the draft's
+    KV cache takes memory next to vLLM's; `device` and `dtype` of the draft; `any_draft`, which accepts a head that was trained
+    for another draft.
 
     Raises:
-        UserError: keys that are unknown or missing; a head of another draft, or one that reads the target's hidden states, which vLLM
-            does not pass.
+        UserError: keys that are unknown or missing; a head of another draft, or one that reads the target's hidden states, which
+            vLLM does not pass.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -115,8 +115,8 @@ class HeadProposer:
         target_size = self._vocab_size
         if target_size is not None and draft.vocab_size > target_size:
             raise UserError(
-                f"the draft {self._draft_location} knows {draft.vocab_size} tokens, the target {target_size}; choose a draft with the "
-                "target's tokenizer."
+                f"the draft {self._draft_location} knows {draft.vocab_size} tokens, the target {target_size}; choose a draft "
+                "with the target's tokenizer."
             )
         # The vocabulary that the head was trained on, where the draft's folder has no tokenizer from which to count it.
         draft.vocab_size = self.head.config.vocab_size or draft.vocab_size
@@ -137,8 +137,8 @@ class HeadProposer:
         """Return drafted tokens for each request, at most num_speculative_tokens.
 
         Args:
-            sampled_token_ids: by request, the tokens of the last step; none for a request that is still reading its prompt, and gets
-                no draft.
+            sampled_token_ids: by request, the tokens of the last step; none for a request that is still reading its prompt, and
+                gets no draft.
             num_tokens_no_spec: by request, the number of its tokens, these included.
             token_ids_cpu: (rows, max_model_len); the first rows are the requests.
             slot_mappings: of vLLM's KV cache, not used here.

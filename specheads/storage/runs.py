@@ -84,7 +84,7 @@ def is_unfinished(folder: Path, key: str) -> bool:
 
 
 def has_ended(folder: Path, top: Path) -> bool:
-    """Return whether every run that `folder` (below `top`) belongs to is finished; a folder outside of runs counts as finished."""
+    """Return whether all runs that `folder` (below `top`) belongs to are finished; without runs it counts as finished."""
     states = [read_state(parent) for parent in folder.parents if parent.is_relative_to(top)]
     return all(state.get("finished") for state in states if state)
 

@@ -21,15 +21,15 @@ def total(name):
 
 
 @pytest.mark.parametrize(
-    "name, looked_up",
+    ("name", "looked_up"),
     [
-        ("llama", VOCAB_SIZE * HIDDEN),  # an embedding of its own
+        ("llama", VOCAB_SIZE * HIDDEN),  # an untied embedding
         ("llama, tied", 0),  # the output embedding, which a step multiplies by
         ("gpt-neox", VOCAB_SIZE * HIDDEN),
         ("opt", (WINDOW + 2) * HIDDEN),  # learned positions, next to a tied embedding
     ],
 )
-def test_tables_of_which_a_step_reads_one_row_do_not_count(name, looked_up):
+def test_tables_with_one_row_per_step_do_not_count(name, looked_up):
     assert counted(name) == total(name) - looked_up
 
 

@@ -1,8 +1,8 @@
 """A head in transformers' assisted generation: the head decides when a draft ends, and everything else is left to transformers.
 
 Streamers, stopping criteria, logits processors, sampling and outputs of `generate` therefore work as usual. transformers does not
-pass the draft's hidden states to the criterion that ends a draft, so hooks on both models catch them. As in all assisted generation,
-one prompt is decoded at a time, with a dynamic cache.
+pass the draft's hidden states to the criterion that ends a draft, so hooks on both models catch them. As in all assisted
+generation, one prompt is decoded at a time, with a dynamic cache.
 """
 
 import copy
@@ -25,7 +25,10 @@ _LOCK = threading.Lock()
 
 
 class Tap:
-    """Within a `with`, the last input of a model's output embedding in this thread, `hidden` (1, T, H), and `logits` (1, T, V)."""
+    """Keeps the last input of a model's output embedding, `hidden` (1, T, H), and its `logits` (1, T, V), within a `with`.
+
+    Calls in other threads are ignored.
+    """
 
     hidden: Tensor
     logits: Tensor
@@ -130,9 +133,9 @@ class _Enough(StoppingCriteria):
 class Assisted:
     """A target whose assisted generation by one draft uses a head, until `remove()` or the end of a `with`.
 
-    `rounds` belong to the generation that began last: the numbers of drafted and of accepted tokens. Where several objects serve one
-    draft, the latest is used; with `this_thread` an object serves only the thread that made it. Generations in different threads do
-    not disturb each other.
+    `rounds` belong to the generation that began last: the numbers of drafted and of accepted tokens. Where several objects serve
+    one draft, the latest is used; with `this_thread` an object serves only the thread that made it. Generations in different
+    threads do not disturb each other.
     """
 
     rounds: list[tuple[int, int]]
@@ -172,7 +175,7 @@ class Assisted:
         self.remove()
         if kind is None and not self._num_generations:
             warnings.warn(
-                "the head was never used: the target generated nothing with assistant_model= the draft that the head was given for.",
+                "the head was never used: the target generated nothing with the head's draft as assistant_model=.",
                 stacklevel=2,
             )
 
@@ -214,8 +217,8 @@ class _Dispatcher:
     def __init__(self, target: PreTrainedModel) -> None:
         if not hasattr(target, REPLACED):
             raise ValueError(
-                f"{type(target).__name__} of this transformers has no {REPLACED}, which a head replaces; use transformers 5.17 to "
-                "5.23."
+                f"{type(target).__name__} of this transformers has no {REPLACED}, which a head replaces; use transformers 5.17 "
+                "to 5.23."
             )
         self._target, self._before = target, getattr(target, REPLACED)
         self._users: list[Assisted] = []
@@ -262,12 +265,12 @@ def _check(target: PreTrainedModel, draft: PreTrainedModel, head: StandaloneHead
         if actual != size:
             trained = (head.config.get(role) or {}).get("id", f"another {role}")
             raise ValueError(
-                f"the head reads hidden states of size {size} of the {role}, but those of {model.name_or_path} have {actual}; it was "
-                f"trained for {trained}. Use that one, or train a head for this pair."
+                f"the head reads hidden states of size {size} of the {role}, but those of {model.name_or_path} have {actual}; it "
+                f"was trained for {trained}. Use that one, or train a head for this pair."
             )
     of_draft, of_target = (model.config.get_text_config().vocab_size for model in (draft, target))
     if of_draft != of_target:
         raise ValueError(
-            f"the draft has {of_draft} logits and the target {of_target}, so transformers assumes different tokenizers. If they share "
-            "one, give both the same number: model.resize_token_embeddings(len(tokenizer))."
+            f"the draft has {of_draft} logits and the target {of_target}, so transformers assumes different tokenizers. If they "
+            "share one, give both the same number: model.resize_token_embeddings(len(tokenizer))."
         )

@@ -2,9 +2,9 @@
 
     target.generate(**inputs, custom_generate="<folder or hub id>", trust_remote_code=True, draft_model=draft)
 
-`draft_model` is the model that the head in the folder was trained for; where the revisions of both are commits of a hub, they must
-be equal, unless `any_draft=True`. `threshold`, `min_tokens` and `max_tokens` change when drafts end; `acceptance_head` is the folder
-or hub id of another head, `revision` and `token` belong to a hub id. All other arguments are passed to `generate`.
+`draft_model` is the model that the head in the folder was trained for; where the revisions of both are commits of a hub, they
+must be equal, unless `any_draft=True`. `threshold`, `min_tokens` and `max_tokens` change when drafts end; `acceptance_head` is
+the folder or hub id of another head, `revision` and `token` belong to a hub id. All other arguments are passed to `generate`.
 """
 
 import sys

@@ -5,10 +5,10 @@
     while not round.stops(features):                      # after each drafted token
         ...
 
-`features` are those of the token just drafted, by the names in `head.inputs`, each (1, size) or (1,). `drafting_features` computes
-those of the draft from its logits, the token, `hidden` (the input of the draft's output embedding from which the logits were
-computed; the same for both kinds of head) and the draft's input embedding. `index` is added by the round; `target_hidden` is the
-input of the target's output embedding for the last token before the draft, zeros if there is none.
+`features` are those of the token just drafted, by the names in `head.inputs`, each (1, size) or (1,). `drafting_features`
+computes those of the draft from its logits, the token, `hidden` (the input of the draft's output embedding from which the logits
+were computed; the same for both kinds of head) and the draft's input embedding. `index` is added by the round; `target_hidden` is
+the input of the target's output embedding for the last token before the draft, zeros if there is none.
 """
 
 import json
@@ -106,7 +106,7 @@ def bounds_of(
 
 
 class DraftRound:
-    """Decides when one draft ends: once the chance that one of its tokens is rejected exceeds a threshold (SpecDec++, section 3.3)."""
+    """Ends a draft once the chance that one of its tokens is rejected exceeds a threshold (SpecDec++, section 3.3)."""
 
     def __init__(self, head: StandaloneHead, **bounds: Any) -> None:
         """Begin a draft. `bounds` are arguments of `bounds_of`, which may raise ValueError."""

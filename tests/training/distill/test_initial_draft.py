@@ -61,12 +61,12 @@ def test_a_random_draft_has_the_sizes_that_are_asked_for():
         (lambda target: with_random_weights(target, {"num_attention_heads": 0}, 0), "init_config=.*makes no model"),
     ],
 )
-def test_initial_drafts_that_make_no_model_are_refused(make, message):
+def test_impossible_initial_drafts_are_refused(make, message):
     with pytest.raises(UserError, match=message):
         make(family_pair("llama").target)
 
 
-def test_initial_drafts_say_what_they_are():
+def test_initial_drafts_have_descriptive_names():
     target = family_pair("llama").target
     assert (
         TargetLayers().name == "the target's layers spread evenly" and TargetLayers((0, 1)).name == "the target's layers [0, 1]"
