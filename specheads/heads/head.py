@@ -17,8 +17,8 @@ from torch import Tensor
 from specheads.errors import UserError
 from specheads.features import reads_target
 from specheads.heads.config import HeadConfig
-from specheads.heads.head_folder import Golden, HeadFiles, read_files, tensor_mismatch, write_files
-from specheads.heads.portable.network import Network
+from specheads.heads.head_folder import Golden, HeadFiles, read_files, write_files
+from specheads.heads.portable.network import Network, tensor_mismatch
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.pair import Pair
 
@@ -76,8 +76,7 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
                 f"{where}/golden.safetensors: inputs have shape {tuple(golden.inputs.shape)} for {tuple(golden.logits.shape)} "
                 f"logits of a head that reads {self.config.input_size} numbers; the files are damaged, export the head again."
             )
-        difference = (self.score(golden.inputs) - golden.logits).abs().max().item()
-        if not difference < 1e-3 * (1 + golden.logits.abs().max().item()):
+        if (difference := self.deviation(golden.inputs, golden.logits)) is not None:
             raise UserError(
                 f"{where}: outputs differ from the golden vectors by {difference:.3g}; the files are damaged, export the head "
                 "again."

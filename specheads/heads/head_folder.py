@@ -89,15 +89,6 @@ def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
     return HeadFiles(config, tensors, Golden(golden["inputs"], golden["logits"]), learned, folder)
 
 
-def tensor_mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
-    """Return the first difference between the names and shapes of two sets of tensors, or None."""
-    for name in sorted(expected.keys() | given.keys()):
-        wanted, actual = (tuple(tensors[name].shape) if name in tensors else "no such tensor" for tensors in (expected, given))
-        if wanted != actual:
-            return f"tensor {name!r} is {actual}, expected {wanted}"
-    return None
-
-
 def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:
     folder = Path(location)
     if folder.is_dir():

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specheads.features import input_size
 from specheads.heads.calibration import calibrated
-from specheads.heads.portable.network import Network
+from specheads.heads.portable.network import Network, tensor_mismatch
 
 FORMAT_VERSION = 2  # format 1 calls the key `predicts` `judges`
 
@@ -53,16 +53,12 @@ class StandaloneHead(Network):
         if version == 1:
             config = {"predicts" if key == "judges" else key: value for key, value in config.items()}
         head, tensors = cls(config), load_file(Path(folder) / "model.safetensors")
-        expected = head.state_dict()
-        for name in sorted(expected.keys() | tensors.keys()):
-            wanted, actual = (tuple(group[name].shape) if name in group else "no such tensor" for group in (expected, tensors))
-            if wanted != actual:
-                raise ValueError(f"{folder}/model.safetensors: tensor {name!r} is {actual}, expected {wanted} from config.json.")
+        if mismatch := tensor_mismatch(head.state_dict(), tensors):
+            raise ValueError(f"{folder}/model.safetensors: {mismatch} from config.json.")
         head.load_state_dict(tensors)
         head.requires_grad_(False).eval()
         golden = load_file(Path(folder) / "golden.safetensors")
-        difference = (head.score(golden["inputs"]) - golden["logits"]).abs().max().item()
-        if not difference < 1e-3 * (1 + golden["logits"].abs().max().item()):
+        if (difference := head.deviation(golden["inputs"], golden["logits"])) is not None:
             raise ValueError(
                 f"{folder}: outputs differ from golden.safetensors by {difference:.3g}; the files are damaged, get them again."
             )
