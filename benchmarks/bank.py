@@ -24,7 +24,7 @@ from data_gen.__main__ import data_cache
 from specheads import load_pair
 from specheads.commands.compose import settings_of
 from specheads.heads.batch import collate
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.storage.data_set import load_split
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule

@@ -37,7 +37,8 @@ from specheads.decoding.records import DecodeStats, Round
 from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.decoding.verification import SyntheticVerification, TokenVerification, VerificationRule
 from specheads.integrations.transformers import assist
-from specheads.pair import LanguageModel, Pair
+from specheads.language_model import LanguageModel
+from specheads.pair import Pair
 from specheads.prompts.nano_source import NanoSource
 
 FIXED, THRESHOLDS, CONTEXTS = (2, 4, 6, 8), (0.3, 0.5, 0.7), (128, 512, 2048)

@@ -41,7 +41,7 @@ from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.tuning import Tuning
 from specheads.heads.metrics import auroc
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.replay.replay import recorded_head
 from specheads.storage.runs import has_ended
 

@@ -1,7 +1,7 @@
 """`python benchmarks/nano_card.py`: recompute the figures on the embedded pair's card, and say where the card differs.
 
 On held-out functions of the standard library (none was trained on): the loss of both models per response token; along the
-target's own sampled responses, how much the two laws overlap; how many of the target's greedy responses make the prompt a
+target's own sampled responses, how much the two distributions overlap; how many of the target's greedy responses make the prompt a
 Python function that parses. `--write` puts the figures into the card. About two minutes on 2 cores.
 """
 
@@ -70,7 +70,7 @@ def measure(pair: Pair, num_prompts: int) -> dict[str, float]:
     labels = label_responses(pair, ids, [response.ids for response in sampled], uniform, WARP)
     overlap = np.concatenate([label.overlap for label in labels])
     figures["test prompts"] = len(prompts)
-    figures["overlap of the two laws, 1 - TV"] = round(float(overlap.mean()), 3)
+    figures["overlap of the two distributions, 1 - TV"] = round(float(overlap.mean()), 3)
     greedy = responses(pair, prompts, ids, Warp(temperature=0), 256)
     texts = [prompt.text + pair.decode(response.ids) for prompt, response in zip(prompts, greedy, strict=True)]
     figures["greedy responses that end within 256 tokens"] = round(np.mean([response.finished for response in greedy]), 3)

@@ -32,7 +32,7 @@ from specheads.evaluation.replayed_sets import ReplayedSet
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.tuning import Tuning
 from specheads.heads.cost import counted_share
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.prompts.encoding import ResponseLimits
 from specheads.replay.cost import Costs
 from specheads.replay.head_scores import add_predictions, head_fingerprint

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specheads.language_model import LanguageModel
 from specheads.padding import SLICE_ELEMENTS, batches_of_tokens, right_padded, slices
-from specheads.pair import LanguageModel, Pair
+from specheads.pair import Pair
 from specheads.sampling import Warp, accept_prob, check_finite, overlap, sample
 
 BATCH_TOKENS = 16_384  # padded tokens that a model reads at once

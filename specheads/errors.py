@@ -65,7 +65,7 @@ def is_number(value: object) -> bool:
 
 
 def is_count(value: object, least: int = 0) -> bool:
-    """Whether a config value is a whole number of at least `least`."""
+    """Whether a config value is an integer of at least `least`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 

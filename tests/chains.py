@@ -76,8 +76,8 @@ def emitted_distribution(
             block, weights = block_after(target, draft, prefix, num_drafted)
             count = len(weights)
             if lengths is not None:
-                found = torch.tensor([lengths(prefix, tuple(row)) for row in block.tokens.tolist()])
-                block = replace(block, lengths=found, planned=found if planned else torch.zeros_like(found))
+                actual = torch.tensor([lengths(prefix, tuple(row)) for row in block.tokens.tolist()])
+                block = replace(block, lengths=actual, planned=actual if planned else torch.zeros_like(actual))
             if isinstance(rule, int):
                 levels = Levels(torch.tensor([log_ratio] * count, dtype=torch.float64), torch.tensor([left] * count))
                 nested = NestedDistribution.of(levels, block)
@@ -106,10 +106,10 @@ def emitted_distribution(
     return total
 
 
-def difference(found: Tensor, target: Model) -> float:
+def difference(actual: Tensor, target: Model) -> float:
     """Return the largest difference between a distribution of emitted tokens (V, ..., V) and the target's own."""
-    sequences = itertools.product(range(target.vocab_size), repeat=found.dim())
-    return max(abs(found[tokens].item() - target.joint(tokens)) for tokens in sequences)
+    sequences = itertools.product(range(target.vocab_size), repeat=actual.dim())
+    return max(abs(actual[tokens].item() - target.joint(tokens)) for tokens in sequences)
 
 
 def expected_accepted(distribution_of: Callable, target: Model, draft: Model, num_drafted: int) -> float:

@@ -44,7 +44,7 @@ from benchmarks.results import (
 from specheads import Warp
 from specheads.commands.evaluation import rule_choices
 from specheads.evaluation.prompt_sets import PromptSet
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.prompts.prompt import Prompt
 
 FILES = sorted(RESULTS.glob("*.json"))

@@ -27,7 +27,8 @@ from specheads.decoding.drafting.layer_skip import layers_of, without_layers
 from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.settings import LayerSearch
 from specheads.forecast import progress
-from specheads.pair import LanguageModel, Pair
+from specheads.language_model import LanguageModel
+from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt
 from specheads.sampling import Warp
 from specheads.storage.files import write_json

@@ -18,7 +18,8 @@ from torch import Tensor
 from specheads.features import ROUND_INPUTS, drafting_features, reads_logits, reads_target
 from specheads.heads.batch import HeadBatch, target_states
 from specheads.heads.head import AcceptanceHead
-from specheads.pair import LanguageModel, Pair
+from specheads.language_model import LanguageModel
+from specheads.pair import Pair
 from specheads.replay.recording import GROUND_TRUTH, Advance, NodeIndices, branches_of
 from specheads.replay.response_tree import SLICE_ELEMENTS, node_states
 from specheads.sampling import Warp, accept_prob

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from specheads.decoding.branches import Branches, ReadTexts
 from specheads.features import RECORDED, drafting_features
-from specheads.pair import LanguageModel, Pair
+from specheads.language_model import LanguageModel
+from specheads.pair import Pair
 from specheads.sampling import Warp, accept_prob, check_finite, sample
 
 SLICE_ELEMENTS = 2**24  # probabilities held at once per model

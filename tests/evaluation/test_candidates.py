@@ -14,7 +14,7 @@ from specheads.evaluation.candidate import FIXED, Candidate, RuleChoice
 from specheads.evaluation.candidates import candidates, check_rules, longest_draft
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.tuning import Tuning
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
 from specheads.replay.cost import Costs

@@ -10,7 +10,8 @@ from hydra import compose, initialize_config_dir
 from specheads.evaluation import layer_search
 from specheads.evaluation.layer_search import best_length, cost_without
 from specheads.evaluation.prompt_sets import PromptSet
-from specheads.pair import Pair, config_folder
+from specheads.pair import Pair
+from specheads.pair_config import config_folder
 from specheads.prompts.prompt import Prompt
 
 

@@ -19,7 +19,7 @@ from specheads.evaluation.learning_curve_report import Curve, Point, conclusion,
 from specheads.evaluation.report import Winner
 from specheads.heads.checkpoint import load_head
 from specheads.interrupts import Interrupted
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json
 

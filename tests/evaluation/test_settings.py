@@ -16,7 +16,7 @@ from specheads.commands.compose import settings_of
 from specheads.commands.evaluation import evaluation_settings, replay_settings
 from specheads.evaluation.candidate import FIXED, RuleChoice
 from specheads.evaluation.settings import Evaluation, LayerSearch, LearningCurve
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.settings import fields_of
 
 COMMANDS = {

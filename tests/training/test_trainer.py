@@ -5,7 +5,7 @@ from hydra import compose, initialize_config_dir
 
 from specheads import UserError
 from specheads.commands.compose import settings_of
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.training.heads.settings import HeadTraining
 
 

@@ -53,7 +53,7 @@ def calibrate(
         fitted = IndexCalibration.fit(*tokens).to_dict()
         head.config = replace(head.config, calibration=fitted)
         errors[folder.name] = {
-            "raw": error_in_rounds(IndexCalibration.identity(), *tokens),
+            "raw": error_in_rounds(IndexCalibration.neutral(), *tokens),
             "cross_fitted": cross_fitted_error(*tokens, prompt, groups),
         }
         store_dev_prompts(folder, head, [prompt.text for prompt, _ in prompts])

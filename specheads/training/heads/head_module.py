@@ -13,7 +13,7 @@ from specheads.features import RECORDED
 from specheads.heads.batch import HeadBatch, head_features, target_states
 from specheads.heads.head import LEAST_SPREAD
 from specheads.heads.metrics import auroc, fit_logistic, prediction_metrics
-from specheads.pair import LanguageModel
+from specheads.language_model import LanguageModel
 from specheads.training.curve_module import CurveModule
 from specheads.training.heads.bank import HeadBank
 from specheads.training.optimizer import Optimizer, cosine_after_warmup

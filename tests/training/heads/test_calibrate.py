@@ -22,7 +22,7 @@ def noise(seed=0, spread=0.3):
 @pytest.mark.parametrize("seed", range(5))
 def test_a_head_that_is_noise_looks_calibrated_on_its_own_prompts_alone(seed):
     *tokens, prompt = noise(seed)
-    raw, within = (error_in_rounds(each, *tokens) for each in (IndexCalibration.identity(), IndexCalibration.fit(*tokens)))
+    raw, within = (error_in_rounds(each, *tokens) for each in (IndexCalibration.neutral(), IndexCalibration.fit(*tokens)))
     assert within < 0.03 and raw > 0.15
     assert within < cross_fitted_error(*tokens, prompt, NUM_PROMPTS) < raw
 
@@ -71,7 +71,7 @@ def test_prompts_of_a_group_are_on_one_side(monkeypatch):
 def test_halves_count_by_their_tokens_and_may_be_empty():
     *tokens, prompt = noise()
     first = [part[prompt == 0] for part in tokens]
-    assert cross_fitted_error(*first, prompt[prompt == 0], 1) == error_in_rounds(IndexCalibration.identity(), *first)
+    assert cross_fitted_error(*first, prompt[prompt == 0], 1) == error_in_rounds(IndexCalibration.neutral(), *first)
     some = (prompt % 2 == 0) | (prompt == 1)
     parts = [part[some] for part in tokens]
     even = prompt[some] % 2 == 0
