@@ -131,7 +131,8 @@ def _print_live(report: Report, console: Console) -> None:
         speeds = [f"{row.tokens_per_second.value:.0f}", *guesses, f"{row.speedup.value:.2f}x"]
         table.add_row(escape(row.name), *speeds, *rates, f"{row.block_efficiency:.2f}", accepted, latency)
     console.print(table)
-    console.print(fit_text(report), highlight=False, style=style)
+    if report.fit:
+        console.print(fit_text(report.fit), highlight=False, style=style)
     _print_gains(report.gains, console, style)
     for row in report.live:
         if row.efficiency_gain:

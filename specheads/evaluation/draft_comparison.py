@@ -81,15 +81,15 @@ def check_context(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str
 
 def _reported(context: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the provenance of the first prompts of a report that rules were not tuned on; None where it has none."""
-    return next((one for one in context.get("prompts", {}).values() if one["role"] == "test"), None)
+    return next((prompts for prompts in context.get("prompts", {}).values() if prompts["role"] == "test"), None)
 
 
 def _check_prompts(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
     """Raise UserError, which names both sides, unless two reports are of the same prompts."""
     if ours["sha256"] != theirs["sha256"]:
         described = [
-            f"{one['num_prompts']} prompts of hash {one['sha256']}" + (f" of Python {one['python']}" if "python" in one else "")
-            for one in (theirs, ours)
+            f"{prompts['num_prompts']} prompts of hash {prompts['sha256']}" + (f" of Python {prompts['python']}" if "python" in prompts else "")
+            for prompts in (theirs, ours)
         ]
         raise UserError(
             f"compare={where} cannot be compared with this evaluation: its prompts are {described[0]}, here they are {described[1]}; evaluate both with "

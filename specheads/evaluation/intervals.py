@@ -134,19 +134,19 @@ def interval(values: np.ndarray) -> Interval:
     return Interval(float(values[0]), float(low), float(high))
 
 
-def predicted_speed(one: Measured, costs: Costs | Sequence[Costs], resamples: np.ndarray) -> np.ndarray:
+def predicted_speed(measured: Measured, costs: Costs | Sequence[Costs], resamples: np.ndarray) -> np.ndarray:
     """Return the tokens per second (R,) that costs, one for all prompts or one for each, predict from a decoded setting's counts.
 
     One entry for each row of `resamples` (R, P).
     """
-    tokens = np.array([part.num_tokens for part in one.stats], dtype=float)
-    seconds = one.predicted_seconds(costs) if isinstance(costs, Costs) else _by_prompt(one, costs)
+    tokens = np.array([part.num_tokens for part in measured.stats], dtype=float)
+    seconds = measured.predicted_seconds(costs) if isinstance(costs, Costs) else _by_prompt(measured, costs)
     return (resamples @ tokens) / (resamples @ seconds)
 
 
-def _by_prompt(one: Measured, costs: Sequence[Costs]) -> np.ndarray:
+def _by_prompt(measured: Measured, costs: Sequence[Costs]) -> np.ndarray:
     """Return the seconds (P,) of each prompt, each with its own costs."""
-    seconds = {cost: one.predicted_seconds(cost) for cost in dict.fromkeys(costs)}
+    seconds = {cost: measured.predicted_seconds(cost) for cost in dict.fromkeys(costs)}
     return np.array([seconds[cost][prompt] for prompt, cost in enumerate(costs)])
 
 

@@ -93,7 +93,7 @@ def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, 
         number = 0
         for _ in range(most):
             skipped, tried = best[-1].skipped if best else (), []
-            for layer in (one for one in range(num_layers) if one not in skipped):
+            for layer in sorted({*range(num_layers)} - {*skipped}):
                 candidate = tuple(sorted((*skipped, layer)))
                 if number not in journal.entries:
                     overlap = mean_overlap(pair, candidate, texts, targets, settings.warp)
@@ -102,8 +102,8 @@ def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, 
                 tried.append(SkippedLayers(candidate, acceptance, cost, *best_length(acceptance, cost, settings.max_tokens)))
                 number += 1
                 advance(1)
-            best.append(max(tried, key=lambda one: (one.speedup, one.acceptance)))
-    return sorted(best, key=lambda one: -one.speedup)
+            best.append(max(tried, key=lambda layers: (layers.speedup, layers.acceptance)))
+    return sorted(best, key=lambda layers: -layers.speedup)
 
 
 def mean_overlap(pair: Pair, skipped: Sequence[int], texts: Sequence[Text], targets: Sequence[Tensor], warp: Warp) -> float:
@@ -127,9 +127,9 @@ def print_sets(sets: Sequence[SkippedLayers], console: Console | None = None) ->
     table = Table("skipped layers")
     for column in ("acceptance", "cost", "length", "speed-up"):
         table.add_column(column, justify="right")
-    for one in sets:
-        layers = ", ".join(map(str, one.skipped))
-        table.add_row(layers, f"{one.acceptance:.3f}", f"{one.cost:.3f}", f"{one.length}", f"{one.speedup:.2f}x")
+    for layers in sets:
+        skipped = ", ".join(map(str, layers.skipped))
+        table.add_row(skipped, f"{layers.acceptance:.3f}", f"{layers.cost:.3f}", f"{layers.length}", f"{layers.speedup:.2f}x")
     (console or Console()).print(table)
 
 
@@ -144,7 +144,7 @@ def layer_search(cfg: DictConfig) -> list[SkippedLayers]:
     pair = load_configured_pair(cfg)
     sets = search(pair, PromptSets(data, pair, {}).dev.first(settings.num_dev_prompts).prompts, settings, run)
     print_sets(sets)
-    write_json(run / "layer_search.json", [asdict(one) for one in sets])
+    write_json(run / "layer_search.json", [asdict(layers) for layers in sets])
     print(run / "layer_search.json")
     best = ",".join(map(str, sets[0].skipped))
     print(f"next: {next_command('evaluate.py', 'head=null', 'drafting=layer_skip', f'drafting.skipped=[{best}]')}")

@@ -169,7 +169,7 @@ def compare_heads(setup: Setup, planned: Sequence[Plan]) -> list[Curve]:
     head_of = {rule.family: rule.head for rule in rules}
     curves = []
     for replayed in tests:
-        data, points, aurocs = data_set(replayed, rules, choices, cost_table), [], []
+        data, points, aurocs = data_set(replayed, choices), [], []
         for plan in planned:
             winners = [row for row in data.winners if head_of.get(row.family) == plan.name]
             head, where = recorded_head(setup.heads[plan.name]), setup.located_heads[plan.name].where

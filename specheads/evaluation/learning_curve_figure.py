@@ -27,7 +27,7 @@ def figure_of(curve: Curve) -> go.Figure:
     figure = make_subplots(1, len(PANELS), subplot_titles=PANELS)
     counts = [point.num_prompts for point in curve.points]
     aurocs = [point.auroc for point in curve.points]
-    _line(figure, 1, counts, aurocs, COLORS[-1], SYMBOLS[-1], "AUROC", [f"{one.value:.4f}" for one in aurocs])
+    _line(figure, 1, counts, aurocs, COLORS[-1], SYMBOLS[-1], "AUROC", [f"{estimate.value:.4f}" for estimate in aurocs])
     for number, ratio in enumerate(curve.points[0].winners):
         style = COLORS[number % len(COLORS)], SYMBOLS[number % len(SYMBOLS)], f"at ratio {ratio}"
         rows = [point.winners[ratio] for point in curve.points]
@@ -58,7 +58,7 @@ def _line(
     """Add a line with its intervals to a panel; the legend names it once."""
     trace = go.Scatter(
         x=counts,
-        y=[one.value for one in estimates],
+        y=[estimate.value for estimate in estimates],
         error_y=error_bars(estimates),
         mode="lines+markers",
         line={"color": color, "width": 2},

@@ -54,7 +54,7 @@ def print_curve(curve: Curve, console: Console | None = None) -> None:
     for ratio in curve.points[0].winners:
         table.add_column(f"at {ratio}", justify="right", no_wrap=True)
     for point in curve.points:
-        errors = [f"{one.value:.4f} \u00b1{(one.high - one.low) / 2:.4f}" for one in (point.auroc, point.kl)]
+        errors = [f"{estimate.value:.4f} \u00b1{(estimate.high - estimate.low) / 2:.4f}" for estimate in (point.auroc, point.kl)]
         table.add_row(f"{point.num_prompts:,}", f"{point.num_epochs}", *errors, *map(_cell, point.winners.values()))
     console.print(table)
     if curve.last_step:

@@ -85,4 +85,4 @@ def plot_speed(report: Report, path: Path) -> None:
 
 def _error_bars(estimates: Sequence[Interval]) -> np.ndarray:
     """Return how far the intervals reach below and above their estimates, (2, n)."""
-    return np.array([[abs(one.value - one.low), abs(one.high - one.value)] for one in estimates]).T
+    return np.array([[abs(estimate.value - estimate.low), abs(estimate.high - estimate.value)] for estimate in estimates]).T

@@ -63,7 +63,9 @@ class PromptSets:
     ) -> None:
         self.data, self.pair, self.settings = data, pair, settings or ReplaySettings()
         self.name = data.name or Path(pair.name).stem
-        self.learned = {name: one.head.train_prompts for name, one in heads.items() if one.head.train_prompts is not None}
+        self.learned = {
+            name: located.head.train_prompts for name, located in heads.items() if located.head.train_prompts is not None
+        }
         self.silent = [name for name in heads if name not in self.learned]
         if self.silent:
             logger.warning("%s", _silence(self.silent))
@@ -93,9 +95,9 @@ class PromptSets:
         sets = [self.dev.first(self.settings.num_dev_prompts), self.reported.first(self.settings.num_prompts)]
         known = self._numbers("train", "dev") | _numbers_of(prompt for prompt, _ in sets[0].prompts)
         for name, test_set in (self.settings.test_sets or {}).items():
-            title = name if name not in [one.name for one in sets] else f"{name}, more"
+            title = name if name not in [other.name for other in sets] else f"{name}, more"
             sets.append(self._more(title, name, test_set, known))
-        return {one.name: one for one in sets}
+        return {prompt_set.name: prompt_set for prompt_set in sets}
 
     def decoded(self, count: int) -> PromptSet:
         """Return the first `count` reported prompts, which are decoded."""
@@ -105,7 +107,7 @@ class PromptSets:
 
     def groups_of(self, prompt_ids: Sequence[str]) -> list[Hashable]:
         """Return the group of each prompt of a recording."""
-        groups = {prompt.prompt_id: prompt.group for one in self._used.values() for prompt, _ in one.prompts}
+        groups = {prompt.prompt_id: prompt.group for used in self._used.values() for prompt, _ in used.prompts}
         return [groups.get(prompt_id) or prompt_id for prompt_id in prompt_ids]
 
     def context(self) -> dict[str, Any]:
@@ -114,13 +116,13 @@ class PromptSets:
         return {
             "split": self.settings.split,
             "final_parts": parts,
-            "prompts": {name: one.provenance() for name, one in self._used.items()},
+            "prompts": {name: used.provenance() for name, used in self._used.items()},
         }
 
     def notes(self) -> list[str]:
         """Return remarks on the prompts for readers of the report."""
-        sets = {one.name: one for one in self._used.values() if one.num_left_out}
-        left_out = [f"{_counted(one.num_left_out, one.name)} left out: {WHY}." for one in sets.values()]
+        sets = {used.name: used for used in self._used.values() if used.num_left_out}
+        left_out = [f"{_counted(reduced.num_left_out, reduced.name)} left out: {WHY}." for reduced in sets.values()]
         return left_out + ([_silence(self.silent)] if self.silent else [])
 
     def _more(self, title: str, name: str, test_set: TestSet, known: set[int]) -> PromptSet:
@@ -139,7 +141,7 @@ class PromptSets:
         num_left_out = len(prompts) - len(kept)
         if not kept:
             numbers = _numbers_of(prompts)
-            heads = [head for head, one in self.learned.items() if numbers & {*one.train.tolist(), *one.dev.tolist()}]
+            heads = [name for name, known_to in self.learned.items() if numbers & {*known_to.train.tolist(), *known_to.dev.tolist()}]
             raise UserError(
                 f"{name} cannot be reported on: all {num_left_out} of its prompts would be left out, because {WHY} "
                 f"(head={', '.join(heads) or None}); give other prompts by {key}, or a head that was trained on others."
@@ -151,7 +153,7 @@ class PromptSets:
 
     def _numbers(self, *kinds: str) -> set[int]:
         """Return the numbers of prompts that any head was trained on (`train`) or calibrated on (`dev`)."""
-        return {number for one in self.learned.values() for kind in kinds for number in getattr(one, kind).tolist()}
+        return {number for learned in self.learned.values() for kind in kinds for number in getattr(learned, kind).tolist()}
 
 
 def _numbers_of(prompts: Iterable[Prompt]) -> set[int]:

@@ -132,11 +132,10 @@ class BankRow:
     kl: float  # nats
     ece: float
     speedup: Mapping[str, Interval]
-    threshold: Mapping[str, float]
-    head_share: Mapping[str, float]  # by ratio, what it adds to a draft step, as a share of the step
-    break_even: Mapping[str, Interval | None] = field(
-        default_factory=dict
-    )  # the share at which it would be as fast as a fixed length
+    threshold: Mapping[str, float | None]
+    head_share: Mapping[str, float | None]  # by ratio, its cost as a share of a draft step
+    # By ratio, the share at which it would be as fast as the best fixed length.
+    break_even: Mapping[str, Interval | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -168,4 +167,4 @@ class Report:
     @property
     def costs(self) -> Costs | None:
         """The measured costs that are common to all rules."""
-        return self.fit and self.fit.costs
+        return None if self.fit is None else self.fit.costs

@@ -212,7 +212,7 @@ def _is_doubtful(report: Report, ratio: str) -> bool:
 
 
 def _live_texts(report: Report) -> list[str]:
-    texts = [fit_text(report)] if report.fit else []
+    texts = [fit_text(report.fit)] if report.fit else []
     gains = [
         f"{change(gain)} {change_limits(gain)} at {ratio_name(ratio)}" for ratio, gain in report.gains.items() if gain is not None
     ]

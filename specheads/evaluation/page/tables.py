@@ -130,7 +130,7 @@ def across_table(report: Report, ratio: str) -> Table:
     caption = (
         f"Gain over the best fixed length on every data set, ratio {ratio_text(report, ratio)}; {counted_text(report, ratio)}"
     )
-    return Table(_caption(caption), ("family", *(f"{one.name} ({one.role})" for one in report.data_sets)), rows)
+    return Table(_caption(caption), ("family", *(f"{data_set.name} ({data_set.role})" for data_set in report.data_sets)), rows)
 
 
 def live_table(report: Report) -> Table:
