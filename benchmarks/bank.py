@@ -28,7 +28,6 @@ from specheads.pair import config_folder
 from specheads.storage.data_set import load_split
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
-from specheads.training.heads.head_specs import head_specs
 from specheads.training.heads.mixed_responses import MixedResponses
 from specheads.training.heads.settings import HeadTraining
 from specheads.training.loaders import ResumableData
@@ -71,7 +70,7 @@ def main() -> None:
         data = compose("data_gen", ["model=nano"])
     pair = load_pair("nano")
     rows = load_split(data_cache(data, pair).folder, "train").select(range(arguments.prompts))
-    specs = head_specs(settings_of(HeadTraining, cfg), pair)
+    specs = settings_of(HeadTraining, cfg).specs(pair)
     one = [next(spec for spec in specs if spec.config.depth == 3)]
     epoch_seconds(pair, rows.select(range(32)), specs)
     times = {"together": [], "apart": [], "one": []}

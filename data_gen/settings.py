@@ -1,10 +1,10 @@
 """How a data set is made: what decides responses, and what the draft is asked about them."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from specheads.prompts.encoding import ResponseLimits
 from specheads.sampling import Warp
-from specheads.settings import Count, PositiveCount, Seed, Settings, built, count, setting
+from specheads.settings import Built, Count, PositiveCount, Seed, Settings, count, setting
 
 LARGEST_BATCH = 2**16  # responses; their key-value memory is allocated at once
 # Settings that decide the responses of a shard; the others decide what the draft is asked about them.
@@ -17,14 +17,14 @@ class Generation(Settings):
     """How responses, drafted tokens, acceptance probabilities and rollouts are made; all of it is part of the cache's fingerprint."""
 
     seed: Seed = setting(0, "the seed of everything that is random")
-    warp: built(Warp) = setting(
+    warp: Built[Warp] = setting(
         Warp(1.0, top_k=50), "how draft and target turn logits into probabilities, in training and decoding"
     )
     max_new_tokens: PositiveCount = setting(512, "the largest number of tokens in a response", key="data.max_new_tokens")
     max_prompt_tokens: PositiveCount = setting(
         1024, "the largest number of tokens in a prompt; longer prompts are left out", key="data.max_prompt_tokens"
     )
-    batch_size: count(1, LARGEST_BATCH) = setting(
+    batch_size: Annotated[int, count(1, LARGEST_BATCH)] = setting(
         64, "the number of prompts that are answered together; fewer take less memory", key="generation.batch_size"
     )
     rows_per_shard: PositiveCount = setting(

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 import data_gen.__main__
 import evaluate
+import specheads.evaluation.layer_search
 import specheads.evaluation.learning_curve
 import train
 from specheads.commands.run_folders import NoteRunKey
@@ -29,6 +30,7 @@ from specheads.storage.shards import ShardStore
 
 COMMANDS = {"train.py": train.main, "evaluate.py": evaluate.main, "data_gen": data_gen.__main__.main}
 COMMANDS["learning_curve"] = specheads.evaluation.learning_curve.main
+COMMANDS["layer_search"] = specheads.evaluation.layer_search.main
 DISTILL = ["train.py", "task=distill"]
 GRAPHS = ["evaluate.py", "drafting=graph", "verification=tree_match", "head=null"]
 SMALL = ["data.num_train=4", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=4"]
@@ -111,6 +113,9 @@ MISTAKES = {
     "unknown data": (["data_gen", "data=nothing"], "nothing.*alpaca"),
     "unknown key": (["train.py", "head.dept=2"], "Could not override 'head.dept'.*Key 'dept' is not in struct"),
     "key that no command has": (["train.py", "+unknown=1"], "unknown=1 is not known; expected one of calibration, checkpoint"),
+    "key that an evaluation does not have": (["evaluate.py", "+head_depth=2"], "head_depth=2 is not known; expected one of any_draft"),
+    "key that a layer search does not have": (["layer_search", "+max_skipped=2"], "max_skipped=2 is not known; expected .*most_skipped"),
+    "folder that no command has": (["data_gen", "+paths.datas=x"], "paths.datas=x is not known; expected one of data, outputs, run"),
     "override without a value": (["train.py", "head.depth"], "head.depth"),
     "value of another type": (["train.py", "trainer.max_epochs=many"], "trainer.max_epochs=many"),
     "missing value": (["train.py", "model=mine", "model.target=x"], "model.draft"),
@@ -478,6 +483,8 @@ MISTAKES = {
     "curve with steps of its own": (["learning_curve", "+trainer.max_steps=9"], "trainer.max_steps=9 does not fit.*leave it out"),
     "curve on several devices": (["learning_curve", "trainer.devices=2"], "trainer.devices=2 does not fit .* one device"),
     "curve from a checkpoint": (["learning_curve", "resume=no.ckpt"], "resume=no.ckpt must be true or false"),
+    "curve of a draft": (["learning_curve", "task=distill"], "task=distill does not fit a learning curve.*leave it out"),
+    "curve of a key that no command has": (["learning_curve", "+share=1"], "share=1 is not known; expected one of .*shares"),
     "curve of two heads": (["learning_curve", "head.depth=[0,1]"], "a learning curve is of one head, but 2 are asked for"),
     "curve without a head": (["learning_curve", "stopping=[fixed_length]"], "stopping has no rule that takes a head"),
     "curve on no test prompts": (["learning_curve", "num_prompts=0"], "num_prompts=0 must be a positive integer"),

@@ -6,7 +6,7 @@ import pytest
 
 from data_gen.settings import Generation
 from specheads.errors import UserError
-from specheads.settings import Count, Flag, OneOrMore, PositiveNumber, Settings, built, cache_key, fields_of, setting
+from specheads.settings import Built, Count, Flag, OneOrMore, PositiveNumber, Settings, cache_key, fields_of, setting
 from specheads.training.heads.settings import HeadTraining
 
 
@@ -32,7 +32,7 @@ class Inner(Settings):
 class Outer(Settings):
     rate: PositiveNumber = setting(1.0, "the rate of things", key="group.rate")
     inner: Inner | None = setting(Inner(), "what is inside")
-    shape: built(Shape) = setting(Shape(), "a shape")
+    shape: Built[Shape] = setting(Shape(), "a shape")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from textwrap import TextWrapper
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -86,9 +86,9 @@ def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, d
     A key that is swept (`head.depth=0,1`) has many values, so it keeps its default.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    single = [override.input_line for override in parsed if not override.is_sweep_override()]
+    single = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        content = OmegaConf.to_container(compose(command, single, return_hydra_config=True))
+        content = cast(dict[str, Any], OmegaConf.to_container(compose(command, single, return_hydra_config=True)))
     choices = content.pop("hydra")["runtime"]["choices"]
     # Hydra does not say what was chosen where it is a list.
     usual = {key: value for entry in _defaults(command) if isinstance(entry, Mapping) for key, value in entry.items()}
@@ -96,7 +96,8 @@ def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, d
     choices = _listed(usual) | choices | _listed(several)
     groups = [group for group in reversed(choices) if group.isidentifier()]  # not hydra/launcher; Hydra has the last one first
     groups.sort(key=lambda group: group != "model")
-    return OmegaConf.create(OmegaConf.to_yaml(content).replace(*RUN_FOLDER)), {group: choices[group] for group in groups}
+    cfg = cast(DictConfig, OmegaConf.create(OmegaConf.to_yaml(content).replace(*RUN_FOLDER)))
+    return cfg, {group: choices[group] for group in groups}
 
 
 def explanations(cfg: DictConfig, classes: Sequence[type]) -> dict[str, str]:
@@ -114,7 +115,7 @@ def sections(command: str, cfg: DictConfig, chosen: Mapping[str, str | None], ex
     for group, choice in chosen.items():
         files = [_read(name, group) for name in sorted(_names(group), key=lambda name: name not in _chosen(choice))]
         listed.append(Section(f"{group}={choice}", files[0].head if choice in _names(group) else "", files))
-    for key, value in _walk(OmegaConf.to_container(cfg)):
+    for key, value in _walk(cast(Mapping[str, Any], OmegaConf.to_container(cfg))):
         section = next((section for name in _upwards(key) for section in listed if section.has(name)), listed[0])
         explanation = explained.get(key) or section.explanation(key)
         if not isinstance(value, Mapping) or not value:

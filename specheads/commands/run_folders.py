@@ -6,7 +6,7 @@ Hydra asks the resolver `${run_folder:}` of conf/base.yaml where a run goes.
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
@@ -15,7 +15,7 @@ from specheads.storage import runs
 
 
 class NoteRunKey(Callback):
-    """Hydra callback that notes the key of the configuration that this process runs, of a sweep too, before anything else happens."""
+    """Hydra callback that notes the key of the configuration, or of the whole sweep, before this process runs anything."""
 
     key = ""
     resume: bool | str = True
@@ -50,7 +50,7 @@ def register_resolver() -> None:
 
 def run_key(config: DictConfig) -> str:
     """Return a key of a composed configuration; it does not depend on the folders that Hydra uses or on whether to resume."""
-    settings = OmegaConf.to_container(config, resolve=False)
+    settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
     overrides = settings.pop("hydra")["overrides"]["task"]
     if isinstance(settings.get("resume"), bool):
         settings.pop("resume")

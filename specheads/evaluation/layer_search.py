@@ -20,8 +20,8 @@ from torch import Tensor
 
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
-from specheads.commands.compose import load_configured_pair
-from specheads.commands.evaluation import plain_settings, prompt_data
+from specheads.commands.compose import load_configured_pair, settings_of
+from specheads.commands.evaluation import prompt_data
 from specheads.decoding.baseline import Baseline
 from specheads.decoding.drafting.layer_skip import layers_of, without_layers
 from specheads.evaluation.prompt_sets import PromptSets
@@ -139,7 +139,7 @@ def layer_search(cfg: DictConfig) -> list[SkippedLayers]:
     Raises:
         UserError: settings that do not fit.
     """
-    settings, data, run = plain_settings(LayerSearch, cfg), prompt_data(cfg), Path(cfg.paths.run)
+    settings, data, run = settings_of(LayerSearch, cfg), prompt_data(cfg), Path(cfg.paths.run)
     data.check("dev")
     pair = load_configured_pair(cfg)
     sets = search(pair, PromptSets(data, pair, {}).dev.first(settings.num_dev_prompts).prompts, settings, run)
@@ -153,6 +153,7 @@ def layer_search(cfg: DictConfig) -> list[SkippedLayers]:
 
 @command("layer_search", lambda cfg: [Generation, LayerSearch])
 def main(cfg: DictConfig) -> None:
+    """Search, print and write the sets of layers."""
     layer_search(cfg)
 
 

@@ -40,10 +40,9 @@ from specheads.heads.checkpoint import load_head
 from specheads.pair import Pair
 from specheads.replay.recording import Recording
 from specheads.replay.replay import RecordedHead, head_logits, predicted_nodes, recorded_head
+from specheads.settings import Settings
 from specheads.storage import runs
 from specheads.storage.data_set import load_split
-from specheads.training.distill.settings import Distillation
-from specheads.training.heads.head_specs import head_specs
 from specheads.training.heads.settings import HeadTraining
 from specheads.training.heads.train_share import first_rows
 
@@ -82,7 +81,7 @@ def learning_curve(cfg: DictConfig) -> list[Curve]:
     """
     settings = checked(cfg)
     pair, run = load_configured_pair(cfg), Path(cfg.paths.run)
-    if len(specs := head_specs(head_training_of(cfg))) > 1:
+    if len(specs := head_training_of(cfg).specs()) > 1:
         raise UserError(
             f"a learning curve is of one head, but {len(specs)} are asked for; give each key of head and loss one value."
         )
@@ -199,8 +198,16 @@ def best_by_ratio(winners: Sequence[Winner]) -> dict[str, Winner]:
     return {ratio: max((row for row in winners if row.ratio == ratio), key=lambda row: row.dev_speedup) for ratio in ratios}
 
 
-@command("learning_curve", lambda cfg: [Generation, Distillation if cfg.task == "distill" else HeadTraining, LearningCurve])
+def settings_classes(cfg: DictConfig) -> list[type[Settings]]:
+    """Return the classes of settings of a composed config; raises UserError for another task than the training of heads."""
+    if cfg.task != "head":
+        raise UserError(f"task={cfg.task} does not fit a learning curve, which is one of heads; leave it out.")
+    return [Generation, HeadTraining, LearningCurve]
+
+
+@command("learning_curve", settings_classes)
 def main(cfg: DictConfig) -> None:
+    """Train, compare and report the heads of all shares."""
     learning_curve(cfg)
 
 

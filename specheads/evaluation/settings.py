@@ -16,6 +16,7 @@ from specheads.evaluation.candidates import check_rules, takes_head
 from specheads.evaluation.prompt_data import TestSet
 from specheads.sampling import Warp
 from specheads.settings import (
+    Built,
     Flag,
     NonNegativeNumber,
     Number,
@@ -25,7 +26,6 @@ from specheads.settings import (
     Settings,
     Share,
     Text,
-    built,
     setting,
 )
 
@@ -71,7 +71,7 @@ class ReplaySettings(Settings):
     """Settings of every command that records prompts and replays stopping rules."""
 
     seed: Seed = setting(0, "seed of everything that is sampled")
-    warp: built(Warp) = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
+    warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
     stopping: SkipValidation[Rules] | None = setting(
         None, "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of the two keys below"
     )
@@ -251,7 +251,7 @@ class LayerSearch(Settings):
     """Settings of `python -m specheads.evaluation.layer_search`."""
 
     seed: Seed = setting(0, "seed of everything that is sampled")
-    warp: built(Warp) = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
+    warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
     num_dev_prompts: PositiveCount = setting(
         8, "dev prompts that the target answers, and along whose responses drafts are compared"
     )

@@ -70,8 +70,7 @@ class NanoSource:
         """The parts of the final split that are asked for."""
         if self.final_part is None:
             return []
-        is_list = isinstance(self.final_part, Sequence) and not isinstance(self.final_part, str)
-        return list(self.final_part) if is_list else [self.final_part]
+        return [self.final_part] if isinstance(self.final_part, int | str) else list(self.final_part)
 
     def provenance(self) -> dict[str, str]:
         """Return what decides the prompts besides the keys of data: the Python whose library is read."""

@@ -20,9 +20,13 @@ COMMANDS = {module.main.name: module.main for module in MODULES}
 GROUPS = {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in config_folder().iterdir() if path.is_dir()}
 
 
+REFUSED = {("learning_curve", "task=distill")}  # learning curves are of heads
+
+
 def compositions():
-    """Every command with every choice of every config group that it has."""
-    return [(command, f"{group}={name}") for command in COMMANDS for group in composed(command)[1] for name in GROUPS[group]]
+    """Every command with every choice of every config group that it takes."""
+    choices = [(command, f"{group}={name}") for command in COMMANDS for group in composed(command)[1] for name in GROUPS[group]]
+    return [choice for choice in choices if choice not in REFUSED]
 
 
 def sections(command, *overrides):

@@ -6,13 +6,12 @@ from hydra import compose, initialize_config_dir
 from specheads import UserError
 from specheads.commands.compose import settings_of
 from specheads.pair import config_folder
-from specheads.training.heads.head_specs import head_specs
 from specheads.training.heads.settings import HeadTraining
 
 
 def specs(nano, *overrides):
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        return head_specs(settings_of(HeadTraining, compose("train", list(overrides))), nano)
+        return settings_of(HeadTraining, compose("train", list(overrides))).specs(nano)
 
 
 def test_one_head_unless_lists_are_given(nano):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specheads.errors import UserError
 from specheads.sampling import Warp
 from specheads.settings import (
+    Built,
     Count,
     Flag,
     NonNegativeNumber,
@@ -15,7 +16,6 @@ from specheads.settings import (
     Settings,
     Share,
     Text,
-    built,
     model_validator,
     setting,
     shown,
@@ -146,7 +146,7 @@ class Distillation(Settings):
         DraftTrainer(), "arguments of lightning.Trainer", decides=False
     )  # see TrainerSettings.cache_key
     checkpoint: Checkpointing = setting(Checkpointing(), "when checkpoints are written")
-    warp: built(Warp) = setting(
+    warp: Built[Warp] = setting(
         Warp(1.0, top_k=50), "how draft and target turn logits into probabilities, in training and decoding", decides=False
     )  # part of the data set's provenance
     seed: Seed = setting(0, "seed of everything that is random")

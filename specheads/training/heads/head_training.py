@@ -20,7 +20,6 @@ from specheads.training.heads.calibrate import calibrate
 from specheads.training.heads.export import export_heads
 from specheads.training.heads.feature_store import FeatureStore
 from specheads.training.heads.head_module import HeadModule
-from specheads.training.heads.head_specs import head_specs
 from specheads.training.heads.mixed_responses import MixedResponses
 from specheads.training.heads.settings import HeadTraining
 from specheads.training.heads.train_share import Rows, first_rows
@@ -67,7 +66,7 @@ def train_heads(
     """
     run = Path(run)
     with seeded_training(settings.seed):
-        specs = head_specs(settings, pair)
+        specs = settings.specs(pair)
         trainer, checkpoints = new_trainer(settings.trainer, settings.checkpoint, run, loggers, pair.draft_lm.device.type)
         checkpoints.provenance = _provenance(settings, specs, trainer.world_size)
         check_named_checkpoint(settings.resume, checkpoints.provenance, but=["data"])  # generating data may take hours

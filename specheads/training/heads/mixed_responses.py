@@ -14,7 +14,8 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from specheads.decoding.stopping import MAX_TOKENS
-from specheads.training.heads.settings import LABELS, check_label, checked_share
+from specheads.training.heads.head_shape import LABELS, check_label
+from specheads.training.heads.settings import checked_share
 
 COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "overlap", "more_draft_ids", "more_accept_prob")
 ROUND_COLUMNS = ("response_draft_logprob", "response_target_logprob")
