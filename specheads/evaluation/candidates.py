@@ -31,17 +31,17 @@ def candidates(rules: Mapping[str, RuleChoice], heads: Mapping[str, AcceptanceHe
     Raises:
         UserError: values that a rule refuses; open parameters without `tuning`.
     """
-    candidates_so_far = []
+    tried: list[Candidate] = []
     for name, choice in rules.items():
         if not takes_head(choice):
-            candidates_so_far += _Family(name, choice).candidates(tuning)
+            tried += _Family(name, choice).candidates(tuning)
             continue
         for head_name, head in heads.items():
-            candidates_so_far += _Family(name, choice, head_name, head, several=len(heads) > 1).candidates(tuning)
+            tried += _Family(name, choice, head_name, head, several=len(heads) > 1).candidates(tuning)
     if tuning is not None and GROUND_TRUTH in tuning.recording.features:
-        most = min(tuning.recording.max_tokens, max(candidate.rule.max_tokens for candidate in candidates_so_far))
-        candidates_so_far += [Candidate(CEILING, f"ceiling {t:g}", Ceiling(t, most), None, {"threshold": t}) for t in CEILING_THRESHOLDS]
-    return candidates_so_far
+        most = min(tuning.recording.max_tokens, max(candidate.rule.max_tokens for candidate in tried))
+        tried += [Candidate(CEILING, f"ceiling {t:g}", Ceiling(t, most), None, {"threshold": t}) for t in CEILING_THRESHOLDS]
+    return tried
 
 
 @dataclass(frozen=True)

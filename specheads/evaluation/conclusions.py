@@ -153,7 +153,9 @@ def fit_text(fit: CostFit) -> str:
     text += f"{costs.round_seconds * 1e3:.2f} ms of overhead per round; ratio {costs.ratio:.2f}"
     if fit.r_squared is None:
         return f"{text}."
-    r_squared = f"R\u00b2 {fit.r_squared:.3f} over responses that were not fitted, {fit.round_r_squared or 0:.3f} over their rounds"
+    r_squared = (
+        f"R\u00b2 {fit.r_squared:.3f} over responses that were not fitted, {fit.round_r_squared or 0:.3f} over their rounds"
+    )
     return f"{text}; {r_squared}."
 
 

@@ -57,7 +57,8 @@ def settle(setup: Setup[Evaluation], outcome: Outcome, tuning: Tuning, probed: S
     machine the costs never settle, and a second turn would not help.
     """
     evaluation = setup.settings
-    settings = chosen_settings(evaluation, choose(outcome.replayed[0], outcome.candidates, outcome.cost_table))
+    assert outcome.choices is not None  # rules were replayed
+    settings = chosen_settings(evaluation, outcome.choices)
     for turn in range(1, MOST_TURNS + 1):
         measured = decode(setup, settings, "generations" if turn == 1 else f"generations-turn-{turn}")
         outcome = replace(outcome, cost_table=measured_costs(setup, [*probed, *measured]), measured=measured)

@@ -26,7 +26,8 @@ from specheads.errors import UserError
 from specheads.evaluation.candidates import candidates
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.intervals import auroc_samples, interval, mean_samples
-from specheads.evaluation.learning_curve_report import Curve, Point, print_curve, write_curves
+from specheads.evaluation.learning_curve_files import write_curves
+from specheads.evaluation.learning_curve_report import Curve, Point, print_curve
 from specheads.evaluation.machine import versions
 from specheads.evaluation.recordings import record
 from specheads.evaluation.replayed_sets import choose, replay_all

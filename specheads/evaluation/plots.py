@@ -41,7 +41,7 @@ def plot_pareto(report: Report, path: Path) -> None:
             color=COLORS[family],
             label=LABELS[family],
         )
-        for row, *point in zip(rows, x, y, strict=True):
+        for row, point in zip(rows, zip(x, y, strict=True), strict=True):
             if row.value is not None and family != CEILING:
                 axes.annotate(
                     f"{row.value:g}", point, textcoords="offset points", xytext=(5, 4), fontsize=8, color=COLORS[family]

@@ -1,11 +1,11 @@
 """The sets of prompts of an evaluation: dev prompts, on which rules are tuned, and others, on which nothing was learned or tuned.
 
-Heads name the prompts that they learned from and those that they were calibrated on (heads/train_prompts.py). Both are left out of what is
-reported, and the prompts that a head learned from are left out of the dev prompts, too.
+Heads name the prompts that they learned from and those that they were calibrated on (heads/train_prompts.py). Both are left out of
+the reported prompts, and the prompts that a head learned from are left out of the dev prompts, too.
 """
 
 import logging
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,19 +33,19 @@ class PromptSet:
     role: str  # dev: rules are tuned on them; test: they are not
     prompts: Sequence[EncodedPrompt]
     num_left_out: int = 0  # prompts of the same source that heads learned from
-    origin: Mapping[str, str] = field(default_factory=dict)  # what decides the prompts besides settings
+    origin: Mapping[str, str] = field(default_factory=dict)  # everything that decides the prompts except settings
 
     def first(self, count: int) -> "PromptSet":
         """Return the first prompts as a set of the same name."""
         return replace(self, prompts=self.prompts[:count])
 
     @property
-    def groups(self) -> list[Hashable]:
-        """The group of each prompt; a prompt without one is a group by itself."""
+    def groups(self) -> list[str]:
+        """The group of each prompt; a prompt without a group is a group by itself."""
         return groups_of(prompt for prompt, _ in self.prompts)
 
     def provenance(self) -> dict[str, Any]:
-        """Return what identifies the prompts: a hash of their ids, in whatever order, and their number."""
+        """Return the provenance of the prompts: a hash of their ids, in any order, and their number."""
         return {
             "role": self.role,
             "num_prompts": len(self.prompts),
@@ -105,13 +105,13 @@ class PromptSets:
         self._used[f"{decoded.name}, decoded"] = decoded
         return decoded
 
-    def groups_of(self, prompt_ids: Sequence[str]) -> list[Hashable]:
+    def groups_of(self, prompt_ids: Sequence[str]) -> list[str]:
         """Return the group of each prompt of a recording."""
         groups = {prompt.prompt_id: prompt.group for used in self._used.values() for prompt, _ in used.prompts}
         return [groups.get(prompt_id) or prompt_id for prompt_id in prompt_ids]
 
     def context(self) -> dict[str, Any]:
-        """Return the description of the prompts for the report: the split, the parts of it where it has some, and each set's provenance."""
+        """Return the description of the prompts for the report: the split, its parts if it has some, and each set's provenance."""
         parts = list(getattr(self.data.source, "final_parts", [])) if self.settings.split == FINAL else []
         return {
             "split": self.settings.split,
@@ -141,7 +141,9 @@ class PromptSets:
         num_left_out = len(prompts) - len(kept)
         if not kept:
             numbers = _numbers_of(prompts)
-            heads = [name for name, known_to in self.learned.items() if numbers & {*known_to.train.tolist(), *known_to.dev.tolist()}]
+            heads = [
+                name for name, known_to in self.learned.items() if numbers & {*known_to.train.tolist(), *known_to.dev.tolist()}
+            ]
             raise UserError(
                 f"{name} cannot be reported on: all {num_left_out} of its prompts would be left out, because {WHY} "
                 f"(head={', '.join(heads) or None}); give other prompts by {key}, or a head that was trained on others."

@@ -18,7 +18,6 @@ from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
 from specheads.replay.cost import Costs
 
-
 AnyReplay = TypeVar("AnyReplay", bound=ReplaySettings, covariant=True)
 
 

@@ -19,9 +19,7 @@ def data_set(replayed: ReplayedSet, choices: Choices) -> DataSet:
     recording, resamples, cost_table = replayed.recording, replayed.resamples, choices.cost_table
     rules: list[Candidate | None] = [*choices.candidates, None]  # None: the oracle
     speeds = {
-        ratio: [
-            cost_table.speedup(counts, resamples, rule, ratio) for counts, rule in zip(replayed.counts, rules, strict=True)
-        ]
+        ratio: [cost_table.speedup(counts, resamples, rule, ratio) for counts, rule in zip(replayed.counts, rules, strict=True)]
         for ratio in cost_table.costs
     }
     rows = []
@@ -83,9 +81,7 @@ def _winners(replayed: ReplayedSet, choices: Choices, ratio: str, speeds: Sequen
     return winners
 
 
-def _break_even(
-    replayed: ReplayedSet, choices: Choices, number: int, ratio: str, fixed: np.ndarray | None
-) -> Interval | None:
+def _break_even(replayed: ReplayedSet, choices: Choices, number: int, ratio: str, fixed: np.ndarray | None) -> Interval | None:
     """Return the cost of its head at which a candidate would be as fast as the best fixed length, if there are both."""
     if fixed is None:
         return None

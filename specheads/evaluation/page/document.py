@@ -161,8 +161,8 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
     """Yield the sections of the report that are not empty, each with its template and the values that this needs."""
     if any(data_set.winners for data_set in report.data_sets):
         across = _ratio_panels(report, ratios_of(report), across_table) if len(report.data_sets) > 1 else []
-        panels = {"panels": _winner_panels(report), "across": across}
-        yield {"key": "winners", "title": "The best of each family", "template": "winners.html", **panels}
+        winners = {"panels": _winner_panels(report), "across": across}
+        yield {"key": "winners", "title": "The best of each family", "template": "winners.html", **winners}
     for name in figures:
         plot = PLOTS[name]
         yield {"key": name, "title": plot.title, "template": "plot.html", "about": plot.about, "by": plot.by}
@@ -171,15 +171,15 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
         yield {"key": "live", "title": "Live measurements", "template": "live.html", **live}
     if report.bank:
         ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.bank)]
-        panels = _ratio_panels(report, ratios, bank_table)
-        yield {"key": "bank", "title": "Heads compared", "template": "bank.html", "panels": panels}
+        tables = _ratio_panels(report, ratios, bank_table)
+        yield {"key": "bank", "title": "Heads compared", "template": "bank.html", "panels": tables}
     if report.drafts:
         ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.drafts)]
-        panels = _ratio_panels(report, ratios, drafts_table)
-        yield {"key": "drafts", "title": "Drafts compared", "template": "drafts.html", "panels": panels}
+        tables = _ratio_panels(report, ratios, drafts_table)
+        yield {"key": "drafts", "title": "Drafts compared", "template": "drafts.html", "panels": tables}
     if any(data_set.texts for data_set in report.data_sets):
-        panels = _text_panels(report)
-        yield {"key": "texts", "title": "What became of each token", "template": "texts.html", "panels": panels}
+        texts = _text_panels(report)
+        yield {"key": "texts", "title": "What became of each token", "template": "texts.html", "panels": texts}
     if parts := _context(report):
         yield {"key": "context", "title": "Configuration and versions", "template": "context.html", "parts": parts}
 
