@@ -2,8 +2,9 @@
 
     python benchmarks/bank.py [--prompts 512] [--repeats 3]
 
-Times one epoch of training on nano (data is made where it is missing), alternating; medians. Then counts multiply-adds per token at the
-shape of Llama 2 7B, where a step is a forward of the draft and three products (forward, two backward) for every weight of a head.
+Times one epoch of training on nano (data is made where it is missing), alternating; medians. Then counts multiply-adds per token
+at the shape of Llama 2 7B, where a step is a forward of the draft and three products (forward, two backward) for every weight of
+a head.
 """
 
 import argparse

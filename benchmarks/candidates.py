@@ -2,8 +2,8 @@
 
     python benchmarks/candidates.py trees|samples|joint [--prompts 40] [--data humaneval.jsonl] [--engine auto]
 
-Decodes test prompts of nano, or those of a JSONL file, with every method of a table, interleaved prompt by prompt:
-`trees` at top-p 0.7 and temperature 0.7 and greedily (GSD's settings), `samples` at temperature 1, top-k 50, `joint` at top-k 20, top-p 0.9
+Decodes test prompts of nano, or those of a JSONL file, with every method of a table, interleaved prompt by prompt: `trees` at
+top-p 0.7 and temperature 0.7 and greedily (GSD's settings), `samples` at temperature 1, top-k 50, `joint` at top-k 20, top-p 0.9
 (MJSD's settings). Perplexities are the target's own, of all emitted tokens, without warping.
 """
 
@@ -197,7 +197,8 @@ def main() -> None:
     tables = []
     for warp in warps:
         rows = list(table_rows(run(pair, methods, warp, prompts, arguments.engine), groups))
-        title = f"{warp_text(warp)}; {len(prompts)} prompts, at most {MAX_TOKENS} tokens each; ± half of the 95 % interval over prompts"
+        title = f"{warp_text(warp)}; {len(prompts)} prompts, at most {MAX_TOKENS} tokens each"
+    title += "; ± half of the 95 % interval over prompts"
         tables.append(Table("greedy" if warp.greedy else "sampled", title, COLUMNS, rows))
         print("\n".join(["", title, "", text_of(tables[-1])]))
     name = "_".join(["candidates", arguments.table, *([arguments.data.stem] if arguments.data else [])])

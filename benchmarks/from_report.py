@@ -2,10 +2,10 @@
 
     python benchmarks/from_report.py RESULT [LABEL=]REPORT.json ... --command 'python evaluate.py ...' [--split 'test, read before']
 
-Tables: `winners_<data set>` (the best rule of each family, by ratio), `live` (what was decoded), `reliability` and `drafts`. Rows of several
-reports are told apart by their labels. `--fields` says what to show of a winner; a report may have fields that this script does not know.
-Run it where the evaluation ran and at the same commit: processor and commit are taken from now, all else from the report, prompts and parts
-of the final split included.
+Tables: `winners_<data set>` (the best rule of each family, by ratio), `live` (what was decoded), `reliability` and `drafts`. Rows
+of several reports are distinguished by their labels. `--fields` names the fields of a winner to show; a report may have fields
+that this script does not know. Run it where the evaluation ran, at the same commit: the processor and the commit are those of this
+process, everything else is read from the report, also the prompts and the parts of the final split.
 """
 
 import argparse
@@ -159,7 +159,8 @@ def winners_of(name: str, reports: Reports, fields: Mapping[str, tuple[str, str 
         [label, family.replace("_", " "), *(winners.get(ratio, {}).get(field) for ratio in ratios for field in fields)]
         for (label, family), winners in found.items()
     ]
-    title = f"{name}, {' and '.join(map(str, sorted(prompts)))} prompts: the best rule of each family, chosen on dev prompts at each ratio"
+    counted = " and ".join(map(str, sorted(prompts)))
+        title = f"{name}, {counted} prompts: the best rule of each family, chosen on dev prompts at each ratio"
     return table(f"winners_{key_of(name)}", f"{title}; 95 % intervals over prompts", columns, rows)
 
 

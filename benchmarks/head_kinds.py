@@ -1,13 +1,13 @@
 """Which kind of head decides best, once its own cost is counted? Trains banks of heads and compares them by replay.
 
-    python benchmarks/head_kinds.py --result none                                  # test prompts that were read before
-    python benchmarks/head_kinds.py --compare recipes --seeds 0 --result head_recipes --tables dev    # what the recipe is chosen by
-    python benchmarks/head_kinds.py split=final 'data.final_part=[0,1]'            # once, for the tables
+    python benchmarks/head_kinds.py --result none                                   # test prompts that were read before
+    python benchmarks/head_kinds.py --compare recipes --seeds 0 --result head_recipes --tables dev  # chooses the recipe
+    python benchmarks/head_kinds.py split=final 'data.final_part=[0,1]'             # once, for the tables
 
-Every bank is one command of train.py, which goes on where it stopped, for each seed: responses, mixing, initial weights and the order of
-the prompts differ. All heads are replayed at every threshold on one recording of dev prompts, where each head's threshold and the fixed
-length are chosen at each cost ratio, and on one of the prompts that are reported. A head pays for its own computing in every draft step,
-as counted from its weights. Intervals are over files of prompts and over seeds.
+Every bank is one command of train.py, which a rerun resumes, for each seed: responses, mixing, initial weights and the
+order of the prompts differ. All heads are replayed at every threshold on one recording of dev prompts, where each head's
+threshold and the fixed length are chosen at each cost ratio, and on one of the prompts that are reported. A head pays for its own
+computing in every draft step, as counted from its weights. Intervals are over files of prompts and over seeds.
 """
 
 import argparse
@@ -130,7 +130,7 @@ def all_heads(banks: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> dict[
 
 
 def over_seeds(samples: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the mean over seeds of resampled figures, (R,) each: entry 0 of all seeds, the others of seeds drawn with replacement."""
+    """Return the mean over seeds of resampled figures, (R,) each: entry 0 over all seeds, the others over resampled seeds."""
     each = np.stack(samples, axis=1)
     drawn = np.random.default_rng(0).multinomial(len(samples), [1 / len(samples)] * len(samples), size=len(each))
     drawn[0] = 1
@@ -220,7 +220,8 @@ def main() -> None:
         Column("speed-up", "ratio:3"),
         Column("informed ceiling", "ratio:3"),
     ]
-    costs = f"a head's cost counted from its weights, verification of a drafted token at {cfg.costs.verified_share:.0%} of a forward pass"
+    verification = f"verification of a drafted token at {cfg.costs.verified_share:.0%} of a forward pass"
+    costs = f"a head's cost counted from its weights, {verification}"
     results = []
     for table in (one for one in tables if one.role in arguments.tables):
         reported, rows = Reported(table, rules, choices, cost_table), []

@@ -2,9 +2,9 @@
 
     python benchmarks/replay.py --head outputs/head/<date_time>/heads/next_token-d3-r1 [--prompts 100] [--repeats 4]
 
-Agreement: target calls and discarded tokens per emitted token of five rules, decoded live (each prompt `--repeats` times) and replayed;
-the difference in standard errors over prompts, each prompt's difference being one sample. Time: recording, predictions of 20 untrained heads
-and replaying these at 9 thresholds with every other rule, against one live pass over the same prompts.
+Agreement: target calls and discarded tokens per emitted token of five rules, decoded live (each prompt `--repeats` times) and
+replayed; the difference in standard errors over prompts, each prompt's difference being one sample. Time: recording, predictions
+of 20 untrained heads and replaying these at 9 thresholds with every other rule, against one live pass over the same prompts.
 """
 
 import argparse

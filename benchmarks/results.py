@@ -3,7 +3,7 @@
     columns = [Column("rule"), Column("tokens/s", "fixed:0"), Column("over plain", "ratio:2")]
     write_result("decoding", [Table("greedy", "Greedy", columns, rows)], split="dev", seeds=[0])
 
-Values are numbers, text, None or intervals; how they look is the business of `benchmarks/render.py`, which makes every table of the READMEs.
+Values are numbers, text, None or intervals; `benchmarks/render.py`, which makes every table of the READMEs, formats them.
 """
 
 import argparse
@@ -37,7 +37,7 @@ RENDERED = ("README.md", "benchmarks/README.md", "benchmarks/results", f"benchma
 
 @dataclass(frozen=True)
 class Column:
-    """A column's heading and how its numbers look: a format of `render.FORMATS`, such as `percent:1` (a share) or `ms:2` (seconds)."""
+    """A column's heading and the format of its numbers: one of `render.FORMATS`, as `percent:1` (a share) or `ms:2` (seconds)."""
 
     name: str
     format: str | None = None
@@ -124,9 +124,9 @@ def write_result(
 ) -> Path | None:
     """Write a result and return its file, or None where the name is `none`.
 
-    `command`: that of this process where none is given. `prompts`: from `prompt_record`, one or several by the name of their set. `machine`
-    and `load`: only where another process measured. `final_parts`: those of the final split that were read, which are listed next to
-    `folder`; parts that were read before are printed.
+    `command`: that of this process where none is given. `prompts`: from `prompt_record`, one or several by the name of their
+    set. `machine` and `load`: only where another process measured. `final_parts`: those of the final split that were read,
+    which are listed next to `folder`; parts that were read before are printed.
     """
     warn_of_spent(final_parts, folder)
     if name == "none":

@@ -149,7 +149,8 @@ def fit_text(fit: CostFit) -> str:
     """Return the measured costs as a sentence."""
     costs = fit.costs
     text = f"Measured costs, by medians of {fit.num_rounds:,} rounds: draft step {costs.draft_seconds * 1e3:.2f} ms, "
-    text += f"the target's forward pass {costs.target_seconds * 1e3:.2f} ms and {costs.verified_seconds * 1e3:.3f} ms more per drafted token, and "
+    text += f"the target's forward pass {costs.target_seconds * 1e3:.2f} ms and "
+    text += f"{costs.verified_seconds * 1e3:.3f} ms more per drafted token, and "
     text += f"{costs.round_seconds * 1e3:.2f} ms of overhead per round; ratio {costs.ratio:.2f}"
     if fit.r_squared is None:
         return f"{text}."
@@ -169,9 +170,9 @@ def _live(report: Report) -> list[str]:
 
 
 def notes_on(report: Report) -> list[str]:
-    """Return warnings for the reader: heads that do not pay for themselves, faster rules without a head, drafting that does not pay.
+    """Return warnings for the reader.
 
-    They leave out measured figures where these are not to be trusted.
+    They name heads that do not pay for themselves, rules that are faster without a head, and drafting that does not pay, and leave out measured figures where these are not to be trusted.
     """
     tests = [data_set for data_set in report.data_sets if data_set.role == "test"]
     winners = [(data_set, row) for data_set in tests for row in data_set.winners if is_trusted(report, row.ratio)]

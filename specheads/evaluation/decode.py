@@ -52,9 +52,9 @@ def measured_costs(setup: Setup, measured: Sequence[Measured]) -> CostTable:
 def settle(setup: Setup[Evaluation], outcome: Outcome, tuning: Tuning, probed: Sequence[Measured]) -> Outcome:
     """Decode the chosen rules, fit the costs to their rounds, and choose again, until every chosen rule was decoded.
 
-    All settings of a turn are decoded side by side, so that a slow minute slows all of them. Values that rules take from the measured
-    costs, such as automatic thresholds, are fitted again after the first turn, which has many more rounds than the probe. On a busy
-    machine the costs never settle, and a second turn would not help.
+    All settings of a turn are decoded side by side, so that a slow minute slows all of them. Values that rules take from the
+    measured costs, such as automatic thresholds, are fitted again after the first turn, which has many more rounds than the
+    probe. On a busy machine the costs never settle, and a second turn would not help.
     """
     evaluation = setup.settings
     assert outcome.choices is not None  # rules were replayed

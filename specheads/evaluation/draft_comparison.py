@@ -62,7 +62,7 @@ def compared(report: Report, earlier: Mapping[str, Mapping[str, Any]]) -> list[D
 
 
 def check_context(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
-    """Raise UserError, naming both sides, unless an earlier report has the target, the costs and the distribution of a context."""
+    """Raise UserError, naming both sides, unless an earlier report has the target, costs and distribution of a context."""
     for name in SAME:
         _check_same(name, ours.get(name), theirs["context"].get(name), where)
     _check_costs(ours["costs"], theirs["context"].get("costs"), where)
@@ -86,7 +86,8 @@ def _check_prompts(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: st
         ]
         raise UserError(
             f"compare={where} cannot be compared with this evaluation: its prompts are {described[0]}, here they are "
-            f"{described[1]}; evaluate both with the same data and split, with heads that left out the same prompts, and data=nano under the same Python."
+            f"{described[1]}; evaluate both with the same data and split, with heads that left out the same prompts, and "
+            "data=nano under the same Python."
         )
 
 
@@ -94,8 +95,8 @@ def _check_costs(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None, wher
     """Raise UserError unless two reports count the same costs, of heads only where both have some."""
     if theirs is None:
         raise UserError(
-            f"compare={where} cannot be compared with this evaluation: it does not say which costs it counts, because it was made "
-            "before heads had any; evaluate it again."
+            f"compare={where} cannot be compared with this evaluation: it does not say which costs it counts, because it was "
+            "made before heads had any; evaluate it again."
         )
     _check_same("costs.verified_share", ours["verified_share"], theirs["verified_share"], where)
     if ours["head_shares"] and theirs["head_shares"]:
@@ -110,8 +111,8 @@ def _head_share(costs: Mapping[str, Any]) -> str:
 def _check_same(name: str, ours: Any, theirs: Any, where: str) -> None:
     if ours != theirs:
         raise UserError(
-            f"compare={where} cannot be compared with this evaluation: its {name} is {theirs}, here it is {ours}; evaluate both with "
-            "the same settings."
+            f"compare={where} cannot be compared with this evaluation: its {name} is {theirs}, here it is {ours}; evaluate "
+            "both with the same settings."
         )
 
 

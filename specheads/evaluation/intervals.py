@@ -1,6 +1,7 @@
 """Intervals over prompts by the bootstrap: whole groups of prompts are resampled, with the same resamples for every setting.
 
-Prompts of one group, such as functions of one file, resemble each other: if they counted as independent, intervals would be too narrow.
+Prompts of one group, such as functions of one file, resemble each other: if they counted as independent, intervals would be too
+narrow.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -29,7 +30,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of one setting's counts and seconds over prompts: arrays (R,), one entry per resample. Reading the prompts does not count."""
+    """Sums of one setting's counts and seconds over prompts: arrays (R,), one entry per resample.
+
+    The seconds leave out reading the prompts.
+    """
 
     tokens: np.ndarray
     drafted: np.ndarray

@@ -1,8 +1,8 @@
-"""`python -m specheads.evaluation.learning_curve model=nano`: heads from growing shares of the train prompts, compared with each other.
+"""`python -m specheads.evaluation.learning_curve model=nano`: compare heads that learned from growing shares of the train prompts.
 
-All of them learn from one data cache and one store of features, for as many steps, and are compared by replay: thresholds are chosen on
-dev prompts. Each has a folder of its own in the run's, as the jobs of a sweep have, and a rerun resumes the one that is not done.
-`python -m specheads.evaluation.learning_curve --help` lists every key.
+All heads learn from one data cache and one store of features, for the same number of steps, and are compared by replay with
+thresholds that are chosen on dev prompts. Each has its folder in that of the run, like the jobs of a sweep, and a rerun resumes the
+unfinished one. `python -m specheads.evaluation.learning_curve --help` lists every key.
 """
 
 import copy
@@ -183,7 +183,7 @@ def compare_heads(setup: Setup, planned: Sequence[Plan]) -> list[Curve]:
 
 
 def prediction_samples(recording: Recording, head: RecordedHead, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return AUROC and binary KL in nats of a head's predictions for drafted tokens, (1 + R,) both, under each row of `counts`."""
+    """Return AUROC and binary KL (nats) of a head's predictions for drafted tokens, (1 + R,) each, under the rows of `counts`."""
     node = predicted_nodes(recording, head)[0]
     logits, accepted, _ = head_logits(recording, head)
     logits = logits[:, 0]  # each token once, as the first of a round

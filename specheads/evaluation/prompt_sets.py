@@ -1,7 +1,7 @@
 """The sets of prompts of an evaluation: dev prompts, on which rules are tuned, and others, on which nothing was learned or tuned.
 
-Heads name the prompts that they learned from and those that they were calibrated on (heads/train_prompts.py). Both are left out of
-the reported prompts, and the prompts that a head learned from are left out of the dev prompts, too.
+Heads name the prompts that they learned from and those that they were calibrated on (heads/train_prompts.py). Both are left out
+of the reported prompts, and the prompts that a head learned from are left out of the dev prompts, too.
 """
 
 import logging
@@ -111,7 +111,7 @@ class PromptSets:
         return [groups.get(prompt_id) or prompt_id for prompt_id in prompt_ids]
 
     def context(self) -> dict[str, Any]:
-        """Return the description of the prompts for the report: the split, its parts if it has some, and each set's provenance."""
+        """Return the description of the prompts for the report: the split, its parts if any, and each set's provenance."""
         parts = list(getattr(self.data.source, "final_parts", [])) if self.settings.split == FINAL else []
         return {
             "split": self.settings.split,

@@ -44,7 +44,8 @@ class Recorder:
     ) -> dict[str, Recording]:
         """Return the recording of each set of prompts by name.
 
-        It has the predictions of `heads`, all made in one forward pass, and with `ground_truth` the true acceptance probabilities.
+        It has the predictions of `heads`, all made in one forward pass, and with `ground_truth` the true acceptance
+        probabilities.
         """
         named, total = {head_fingerprint(head): head for head in heads}, sum(map(len, sets.values()))
         folders = {}

@@ -36,8 +36,8 @@ class CostTable:
     head_shares: Mapping[str, float] = field(default_factory=dict)  # by head, its cost as a share of a draft step, at the ratios
     fit: CostFit | None = None  # of the measured costs
     measured_heads: Mapping[str, float] = field(default_factory=dict)  # by head, seconds that it adds to a draft step here
-    # The costs that kinds of rules without timed rounds add, by whether they have a head: the median of those of timed kinds. If they were
-    # taken to add nothing, rules without timed rounds would look best.
+    # The costs that kinds of rules without timed rounds add, by whether they have a head: the median of those of timed kinds. If
+    # they were taken to add nothing, rules without timed rounds would look best.
     untimed: Mapping[bool, RuleCosts] = field(default_factory=dict)
     alone: float | None = None  # tokens per second of the target alone, by the median of its steps
     halves: Sequence["CostTable"] = ()  # measured costs for the even and the odd prompts, each from the rounds of the others
@@ -66,7 +66,7 @@ class CostTable:
         return costs.with_rule(self.untimed.get(rule.head is not None, RuleCosts())) if ratio == MEASURED else costs
 
     def head_share(self, rule: Costed | None, ratio: str) -> float | None:
-        """Return the cost that a head adds to a draft step at a ratio, as a share of the step; None without a head or a draft step."""
+        """Return a head's cost at a ratio, as a share of a draft step; None without a head or a draft step."""
         if rule is None or rule.head is None or not self.costs[ratio].draft_seconds:
             return None
         return self.of(rule, ratio).draft_seconds / self.costs[ratio].draft_seconds - 1
@@ -79,8 +79,9 @@ class CostTable:
     def break_even(
         self, counts: Counts, resamples: np.ndarray, rule: Costed | None, ratio: str, fixed: np.ndarray
     ) -> np.ndarray | None:
-        """Return the share of a draft step (R,) at which a head's rule would be as fast as the best fixed length, whose speed-ups are
-        `fixed` (R,); None for a rule without a head, or without a draft step.
+        """Return the share of a draft step (R,) at which a head's rule would be as fast as the best fixed length.
+
+        `fixed` (R,) are the speed-ups of the best fixed length. None for a rule without a head, or without a draft step.
         """
         if self.head_share(rule, ratio) is None:
             return None
@@ -91,7 +92,7 @@ class CostTable:
         return (allowed - resamples @ without) / (resamples @ counts.drafted) / costs.draft_seconds
 
     def for_prompts(self, rule: Costed, num_prompts: int) -> list[Costs]:
-        """Return the measured costs of a rule on each of the first prompts, from rounds of other prompts where there are enough."""
+        """Return the measured costs of a rule on each of the first prompts, from rounds of other prompts if there are enough."""
         halves = self.halves or (self, self)
         return [halves[number % 2].of(rule, MEASURED) for number in range(num_prompts)]
 
@@ -101,7 +102,8 @@ def with_measured(table: CostTable, measured: Sequence[Measured], sizes: Mapping
 
     Args:
         measured: the decoded settings, the target alone among them.
-        sizes: by head, its counted share of a draft step; a head that was not decoded gets the cost of decoded heads of similar sizes.
+        sizes: by head, its counted share of a draft step; a head that was not decoded gets the cost of decoded heads of similar
+            sizes.
     """
     times, kinds = round_times(measured), kinds_of(measured)
     alone = np.concatenate([alone_steps(decoded) for decoded in measured if decoded.setting == TARGET_ALONE])
@@ -117,7 +119,7 @@ def with_measured(table: CostTable, measured: Sequence[Measured], sizes: Mapping
 
 
 def _head_seconds(fit: CostFit, measured: Sequence[Measured], sizes: Mapping[str, float]) -> dict[str, float]:
-    """Return by head the seconds that it adds to a draft step: the mean of its rules', or between those of heads of other sizes."""
+    """Return by head the seconds that it adds to a draft step: the mean of its rules', or interpolated over the sizes of heads."""
     steps: dict[str, list[float]] = {}
     heads = {decoded.setting.kind: decoded.setting.head for decoded in measured}
     for kind, head in heads.items():
@@ -132,7 +134,10 @@ def _head_seconds(fit: CostFit, measured: Sequence[Measured], sizes: Mapping[str
 
 
 def _untimed(fit: CostFit, measured: Sequence[Measured], kinds: Mapping[str, bool]) -> dict[bool, RuleCosts]:
-    """Return the median of the costs that timed kinds of rules add, by whether they have a head, whose cost per step is known separately."""
+    """Return the median of the costs that timed kinds of rules add, by whether they have a head.
+
+    The costs per step of rules with a head are left out, because those of heads are known separately.
+    """
     has_head = {decoded.setting.kind: decoded.setting.head is not None for decoded in measured}
     medians = {}
     for head in (False, True):

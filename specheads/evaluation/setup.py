@@ -18,11 +18,11 @@ from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
 from specheads.replay.cost import Costs
 
-AnyReplay = TypeVar("AnyReplay", bound=ReplaySettings, covariant=True)
+Replay_co = TypeVar("Replay_co", bound=ReplaySettings, covariant=True)
 
 
 @dataclass(frozen=True)
-class Setup(Generic[AnyReplay]):
+class Setup(Generic[Replay_co]):
     """Which heads of which pair are evaluated on which prompts.
 
     `data_folder` holds recordings, which other commands read again; `run_folder` holds journals of decoding.
@@ -30,7 +30,7 @@ class Setup(Generic[AnyReplay]):
 
     pair: Pair
     located_heads: Mapping[str, LocatedHead]
-    settings: AnyReplay
+    settings: Replay_co
     prompt_data: PromptData
     data_folder: Path
     run_folder: Path

@@ -136,8 +136,8 @@ class Sweep:
     engine: str = "auto"
     drafting: Drafting | None = None
     verification: VerificationRule | None = None
-    # The memory's positions, enough for every prompt and its response; compiled steps depend on it, so sweeps with the same window
-    # share them. None: as few as are enough.
+    # The memory's positions, enough for every prompt and its response; compiled steps depend on it, so sweeps with the same
+    # window share them. None: as few as are enough.
     window: int | None = None
 
     def run(

@@ -84,6 +84,6 @@ def _value(estimate: Interval | None) -> float | None:
 
 
 def _verified(report: Report, ratio: str) -> float | None:
-    """Return the cost of verifying one more token at a ratio, as a share of the target's forward pass; None if it was measured."""
+    """Return the cost of verifying one more token at a ratio, as a share of a forward pass; None if it was measured."""
     given: Mapping[str, float] = report.context.get("costs") or {}
     return None if ratio == MEASURED else given.get("verified_share", 0.0)

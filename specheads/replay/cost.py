@@ -1,8 +1,8 @@
 """The cost model of speculative decoding (SpecDec++, section 2): seconds from counts.
 
-A round that drafts n tokens takes n draft steps, one verification of n tokens, and some overhead. A rule may add seconds to each draft
-step (a head) and to each round (online learning). Costs are fitted to live rounds by medians, because on a busy machine a few rounds
-are very slow, and are tested on responses that they were not fitted to.
+A round that drafts n tokens takes n draft steps, one verification of n tokens, and some overhead. A rule may add seconds to each
+draft step (a head) and to each round (online learning). Costs are fitted to live rounds by medians, because on a busy machine a
+few rounds are very slow, and are tested on responses that they were not fitted to.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,8 @@ class Costs:
     target_seconds: float  # of a verification without a drafted token: one forward pass of the target
     verified_seconds: float = 0.0  # more for each drafted token
     round_seconds: float = 0.0
-    # Measured seconds of verifying 0, 1, 2, ... drafted tokens, where there are any; beyond them each token takes `verified_seconds`.
+    # Measured seconds of verifying 0, 1, 2, ... drafted tokens, where there are any; beyond them each token takes
+    # `verified_seconds`.
     verification: tuple[float, ...] = ()
 
     @property
@@ -48,7 +49,7 @@ class Costs:
         return within + self.verified_seconds * np.maximum(num_drafted - last, 0)
 
     def seconds(self, draft_calls: np.ndarray, rounds: np.ndarray) -> np.ndarray:
-        """Return the seconds (...) of draft steps (...) and of rounds (..., n + 1), counted by their numbers of drafted tokens."""
+        """Return the seconds (...) of draft steps (...) and of rounds (..., n + 1), counted by their drafted tokens 0 to n."""
         each = self.round_seconds + self.verify_seconds(np.arange(rounds.shape[-1]))
         return self.draft_seconds * draft_calls + rounds @ each
 
@@ -109,8 +110,8 @@ def fit_costs(times: RoundTimes, rules: Mapping[str, bool]) -> CostFit:
 
     Args:
         times: rounds of one or more kinds of rules.
-        rules: the kinds by name, in the order of their numbers; True for those that compute nothing worth counting (fixed lengths).
-            The seconds of their rounds are common to all rules; those of other rules are compared with them.
+        rules: the kinds by name, in the order of their numbers; True for those that compute nothing worth counting (fixed
+            lengths). The seconds of their rounds are common to all rules; those of other rules are compared with them.
 
     Raises:
         UserError: fewer than three rounds, or rounds of one length only, from which the costs cannot be told apart.

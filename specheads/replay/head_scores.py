@@ -1,8 +1,8 @@
 """The predictions of heads for the nodes of a recording, and the true acceptance probabilities, which the target knows.
 
-Each predictor's values are added in `predictions/<fingerprint>/` next to the recording, in one pass of one model, when they are first
-needed; the recording does not change. A head with inputs of the round (`features.ROUND_INPUTS`) predicts another value of a node for
-each round index that the node can have.
+Each predictor's values are added in `predictions/<fingerprint>/` next to the recording, in one pass of one model, when they are
+first needed; the recording does not change. A head with inputs of the round (`features.ROUND_INPUTS`) predicts another value of a
+node for each round index that the node can have.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ SCHEMA = pa.schema({"values": pa.list_(pa.float32())})  # of every node of a res
 def add_predictions(
     folder: Path, pair: Pair, heads: Mapping[str, AcceptanceHead], ground_truth: bool, advance: Advance = lambda count: None
 ) -> None:
-    """Add to the recording in `folder` the predictions of `heads` (by fingerprint) that it lacks, and with `ground_truth` the target's.
+    """Add missing predictions of `heads` (by fingerprint) to the recording in `folder`, and with `ground_truth` the target's.
 
-    All missing heads share one pass of the draft. `advance` is called with the number of prompts once for the heads and once for the
-    target, also where nothing was missing.
+    All missing heads share one pass of the draft. `advance` is called with the number of prompts once for the heads and once
+    for the target, also where nothing was missing.
     """
     manifest = read_manifest(folder)
     warp, num_rows = Warp(**manifest["provenance"]["warp"]), sum(shard["rows"] for shard in manifest["shards"].values())

@@ -1,7 +1,7 @@
 """Recordings on disk and in memory: Parquet shards of `record_response`'s rows in `recordings/<fingerprint>/` of the data folder.
 
-The predictions of heads for every node are next to them in `predictions/` (see head_scores.py). Complete shards are renamed into place
-and have checksums; a restart makes the missing ones.
+The predictions of heads for every node are next to them in `predictions/` (see head_scores.py). Complete shards are renamed into
+place and have checksums; a restart makes the missing ones.
 """
 
 import logging
@@ -55,8 +55,8 @@ Advance = Callable[[int], None]
 class Recording:
     """Recorded responses, flat: P of them with N tokens in all, which are the first N nodes; then the nodes of all branches.
 
-    Q acceptance samples. Each sample has at each position either an accepted token or a branch of some nodes (none where decoding would
-    not have drafted).
+    Q acceptance samples. Each sample has at each position either an accepted token or a branch of some nodes (none where
+    decoding would not have drafted).
     """
 
     prompt_ids: list[str]
@@ -97,7 +97,7 @@ class Recording:
         return self.tokens[start : start + int(self.lengths[number])].tolist()
 
     def prompt_of(self, node: Tensor) -> Tensor:
-        """Return the number of the response (n,) that each node (n,) belongs to; branches are stored in the order of their responses."""
+        """Return the response number (n,) of each node (n,); branches are stored in the order of their responses."""
         branches = self.branch_length.sum(0).cumsum(0)[self.first + self.lengths - 1]
         ends = torch.cat([self.first + self.lengths, self.accepted.shape[1] + branches])
         return torch.searchsorted(ends, node, right=True) % self.num_prompts
@@ -105,8 +105,8 @@ class Recording:
     def labels(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the draft's token at every position of every sample, drafted after the tokens that were emitted before it.
 
-        Returns, (n,) each: the nodes of the tokens; the nodes of the tokens that the draft proposes after them (-1: none recorded);
-        whether the tokens are accepted; and the largest index, from 0, that each can have in any round.
+        Returns, (n,) each: the nodes of the tokens; the nodes of the tokens that the draft proposes after them (-1: none
+        recorded); whether the tokens are accepted; and the largest index, from 0, that each can have in any round.
         """
         branched = self.branch_length > 0
         position = torch.arange(self.accepted.shape[1]).expand_as(self.accepted)
@@ -136,8 +136,9 @@ def accepted_before(accepted: Tensor, first: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NodeIndices:
-    """The (node, round index) pairs of a response: a round can have accepted 0 to `most` (nodes,) tokens before the node or its branch.
+    """The (node, round index) pairs of a response.
 
+    A round can have accepted 0 to `most` (nodes,) tokens before the node or its branch.
     `position` (nodes,) is the response position of the node or its branch, `depth` (nodes,) the node's place in the branch.
     """
 

@@ -1,8 +1,9 @@
 """Walk stopping rules through a recording: the rounds that decoding would have had with them, without a model.
 
-A draft follows the response while its tokens are accepted, and enters the branch at the first rejected token; it stops where the rule
-stops it. The token after the last accepted one is the target's. This is exact for token verification, because its output does not
-depend on the length of drafts. All prompts, samples and rules with equal compile keys are walked at once, one drafted token per step.
+A draft follows the response while its tokens are accepted, and enters the branch at the first rejected token; it stops where the
+rule stops it. The token after the last accepted one is the target's. This is exact for token verification, because its output
+does not depend on the length of drafts. All prompts, samples and rules with equal compile keys are walked at once, one drafted
+token per step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -127,11 +128,11 @@ class RecordedGroundTruth(RecordedHead):
 
 
 def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a head's predictions for the draft's token at every position and sample, before calibration, at each index in a round.
+    """Return a head's predictions, before calibration, for the draft's token at every position and sample.
 
-    Returns logits (n, indices); whether each token was accepted (n,) bool; and its largest index (n,). At an index that a round cannot
-    reach, the logit is that of the token's largest index. A head that predicts for its input token does so one node later, after it
-    has read the token.
+    Returns logits (n, indices), at each index in a round; whether each token was accepted (n,) bool; and its largest index (n,). At an index that a
+    round cannot reach, the logit is that of the token's largest index. A head that predicts for its input token does so one
+    node later, after it has read the token.
     """
     node, late, accepted, furthest = predicted_nodes(recording, head)
     if head.name not in recording.in_rounds:
@@ -145,8 +146,8 @@ def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tenso
 def predicted_nodes(recording: Recording, head: RecordedHead) -> tuple[Tensor, bool, Tensor, Tensor]:
     """Return the nodes at which a head predicts for the tokens of `head_logits`.
 
-    Returns the nodes (n,); whether they are one node after the tokens; whether the tokens were accepted (n,) bool; and their largest
-    index in a round (n,).
+    Returns the nodes (n,); whether they are one node after the tokens; whether the tokens were accepted (n,) bool; and their
+    largest index in a round (n,).
     """
     node, after, accepted, furthest = recording.labels()
     if head.config.predicts != "input_token":
@@ -174,8 +175,8 @@ def _check(recording: Recording, rule: StoppingRule) -> None:
     if rule.max_tokens > recording.max_tokens:
         raise UserError(
             f"{type(rule).__name__} drafts up to {rule.max_tokens} tokens, but the recording has branches of "
-            f"{recording.max_tokens}; "
-            f"record with RecordSettings(max_tokens={rule.max_tokens}), or give the rule a smaller max_tokens."
+            f"{recording.max_tokens}; record with RecordSettings(max_tokens={rule.max_tokens}), or give the rule a smaller "
+            "max_tokens."
         )
     missing = sorted(rule.needs - recording.features.keys() - recording.in_rounds.keys() - {"token"})
     if missing:
@@ -284,8 +285,8 @@ class _Walk:
 def oracle(recording: Recording) -> Replayed:
     """Return the rounds of the rule that stops exactly before the first rejection, without a longest draft.
 
-    In greedy mode it is the oracle of SpecDec++ (Lemma 2.1): nothing is discarded, and the target is called once for every difference
-    between the models and once for the end.
+    In greedy mode it is the oracle of SpecDec++ (Lemma 2.1): nothing is discarded, and the target is called once for every
+    difference between the models and once for the end.
     """
     parts = []
     for number in range(recording.num_prompts):

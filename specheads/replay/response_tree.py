@@ -1,9 +1,9 @@
 """Record every token that a stopping rule can draft along a target's response, so that rules can be replayed without models.
 
-The output of token verification has the target's distribution for drafts of any length, so decoding could have emitted a response that
-the target sampled. At each position two things are sampled once, as verification would have sampled them given the response: whether
-the emitted token came from an accepted draft token, with probability `min(1, d(x) / t(x))`; and if not, the token that was rejected
-there, from `norm((d - t)+)`, and how the draft continues after it. These continuations are the *branches*.
+The output of token verification has the target's distribution for drafts of any length, so decoding could have emitted a response
+that the target sampled. At each position two things are sampled once, as verification would have sampled them given the response:
+whether the emitted token came from an accepted draft token, with probability `min(1, d(x) / t(x))`; and if not, the token that
+was rejected there, from `norm((d - t)+)`, and how the draft continues after it. These continuations are the *branches*.
 
 A *node* is a drafted token with its features: first the response's tokens in order, then those of one branch after another.
 """
@@ -117,8 +117,8 @@ def _outcomes(
 ) -> tuple[Tensor, ...]:
     """Sample the outcomes of drafts at a slice of `positions` (n,), where the response has `tokens` (n,).
 
-    Returns whether the tokens were accepted (Q, n) and their columns (C, n); then, of the tokens that were rejected in their place,
-    the sample, the position, the token (b,) and the columns (C, b).
+    Returns whether the tokens were accepted (Q, n) and their columns (C, n); then, of the tokens that were rejected in their
+    place, the sample, the position, the token (b,) and the columns (C, b).
     """
     draft_probs, target_probs = warp(draft_logits), warp(target_logits)
     check_finite(pair.draft_id, draft_probs)

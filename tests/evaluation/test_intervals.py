@@ -77,8 +77,8 @@ def test_halves_share_no_group_and_are_of_about_equal_size():
 def test_groups_cover_where_prompts_that_share_an_outcome_do_not():
     """400 samples of 240 prompts in 60 groups whose prompts have one outcome: the mean's 95 % interval by group covers 0 in at least 89 %.
 
-    By group about 94 % are expected; fewer than 89 % have probability 1e-4 (binomial). By prompt the interval is half as wide as it should
-    be and covers about 67 %; more than 78 % have probability 1e-6.
+    By group about 94 % are expected; fewer than 89 % have probability 1e-4 (binomial). By prompt the interval is half as wide
+    as it should be and covers about 67 %; more than 78 % have probability 1e-6.
     """
     groups = np.repeat(np.arange(60), 4).tolist()
     outcomes = np.repeat(np.random.default_rng(0).normal(size=(60, 400)), 4, axis=0)

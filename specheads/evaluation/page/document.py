@@ -44,26 +44,28 @@ class Plot:
 PLOTS = {
     "pareto": Plot(
         "Discard rate against verification rate",
-        "Each point is one rule with one set of parameters; lower left is better. The thin line joins the rules that a decoder could "
-        "have and that no other rule beats in both rates. Click a family in the legend to show or hide it, double-click to see it alone.",
+        "Each point is one rule with one set of parameters; lower left is better. The thin line joins the rules that a "
+        "decoder could have and that no other rule beats in both rates. Click a family in the legend to show or hide it, "
+        "double-click to see it alone.",
         "set",
     ),
     "threshold": Plot(
         "Speed-up against threshold",
-        "Rules that stop at a threshold. Horizontal lines: the best fixed length, the informed ceiling (the best constant threshold on "
-        "the true acceptance probabilities) and the oracle (which knows every outcome).",
+        "Rules that stop at a threshold. Horizontal lines: the best fixed length, the informed ceiling (the best constant "
+        "threshold on the true acceptance probabilities) and the oracle (which knows every outcome).",
         "set ratio",
     ),
     "gap": Plot(
         "Gap closed by rule",
-        "How far each family’s best rule gets from the best fixed length (0 %) towards a bound that no decoder can reach (100 %). "
-        "Values below −100 % or above 150 % are cut off.",
+        "How far each family’s best rule gets from the best fixed length (0 %) towards a bound that no decoder can reach (100 "
+        "%). Values below −100 % or above 150 % are cut off.",
         "set ratio",
     ),
     "reliability": Plot(
         "Reliability",
         "Are tokens accepted as often as predicted? On the diagonal, yes. The larger a marker, the more tokens it stands for. A "
-        "calibrated head is drawn twice, before and after calibration. A token counts once for every place that it can have in a round.",
+        "calibrated head is drawn twice, before and after calibration. A token counts once for every place that it can have in "
+        "a round.",
         "set",
     ),
     "positions": Plot(

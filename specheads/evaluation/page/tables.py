@@ -48,7 +48,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the page. With `sorted_by`, the column whose order it has, a click on a heading sorts it; -1: in no column's order."""
+    """A table of the page.
+
+    With `sorted_by`, the number of the column that rows are sorted by (-1: none), a click on a heading sorts the table.
+    """
 
     caption: str
     columns: Sequence[str]
