@@ -53,14 +53,13 @@ COLUMNS = [
 
 def five_rules(head: AcceptanceHead) -> dict[str, list[stopping.StoppingRule]]:
     """Return rules by name, as they decode and as they are replayed."""
-    both = {
+    return {
         "fixed K=4": [stopping.FixedLength(4)] * 2,
-        "head 0.6": [stopping.HeadThreshold(one, 0.6) for one in (head, recorded_head(head))],
+        "head 0.6": [stopping.HeadThreshold(asked, 0.6) for asked in (head, recorded_head(head))],
         "max probability 0.4": [stopping.MaxProbability(0.4, 20)] * 2,
         "online logistic 0.7": [stopping.OnlineLogistic(threshold=0.7)] * 2,
         "heuristic": [stopping.Heuristic()] * 2,
     }
-    return both
 
 
 def live_counts(
@@ -132,8 +131,8 @@ def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Name
     marks.append(time.perf_counter())
     recording = load_recording(path, [*named, GROUND_TRUTH])
     cost_table = CostTable({"10": Costs.at_ratio(10)}, {name: counted_share(head, pair.draft_lm) for name, head in heads.items()})
-    found = candidates(rules, heads, Tuning(recording, cost_table))
-    ReplayedSet.of(RecordedSet("test", "test", recording, None), found)
+    tried = candidates(rules, heads, Tuning(recording, cost_table))
+    ReplayedSet.of(RecordedSet("test", "test", recording, None), tried)
     marks.append(time.perf_counter())
     live, *steps = np.diff(marks)
     names = ("record", "20 heads predict at every node", "the target's probabilities, for the ceiling", "replay all rules")
@@ -142,7 +141,7 @@ def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Name
     title = (
         f"Time for {len(prompts)} prompts, sampled, {settings.num_samples} draw{'s' * (settings.num_samples > 1)} per response"
     )
-    title += f"; {len(found)} rules"
+    title += f"; {len(tried)} rules"
     return Table("time", title, [Column("step"), Column("seconds", "fixed:1"), Column("live passes", "fixed")], rows)
 
 

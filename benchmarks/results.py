@@ -167,8 +167,8 @@ def list_spent(parts: Sequence[int], result: Result, folder: Path = RESULTS) -> 
     """Add to the list of spent parts those that a result was not yet known to have read."""
     entries = spent_parts(folder)
     known = {(entry["part"], entry["by"]) for entry in entries}
-    told = {"by": result.name, "command": result.command, "date": result.date, "commit": result.commit}
-    new = [{"part": part, **told} for part in parts if (part, result.name) not in known]
+    source = {"by": result.name, "command": result.command, "date": result.date, "commit": result.commit}
+    new = [{"part": part, **source} for part in parts if (part, result.name) not in known]
     if new:
         write_json(folder.parent / FINAL_PARTS, [*entries, *new])
 
@@ -221,8 +221,8 @@ def this_machine() -> dict[str, Any]:
 def processor() -> str:
     """Return the processor's model."""
     information = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*: (.+)$", information.read_text(), re.MULTILINE) if information.exists() else None
-    return found[1] if found else platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*: (.+)$", information.read_text(), re.MULTILINE) if information.exists() else None
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 def load_average() -> float:

@@ -86,9 +86,9 @@ def has_interval(values):
 def test_commands_name_what_exists(name):
     command = MEASURED[name]["command"]
     assert "\n" not in command and command == without_folders(command)
-    program = re.match(r"python (?:-m (?P<module>[\w.]+)|(?P<script>[\w/]+\.py))( |$)", command)
-    assert program, command
-    assert find_spec(program["module"]) if program["module"] else (ROOT / program["script"]).is_file()
+    named = re.match(r"python (?:-m (?P<module>[\w.]+)|(?P<script>[\w/]+\.py))( |$)", command)
+    assert named, command
+    assert find_spec(named["module"]) if named["module"] else (ROOT / named["script"]).is_file()
 
 
 def test_every_result_is_shown_and_every_block_has_a_result():

@@ -172,7 +172,8 @@ def _live(report: Report) -> list[str]:
 def notes_on(report: Report) -> list[str]:
     """Return warnings for the reader.
 
-    They name heads that do not pay for themselves, rules that are faster without a head, and drafting that does not pay, and leave out measured figures where these are not to be trusted.
+    They name heads that do not pay for themselves, rules without a head that are faster, and drafting that does not pay. They
+    leave out measured figures where these are not to be trusted.
     """
     tests = [data_set for data_set in report.data_sets if data_set.role == "test"]
     winners = [(data_set, row) for data_set in tests for row in data_set.winners if is_trusted(report, row.ratio)]

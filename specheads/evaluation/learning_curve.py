@@ -1,8 +1,8 @@
-"""`python -m specheads.evaluation.learning_curve model=nano`: compare heads that learned from growing shares of the train prompts.
+"""`python -m specheads.evaluation.learning_curve model=nano`: compare heads of growing shares of the train prompts.
 
 All heads learn from one data cache and one store of features, for the same number of steps, and are compared by replay with
-thresholds that are chosen on dev prompts. Each has its folder in that of the run, like the jobs of a sweep, and a rerun resumes the
-unfinished one. `python -m specheads.evaluation.learning_curve --help` lists every key.
+thresholds that are chosen on dev prompts. Each has its folder in that of the run, like the jobs of a sweep, and a rerun resumes
+the unfinished one. `python -m specheads.evaluation.learning_curve --help` lists every key.
 """
 
 import copy

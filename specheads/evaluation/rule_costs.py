@@ -119,7 +119,7 @@ def with_measured(table: CostTable, measured: Sequence[Measured], sizes: Mapping
 
 
 def _head_seconds(fit: CostFit, measured: Sequence[Measured], sizes: Mapping[str, float]) -> dict[str, float]:
-    """Return by head the seconds that it adds to a draft step: the mean of its rules', or interpolated over the sizes of heads."""
+    """Return by head the seconds that it adds to a draft step: the mean of its rules', or interpolated between other heads."""
     steps: dict[str, list[float]] = {}
     heads = {decoded.setting.kind: decoded.setting.head for decoded in measured}
     for kind, head in heads.items():

@@ -130,9 +130,9 @@ class RecordedGroundTruth(RecordedHead):
 def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tensor, Tensor]:
     """Return a head's predictions, before calibration, for the draft's token at every position and sample.
 
-    Returns logits (n, indices), at each index in a round; whether each token was accepted (n,) bool; and its largest index (n,). At an index that a
-    round cannot reach, the logit is that of the token's largest index. A head that predicts for its input token does so one
-    node later, after it has read the token.
+    Returns logits (n, indices), at each index in a round; whether each token was accepted (n,) bool; and its largest index
+    (n,). At an index that a round cannot reach, the logit is that of the token's largest index. A head that predicts for its
+    input token does so one node later, after it has read the token.
     """
     node, late, accepted, furthest = predicted_nodes(recording, head)
     if head.name not in recording.in_rounds:

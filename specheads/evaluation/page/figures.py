@@ -1,4 +1,4 @@
-"""The page's figures: one plotly figure each per data set, or per data set and ratio. The page sets the colours of text and grid."""
+"""The page's figures: one plotly figure per data set, or per data set and ratio. The page colours their text and grid."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
