@@ -1,7 +1,7 @@
 """`python train.py model=llama2-7b`: train an acceptance head; missing data is generated first.
 
-`python train.py task=distill` trains the draft itself. `python train.py --help` lists every key, and with `task=distill` the keys of
-that task. `-m head.depth=0,1,2,3,4 loss.reject_weight=1,3,6,12` sweeps.
+`python train.py task=distill` trains the draft itself. `python train.py --help` lists every key, and with `task=distill` the keys
+of that task. `-m head.depth=0,1,2,3,4 loss.reject_weight=1,3,6,12` sweeps.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ from specheads.training.heads.settings import HeadTraining
 
 
 def train_head(cfg: DictConfig, pair: Pair | None = None) -> Path:
-    """Train the heads of a composed config for its pair, which may be loaded already; return the folder of the head, or of all heads."""
+    """Train the heads of a composed config for its pair, which may be loaded already; return the folder of the head or heads."""
     check_data(cfg)
     trained = train_configured_heads(cfg, data_cache, pair)
     if is_first_process():

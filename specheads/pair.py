@@ -144,7 +144,9 @@ class Pair:
 class NewDraft(Protocol):
     """A draft that is made from the target instead of loaded."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The name of its architecture."""
 
     def make(self, target: PreTrainedModel) -> PreTrainedModel:
         """Return the draft for `target`."""

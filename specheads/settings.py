@@ -1,7 +1,8 @@
 """The base of all settings: frozen classes whose fields state a default, a constraint and a sentence of help in one place.
 
-The first mistake in a set of settings raises one UserError with the key as the command line has it, its value, and what was expected.
-`fields_of` lists the fields of a class for help texts, reference pages and tests. `cache_key` returns the values that decide numbers.
+The first mistake in a set of settings raises one UserError with the key as the command line has it, its value, and the expected
+value. `fields_of` lists the fields of a class for help texts, reference pages and tests. `cache_key` returns the values that
+decide numbers.
 """
 
 import dataclasses
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 else:
     ModelMetaclass = type(BaseModel)  # which pydantic has no public name for
 
-LARGEST_COUNT = 2**31 - 1  # of anything that is held in memory at once or numbered on disk
-LARGEST_SEED = 2**32 - 1  # that every random generator takes
+LARGEST_COUNT = 2**31 - 1  # of objects in memory, or of numbered files
+LARGEST_SEED = 2**32 - 1  # the largest that every random generator takes
 
 
 def _number(expected: str, holds: Callable[[float], bool] = lambda value: True) -> PlainValidator:
@@ -86,14 +87,14 @@ class _FromMapping:
         return handler.generate_schema(Annotated[instance[source], BeforeValidator(partial(self.build, source))])
 
     @staticmethod
-    def build(cls: type, value: Any) -> Any:
-        """Return `value`, or an instance of `cls` with the arguments in it; raises ValueError for an unknown argument."""
+    def build(kind: type, value: Any) -> Any:
+        """Return `value`, or an instance of `kind` with the arguments in it; raises ValueError for an unknown argument."""
         if not isinstance(value, Mapping):
             return value
-        names = [field.name for field in dataclasses.fields(cls)]
+        names = [field.name for field in dataclasses.fields(kind)]
         if unknown := [name for name in value if name not in names]:
             raise ValueError(f"has the unknown key {unknown[0]}; the keys are {', '.join(names)}")
-        return cls(**value)
+        return kind(**value)
 
 
 Built = Annotated[T, _FromMapping()]  # Built[Warp] is the type of fields that hold a Warp
@@ -103,10 +104,10 @@ def setting(default: Any = ..., help: str = "", *, key: str | None = None, decid
     """Return a field of a class of settings.
 
     Args:
-        default: its value where none is given; without a default, a value must be given.
-        help: what it is, in one sentence.
-        key: its key on the command line, where that is not its name.
-        decides: whether its value changes any number that a run yields; `cache_key` leaves out fields that do not.
+        default: the value if none is given; without a default, a value must be given.
+        help: one sentence about the field.
+        key: the key on the command line, if it differs from the name of the field.
+        decides: whether the value changes any result of a run; `cache_key` leaves out the other fields.
     """
     return Field(default, description=help, json_schema_extra={"key": key, "decides": decides}, **constraints)
 
@@ -126,14 +127,6 @@ class Settings(BaseModel, metaclass=_Checked):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
 
-    @classmethod
-    def at(cls, prefix: str, values: Mapping[str, Any]) -> Self:
-        """Return the settings of `values`, whose keys a command line has under `prefix` ("optimizer")."""
-        try:
-            return cls.model_validate(dict(values))
-        except ValidationError as error:
-            raise UserError(message_of(error, cls, prefix)) from None
-
     def but(self, **changes: Any) -> Self:
         """Return a copy with other values, which are checked like the first ones."""
         return type(self)(**(self.values() | changes))
@@ -145,7 +138,7 @@ class Settings(BaseModel, metaclass=_Checked):
 
 @dataclasses.dataclass(frozen=True)
 class SettingField:
-    """One key of a command: where it stands, its default and its sentence of help."""
+    """One key of a command, its default and its sentence of help."""
 
     key: str
     default: Any
@@ -190,7 +183,7 @@ def key_of(name: str, field: FieldInfo) -> str:
 
 
 def cache_key(settings: Settings, prefix: str = "") -> dict[str, Any]:
-    """Return by key the values that decide numbers, those of nested settings with their own keys."""
+    """Return the values that decide results by their keys, those of nested settings too."""
     values: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
         if not _extra(field).get("decides", True):
@@ -201,15 +194,15 @@ def cache_key(settings: Settings, prefix: str = "") -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value, or for an object, such as a strategy, the text of its class and of those attributes that are plain values."""
+    """Return a value; for an object, such as a strategy, a text of its class and of its attributes with plain values."""
     if value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping):
         return value
     attributes = {name: each for name, each in vars(value).items() if isinstance(each, bool | int | float | str | None)}
     return f"{type(value).__module__}.{type(value).__qualname__}({attributes})"
 
 
-def message_of(error: ValidationError, cls: type[Settings], prefix: str = "") -> str:
-    """Return the first mistake as one message: the key, its value, what was expected, what the field is for."""
+def message_of(error: ValidationError, cls: type[Settings]) -> str:
+    """Return one message about the first mistake: the key, its value, the expected value, and the help of the field."""
     errors = error.errors(include_url=False)
     same_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
     first = max(same_field, key=lambda each: len(each["loc"]))  # of the types of a union, the closest one
@@ -217,7 +210,7 @@ def message_of(error: ValidationError, cls: type[Settings], prefix: str = "") ->
     if isinstance(cause, UserError):
         return str(cause)
     path, field = _keys_and_field(cls, [part for part in first["loc"] if isinstance(part, str)])
-    key, value = ".".join([*([prefix] if prefix else []), *path]), shown(first["input"])
+    key, value = ".".join(path), shown(first["input"])
     if first["type"] == "extra_forbidden":
         key = _joined(key, str(first["loc"][-1]))
         return f"{key}={value} is not known; expected one of {', '.join(_siblings(cls, first['loc']))}."
@@ -257,7 +250,7 @@ EXPECTED = {
 
 
 def _expected(mistake: Mapping[str, Any]) -> str:
-    """Return what was expected, after "key=value"."""
+    """Return the text that follows "key=value": what was expected."""
     text = EXPECTED.get(mistake["type"])
     return mistake["msg"][0].lower() + mistake["msg"][1:] if text is None else text.format(**mistake.get("ctx", {}))
 

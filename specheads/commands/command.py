@@ -1,7 +1,7 @@
 """Entry points: compose a Hydra config, run, and turn a user's mistakes into one message and exit code 2.
 
-A failure of the machine (no space, no memory, a folder that cannot be written) is reported in the same way. Ctrl-C and SIGTERM end a
-run in order, and the same command resumes it.
+A failure of the machine (no space, no memory, a folder that cannot be written) is reported in the same way. Ctrl-C and SIGTERM
+end a run in order, and the same command resumes it.
 """
 
 import os
@@ -123,7 +123,8 @@ class Command:
 def command(name: str, classes: ClassesOf = lambda cfg: ()) -> Callable[[Callable[[DictConfig], object]], Command]:
     """Return a decorator that makes a function of a config the command line whose config is conf/<name>.yaml.
 
-    `classes` returns the classes of settings of a composed config: their fields explain its keys in `--help`, and other keys are refused.
+    `classes` returns the classes of settings of a composed config: their fields explain its keys in `--help`, and other keys are
+    refused.
     """
     return lambda run: Command(name, run, classes)
 
@@ -143,7 +144,7 @@ def null_group(error: Exception, words: list[str]) -> UserError | None:
 
 
 def check_launcher(environment: Mapping[str, str]) -> None:
-    """Raise UserError if a launcher has started this command several times: each would take a run folder of its own."""
+    """Raise UserError if a launcher has started this command several times: each process would take another run folder."""
     for launcher, (sign, count) in LAUNCHERS.items():
         if sign in environment and environment.get(count, "1") != "1":
             raise UserError(

@@ -1,4 +1,4 @@
-"""From a composed config to what the library takes: typed settings, the source of prompts, the pair."""
+"""The arguments of the library from a composed config: typed settings, the source of prompts, the pair."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, cast
@@ -60,7 +60,7 @@ def source_of(cfg: DictConfig) -> NanoSource | DatasetSource:
 
 
 def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: NewDraft | None = None) -> Pair:
-    """Return the pair that `cfg.model` describes, with or without the target's weights, with the draft that it names or a new one."""
+    """Return the pair of `cfg.model`, without the target's weights if `only_draft`, with `new_draft` in place of its draft."""
     keys = OmegaConf.to_container(cfg.model, resolve=True, throw_on_missing=True)
     return load_pair(only_draft=only_draft, new_draft=new_draft, **cast(dict[str, Any], keys))
 

@@ -39,7 +39,7 @@ def evaluation_settings(cfg: DictConfig) -> Evaluation:
 
 
 def replay_settings(cls: type[Replay], cfg: DictConfig, **objects: Any) -> Replay:
-    """Return the settings of a command that replays rules; `objects` are the values that a config describes, such as drafting rules."""
+    """Return the settings of a command that replays rules; `objects` are fields built from a config, such as `drafting`."""
     if not is_count(cfg.num_prompts, least=1):  # test sets read it
         raise UserError(
             f"num_prompts={cfg.num_prompts} must be a positive integer; it is {cls.model_fields['num_prompts'].description}."
@@ -75,7 +75,7 @@ def verification_rules(names: Any) -> dict[str, VerificationRule]:
 
 
 def named_test_sets(named: Any, num_prompts: Any) -> dict[str, TestSet] | None:
-    """Return the sources of more test prompts from {name: file}, by a name of conf/data; without a file, the test prompts of that set."""
+    """Return the sources of more test prompts from {name of conf/data: file}; without a file, that data set's test prompts."""
     if named is None:
         return None
     if not isinstance(named, Mapping | DictConfig):

@@ -47,7 +47,7 @@ def inspect(head: str) -> str:
 
 
 def verify(head: str, draft: str | None = None) -> str:
-    """Load a head strictly, golden vectors included; with `draft`, check that it was trained for that model at its present revision."""
+    """Load a head strictly, with its golden vectors; with `draft`, check that it was trained for that draft as it is now."""
     loaded = load_head(head)
     trained = loaded.config.draft
     if loaded.golden_inputs is None:

@@ -54,7 +54,7 @@ def usual_width(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
 
 
-@pytest.mark.parametrize("command, choice", compositions())
+@pytest.mark.parametrize(("command", "choice"), compositions())
 def test_every_key_is_explained(command, choice):
     explained = rows(command, choice)
     assert len(explained) > 20
@@ -110,10 +110,10 @@ def test_overrides_change_what_is_shown():
 
 
 def test_a_key_of_no_file_stands_with_its_relatives():
-    found = sections("train", "+trainer.max_steps=9", "+trainer.strategy={}", "+unknown=1")
-    (trainer,) = [section for section in found if section.title == "trainer=default"]
+    listed = sections("train", "+trainer.max_steps=9", "+trainer.strategy={}", "+unknown=1")
+    (trainer,) = [section for section in listed if section.title == "trainer=default"]
     assert {("trainer.max_steps=9", ""), ("trainer.strategy={}", "")} <= set(trainer.rows)
-    assert ("unknown=1", "") in found[0].rows
+    assert ("unknown=1", "") in listed[0].rows
 
 
 def test_a_swept_key_keeps_its_default():
@@ -147,9 +147,9 @@ def test_several_choices_of_a_group_are_all_shown():
     text = help_text("evaluate", ["stopping=[fixed_length,heuristic]"])
     assert "[fixed_length]" in text and "[heuristic]" in text and "[confidence]" not in text
     assert "stopping.heuristic.increase=2" in text and "stopping.confidence" not in text
-    usual, one = (help_text("learning_curve", overrides) for overrides in ([], ["stopping=fixed_length"]))
+    usual, single = (help_text("learning_curve", overrides) for overrides in ([], ["stopping=fixed_length"]))
     assert "[fixed_length]" in usual and "[head_threshold]" in usual
-    assert "[fixed_length]" in one and "[head_threshold]" not in one
+    assert "[fixed_length]" in single and "[head_threshold]" not in single
 
 
 def test_without_a_terminal_the_text_is_100_columns_wide(monkeypatch):

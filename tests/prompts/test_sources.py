@@ -145,15 +145,15 @@ def test_only_as_many_rows_as_asked_for_are_used(tmp_path):
     assert pairs(prompts) == [("train", "say one"), ("test", "say two"), ("test", "say three")]
 
 
-@pytest.mark.parametrize("chats, text", [(True, "User: say one"), (False, "say one:\n")])
+@pytest.mark.parametrize(("chats", "text"), [(True, "User: say one"), (False, "say one:\n")])
 def test_pairs_that_do_not_chat_get_the_completion_template(tmp_path, chats, text):
     made = source(jsonl(tmp_path, ROWS), "User: {instruction}", completion_template="{instruction}:\n").load(chats)
     assert made[0].text == text
 
 
 def test_without_a_completion_template_every_pair_gets_the_same(tmp_path):
-    one = source(jsonl(tmp_path, ROWS))
-    assert one.load(chats=False) == one.load(chats=True)
+    data_set = source(jsonl(tmp_path, ROWS))
+    assert data_set.load(chats=False) == data_set.load(chats=True)
 
 
 def test_rows_without_text_are_left_out_and_counted_once(tmp_path, caplog):
@@ -202,7 +202,7 @@ def test_dataset_fingerprint_follows_rows_template_and_counts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "counts, available, found",
+    ("counts", "available", "scaled"),
     [
         ((40000, 10000, 2000), 999, [769, 192, 38]),
         ((6500, 900, 1319), 660, [492, 68, 100]),
@@ -215,8 +215,8 @@ def test_dataset_fingerprint_follows_rows_template_and_counts(tmp_path):
         ((5, 0, 0), 4, [4, 0, 0]),
     ],
 )
-def test_short_data_is_shared_in_proportion(counts, available, found):
-    assert scaled_down(counts, available) == found
+def test_short_data_is_shared_in_proportion(counts, available, scaled):
+    assert scaled_down(counts, available) == scaled
 
 
 def test_any_short_data_is_used_up_and_gives_no_split_more_than_asked_for():
@@ -289,7 +289,7 @@ def test_a_split_of_which_nothing_is_asked_for_is_not_touched(hub):
 
 
 @pytest.mark.parametrize(
-    "split, texts",
+    ("split", "texts"),
     [
         ("train", ["one", "two", "three", "four", "five", "six"]),
         ("train[:2]", ["one", "two"]),
@@ -324,7 +324,7 @@ def test_a_saved_folder_with_splits_has_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    ("changes", "message"),
     [
         ({"split": "trian"}, r"data\.split='trian' cannot be taken from someone/set: Unknown split .*\['train', 'test'\]\.$"),
         ({"test_split": "validation"}, r"data\.test_split='validation' cannot be taken .*\['train', 'test'\]\.$"),
@@ -337,7 +337,7 @@ def test_a_split_that_is_not_there_is_a_user_error(hub, changes, message):
 
 
 @pytest.mark.parametrize(
-    "error, message",
+    ("error", "message"),
     [
         (
             ConnectionError("Couldn't reach 'someone/set' on the Hub (X)\nmore"),
@@ -384,7 +384,7 @@ def test_datasets_keeps_quiet_and_is_as_before_afterwards(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    ("changes", "message"),
     [
         ({"counts": (-1, 1, 1)}, r"data\.num_train=-1 must be a non-negative integer"),
         ({"counts": (1, 1.5, 1)}, r"data\.num_dev=1\.5 must be a non-negative integer"),
@@ -395,14 +395,14 @@ def test_datasets_keeps_quiet_and_is_as_before_afterwards(monkeypatch):
         ({"template": "{"}, r"data\.template='\{'"),
         ({"completion_template": "{}"}, r"data\.completion_template='\{\}': a field has no name"),
         ({"name": 5}, r"data\.name=5 must be text"),
-        ({"split": "train[:"}, r"data\.split='train\[:' is no split; .*train\[:500\]"),
-        ({"split": "train[5]"}, "is no split"),
-        ({"split": "train[a:b]"}, "is no split"),
-        ({"split": "train[:200%]"}, "is no split"),
-        ({"split": None}, r"data\.split=None is no split"),
-        ({"test_split": "test["}, r"data\.test_split='test\[' is no split"),
-        ({"path": None}, r"data\.path=None is no path"),
-        ({"path": ""}, r"data\.path='' is no path"),
+        ({"split": "train[:"}, r"data\.split='train\[:' must be the name of a split; .*train\[:500\]"),
+        ({"split": "train[5]"}, "must be the name of a split"),
+        ({"split": "train[a:b]"}, "must be the name of a split"),
+        ({"split": "train[:200%]"}, "must be the name of a split"),
+        ({"split": None}, r"data\.split=None must be the name of a split"),
+        ({"test_split": "test["}, r"data\.test_split='test\[' must be the name of a split"),
+        ({"path": None}, r"data\.path=None must be a path"),
+        ({"path": ""}, r"data\.path='' must be a path"),
         ({"path": "nothing.jsonl"}, r"data\.path='nothing\.jsonl': there is no /.*/nothing\.jsonl; give a JSON"),
         ({"path": "./nothing"}, "there is no /.*/nothing"),
         ({"path": "/nothing/here"}, "there is no /nothing/here"),
@@ -424,7 +424,9 @@ def test_right_settings_pass_without_the_hub(monkeypatch, tmp_path):
         source(path, ["{a}", "{b}"], split="train[:10%]", test_split="test").check()
 
 
-@pytest.mark.parametrize("counts, message", [((-1, 1, 1), "num_train=-1"), ((0, 0, 0), "are all 0"), ((1, "x", 1), "num_dev=x")])
+@pytest.mark.parametrize(
+    ("counts", "message"), [((-1, 1, 1), "num_train=-1"), ((0, 0, 0), "are all 0"), ((1, "x", 1), "num_dev=x")]
+)
 def test_nanos_counts_are_checked_too(counts, message):
     for call in (NanoSource(*counts).check, lambda: list(NanoSource(*counts).load(chats=False))):
         with pytest.raises(UserError, match=message):

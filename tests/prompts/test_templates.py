@@ -30,7 +30,7 @@ def test_a_field_name_may_hold_anything_but_what_formats_use():
 
 
 @pytest.mark.parametrize(
-    "row, text",
+    ("row", "text"),
     [
         ({"instruction": "a", "input": "b"}, "a\nInput: b"),
         ({"instruction": "a", "input": ""}, "a"),
@@ -48,7 +48,7 @@ def test_the_first_text_whose_fields_say_something_is_used(row, text, kind):
 
 
 @pytest.mark.parametrize(
-    "template, problem",
+    ("template", "problem"),
     [
         ("{}", "a field has no name"),
         ("{0}", "a field has no name"),

@@ -27,9 +27,9 @@ from specheads.training.heads.head_specs import head_specs
 from specheads.training.optimizer import Optimizer
 from specheads.training.trainer_settings import Checkpointing, Loader, TrainerSettings
 
-# The paper mixes because its heads must have read the drafted token. A look-ahead head need not, and a round's survival is a
-# product of probabilities that each assume all tokens before to be accepted: the target's own text is the context to learn from.
-# Measured on nano: benchmarks/README.md, kinds of heads.
+# The paper mixes because its heads read the drafted token. A look-ahead head does not, and the probability that a round survives
+# is a product of probabilities that each assume that all earlier tokens are accepted: the context to learn from is the target's
+# response. Measured on nano: benchmarks/README.md, kinds of heads.
 RESPONSE_SHARE = {"input_token": 0.15, "next_token": 1.0}
 LARGEST_RESPONSE_SHARE = {"input_token": 0.99, "next_token": 1.0}  # at 1, an input_token head would have nothing to predict
 
@@ -43,7 +43,8 @@ def checked_share(predicts: str, response_share: float | None) -> float:
     share, largest = RESPONSE_SHARE[predicts] if response_share is None else response_share, LARGEST_RESPONSE_SHARE[predicts]
     if not 0 <= share <= largest:
         raise UserError(
-            f"mixing.response_share={shown(share)} must be a number from 0 to {largest:g} for head.predicts={predicts}, for example 0.15."
+            f"mixing.response_share={shown(share)} must be a number from 0 to {largest:g} for head.predicts={predicts}, for "
+            "example 0.15."
         )
     return share
 
@@ -53,8 +54,8 @@ class Mixing(Settings):
 
     response_share: Number | None = setting(
         None,
-        "the probability that a position keeps the target's token in place of the drafted one; null: 0.15 (the paper's) for input_token, "
-        "1 (no mixing) for next_token",
+        "the probability that a position keeps the target's token in place of the drafted one; null: 0.15 (the paper's) for "
+        "input_token, 1 (no mixing) for next_token",
     )
 
 
@@ -66,9 +67,12 @@ class Calibration(Settings):
     )
     num_samples: PositiveCount = setting(
         4,
-        "the number of acceptance samples of each response; evaluate.py reuses the recording if its record.num_samples is the same",
+        "the number of acceptance samples of each response; evaluate.py reuses the recording if its record.num_samples is the "
+        "same",
     )
-    batch_size: Annotated[int, count(1, 2**16)] = setting(64, "the number of branches that the draft reads together; fewer take less memory")
+    batch_size: Annotated[int, count(1, 2**16)] = setting(
+        64, "the number of branches that the draft reads together; fewer take less memory"
+    )
 
 
 class HeadTraining(Settings):
@@ -87,8 +91,8 @@ class HeadTraining(Settings):
     optimizer: Optimizer = setting(Optimizer(), "AdamW's settings")
     features: Literal["auto", "cached", "online"] = setting(
         "auto",
-        "cached: the draft reads each text once, and its states are kept on disk; online: it reads them in every epoch; auto: cached, if "
-        "texts stay the same (no mixing) and the budget allows",
+        "cached: the draft reads each text once, and its states are kept on disk; online: it reads them in every epoch; auto: "
+        "cached, if texts stay the same (no mixing) and the budget allows",
         decides=False,
     )
     features_budget: NonNegativeNumber = setting(8, "the largest size of the stored states, in GiB", decides=False)
@@ -100,7 +104,8 @@ class HeadTraining(Settings):
     )
     resume: Flag | Text = setting(
         True,
-        "true: resume the newest run of the same command if it is unfinished; false: start again; or a checkpoint to resume in a new folder",
+        "true: resume the newest run of the same command if it is unfinished; false: start again; or a checkpoint to resume in a "
+        "new folder",
         decides=False,
     )
 
@@ -109,8 +114,8 @@ class HeadTraining(Settings):
         """Refuse heads that cannot be built, or that have nothing to learn."""
         if self.response_share < 1 and any("target_hidden" in spec.config.inputs for spec in self.specs()):
             raise UserError(
-                f"mixing.response_share={self.response_share} mixes drafted tokens into the text, but target_hidden in head.inputs is the "
-                "state of a target that has read its own text alone; leave mixing.response_share=null or 1."
+                f"mixing.response_share={self.response_share} mixes drafted tokens into the text, but target_hidden in "
+                "head.inputs is the state of a target that has read only its response; leave mixing.response_share=null or 1."
             )
         return self
 
@@ -134,5 +139,5 @@ class HeadTraining(Settings):
         return [self.head.label] if isinstance(self.head.label, str) else list(self.head.label)
 
     def cache_key(self) -> dict[str, Any]:
-        """Return what decides the numbers of a training, except for the data and the heads."""
+        """Return the settings that decide the result of a training, except for the data and the heads."""
         return cache_key(self) | {"mixing.response_share": self.response_share}

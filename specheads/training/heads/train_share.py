@@ -17,7 +17,7 @@ def first_rows(prompt_ids: Sequence[str], share: float) -> list[int]:
 
 
 class Rows(Dataset):
-    """Some rows of a split, under their numbers in the split: what is sampled or stored for a row is the same in every share."""
+    """Some rows of a split, under their numbers in the split: samples and features of a row are the same in every share."""
 
     def __init__(self, data: Dataset, rows: Sequence[int]) -> None:
         self.data, self.rows = data, rows

@@ -17,8 +17,9 @@ from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.feature_store import FeatureStore
 from specheads.training.heads.head_loss import weighted_bce
 from specheads.training.heads.head_module import HeadModule
+from specheads.training.heads.head_shape import LABELS
 from specheads.training.heads.mixed_responses import MixedResponses
-from specheads.training.heads.settings import LABELS, HeadTraining
+from specheads.training.heads.settings import HeadTraining
 from specheads.training.loaders import ResumableData
 from specheads.training.optimizer import Optimizer
 
@@ -90,11 +91,11 @@ def test_an_item_is_the_response_as_ever_and_then_its_rollouts(rows, predicts, e
             for start, ids in zip(row["rollout_start"], row["rollout_ids"], strict=True)
         ]
         for place, ids in enumerate(row["rollout_ids"]):
-            found = item["text"] == place + 1
+            chosen = item["text"] == place + 1
             text, length = item["rollouts"][place], len(ids)
-            assert item["index"][found].tolist() == list(range(len(text) - length, len(text)))
-            assert text[item["index"][found]].tolist() == item["drafted"][found].tolist() == ids
-            assert item["labels"]["rollout"][found] == exactly(*row["rollout_accept_prob"][place])
+            assert item["index"][chosen].tolist() == list(range(len(text) - length, len(text)))
+            assert text[item["index"][chosen]].tolist() == item["drafted"][chosen].tolist() == ids
+            assert item["labels"]["rollout"][chosen] == exactly(*row["rollout_accept_prob"][place])
 
 
 def test_a_round_is_alive_with_the_product_of_what_came_before():
@@ -124,11 +125,11 @@ def test_rows_on_disk_give_what_rows_in_memory_give(rows):
         == [len(row["response_ids"]) + sum(map(len, row["rollout_ids"])) for row in rows]
     )
     for number in range(len(rows)):
-        one, other = (collate([data[1, number]]) for data in (disk, memory))
-        assert torch.equal(one.tokens, other.tokens) and torch.equal(one.row, other.row)
-        torch.testing.assert_close(one.alive, other.alive)  # a product of numbers that the disk has rounded
+        first, other = (collate([data[1, number]]) for data in (disk, memory))
+        assert torch.equal(first.tokens, other.tokens) and torch.equal(first.row, other.row)
+        torch.testing.assert_close(first.alive, other.alive)  # a product of numbers that the disk has rounded
         for name in LABELS:
-            torch.testing.assert_close(one.labels[name], other.labels[name], equal_nan=True, rtol=0, atol=0)
+            torch.testing.assert_close(first.labels[name], other.labels[name], equal_nan=True, rtol=0, atol=0)
 
 
 # --- features, in a batch and stored
@@ -172,7 +173,7 @@ def test_stored_features_equal_the_drafts_own_in_every_epoch(nano64, rows, tmp_p
     assert store.folder != plain.folder and store.bytes() > plain.bytes()
 
 
-def test_the_texts_of_rollouts_count_where_the_store_bounds_its_forwards(nano64, rows, tmp_path, monkeypatch):
+def test_the_store_counts_the_texts_of_rollouts_in_the_size_of_its_batches(nano64, rows, tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "BATCH_TOKENS", 100)
     sizes, real = [], nano64.draft_lm.hidden_states
     monkeypatch.setattr(nano64.draft_lm, "hidden_states", lambda tokens, **more: (sizes.append(tokens), real(tokens, **more))[1])
@@ -252,7 +253,7 @@ def test_heads_of_responses_become_what_they_are_without_rollouts_and_metrics_le
     )
     alone, _, expected = trained(nano, rows, tmp_path, predicts, [spec("sampled")], ("sampled",))
     states = [
-        {name: value.clone() for name, value in one.bank.heads["sampled"].state_dict().items()} for one in (together, alone)
+        {name: value.clone() for name, value in first.bank.heads["sampled"].state_dict().items()} for first in (together, alone)
     ]
     for name, value in states[1].items():
         torch.testing.assert_close(states[0][name], value, atol=1e-5, rtol=0)
@@ -263,8 +264,8 @@ def test_heads_of_responses_become_what_they_are_without_rollouts_and_metrics_le
     with torch.no_grad():
         logits = together.bank(together.features(batch))
     kept = batch.of_response
-    found = prediction_metrics(logits[1, kept], batch.label[kept])
-    assert together.test_results["rollout"] == pytest.approx(found, rel=1e-4)
+    chosen = prediction_metrics(logits[1, kept], batch.label[kept])
+    assert together.test_results["rollout"] == pytest.approx(chosen, rel=1e-4)
     sums, weights = together.bank.losses(logits, batch.labels, batch.alive)
     assert metrics["dev/rollout/loss"] == pytest.approx((sums / weights)[1].item(), rel=1e-4)
     moved = together.bank.heads["rollout"].readout.weight - together.bank.heads["sampled"].readout.weight

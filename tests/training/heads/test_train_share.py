@@ -8,7 +8,7 @@ TWICE = ["a", "b", "c", "d", "a", "b", "c", "d"]  # first responses come before 
 
 
 @pytest.mark.parametrize(
-    "share, rows", [(1, range(8)), (0.75, [0, 1, 2, 4, 5, 6]), (0.5, [0, 1, 4, 5]), (0.25, [0, 4]), (0.01, [0, 4])]
+    ("share", "rows"), [(1, range(8)), (0.75, [0, 1, 2, 4, 5, 6]), (0.5, [0, 1, 4, 5]), (0.25, [0, 4]), (0.01, [0, 4])]
 )
 def test_all_responses_to_a_prompt_go_with_it(share, rows):
     assert first_rows(TWICE, share) == list(rows)
