@@ -121,7 +121,7 @@ def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Name
     for number, (_, ids) in enumerate(prompts):
         decoder.generate(ids, limit, seed=number)
     marks.append(time.perf_counter())
-    settings = RecordSettings(arguments.draws, longest_draft(rules), 64)
+    settings = RecordSettings(arguments.samples, longest_draft(rules), 64)
     path = make_recording(pair, prompts, warp, ResponseLimits(limit), settings, 1, folder)
     marks.append(time.perf_counter())
     named = {head_fingerprint(head): head for head in heads.values()}
@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--model", default="nano")
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=4)
-    parser.add_argument("--draws", type=int, default=1, help="acceptance draws per response, where time is taken")
+    parser.add_argument("--samples", type=int, default=1, help="acceptance samples per response, where time is measured")
     parser.add_argument("--engine", default="auto")
     add_result_option(parser, "replay")
     parser.add_argument("--only", choices=("agreement", "time"), default=None)

@@ -350,7 +350,7 @@ def test_replay_times_every_step(nano, tmp_path):
         ]
         rules = rule_choices(compose("evaluate", overrides).stopping)
     prompts = [(Prompt("a", "test", "def f(x):\n"), nano.encode_instruction("def f(x):\n"))]
-    arguments = SimpleNamespace(engine="eager", draws=1)
+    arguments = SimpleNamespace(engine="eager", samples=1)
     table = replay.times(nano, prompts, Warp(1.0, top_k=50), rules, arguments, 4, tmp_path)
     assert [row[0] for row in table.rows][-2:] == ["all steps", "one live pass, fixed K=4"]
 

@@ -105,7 +105,7 @@ def test_costs_of_heads_may_differ_where_they_are_counted_or_there_are_none(repo
 def test_a_report_without_costs_is_refused_with_the_reason(report, earlier):
     content = read_report(earlier)
     del content["context"]["costs"]
-    with pytest.raises(UserError, match="compare=there cannot be compared.*from before heads had any; evaluate it again"):
+    with pytest.raises(UserError, match="compare=there cannot be compared.*made before heads had any; evaluate it again"):
         compared(report, {"there": content})
 
 

@@ -85,10 +85,10 @@ def page(html):
 
 
 def test_it_is_one_file_that_refers_to_nothing_else(path, html, page):
-    page = html.replace(get_plotlyjs(), "")
-    assert len(page) < len(html)
-    assert "cdn" not in page.lower()
-    assert "http:" not in page and "https:" not in page
+    rest = html.replace(get_plotlyjs(), "")
+    assert len(rest) < len(html)
+    assert "cdn" not in rest.lower()
+    assert "http:" not in rest and "https:" not in rest
     assert all(reference.startswith("#") or reference == "data:," for reference in page.references)
     assert path.stat().st_size < 8e6
     assert [file.name for file in path.parent.iterdir()] == ["report.html"]

@@ -96,7 +96,7 @@ def test_greedy_branches_are_the_drafts_own_greedy_text_where_the_models_differ(
 
 
 def test_a_token_was_accepted_as_often_as_its_probabilities_say():
-    """5,000 samples at ten positions, false alarm 1e-6 each: the rejected token follows the residual, the next the draft's probabilities."""
+    """5,000 samples at ten positions, false alarm 1e-6 each: rejected tokens follow the residual, the next the draft."""
     pair, warp, num_samples = tiny_pair(3, scale=2.0), Warp(0.9), 5_000
     row = record(pair, warp, num_samples=num_samples, max_tokens=2)
     accepted = row["accepted"].reshape(num_samples, -1)
