@@ -1,4 +1,4 @@
-"""Drafts of several candidates beside chains: what each way of drafting and verifying accepts, writes and takes.
+"""Drafts of several candidates next to chains: the acceptance, output and time of each method.
 
     python benchmarks/candidates.py trees|samples|joint [--prompts 40] [--data humaneval.jsonl] [--engine auto]
 
@@ -106,7 +106,7 @@ def sample_methods() -> dict[str, Make]:
 
 
 def joint_methods() -> dict[str, Make]:
-    """Return joint verification of beams, and what it lies between."""
+    """Return joint verification of beams, and the methods that bound it."""
     four = stopping.FixedLength(4)
     methods = {"chain, token": method(drafting.Autoregressive(), verification.TokenVerification(), four)}
     settings = [(beams, 0.1) for beams in (2, 4, 8)] + [(8, tau) for tau in (0.3, 0.5, 0.7, 0.9)]

@@ -3,7 +3,7 @@
     python benchmarks/decoding.py --head outputs/head/<date_time>/heads/<name> [--model nano] [--prompts 8] [--repeats 5]
     python benchmarks/decoding.py --model synthetic-llama3 --rate 0.8
 
-Without `--head` an untrained head is used; with `--rate` drafted tokens are accepted at that rate whatever the models predict,
+Without `--head` an untrained head is used; with `--rate` drafted tokens are accepted at that rate, independent of the models,
 and transformers' assisted generation, which cannot do that, is left out.
 
 One process, greedy and sampled. In each repeat all settings decode the same prompts in turn; a figure is the median over repeats.
@@ -93,7 +93,9 @@ def transformers_runs(pair: Pair, head: AcceptanceHead, warp: Warp, length: int,
     chosen |= {"max_new_tokens": length, "pad_token_id": 0}
 
     def run(assistant: dict | None, threshold: float | None = None) -> Run:
-        config = copy.deepcopy(pair.draft.generation_config)  # kept from call to call: the heuristic goes on from where it was
+        config = copy.deepcopy(
+            pair.draft.generation_config
+        )  # kept from call to call, because the heuristic continues from its last length
         for name, value in (assistant or {}).items():
             setattr(config, name, value)
 

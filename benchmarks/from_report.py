@@ -120,7 +120,7 @@ def machine_of(context: Mapping[str, Any]) -> dict[str, Any]:
 def prompts_of(reports: Reports) -> dict[str, dict[str, Any]] | None:
     """Return what identifies each set of prompts in the tables, by its name; None where no report says it.
 
-    A set of which several reports have other prompts is there for each, with the report's label.
+    A set whose prompts differ between reports has an entry for each, with the report's label.
     """
     records: dict[str, dict[str, Any]] = {}
     for label, report in reports.items():

@@ -1,4 +1,4 @@
-"""`python benchmarks/nano_card.py`: recompute the figures on the embedded pair's card, and say where the card differs.
+"""`python benchmarks/nano_card.py`: recompute the figures on the embedded pair's card, and name those that differ.
 
 On held-out functions of the standard library (none was trained on): the loss of both models per response token; along the
 target's own sampled responses, how much the two distributions overlap; how many of the target's greedy responses make the prompt
@@ -31,7 +31,7 @@ BATCH = 64
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the figures beside the card's; the exit code is 1 where they differ."""
+    """Print the figures next to the card's; the exit code is 1 where they differ."""
     parser = argparse.ArgumentParser(prog="benchmarks/nano_card.py", description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the pair, its tokenizer and its card are")
     parser.add_argument("--prompts", type=int, default=300, help="test prompts for overlap and greedy responses")

@@ -67,7 +67,7 @@ class Result:
     name: str
     command: str  # one line that makes it again
     date: str
-    commit: str | None  # of the code that ran, "-dirty" behind it if files differed
+    commit: str | None  # of the code that ran, with "-dirty" after it if files differed
     machine: Mapping[str, Any]
     load: Mapping[str, Any] | None
     split: str | None  # which prompts: "dev", "test, read before", "final part 1"
@@ -79,7 +79,7 @@ class Result:
 
 
 def text_of(table: Table) -> str:
-    """Return a table as it is printed and as it stands in the READMEs."""
+    """Return a table as it is printed and shown in the READMEs."""
     formats = [column.format for column in table.columns]
     rows = [[cell(value, form) for value, form in zip(row, formats, strict=True)] for row in table.rows]
     return "\n".join(markdown([column.name for column in table.columns], formats, rows))
@@ -252,7 +252,7 @@ def evenly_timed(seconds: Sequence[float]) -> bool:
 
 
 def spin_seconds(loops: int) -> list[float]:
-    """Return the seconds of so many equal loops of about 2 ms, after ten that do not count."""
+    """Return the seconds of equal loops of about 2 ms, after ten that do not count."""
     taken = []
     for _ in range(loops + 10):
         start = time.perf_counter()

@@ -12,7 +12,7 @@ FIXED, CEILING, ORACLE = "fixed_length", "ceiling", "oracle"
 
 @dataclass(frozen=True)
 class RuleChoice:
-    """A class of stopping rules and its arguments; a list is a choice of values that are tried one by one."""
+    """A class of stopping rules and its arguments; a list holds the values to try."""
 
     cls: type[StoppingRule]
     arguments: Mapping[str, Any]

@@ -30,8 +30,8 @@ from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
 
-PROBES, NUM_PROBED = (1, 4, 12), 4  # fixed lengths decoded on so many dev prompts, to know the costs before rules are chosen
-MOST_TURNS = 4  # of choosing rules and decoding them
+PROBES, NUM_PROBED = (1, 4, 12), 4  # fixed lengths, and the number of dev prompts that they decode
+MOST_TURNS = 4  # of choosing rules and decoding with them
 
 
 def probe(setup: Setup[Evaluation]) -> list[Measured]:
@@ -79,7 +79,7 @@ def settle(setup: Setup[Evaluation], outcome: Outcome, tuning: Tuning, probed: S
 
 
 def tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
-    """Return an outcome whose candidates for the measured costs are fitted to the costs at hand and replayed."""
+    """Return the outcome with the candidates for the measured costs fitted to its cost table and replayed again."""
     tuning = replace(tuning, cost_table=outcome.cost_table)
     refitted = {
         number: candidate
@@ -111,7 +111,7 @@ def chosen_settings(evaluation: Evaluation, choices: Choices) -> list[Setting]:
 
 
 def decode(setup: Setup[Evaluation], settings: Sequence[Setting], name: str = "generations") -> list[Measured]:
-    """Decode the reported prompts with every setting, and by the baseline that was asked for; `name` is that of the journal."""
+    """Decode the reported prompts with every setting, and by the chosen baseline; `name` is that of the journal."""
     evaluation = setup.settings
     if evaluation.baseline == "mjgd":
         search = evaluation.block, evaluation.beams

@@ -1,9 +1,8 @@
-"""`python -m specheads.evaluation.layer_search`: which layers of the target can be left out for a draft of its own.
+"""`python -m specheads.evaluation.layer_search`: choose the layers that the target skips when it drafts for itself.
 
-Layers are taken out one by one, each time the layer without which the draft is worth most: acceptance against cost. The responses
-are the target's own to dev prompts; a draft's acceptance is the overlap of its distributions with the target's along them, its
-cost the share of the weights that it still reads. Together they give the speed at the best fixed length (Leviathan et al. 2023,
-theorem 3.8).
+Layers are removed one after another; each time it is the layer without which the draft is fastest. The target responds to dev
+prompts. A draft's acceptance is the overlap of its distributions with the target's along these responses; its cost is the share
+of the weights that it still reads. Both determine the speed at the best fixed length (Leviathan et al. 2023, theorem 3.8).
 
 Source: Draft & Verify (Zhang et al. 2023) searches such a set by Bayesian optimisation of measured time.
 """
@@ -54,7 +53,7 @@ class SkippedLayers:
 def best_length(acceptance: float, cost: float, most: int) -> tuple[int, float]:
     """Return the fixed length up to `most` at which speculative decoding is fastest, and its speed over the target alone.
 
-    Tokens are taken to be accepted independently, with probability `acceptance`; `cost` is that of a forward pass of the
+    Tokens are assumed to be accepted independently, with probability `acceptance`; `cost` is that of a forward pass of the
     draft, as a share of one of the target.
     """
     speeds = [sum(acceptance**i for i in range(k + 1)) / (k * cost + 1) for k in range(most + 1)]

@@ -114,7 +114,7 @@ def checked(cfg: DictConfig) -> LearningCurve:
 
 
 def plans(cfg: DictConfig, shares: Sequence[float], prompt_ids: Sequence[str]) -> list[Plan]:
-    """Return how the head of every share is trained, the smallest first, for a cache whose train rows have `prompt_ids`."""
+    """Return the plan of every share, the smallest first, for a cache of train rows with `prompt_ids`."""
 
     def steps_per_epoch(num_rows: int) -> int:
         return math.ceil(math.ceil(num_rows / cfg.loader.batch_size) / cfg.trainer.get("accumulate_grad_batches", 1))

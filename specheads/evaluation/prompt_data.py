@@ -38,7 +38,7 @@ class PromptData:
 
 @dataclass(frozen=True)
 class TestSet:
-    """More prompts to report on: the test split of a source, or the rows of a file in order (`is_file`), whatever their split."""
+    """More prompts to report on: the test split of a source, or the rows of a file in order (`is_file`), of any split."""
 
     source: ReportedSource
     is_file: bool = False

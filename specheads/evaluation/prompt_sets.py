@@ -126,7 +126,7 @@ class PromptSets:
         return left_out + ([_silence(self.silent)] if self.silent else [])
 
     def _more(self, title: str, name: str, test_set: TestSet, known: set[int]) -> PromptSet:
-        """Return the prompts of one of test_sets that are not `known`, as many as are recorded."""
+        """Return the first prompts of one of test_sets that are not `known`, as many as settings ask for."""
         count = self.settings.num_prompts
         prompts = test_set.load(name, self.pair, count)
         if test_set.is_file and not known.isdisjoint(_numbers_of(prompts)):

@@ -44,7 +44,7 @@ class LiveRow:
 class RuleRow:
     """One stopping rule with one set of parameters, replayed on one data set."""
 
-    family: str  # rules of which the best is chosen: the name of a file in conf/stopping, with the head's where there are several
+    family: str  # the best of a family is chosen; named like a file in conf/stopping, and the head where there are several
     name: str
     parameters: Mapping[str, Any]  # those that are swept
     value: float | None  # the first of them, for plots

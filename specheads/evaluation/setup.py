@@ -23,7 +23,7 @@ Replay_co = TypeVar("Replay_co", bound=ReplaySettings, covariant=True)
 
 @dataclass(frozen=True)
 class Setup(Generic[Replay_co]):
-    """Which heads of which pair are evaluated on which prompts.
+    """The heads, the pair, the settings and the prompts of one evaluation.
 
     `data_folder` holds recordings, which other commands read again; `run_folder` holds journals of decoding.
     """

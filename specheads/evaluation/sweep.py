@@ -126,7 +126,7 @@ def sweep_settings(
 
 @dataclass(frozen=True)
 class Sweep:
-    """How prompts are decoded, whatever the setting."""
+    """How prompts are decoded, the same for all settings."""
 
     pair: Pair
     warp: Warp

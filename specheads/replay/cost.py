@@ -41,7 +41,7 @@ class Costs:
         return cls(draft_seconds=1 / ratio, target_seconds=1.0, verified_seconds=verified_share)
 
     def verify_seconds(self, num_drafted: np.ndarray) -> np.ndarray:
-        """Return the seconds of verifying so many drafted tokens at once."""
+        """Return the seconds of verifying `num_drafted` tokens at once."""
         if not self.verification:
             return self.target_seconds + self.verified_seconds * num_drafted
         last = len(self.verification) - 1
@@ -114,12 +114,10 @@ def fit_costs(times: RoundTimes, rules: Mapping[str, bool]) -> CostFit:
             lengths). The seconds of their rounds are common to all rules; those of other rules are compared with them.
 
     Raises:
-        UserError: fewer than three rounds, or rounds of one length only, from which the costs cannot be told apart.
+        UserError: fewer than three rounds, or rounds of one length only, which cannot separate the costs.
     """
     if len(times.drafted) < 3 or len(np.unique(times.drafted)) < 2:
-        raise UserError(
-            "the costs of draft and target cannot be told apart from these runs; evaluate at least two draft lengths."
-        )
+        raise UserError("these runs cannot separate the costs of draft and target; evaluate at least two draft lengths.")
     fit, halves = _fit(times, rules), fits_of_halves(times, rules)
     if halves is None:
         return fit

@@ -67,7 +67,7 @@ class Scores(Protocol):
     """The predictions of several predictors for the nodes of one response after another."""
 
     def begin(self, row: Mapping[str, Any], pairs: NodeIndices) -> None:
-        """Begin a response, whose (node, round index) pairs are `pairs`."""
+        """Begin a response with these (node, round index) pairs."""
 
     def __call__(self, first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
         """Return each predictor's values for nodes `first`, ..., with `tokens` (n,), drafted from the states `hidden` (n, H)."""

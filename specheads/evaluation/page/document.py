@@ -63,7 +63,7 @@ PLOTS = {
     ),
     "reliability": Plot(
         "Reliability",
-        "Are tokens accepted as often as predicted? On the diagonal, yes. The larger a marker, the more tokens it stands for. A "
+        "Are tokens accepted as often as predicted? On the diagonal, yes. Larger markers are means over more tokens. A "
         "calibrated head is drawn twice, before and after calibration. A token counts once for every place that it can have in "
         "a round.",
         "set",
