@@ -2,8 +2,9 @@
 
     python benchmarks/bank.py [--prompts 512] [--repeats 3]
 
-Times one epoch of training on nano (data is made where it is missing), alternating; medians. Then counts multiply-adds per token at the
-shape of Llama 2 7B, where a step is a forward of the draft and three products (forward, two backward) for every weight of a head.
+Times one epoch of training on nano (data is made where it is missing), alternating; medians. Then counts multiply-adds per token
+at the shape of Llama 2 7B, where a step is a forward of the draft and three products (forward, two backward) for every weight of
+a head.
 """
 
 import argparse
@@ -71,12 +72,12 @@ def main() -> None:
     pair = load_pair("nano")
     rows = load_split(data_cache(data, pair).folder, "train").select(range(arguments.prompts))
     specs = settings_of(HeadTraining, cfg).specs(pair)
-    one = [next(spec for spec in specs if spec.config.depth == 3)]
+    single = [next(spec for spec in specs if spec.config.depth == 3)]
     epoch_seconds(pair, rows.select(range(32)), specs)
     times = {"together": [], "apart": [], "one": []}
     for _ in range(arguments.repeats):
         times["together"].append(epoch_seconds(pair, rows, specs))
-        times["one"].append(epoch_seconds(pair, rows, one))
+        times["one"].append(epoch_seconds(pair, rows, single))
         times["apart"].append(sum(epoch_seconds(pair, rows, [spec]) for spec in specs))
     together, apart, alone = (statistics.median(times[name]) for name in ("together", "apart", "one"))
     print(f"nano, {arguments.prompts} prompts, one epoch, median of {arguments.repeats}")
@@ -85,7 +86,7 @@ def main() -> None:
     )
     hidden, draft = LLAMA_2_7B.values()
     weights = {spec.name: head_multiply_adds(spec.config.depth, hidden) for spec in specs}
-    steps = [draft + 3 * LABELLED * sum(some) for some in (weights.values(), [weights[one[0].name]])]
+    steps = [draft + 3 * LABELLED * sum(some) for some in (weights.values(), [weights[single[0].name]])]
     print(f"at Llama 2 7B's shape, multiply-adds of a training step: {steps[0] / steps[1]:.2f} of one head's")
     tables = [
         Table(

@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def train(cfg: DictConfig, pair: Pair, settings: Distillation, steps: int) -> dict:
-    """Return the figures by test prompt after so many steps, the overlap before, and the seconds that training took."""
+    """Return the figures by test prompt after `steps` steps, the overlap before, and the seconds that training took."""
     torch.manual_seed(settings.seed)
     data = responses_of(cfg, pair, settings, data_cache)
     splits, _ = load_splits(data, pair, settings)

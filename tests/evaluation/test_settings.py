@@ -84,10 +84,10 @@ def test_a_config_becomes_classes_and_objects():
         ({"ratios": [1]}, r"ratios=1 must be a finite number above 1"),
         ({"ratios": [float("inf")]}, r"ratios=inf must be a finite number"),
         ({"live": "none", "ratios": []}, r"live=none with ratios=\[\] leaves no costs"),
-        ({"engine": "warp"}, "engine='warp'"),
+        ({"engine": "warp"}, "engine=warp must be one of auto, eager"),
         ({"seed": -1}, "seed=-1 must be a non-negative integer"),
         ({"stopping": {}}, "stopping leaves out fixed_length"),
-        ({"stopping": {FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": []})}}, "names no value"),
+        ({"stopping": {FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": []})}}, "must name at least one value"),
         ({"drafting": drafting.Tree()}, "does not take what Tree drafts"),
         (
             {"verification": verification.BlockVerification(), "fixed_lengths": [4], "live_rules": [FIXED]},
