@@ -56,10 +56,17 @@ class Verdict:
 
     num_accepted: Tensor  # (B,) long
     next_token: Tensor  # (B,) long, the target's token after the accepted ones
-    accepted_nodes: Tensor | None = None  # (B, <=K) long, for trees
-    num_probs_needed: Tensor | None = (
-        None  # (B,) long, how many coming tokens need the draft's distribution to be verified; None: none
-    )
+    # (B,) long, how many coming tokens need the draft's distribution to be verified; None: none.
+    num_probs_needed: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class TreeVerdict:
+    """What a verification rule decided for a tree."""
+
+    num_accepted: Tensor  # (1,) long
+    next_token: Tensor  # (1,) long, the target's token after the accepted ones
+    accepted_nodes: Tensor  # (D,) long, from the context down, -1 after the last
 
 
 @dataclass(frozen=True)

@@ -20,16 +20,14 @@ class RuleChoice:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One rule with its numbers. `live` is None for a bound that no decoder can reach; `ratio` is None for a rule that suits all
-    ratios.
-    """
+    """One rule with its numbers."""
 
     family: str
     name: str
-    rule: StoppingRule
-    live: StoppingRule | None
+    rule: StoppingRule  # as it is replayed
+    live: StoppingRule | None  # as it decodes; None for a bound that no decoder can reach
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    ratio: str | None = None
+    ratio: str | None = None  # the cost ratio that it was fitted to; None: it suits all
     head: str | None = None  # the name of the head that it asks
 
     @property

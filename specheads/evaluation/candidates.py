@@ -31,17 +31,19 @@ def candidates(rules: Mapping[str, RuleChoice], heads: Mapping[str, AcceptanceHe
     Raises:
         UserError: values that a rule refuses; open parameters without `tuning`.
     """
-    found = []
+    rules_and_bounds: list[Candidate] = []
     for name, choice in rules.items():
         if not takes_head(choice):
-            found += _Family(name, choice).candidates(tuning)
+            rules_and_bounds += _Family(name, choice).candidates(tuning)
             continue
         for head_name, head in heads.items():
-            found += _Family(name, choice, head_name, head, several=len(heads) > 1).candidates(tuning)
+            rules_and_bounds += _Family(name, choice, head_name, head, several=len(heads) > 1).candidates(tuning)
     if tuning is not None and GROUND_TRUTH in tuning.recording.features:
-        most = min(tuning.recording.max_tokens, max(candidate.rule.max_tokens for candidate in found))
-        found += [Candidate(CEILING, f"ceiling {t:g}", Ceiling(t, most), None, {"threshold": t}) for t in CEILING_THRESHOLDS]
-    return found
+        most = min(tuning.recording.max_tokens, max(candidate.rule.max_tokens for candidate in rules_and_bounds))
+        rules_and_bounds += [
+            Candidate(CEILING, f"ceiling {t:g}", Ceiling(t, most), None, {"threshold": t}) for t in CEILING_THRESHOLDS
+        ]
+    return rules_and_bounds
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def _fitted(
 
 
 def takes_head(choice: RuleChoice) -> bool:
-    """Whether a rule takes a head."""
+    """Return whether a rule takes a head."""
     return choice.cls.uses_head
 
 

@@ -1,6 +1,4 @@
-"""Fits on recorded dev prompts, for the open parameters of rules: weights of a logistic, a head's calibration, automatic
-thresholds.
-"""
+"""Fits of the open parameters of rules on recorded dev prompts: logistics, calibrations of heads, automatic thresholds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,9 +20,7 @@ GRID = np.linspace(0.02, 0.98, 25)  # thresholds between which the automatic one
 
 @dataclass(frozen=True)
 class Tuning:
-    """The fits (`stopping.Fitting`) of rules' open parameters to a recording of dev prompts, with the costs of rules at each
-    ratio.
-    """
+    """Fits (`stopping.Fitting`) to a recording of dev prompts, and the costs of rules at each ratio."""
 
     recording: Recording
     cost_table: CostTable
@@ -68,7 +64,11 @@ class Tuning:
     def throughputs(self, head: RecordedHead, max_tokens: int, costs: Costs) -> np.ndarray:
         """Return the throughput of a head at each of GRID, in tokens per time of a draft step."""
         if (head, max_tokens) not in self._curves:
-            rounds = replay(self.recording, [HeadThreshold(head, float(t), max_tokens=max_tokens) for t in GRID])
+            rules = [
+                HeadThreshold(head, float(t), max_tokens=max_tokens)  # type: ignore[arg-type]  # in replay, logits stand for heads
+                for t in GRID
+            ]
+            rounds = replay(self.recording, rules)
             counts = [replayed.per_prompt(self.recording.num_prompts) for replayed in rounds]
             self._curves[head, max_tokens] = counts
         curve = self._curves[head, max_tokens]
@@ -79,8 +79,7 @@ class Tuning:
         """Return the threshold at which one more draft step yields no more than the throughput, and that throughput.
 
         The threshold is `1 - lambda t_d / m`, where m is the mean acceptance of the tokens without a prediction and lambda t_d
-        the
-        throughput at this threshold: a fixed point (SpecDec++, theorem 3.1, in renewal-reward form).
+        the throughput at this threshold: a fixed point (SpecDec++, theorem 3.1, in renewal-reward form).
         """
         worth = self.mean_acceptance ** (2 if head.config.predicts == "input_token" else 1)
         throughputs = self.throughputs(head, max_tokens, costs)

@@ -62,45 +62,50 @@ def test_every_rule_of_the_config_is_replayed_with_every_value(tuning, heads):
     rules = all_rules()
     files = {path.stem for path in (config_folder() / "stopping").glob("*.yaml")} - {"all"}
     assert set(rules) == files and longest_draft(rules) == 20
-    found = candidates(rules, heads, tuning)
-    families = {one.family for one in found}
+    listed = candidates(rules, heads, tuning)
+    families = {candidate.family for candidate in listed}
     for name in files:
         assert name in families or {f"{name} next_token", f"{name} input_token"} <= families
     assert "ceiling" in families and "head_threshold input_token auto" in families
-    assert [one.rule.num_tokens for one in found if one.family == FIXED] == [1, 2, 3, 4, 5, 6, 8, 10, 12, 14]
-    assert len({one.name for one in found}) == len(found)
-    assert all(one.live is None for one in found if one.family == "ceiling")
-    for one, rounds in zip(found, replay(tuning.recording, [one.rule for one in found]), strict=True):
+    assert [candidate.rule.num_tokens for candidate in listed if candidate.family == FIXED] == [1, 2, 3, 4, 5, 6, 8, 10, 12, 14]
+    assert len({candidate.name for candidate in listed}) == len(listed)
+    assert all(candidate.live is None for candidate in listed if candidate.family == "ceiling")
+    for candidate, rounds in zip(listed, replay(tuning.recording, [candidate.rule for candidate in listed]), strict=True):
         counts = rounds.per_prompt(12)
-        assert (counts.tokens == 3 * tuning.recording.lengths.numpy()).all(), one.name
-    for one in found:
-        if one.live is not None and one.head is not None:
-            assert one.live.head is heads[one.head] and one.rule.head == recorded_head(heads[one.head])
+        assert (counts.tokens == 3 * tuning.recording.lengths.numpy()).all(), candidate.name
+    for candidate in listed:
+        if candidate.live is not None and candidate.head is not None:
+            assert candidate.live.head is heads[candidate.head] and candidate.rule.head == recorded_head(heads[candidate.head])
 
 
-def test_what_depends_on_costs_comes_once_per_ratio(tuning, heads):
-    found = [one for one in candidates(all_rules(), heads, tuning) if one.ratio is not None]
-    assert {one.family.split()[0] for one in found} == {"bandit_length", "expected_throughput", "head_threshold", "online_head"}
-    for family in {one.family for one in found}:
-        assert {one.ratio for one in found if one.family == family} == set(COSTS)
-    (bandit, *_) = [one for one in found if one.family == "bandit_length" and one.ratio == "measured"]
+def test_rules_that_depend_on_costs_are_fitted_for_each_ratio(tuning, heads):
+    listed = [candidate for candidate in candidates(all_rules(), heads, tuning) if candidate.ratio is not None]
+    assert {candidate.family.split()[0] for candidate in listed} == {
+        "bandit_length",
+        "expected_throughput",
+        "head_threshold",
+        "online_head",
+    }
+    for family in {candidate.family for candidate in listed}:
+        assert {candidate.ratio for candidate in listed if candidate.family == family} == set(COSTS)
+    (bandit, *_) = [candidate for candidate in listed if candidate.family == "bandit_length" and candidate.ratio == "measured"]
     assert bandit.rule.cost_ratio == pytest.approx(0.004 / 0.0012)
 
 
 def test_a_logistic_is_fitted_to_what_was_accepted(tuning):
     """Its mean prediction is the acceptance rate, and no other weights fit the recorded outcomes better."""
     rules = {"logistic": RuleChoice(stopping.Logistic, {"weights": {"logit_max_prob": None, "bias": None}, "threshold": [0.5]})}
-    (one, *_) = candidates(rules, {}, tuning)
+    (candidate, *_) = candidates(rules, {}, tuning)
     node, _, accepted, _ = tuning.recording.labels()
     inputs = tuning.recording.features["max_prob"][node].double().logit(1e-6)
 
     def loss(slope, bias):
         return torch.nn.functional.binary_cross_entropy_with_logits(slope * inputs + bias, accepted.double())
 
-    slope, bias = one.rule.weights["logit_max_prob"], one.rule.weights["bias"]
+    slope, bias = candidate.rule.weights["logit_max_prob"], candidate.rule.weights["bias"]
     assert torch.sigmoid(slope * inputs + bias).mean() == pytest.approx(accepted.double().mean().item(), abs=1e-6)
     assert all(loss(slope + a, bias + b) > loss(slope, bias) for a, b in [(0.05, 0), (-0.05, 0), (0, 0.05), (0, -0.05)])
-    assert one.live.weights == one.rule.weights
+    assert candidate.live.weights == candidate.rule.weights
 
 
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
@@ -118,40 +123,40 @@ def test_the_automatic_threshold_is_a_fixed_point(tuning, heads, predicts, ratio
 
 
 @pytest.mark.parametrize("ratio", COSTS)
-def test_a_heads_own_cost_is_in_what_is_fitted_for_it(tuning, heads, ratio):
-    (one,) = [
+def test_the_cost_of_a_head_enters_its_fits(tuning, heads, ratio):
+    (candidate,) = [
         c for c in candidates(all_rules(), heads, tuning) if c.family == "head_threshold next_token auto" and c.ratio == ratio
     ]
     dearer = replace(COSTS[ratio], draft_seconds=(1 + SHARE) * COSTS[ratio].draft_seconds)
     expected, _ = tuning.auto_threshold(recorded_head(heads["next_token"]), 20, dearer)
     free, _ = tuning.auto_threshold(recorded_head(heads["next_token"]), 20, COSTS[ratio])
-    assert one.rule.threshold == expected < free
+    assert candidate.rule.threshold == expected < free
 
 
 @pytest.mark.parametrize("own", [None, {"slope": [2.0, 0.5], "intercept": [1.0, -1.0]}], ids=["raw", "calibrated before"])
-def test_a_calibrated_head_says_what_happens_on_average(own, tuning, heads):
+def test_a_calibrated_head_is_right_on_average(calibration, tuning, heads):
     for head in heads.values():
-        recorded = RecordedHead(head_fingerprint(head), head.config.predicts, own)
+        recorded = RecordedHead(head_fingerprint(head), head.config.predicts, calibration)
         fitted = tuning.calibration(recorded)
         logits, accepted, furthest = head_logits(tuning.recording, recorded)
         logits = logits[:, -1]
-        if own:
+        if calibration:
             logits = torch.where(furthest > 0, 0.5 * logits - 1, 2 * logits + 1)
         calibrated = torch.sigmoid(fitted["slope"] * logits + fitted["intercept"])
         assert calibrated.mean() == pytest.approx(accepted.double().mean().item(), abs=1e-6)
 
 
-def test_without_a_recording_only_what_is_complete_can_be_tried(heads):
+def test_without_a_recording_only_rules_without_open_parameters_are_possible(heads):
     fixed = {"fixed_length": RuleChoice(stopping.FixedLength, {"num_tokens": 4})}
-    (one,) = candidates(fixed, {}, None)
-    assert (one.name, one.family, one.value, one.ratio) == ("fixed K=4", FIXED, 4, None)
+    (candidate,) = candidates(fixed, {}, None)
+    assert (candidate.name, candidate.family, candidate.value, candidate.ratio) == ("fixed K=4", FIXED, 4, None)
     head = {"head_threshold": RuleChoice(stopping.HeadThreshold, {"threshold": [0.3, 0.7]})}
-    found = candidates(head, {"mine": heads["next_token"]}, None)
-    assert [(one.name, one.family, one.value) for one in found] == [
+    listed = candidates(head, {"mine": heads["next_token"]}, None)
+    assert [(candidate.name, candidate.family, candidate.value) for candidate in listed] == [
         ("head 0.3", "head_threshold", 0.3),
         ("head 0.7", "head_threshold", 0.7),
     ]
-    assert isinstance(found[0], Candidate)
+    assert isinstance(listed[0], Candidate)
     with pytest.raises(UserError, match="weights"):
         candidates({"logistic": all_rules()["logistic"]}, {}, None)
     with pytest.raises(UserError, match="threshold"):
@@ -184,8 +189,8 @@ def test_a_rule_outside_the_package_is_fitted_titled_and_checked_like_the_others
     rules = {"mine": RuleChoice(EveryOther, {"ratio": None, "max_tokens": [4, 6]})}
     check_rules(rules)
     assert longest_draft(rules) == 6
-    found = [one for one in candidates(rules, {}, tuning) if one.family == "mine"]
-    assert [(one.name, one.rule.ratio) for one in found] == [
+    listed = [candidate for candidate in candidates(rules, {}, tuning) if candidate.family == "mine"]
+    assert [(candidate.name, candidate.rule.ratio) for candidate in listed] == [
         (f"every other {length} at ratio {name}", costs.target_seconds / costs.draft_seconds)
         for length in (4, 6)
         for name, costs in COSTS.items()

@@ -34,8 +34,7 @@ class Drafter(Protocol):
         """
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return the stopping rule's state along a path of the last draft, the path's length and how many of its tokens were
-        accepted.
+        """Return the stopping rule's state along a path of the last draft, and the numbers of its tokens and of accepted ones.
 
         Args:
             path: the accepted nodes, with which that path begins.
@@ -51,8 +50,12 @@ class Drafting:
     A new method is a subclass in a file of its own and a config in conf/drafting/ whose `_target_` names it.
     """
 
-    kind: DraftKind
     reads_draft = True  # whether a draft model is run
+
+    @property
+    def kind(self) -> DraftKind:
+        """How tokens are chosen, which decides what may verify them."""
+        raise NotImplementedError
 
     def pair(self, pair: Pair) -> Pair:
         """Return the pair that decodes: a method with a draft of its own replaces the pair's draft."""

@@ -69,11 +69,12 @@ def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrained
     place = place_of_layers(model)
     # Modules on the way to the layers are copied, so that the target keeps its layers; everything else is shared.
     model_copy, steps = _shallow_copy(model), place.split(".")
-    parent = model_copy
+    parent: nn.Module = model_copy
     for step in steps[:-1]:
-        parent._modules[step] = _shallow_copy(parent._modules[step])
-        parent = parent._modules[step]
-    layers = parent._modules[steps[-1]]
+        part = _shallow_copy(parent.get_submodule(step))
+        parent._modules[step] = part
+        parent = part
+    layers = layers_of(model)
     tuples = returns_tuple(model, layers[0])
     parent._modules[steps[-1]] = nn.ModuleList(
         Skipped(layer, tuples) if number in skipped else layer for number, layer in enumerate(layers)

@@ -45,8 +45,11 @@ def resolve_engine(name: str) -> str:
 
 
 def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int = 0) -> Engine:
-    """Return the engine called `name` for one model, with memory for a text of `capacity` positions and a tree of
-    `spare_capacity` after it.
+    """Return the engine called `name` for one model.
+
+    Args:
+        capacity: positions of a text that its memory holds.
+        spare_capacity: positions after it, for trees.
 
     Raises:
         UserError: an unknown name, or an engine that cannot run this model here.

@@ -25,7 +25,8 @@ class NarrowProducts(TorchFunctionMode):
         if func is linear:
             return narrow_linear(*args, **kwargs)
         if func is scaled_dot_product_attention and _is_plain(args, kwargs):
-            return narrow_attention(*args[:3], kwargs.get("attn_mask"), kwargs.get("scale"))
+            query, key, value = args
+            return narrow_attention(query, key, value, kwargs.get("attn_mask"), kwargs.get("scale"))
         return func(*args, **kwargs)
 
 
@@ -54,7 +55,7 @@ def narrow_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 
 
 def _is_plain(args: tuple, kwargs: dict) -> bool:
-    """Return whether `narrow_attention` can compute a call of attention."""
+    """Whether `narrow_attention` can compute a call of attention."""
     return len(args) == 3 and not (kwargs.get("dropout_p") or kwargs.get("is_causal") or kwargs.get("enable_gqa"))
 
 

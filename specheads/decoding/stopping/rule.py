@@ -26,9 +26,8 @@ class StoppingRule:
 
     needs: frozenset[str]  # the features that `step` reads
     max_tokens: int  # the longest draft that the rule lets grow
-    compile_key: (
-        Hashable  # rules with equal keys take the same step from the same state; what they learn in `end_round` may differ
-    )
+    # Rules with equal keys take the same step from the same state; what they learn in `end_round` may differ.
+    compile_key: Hashable
     uses_head: ClassVar[bool] = False  # whether its constructor takes a `head`
     fitted_to_costs: ClassVar[frozenset[str]] = frozenset()  # those open parameters whose values depend on what steps cost
 
@@ -104,10 +103,10 @@ def write_at(buffer: Tensor, place: Tensor, value: Tensor) -> Tensor:
 
 
 def outcomes(num_places: int, num_drafted: Tensor, num_accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which of a round's tokens were accepted, which have a known outcome, (B, num_places) bool, and how many have one,
-    (B,).
+    """Return which of a round's tokens were accepted and which have a known outcome, and how many have one.
 
     Verification decides the accepted tokens and the first rejected one; whether later ones would have been accepted is unknown.
+    Shapes: (B, num_places) bool twice, and (B,) long.
     """
     places = torch.arange(num_places, device=num_drafted.device)
     num_decided = torch.minimum(num_accepted + 1, num_drafted)

@@ -30,7 +30,7 @@ def chain(drafted, wanted, lengths=None):
         ([0.5, 0.5], [0.0, 1.0], 0.0, 0),  # what the target cannot say never stands
     ],
 )
-def test_the_longest_prefix_that_is_likely_enough_stands(drafted, wanted, threshold, accepted):
+def test_the_longest_prefix_that_is_likely_enough_is_accepted(drafted, wanted, threshold, accepted):
     distribution = joint_distribution(chain(drafted, wanted), threshold)
     assert distribution.length_probs[0].tolist() == [float(n == accepted) for n in range(len(drafted) + 1)]
     verdict, _ = JointVerification(threshold)((), chain(drafted, wanted), torch.tensor([0.5]), torch.tensor([0.3]))
@@ -44,12 +44,12 @@ def test_the_next_token_follows_the_target():
         assert torch.equal(distribution.next_probs(torch.tensor([accepted])), block.target_probs[:, accepted])
 
 
-def test_nothing_stands_beyond_a_rows_length():
+def test_nothing_is_accepted_beyond_a_rows_length():
     distribution = joint_distribution(chain([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], lengths=2), 0.1)
     assert distribution.length_probs[0].tolist() == [0, 0, 1, 0]
 
 
-def test_a_threshold_that_is_none_is_refused():
+def test_an_impossible_threshold_is_refused():
     for threshold in (1, -0.1, "x"):
         with pytest.raises(UserError, match=f"verification.threshold={threshold} must be at least 0 and below 1"):
             JointVerification(threshold)

@@ -79,8 +79,8 @@ def emitted(rule, target, draft, trees, num_tokens):
 
 
 def check(rule, target, draft, trees, length):
-    found = emitted(rule, target, draft, trees, length + 1)
-    assert difference(found, target) < 1e-9
+    actual = emitted(rule, target, draft, trees, length + 1)
+    assert difference(actual, target) < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,13 @@ def test_first_tokens_without_replacement_are_lossless(rule, vocab_size, count, 
         check(RULES[rule], target, draft, trees, length)
 
 
-def test_without_replacement_taken_for_with_it_would_be_noticed():
+def test_samples_without_replacement_verified_as_with_it_would_be_noticed():
     target, draft = Model(3, 4), Model(3, 5)
     trees = [(nodes, chance, True) for nodes, chance in trees_of(draft, 2, 1, replacement=False)]
     assert difference(emitted(MultiRound(), target, draft, trees, 2), target) > 0.1
 
 
-def test_forgotten_multiplicity_would_be_noticed():
+def test_ignoring_repeated_samples_would_be_noticed():
     """Merged duplicates that are tested once bias the distribution by a hundredth or more."""
     target, draft, trees = Model(3, 4), Model(3, 5), []
     for nodes, chance in trees_of(draft, 3, 1):
@@ -136,12 +136,12 @@ def test_a_single_chain_is_verified_like_token_verification(distribution_of):
     target, draft = Model(4, 1), Model(4, 2)
     nodes = of_chains([(1, 3, 0, 2)])
     target_probs, draft_probs = distributions_after(target, nodes)[0], distributions_after(draft, nodes)[0]
-    found = distribution_of(TreeBlock.of(nodes.draft(draft_probs), target_probs))
+    distribution = distribution_of(TreeBlock.of(nodes.draft(draft_probs), target_probs))
     plain = token_distribution(Block.of(torch.tensor([[1, 3, 0, 2]]), draft_probs[None, :4], target_probs[None]))
-    torch.testing.assert_close(found.moves.cumprod(0), plain.survival[0].double(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(distribution.moves.cumprod(0), plain.survival[0].double(), atol=1e-12, rtol=0)
     for row in range(5):
-        one, other = found.next_probs(torch.tensor([row]))[0], plain.next_probs(torch.tensor([row]))[0]
-        torch.testing.assert_close(one / one.sum(), other / other.sum(), atol=1e-12, rtol=0)
+        following, expected = distribution.next_probs(torch.tensor([row]))[0], plain.next_probs(torch.tensor([row]))[0]
+        torch.testing.assert_close(following / following.sum(), expected / expected.sum(), atol=1e-12, rtol=0)
 
 
 def test_the_factor_of_spectr_solves_its_equation():
@@ -153,7 +153,7 @@ def test_the_factor_of_spectr_solves_its_equation():
         assert ((rho >= 1) & (rho <= k)).all()
 
 
-def test_more_draws_are_accepted_more_often():
+def test_more_samples_are_accepted_more_often():
     target, draft = Model(4, 3), Model(4, 4)
     for rule in (MultiRound(), SpecTr()):
         chances = []
@@ -167,7 +167,7 @@ def test_more_draws_are_accepted_more_often():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_draws_follow_the_distribution(rule):
+def test_samples_follow_the_distribution(rule):
     """10,000 samples of one tree; a false alarm has a probability below 1e-6 per comparison (five standard errors)."""
     target, draft = Model(3, 7), Model(3, 8)
     nodes = of_chains([(0, 1), (0, 2), (1, 1), (0, 1)])
@@ -188,6 +188,6 @@ def test_draws_follow_the_distribution(rule):
 
 def path_end(verdict):
     """Return the last accepted node, or -1; checks that the path goes down."""
-    path = [node for node in verdict.accepted_nodes[0].tolist() if node >= 0]
+    path = [node for node in verdict.accepted_nodes.tolist() if node >= 0]
     assert len(path) == verdict.num_accepted.item()
     return path[-1] if path else -1
