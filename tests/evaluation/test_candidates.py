@@ -133,7 +133,7 @@ def test_the_cost_of_a_head_enters_its_fits(tuning, heads, ratio):
     assert candidate.rule.threshold == expected < free
 
 
-@pytest.mark.parametrize("own", [None, {"slope": [2.0, 0.5], "intercept": [1.0, -1.0]}], ids=["raw", "calibrated before"])
+@pytest.mark.parametrize("calibration", [None, {"slope": [2.0, 0.5], "intercept": [1.0, -1.0]}], ids=["raw", "calibrated before"])
 def test_a_calibrated_head_is_right_on_average(calibration, tuning, heads):
     for head in heads.values():
         recorded = RecordedHead(head_fingerprint(head), head.config.predicts, calibration)
