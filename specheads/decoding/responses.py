@@ -113,8 +113,8 @@ def _read_prompts(
 ) -> tuple[EagerEngine, Tensor, Tensor, Tensor]:
     """Read all tokens of left-padded prompts but the last ones.
 
-    Return the engine, the last tokens (B, 1), their positions (B, 1), and the mask (B, T + most_new) of the whole run: step i reads
-    its first T + i columns.
+    Return the engine, the last tokens (B, 1), their positions (B, 1), and the mask of the whole run, (B, T + most_new): step i
+    reads its first T + i columns.
     """
     tokens, mask = left_padded(prompts, lm.device)
     longest = tokens.shape[1]

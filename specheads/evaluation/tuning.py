@@ -43,7 +43,8 @@ class Tuning:
     def calibration(self, head: RecordedHead) -> dict[str, float]:
         """Return slope and intercept that calibrate a head's logits here (Platt scaling).
 
-        They come on top of its own calibration, which may be for another warping. Each token counts once, at its largest index.
+        They are applied after the calibration in its config, which may be for another warping. Each token counts once, at its
+        largest index.
         """
         if head not in self._fits:
             logits, accepted, furthest = head_logits(self.recording, head)

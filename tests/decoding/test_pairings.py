@@ -174,7 +174,7 @@ SAMPLED += [(way, "tree_match") for way in ("lookup", "beam", "multi", "tree", "
 
 @pytest.mark.parametrize(("way", "rule"), SAMPLED)
 def test_sampled_output_follows_the_targets_distribution(way, rule):
-    """500 responses of three tokens; the chance of a false alarm is 1e-6 for each pairing."""
+    """500 responses of three tokens; a false alarm has probability 1e-6 for each pairing."""
     pair, warp, number = tiny_pair(3), Warp(1.0), 500
     paths = list(itertools.product(range(3), repeat=3))
     texts = torch.tensor([[0, 1, *path] for path in paths])

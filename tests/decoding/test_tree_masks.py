@@ -51,7 +51,7 @@ ENGINES = ["eager", "cuda_graph", pytest.param("compiled", marks=needs_compiler)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_node_is_scored_as_the_end_of_its_path(lm, engine, length, request):
     name = request.node.callspec.params["lm"]
-    near = 5e-6 if engine == "compiled" else 1e-10  # rotary angles are float32, and a compiler rounds their sines in its own way
+    near = 5e-6 if engine == "compiled" else 1e-10  # rotary angles are float32, and a compiler rounds their sines differently
     if engine == "compiled" and name not in COMPILED:
         pytest.skip("set SPECHEADS_COMPILE_ALL=1 to compile this family too")
     generator = torch.Generator().manual_seed(length)

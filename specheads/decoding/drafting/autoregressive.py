@@ -40,7 +40,7 @@ class Autoregressive(Drafting):
 
 
 class ChainState(NamedTuple):
-    """What a step receives from the one before."""
+    """The state that each step passes on to the next."""
 
     stopped: Tensor  # (B,) bool, whether the draft ended before this step, which then passes the state on unchanged
     rule: Any  # of the stopping rule, tensors (B, ...)

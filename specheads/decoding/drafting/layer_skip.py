@@ -1,4 +1,4 @@
-"""Self-speculative drafting: the draft is the target without some of its layers, whose weights it shares."""
+"""Self-speculative drafting: the draft is the target without some of its layers, on the same weights."""
 
 import copy
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class LayerSkip(Autoregressive):
 
 
 class Skipped(nn.Module):
-    """Stands where a layer was and returns its input in the form of that layer's output."""
+    """Replaces a layer: returns its input in the form of that layer's output."""
 
     def __init__(self, layer: nn.Module, returns_tuple: bool) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrained
     """Return `model` with some layers skipped: another model object on the same weights.
 
     Raises:
-        UserError: layers that the model does not have, or a model whose layers are not found.
+        UserError: layers that the model does not have, or a model without a list of layers.
     """
     count = model.config.get_text_config().num_hidden_layers
     if wrong := [layer for layer in skipped if layer >= count]:
@@ -97,7 +97,7 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def _shallow_copy(module: nn.Module) -> nn.Module:
-    """Return a module that shares its parameters and parts with `module`, but whose parts may be exchanged."""
+    """Return a module with the parameters and parts of `module`; exchanging its parts does not change `module`."""
     other = copy.copy(module)
     other._modules = dict(module._modules)
     return other

@@ -88,7 +88,7 @@ def unmerge(nodes: Nodes, same: dict[int, int], depth: int, most: int) -> None:
     """Copy to every merged node the continuation of the node that it repeats, to `depth` levels and `most` nodes in all.
 
     Args:
-        same: by merged node, the node whose run of tokens it repeats.
+        same: by merged node, the node that it repeats.
     """
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(nodes.parents):

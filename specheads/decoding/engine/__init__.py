@@ -1,6 +1,6 @@
 """How a model is run: one interface, and engines from plain PyTorch to captured graphs.
 
-`auto` stands for the engine in the environment variable SPECHEADS_ENGINE, or else for the fastest one that this machine and model
+`auto` is the engine in the environment variable SPECHEADS_ENGINE, or else for the fastest one that this machine and model
 allow; a warning says why if that is plain PyTorch.
 """
 

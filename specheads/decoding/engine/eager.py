@@ -27,7 +27,10 @@ class ForwardOutput:
 
 
 class Epilogue(Protocol):
-    """What follows a forward pass in the same compiled step: tensors in, tensors (and tuples of them) out; may hold modules."""
+    """A function that follows a forward pass in the same compiled step.
+
+    It takes and returns tensors, and tuples of them, and may hold modules.
+    """
 
     @property
     def compile_key(self) -> Hashable:
@@ -237,7 +240,7 @@ class EagerEngine:
         return other, (index >= 0).long()
 
     def select_rows(self, rows: Tensor) -> None:
-        """Make row `rows[i]` (n,) the batch row i, for batched generation whose finished rows leave.
+        """Make row `rows[i]` (n,) the batch row i, so that finished rows of a batch can leave.
 
         Only rows that change places are copied, and only as far as they are written.
         """

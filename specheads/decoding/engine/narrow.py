@@ -41,8 +41,8 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 def narrow_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     """Return the attention (B, heads, T, D) of `query` (B, heads, T, D) over `key`, `value` (B, heads, S, D).
 
-    Computed in float32 or wider. Keys that several heads share may come expanded: the compiler reads them where they are. A row
-    whose every key is masked gives NaN; causal masks have none.
+    Computed in float32 or wider. Keys that several heads share may come expanded: the compiler reads them where they are. Rows
+    whose keys are all masked become NaN; causal masks have no such rows.
     """
     dtype = query.dtype
     query, key, value = (at_least_float32(x) for x in (query, key, value))

@@ -25,7 +25,7 @@ class TreeSlots(NamedTuple):
 
     @classmethod
     def empty(cls, width: int, device: torch.device) -> "TreeSlots":
-        """Return slots with a root alone, whose other slots attend only to themselves."""
+        """Return slots that hold a root alone; the others attend only to themselves."""
         zeros = torch.zeros(width, dtype=torch.long, device=device)
         return cls(torch.zeros((), dtype=torch.long, device=device), zeros, torch.eye(width, dtype=torch.bool, device=device))
 

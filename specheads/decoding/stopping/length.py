@@ -100,7 +100,7 @@ class AcceptedAverage(LengthRule):
         extra: tokens beyond the average, rounded (a half to the even neighbour).
         max_tokens: tokens per round at most.
 
-    Source: the adaptive number of speculative steps in SGLang, which averages over a batch; here every prompt has its own
+    Source: the adaptive number of speculative steps in SGLang, which averages over a batch; here each prompt has a separate
     average.
     """
 

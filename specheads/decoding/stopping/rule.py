@@ -20,7 +20,7 @@ class StoppingRule:
     `start_prompt`, then for each round `start_round`, one `step` per drafted token, and `end_round`. A state is a NamedTuple of
     tensors (B, ...); its field `num_drafted` (B,) counts the tokens drafted so far in the round.
 
-    A new rule is a subclass in a file of its own and a config in conf/stopping/ whose `_target_` names it. Only `start_prompt`
+    A new rule is a subclass in a new file and a config in conf/stopping/ whose `_target_` names it. Only `start_prompt`
     and `step` have no default.
     """
 
@@ -56,7 +56,7 @@ class StoppingRule:
         raise NotImplementedError
 
     def end_round(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
-        """Take in a round's outcome, (B,) long each; return the state with what it taught, in rows that drafted something."""
+        """Take in a round's outcome, (B,) long each; return the state, unchanged in rows that drafted nothing."""
         return where_drafted(num_drafted, self.learn(state, num_drafted, num_accepted), state)
 
     def learn(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
@@ -65,7 +65,7 @@ class StoppingRule:
 
     @classmethod
     def title(cls, name: str) -> str:
-        """Return what reports write before the values of a candidate whose config is called `name`."""
+        """Return the text before the values of a candidate in reports; `name` is that of its config."""
         return f"{name.replace('_', ' ')} "
 
     @classmethod
@@ -85,7 +85,7 @@ class StoppingRule:
 
 
 def where_drafted(num_drafted: Tensor, new: Any, old: Any) -> Any:
-    """Return the state `new` in rows that drafted something and `old` in the others: an empty round teaches nothing."""
+    """Return the state `new` in rows that drafted something and `old` in the others: rules learn nothing from an empty round."""
     if new is old:
         return old
     drafted = num_drafted > 0

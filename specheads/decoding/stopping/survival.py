@@ -91,7 +91,7 @@ class DraftProduct(SurvivalRule):
 
 
 class HeadMemory(NamedTuple):
-    """What the state of every `HeadRule` has in its `memory`."""
+    """The `memory` in the state of every `HeadRule`."""
 
     slope: Tensor  # (B, indices), by the predicted token's index in the round; float32, as heads compute
     intercept: Tensor  # (B, indices)
@@ -226,8 +226,8 @@ class ExpectedThroughput(HeadRule):
         throughput: tokens per draft forward pass's time, expected before a prompt starts; default that of drafts of four tokens,
             each accepted with `mean_acceptance`.
         mean_acceptance: in (0, 1], of a token without a prediction yet; there is one with `next_token` heads (m is its
-            acceptance) and there are two with `input_token` heads (m is the square).
-        slope, intercept: calibrate the head's logits, as slope x logit + intercept, on top of the head's own calibration.
+            acceptance) and two with `input_token` heads (m is the square).
+        slope, intercept: calibrate the head's logits, as slope x logit + intercept, on top of the head's calibration.
         prior_rounds: rounds that the expectation counts for; above 0.
         max_tokens: tokens per round at most.
 

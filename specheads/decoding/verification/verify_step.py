@@ -1,4 +1,4 @@
-"""What follows the target's forward pass over a chain: warp, verification rule, and all that the host needs in one tensor."""
+"""The step after the target's forward pass over a chain: warp, verification rule, and one tensor with all that the host needs."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -50,7 +50,7 @@ class ChainVerification(VerificationRule):
 
 
 class StepResult(NamedTuple):
-    """What the host learns of a verification."""
+    """What the host reads after a verification."""
 
     num_accepted: int
     next_token: int

@@ -69,8 +69,8 @@ def test_of_too_many_nodes_the_most_likely_paths_are_taken(pair):
     whole, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0, max_nodes=1000, max_width=1000), stopping.FixedLength(2))
     few, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0, max_nodes=7), stopping.FixedLength(2))
     paths = {node: tokens_above(whole, node) for node in range(len(whole.tokens)) if whole.depth[node] == 1}
-    chance = {n: (distribution_after(pair, [])[p[0]] * distribution_after(pair, p[:1])[p[1]]).item() for n, p in paths.items()}
-    best = sorted(chance, key=lambda node: -chance[node])[:4]
+    prob = {n: (distribution_after(pair, [])[p[0]] * distribution_after(pair, p[:1])[p[1]]).item() for n, p in paths.items()}
+    best = sorted(prob, key=lambda node: -prob[node])[:4]
     kept = [tokens_above(few, node) for node in range(3, 7)]
     assert len(few.tokens) == 7 and sorted(kept) == sorted(paths[node] for node in best)
 
@@ -140,8 +140,8 @@ def test_independent_chains_are_sampled_from_the_distribution_and_merged(pair):
         firsts.update(int(draft.tokens[node]) for node in roots)
     distribution = distribution_after(pair, [], warp)
     for token in range(VOCAB):  # a false alarm in one of 6 has probability below 1e-5
-        share, chance = firsts[token] / 1200, distribution[token].item()
-        assert abs(share - chance) < 5 * (chance * (1 - chance) / 1200) ** 0.5
+        share, prob = firsts[token] / 1200, distribution[token].item()
+        assert abs(share - prob) < 5 * (prob * (1 - prob) / 1200) ** 0.5
     for node in range(len(draft.tokens)):
         parent = int(draft.parents[node])
         torch.testing.assert_close(draft.draft_probs[parent + 1], distribution_after(pair, tokens_above(draft, parent), warp))

@@ -181,7 +181,7 @@ def test_compile_keys_differ_where_shapes_or_networks_do():
     ]
     for rules in groups:
         assert len({rule.compile_key for rule in rules}) == len(rules)
-    # A schedule counts as a fixed length does; all other rules have compile keys of their own.
+    # A schedule counts as a fixed length does; all other rules have different compile keys.
     assert len({first.compile_key for first, _ in PAIRS}) == len(PAIRS) - 1
 
 

@@ -22,12 +22,12 @@ def chain(drafted, wanted, lengths=None):
     [
         ([0.5, 0.5], [0.5, 0.5], 0.1, 2),  # ratios 1, 1
         ([0.8, 0.5], [0.04, 0.5], 0.1, 0),  # 0.05, 0.05
-        ([0.8, 0.1], [0.04, 0.9], 0.1, 2),  # 0.05 fails, 0.45 passes: the longer one stands
+        ([0.8, 0.1], [0.04, 0.9], 0.1, 2),  # 0.05 fails, 0.45 passes: the longer prefix is accepted
         ([0.8, 0.1, 0.9], [0.04, 0.9, 0.01], 0.1, 2),  # 0.05, 0.45, 0.005
         ([0.8, 0.1, 0.9, 0.1], [0.04, 0.9, 0.1, 0.9], 0.4, 4),  # 0.05, 0.45, 0.05, 0.45
         ([0.2, 0.9], [0.8, 0.3], 0.9, 2),  # min(1, 4), min(1, 1.33)
         ([0.5, 0.5], [0.25, 0.5], 0.5, 0),  # 0.5 does not exceed 0.5
-        ([0.5, 0.5], [0.0, 1.0], 0.0, 0),  # what the target cannot say never stands
+        ([0.5, 0.5], [0.0, 1.0], 0.0, 0),  # a token that is impossible under the target is never accepted
     ],
 )
 def test_the_longest_prefix_that_is_likely_enough_is_accepted(drafted, wanted, threshold, accepted):
