@@ -2,6 +2,7 @@
 
 import errno
 import os
+from typing import TypeGuard
 
 import torch
 
@@ -59,13 +60,13 @@ def user_error(error: BaseException | None) -> UserError | None:
     return None
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a config value is a number that is not NaN."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # noqa: PLR0124
 
 
-def is_count(value: object, least: int = 0) -> bool:
-    """Whether a config value is an integer of at least `least`."""
+def is_count(value: object, least: int = 0) -> TypeGuard[int]:
+    """Whether a config value is a whole number of at least `least`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 

@@ -13,8 +13,9 @@ from specheads.decoding.verification import Block, ChainVerification, Levels, Ne
 
 
 class Model:
-    """A random conditional distribution of the next token for every prefix; `adversarial`: nearly all mass on few tokens, exact
-    zeros.
+    """A random distribution of the next token for every prefix.
+
+    `adversarial`: nearly all mass is on few tokens, and some probabilities are exactly zero.
     """
 
     def __init__(self, vocab_size: int, seed: int, adversarial: bool = False) -> None:
@@ -37,8 +38,9 @@ class Model:
 
 
 def block_after(target: Model, draft: Model, prefix: tuple[int, ...], num_drafted: int) -> tuple[Block, Tensor]:
-    """Return every drafted block after `prefix` as one batch, with the draft's distribution after it, and the chance of each
-    (B,).
+    """Return every drafted block after `prefix` as one batch, and the probability of each (B,).
+
+    The draft's distributions include the one after the block.
     """
     blocks = list(itertools.product(range(target.vocab_size), repeat=num_drafted))
     distributions = [
@@ -76,8 +78,10 @@ def emitted_distribution(
             block, weights = block_after(target, draft, prefix, num_drafted)
             count = len(weights)
             if lengths is not None:
-                actual = torch.tensor([lengths(prefix, tuple(row)) for row in block.tokens.tolist()])
-                block = replace(block, lengths=actual, planned=actual if planned else torch.zeros_like(actual))
+                drafted_lengths = torch.tensor([lengths(prefix, tuple(row)) for row in block.tokens.tolist()])
+                block = replace(
+                    block, lengths=drafted_lengths, planned=drafted_lengths if planned else torch.zeros_like(drafted_lengths)
+                )
             if isinstance(rule, int):
                 levels = Levels(torch.tensor([log_ratio] * count, dtype=torch.float64), torch.tensor([left] * count))
                 nested = NestedDistribution.of(levels, block)
@@ -89,27 +93,27 @@ def emitted_distribution(
                 n = torch.full((count,), accepted)
                 following = distribution.next_probs(n)
                 following = following / following.sum(dim=-1, keepdim=True)
-                chances = prob * weights[:, None] * ends[:, accepted, None] * following
+                joint_probs = prob * weights[:, None] * ends[:, accepted, None] * following
                 for token in range(target.vocab_size):
                     if isinstance(rule, int):
                         after = nested.after(n, torch.full((count,), token))
-                    for row in (chances[:, token] > 0).nonzero().flatten().tolist():
+                    for row in (joint_probs[:, token] > 0).nonzero().flatten().tolist():
                         emitted = (*prefix, *block.tokens[row, :accepted].tolist(), token)[:num_tokens]
-                        chance = chances[row, token].item()
+                        joint_prob = joint_probs[row, token].item()
                         if len(emitted) == num_tokens:
-                            total[emitted] += chance
+                            total[emitted] += joint_prob
                         elif isinstance(rule, int):
                             key = (tuple(round(x, 10) for x in after.log_ratio[row].tolist()), tuple(after.left[row].tolist()))
-                            states[len(emitted)][emitted, key] += chance
+                            states[len(emitted)][emitted, key] += joint_prob
                         else:
-                            states[len(emitted)][emitted, fresh] += chance
+                            states[len(emitted)][emitted, fresh] += joint_prob
     return total
 
 
-def difference(actual: Tensor, target: Model) -> float:
-    """Return the largest difference between a distribution of emitted tokens (V, ..., V) and the target's own."""
-    sequences = itertools.product(range(target.vocab_size), repeat=actual.dim())
-    return max(abs(actual[tokens].item() - target.joint(tokens)) for tokens in sequences)
+def difference(emitted: Tensor, target: Model) -> float:
+    """Return the largest difference between a distribution of emitted tokens (V, ..., V) and the target's."""
+    sequences = itertools.product(range(target.vocab_size), repeat=emitted.dim())
+    return max(abs(emitted[tokens].item() - target.joint(tokens)) for tokens in sequences)
 
 
 def expected_accepted(distribution_of: Callable, target: Model, draft: Model, num_drafted: int) -> float:

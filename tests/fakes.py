@@ -1,4 +1,4 @@
-"""Ten-line models and what goes with them."""
+"""Small models, heads and tokenizers that stand in for real ones."""
 
 import inspect
 import shutil
@@ -39,7 +39,7 @@ class CountingTokenizer:
 
 
 def tiny_llama(vocab_size: int, seed: int, scale: float = 1.0, layers: int = 1, window: int = 64) -> LlamaForCausalLM:
-    """A random Llama in float64 whose logits have a spread of about `scale`."""
+    """Return a random Llama in float64 whose logits have a spread of about `scale`."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -60,14 +60,14 @@ def tiny_llama(vocab_size: int, seed: int, scale: float = 1.0, layers: int = 1, 
 
 
 def tiny_pair(vocab_size: int = 3, scale: float = 1.0, window: int = 64, same: bool = False) -> Pair:
-    """A pair of random models over `vocab_size` letters; `same`: the draft is the target."""
+    """Return a pair of random models over `vocab_size` letters; `same`: the draft is the target."""
     target = tiny_llama(vocab_size, seed=1, scale=scale, layers=2, window=window)
     draft = target if same else tiny_llama(vocab_size, seed=2, scale=scale, window=window)
     return Pair(target, draft, CountingTokenizer(vocab_size), "tiny", "tiny-target", "r1", "tiny-draft", "r2")
 
 
 def constant_head(prob: float, predicts: str = "next_token"):
-    """A stand-in for a head that always gives the same acceptance probability."""
+    """Return a stand-in for a head that always predicts the same acceptance probability."""
 
     def head(features):
         return torch.full((len(next(iter(features.values()))),), prob, dtype=torch.float64).logit()
@@ -79,6 +79,6 @@ def constant_head(prob: float, predicts: str = "next_token"):
 
 
 def describe(rule) -> str:
-    """A short name of a stopping rule, for test ids: its class and its first parameter."""
+    """Return a short name of a stopping rule, for test ids: its class and its first parameter."""
     first = next((name for name in inspect.signature(type(rule)).parameters if name != "head"), None)
     return type(rule).__name__ + (f"({getattr(rule, first):g})" if first else "")

@@ -18,14 +18,12 @@ from specheads.sampling import Warp, check_finite
 
 @dataclass(frozen=True)
 class Branches:
-    """Drafts that branch off from texts: each continues the first `prefix` (B,) tokens of row `text` (B,) with `lengths` (B,) of
-    `tokens` (B, K).
-    """
+    """Drafts that branch off from texts: each continues the first tokens of one text."""
 
-    text: Tensor
-    prefix: Tensor
-    tokens: Tensor
-    lengths: Tensor
+    text: Tensor  # (B,) long, the row of the text
+    prefix: Tensor  # (B,) long, how many of its tokens come before the draft
+    tokens: Tensor  # (B, K) long
+    lengths: Tensor  # (B,) long, how many of `tokens` exist
 
     def to(self, device: torch.device) -> "Branches":
         """Return the branches on a device."""
@@ -68,10 +66,10 @@ class ReadTexts:
         batch_size: int,
         seen: Seen = lambda rows, depth, logits, probs, tokens: None,
     ) -> Branches:
-        """Return branches that continue from their first tokens, (B, 1) of `begun`, to their lengths or to a token that ends a
-        response.
+        """Return branches that grow from their first tokens to their lengths, or to a token that ends a response.
 
         Args:
+            begun: branches whose `tokens` are the first tokens, (B, 1).
             uniform: (B, K) in [0, 1), the numbers at which tokens are sampled; those of first tokens are not used.
             batch_size: branches drafted together.
             seen: called with rows (b,), their depth, logits and probabilities (b, V) there and the sampled tokens (b,).
@@ -101,9 +99,7 @@ class ReadTexts:
 
     @torch.no_grad()
     def states(self, branches: Branches, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield rows (b,) of branches and the states (b, k, H) that their first k tokens are sampled from, k being the longest of
-        these rows.
-        """
+        """Yield rows (b,) of branches and the states (b, k, H) that their tokens are sampled from; k is the largest length."""
         lm = self.engine.lm
         branches = branches.to(lm.device)
         before = self.before(branches.text, branches.prefix)

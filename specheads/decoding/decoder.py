@@ -20,7 +20,7 @@ from specheads.decoding.records import Draft, DraftKind, Generation, Round
 from specheads.decoding.session import Prompt, Session, checked_window, end_flags, start_session
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, StoppingRule
 from specheads.decoding.verification import TreeVerification, VerificationRule
-from specheads.decoding.verifier import ChainVerifier, Outcome, TreeVerifier
+from specheads.decoding.verifier import ChainVerifier, Outcome, TreeVerifier, Verifier
 from specheads.errors import UserError
 from specheads.pair import Pair
 from specheads.sampling import Warp, check_no_nan
@@ -95,6 +95,7 @@ class SpeculativeDecoder:
         if self._memory is None or len(self._memory.probs) != most + 1:  # decoders that share an engine share it, too
             self._memory = DraftMemory(most, self.pair.draft_lm, device)
         self._drafter = self.drafting.drafter(self.draft_engine, self.warp, self.stopping, self._memory)
+        self._verifier: Verifier
         if isinstance(self.verification, TreeVerification):
             sizes = self.drafting.most_verified(most_tokens), most_tokens
             self._verifier = TreeVerifier(self.target_engine, self.warp, self.verification, *sizes)

@@ -46,5 +46,5 @@ def named_rules() -> dict[str, type[VerificationRule] | type[TreeVerification]]:
         importlib.import_module(f"{verification.__name__}.{info.name}") for info in pkgutil.iter_modules(verification.__path__)
     )
     classes = (value for module in modules for value in vars(module).values() if isinstance(value, type))
-    rules = [value for value in classes if isinstance(getattr(value, "name", None), str) and hasattr(value, "takes")]
+    rules = [value for value in classes if issubclass(value, VerificationRule | TreeVerification) and hasattr(value, "name")]
     return {rule.name: rule for rule in sorted(rules, key=lambda rule: rule.name)}

@@ -1,4 +1,4 @@
-"""What the stages of decoding pass on: frozen records of tensors and counts.
+"""Frozen records of tensors and counts that the stages of decoding pass on.
 
 Shapes: B rows, N nodes of a draft, K tokens of a chain, V vocabulary.
 """
@@ -45,21 +45,28 @@ class Draft:
 
     @classmethod
     def chain(cls, tokens: Tensor, draft_probs: Tensor | None, num_draft_calls: int, next_probs: Tensor | None = None) -> "Draft":
-        """Return a draft whose every token follows the one before."""
+        """Return a draft without branches."""
         index = torch.arange(len(tokens), device=tokens.device)
         return cls(tokens, index - 1, index, draft_probs, index, num_draft_calls, next_probs)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verification rule decided for each row."""
+    """The decision of a verification rule for each row."""
 
     num_accepted: Tensor  # (B,) long
     next_token: Tensor  # (B,) long, the target's token after the accepted ones
-    accepted_nodes: Tensor | None = None  # (B, <=K) long, for trees
-    num_probs_needed: Tensor | None = (
-        None  # (B,) long, how many coming tokens need the draft's distribution to be verified; None: none
-    )
+    # (B,) long, how many coming tokens need the draft's distribution to be verified; None: none.
+    num_probs_needed: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class TreeVerdict:
+    """The decision of a verification rule for a tree."""
+
+    num_accepted: Tensor  # (1,) long
+    next_token: Tensor  # (1,) long, the target's token after the accepted ones
+    accepted_nodes: Tensor  # (D,) long, from the context down, -1 after the last
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,11 @@ def speculative_decode(
 
     while len(text) < end:
         # Draft: sample tokens from the draft, one fewer than fit, because the target adds one.
-        drafted, draft_probs = [], []
+        drafted: list[int] = []
+        draft_probs: list[torch.Tensor] = []
         while len(drafted) < min(num_drafted, end - len(text) - 1) and (not drafted or drafted[-1] not in pair.stop_tokens):
             draft_probs.append(next_probs(pair.draft_lm, [*text, *drafted])[-1])
-            drafted.append(warp.draw(draft_probs[-1], draft_uniforms.take(1)[0]).item())
+            drafted.append(int(warp.draw(draft_probs[-1], draft_uniforms.take(1)[0])))
         # Verify: the target reads all drafted tokens at once, and each passes with probability min(1, t / d).
         target_probs = next_probs(pair.target_lm, [*text, *drafted])[len(text) - 1 :]
         uniform, next_uniform = verify_uniforms.take(2)
@@ -46,7 +47,7 @@ def speculative_decode(
         following = target_probs[num_accepted]
         if num_accepted < len(drafted):
             following = (following - draft_probs[num_accepted]).clamp_min(0)
-        for token in [*drafted[:num_accepted], Warp().draw(following, next_uniform).item()]:
+        for token in [*drafted[:num_accepted], int(Warp().draw(following, next_uniform))]:
             text.append(token)
             if token in pair.stop_tokens:
                 return text[len(prompt_ids) :]

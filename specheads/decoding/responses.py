@@ -47,13 +47,13 @@ def make_responses(
     on_step: Callable[[int, int], None],
 ) -> list[Response]:
     """Return the target's responses in the order of `prompts`, batch by batch; see `generate_batch`."""
-    responses: list[Response | None] = [None] * len(prompts)
+    responses: dict[int, Response] = {}
     for batch in batches_of_rows([len(prompt) for prompt in prompts], limits.batch_size):
         batch_prompts = [prompts[row] for row in batch]
         answers = generate_batch(pair, batch_prompts, uniform[batch], warp, limits.max_new_tokens, on_step)
         for row, response in zip(batch, answers, strict=True):
             responses[row] = response
-    return responses
+    return [responses[row] for row in range(len(prompts))]
 
 
 @torch.no_grad()
@@ -75,31 +75,21 @@ def generate_batch(
             `max_new_tokens` of all rows that ended in it; the latter add up to B * max_new_tokens.
     """
     lm = lm or pair.target_lm
-    device = lm.device
-    longest = max(map(len, prompts))
     limits = [min(max_new_tokens, pair.window - len(prompt)) for prompt in prompts]
-    tokens, mask = left_padded(prompts, device)
+    engine, tokens, positions, mask = _read_prompts(lm, prompts, max(limits))
+    device, model_id = lm.device, pair.target_id if lm is pair.target_lm else pair.draft_id
     uniforms = torch.from_numpy(np.ascontiguousarray(uniform)).to(device)
     stops = torch.tensor(sorted(pair.stop_tokens), device=device)
-    engine = EagerEngine(lm, longest + max(limits))
-    # The mask is written once for the whole run; step i reads its first longest + i columns.
-    mask = torch.cat([mask, mask.new_ones((len(prompts), max(limits)))], dim=1)
     rows = torch.arange(len(prompts), device=device)  # which prompt each batch row is
     active = torch.ones(len(prompts), dtype=torch.bool, device=device)
     limit = torch.tensor(limits, device=device)
-    positions = (mask[:, :longest].cumsum(dim=1) - 1).clamp_min(0)
     responses = torch.zeros((len(prompts), max(limits)), dtype=torch.long, device=device)
     num_tokens = torch.zeros_like(limit)
     finished = torch.zeros_like(active)
-    columns = max(1, PREFILL_TOKENS // len(prompts))
-    for start in range(0, longest - 1, columns):
-        part = slice(start, min(start + columns, longest - 1))
-        engine.forward(tokens[:, part], positions=positions[:, part], attention_mask=mask[:, : part.stop], num_logits=0)
-    tokens, positions = tokens[:, -1:], positions[:, -1:]
     for step in range(max(limits)):
         output = engine.forward(tokens, positions=positions, attention_mask=mask[:, : engine.length + 1])
         probs = warp(output.logits[:, -1])
-        check_finite(pair.target_id if lm is pair.target_lm else pair.draft_id, probs)
+        check_finite(model_id, probs)
         token = sample(probs, uniforms[rows, step])
         responses[rows, step] = token
         num_tokens[rows] += 1
@@ -117,6 +107,26 @@ def generate_batch(
             rows, mask, tokens, positions = rows[kept], mask[kept], tokens[kept], positions[kept]
     counts, ends, ids = num_tokens.tolist(), finished.tolist(), responses.tolist()
     return [Response(ids=row[:count], finished=end) for row, count, end in zip(ids, counts, ends, strict=True)]
+
+
+def _read_prompts(
+    lm: LanguageModel, prompts: Sequence[Sequence[int]], most_new: int
+) -> tuple[EagerEngine, Tensor, Tensor, Tensor]:
+    """Read all tokens of left-padded prompts but the last ones.
+
+    Return the engine, the last tokens (B, 1), their positions (B, 1), and the mask of the whole run, (B, T + most_new): step i
+    reads its first T + i columns.
+    """
+    tokens, mask = left_padded(prompts, lm.device)
+    longest = tokens.shape[1]
+    engine = EagerEngine(lm, longest + most_new)
+    positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
+    mask = torch.cat([mask, mask.new_ones((len(prompts), most_new))], dim=1)
+    columns = max(1, PREFILL_TOKENS // len(prompts))
+    for start in range(0, longest - 1, columns):
+        part = slice(start, min(start + columns, longest - 1))
+        engine.forward(tokens[:, part], positions=positions[:, part], attention_mask=mask[:, : part.stop], num_logits=0)
+    return engine, tokens[:, -1:], positions[:, -1:], mask
 
 
 def rows_that_stay(staying: Tensor) -> Tensor:

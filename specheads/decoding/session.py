@@ -87,6 +87,8 @@ class Session:
 
     def finish(self, pair: Pair, rounds: Sequence[Round]) -> Generation:
         """Return the record of a session that has ended."""
+        if self.finish_reason is None:
+            raise RuntimeError("the response has not ended")
         tokens = torch.tensor(self.response)
         return Generation(
             prompt_ids=torch.tensor(self.committed[: self.prompt_length]),

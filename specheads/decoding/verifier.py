@@ -39,8 +39,9 @@ class Verifier(Protocol):
         """Return the rule's state at the start of a prompt."""
 
     def verify(self, last: int, draft: Draft, planned: Tensor | None, uniforms: Uniforms, state: Any) -> tuple[Outcome, Any]:
-        """Verify a draft after the `last` committed token; return its outcome and the rule's new state. The engine keeps the
-        accepted part.
+        """Verify a draft after the `last` committed token, and keep the accepted part in memory.
+
+        Return the outcome and the rule's new state.
 
         Args:
             planned: (1,) long, tokens that would have been drafted whatever they are; None: their number depends on them.
@@ -109,7 +110,7 @@ class TreeVerifier:
         return ()
 
     def verify(self, last: int, draft: Draft, planned: Tensor | None, uniforms: Uniforms, state: Any) -> tuple[Outcome, Any]:
-        nodes = Nodes(*(column.tolist() for column in (draft.tokens, draft.parents, draft.depth)))
+        nodes = Nodes(draft.tokens.tolist(), draft.parents.tolist(), draft.depth.tolist())
         logits, hidden = self.reader.read_whole(nodes, last)
         block = TreeBlock.of(draft, self.warp(logits))
         numbers = uniforms.take(self._deepest + 1)
@@ -118,7 +119,7 @@ class TreeVerifier:
         if block.draft_probs is not None:
             sampled = (block.samples >= 0).any(dim=1)  # other rows are left over from an earlier draft
             nans[1] = (block.draft_probs.isnan().any(dim=1) & sampled).any()
-        packed = torch.cat([verdict.next_token, torch.stack(nans).long(), verdict.accepted_nodes[0]]).tolist()
+        packed = torch.cat([verdict.next_token, torch.stack(nans).long(), verdict.accepted_nodes]).tolist()
         next_token, target_nan, draft_nan, *path = packed
         path = [node for node in path if node >= 0]
         self.reader.keep(path)

@@ -27,11 +27,11 @@ class Candidate:
 
     family: str
     name: str
-    rule: StoppingRule
-    live: StoppingRule | None
+    rule: StoppingRule  # as it is replayed
+    live: StoppingRule | None  # as it decodes; None for a bound that no decoder can reach
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    ratio: str | None = None
-    head: str | None = None  # the name of the head that it asks
+    ratio: str | None = None  # the cost ratio that it was fitted to; None: it suits all
+    head: str | None = None  # the name of its head
 
     @property
     def value(self) -> float | None:
@@ -40,7 +40,7 @@ class Candidate:
 
     @property
     def kind(self) -> str:
-        """The kind of rule that decides its cost: its class, and the head that it asks."""
+        """The kind of rule that decides its cost: its class, and its head."""
         return kind_of(self.rule, self.head)
 
 

@@ -46,7 +46,7 @@ def candidates(rules: Mapping[str, RuleChoice], heads: Mapping[str, AcceptanceHe
 
 @dataclass(frozen=True)
 class _Family:
-    """A rule of the config, with the head that it asks if it takes one; `several`: whether there are other heads."""
+    """A rule of the config, with its head if it takes one; `several`: whether there are other heads."""
 
     name: str
     choice: RuleChoice
@@ -117,7 +117,7 @@ def _fitted(
 
 
 def takes_head(choice: RuleChoice) -> bool:
-    """Whether a rule takes a head."""
+    """Return whether a rule takes a head."""
     return choice.cls.uses_head
 
 

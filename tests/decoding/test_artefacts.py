@@ -58,12 +58,12 @@ def test_a_folder_that_others_can_access_is_not_read(mode, caplog):
     trace = plant(folder() / NAME)
     folder().chmod(mode)
     for _ in range(2):
-        program, was_kept = load_or_compile(NAME, Step)
-        assert isinstance(program, Step) and not was_kept
+        compiled_program, was_kept = load_or_compile(NAME, Step)
+        assert isinstance(compiled_program, Step) and not was_kept
     assert not trace.exists() and sorted(path.name for path in folder().iterdir()) == [NAME]
     expected = (
-        f"compiled steps are neither read from {folder()} nor kept there, because it is not a folder that only you can access, and "
-        f"loading them runs code; remove it, or if you trust its content run chmod 700 {folder()}"
+        f"compiled steps are neither read from {folder()} nor kept there, because it is not a folder that only you can access, "
+        f"and loading them runs code; remove it, or if you trust its content run chmod 700 {folder()}"
     )
     assert [record.message for record in caplog.records] == [expected]
 
@@ -102,7 +102,7 @@ def test_a_file_that_others_can_write_is_replaced_and_not_read(kind, monkeypatch
     assert path.read_bytes() == b"code" and path.stat().st_mode & 0o777 == 0o600
 
 
-def test_where_no_folder_can_be_made_compilation_goes_on(monkeypatch, tmp_path, caplog):
+def test_without_a_folder_steps_are_compiled_all_the_same(monkeypatch, tmp_path, caplog):
     (tmp_path / "file").touch()
     monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path / "file"))
     assert not load_or_compile(NAME, Step)[1]

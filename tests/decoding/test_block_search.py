@@ -34,12 +34,12 @@ def test_blocks_of_one_token_are_greedy_decoding():
     assert out.tokens.tolist() == generate_baseline(pair, [0, 1], 12, warp=Warp(0), stop_tokens=[]).tokens.tolist()
 
 
-def test_more_beams_find_likelier_blocks():
-    pair, found = tiny_pair(9, scale=1.5), []
+def test_more_beams_find_more_likely_blocks():
+    pair, joint_probs = tiny_pair(9, scale=1.5), []
     for beams in (1, 2, 16):
         out = BlockSearch(pair, 6, beams).generate([0, 1], 6, stop_tokens=[])
-        found.append(joint(pair, [0, 1], out.tokens.tolist()))
-    assert found[0] <= found[1] <= found[2] and found[0] < found[2]
+        joint_probs.append(joint(pair, [0, 1], out.tokens.tolist()))
+    assert joint_probs[0] <= joint_probs[1] <= joint_probs[2] and joint_probs[0] < joint_probs[2]
 
 
 def test_a_response_ends_with_a_stop_token_and_at_its_length():
@@ -52,6 +52,6 @@ def test_a_response_ends_with_a_stop_token_and_at_its_length():
 
 
 @pytest.mark.parametrize("given", [{"block": 0}, {"beams": 0.5}])
-def test_sizes_that_cannot_be_are_refused(given):
+def test_impossible_sizes_are_refused(given):
     with pytest.raises(UserError, match=f"{next(iter(given))}="):
         BlockSearch(tiny_pair(3), **given)

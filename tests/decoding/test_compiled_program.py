@@ -42,23 +42,23 @@ def compiled(module):
     return CompiledProgram.compile(module, arguments(5, 8), {0: 1, 2: 0}, {})
 
 
-def test_a_program_does_what_its_module_does(tmp_path):
+def test_a_compiled_program_computes_what_its_module_computes(tmp_path):
     module = Sum()
-    program = compiled(module)
-    assert program.is_general
-    for one in (program, CompiledProgram.from_bytes(program.to_bytes())):
+    compiled_program = compiled(module)
+    assert compiled_program.is_general
+    for loaded in (compiled_program, CompiledProgram.from_bytes(compiled_program.to_bytes())):
         for count, size, weight in ((5, 8, 1.0), (3, 12, 1.0), (2, 4, -2.0)):
             module.weight.fill_(weight)
             tokens, start, places, memory, inputs = arguments(count, size)
             expected = module(tokens, start, places, [tuple(x.clone() for x in memory[0])], inputs)
-            found = one.bind(module, memory)(tokens, start, places, inputs)
-            assert torch.equal(found[0], expected[0])
-            assert isinstance(found[1], Pair)
-            assert [x.tolist() for x in _leaves(found)] == [x.tolist() for x in _leaves(expected)]
+            actual = loaded.bind(module, memory)(tokens, start, places, inputs)
+            assert torch.equal(actual[0], expected[0])
+            assert isinstance(actual[1], Pair)
+            assert [x.tolist() for x in _leaves(actual)] == [x.tolist() for x in _leaves(expected)]
             assert memory[0][0][2 : 2 + count].tolist() == tokens[0].tolist()
 
 
-def test_what_was_kept_is_loaded_without_building_anything(monkeypatch, tmp_path):
+def test_a_kept_program_is_loaded_without_building_anything(monkeypatch, tmp_path):
     """Kernels are found by what they are built with, options included."""
     from torch._inductor import codecache
 
@@ -69,9 +69,9 @@ def test_what_was_kept_is_loaded_without_building_anything(monkeypatch, tmp_path
     monkeypatch.setattr(codecache.CppBuilder, "build", lambda self: built.append(self) or compile_file(self))
     codecache.CppPythonBindingsCodeCache.cache_clear()
     codecache.CppCodeCache.cache_clear()
-    program = CompiledProgram.from_bytes(content)
+    compiled_program = CompiledProgram.from_bytes(content)
     module, (tokens, start, places, memory, inputs) = Sum(), arguments(5, 8)
-    program.bind(module, memory)(tokens, start, places, inputs)
+    compiled_program.bind(module, memory)(tokens, start, places, inputs)
     assert built == []
 
 

@@ -40,7 +40,7 @@ RULES += [
 
 @pytest.mark.parametrize("rule", RULES, ids=describe)
 @pytest.mark.parametrize("same", [False, True])
-def test_greedy_output_is_the_targets_own(rule, same):
+def test_greedy_output_is_that_of_the_target(rule, same):
     pair = tiny_pair(vocab_size=7, scale=2.0, same=same)
     expected = pair.target.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=30, do_sample=False, pad_token_id=0)[0, 3:]
     out = decode(pair, [1, 2, 3], rule, max_new_tokens=30)
@@ -103,8 +103,8 @@ def test_the_window_of_the_models_ends_a_response():
 
 def test_the_same_seed_gives_the_same_response_and_another_seed_another():
     pair = tiny_pair(vocab_size=11)
-    one, two, other = (decode(pair, [1], warp=Warp(), max_new_tokens=40, seed=s).tokens.tolist() for s in (3, 3, 4))
-    assert one == two != other
+    first, same, other = (decode(pair, [1], warp=Warp(), max_new_tokens=40, seed=s).tokens.tolist() for s in (3, 3, 4))
+    assert first == same != other
 
 
 def test_a_decoder_forgets_the_last_prompt():
@@ -162,7 +162,7 @@ def test_strings_ids_tensors_and_messages_are_prompts(nano):
 
 
 @pytest.mark.parametrize(
-    "prompt, message",
+    ("prompt", "message"),
     [
         ("", "empty"),
         ([], "empty"),
@@ -175,7 +175,7 @@ def test_impossible_prompts_are_refused(prompt, message):
         decode(tiny_pair(), prompt)
 
 
-def test_a_batch_of_prompts_is_no_prompt():
+def test_a_batch_of_prompts_is_refused():
     with pytest.raises(UserError, match=r"shape \(2, 3\)"):
         decode(tiny_pair(), torch.zeros(2, 3, dtype=torch.long))
     assert len(decode(tiny_pair(), torch.zeros(1, 3, dtype=torch.long), max_new_tokens=2).tokens) == 2
@@ -193,7 +193,7 @@ def test_a_smaller_window_takes_less_memory_and_ends_responses_sooner():
         SpeculativeDecoder(pair, window=65)
 
 
-def test_no_room_for_tokens_is_refused():
+def test_a_response_without_tokens_is_refused():
     with pytest.raises(UserError, match="max_new_tokens=0"):
         decode(tiny_pair(), [0], max_new_tokens=0)
 
@@ -267,19 +267,19 @@ def test_blocks_follow_the_targets_distribution(rule, engine):
     "rule", [verification.BlockVerification(), verification.GreedyBlockVerification()], ids=lambda r: r.label
 )
 @pytest.mark.parametrize("stop", RULES[2:5] + RULES[8:], ids=describe)
-def test_greedy_output_is_the_targets_own_whatever_the_verification(rule, stop):
+def test_greedy_output_is_that_of_the_target_under_every_verification_rule(rule, stop):
     pair = tiny_pair(vocab_size=7, scale=2.0)
     expected = pair.target.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=30, do_sample=False, pad_token_id=0)[0, 3:]
     decoder = SpeculativeDecoder(pair, stopping=stop, verification=rule, warp=GREEDY)
     assert decoder.generate([1, 2, 3], 30).tokens.tolist() == expected.tolist()
 
 
-def test_a_wrong_law_would_be_noticed():
+def test_a_wrong_distribution_would_be_noticed():
     pair = tiny_pair(scale=1.5)
-    draft_law = exact_distribution(replace(pair, target=pair.draft), [0, 1], 3, Warp())
-    counts = torch.multinomial(draft_law, NUM_SAMPLES, replacement=True, generator=torch.Generator().manual_seed(0)).bincount(
-        minlength=27
-    )
+    draft_distribution = exact_distribution(replace(pair, target=pair.draft), [0, 1], 3, Warp())
+    counts = torch.multinomial(
+        draft_distribution, NUM_SAMPLES, replacement=True, generator=torch.Generator().manual_seed(0)
+    ).bincount(minlength=27)
     assert chi_square_p_value(counts, exact_distribution(pair, [0, 1], 3, Warp())) < 1e-6
 
 
@@ -292,9 +292,9 @@ def training_features(pair, prefix, drafted, predicts, shift=0):
     return head_features(pair.draft_lm, batch, predicts, needs)
 
 
-@pytest.mark.parametrize("fixture, tolerance", [("nano64", 1e-12), ("nano", 1e-5)])
+@pytest.mark.parametrize(("fixture", "tolerance"), [("nano64", 1e-12), ("nano", 1e-5)])
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
-def test_a_head_meets_the_training_features_in_the_decoder(fixture, tolerance, predicts, prompts, request):
+def test_a_head_gets_the_training_features_in_the_decoder(fixture, tolerance, predicts, prompts, request):
     """Differences are relative to the largest value of a feature. At step j an `input_token` head predicts y_{j-1}."""
     pair = request.getfixturevalue(fixture)
     spy, lag = Spy(5), 1 if predicts == "input_token" else 0
@@ -311,11 +311,11 @@ def test_a_head_meets_the_training_features_in_the_decoder(fixture, tolerance, p
         compared += len(drafted)
         expected, late = (training_features(pair, prefix, drafted, predicts, shift) for shift in (0, 1))
         for name in expected:
-            found = torch.cat([step[name] for step in steps[lag:]])
+            decoded = torch.cat([step[name] for step in steps[lag:]])
             scale = expected[name].abs().max()
-            assert (found - expected[name]).abs().max() <= tolerance * scale, name
+            assert (decoded - expected[name]).abs().max() <= tolerance * scale, name
             if name != "embedding":
-                assert (found - late[name]).abs().max() > 1e-3 * scale, f"{name}: an off-by-one tap would pass"
+                assert (decoded - late[name]).abs().max() > 1e-3 * scale, f"{name}: an off-by-one tap would pass"
     assert compared > 30
 
 

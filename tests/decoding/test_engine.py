@@ -21,17 +21,17 @@ def close(a, b):
     torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
 
 
-def test_pieces_give_what_one_forward_gives(lm, tokens):
+def test_pieces_equal_a_single_forward_pass(lm, tokens):
     engine = EagerEngine(lm, 32)
     expected = lm.model(tokens).logits
-    found = torch.cat(
+    actual = torch.cat(
         [engine.forward(piece, num_logits=piece.shape[1]).logits for piece in tokens.split([7, 1, 1, 5, 6], dim=1)], dim=1
     )
-    close(found, expected)
+    close(actual, expected)
     assert engine.length == 20
 
 
-def test_what_was_rewound_leaves_no_trace(lm, tokens):
+def test_rewound_tokens_leave_no_trace(lm, tokens):
     engine = EagerEngine(lm, 32)
     engine.forward(tokens[:, :8])
     engine.forward(torch.full((1, 6), 3))
@@ -55,10 +55,10 @@ def test_a_tree_scored_at_once_equals_each_path_alone(lm, tokens):
     engine = EagerEngine(lm, 32)
     engine.forward(context[:, :5])
     read = torch.cat([context[:, 5:], torch.tensor([nodes])], dim=1)
-    found = engine.forward(read, tree_slots=tree_slots, num_logits=6).logits[0]
+    actual = engine.forward(read, tree_slots=tree_slots, num_logits=6).logits[0]
     for slot in range(6):
         path = [nodes[i - 1] for i in range(1, 6) if tree_slots.seen[slot, i]]
-        close(found[slot], lm.model(torch.cat([context, torch.tensor([path], dtype=torch.long)], dim=1)).logits[0, -1])
+        close(actual[slot], lm.model(torch.cat([context, torch.tensor([path], dtype=torch.long)], dim=1)).logits[0, -1])
 
 
 def test_a_tree_may_be_read_level_by_level(lm, tokens):
@@ -67,11 +67,11 @@ def test_a_tree_may_be_read_level_by_level(lm, tokens):
     whole.forward(tokens[:, :5])
     expected = whole.forward(torch.tensor([[tokens[0, 5], *nodes]]), tree_slots=tree_slots, num_logits=6).logits[0]
     parts.forward(tokens[:, :6])
-    found = [
+    actual = [
         parts.forward(torch.tensor([level]), tree_slots=tree_slots, num_logits=len(level)).logits[0]
         for level in ([4, 5], [6, 7], [8])
     ]
-    close(torch.cat(found), expected[1:])
+    close(torch.cat(actual), expected[1:])
 
 
 def test_keeping_a_path_of_a_tree_continues_that_path(lm, tokens):
@@ -93,9 +93,9 @@ def test_left_padded_rows_equal_each_row_alone(lm, tokens):
     engine = EagerEngine(lm, 32)
     engine.forward(batch, positions=positions[:, :20], attention_mask=mask[:, :20])
     step = torch.tensor([[1], [2]])
-    found = engine.forward(step, positions=positions[:, 20:], attention_mask=mask).logits
-    close(found[0, 0], lm.model(torch.cat([tokens, step[:1]], dim=1)).logits[0, -1])
-    close(found[1, 0], lm.model(torch.cat([short, step[1:]], dim=1)).logits[0, -1])
+    actual = engine.forward(step, positions=positions[:, 20:], attention_mask=mask).logits
+    close(actual[0, 0], lm.model(torch.cat([tokens, step[:1]], dim=1)).logits[0, -1])
+    close(actual[1, 0], lm.model(torch.cat([short, step[1:]], dim=1)).logits[0, -1])
 
 
 def test_memory_is_allocated_once(lm, tokens):

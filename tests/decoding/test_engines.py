@@ -32,8 +32,8 @@ def test_narrow_products_are_linear_maps(bias, shape):
     x, weight = torch.randn(*shape, 5, dtype=torch.float64), torch.randn(11, 5, dtype=torch.float64)
     b = torch.randn(11, dtype=torch.float64) if bias else None
     with NarrowProducts():
-        found = linear(x, weight, b)
-    assert torch.allclose(found, linear(x, weight, b), atol=1e-12, rtol=0)
+        actual = linear(x, weight, b)
+    assert torch.allclose(actual, linear(x, weight, b), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])
@@ -44,16 +44,16 @@ def test_narrow_products_are_attention(masked, scale):
     numbers = torch.zeros(1, 1, 3, 9, dtype=torch.float64).masked_fill(~kept, -torch.inf)
     mask = {"not": None, "by bools": kept, "by numbers": numbers}[masked]
     with NarrowProducts():
-        found = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+        actual = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     expected = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    assert torch.allclose(found, expected, atol=1e-12, rtol=0)
+    assert torch.allclose(actual, expected, atol=1e-12, rtol=0)
 
 
-def test_attention_that_the_loops_do_not_know_stays_as_it_is():
+def test_attention_that_the_loops_cannot_compute_is_unchanged():
     query = torch.randn(1, 2, 5, 8, dtype=torch.float64)
     with NarrowProducts():
-        found = scaled_dot_product_attention(query, query, query, is_causal=True)
-    assert torch.equal(found, scaled_dot_product_attention(query, query, query, is_causal=True))
+        actual = scaled_dot_product_attention(query, query, query, is_causal=True)
+    assert torch.equal(actual, scaled_dot_product_attention(query, query, query, is_causal=True))
 
 
 @pytest.mark.parametrize("warp", [Warp(temperature=0), Warp(temperature=1.0, top_k=2)], ids=["greedy", "sampled"])
@@ -67,7 +67,7 @@ def test_a_seed_gives_the_same_tokens_in_every_engine(warp):
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
 @pytest.mark.parametrize("engine", ["cuda_graph", pytest.param("compiled", marks=needs_compiler)])
-def test_every_verification_rule_decides_alike_in_every_engine(rule, engine):
+def test_every_verification_rule_decides_the_same_in_every_engine(rule, engine):
     if engine == "compiled" and not isinstance(rule, verification.GreedyBlockVerification):
         pytest.skip("compiled where there is most to get wrong")
     outputs = []
@@ -126,7 +126,7 @@ def test_auto_takes_the_compiler(monkeypatch):
     assert isinstance(make_engine("auto", tiny_pair().target_lm, 64), compiled.CompiledEngine)
 
 
-def test_auto_does_without_a_compiler_and_says_so(monkeypatch, caplog):
+def test_auto_runs_eagerly_without_a_compiler_and_says_so(monkeypatch, caplog):
     monkeypatch.delenv("SPECHEADS_ENGINE")
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
         engine = make_engine("auto", tiny_pair().target_lm, 64)
@@ -143,13 +143,13 @@ def test_a_model_that_cannot_be_compiled(monkeypatch, caplog):
     pair, warp = tiny_pair(), Warp(temperature=0)
     with pytest.raises(UserError, match="no such instruction.*engine=eager"):
         generate_baseline(pair, [0, 1], 8, warp=warp, engine="compiled")
-    found = generate_baseline(pair, [0, 1], 8, warp=warp, engine="auto")
-    assert found.tokens.tolist() == generate_baseline(pair, [0, 1], 8, warp=warp, engine="eager").tokens.tolist()
+    actual = generate_baseline(pair, [0, 1], 8, warp=warp, engine="auto")
+    assert actual.tokens.tolist() == generate_baseline(pair, [0, 1], 8, warp=warp, engine="eager").tokens.tolist()
     assert "runs uncompiled" in caplog.text
 
 
 @needs_compiler
-def test_what_was_compiled_is_kept_and_loaded(monkeypatch, tmp_path, caplog):
+def test_compiled_steps_are_kept_and_loaded(monkeypatch, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path))
 
@@ -168,7 +168,7 @@ def test_what_was_compiled_is_kept_and_loaded(monkeypatch, tmp_path, caplog):
     assert "is compiled again" in caplog.text
 
 
-def test_the_environment_says_what_auto_is(monkeypatch):
+def test_the_environment_chooses_the_engine_of_auto(monkeypatch):
     monkeypatch.setenv("SPECHEADS_ENGINE", "cuda_graph")
     assert isinstance(make_engine("auto", tiny_pair().target_lm, 64), GraphEngine)
     monkeypatch.setenv("SPECHEADS_ENGINE", "warp")
@@ -203,9 +203,9 @@ def test_a_model_that_is_cast_is_prepared_again():
     decoder.generate([0, 1], 5)
     prepared = decoder.target_engine.num_prepared
     pair.target.load_state_dict({k: v + 0.5 * torch.randn_like(v) for k, v in pair.target.state_dict().items()}, assign=True)
-    found = decoder.generate([0, 1], 20).tokens.tolist()
+    actual = decoder.generate([0, 1], 20).tokens.tolist()
     assert decoder.target_engine.num_prepared > prepared
-    assert found == generate_baseline(pair, [0, 1], 20, warp=warp, engine="eager").tokens.tolist()
+    assert actual == generate_baseline(pair, [0, 1], 20, warp=warp, engine="eager").tokens.tolist()
 
 
 @pytest.mark.parametrize("between", [False, True], ids=["at once", "after another rule"])
@@ -301,9 +301,9 @@ def state_reader():
 
 @needs_compiler
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_head_that_reads_the_last_of_several_states_leaves_its_distribution_alone(count, state_reader):
+def test_a_head_that_reads_the_last_of_several_states_does_not_change_the_distribution(count, state_reader):
     step, engines = state_reader
-    tokens, found = (torch.arange(count)[None] + 1) % 3, []
+    tokens, actual = (torch.arange(count)[None] + 1) % 3, []
     for engine in engines:
         engine.rewind(0)
         engine.forward(torch.arange(7)[None] % 3, num_logits=0)
@@ -311,6 +311,6 @@ def test_a_head_that_reads_the_last_of_several_states_leaves_its_distribution_al
         _, distribution, new = engine.compiled_step(step)(
             tokens, torch.tensor([0.4]).double(), torch.zeros(3, dtype=torch.bool), state
         )
-        found.append((distribution.clone(), new.rule.survival.clone()))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+        actual.append((distribution.clone(), new.rule.survival.clone()))
+    for first, other in zip(*actual, strict=True):
+        torch.testing.assert_close(first, other, rtol=0, atol=1e-6)

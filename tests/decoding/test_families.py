@@ -42,7 +42,7 @@ def num_prepared(decoder):
     return decoder.draft_engine.num_prepared + decoder.target_engine.num_prepared
 
 
-def test_logits_are_the_whole_models(pair):
+def test_logits_are_those_of_the_whole_model(pair):
     pair.target_lm.check()
 
 
@@ -69,6 +69,6 @@ def test_greedy_output_is_that_of_plain_generation(pair, references, engine, rul
 
 
 @pytest.mark.parametrize("engine", ["eager", "cuda_graph"])
-def test_the_target_alone_gives_the_same(pair, references, engine):
+def test_the_target_alone_emits_the_same_tokens(pair, references, engine):
     for prompt, expected in references:
         assert generate_baseline(pair, prompt, NUM_TOKENS, warp=Warp(temperature=0), engine=engine).tokens.tolist() == expected

@@ -51,8 +51,8 @@ def test_every_setting_gives_the_targets_greedy_tokens(nano64, references, rules
     decoders = [decoder.with_stopping(rule) for rule in settings]
     drafted = [0] * len(settings)
     for prompt, expected in references:
-        for index, own in enumerate(decoders):
-            out = own.generate(prompt, NUM_TOKENS)
+        for index, decoder in enumerate(decoders):
+            out = decoder.generate(prompt, NUM_TOKENS)
             assert out.tokens.tolist() == expected, f"{describe(settings[index])} on {prompt}"
             drafted[index] += out.stats.num_drafted
     assert drafted == sorted(drafted) and len(set(drafted)) == len(drafted)  # the settings did differ

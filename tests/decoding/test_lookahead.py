@@ -61,13 +61,13 @@ def test_index_and_target_state_are_those_of_training(engine, prompt_length, nan
     assert next(seen, None) is None
 
 
-def test_a_head_that_reads_the_target_leaves_the_output_alone(nano64, prompts):
+def test_a_head_that_reads_the_target_does_not_change_the_output(nano64, prompts):
     plain = SpeculativeDecoder(nano64, stopping=stopping.FixedLength(3), warp=Warp(0)).generate(prompts[1], 30)
     adaptive = SpeculativeDecoder(nano64, stopping=watched(nano64), warp=Warp(0)).generate(prompts[1], 30)
     assert adaptive.tokens.tolist() == plain.tokens.tolist()
 
 
-def test_every_prompt_starts_without_what_the_last_one_left(nano64, prompts):
+def test_no_state_of_a_prompt_reaches_the_next_one(nano64, prompts):
     rule = watched(nano64)
     decoder = SpeculativeDecoder(nano64, stopping=rule, warp=Warp(1.0, 50))
     decoder.generate(prompts[0], 20, seed=1)
@@ -82,7 +82,7 @@ def test_a_head_that_does_not_read_the_target_keeps_no_state_of_it():
     assert not rule.reads_target and state.memory.target_hidden.shape == (1, 0)
 
 
-def test_rules_of_either_kind_share_a_decoder(nano64, prompts):
+def test_rules_with_both_kinds_of_head_share_a_decoder(nano64, prompts):
     first = SpeculativeDecoder(nano64, stopping=watched(nano64), warp=Warp(1.0, 50))
     expected = first.generate(prompts[0], 20, seed=3)
     first.with_stopping(stopping.FixedLength(3)).generate(prompts[1], 20, seed=3)

@@ -46,11 +46,11 @@ def pair(request):
 
 @pytest.fixture(scope="module")
 def references(pair):
-    found = []
+    expected = []
     for seed in range(2):
         prompt = torch.randint(VOCAB_SIZE, (2 + 9 * seed,), generator=torch.Generator().manual_seed(seed)).tolist()
-        found.append((prompt, generate_baseline(pair, prompt, NUM_TOKENS, warp=Warp(0), engine="eager").tokens.tolist()))
-    return found
+        expected.append((prompt, generate_baseline(pair, prompt, NUM_TOKENS, warp=Warp(0), engine="eager").tokens.tolist()))
+    return expected
 
 
 def check_greedy(pair, references, way, rule, engine, stop=None):
@@ -61,18 +61,18 @@ def check_greedy(pair, references, way, rule, engine, stop=None):
     for prompt, expected in references:
         out = decoder.generate(prompt, NUM_TOKENS)
         assert out.tokens.tolist() == expected
-        assert sum(len(one.tokens) for one in out.rounds) == NUM_TOKENS
+        assert sum(len(record.tokens) for record in out.rounds) == NUM_TOKENS
     assert decoder.draft_engine.num_prepared + decoder.target_engine.num_prepared == prepared  # nothing in mid-generation
     return out
 
 
 @pytest.mark.parametrize(("way", "rule"), LOSSLESS)
-def test_greedy_output_is_the_targets_own(pair, references, way, rule):
+def test_greedy_output_is_that_of_the_target(pair, references, way, rule):
     check_greedy(pair, references, way, rule, "eager")
 
 
 @pytest.mark.parametrize("way", ["tree", "graph", "multi", "beam", "layer_skip"])
-def test_captured_units_give_the_same(pair, references, way):
+def test_captured_steps_emit_the_same_tokens(pair, references, way):
     check_greedy(pair, references, way, "tree_match", "cuda_graph")
 
 
@@ -81,7 +81,7 @@ def test_captured_units_give_the_same(pair, references, way):
     "SPECHEADS_COMPILE_ALL" not in os.environ, reason="set SPECHEADS_COMPILE_ALL=1 to compile; takes a minute each"
 )
 @pytest.mark.parametrize("way", ["tree", "layer_skip"])
-def test_compiled_units_give_the_same(pair, references, way):
+def test_compiled_steps_emit_the_same_tokens(pair, references, way):
     check_greedy(pair, references, way, "tree_match", "compiled")
 
 
@@ -106,7 +106,7 @@ def test_a_head_prunes_along_every_path():
 
 
 @pytest.mark.parametrize("way", ["tree", "graph", "beam", "multi"])
-def test_heads_that_look_at_the_round_do_so_on_every_path(way):
+def test_heads_that_read_features_of_the_round_get_them_on_every_path(way):
     """At the first token of each path a head meets the index 0 and the target's state at the last verified position, as in
     training.
     """
@@ -124,10 +124,10 @@ def test_heads_that_look_at_the_round_do_so_on_every_path(way):
     assert way == "beam" or torch.equal(out.tokens, expected)
     states = pair.target_lm.hidden_states(torch.tensor([[*prompt, *out.tokens.tolist()]]))[0]
     starts = [len(prompt)]
-    for one in out.rounds:
-        starts.append(starts[-1] + len(one.tokens))
+    for record in out.rounds:
+        starts.append(starts[-1] + len(record.tokens))
     firsts = [features for features in seen if (features["index"] == 0).all()]
-    assert len(firsts) == sum(one.num_drafted > 0 for one in out.rounds) > 3
+    assert len(firsts) == sum(record.num_drafted > 0 for record in out.rounds) > 3
     for features, start in zip(firsts, starts, strict=False):
         rows = len(features["hidden"])
         expected = states[start - 2].to(features["target_hidden"].dtype).expand(rows, -1)
@@ -136,7 +136,7 @@ def test_heads_that_look_at_the_round_do_so_on_every_path(way):
 
 @pytest.mark.parametrize("way", ["tree", "graph", "multi", "beam", "chain"])
 @pytest.mark.parametrize("engine", ["eager", "cuda_graph"])
-def test_a_draft_with_nan_logits_is_reported_and_leaves_no_nan(way, engine):
+def test_nan_logits_of_a_draft_are_reported_and_cleared_from_memory(way, engine):
     pair, prompt = tiny_pair(4), [0, 1, 2]
     decoder = SpeculativeDecoder(pair, DRAFTINGS[way], stopping.FixedLength(3), warp=Warp(0), engine=engine)
     expected = decoder.generate(prompt, 12)
@@ -174,7 +174,7 @@ SAMPLED += [(way, "tree_match") for way in ("lookup", "beam", "multi", "tree", "
 
 @pytest.mark.parametrize(("way", "rule"), SAMPLED)
 def test_sampled_output_follows_the_targets_distribution(way, rule):
-    """500 responses of three tokens; the chance of a false alarm is 1e-6 for each pairing."""
+    """500 responses of three tokens; a false alarm has probability 1e-6 for each pairing."""
     pair, warp, number = tiny_pair(3), Warp(1.0), 500
     paths = list(itertools.product(range(3), repeat=3))
     texts = torch.tensor([[0, 1, *path] for path in paths])
@@ -190,7 +190,7 @@ def test_sampled_output_follows_the_targets_distribution(way, rule):
     assert chi_square_p_value(counts, distribution) > 1e-6
 
 
-def test_every_kind_of_draft_has_a_rule_that_is_its_default():
+def test_every_kind_of_draft_has_a_default_rule():
     for way in DRAFTINGS.values():
         check_pairing(way, default_verification(way))
     assert {way.kind for way in DRAFTINGS.values()} == set(DraftKind) == set(DEFAULTS)
@@ -215,6 +215,6 @@ def test_every_config_names_a_rule_of_the_package():
         ("lookup", "joint", "joint verification, threshold 0.1 does not take what Lookup drafts"),
     ],
 )
-def test_a_wrong_pairing_is_refused_with_the_right_ones(way, rule, message):
+def test_an_impossible_pairing_is_refused_and_the_message_lists_possible_ones(way, rule, message):
     with pytest.raises(UserError, match=message):
         SpeculativeDecoder(tiny_pair(3), DRAFTINGS[way], verification=RULES[rule]())

@@ -28,8 +28,8 @@ def test_the_speed_of_several_generations_is_that_of_all_their_rounds():
     assert (total.acceptance_rate, total.drafted_per_round) == (6 / 8, 4.0)
 
 
-def test_a_generation_says_what_reading_its_prompt_took():
+def test_a_generation_records_the_seconds_of_reading_its_prompt():
     out = SpeculativeDecoder(tiny_pair(8), stopping=FixedLength(2)).generate([1, 2, 3, 4], 6)
     assert out.stats.prefill_seconds > 0
-    assert out.stats.decode_seconds == pytest.approx(sum(one.seconds for one in out.rounds))
+    assert out.stats.decode_seconds == pytest.approx(sum(record.seconds for record in out.rounds))
     assert out.stats.tokens_per_second == pytest.approx(len(out.tokens) / out.stats.decode_seconds)

@@ -72,9 +72,9 @@ def test_a_batch_of_nano_prompts_equals_each_prompt_alone(nano64, prompts, depar
 
 
 def test_greedy_batches_equal_what_transformers_generates(nano64, prompts):
-    found = generate_batch(nano64, prompts[:4], uniform(4, 32), Warp(0), 32)
-    assert {response.finished for response in found} == {True, False}
-    for prompt, response in zip(prompts, found, strict=False):
+    responses = generate_batch(nano64, prompts[:4], uniform(4, 32), Warp(0), 32)
+    assert {response.finished for response in responses} == {True, False}
+    for prompt, response in zip(prompts, responses, strict=False):
         expected = nano64.target.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=32, pad_token_id=1)
         assert response.ids == expected[0, len(prompt) :].tolist()
 
@@ -104,16 +104,16 @@ def rows_of(warp, sample=0, **settings):
     return make_rows(stopping_pair(3), Shard(prompts, sample), Generation(seed=7, warp=warp, max_new_tokens=16, **settings))
 
 
-def test_more_draws_and_responses_leave_the_first_as_they_are():
+def test_more_samples_and_responses_leave_the_first_ones_unchanged():
     warp = Warp(1.0, top_k=6)
     few, many = rows_of(warp, samples_per_position=1), rows_of(warp, samples_per_position=3, responses_per_prompt=2)
-    for one, other in zip(few, many, strict=True):
-        assert one["more_draft_ids"] == [] and len(other["more_draft_ids"]) == len(other["more_accept_prob"]) == 2
-        assert {name: value for name, value in one.items() if "more" not in name} == {
+    for row, other in zip(few, many, strict=True):
+        assert row["more_draft_ids"] == [] and len(other["more_draft_ids"]) == len(other["more_accept_prob"]) == 2
+        assert {name: value for name, value in row.items() if "more" not in name} == {
             name: value for name, value in other.items() if "more" not in name
         }
         drawn = [other["draft_ids"], *other["more_draft_ids"]]
-        assert len({tuple(ids) for ids in drawn}) == 3 or len(one["draft_ids"]) < 3
+        assert len({tuple(ids) for ids in drawn}) == 3 or len(row["draft_ids"]) < 3
 
 
 def test_further_responses_differ_and_a_greedy_targets_are_sampled_but_drafts_stay_greedy():
@@ -133,10 +133,10 @@ def test_further_responses_differ_and_a_greedy_targets_are_sampled_but_drafts_st
 def test_a_response_is_cut_right_after_its_first_stop_token(stop):
     prompts, uniforms = random_prompts(12), uniform(12, 20)
     endless = generate_batch(stopping_pair(None), prompts, uniforms, Warp(), 20)
-    found = generate_batch(stopping_pair(stop), prompts, uniforms, Warp(), 20)
+    responses = generate_batch(stopping_pair(stop), prompts, uniforms, Warp(), 20)
     stops = {stop} if isinstance(stop, int) else set(stop)
     ended = 0
-    for full, response in zip(endless, found, strict=True):
+    for full, response in zip(endless, responses, strict=True):
         end = next((i + 1 for i, token in enumerate(full.ids) if token in stops), None)
         assert (response.ids, response.finished) == (full.ids[:end], end is not None)
         ended += end is not None
@@ -161,9 +161,9 @@ def test_a_stop_token_at_the_last_place_counts_as_finished():
 def test_a_row_near_the_end_of_the_window_stops_there_and_the_others_do_not():
     pair, uniforms = stopping_pair(None, window=32), uniform(3, 12)
     prompts = [[1] * 29, [2] * 4, [3] * 31]
-    found = generate_batch(pair, prompts, uniforms, Warp(), 12)
-    assert [len(response.ids) for response in found] == [3, 12, 1]
-    assert found == one_by_one(pair, prompts, uniforms, Warp(), 12)
+    responses = generate_batch(pair, prompts, uniforms, Warp(), 12)
+    assert [len(response.ids) for response in responses] == [3, 12, 1]
+    assert responses == one_by_one(pair, prompts, uniforms, Warp(), 12)
 
 
 def test_responses_end_at_the_window_of_the_smaller_model():
@@ -193,9 +193,9 @@ def test_rows_that_wait_for_others_to_leave_stay_inside_learned_positions():
     pair = replace(stopping_pair(None), target=model)
     # One row of sixteen is at its limit after two tokens: too few to leave, so it is carried on.
     prompts, uniforms = [[1] * 30, *random_prompts(15, longest=6)], uniform(16, 12)
-    found = generate_batch(pair, prompts, uniforms, Warp(), 12)
-    assert [len(response.ids) for response in found] == [2] + [12] * 15
-    assert found == one_by_one(pair, prompts, uniforms, Warp(), 12)
+    responses = generate_batch(pair, prompts, uniforms, Warp(), 12)
+    assert [len(response.ids) for response in responses] == [2] + [12] * 15
+    assert responses == one_by_one(pair, prompts, uniforms, Warp(), 12)
 
 
 def test_steps_report_exactly_the_tokens_of_the_responses():
@@ -205,13 +205,13 @@ def test_steps_report_exactly_the_tokens_of_the_responses():
         counts.append(made)
         shares.append(done)
 
-    found = generate_batch(stopping_pair([3, 7]), random_prompts(12), uniform(12, 20), Warp(), 20, on_step)
-    assert sum(counts) == sum(len(response.ids) for response in found)
+    responses = generate_batch(stopping_pair([3, 7]), random_prompts(12), uniform(12, 20), Warp(), 20, on_step)
+    assert sum(counts) == sum(len(response.ids) for response in responses)
     assert counts == sorted(counts, reverse=True) and counts[0] == 12
     assert sum(shares) == 12 * 20 and all(done >= made for made, done in zip(counts, shares, strict=True))
 
 
-def test_a_target_that_gives_nan_is_named():
+def test_a_target_with_nan_logits_is_named():
     pair = stopping_pair(None)
     pair.target.get_output_embeddings().weight.data.fill_(torch.nan)
     with pytest.raises(UserError, match="tiny-target produced NaN"):
@@ -221,15 +221,15 @@ def test_a_target_that_gives_nan_is_named():
 # --- the distribution
 
 
-def test_responses_follow_the_targets_warped_law():
+def test_responses_follow_the_targets_warped_distribution():
     # Fixed numbers; for a new seed the test fails by chance once in a million.
     pair, warp, count = stopping_pair(None, vocab_size=6), Warp(0.9, top_k=4), 8192
     prompt = [2, 5, 1]
-    found = generate_batch(pair, [prompt] * count, uniform(count, 2, seed=3), warp, 2)
+    responses = generate_batch(pair, [prompt] * count, uniform(count, 2, seed=3), warp, 2)
     first = warp(pair.target(torch.tensor([prompt])).logits[0, -1])
     second = warp(pair.target(torch.tensor([[*prompt, token] for token in range(6)])).logits[:, -1])
     distribution = (first[:, None] * second).flatten()
-    counts = torch.bincount(torch.tensor([6 * r.ids[0] + r.ids[1] for r in found]), minlength=36)
+    counts = torch.bincount(torch.tensor([6 * r.ids[0] + r.ids[1] for r in responses]), minlength=36)
     assert chi_square_p_value(counts, distribution) > 1e-6
 
 
@@ -237,15 +237,15 @@ def test_responses_follow_the_targets_warped_law():
 
 
 def test_uniform_numbers_depend_on_seed_and_prompt_alone():
-    one = row_uniforms(5, "00ff", 8)
-    assert one.shape == (2, 8) and (one >= 0).all() and (one < 1).all()
+    numbers = row_uniforms(5, "00ff", 8)
+    assert numbers.shape == (2, 8) and (numbers >= 0).all() and (numbers < 1).all()
     row_uniforms(5, "0100", 100)  # another prompt in between
     np.random.default_rng(0).random(7)
-    np.testing.assert_array_equal(row_uniforms(5, "00ff", 8), one)
+    np.testing.assert_array_equal(row_uniforms(5, "00ff", 8), numbers)
     others = [row_uniforms(5, "0100", 8), row_uniforms(6, "00ff", 8), row_uniforms(0, "ffffffffffffffff", 8)]
     others += [row_uniforms(5, "00ff", 8, response=1), row_uniforms(5, "00ff", 8, response=2)]
-    assert np.unique(np.stack([one, *others])).size == 6 * 16  # response and draft numbers differ as well
-    np.testing.assert_array_equal(row_uniforms(5, "00ff", 8, num_samples=3)[:2], one)
+    assert np.unique(np.stack([numbers, *others])).size == 6 * 16  # response and draft numbers differ as well
+    np.testing.assert_array_equal(row_uniforms(5, "00ff", 8, num_samples=3)[:2], numbers)
 
 
 def test_uniform_numbers_of_neighbouring_prompts_are_uncorrelated():

@@ -25,8 +25,8 @@ def test_two_sampled_tokens_follow_the_targets_distribution(nano, prompts):
     for seed in range(NUM_SAMPLES):
         out = decoder.generate(prompt, 2, seed=seed, stop_tokens=[])
         accepted += out.stats.num_accepted
-        one, two = out.tokens.tolist()
-        counts[place[one], two] += 1
+        tokens = out.tokens.tolist()
+        counts[place[tokens[0]], tokens[1]] += 1
     assert 0.1 * NUM_SAMPLES < accepted < 0.95 * NUM_SAMPLES
     # false alarm with probability 1e-6 (the distribution is in float32, whose rounding is far below what the samples can tell)
     assert chi_square_p_value(counts.flatten(), distribution.flatten() / distribution.sum()) > 1e-6

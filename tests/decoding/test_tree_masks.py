@@ -51,7 +51,7 @@ ENGINES = ["eager", "cuda_graph", pytest.param("compiled", marks=needs_compiler)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_node_is_scored_as_the_end_of_its_path(lm, engine, length, request):
     name = request.node.callspec.params["lm"]
-    near = 5e-6 if engine == "compiled" else 1e-10  # rotary angles are float32, and a compiler rounds their sines in its own way
+    near = 5e-6 if engine == "compiled" else 1e-10  # rotary angles are float32, and a compiler rounds their sines differently
     if engine == "compiled" and name not in COMPILED:
         pytest.skip("set SPECHEADS_COMPILE_ALL=1 to compile this family too")
     generator = torch.Generator().manual_seed(length)
@@ -72,7 +72,7 @@ def test_every_node_is_scored_as_the_end_of_its_path(lm, engine, length, request
 
 
 @pytest.mark.parametrize("engine", ENGINES[:2])
-def test_what_is_kept_of_a_tree_goes_on_as_a_text(lm, engine):
+def test_a_text_continues_from_the_kept_path_of_a_tree(lm, engine):
     generator = torch.Generator().manual_seed(1)
     context, nodes = (torch.randint(VOCAB_SIZE, (1, n), generator=generator) for n in (9, len(PARENTS)))
     engine, tree_slots, path = make_engine(engine, lm, 64), tree_slots_for(8), [0, 1, 4, 7, 8, 9]
@@ -82,6 +82,6 @@ def test_what_is_kept_of_a_tree_goes_on_as_a_text(lm, engine):
     compiled_step(nodes[:, 5:], tree_slots)
     engine.keep(8, path)
     assert engine.length == 14
-    found = engine.forward(torch.tensor([[3, 5]]), num_logits=2).logits
+    actual = engine.forward(torch.tensor([[3, 5]]), num_logits=2).logits
     text = torch.cat([context, nodes[:, [slot - 1 for slot in path[1:]]], torch.tensor([[3, 5]])], dim=1)
-    torch.testing.assert_close(found, lm.logits(lm.hidden_states(text, use_cache=False))[:, -2:], atol=1e-10, rtol=0)
+    torch.testing.assert_close(actual, lm.logits(lm.hidden_states(text, use_cache=False))[:, -2:], atol=1e-10, rtol=0)

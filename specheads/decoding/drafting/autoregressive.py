@@ -40,7 +40,7 @@ class Autoregressive(Drafting):
 
 
 class ChainState(NamedTuple):
-    """What a step receives from the one before."""
+    """The state that each step passes on to the next."""
 
     stopped: Tensor  # (B,) bool, whether the draft ended before this step, which then passes the state on unchanged
     rule: Any  # of the stopping rule, tensors (B, ...)
@@ -56,8 +56,7 @@ class ChainStep:
     def __call__(
         self, output: ForwardOutput, uniform: Tensor, ends: Tensor, state: ChainState
     ) -> tuple[Tensor, Tensor, ChainState]:
-        """Return the drafted token (B,), its distribution (B, V) and the new state, whose `stopped` says whether the draft ends
-        with it.
+        """Return the drafted token (B,), its distribution (B, V) and the new state: `stopped` if the draft ends with the token.
 
         Args:
             uniform: (B,) in [0, 1), at which the token is sampled.
@@ -87,8 +86,9 @@ class ChainDrafter:
         self._flag = Flag(engine.lm.device)
 
     def warm_up(self, ends: Tensor) -> None:
-        """Prepare the engine for all that drafting runs: forward passes over one pending token, or two after a fully accepted
-        draft.
+        """Prepare the engine for all that drafting runs.
+
+        A forward pass reads one pending token, or two after a fully accepted draft.
         """
         uniform = torch.zeros(1, dtype=torch.float64, device=ends.device)
         self._engine.warm_up(self._step, (1, 2), uniform, ends, ChainState(self._going, self._rule.start_prompt(1, ends.device)))

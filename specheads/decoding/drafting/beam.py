@@ -53,7 +53,8 @@ class BeamDrafter(TreeDrafter):
         self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
     ) -> Draft:
         """Return the best beam after the committed tokens, at most `limit` long."""
-        self._joint, self._ended, self._best = {ROOT: 0.0}, {}, ROOT
+        self._joint, self._best = {ROOT: 0.0}, ROOT
+        self._ended: dict[int, float] = {}
         grown = self.grow(committed, state, limit, uniforms, ends)
         self._path = grown.nodes.path(self._best)
         for index, node in enumerate(self._path):

@@ -22,7 +22,7 @@ class Drafter(Protocol):
     def draft(
         self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
     ) -> Draft:
-        """Return a draft after the committed tokens, at least the last of which the draft model has not read.
+        """Return a draft after the committed tokens. The draft model has not read the last of them, and maybe more.
 
         Args:
             state: of the stopping rule, B = 1.
@@ -34,8 +34,7 @@ class Drafter(Protocol):
         """
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return the stopping rule's state along a path of the last draft, the path's length and how many of its tokens were
-        accepted.
+        """Return the stopping rule's state along a path of the last draft, and the numbers of its tokens and of accepted ones.
 
         Args:
             path: the accepted nodes, with which that path begins.
@@ -48,14 +47,18 @@ class Drafter(Protocol):
 class Drafting:
     """`drafting=`: how tokens are proposed.
 
-    A new method is a subclass in a file of its own and a config in conf/drafting/ whose `_target_` names it.
+    A new method is a subclass in a new file and a config in conf/drafting/ whose `_target_` names it.
     """
 
-    kind: DraftKind
     reads_draft = True  # whether a draft model is run
 
+    @property
+    def kind(self) -> DraftKind:
+        """How tokens are chosen, which decides what may verify them."""
+        raise NotImplementedError
+
     def pair(self, pair: Pair) -> Pair:
-        """Return the pair that decodes: a method with a draft of its own replaces the pair's draft."""
+        """Return the pair that decodes: a method that makes a draft replaces the pair's draft."""
         return pair
 
     def most_read(self, max_tokens: int) -> int:

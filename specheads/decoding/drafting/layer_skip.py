@@ -1,4 +1,4 @@
-"""Self-speculative drafting: the draft is the target without some of its layers, whose weights it shares."""
+"""Self-speculative drafting: the draft is the target without some of its layers, on the same weights."""
 
 import copy
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class LayerSkip(Autoregressive):
 
 
 class Skipped(nn.Module):
-    """Stands where a layer was and returns its input in the form of that layer's output."""
+    """Replaces a layer: returns its input in the form of that layer's output."""
 
     def __init__(self, layer: nn.Module, returns_tuple: bool) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrained
     """Return `model` with some layers skipped: another model object on the same weights.
 
     Raises:
-        UserError: layers that the model does not have, or a model whose layers are not found.
+        UserError: layers that the model does not have, or a model without a list of layers.
     """
     count = model.config.get_text_config().num_hidden_layers
     if wrong := [layer for layer in skipped if layer >= count]:
@@ -69,11 +69,12 @@ def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrained
     place = place_of_layers(model)
     # Modules on the way to the layers are copied, so that the target keeps its layers; everything else is shared.
     model_copy, steps = _shallow_copy(model), place.split(".")
-    parent = model_copy
+    parent: nn.Module = model_copy
     for step in steps[:-1]:
-        parent._modules[step] = _shallow_copy(parent._modules[step])
-        parent = parent._modules[step]
-    layers = parent._modules[steps[-1]]
+        part = _shallow_copy(parent.get_submodule(step))
+        parent._modules[step] = part
+        parent = part
+    layers = layers_of(model)
     tuples = returns_tuple(model, layers[0])
     parent._modules[steps[-1]] = nn.ModuleList(
         Skipped(layer, tuples) if number in skipped else layer for number, layer in enumerate(layers)
@@ -96,7 +97,7 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def _shallow_copy(module: nn.Module) -> nn.Module:
-    """Return a module that shares its parameters and parts with `module`, but whose parts may be exchanged."""
+    """Return a module with the parameters and parts of `module`; exchanging its parts does not change `module`."""
     other = copy.copy(module)
     other._modules = dict(module._modules)
     return other

@@ -77,8 +77,9 @@ class LookupDrafter:
 
 
 def continuation(text: Sequence[int], max_ngram: int, limit: int) -> Sequence[int]:
-    """Return up to `limit` tokens that followed the latest earlier occurrence of the longest run, up to `max_ngram`, that ends
-    `text`.
+    """Return up to `limit` tokens that followed an earlier occurrence of the last tokens of `text`.
+
+    The longest run of last tokens, up to `max_ngram`, that occurs earlier counts, and its latest earlier occurrence.
     """
     ids = np.asarray(text)
     for size in range(min(max_ngram, len(text) - 1), 0, -1):

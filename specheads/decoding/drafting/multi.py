@@ -75,13 +75,13 @@ class MultiDrafter(TreeDrafter):
         if self.choices.replacement or frontier.nodes != [ROOT]:
             tokens = self.distribution.draw(probs[rows], uniform)
             return rows, tokens, probs[rows, tokens].double()
-        tokens, token_probs, left = [], [], probs.clone()  # each from the distribution without the tokens before it
+        first_tokens, first_probs, left = [], [], probs.clone()  # each from the distribution without the tokens before it
         for number in range(len(rows)):
             token = self.distribution.draw(left, uniform[number : number + 1])
-            tokens.append(token)
-            token_probs.append(left.gather(1, token[:, None])[:, 0])
+            first_tokens.append(token)
+            first_probs.append(left.gather(1, token[:, None])[:, 0])
             left = left.scatter(1, token[:, None], 0.0)
-        return rows, torch.cat(tokens), torch.cat(token_probs).double()
+        return rows, torch.cat(first_tokens), torch.cat(first_probs).double()
 
     def admit(self, nodes: Nodes, proposals: Sequence[Proposal]) -> tuple[dict[int, Proposal], list[int]]:
         admitted: dict[int, Proposal] = {}

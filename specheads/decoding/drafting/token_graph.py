@@ -46,6 +46,8 @@ class Graph(Tree):
 class GraphDrafter(TopDrafter):
     """Drafts graphs and expands them to trees."""
 
+    choices: Graph
+
     def __init__(self, choices: Graph, engine: Engine, warp: Warp, rule: StoppingRule) -> None:
         self.most_pending = rule.max_tokens + 1  # the draft has not read accepted copies
         super().__init__(choices, engine, warp, rule)
@@ -60,10 +62,8 @@ class GraphDrafter(TopDrafter):
         return super().draft(committed, state, limit, uniforms, ends, num_probs_needed)
 
     def without_repeats(self, nodes: Nodes, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
-        """Return the nodes that get children; the first occurrence of a run is its most likely node that gets some, to be copied
-        from.
-        """
-        taken = []
+        """Return the nodes that get children: of those with the same run, the most likely one, from which the others copy."""
+        taken: list[int] = []
         for node in onward:
             if len(taken) < self.choices.max_width and self._run(nodes, node) not in self._first:
                 self._first[self._run(nodes, node)] = node
@@ -88,7 +88,7 @@ def unmerge(nodes: Nodes, same: dict[int, int], depth: int, most: int) -> None:
     """Copy to every merged node the continuation of the node that it repeats, to `depth` levels and `most` nodes in all.
 
     Args:
-        same: by merged node, the node whose run of tokens it repeats.
+        same: by merged node, the node that it repeats.
     """
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(nodes.parents):

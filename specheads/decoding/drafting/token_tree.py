@@ -31,7 +31,7 @@ class Tree(Drafting):
         max_nodes: of a tree; those on the most likely paths are taken.
         max_width: nodes of a level that get children, the most likely ones.
 
-    Source: GSD (Gong et al. 2024, section 3.1), whose baseline it is, with its defaults; SpecInfer (Miao et al. 2024).
+    Source: the baseline of GSD (Gong et al. 2024, section 3.1), with its defaults; SpecInfer (Miao et al. 2024).
     """
 
     kind = DraftKind.CHOSEN

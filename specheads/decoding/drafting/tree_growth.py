@@ -61,8 +61,12 @@ class Nodes:
 
     def draft(self, draft_probs: Tensor | None = None, num_draft_calls: int = 0, **more: Any) -> Draft:
         """Return the tree as a Draft, on the host except for the distributions."""
-        columns = (torch.tensor(column, dtype=torch.long) for column in (self.tokens, self.parents, self.depth))
-        return Draft(*columns, draft_probs, torch.tensor(self.order, dtype=torch.long), num_draft_calls, **more)
+
+        def column(numbers: Sequence[int]) -> Tensor:
+            return torch.tensor(numbers, dtype=torch.long)
+
+        tree = column(self.tokens), column(self.parents), column(self.depth)
+        return Draft(*tree, draft_probs, column(self.order), num_draft_calls, **more)
 
 
 class Read:
@@ -79,8 +83,11 @@ class TreeReader:
     """A model's KV memory of a tree: reads nodes, each attending to its path, and forgets those that were not accepted."""
 
     def __init__(self, engine: Engine, most_nodes: int, most_at_once: int, most_pending: int = 2) -> None:
-        """Prepare for `most_nodes` nodes, up to `most_at_once` of them per forward pass, after up to `most_pending` tokens of
-        context.
+        """Prepare for trees of `most_nodes` nodes.
+
+        Args:
+            most_at_once: nodes that a forward pass reads.
+            most_pending: tokens of context that come before the tree.
         """
         self.engine, self._most_at_once, self._most_pending = engine, most_at_once, most_pending
         device = engine.lm.device
@@ -156,8 +163,9 @@ class Frontier:
 
 
 def step_rule(engine: Engine, rule: StoppingRule, frontier: Frontier, rows: Tensor, tokens: Tensor) -> tuple[Any, Tensor]:
-    """Step the stopping rule over `tokens` (c,) after the frontier's nodes `rows` (c,); return its states (c, ...) and stops
-    (c,).
+    """Step the stopping rule over `tokens` (c,) after the frontier's nodes `rows` (c,).
+
+    Return its states (c, ...) and stops (c,).
     """
     hidden, logits = frontier.hidden[rows], frontier.logits
     features = drafting_features(rule.needs, logits[rows] if rule.needs else logits, tokens, hidden, engine.lm.embed)
@@ -207,7 +215,7 @@ class TreeDrafter:
     most_pending = 2  # committed tokens that the draft may not have read: its last leaf and the target's token
 
     def __init__(self, engine: Engine, warp: Warp, rule: StoppingRule, most_nodes: int, most_at_once: int) -> None:
-        self.engine, self.rule, self.most_nodes = engine, rule, most_nodes
+        self.engine, self.rule = engine, rule
         # Greedy distributions are point masses, by which nothing can be ranked.
         self.distribution = Warp() if warp.greedy else warp
         self.reader = TreeReader(engine, most_nodes, most_at_once, self.most_pending)
@@ -257,9 +265,7 @@ class TreeDrafter:
         raise NotImplementedError
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return the stopping rule's state and the numbers of drafted and accepted tokens, after the nodes `path` were accepted;
-        see Grown.
-        """
+        """Return the stopping rule's state and the numbers of drafted and accepted tokens, after `path` was accepted."""
         return self._grown.after(path)
 
     def keep(self, path: Sequence[int]) -> None:

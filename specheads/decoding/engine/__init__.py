@@ -1,6 +1,6 @@
 """How a model is run: one interface, and engines from plain PyTorch to captured graphs.
 
-`auto` stands for the engine in the environment variable SPECHEADS_ENGINE, or else for the fastest one that this machine and model
+`auto` is the engine in the environment variable SPECHEADS_ENGINE, or else for the fastest one that this machine and model
 allow; a warning says why if that is plain PyTorch.
 """
 
@@ -45,8 +45,11 @@ def resolve_engine(name: str) -> str:
 
 
 def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int = 0) -> Engine:
-    """Return the engine called `name` for one model, with memory for a text of `capacity` positions and a tree of
-    `spare_capacity` after it.
+    """Return the engine called `name` for one model.
+
+    Args:
+        capacity: positions of a text that its memory holds.
+        spare_capacity: positions after it, for trees.
 
     Raises:
         UserError: an unknown name, or an engine that cannot run this model here.

@@ -90,13 +90,13 @@ def load_or_compile(name: str | None, compile_program: Callable[[], CompiledProg
             return CompiledProgram.from_bytes(content), True
     except UNREADABLE as error:
         logger.warning("the compiled step %s cannot be used and is compiled again: %s", path, error)
-    program = compile_program()
+    compiled_program = compile_program()
     try:
-        if program.is_general:
-            _write_private(path, program.to_bytes())
+        if compiled_program.is_general:
+            _write_private(path, compiled_program.to_bytes())
     except UNREADABLE as error:
         logger.warning("the compiled step is not kept for later runs: %s", error)
-    return program, False
+    return compiled_program, False
 
 
 def _is_usable(path: Path) -> bool:
@@ -172,12 +172,16 @@ def _sources(package: Path) -> str:
     return digest.hexdigest()
 
 
-@cache
 def _source(kind: type) -> str | None:
     """Return a hash of the file that defines a class, such as a user's rule or a model's code; None if there is no such file."""
     if kind.__module__ == "builtins":
         return ""
     try:
-        return hashlib.sha256(Path(inspect.getfile(kind)).read_bytes()).hexdigest()
+        return _hash_of(inspect.getfile(kind))
     except (TypeError, OSError):
         return None
+
+
+@cache
+def _hash_of(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()

@@ -59,8 +59,9 @@ class CompiledEngine(StaticEngine):
         self._compiled.clear()
 
     def padded(self, count: int) -> int:
-        """Return at least 3, so that verification needs no separate steps for one or two tokens, which leave a size of 1 that a
-        compiler takes for a constant.
+        """Return at least 3, so that verification needs no separate steps for one or two tokens.
+
+        Those leave a size of 1, which a compiler takes for a constant.
         """
         return max(3, count)
 
@@ -96,6 +97,6 @@ class CompiledEngine(StaticEngine):
 
         what = f"{type(epilogue).__name__} of {type(self.lm.model).__name__} for {WIDTHS[width]}"
         name = name_of(self.lm, epilogue, all_logits, tree, width, OPTIONS, self._memory, inputs)
-        program, was_kept = load_or_compile(name, compile_program)
+        compiled_program, was_kept = load_or_compile(name, compile_program)
         logger.info("%s %s in %.1f s", "loaded" if was_kept else "compiled", what, time.perf_counter() - start)
-        return program.bind(module, self._memory)
+        return compiled_program.bind(module, self._memory)

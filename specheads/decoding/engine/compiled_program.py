@@ -90,8 +90,9 @@ class CompiledProgram:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "CompiledProgram":
-        """Return the program of `to_bytes`; raises exceptions of many kinds for other bytes. Loading runs code, so `content` must
-        be trusted.
+        """Return the program of `to_bytes`; raises exceptions of many kinds for other bytes.
+
+        Loading runs code, so `content` must be trusted.
         """
         from torch._inductor import config  # takes seconds to import
         from torch._inductor.standalone_compile import AOTCompiledArtifact
@@ -123,7 +124,9 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 def _sources(exported: ExportedProgram, module: nn.Module) -> tuple[list[str], list[Tensor]]:
     """Return the names of the module's tensors that a traced call reads, and the other tensors that it reads."""
-    tensors, owned, constants = _tensors(module), [], []
+    tensors = _tensors(module)
+    owned: list[str] = []
+    constants: list[Tensor] = []
     kinds = [spec.kind for spec in exported.graph_signature.input_specs]
     first = kinds.index(InputKind.USER_INPUT)
     if any(kind is not InputKind.USER_INPUT for kind in kinds[first:]):

@@ -86,8 +86,8 @@ class GraphEngine(CompiledEngine):
     def _capture(self, compiled_step: Callable[[], Any]) -> tuple[Any, Any]:
         """Return a graph of a compiled step and the tensors that its replays write to."""
         if self._pool is None:
-            graph = FakeGraph(compiled_step)
-            return graph, graph.out
+            fake = FakeGraph(compiled_step)
+            return fake, fake.out
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -5,7 +5,7 @@ attends to a view of the written part; rewinding only moves the length. `EagerEn
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,11 +27,17 @@ class ForwardOutput:
 
 
 class Epilogue(Protocol):
-    """What follows a forward pass in the same compiled step: tensors in, tensors (and tuples of them) out; may hold modules."""
+    """A function that follows a forward pass in the same compiled step.
 
-    compile_key: Hashable  # epilogues with equal keys compute the same, so an engine compiles one of them
+    It takes and returns tensors, and tuples of them, and may hold modules.
+    """
 
-    def __call__(self, output: ForwardOutput, *inputs: Any) -> Any: ...
+    @property
+    def compile_key(self) -> Hashable:
+        """Epilogues with equal keys compute the same, so an engine compiles one of them."""
+
+    # With both `*` and `**` a type checker accepts every list of inputs.
+    def __call__(self, output: ForwardOutput, /, *inputs: Any, **named: Any) -> Any: ...
 
 
 CompiledStep = Callable[..., Any]
@@ -42,8 +48,11 @@ class Engine(Protocol):
 
     lm: LanguageModel
     capacity: int
-    length: int  # positions in memory
     num_prepared: int  # steps compiled or captured so far; generation adds none after the warm-up
+
+    @property
+    def length(self) -> int:
+        """The number of positions in memory."""
 
     def forward(
         self, tokens: Tensor, positions: Tensor | None = None, tree_slots: TreeSlots | None = None, num_logits: int = 1
@@ -51,8 +60,7 @@ class Engine(Protocol):
         """Append `tokens` (B, T) to the memory and run the model over them."""
 
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> CompiledStep:
-        """Return a function of `(tokens, *inputs)` that runs a forward pass over `tokens` (1, T) and `epilogue(output, *inputs)`
-        in one.
+        """Return a function of `(tokens, *inputs)`: a forward pass over `tokens` (1, T) and then `epilogue(output, *inputs)`.
 
         Its result is valid until it runs again, and every call must pass inputs of the same shapes.
 
@@ -74,9 +82,7 @@ class Engine(Protocol):
         """Forget everything and overwrite it."""
 
     def keep(self, base: int, accepted_nodes: Sequence[int]) -> None:
-        """Of the nodes written from position `base` on keep those in `accepted_nodes` slots, in that order, and forget the
-        others.
-        """
+        """Forget the nodes written from position `base` on, except for those in the slots `accepted_nodes`, in that order."""
 
 
 class KVLayer(CacheLayerMixin):
@@ -154,12 +160,11 @@ class EagerEngine:
         self._check_fits(end)
         if positions is None:
             positions = torch.arange(start, end, device=tokens.device)[None].expand_as(tokens)
-        causal = nullcontext({"position_ids": positions, "attention_mask": attention_mask})
-        reading = (
-            causal
-            if tree_slots is None
-            else reading_tree(self.lm, tree_slots, tree_slots.base.new_tensor(start), tokens.shape[1], end)
-        )
+        reading: AbstractContextManager[dict[str, Any]]
+        if tree_slots is None:
+            reading = nullcontext({"position_ids": positions, "attention_mask": attention_mask})
+        else:
+            reading = reading_tree(self.lm, tree_slots, tree_slots.base.new_tensor(start), tokens.shape[1], end)
         with reading as kwargs:
             hidden = self.lm.hidden_states(tokens, past_key_values=self._cache, use_cache=True, **kwargs)
         for layer in self._layers:  # a layer that the model skips has a length, but no memory
@@ -193,9 +198,7 @@ class EagerEngine:
             layer.length = length
 
     def keep(self, base: int, accepted_nodes: Sequence[int]) -> None:
-        """Of the nodes written from position `base` on keep those in `accepted_nodes` slots, in that order, and forget the
-        others.
-        """
+        """Forget the nodes written from position `base` on, except for those in the slots `accepted_nodes`, in that order."""
         count = len(accepted_nodes)
         stay = next((i for i, node in enumerate(accepted_nodes) if i != node), count)  # those before it are in place already
         if stay < count:
@@ -218,8 +221,7 @@ class EagerEngine:
         return [layer for layer in self._layers if layer.is_initialized]
 
     def fork(self, rows: Tensor, lengths: Tensor, spare_capacity: int) -> tuple["EagerEngine", Tensor]:
-        """Return an engine whose row b continues the first `lengths[b]` >= 1 positions of row `rows[b]` of this one, and its
-        mask.
+        """Return an engine whose row b continues the first `lengths[b]` >= 1 positions of row `rows[b]`, and its mask.
 
         This engine's rows begin in its first position. The other's are left-padded to the longest, as the mask (B, W) shows;
         `spare_capacity` more positions fit after them. KV memory is copied, not computed again.
@@ -238,7 +240,7 @@ class EagerEngine:
         return other, (index >= 0).long()
 
     def select_rows(self, rows: Tensor) -> None:
-        """Make row `rows[i]` (n,) the batch row i, for batched generation whose finished rows leave.
+        """Make row `rows[i]` (n,) the batch row i, so that finished rows of a batch can leave.
 
         Only rows that change places are copied, and only as far as they are written.
         """

@@ -25,7 +25,8 @@ class NarrowProducts(TorchFunctionMode):
         if func is linear:
             return narrow_linear(*args, **kwargs)
         if func is scaled_dot_product_attention and _is_plain(args, kwargs):
-            return narrow_attention(*args[:3], kwargs.get("attn_mask"), kwargs.get("scale"))
+            query, key, value = args
+            return narrow_attention(query, key, value, kwargs.get("attn_mask"), kwargs.get("scale"))
         return func(*args, **kwargs)
 
 
@@ -40,8 +41,8 @@ def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 def narrow_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     """Return the attention (B, heads, T, D) of `query` (B, heads, T, D) over `key`, `value` (B, heads, S, D).
 
-    Computed in float32 or wider. Keys that several heads share may come expanded: the compiler reads them where they are. A row
-    whose every key is masked gives NaN; causal masks have none.
+    Computed in float32 or wider. Keys that several heads share may come expanded: the compiler reads them where they are. Rows
+    whose keys are all masked become NaN; causal masks have no such rows.
     """
     dtype = query.dtype
     query, key, value = (at_least_float32(x) for x in (query, key, value))
@@ -54,7 +55,7 @@ def narrow_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 
 
 def _is_plain(args: tuple, kwargs: dict) -> bool:
-    """Return whether `narrow_attention` can compute a call of attention."""
+    """Whether `narrow_attention` can compute a call of attention."""
     return len(args) == 3 and not (kwargs.get("dropout_p") or kwargs.get("is_causal") or kwargs.get("enable_gqa"))
 
 

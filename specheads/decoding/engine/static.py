@@ -5,7 +5,7 @@ and trees are read by the eager engine's code, into the same memory.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,8 @@ from specheads.decoding.engine.tree_reading import reading_tree
 from specheads.language_model import LanguageModel
 
 Memory = list[tuple[Tensor, Tensor]]  # keys and values of each layer
-Runner = Callable[
-    [Tensor, Tensor, Tensor, tuple[Any, ...]], Any
-]  # tokens, start, places, inputs: `run_step` for one compile key and size
+# `run_step` for one compile key and size, a function of tokens, start, places and inputs.
+Runner = Callable[[Tensor, Tensor, Tensor, tuple[Any, ...]], Any]
 
 
 class StaticLayer(CacheLayerMixin):
@@ -66,14 +65,15 @@ def run_step(
     places: Tensor,
     inputs: tuple[Any, ...],
 ) -> Any:
-    """Run a forward pass over `tokens` (1, T) at position `start`, reading as much memory as `places` is long, and then the
-    epilogue.
+    """Run a forward pass over `tokens` (1, T) at position `start`, and then the epilogue.
+
+    It reads as much memory as `places` is long.
     """
     size, count = places.shape[0], tokens.shape[1]
     cache = Cache(layers=[StaticLayer(keys, values, start, size) for keys, values in memory])
     if tree:
-        tree_slots, *inputs = inputs
-        reading = reading_tree(lm, tree_slots, start, count, size)
+        tree_slots, inputs = inputs[0], inputs[1:]
+        reading: AbstractContextManager[dict[str, Any]] = reading_tree(lm, tree_slots, start, count, size)
     else:
         # Padding at the end of the window shares the last position.
         positions = (start + torch.arange(count, device=tokens.device)).clamp_max(lm.window - 1)[None]
@@ -89,10 +89,10 @@ def _places(module: nn.Module) -> list[tuple[int, torch.dtype]]:
 
 
 def rounded_capacity(capacity: int, bucket: int) -> int:
-    """Return the positions to allocate: `capacity`, a bucket for the padding of the last forward passes, and one that no step
-    reads.
+    """Return the positions to allocate for `capacity`.
 
-    The size of memory is part of what is compiled, so there are few sizes: four between a power of two and the next.
+    A bucket more holds the padding of the last forward passes, and one more is never read. The size of memory is part of what is
+    compiled, so there are few sizes: four between a power of two and the next.
     """
     least = capacity + 2 * bucket
     step = max(bucket, 1 << (least.bit_length() - 3))

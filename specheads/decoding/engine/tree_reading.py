@@ -25,15 +25,20 @@ class TreeSlots(NamedTuple):
 
     @classmethod
     def empty(cls, width: int, device: torch.device) -> "TreeSlots":
-        """Return slots with a root alone, whose other slots attend only to themselves."""
+        """Return slots that hold a root alone; the others attend only to themselves."""
         zeros = torch.zeros(width, dtype=torch.long, device=device)
         return cls(torch.zeros((), dtype=torch.long, device=device), zeros, torch.eye(width, dtype=torch.bool, device=device))
 
 
 @contextmanager
 def reading_tree(lm: LanguageModel, tree_slots: TreeSlots, start: Tensor, count: int, size: int) -> Iterator[dict[str, Any]]:
-    """Yield the arguments with which `lm.hidden_states` reads `count` tokens from position `start` (0-d long) on as nodes of a
-    tree, with `size` positions of memory.
+    """Yield the arguments with which `lm.hidden_states` reads tokens as nodes of a tree.
+
+    Args:
+        tree_slots: the whole tree.
+        start: 0-d long, the position of the first token.
+        count: tokens to read.
+        size: positions of memory that are read.
     """
     width, device = len(tree_slots.depth), tree_slots.depth.device
     place = torch.arange(size, device=device)
@@ -41,10 +46,8 @@ def reading_tree(lm: LanguageModel, tree_slots: TreeSlots, start: Tensor, count:
     inside, clamped = (slot >= 0) & (slot < width), slot.clamp(0, width - 1)
     nodes = (start - tree_slots.base + torch.arange(count, device=device)).clamp(0, width - 1)
     seen = (slot < 0) | (inside & tree_slots.seen[nodes][:, clamped])
-    position, key_position = (
-        tree_slots.base + tree_slots.depth[nodes],
-        torch.where(inside, tree_slots.base + tree_slots.depth[clamped], place),
-    )
+    position = tree_slots.base + tree_slots.depth[nodes]
+    key_position = torch.where(inside, tree_slots.base + tree_slots.depth[clamped], place)
     masks = _masks(lm, seen, position, key_position)
     kwargs = {"position_ids": position.clamp_max(lm.window - 1)[None], "attention_mask": masks}
     base_model = lm.model.base_model

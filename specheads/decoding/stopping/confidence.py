@@ -38,7 +38,7 @@ class ConfidenceRule(StoppingRule):
         return state.memory
 
     def is_unsure(self, state: ConfidenceState, features: Mapping[str, Tensor]) -> Tensor:
-        """Return whether the draft is too unsure of its token to go on, (B,) bool."""
+        """Return whether the draft is too unsure of its token to continue, (B,) bool."""
         raise NotImplementedError
 
     def start_prompt(self, batch: int, device: torch.device) -> ConfidenceState:

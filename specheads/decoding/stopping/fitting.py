@@ -1,4 +1,4 @@
-"""What a stopping rule may ask for when it fits the arguments that its config leaves open."""
+"""The fits and costs that stopping rules use to choose the arguments that their configs leave open."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -9,15 +9,15 @@ class StepCosts(Protocol):
 
     @property
     def draft_seconds(self) -> float:
-        """Of a draft step, the rule's own computation included."""
+        """The seconds of a draft step, including the rule's computation."""
 
     @property
     def target_seconds(self) -> float:
-        """Of a verification without drafted tokens: one forward pass of the target."""
+        """The seconds of a verification without drafted tokens: one forward pass of the target."""
 
     @property
     def verified_seconds(self) -> float:
-        """That each drafted token adds to a verification."""
+        """The seconds that each drafted token adds to a verification."""
 
 
 class Fitting(Protocol):
@@ -31,7 +31,7 @@ class Fitting(Protocol):
         """Return the weights of a logistic of the draft's confidence; for `names` see `logistic_inputs`."""
 
     def calibration(self, head: Any) -> dict[str, float]:
-        """Return the `slope` and `intercept` that calibrate a head's logits, on top of its own calibration."""
+        """Return the `slope` and `intercept` that calibrate a head's logits, on top of the head's calibration."""
 
     def auto_threshold(self, head: Any, max_tokens: int, costs: Any) -> tuple[float, float]:
         """Return the best threshold of a head, and the throughput there in tokens per draft step's time.

@@ -1,6 +1,6 @@
 """Rules that plan a round's length before it starts, from how many tokens were accepted in earlier rounds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ class LengthRule(StoppingRule):
     """The base of these rules: the first length, and a step that counts."""
 
     needs = frozenset()
-    compile_key = "length"
+    compile_key: Hashable = "length"
 
     def __init__(self, first: int, max_tokens: int) -> None:
         check_count("max_tokens", max_tokens, least=1)
@@ -100,7 +100,7 @@ class AcceptedAverage(LengthRule):
         extra: tokens beyond the average, rounded (a half to the even neighbour).
         max_tokens: tokens per round at most.
 
-    Source: the adaptive number of speculative steps in SGLang, which averages over a batch; here every prompt has its own
+    Source: the adaptive number of speculative steps in SGLang, which averages over a batch; here each prompt has a separate
     average.
     """
 

@@ -31,7 +31,7 @@ def logistic_inputs(names: Sequence[str], features: Mapping[str, Tensor]) -> Ten
 
 
 class LogisticWeights(NamedTuple):
-    """What `Logistic` has in its state's `memory`."""
+    """The `memory` in the state of `Logistic`."""
 
     weights: Tensor  # (B, n) float64, in the order of LOGISTIC_INPUTS, the bias last
 

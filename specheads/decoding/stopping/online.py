@@ -4,7 +4,7 @@ The outcomes of a round are known before the next one begins, so this supervisio
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class OnlineNewton:
     """
 
     max_tokens: int
-    lag = 0  # drafted tokens between the token that a step assesses and the step's own
+    lag = 0  # drafted tokens between the token that a step assesses and the token that the step drafts
 
     def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         """Return the inputs of the logistic, (B, n) float64, for the token that this step assesses."""
@@ -67,15 +67,14 @@ class OnlineNewton:
 
 
 class OnlineLogistic(OnlineNewton, SurvivalRule):
-    """Stop once the probability that some drafted token is rejected exceeds `threshold`, by a logistic that learns after every
-    round.
+    """Stop once a rejection is likely according to a logistic that learns after every round.
 
     Its inputs are the logit of the distribution's largest probability and a constant.
 
     Args:
         slope, intercept: at the start of a prompt.
         prior: A starts at this times the identity; the larger it is, the slower they move at first.
-        threshold: in [0, 1]; 1 never stops before `max_tokens`.
+        threshold: in [0, 1], of the probability that some drafted token is rejected; 1 never stops before `max_tokens`.
         min_tokens: tokens per round at least.
         max_tokens: tokens per round at most.
 
@@ -120,8 +119,7 @@ class OnlineHeadMemory(NamedTuple):
 
 
 class OnlineHead(OnlineNewton, HeadThreshold):
-    """Stop once the probability that some drafted token is rejected exceeds `threshold`, by a head that is corrected after every
-    round.
+    """Stop once a rejection is likely according to a head that is corrected after every round.
 
     A logistic weighs the head's (calibrated) logit and the logit of the largest probability of the distribution that the newest
     token was sampled from. It equals the head at the start of a prompt and is updated after each round. So a head is corrected on
@@ -129,7 +127,7 @@ class OnlineHead(OnlineNewton, HeadThreshold):
 
     Args:
         head: an AcceptanceHead, for the draft in use.
-        threshold: in [0, 1]; 1 never stops before `max_tokens`; `auto`: the one that the head's config recommends.
+        threshold: as in HeadThreshold.
         prior: A starts at this times the identity; the larger it is, the longer the head is trusted.
         min_tokens: default 2 for `input_token` heads, 1 for `next_token` heads.
         max_tokens: tokens per round at most.
@@ -140,7 +138,7 @@ class OnlineHead(OnlineNewton, HeadThreshold):
     def __init__(
         self,
         head: AcceptanceHead,
-        threshold: float | str = 0.7,
+        threshold: float | Literal["auto"] = 0.7,
         prior: float = 10.0,
         min_tokens: int | None = None,
         max_tokens: int = MAX_TOKENS,
@@ -151,9 +149,8 @@ class OnlineHead(OnlineNewton, HeadThreshold):
         self.compile_key = ("online_head", head, max_tokens)
 
     def initial_memory(self, batch: int, device: torch.device) -> OnlineHeadMemory:
-        return OnlineHeadMemory(
-            *super().initial_memory(batch, device), *self.prior_memory([1.0, 0.0, 0.0], self.prior, batch, device)
-        )
+        head, logistic = super().initial_memory(batch, device), self.prior_memory([1.0, 0.0, 0.0], self.prior, batch, device)
+        return OnlineHeadMemory(head.slope, head.intercept, head.target_hidden, *logistic)
 
     def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         head_logit = self.head_logit(state, features).double()[:, None]

@@ -20,15 +20,14 @@ class StoppingRule:
     `start_prompt`, then for each round `start_round`, one `step` per drafted token, and `end_round`. A state is a NamedTuple of
     tensors (B, ...); its field `num_drafted` (B,) counts the tokens drafted so far in the round.
 
-    A new rule is a subclass in a file of its own and a config in conf/stopping/ whose `_target_` names it. Only `start_prompt`
+    A new rule is a subclass in a new file and a config in conf/stopping/ whose `_target_` names it. Only `start_prompt`
     and `step` have no default.
     """
 
     needs: frozenset[str]  # the features that `step` reads
     max_tokens: int  # the longest draft that the rule lets grow
-    compile_key: (
-        Hashable  # rules with equal keys take the same step from the same state; what they learn in `end_round` may differ
-    )
+    # Rules with equal keys take the same step from the same state; what they learn in `end_round` may differ.
+    compile_key: Hashable
     uses_head: ClassVar[bool] = False  # whether its constructor takes a `head`
     fitted_to_costs: ClassVar[frozenset[str]] = frozenset()  # those open parameters whose values depend on what steps cost
 
@@ -57,7 +56,7 @@ class StoppingRule:
         raise NotImplementedError
 
     def end_round(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
-        """Take in a round's outcome, (B,) long each; return the state with what it taught, in rows that drafted something."""
+        """Take in a round's outcome, (B,) long each; return the state, unchanged in rows that drafted nothing."""
         return where_drafted(num_drafted, self.learn(state, num_drafted, num_accepted), state)
 
     def learn(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
@@ -66,7 +65,7 @@ class StoppingRule:
 
     @classmethod
     def title(cls, name: str) -> str:
-        """Return what reports write before the values of a candidate whose config is called `name`."""
+        """Return the text before the values of a candidate in reports; `name` is that of its config."""
         return f"{name.replace('_', ' ')} "
 
     @classmethod
@@ -86,7 +85,7 @@ class StoppingRule:
 
 
 def where_drafted(num_drafted: Tensor, new: Any, old: Any) -> Any:
-    """Return the state `new` in rows that drafted something and `old` in the others: an empty round teaches nothing."""
+    """Return the state `new` in rows that drafted something and `old` in the others: rules learn nothing from an empty round."""
     if new is old:
         return old
     drafted = num_drafted > 0
@@ -104,10 +103,10 @@ def write_at(buffer: Tensor, place: Tensor, value: Tensor) -> Tensor:
 
 
 def outcomes(num_places: int, num_drafted: Tensor, num_accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which of a round's tokens were accepted, which have a known outcome, (B, num_places) bool, and how many have one,
-    (B,).
+    """Return which of a round's tokens were accepted and which have a known outcome, and how many have one.
 
     Verification decides the accepted tokens and the first rejected one; whether later ones would have been accepted is unknown.
+    Shapes: (B, num_places) bool twice, and (B,) long.
     """
     places = torch.arange(num_places, device=num_drafted.device)
     num_decided = torch.minimum(num_accepted + 1, num_drafted)

@@ -1,7 +1,7 @@
 """The base of rules on survival, the probability that all drafted tokens are accepted, and such rules without and with a head."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,7 +91,7 @@ class DraftProduct(SurvivalRule):
 
 
 class HeadMemory(NamedTuple):
-    """What the state of every `HeadRule` has in its `memory`."""
+    """The `memory` in the state of every `HeadRule`."""
 
     slope: Tensor  # (B, indices), by the predicted token's index in the round; float32, as heads compute
     intercept: Tensor  # (B, indices)
@@ -99,10 +99,10 @@ class HeadMemory(NamedTuple):
 
 
 class HeadRule(SurvivalRule):
-    """The base of rules that ask a head: its logit of a token, calibrated by the token's index in the round, gives the
-    acceptance.
+    """The base of rules that ask a head.
 
-    The calibration is part of the state, so that compiled code serves every head of one shape.
+    A token's acceptance probability is the sigmoid of the head's logit, calibrated by the token's index in the round. The
+    calibration is part of the state, so that compiled code serves every head of one shape.
     """
 
     uses_head = True
@@ -119,8 +119,8 @@ class HeadRule(SurvivalRule):
 
     def initial_memory(self, batch: int, device: torch.device) -> Any:
         """Return the state's `memory` at the start of a prompt, which has the fields of HeadMemory."""
-        size = self.head.config.target_size if self.reads_target else 0
-        target_hidden = torch.zeros(batch, size, dtype=self.head.readout.weight.dtype if size else None, device=device)
+        size = self.head.config.target_size if self.reads_target else None
+        target_hidden = torch.zeros(batch, size or 0, dtype=self.head.readout.weight.dtype if size else None, device=device)
         return HeadMemory(*IndexCalibration.from_dict(self.head.config.calibration).rows(batch, device), target_hidden)
 
     def start_round(self, state: SurvivalState, target_hidden: Tensor | None = None) -> SurvivalState:
@@ -162,7 +162,7 @@ class HeadThreshold(HeadRule):
     def __init__(
         self,
         head: AcceptanceHead,
-        threshold: float | str = 0.7,
+        threshold: float | Literal["auto"] = 0.7,
         min_tokens: int | None = None,
         max_tokens: int = MAX_TOKENS,
     ) -> None:
@@ -226,8 +226,8 @@ class ExpectedThroughput(HeadRule):
         throughput: tokens per draft forward pass's time, expected before a prompt starts; default that of drafts of four tokens,
             each accepted with `mean_acceptance`.
         mean_acceptance: in (0, 1], of a token without a prediction yet; there is one with `next_token` heads (m is its
-            acceptance) and there are two with `input_token` heads (m is the square).
-        slope, intercept: calibrate the head's logits, as slope x logit + intercept, on top of the head's own calibration.
+            acceptance) and two with `input_token` heads (m is the square).
+        slope, intercept: calibrate the head's logits, as slope x logit + intercept, on top of the head's calibration.
         prior_rounds: rounds that the expectation counts for; above 0.
         max_tokens: tokens per round at most.
 

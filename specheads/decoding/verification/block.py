@@ -1,5 +1,4 @@
-"""Block verification (Sun et al. 2024): a drafted block is verified as a whole, so that a likely token makes up for an unlikely
-one.
+"""Block verification (Sun et al. 2024): a block is verified as a whole, so a likely token makes up for an unlikely one.
 
 Both rules test every prefix of the block separately and accept the longest that passes. They differ in the running ratio of
 target and draft, which block verification never lets pass 1. Lossless, and never fewer tokens than token verification on average.

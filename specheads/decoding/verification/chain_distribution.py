@@ -70,11 +70,16 @@ class Block:
     def drafted_probs(self) -> tuple[Tensor, Tensor]:
         """Return the probability of each drafted token under draft and target, (B, K) each."""
         index, count = self.tokens.unsqueeze(-1), self.num_drafted
-        return tuple(probs[:, :count].gather(-1, index).squeeze(-1) for probs in (self.draft_probs, self.target_probs))
+
+        def of_drafted(probs: Tensor) -> Tensor:
+            return probs[:, :count].gather(-1, index).squeeze(-1)
+
+        return of_drafted(self.draft_probs), of_drafted(self.target_probs)
 
     def log_ratios(self) -> Tensor:
-        """Return log t(y_i) / d(y_i) (B, K) in float64, 0 beyond a row's length; a token that the draft cannot have sampled is
-        rejected.
+        """Return log t(y_i) / d(y_i) (B, K) in float64, 0 beyond a row's length.
+
+        A token that the draft cannot have sampled has minus infinity, and so is rejected.
         """
         draft_prob, target_prob = (probs.double() for probs in self.drafted_probs())
         ratio = torch.where(draft_prob > 0, target_prob.log() - draft_prob.log(), -torch.inf)

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.arguments import check_count
-from specheads.decoding.records import DraftKind, Verdict
+from specheads.decoding.records import Verdict
 from specheads.decoding.verification.block import prefix_distribution, reflected
 from specheads.decoding.verification.chain_distribution import LARGEST_LOG_WEIGHT, AcceptanceDistribution, Block
+from specheads.decoding.verification.verify_step import VerificationRule
 from specheads.sampling import uniforms
 
 
@@ -105,8 +106,7 @@ class NestedDistribution:
         """Return the distribution for a block whose `draft_probs` are (B, K + 1, V).
 
         A row whose levels are all in use falls back to block verification, which modifies nothing, and so does one whose length
-        was
-        not known beforehand: the reach of its modification would depend on drafts that were not made.
+        was not known beforehand: the reach of its modification would depend on drafts that were not made.
         """
         target, before = modified_targets(levels, block)
         modified = replace(block, target_probs=target)
@@ -174,7 +174,7 @@ def greedy_block_verification(
     return verify(levels, block, *uniforms((2, batch), generator))
 
 
-class GreedyBlockVerification:
+class GreedyBlockVerification(VerificationRule):
     """`verification=greedy_block`: see `greedy_block_verification`.
 
     Blocks whose length is not known before they are drafted fall back to block verification, and so do those that would need more
@@ -183,9 +183,6 @@ class GreedyBlockVerification:
 
     name = "greedy_block"
     label = "greedy block verification"
-    lossless = True
-    stopping = None
-    takes = frozenset({DraftKind.CHAIN})
     reads_next_probs = True
 
     def __init__(self, num_levels: int = 4) -> None:

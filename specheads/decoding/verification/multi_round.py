@@ -1,5 +1,6 @@
-"""Multi-round rejection (SpecInfer): the tokens sampled at a node are tested one after the other, each against the target's
-residual after the earlier rejections. Every sample is tested, also one of a token that was sampled before.
+"""Multi-round rejection (SpecInfer): the tokens sampled at a node are tested one after the other.
+
+Each is tested against the target's residual after the earlier rejections, even if the same token was sampled before.
 """
 
 import torch
@@ -17,11 +18,10 @@ def multi_round_distribution(block: TreeBlock) -> TreeDistribution:
     Source: Miao et al. 2024 (SpecInfer), algorithm 2, VerifyStochastic; without replacement as in Jeon et al. 2024 (RSD), section
     3.
     """
-    target, draft = block.target_probs, block.draft_probs
+    target, draft = block.both_probs
     moves = torch.zeros(len(block.tokens), dtype=torch.float64, device=target.device)
-    reach = torch.ones(
-        len(target), dtype=torch.float64, device=target.device
-    )  # probability that all samples so far were rejected
+    # The probability that all samples so far were rejected.
+    reach = torch.ones(len(target), dtype=torch.float64, device=target.device)
     for number in range(block.most_samples):
         there, node = block.samples[:, number] >= 0, block.samples[:, number].clamp_min(0)
         token = block.tokens[node][:, None]

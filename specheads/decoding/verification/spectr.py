@@ -1,6 +1,4 @@
-"""SpecTr (Sun et al. 2023): k-sequential selection, which tests all samples at a node against the same distribution, lowered by
-rho.
-"""
+"""SpecTr (Sun et al. 2023): k-sequential selection tests all samples at a node against one distribution, lowered by rho."""
 
 import torch
 from torch import Tensor
@@ -20,7 +18,7 @@ def spectr_distribution(block: TreeBlock) -> TreeDistribution:
 
     Source: Sun et al. 2023, algorithm 3 and theorem 2.
     """
-    target, draft = block.target_probs, block.draft_probs
+    target, draft = block.both_probs
     counts = (block.samples >= 0).sum(dim=1)
     # A single sample, in most rows, is tested against the target itself.
     rho, rows = torch.ones(len(counts), dtype=torch.float64, device=target.device), block.crowded
@@ -43,8 +41,9 @@ def spectr_distribution(block: TreeBlock) -> TreeDistribution:
 
 
 def spectr_factor(target: Tensor, draft: Tensor, counts: Tensor) -> Tensor:
-    """Return rho (R,) float64 for distributions (R, V) and `counts` (R,) samples each: never below the solution, so that the rule
-    is lossless.
+    """Return rho (R,) float64 for distributions (R, V) and `counts` (R,) samples each.
+
+    It is never below the solution, so the rule is lossless.
     """
     low = torch.ones(len(counts), dtype=torch.float64, device=target.device)
     high = counts.double().clamp_min(1)

@@ -1,8 +1,7 @@
-"""How trees are verified: the distribution of the walk from the context down the tree and of the next token, and one sample of
-it.
+"""How trees are verified: the distribution of a walk down the tree and of the next token, and one sample of it.
 
-At every node the walk moves to one of the children or ends. A rule computes the probabilities of all moves without randomness;
-tests enumerate the same distribution that decoding samples from.
+The walk starts at the context. At every node it moves to one of the children or ends. A rule computes the probabilities of all
+moves without randomness; tests enumerate the same distribution that decoding samples from.
 """
 
 from collections.abc import Hashable, Sequence
@@ -12,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.records import Draft, DraftKind, Verdict
+from specheads.decoding.records import Draft, DraftKind, TreeVerdict
 from specheads.decoding.stopping import StoppingRule
 from specheads.sampling import at_least_float32, sample
 
 
 @dataclass(frozen=True)
 class TreeBlock:
-    """A drafted tree of N nodes and both models' distributions along it; B is 1. Probabilities are float32 or wider, already
-    warped.
+    """A drafted tree of N nodes and both models' distributions along it; B is 1.
 
-    Of the tensors with N + 1 rows, row p + 1 belongs to the children of node p, row 0 to those of the context.
+    Probabilities are float32 or wider, already warped. Of the tensors with N + 1 rows, row p + 1 belongs to the children of node
+    p, row 0 to those of the context.
     """
 
     tokens: Tensor  # (N,) long
@@ -32,8 +31,8 @@ class TreeBlock:
     ancestors: Tensor  # (N, N) bool, row i: node i and all its ancestors
     draft_probs: Tensor | None  # (N + 1, V), which the nodes were sampled from
     target_probs: Tensor  # (N + 1, V)
+    crowded: Tensor  # (c,) long, the rows with several samples
     replacement: bool = True  # whether a token could be sampled twice after the same node
-    crowded: Tensor | None = None  # (c,) long, the rows with several samples
 
     @classmethod
     def of(cls, draft: Draft, target_probs: Tensor) -> "TreeBlock":
@@ -57,9 +56,24 @@ class TreeBlock:
             rows = count + 1 - len(draft_probs)
             draft_probs = torch.nn.functional.pad(draft_probs, (0, 0, 0, rows)) if rows else draft_probs
         crowded = torch.tensor([row for row, nodes in enumerate(sampled) if len(nodes) > 1], dtype=torch.long)
-        small = (draft.tokens, draft.depth, draft.parents + 1, table, lineage(parents), crowded)
-        *tensors, crowded = (tensor.to(device) for tensor in small)
-        return cls(*tensors, draft_probs, at_least_float32(target_probs), draft.replacement, crowded)
+        return cls(
+            tokens=draft.tokens.to(device),
+            depth=draft.depth.to(device),
+            parent_row=(draft.parents + 1).to(device),
+            samples=table.to(device),
+            ancestors=lineage(parents).to(device),
+            draft_probs=draft_probs,
+            target_probs=at_least_float32(target_probs),
+            crowded=crowded.to(device),
+            replacement=draft.replacement,
+        )
+
+    @property
+    def both_probs(self) -> tuple[Tensor, Tensor]:
+        """The distributions of target and draft, (N + 1, V) each, of a tree whose nodes were sampled."""
+        if self.draft_probs is None:
+            raise ValueError("the nodes were chosen, not sampled, so there are no distributions of the draft")
+        return self.target_probs, self.draft_probs
 
     @property
     def most_samples(self) -> int:
@@ -68,8 +82,10 @@ class TreeBlock:
 
 
 def lineage(parents: Sequence[int]) -> Tensor:
-    """Return for nodes with these parents, each before its children, their ancestors: (N, N) bool, row i marks node i and all
-    above it.
+    """Return the ancestors of nodes: (N, N) bool, row i marks node i and all nodes above it.
+
+    Args:
+        parents: of each node, -1 for the context; a parent comes before its children.
     """
     ancestors = np.eye(len(parents), dtype=bool)
     for node, parent in enumerate(parents):
@@ -92,9 +108,12 @@ class TreeDistribution:
         # Where two distributions differ by rounding alone a residual is empty, and the target's distribution is as close.
         return torch.where(rest.sum(dim=-1, keepdim=True) > 0, rest, self.block.target_probs[row])
 
-    def decide(self, uniforms: Tensor, next_uniform: Tensor) -> Verdict:
-        """Return the verdict at given uniform numbers: `uniforms` (>=D,) for the move at each depth, `next_uniform` (1,) for the
-        next token.
+    def decide(self, uniforms: Tensor, next_uniform: Tensor) -> TreeVerdict:
+        """Return the verdict at given uniform numbers.
+
+        Args:
+            uniforms: (>=D,), for the move at each depth.
+            next_uniform: (1,), for the next token.
         """
         block, count = self.block, len(self.moves)
         index = torch.arange(count, device=self.moves.device)
@@ -109,7 +128,7 @@ class TreeDistribution:
         row = torch.where(reached, block.depth + 1, 0)
         row = torch.where(num_accepted > 0, row.argmax(dim=0, keepdim=True) + 1, 0) if count else num_accepted
         next_token = sample(self.next_probs(row), next_uniform)
-        return Verdict(num_accepted=num_accepted, next_token=next_token, accepted_nodes=path[None])
+        return TreeVerdict(num_accepted=num_accepted, next_token=next_token, accepted_nodes=path)
 
 
 class TreeVerification:

@@ -1,5 +1,4 @@
-"""Matching (SpecInfer's greedy and typical use of trees): the target samples a token, and the walk continues at the child that
-has it.
+"""Matching (SpecInfer's greedy rule): the target samples a token, and the walk continues at the child that has it.
 
 Lossless for every tree that was fixed before the target sampled, however its tokens were chosen.
 """

@@ -1,7 +1,7 @@
-"""What follows the target's forward pass over a chain: warp, verification rule, and all that the host needs in one tensor."""
+"""The step after the target's forward pass over a chain: warp, verification rule, and one tensor with all that the host needs."""
 
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,36 +13,29 @@ from specheads.decoding.verification.chain_distribution import AcceptanceDistrib
 from specheads.sampling import Warp
 
 
-class VerificationRule(Protocol):
-    """What decides how much of a chain is accepted: a state machine on batched tensors, one step per round."""
+class VerificationRule:
+    """Decides how much of a chain is accepted: a state machine on batched tensors, one step per round."""
 
     name: str  # of its config, conf/verification/<name>.yaml
     label: str  # in reports
     compile_key: Hashable  # rules with equal keys decide alike
-    lossless: bool  # whether the output follows the target's distribution
-    stopping: StoppingRule | None  # the default stopping rule; None: it has none
-    takes: frozenset[DraftKind]  # drafts that it can verify
-    reads_next_probs: (
-        bool  # whether a block has the draft's distribution after its last token, where `num_probs_needed` asks for it
-    )
+    lossless: bool = True  # whether the output follows the target's distribution
+    stopping: StoppingRule | None = None  # the default stopping rule
+    takes: frozenset[DraftKind] = frozenset({DraftKind.CHAIN})  # drafts that it can verify
+    # Whether a block has the draft's distribution after its last token, where `num_probs_needed` asks for it.
+    reads_next_probs: bool = False
 
     def start_prompt(self, batch: int, device: torch.device) -> Any:
         """Return the state at the start of a prompt."""
+        raise NotImplementedError
 
     def __call__(self, state: Any, block: Block, uniform: Tensor, next_uniform: Tensor) -> tuple[Verdict, Any]:
         """Verify a block at given uniform numbers, (B,) each; return the verdict and the state for the next round."""
+        raise NotImplementedError
 
 
-class ChainVerification:
+class ChainVerification(VerificationRule):
     """The base of rules for chains that verify every block whatever happened before."""
-
-    name: str
-    label: str
-    compile_key: Hashable
-    lossless: bool = True
-    stopping: StoppingRule | None = None
-    takes: frozenset[DraftKind] = frozenset({DraftKind.CHAIN})
-    reads_next_probs: bool = False
 
     def start_prompt(self, batch: int, device: torch.device) -> tuple[()]:
         """Return the state, which is empty."""
@@ -57,7 +50,7 @@ class ChainVerification:
 
 
 class StepResult(NamedTuple):
-    """What the host learns of a verification."""
+    """What the host reads after a verification."""
 
     num_accepted: int
     next_token: int
@@ -84,8 +77,9 @@ class VerifyStep:
     def __call__(
         self, output: ForwardOutput, draft_probs: Tensor, uniforms: Tensor, lengths: Tensor, state: Any
     ) -> tuple[Tensor, Tensor, Any]:
-        """Return a packed StepResult (5 + K,) long, of a forward pass over the last token and K drafted ones; the target's hidden
-        states (1, 1 + K, H); and the rule's new state.
+        """Return a packed StepResult (5 + K,) long, the target's hidden states (1, 1 + K, H) and the rule's new state.
+
+        The forward pass read the last committed token and K drafted ones.
 
         Args:
             draft_probs: memory for `most` > K rows (most, V); rows beyond the length of a draft do not matter.
@@ -97,9 +91,9 @@ class VerifyStep:
         draft_probs = draft_probs[None, : num_drafted + self.rule.reads_next_probs]
         block = Block.of(draft_tokens, draft_probs, target_probs, lengths[:1], lengths[1:2])
         verdict, state = self.rule(state, block, uniforms[:1], uniforms[1:])
-        num_probs_needed = (
-            torch.zeros_like(verdict.num_accepted) if verdict.num_probs_needed is None else verdict.num_probs_needed
-        )
+        num_probs_needed = verdict.num_probs_needed
+        if num_probs_needed is None:
+            num_probs_needed = torch.zeros_like(verdict.num_accepted)
         written = torch.arange(draft_probs.shape[1], device=lengths.device) < lengths[2:]
         draft_nan = (draft_probs.isnan().any(dim=-1) & written).any(dim=1).long()
         nans = [draft_nan, target_probs.isnan().any().reshape(1).long()]

@@ -14,8 +14,8 @@ def test_skipping_a_layer_is_leaving_its_residual_out(family):
     tokens = torch.arange(12)[None]
     before = model(tokens).logits
     skipped = without_layers(model, [1])
-    found = skipped(tokens).logits
-    assert torch.equal(model(tokens).logits, before) and not torch.allclose(found, before)
+    logits = skipped(tokens).logits
+    assert torch.equal(model(tokens).logits, before) and not torch.allclose(logits, before)
     assert {weight.data_ptr() for weight in skipped.parameters()} < {weight.data_ptr() for weight in model.parameters()}
 
     def unchanged(module, args, kwargs, output):
@@ -24,10 +24,10 @@ def test_skipping_a_layer_is_leaving_its_residual_out(family):
 
     layers = next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList) and len(part) == 2)
     layers[1].register_forward_hook(unchanged, with_kwargs=True)
-    assert torch.equal(found, model(tokens).logits)
+    assert torch.equal(logits, model(tokens).logits)
 
 
-def test_the_pair_has_a_draft_of_its_own_kind():
+def test_the_draft_of_the_pair_is_the_target_without_layers():
     pair = tiny_pair(4)
     other = drafting.LayerSkip([1]).pair(pair)
     assert other.draft is not pair.draft and other.target is pair.target

@@ -21,7 +21,7 @@ from specheads.decoding.drafting.lookup import continuation
         ([1, 2, 1], 3, 0, []),
     ],
 )
-def test_what_followed_the_longest_run_is_found(text, most, limit, expected):
+def test_the_continuation_of_the_longest_run_is_found(text, most, limit, expected):
     assert list(continuation(text, most, limit)) == expected
 
 

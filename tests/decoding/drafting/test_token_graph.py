@@ -21,7 +21,7 @@ def paths(nodes):
     return sorted([nodes.tokens[node] for node in nodes.path(leaf)] for leaf in leaves)
 
 
-def test_what_followed_the_first_occurrence_is_copied_after_the_second():
+def test_the_continuation_of_the_first_occurrence_is_copied_after_the_second():
     # 7 8 9 6, and 5 7 8, which ends in the run 7 8: 9 6 follows there too.
     nodes = tree((ROOT, 7), (0, 8), (1, 9), (2, 6), (ROOT, 5), (4, 7), (5, 8))
     unmerge(nodes, {6: 1}, depth=5, most=64)
@@ -29,7 +29,7 @@ def test_what_followed_the_first_occurrence_is_copied_after_the_second():
     assert nodes.tokens[7:] == [9, 6] and nodes.parents[7:] == [6, 7] and nodes.depth[7:] == [3, 4]
 
 
-def test_copies_go_as_deep_as_the_draft_may():
+def test_copies_are_as_deep_as_the_draft_may_be():
     nodes = tree((ROOT, 7), (0, 8), (1, 9), (2, 6), (ROOT, 5), (4, 7), (5, 8))
     unmerge(nodes, {6: 1}, depth=4, most=64)
     assert paths(nodes) == [[5, 7, 8, 9], [7, 8, 9, 6]]
@@ -48,14 +48,14 @@ def test_a_run_that_contains_itself_repeats_to_the_longest_draft():
     assert paths(nodes) == [[1, 2, 1, 2, 1, 2, 1]]
 
 
-def test_a_merged_node_after_another_leads_on():
+def test_a_merged_node_after_a_merged_node_gets_copies_too():
     # What 3 repeats ends in 4, which repeats 0.
     nodes = tree((ROOT, 1), (0, 2), (ROOT, 3), (1, 1), (2, 2))
     unmerge(nodes, {3: 0, 4: 1}, depth=5, most=64)
     assert paths(nodes) == [[1, 2, 1, 2, 1], [3, 2, 1, 2, 1]]
 
 
-def test_copies_come_level_by_level_whatever_they_are_of():
+def test_copies_are_made_level_by_level():
     # 1 2 3 4 5 6, and 9 after it; 1 again after the context, and again at the end: the shallow one's copies come first.
     nodes = tree((ROOT, 1), (0, 2), (1, 3), (2, 4), (3, 5), (ROOT, 8), (4, 1))
     unmerge(nodes, {5: 0, 6: 0}, depth=9, most=11)
@@ -72,16 +72,16 @@ def test_a_graph_drafts_fewer_tokens_and_verifies_as_deep():
     """On the same text: the greedy output is the tree's, fewer tokens are drafted, and copies are among the accepted ones."""
     pair, stop, warp = tiny_pair(4), stopping.FixedLength(6), Warp(0)
     sizes = {"theta_prob": 0.0, "theta_sib": 0.0, "top_k": 2, "max_nodes": 60, "max_width": 40}
-    found = {}
+    generations = {}
     for way in (drafting.Tree(**sizes), drafting.Graph(tau=1, max_verified=200, **sizes)):
         out = SpeculativeDecoder(pair, way, stop, warp=warp, engine="eager").generate([0, 1, 2], 40)
-        found[type(way).__name__] = out
-    tree_out, graph_out = found["Tree"], found["Graph"]
+        generations[type(way).__name__] = out
+    tree_out, graph_out = generations["Tree"], generations["Graph"]
     assert tree_out.tokens.tolist() == graph_out.tokens.tolist()
     assert graph_out.stats.num_drafted < 0.5 * tree_out.stats.num_drafted
     assert graph_out.stats.graph_success > 0 == tree_out.stats.graph_success
-    for one in graph_out.rounds:
-        assert one.num_discarded >= 0 and one.used_copy == (one.num_drafted - one.num_discarded < one.num_accepted)
+    for record in graph_out.rounds:
+        assert record.num_discarded >= 0 and record.used_copy == (record.num_drafted - record.num_discarded < record.num_accepted)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,6 @@ def test_a_graph_drafts_fewer_tokens_and_verifies_as_deep():
         ({"top_k": 0}, "drafting.top_k=0 must be a positive integer"),
     ],
 )
-def test_choices_that_cannot_be_are_refused(choices, message):
+def test_impossible_choices_are_refused(choices, message):
     with pytest.raises(UserError, match=message):
         drafting.Graph(**choices)

@@ -41,10 +41,10 @@ def tokens_above(draft, node):
 
 
 def children_by_node(draft):
-    found = {node: [] for node in range(-1, len(draft.tokens))}
+    by_parent = {node: [] for node in range(-1, len(draft.tokens))}
     for node, parent in enumerate(draft.parents.tolist()):
-        found[parent].append(node)
-    return found
+        by_parent[parent].append(node)
+    return by_parent
 
 
 @pytest.mark.parametrize(("theta_prob", "theta_sib"), [(0.0, 0.0), (0.2, 0.0), (0.0, 0.6), (0.15, 0.5)])
@@ -69,20 +69,20 @@ def test_of_too_many_nodes_the_most_likely_paths_are_taken(pair):
     whole, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0, max_nodes=1000, max_width=1000), stopping.FixedLength(2))
     few, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0, max_nodes=7), stopping.FixedLength(2))
     paths = {node: tokens_above(whole, node) for node in range(len(whole.tokens)) if whole.depth[node] == 1}
-    chance = {n: (distribution_after(pair, [])[p[0]] * distribution_after(pair, p[:1])[p[1]]).item() for n, p in paths.items()}
-    best = sorted(chance, key=lambda node: -chance[node])[:4]
+    prob = {n: (distribution_after(pair, [])[p[0]] * distribution_after(pair, p[:1])[p[1]]).item() for n, p in paths.items()}
+    best = sorted(prob, key=lambda node: -prob[node])[:4]
     kept = [tokens_above(few, node) for node in range(3, 7)]
     assert len(few.tokens) == 7 and sorted(kept) == sorted(paths[node] for node in best)
 
 
-def test_no_path_goes_on_from_a_token_that_ends_the_response(pair):
+def test_a_token_that_ends_the_response_ends_its_path(pair):
     draft, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0), stopping.FixedLength(4), ends=[2, 4])
     children = children_by_node(draft)
     ended = [node for node, token in enumerate(draft.tokens.tolist()) if token in (2, 4)]
     assert ended and all(not children[node] for node in ended)
 
 
-def test_a_stopping_rule_stops_every_path_by_itself(pair):
+def test_a_stopping_rule_stops_each_path_separately(pair):
     """A path has no more tokens once its last one was less likely than the threshold."""
     stop = stopping.Confidence(0.25, retune=False, max_tokens=5)
     draft, _ = draft_of(pair, drafting.Tree(3, 0.0, 0.0, max_nodes=1000, max_width=1000), stop)
@@ -95,7 +95,7 @@ def test_a_stopping_rule_stops_every_path_by_itself(pair):
     assert len(lengths) > 2
 
 
-def test_what_a_rule_learns_is_of_the_accepted_path_and_its_first_children(pair):
+def test_a_rule_learns_from_the_accepted_path_and_its_first_children(pair):
     draft, drafter = draft_of(pair, drafting.Tree(2, 0.0, 0.0), stopping.FixedLength(3))
     children = children_by_node(draft)
     second = children[ROOT][1]
@@ -105,7 +105,7 @@ def test_what_a_rule_learns_is_of_the_accepted_path_and_its_first_children(pair)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2])
-def test_no_deeper_than_is_of_use(pair, limit):
+def test_a_tree_is_no_deeper_than_the_response_allows(pair, limit):
     for way in (drafting.Tree(), drafting.Graph(), drafting.Multi(), drafting.Beam(2)):
         draft, drafter = draft_of(pair, way, stopping.FixedLength(4), Warp(1.0), limit=limit)
         assert len(draft.tokens) == 0 if not limit else draft.depth.max() == limit - 1
@@ -124,13 +124,13 @@ def test_a_beam_search_with_all_beams_finds_the_most_likely_chain(pair):
         torch.testing.assert_close(draft.draft_probs[index], distribution_after(pair, draft.tokens.tolist()[:index]))
 
 
-def test_a_beam_that_has_ended_stays_in_the_running(pair):
+def test_a_beam_that_has_ended_still_competes(pair):
     most_likely = int(distribution_after(pair, []).argmax())
     draft, _ = draft_of(pair, drafting.Beam(3), stopping.FixedLength(4), ends=[most_likely])
     assert draft.tokens.tolist() == [most_likely]
 
 
-def test_independent_chains_are_drawn_from_the_law_and_merged(pair):
+def test_independent_chains_are_sampled_from_the_distribution_and_merged(pair):
     warp, firsts = Warp(1.0), Counter()
     for seed in range(300):
         draft, _ = draft_of(pair, drafting.Multi(4), stopping.FixedLength(2), warp, seed=seed)
@@ -140,8 +140,8 @@ def test_independent_chains_are_drawn_from_the_law_and_merged(pair):
         firsts.update(int(draft.tokens[node]) for node in roots)
     distribution = distribution_after(pair, [], warp)
     for token in range(VOCAB):  # a false alarm in one of 6 has probability below 1e-5
-        share, chance = firsts[token] / 1200, distribution[token].item()
-        assert abs(share - chance) < 5 * (chance * (1 - chance) / 1200) ** 0.5
+        share, prob = firsts[token] / 1200, distribution[token].item()
+        assert abs(share - prob) < 5 * (prob * (1 - prob) / 1200) ** 0.5
     for node in range(len(draft.tokens)):
         parent = int(draft.parents[node])
         torch.testing.assert_close(draft.draft_probs[parent + 1], distribution_after(pair, tokens_above(draft, parent), warp))
@@ -157,7 +157,7 @@ def test_chains_side_by_side_and_without_replacement(pair):
     assert (point.depth == 0).sum() == 2  # there are no more tokens
 
 
-def test_a_rule_with_longer_drafts_than_there_is_memory_for_is_refused(pair):
+def test_a_rule_whose_drafts_exceed_the_memory_is_refused(pair):
     SpeculativeDecoder(pair, engine="eager").with_stopping(stopping.FixedLength(30))  # a chain ends within the window
     for way in (drafting.Beam(3), drafting.Multi(2)):
         with pytest.raises(UserError, match="memory for paths of 20"):
@@ -186,6 +186,6 @@ def test_a_text_may_fill_the_window_to_its_end(pair):
         (lambda: drafting.Lookup(0), "drafting.max_ngram=0"),
     ],
 )
-def test_choices_that_cannot_be_are_refused(make, message):
+def test_impossible_choices_are_refused(make, message):
     with pytest.raises(UserError, match=message):
         make()

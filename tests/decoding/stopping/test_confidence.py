@@ -23,7 +23,7 @@ def outcome(*counts):
 
 
 @pytest.mark.parametrize(
-    "rule, feature, values, expected",
+    ("rule", "feature", "values", "expected"),
     [
         (MaxProbability(0.5), "max_prob", [0.9, 0.5, 0.49], 3),
         (MaxProbability(0.0, max_tokens=4), "max_prob", [0.1] * 9, 4),
@@ -38,8 +38,8 @@ def outcome(*counts):
 def test_a_draft_ends_with_the_first_doubtful_token(rule, feature, values, expected):
     state = rule.start_prompt(1, torch.device("cpu"))
     for _ in range(2):
-        found, state = drafted(rule, state, feature, values)
-        assert found == expected
+        count, state = drafted(rule, state, feature, values)
+        assert count == expected
         assert rule.planned_length(state) is None
         state = rule.start_round(rule.end_round(state, *outcome(0, 0)))
 
@@ -61,7 +61,7 @@ def test_confidence_is_retuned_once_there_are_six_tokens_of_two_kinds():
 
 
 @pytest.mark.parametrize("accepted", [6, 0])
-def test_confidence_stays_with_tokens_of_one_kind(accepted):
+def test_confidence_does_not_adapt_to_tokens_of_one_kind(accepted):
     rule = Confidence(0.4)
     state = rule.start_prompt(1, torch.device("cpu"))
     for _ in range(7):
@@ -71,7 +71,7 @@ def test_confidence_stays_with_tokens_of_one_kind(accepted):
     assert state.threshold.item() == 0.4
 
 
-def test_confidence_may_stay_as_it_is():
+def test_confidence_can_be_kept_from_adapting():
     rule = Confidence(0.4, retune=False)
     state = rule.start_prompt(1, torch.device("cpu"))
     for _ in range(9):
@@ -102,10 +102,10 @@ def test_the_best_threshold_is_that_of_the_roc_curve(levels, drop_intermediate):
     scores = (torch.randint(1, levels + 1, (300, 24), generator=generator) / levels).double()
     labels = torch.randint(-1, 2, (300, 24), generator=generator)
     labels[:, 0], labels[:, 1] = 0, 1
-    found = best_threshold(scores, labels).tolist()
-    for row, (own_scores, own_labels) in enumerate(zip(scores, labels, strict=True)):
-        there = own_labels >= 0
-        assert found[row] == roc_threshold(own_labels[there].tolist(), own_scores[there].tolist(), drop_intermediate)
+    thresholds = best_threshold(scores, labels).tolist()
+    for row, (row_scores, row_labels) in enumerate(zip(scores, labels, strict=True)):
+        there = row_labels >= 0
+        assert thresholds[row] == roc_threshold(row_labels[there].tolist(), row_scores[there].tolist(), drop_intermediate)
 
 
 def test_confidence_remembers_the_newest_tokens():
@@ -127,8 +127,8 @@ def test_confidence_remembers_the_newest_tokens():
     assert len(pairs) == NUM_REMEMBERED
 
 
-@pytest.mark.parametrize("target, change", [(0.9, 0.001), (0.2, -0.001)])
-def test_the_entropy_threshold_is_steered(target, change):
+@pytest.mark.parametrize(("target", "change"), [(0.9, 0.001), (0.2, -0.001)])
+def test_the_entropy_threshold_follows_the_acceptance_rate(target, change):
     rule = AdaptiveEntropy(target_acceptance=target)
     state = rule.start_prompt(1, torch.device("cpu"))
     for number, acceptance in enumerate([0.25, 0.375], start=1):  # of rounds with half of the tokens accepted, from 0
@@ -139,7 +139,7 @@ def test_the_entropy_threshold_is_steered(target, change):
 
 
 @pytest.mark.parametrize(
-    "make, message",
+    ("make", "message"),
     [
         (lambda: MaxProbability(1.1), r"threshold=1\.1"),
         (lambda: MaxProbability(max_tokens=0), "max_tokens=0"),

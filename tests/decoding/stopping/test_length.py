@@ -69,7 +69,7 @@ def test_the_bandit_takes_the_highest_index(exploration):
     assert {arm for arm, _ in history} == {2, 4, 8}
 
 
-def test_the_bandit_finds_what_pays():
+def test_the_bandit_finds_the_best_length():
     for accepted, best in ((0, 1), (12, 12)):
         rule = BanditLength((1, 4, 12), exploration=0.1)
         state, lengths = rule.start_prompt(1, torch.device("cpu")), []
@@ -81,7 +81,7 @@ def test_the_bandit_finds_what_pays():
         assert max(set(lengths), key=lengths.count) == best
 
 
-def test_a_cut_round_counts_for_the_length_that_was_planned():
+def test_a_round_cut_short_counts_for_its_planned_length():
     rule = BanditLength((2, 4, 8))
     state = rule.start_round(rule.end_round(rule.start_prompt(1, torch.device("cpu")), torch.tensor([1]), torch.tensor([1])))
     assert state.memory.plays.tolist() == [[0, 1, 0]]
@@ -89,7 +89,7 @@ def test_a_cut_round_counts_for_the_length_that_was_planned():
 
 
 @pytest.mark.parametrize(
-    "make, message",
+    ("make", "message"),
     [
         (lambda: FixedLength(0), "num_tokens=0 must be a positive integer"),
         (lambda: FixedLength(2.5), "num_tokens=2.5"),

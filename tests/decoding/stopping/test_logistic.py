@@ -12,23 +12,24 @@ def features(**values):
 
 
 def length(rule, state, values):
-    """How many tokens a round drafts, and the state after it."""
+    """Return how many tokens a round drafts, and the state after it."""
     for step in range(1, 100):
         state, stop = rule.step(state, values)
         if stop:
             return step, state
+    raise AssertionError("the rule never stops")
 
 
 def test_inputs_come_in_the_order_of_their_names():
     values = features(max_prob=0.8, draft_prob=0.5, entropy=1.5)
-    found = logistic_inputs(["entropy", "bias", "log_draft_prob", "logit_max_prob", "max_prob"], values)
-    assert found.tolist() == [pytest.approx([1.5, 1.0, math.log(0.5), math.log(4), 0.8])]
+    inputs = logistic_inputs(["entropy", "bias", "log_draft_prob", "logit_max_prob", "max_prob"], values)
+    assert inputs.tolist() == [pytest.approx([1.5, 1.0, math.log(0.5), math.log(4), 0.8])]
     block = {name: value.float().expand(3, 4) for name, value in values.items()}
     assert logistic_inputs(["max_prob", "bias"], block).shape == (3, 4, 2)
 
 
 @pytest.mark.parametrize("certain", [0.0, 1.0])
-def test_inputs_are_finite_for_certain_laws(certain):
+def test_inputs_are_finite_for_distributions_with_one_certain_token(certain):
     names = ["logit_max_prob", "log_draft_prob"]
     for dtype in (torch.float32, torch.float64):
         values = {"max_prob": torch.tensor([certain], dtype=dtype), "draft_prob": torch.tensor([certain], dtype=dtype)}
@@ -53,7 +54,7 @@ LOGIT = {"logit_max_prob": 1.0}
 
 
 @pytest.mark.parametrize(
-    "make, message",
+    ("make", "message"),
     [
         (lambda: Logistic(), "weights=None must be numbers; evaluate.py fits them on dev prompts"),
         (lambda: Logistic({"logit_max_prob": None, "bias": 0.0}), "evaluate.py fits them on dev prompts"),

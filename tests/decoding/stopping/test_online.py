@@ -24,11 +24,12 @@ def entropy_head(predicts="next_token"):
 
 
 def length(rule, state, values):
-    """How many tokens a round drafts, and the state after it."""
+    """Return how many tokens a round drafts, and the state after it."""
     for step in range(1, 100):
         state, stop = rule.step(state, values)
         if stop:
             return step, state
+    raise AssertionError("the rule never stops")
 
 
 def sigmoid(x):
@@ -50,7 +51,7 @@ def logit(prob):
 ROUNDS = (([0.9, 0.8, 0.3, 0.6], 2), ([0.7, 0.95], 2), ([0.4], 0), ([0.5] * 6, 6), ([], 0))  # largest probabilities, accepted
 
 
-def test_an_online_logistic_learns_from_judged_tokens():
+def test_an_online_logistic_learns_from_tokens_with_a_known_outcome():
     rule = OnlineLogistic(slope=0.5, intercept=0.2, prior=2.0, threshold=1.0, max_tokens=6)
     state = rule.start_prompt(1, CPU)
     weights, information = np.array([0.5, 0.2]), 2.0 * np.eye(2)
@@ -66,7 +67,7 @@ def test_an_online_logistic_learns_from_judged_tokens():
 
 
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
-def test_an_online_head_learns_from_the_tokens_that_it_has_judged(predicts):
+def test_an_online_head_learns_from_the_tokens_that_it_predicted(predicts):
     """A head that predicts its input token has not seen the last one of a round."""
     rule = OnlineHead(entropy_head(predicts), threshold=1.0, prior=2.0, max_tokens=6)
     state, draw, late = rule.start_prompt(1, CPU), np.random.default_rng(0), predicts == "input_token"
@@ -86,7 +87,7 @@ def test_an_online_head_learns_from_the_tokens_that_it_has_judged(predicts):
         assert state.memory.information[0].flatten().tolist() == pytest.approx(information.flatten().tolist(), abs=1e-5)
 
 
-def test_an_online_logistic_comes_to_believe_what_it_sees():
+def test_an_online_logistic_converges_to_the_outcomes():
     rule = OnlineLogistic(threshold=0.5)
     state, lengths = rule.start_prompt(1, CPU), []
     for _ in range(40):
@@ -97,38 +98,38 @@ def test_an_online_logistic_comes_to_believe_what_it_sees():
 
 
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
-def test_an_online_head_begins_as_the_head_and_leaves_it_where_it_is_wrong(predicts):
+def test_an_online_head_begins_as_the_head_and_corrects_it(predicts):
     head, values = entropy_head(predicts), features(entropy=math.log(4), max_prob=0.6)  # 0.8 of each token
     plain, stubborn, quick = HeadThreshold(head, 0.5), OnlineHead(head, 0.5, prior=1e9), OnlineHead(head, 0.5, prior=1.0)
     states, lengths = [rule.start_prompt(1, CPU) for rule in (plain, stubborn, quick)], []
     for _ in range(30):
-        found = [length(rule, state, values) for rule, state in zip((plain, stubborn, quick), states, strict=True)]
-        lengths.append([count for count, _ in found])
+        results = [length(rule, state, values) for rule, state in zip((plain, stubborn, quick), states, strict=True)]
+        lengths.append([count for count, _ in results])
         states = [
             rule.start_round(rule.end_round(state, torch.tensor([count]), torch.tensor([count])))  # all is accepted
-            for rule, (count, state) in zip((plain, stubborn, quick), found, strict=True)
+            for rule, (count, state) in zip((plain, stubborn, quick), results, strict=True)
         ]
     expected = 4 if predicts == "next_token" else 5
     assert lengths[0] == [expected] * 3
-    assert all(one[:2] == [expected] * 2 for one in lengths)
+    assert all(counts[:2] == [expected] * 2 for counts in lengths)
     assert lengths[-1][2] == 20
 
 
-def test_what_an_online_head_weighs_is_the_calibrated_head():
+def test_an_online_head_weighs_the_calibrated_logit():
     calibration = {"slope": [0.5], "intercept": [0.25]}
     head = AcceptanceHead(HeadConfig(1, depth=1, predicts="next_token", inputs=("entropy",), calibration=calibration))
     nn.init.normal_(head.readout.weight, generator=torch.Generator().manual_seed(0))
     values = features(entropy=0.7, max_prob=0.6)
     for dtype in (torch.float32, torch.float64):
-        own = head.to(dtype).requires_grad_(False)
+        cast_head = head.to(dtype).requires_grad_(False)
         given = {name: value.to(dtype) for name, value in values.items()}
-        plain, online = HeadThreshold(own), OnlineHead(own)
+        plain, online = HeadThreshold(cast_head), OnlineHead(cast_head)
         survivals = [rule.step(rule.start_prompt(1, CPU), given)[0].survival for rule in (plain, online)]
         torch.testing.assert_close(*survivals, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
-    "make, message",
+    ("make", "message"),
     [
         (lambda: OnlineLogistic(slope=None), "slope=None"),
         (lambda: OnlineLogistic(intercept=float("inf")), "intercept=inf"),

@@ -92,7 +92,7 @@ def play(rule, rounds, limits, outcomes):
 
 
 @every_rule
-def test_rows_at_once_are_rows_one_by_one(rule):
+def test_a_batch_equals_its_rows_one_by_one(rule):
     generator, batch, num_rounds = torch.Generator().manual_seed(0), 9, 12
     rounds = [[random_features(batch, generator) for _ in range(rule.max_tokens)] for _ in range(num_rounds)]
     limits = torch.randint(0, 25, (num_rounds, batch), generator=generator)  # some rounds draft nothing
@@ -100,12 +100,14 @@ def test_rows_at_once_are_rows_one_by_one(rule):
     together, state = play(rule, rounds, limits, outcomes)
     assert rule.max_tokens < 6 or together.unique().numel() > 3  # the rounds do differ
     for row in range(batch):
-        own = [[{name: value[row : row + 1] for name, value in features.items()} for features in steps] for steps in rounds]
-        alone, last = play(rule, own, limits[:, row : row + 1], outcomes[:, row : row + 1])
+        row_rounds = [
+            [{name: value[row : row + 1] for name, value in features.items()} for features in steps] for steps in rounds
+        ]
+        alone, last = play(rule, row_rounds, limits[:, row : row + 1], outcomes[:, row : row + 1])
         assert together[:, row].tolist() == alone[:, 0].tolist()
-        for many, one in zip(tree_leaves(state), tree_leaves(last), strict=True):
+        for many, single in zip(tree_leaves(state), tree_leaves(last), strict=True):
             if many.dim() < 2 or many.shape[1] != rule.max_tokens:  # what a round's buffer holds is over with it
-                assert torch.allclose(many[row].double(), one[0].double(), atol=1e-9, rtol=1e-6)
+                assert torch.allclose(many[row].double(), single[0].double(), atol=1e-9, rtol=1e-6)
 
 
 @every_rule
@@ -151,13 +153,13 @@ def test_a_prompt_starts_afresh(rule):
 
 @pytest.mark.parametrize("pair", PAIRS, ids=named)
 def test_equal_compile_keys_take_equal_steps(pair):
-    one, other = pair
-    assert one.compile_key == other.compile_key and hash(one.compile_key) == hash(other.compile_key)
+    first, other = pair
+    assert first.compile_key == other.compile_key and hash(first.compile_key) == hash(other.compile_key)
     generator = torch.Generator().manual_seed(4)
     state = other.start_prompt(6, CPU)
     for _ in range(4):
         features = random_features(6, generator)
-        (new, stop), (same, same_stop) = one.step(state, features), other.step(state, features)
+        (new, stop), (same, same_stop) = first.step(state, features), other.step(state, features)
         assert torch.equal(stop, same_stop) and all(map(torch.equal, tree_leaves(new), tree_leaves(same)))
         state = new
 
@@ -179,7 +181,7 @@ def test_compile_keys_differ_where_shapes_or_networks_do():
     ]
     for rules in groups:
         assert len({rule.compile_key for rule in rules}) == len(rules)
-    # A schedule counts as a fixed length does; all other rules have compile keys of their own.
+    # A schedule counts as a fixed length does; all other rules have different compile keys.
     assert len({first.compile_key for first, _ in PAIRS}) == len(PAIRS) - 1
 
 
@@ -204,13 +206,13 @@ def test_a_traced_step_serves_all_rules_of_its_compile_key(pair):
         state = tree_map(torch.clone, state)
         return hidden, logits, uniform, torch.zeros(VOCAB, dtype=torch.bool), ChainState(torch.tensor([False]), state)
 
-    one, other = (ChainStep(SimpleNamespace(embed=None), Warp(), rule) for rule in pair)
+    first, other = (ChainStep(SimpleNamespace(embed=None), Warp(), rule) for rule in pair)
     with torch.no_grad():
-        traced = torch.export.export(Traced(one), arguments(one.rule, 0), strict=False).module()
-        for step, seed in ((one, 0), (one, 1), (other, 2), (other, 3)):
+        traced = torch.export.export(Traced(first), arguments(first.rule, 0), strict=False).module()
+        for step, seed in ((first, 0), (first, 1), (other, 2), (other, 3)):
             given = arguments(step.rule, seed)
-            found, expected = traced(*given), Traced(step)(*given)
-            for a, b in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+            actual, expected = traced(*given), Traced(step)(*given)
+            for a, b in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
                 assert (a.shape, a.dtype) == (b.shape, b.dtype) and torch.equal(a, b)
 
 

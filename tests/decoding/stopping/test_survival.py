@@ -8,7 +8,7 @@ from specheads.decoding.stopping import DraftProduct, ExpectedThroughput, HeadTh
 
 def lengths(rule, num_steps=30, batch=1, rounds=1, **features):
     """How many tokens each round drafts until every row has stopped."""
-    state, found = rule.start_prompt(batch, torch.device("cpu")), []
+    state, stops = rule.start_prompt(batch, torch.device("cpu")), []
     features = {name: torch.full((batch,), value) for name, value in features.items()} | {"hidden": torch.zeros(batch, 1)}
     for _ in range(rounds):
         stopped = torch.zeros(batch, dtype=torch.long)
@@ -16,17 +16,17 @@ def lengths(rule, num_steps=30, batch=1, rounds=1, **features):
             state, stop = rule.step(state, features)
             stopped = torch.where(stop & (stopped == 0), step, stopped)
         state = rule.start_round(rule.end_round(state, stopped, stopped))
-        found.append(stopped.tolist())
-    return found
+        stops.append(stopped.tolist())
+    return stops
 
 
 # 1 - 0.8^n > 0.5 first holds for n = 4 assessed tokens
-@pytest.mark.parametrize("predicts, expected", [("next_token", 4), ("input_token", 5)])
+@pytest.mark.parametrize(("predicts", "expected"), [("next_token", 4), ("input_token", 5)])
 def test_a_threshold_stops_once_some_rejection_is_likely(predicts, expected):
     assert lengths(HeadThreshold(constant_head(0.8, predicts), 0.5), rounds=2) == [[expected]] * 2
 
 
-@pytest.mark.parametrize("predicts, smallest", [("next_token", 1), ("input_token", 2)])
+@pytest.mark.parametrize(("predicts", "smallest"), [("next_token", 1), ("input_token", 2)])
 def test_the_default_bounds_are_those_of_the_kind(predicts, smallest):
     assert lengths(HeadThreshold(constant_head(1e-6, predicts), 0.1)) == [[smallest]]
     assert lengths(HeadThreshold(constant_head(1 - 1e-9, predicts), 0.9)) == [[20]]
@@ -52,7 +52,7 @@ def test_rows_stop_independently():
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.01, float("nan"), "best"])
-def test_a_threshold_that_is_no_probability_is_refused(threshold):
+def test_a_threshold_outside_0_to_1_is_refused(threshold):
     with pytest.raises(UserError, match="threshold"):
         HeadThreshold(constant_head(0.5), threshold)
 
@@ -75,7 +75,7 @@ def test_auto_takes_the_threshold_that_the_head_recommends():
         HeadThreshold(constant_head(0.8), "auto")
 
 
-def test_the_drafts_own_probability_of_its_tokens():
+def test_the_product_of_the_drafts_probabilities():
     assert lengths(DraftProduct(0.5), batch=2, rounds=2, draft_prob=0.8) == [[4, 4]] * 2
     assert lengths(DraftProduct(0.5, min_tokens=6), draft_prob=0.8) == [[6]]
     assert lengths(DraftProduct(1.0, max_tokens=7), draft_prob=0.1) == [[7]]
@@ -85,7 +85,7 @@ def test_the_drafts_own_probability_of_its_tokens():
 # guess: 0.7^0 + ... + 0.7^4 = 2.7731 tokens in 14 draft forward passes. 0.7 x 0.8^n < 2.7731 / 14 first holds for n = 6, and
 # 0.49 x 0.8^n for n = 5, which an input_token head has predicted a step later
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
-def test_a_draft_goes_on_while_that_pays(predicts):
+def test_a_draft_continues_while_that_pays(predicts):
     rule = ExpectedThroughput(constant_head(0.8, predicts))
     assert rule.throughput == pytest.approx((1 - 0.7**5) / (1 - 0.7) / 14)
     assert lengths(rule) == [[6]]
@@ -101,7 +101,7 @@ def test_the_calibration_of_a_head():
     assert lengths(ExpectedThroughput(head, slope=0.0)) == [[2]]  # 0.7 x 0.5^n < 0.198 first holds for n = 2
 
 
-def test_what_a_prompt_yields_moves_the_bar():
+def test_the_throughput_of_a_prompt_moves_the_threshold():
     rule = ExpectedThroughput(constant_head(0.8), cost_ratio=6.0, throughput=0.5, prior_rounds=2)
     state = rule.start_prompt(2, torch.device("cpu"))
     assert torch.allclose(state.threshold, torch.full_like(state.threshold, 1 - 0.5 / 0.7))

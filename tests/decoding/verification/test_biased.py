@@ -18,17 +18,18 @@ def distributions(count=200):
 
 
 def emitted(rule, draft, target):
-    """Return the distribution of the first token (N, V) and the chance of a rejection (N,), for distributions (N, V)."""
+    """Return the distribution of the first token (N, V) and the probability of a rejection (N,), for distributions (N, V)."""
     count, vocab_size = draft.shape
-    distribution, rejected = torch.zeros_like(draft), torch.zeros(count, dtype=torch.float64)
+    probs, rejected = torch.zeros_like(draft), torch.zeros(count, dtype=torch.float64)
     for token in range(vocab_size):
-        found = rule.distribution(Block.of(torch.full((count, 1), token), draft[:, None], torch.stack([target, target], dim=1)))
-        passes = found.survival[:, 0]
-        following = found.next_probs(torch.zeros(count, dtype=torch.long))
-        distribution[:, token] += draft[:, token] * passes
-        distribution += (draft[:, token] * (1 - passes))[:, None] * following / following.sum(-1, keepdim=True)
+        block = Block.of(torch.full((count, 1), token), draft[:, None], torch.stack([target, target], dim=1))
+        distribution = rule.distribution(block)
+        passes = distribution.survival[:, 0]
+        following = distribution.next_probs(torch.zeros(count, dtype=torch.long))
+        probs[:, token] += draft[:, token] * passes
+        probs += (draft[:, token] * (1 - passes))[:, None] * following / following.sum(-1, keepdim=True)
         rejected += draft[:, token] * (1 - passes)
-    return distribution, rejected
+    return probs, rejected
 
 
 def total_variation(a, b):
@@ -62,8 +63,9 @@ def test_without_a_margin_it_is_lossless():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [((-0.1,), "verification.eps=-0.1"), ((0.1, "best"), "verification.mode=best must be one of opt, uno")]
+    ("arguments", "message"),
+    [((-0.1,), "verification.eps=-0.1"), ((0.1, "best"), "verification.mode=best must be one of opt, uno")],
 )
-def test_settings_that_are_none(arguments, message):
+def test_impossible_settings_are_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         BiasedVerification(*arguments)

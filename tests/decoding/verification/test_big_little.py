@@ -53,6 +53,6 @@ def test_drafts_end_where_the_draft_is_unsure():
         (lambda: stopping.MaxProbability(0.5, 0), "max_tokens=0"),
     ],
 )
-def test_settings_that_are_none(make, message):
+def test_impossible_settings_are_refused(make, message):
     with pytest.raises(UserError, match=message):
         make()

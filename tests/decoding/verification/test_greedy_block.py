@@ -36,7 +36,7 @@ class Alternating(stopping.FixedLength):
 
 
 @pytest.mark.parametrize("num_levels", [1, 4])
-def test_levels_go_from_round_to_round_with_the_distributions_they_need(num_levels):
+def test_levels_are_carried_from_round_to_round_with_the_distributions_they_need(num_levels):
     pair, prompt = tiny_pair(vocab_size=4, scale=1.5), [0, 1]
     rule = Spy(num_levels)
     decoder = SpeculativeDecoder(pair, stopping=Alternating(), verification=rule, warp=Warp(), engine="eager")
@@ -74,6 +74,6 @@ def test_drafts_of_unknown_length_modify_nothing():
 
 
 @pytest.mark.parametrize("levels", [0, 1.5, True])
-def test_a_number_of_levels_that_is_none(levels):
+def test_an_impossible_number_of_levels_is_refused(levels):
     with pytest.raises(UserError, match="verification.num_levels"):
         GreedyBlockVerification(levels)

@@ -22,15 +22,15 @@ def chain(drafted, wanted, lengths=None):
     [
         ([0.5, 0.5], [0.5, 0.5], 0.1, 2),  # ratios 1, 1
         ([0.8, 0.5], [0.04, 0.5], 0.1, 0),  # 0.05, 0.05
-        ([0.8, 0.1], [0.04, 0.9], 0.1, 2),  # 0.05 fails, 0.45 passes: the longer one stands
+        ([0.8, 0.1], [0.04, 0.9], 0.1, 2),  # 0.05 fails, 0.45 passes: the longer prefix is accepted
         ([0.8, 0.1, 0.9], [0.04, 0.9, 0.01], 0.1, 2),  # 0.05, 0.45, 0.005
         ([0.8, 0.1, 0.9, 0.1], [0.04, 0.9, 0.1, 0.9], 0.4, 4),  # 0.05, 0.45, 0.05, 0.45
         ([0.2, 0.9], [0.8, 0.3], 0.9, 2),  # min(1, 4), min(1, 1.33)
         ([0.5, 0.5], [0.25, 0.5], 0.5, 0),  # 0.5 does not exceed 0.5
-        ([0.5, 0.5], [0.0, 1.0], 0.0, 0),  # what the target cannot say never stands
+        ([0.5, 0.5], [0.0, 1.0], 0.0, 0),  # a token that is impossible under the target is never accepted
     ],
 )
-def test_the_longest_prefix_that_is_likely_enough_stands(drafted, wanted, threshold, accepted):
+def test_the_longest_prefix_that_is_likely_enough_is_accepted(drafted, wanted, threshold, accepted):
     distribution = joint_distribution(chain(drafted, wanted), threshold)
     assert distribution.length_probs[0].tolist() == [float(n == accepted) for n in range(len(drafted) + 1)]
     verdict, _ = JointVerification(threshold)((), chain(drafted, wanted), torch.tensor([0.5]), torch.tensor([0.3]))
@@ -44,12 +44,12 @@ def test_the_next_token_follows_the_target():
         assert torch.equal(distribution.next_probs(torch.tensor([accepted])), block.target_probs[:, accepted])
 
 
-def test_nothing_stands_beyond_a_rows_length():
+def test_nothing_is_accepted_beyond_a_rows_length():
     distribution = joint_distribution(chain([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], lengths=2), 0.1)
     assert distribution.length_probs[0].tolist() == [0, 0, 1, 0]
 
 
-def test_a_threshold_that_is_none_is_refused():
+def test_an_impossible_threshold_is_refused():
     for threshold in (1, -0.1, "x"):
         with pytest.raises(UserError, match=f"verification.threshold={threshold} must be at least 0 and below 1"):
             JointVerification(threshold)

@@ -44,7 +44,7 @@ def test_nested_rounds_of_long_greedy_blocks_follow_the_target():
     assert difference(emitted_distribution(3, target, draft, 4, 10), target) < 1e-9
 
 
-def test_forgotten_levels_would_be_noticed():
+def test_dropping_the_levels_would_be_noticed():
     """Rounds that do not nest are off by about 0.02 in total variation."""
     target, draft = Model(2, 0), Model(2, 1)
 
@@ -69,8 +69,8 @@ def test_drafts_that_stop_by_what_was_drafted(rule):
 @pytest.mark.parametrize("num_levels", [1, 3])
 def test_greedy_blocks_of_lengths_that_change_between_rounds(num_levels):
     target, draft = Model(2, 3), Model(2, 4)
-    found = emitted_distribution(num_levels, target, draft, 3, 6, lambda prefix, tokens: 3 if len(prefix) % 2 == 0 else 1)
-    assert difference(found, target) < 1e-9
+    actual = emitted_distribution(num_levels, target, draft, 3, 6, lambda prefix, tokens: 3 if len(prefix) % 2 == 0 else 1)
+    assert difference(actual, target) < 1e-9
 
 
 def test_greedy_blocks_need_to_know_the_length_beforehand():
@@ -95,8 +95,8 @@ class Same:
     ("distribution_of", "ninths"), [(token_distribution, 10), (block_distribution, 11), (greedy_block_distribution, 12)]
 )
 def test_the_worked_example(distribution_of, ninths):
-    found = expected_accepted(distribution_of, Same(1 / 3, 2 / 3), Same(2 / 3, 1 / 3), 2)
-    assert found == pytest.approx(ninths / 9, abs=1e-12)
+    actual = expected_accepted(distribution_of, Same(1 / 3, 2 / 3), Same(2 / 3, 1 / 3), 2)
+    assert actual == pytest.approx(ninths / 9, abs=1e-12)
 
 
 @pytest.mark.parametrize(("vocab_size", "num_drafted"), SHAPES)

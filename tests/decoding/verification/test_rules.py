@@ -98,8 +98,8 @@ def test_ragged_lengths_act_as_shorter_blocks(distribution_of):
     lengths = torch.arange(40) % 5
     distribution = distribution_of(Block.of(block.tokens, block.draft_probs, block.target_probs, lengths))
     for row, length in enumerate(lengths.tolist()):
-        one = slice(row, row + 1)
-        shorter = Block.of(block.tokens[one, :length], block.draft_probs[one, :length], block.target_probs[one, : length + 1])
+        here = slice(row, row + 1)
+        shorter = Block.of(block.tokens[here, :length], block.draft_probs[here, :length], block.target_probs[here, : length + 1])
         alone = distribution_of(shorter)
         assert distribution.survival[row, length:].sum() == 0
         torch.testing.assert_close(distribution.survival[row, :length], alone.survival[0])
@@ -120,10 +120,10 @@ def test_half_precision_distributions_are_verified_in_float32():
 def test_a_reflected_walk_is_the_running_minimum_with_one():
     steps = torch.randn(200, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     steps[::7, 4] = -torch.inf
-    found, p = reflected(steps), torch.zeros(200, dtype=torch.float64)
+    walk, p = reflected(steps), torch.zeros(200, dtype=torch.float64)
     for i in range(9):
         p = (p + steps[:, i]).clamp_max(0)
-        assert torch.allclose(found[:, i].exp(), p.exp(), atol=1e-12)
+        assert torch.allclose(walk[:, i].exp(), p.exp(), atol=1e-12)
 
 
 def test_ratios_beyond_float32_stay_finite():
@@ -161,7 +161,7 @@ FUNCTIONS = [
 
 
 @pytest.mark.parametrize(("distribution_of", "function"), FUNCTIONS, ids=DISTRIBUTIONS)
-def test_a_million_draws_follow_the_distribution(distribution_of, function):
+def test_a_million_samples_follow_the_distribution(distribution_of, function):
     """False alarm with probability 1e-6 each; the wrong rule's distribution is distinguishable."""
     block = random_block(1, 3, 4, seed=32, dtype=torch.float64, spread=1.0)
     counts, expected = sampled(distribution_of, block, torch.Generator().manual_seed(5), function)
@@ -172,7 +172,7 @@ def test_a_million_draws_follow_the_distribution(distribution_of, function):
 
 
 @pytest.mark.parametrize("rule", [*CHAIN_RULES[2:], SyntheticVerification(0.6)], **named)
-def test_a_million_draws_of_lossy_rules_follow_their_distributions(rule):
+def test_a_million_samples_of_lossy_rules_follow_their_distributions(rule):
     block = random_block(1, 3, 4, seed=11, dtype=torch.float64, spread=1.0)
 
     def function(tokens, draft_probs, target_probs, generator):
@@ -183,7 +183,7 @@ def test_a_million_draws_of_lossy_rules_follow_their_distributions(rule):
     assert chi_square_p_value(counts, expected) > 1e-6
 
 
-def test_a_distribution_that_is_needed_and_missing_is_asked_for():
+def test_a_missing_distribution_is_an_error():
     block = random_block(2, 2, 5)
     levels = Levels(torch.zeros(2, 2, dtype=torch.float64), torch.tensor([[3, 0], [0, 0]]))
     arguments = (block.tokens, block.draft_probs[:, :2], block.target_probs, torch.Generator().manual_seed(0))

@@ -39,6 +39,6 @@ def test_it_decodes_and_says_what_it_is():
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.5, "high", float("nan")])
-def test_a_rate_that_is_none(rate):
+def test_an_impossible_rate_is_refused(rate):
     with pytest.raises(UserError, match="verification.rate"):
         SyntheticVerification(rate)

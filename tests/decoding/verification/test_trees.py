@@ -44,15 +44,15 @@ def trees_of(draft, count, length, merge=True, replacement=True):
     """Yield every tree of `count` chains of `length` tokens, and its probability; without replacement first tokens differ."""
     options = list(itertools.product(range(draft.vocab_size), repeat=length))
     for chains in itertools.product(options, repeat=count):
-        chance = 1.0
+        prob = 1.0
         for number, chain in enumerate(chains):
             distribution = draft(()).clone()
             if not replacement:
                 distribution[[other[0] for other in chains[:number]]] = 0
                 distribution = distribution / distribution.sum().clamp_min(1e-300)
-            chance *= distribution[chain[0]].item() * draft.joint(chain[1:], chain[:1])
-        if chance > 0:
-            yield of_chains(chains, merge), chance
+            prob *= distribution[chain[0]].item() * draft.joint(chain[1:], chain[:1])
+        if prob > 0:
+            yield of_chains(chains, merge), prob
 
 
 def emitted(rule, target, draft, trees, num_tokens):
@@ -60,11 +60,11 @@ def emitted(rule, target, draft, trees, num_tokens):
     target goes on alone.
     """
     total = torch.zeros((target.vocab_size,) * num_tokens, dtype=torch.float64)
-    for nodes, chance, replacement in trees:
+    for nodes, tree_prob, replacement in trees:
         target_probs, paths = distributions_after(target, nodes)
         draft_probs, _ = distributions_after(draft, nodes)
         distribution = rule.distribution(TreeBlock.of(nodes.draft(draft_probs, replacement=replacement), target_probs))
-        reach = [chance]
+        reach = [tree_prob]
         for move, parent in zip(distribution.moves.tolist(), nodes.parents, strict=True):
             reach.append(reach[parent + 1] * move)
         for row, path in enumerate(paths):
@@ -79,8 +79,8 @@ def emitted(rule, target, draft, trees, num_tokens):
 
 
 def check(rule, target, draft, trees, length):
-    found = emitted(rule, target, draft, trees, length + 1)
-    assert difference(found, target) < 1e-9
+    actual = emitted(rule, target, draft, trees, length + 1)
+    assert difference(actual, target) < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def check(rule, target, draft, trees, length):
 def test_iid_chains_are_lossless(rule, merge, vocab_size, count, length):
     for seed in range(4):
         target, draft = Model(vocab_size, 2 * seed, seed % 2 == 1), Model(vocab_size, 2 * seed + 1, seed % 4 > 1)
-        trees = [(nodes, chance, True) for nodes, chance in trees_of(draft, count, length, merge)]
-        assert sum(chance for _, chance, _ in trees) == pytest.approx(1)
+        trees = [(nodes, prob, True) for nodes, prob in trees_of(draft, count, length, merge)]
+        assert sum(prob for _, prob, _ in trees) == pytest.approx(1)
         check(RULES[rule], target, draft, trees, length)
 
 
@@ -101,23 +101,23 @@ def test_iid_chains_are_lossless(rule, merge, vocab_size, count, length):
 def test_first_tokens_without_replacement_are_lossless(rule, vocab_size, count, length):
     for seed in range(4):
         target, draft = Model(vocab_size, 2 * seed), Model(vocab_size, 2 * seed + 1)
-        trees = [(nodes, chance, False) for nodes, chance in trees_of(draft, count, length, replacement=False)]
-        assert sum(chance for _, chance, _ in trees) == pytest.approx(1)
+        trees = [(nodes, prob, False) for nodes, prob in trees_of(draft, count, length, replacement=False)]
+        assert sum(prob for _, prob, _ in trees) == pytest.approx(1)
         check(RULES[rule], target, draft, trees, length)
 
 
-def test_without_replacement_taken_for_with_it_would_be_noticed():
+def test_samples_without_replacement_verified_as_with_it_would_be_noticed():
     target, draft = Model(3, 4), Model(3, 5)
-    trees = [(nodes, chance, True) for nodes, chance in trees_of(draft, 2, 1, replacement=False)]
+    trees = [(nodes, prob, True) for nodes, prob in trees_of(draft, 2, 1, replacement=False)]
     assert difference(emitted(MultiRound(), target, draft, trees, 2), target) > 0.1
 
 
-def test_forgotten_multiplicity_would_be_noticed():
+def test_ignoring_repeated_samples_would_be_noticed():
     """Merged duplicates that are tested once bias the distribution by a hundredth or more."""
     target, draft, trees = Model(3, 4), Model(3, 5), []
-    for nodes, chance in trees_of(draft, 3, 1):
+    for nodes, prob in trees_of(draft, 3, 1):
         nodes.order = sorted(set(nodes.order))
-        trees.append((nodes, chance, True))
+        trees.append((nodes, prob, True))
     assert difference(emitted(MultiRound(), target, draft, trees, 2), target) > 1e-2
 
 
@@ -136,12 +136,12 @@ def test_a_single_chain_is_verified_like_token_verification(distribution_of):
     target, draft = Model(4, 1), Model(4, 2)
     nodes = of_chains([(1, 3, 0, 2)])
     target_probs, draft_probs = distributions_after(target, nodes)[0], distributions_after(draft, nodes)[0]
-    found = distribution_of(TreeBlock.of(nodes.draft(draft_probs), target_probs))
+    distribution = distribution_of(TreeBlock.of(nodes.draft(draft_probs), target_probs))
     plain = token_distribution(Block.of(torch.tensor([[1, 3, 0, 2]]), draft_probs[None, :4], target_probs[None]))
-    torch.testing.assert_close(found.moves.cumprod(0), plain.survival[0].double(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(distribution.moves.cumprod(0), plain.survival[0].double(), atol=1e-12, rtol=0)
     for row in range(5):
-        one, other = found.next_probs(torch.tensor([row]))[0], plain.next_probs(torch.tensor([row]))[0]
-        torch.testing.assert_close(one / one.sum(), other / other.sum(), atol=1e-12, rtol=0)
+        following, expected = distribution.next_probs(torch.tensor([row]))[0], plain.next_probs(torch.tensor([row]))[0]
+        torch.testing.assert_close(following / following.sum(), expected / expected.sum(), atol=1e-12, rtol=0)
 
 
 def test_the_factor_of_spectr_solves_its_equation():
@@ -153,21 +153,21 @@ def test_the_factor_of_spectr_solves_its_equation():
         assert ((rho >= 1) & (rho <= k)).all()
 
 
-def test_more_draws_are_accepted_more_often():
+def test_more_samples_are_accepted_more_often():
     target, draft = Model(4, 3), Model(4, 4)
     for rule in (MultiRound(), SpecTr()):
-        chances = []
+        probs = []
         for count in (1, 2, 4):
             distributions = (
                 (rule.distribution(TreeBlock.of(n.draft(distributions_after(draft, n)[0]), distributions_after(target, n)[0])), p)
                 for n, p in trees_of(draft, count, 1)
             )
-            chances.append(sum(p * distribution.moves.sum().item() for distribution, p in distributions))
-        assert chances[0] < chances[1] < chances[2]
+            probs.append(sum(p * distribution.moves.sum().item() for distribution, p in distributions))
+        assert probs[0] < probs[1] < probs[2]
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_draws_follow_the_distribution(rule):
+def test_samples_follow_the_distribution(rule):
     """10,000 samples of one tree; a false alarm has a probability below 1e-6 per comparison (five standard errors)."""
     target, draft = Model(3, 7), Model(3, 8)
     nodes = of_chains([(0, 1), (0, 2), (1, 1), (0, 1)])
@@ -181,13 +181,13 @@ def test_draws_follow_the_distribution(rule):
         reach.append(reach[parent + 1] * move)
     for row in range(len(nodes.tokens) + 1):
         children = [n for n, parent in enumerate(nodes.parents) if parent == row - 1]
-        chance = reach[row] * (1 - distribution.moves[children].sum().item())
+        prob = reach[row] * (1 - distribution.moves[children].sum().item())
         share = ended[row].item() / len(verdicts)
-        assert abs(share - chance) <= 5 * (chance * (1 - chance) / len(verdicts)) ** 0.5 + 1e-12
+        assert abs(share - prob) <= 5 * (prob * (1 - prob) / len(verdicts)) ** 0.5 + 1e-12
 
 
 def path_end(verdict):
     """Return the last accepted node, or -1; checks that the path goes down."""
-    path = [node for node in verdict.accepted_nodes[0].tolist() if node >= 0]
+    path = [node for node in verdict.accepted_nodes.tolist() if node >= 0]
     assert len(path) == verdict.num_accepted.item()
     return path[-1] if path else -1
