@@ -395,7 +395,7 @@ def test_datasets_prints_nothing_and_keeps_its_log_levels(monkeypatch):
         ({"template": "{"}, r"data\.template='\{'"),
         ({"completion_template": "{}"}, r"data\.completion_template='\{\}': a field has no name"),
         ({"name": 5}, r"data\.name=5 must be text"),
-        ({"split": "train[:"}, r"data\.split='train\[:' must be the name of a split; .*train\[:500\]"),
+        ({"split": "train[:"}, r"data\.split='train\[:' must be the name of a split or a slice.*train\[:500\]"),
         ({"split": "train[5]"}, "must be the name of a split"),
         ({"split": "train[a:b]"}, "must be the name of a split"),
         ({"split": "train[:200%]"}, "must be the name of a split"),

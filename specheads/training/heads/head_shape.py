@@ -57,7 +57,7 @@ class HeadShape(Settings):
         "sampled",
         "what the head learns, from the probabilities t of the target and d of the draft; sampled: min(1, t/d) of a token "
         "drafted after the target's tokens; overlap: its mean, 1 - TV; rollout: min(1, t/d) after drafted tokens too (needs "
-        "generation.rollouts_per_response above 0); or a list",
+        "rollouts_per_response above 0); or a list",
     )
 
 
