@@ -160,7 +160,7 @@ class Distillation(Settings):
     @property
     def shares(self) -> dict[str, float]:
         """The probability of each kind of response that occurs."""
-        shares = self.mixed.values() if self.samples == "mixed" else {self.samples: 1.0}
+        shares: dict[str, float] = self.mixed.values() if self.samples == "mixed" else {self.samples: 1.0}
         total = sum(shares.values())
         return {kind: shares[kind] / total for kind in KINDS if shares.get(kind, 0) > 0}
 
