@@ -1,6 +1,6 @@
 """`python -m specheads.evaluation.layer_search`: choose the layers that the target skips when it drafts for itself.
 
-Layers are removed one after another; each time it is the layer without which the draft is fastest. The target responds to dev
+Layers are removed one after another; each time the layer without which decoding is fastest. The target responds to dev
 prompts. A draft's acceptance is the overlap of its distributions with the target's along these responses; its cost is the share
 of the weights that it still reads. Both determine the speed at the best fixed length (Leviathan et al. 2023, theorem 3.8).
 
