@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 
 def evaluate(cfg: DictConfig) -> Report:
-    """Do what the config asks for; write and return the report."""
-    # All mistakes that can be known, and a login that fails, come before the models: they should not wait for 70 B.
+    """Evaluate a composed config; write and return the report."""
+    # Mistakes and failed logins are reported before the models are loaded, which may take minutes.
     settings, data = evaluation_settings(cfg), prompt_data(cfg)
     data.check(settings.split)
     with open_loggers(cfg, Path(cfg.paths.run)) as loggers:
@@ -45,7 +45,7 @@ def run(cfg: DictConfig, settings: Evaluation, data: PromptData) -> Report:
     earlier = {where: read_report(where) for where in settings.compare}
     pair = load_configured_pair(cfg)
     heads = find_heads(settings.head, settings.drafting.pair(pair), Path(cfg.paths.outputs), settings.warp, settings.any_draft)
-    logger.info("heads: %s", ", ".join(one.where for one in heads.values()) or "none")
+    logger.info("heads: %s", ", ".join(head.where for head in heads.values()) or "none")
     folders = Path(cfg.paths.data), Path(cfg.paths.run)
     report = evaluate_heads(pair, heads, settings, data, folders, earlier, config_text(cfg))
     try:
@@ -59,6 +59,7 @@ def run(cfg: DictConfig, settings: Evaluation, data: PromptData) -> Report:
 
 @command("evaluate", lambda cfg: [Generation, Evaluation])
 def main(cfg: DictConfig) -> None:
+    """Evaluate, print and write the report."""
     evaluate(cfg)
 
 

@@ -1,7 +1,7 @@
-"""`python train.py model=llama2-7b`: train an acceptance head, making the data first where it is missing.
+"""`python train.py model=llama2-7b`: train an acceptance head; missing data is generated first.
 
-`python train.py task=distill` trains the draft itself. `python train.py --help` lists every key, with `task=distill` that task's;
-`-m head.depth=0,1,2,3,4 loss.reject_weight=1,3,6,12` sweeps.
+`python train.py task=distill` trains the draft itself. `python train.py --help` lists every key, and with `task=distill` the keys
+of that task. `-m head.depth=0,1,2,3,4 loss.reject_weight=1,3,6,12` sweeps.
 """
 
 from pathlib import Path
@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 from data_gen.__main__ import check_data, data_cache
 from data_gen.settings import Generation
 from specheads.commands.command import command, is_first_process, next_command
-from specheads.commands.compose import check_keys
 from specheads.commands.distillation import distill_configured_draft
 from specheads.commands.draft_report import print_draft
 from specheads.commands.head_report import print_heads
@@ -24,7 +23,7 @@ from specheads.training.heads.settings import HeadTraining
 
 
 def train_head(cfg: DictConfig, pair: Pair | None = None) -> Path:
-    """Train the heads of a composed config for its pair, loaded here or before; return the folder of the head, or of all heads."""
+    """Train the heads of a composed config for its pair, which may be loaded already; return the folder of the head or heads."""
     check_data(cfg)
     trained = train_configured_heads(cfg, data_cache, pair)
     if is_first_process():
@@ -42,21 +41,20 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> Path:
 
 
 def settings_classes(cfg: DictConfig) -> list[type[Settings]]:
-    """Return the classes of settings that a composed config is for."""
-    return [Generation, *CLASSES.get(cfg.task, ())]
+    """Return the classes of settings of a composed config; raises UserError for an unknown task."""
+    if cfg.task not in TASKS:
+        raise UserError(f"task={cfg.task} is not known; use {' or '.join(TASKS)}.")
+    return [Generation, CLASSES[cfg.task]]
 
 
 TASKS = {"head": train_head, "distill": distill_draft}  # each returns a folder
-CLASSES = {"head": [HeadTraining], "distill": [Distillation]}
+CLASSES: dict[str, type[Settings]] = {"head": HeadTraining, "distill": Distillation}
 NEXT = {"head": ("evaluate.py", "head={folder}"), "distill": ("train.py", "model.draft={folder}")}
 
 
 @command("train", settings_classes)
 def main(cfg: DictConfig) -> None:
-    """Train what `task` names, and say what comes next."""
-    if cfg.task not in TASKS:
-        raise UserError(f"task={cfg.task} is not known; use {' or '.join(TASKS)}.")
-    check_keys(cfg, settings_classes(cfg))
+    """Do the task, and print the command that comes next."""
     folder = TASKS[cfg.task](cfg)
     if is_first_process():
         script, override = NEXT[cfg.task]

@@ -2,8 +2,9 @@
 
     python benchmarks/bank.py [--prompts 512] [--repeats 3]
 
-Times one epoch of training on nano (data is made where it is missing), alternating; medians. Then counts multiply-adds per token at the
-shape of Llama 2 7B, where a step is a forward of the draft and three products (forward, two backward) for every weight of a head.
+Times one epoch of training on nano (data is made where it is missing), alternating; medians. Then counts multiply-adds per token
+at the shape of Llama 2 7B, where a step is a forward of the draft and three products (forward, two backward) for every weight of
+a head.
 """
 
 import argparse
@@ -24,11 +25,10 @@ from data_gen.__main__ import data_cache
 from specheads import load_pair
 from specheads.commands.compose import settings_of
 from specheads.heads.batch import collate
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.storage.data_set import load_split
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
-from specheads.training.heads.head_specs import head_specs
 from specheads.training.heads.mixed_responses import MixedResponses
 from specheads.training.heads.settings import HeadTraining
 from specheads.training.loaders import ResumableData
@@ -71,13 +71,13 @@ def main() -> None:
         data = compose("data_gen", ["model=nano"])
     pair = load_pair("nano")
     rows = load_split(data_cache(data, pair).folder, "train").select(range(arguments.prompts))
-    specs = head_specs(settings_of(HeadTraining, cfg), pair)
-    one = [next(spec for spec in specs if spec.config.depth == 3)]
+    specs = settings_of(HeadTraining, cfg).specs(pair)
+    single = [next(spec for spec in specs if spec.config.depth == 3)]
     epoch_seconds(pair, rows.select(range(32)), specs)
     times = {"together": [], "apart": [], "one": []}
     for _ in range(arguments.repeats):
         times["together"].append(epoch_seconds(pair, rows, specs))
-        times["one"].append(epoch_seconds(pair, rows, one))
+        times["one"].append(epoch_seconds(pair, rows, single))
         times["apart"].append(sum(epoch_seconds(pair, rows, [spec]) for spec in specs))
     together, apart, alone = (statistics.median(times[name]) for name in ("together", "apart", "one"))
     print(f"nano, {arguments.prompts} prompts, one epoch, median of {arguments.repeats}")
@@ -86,7 +86,7 @@ def main() -> None:
     )
     hidden, draft = LLAMA_2_7B.values()
     weights = {spec.name: head_multiply_adds(spec.config.depth, hidden) for spec in specs}
-    steps = [draft + 3 * LABELLED * sum(some) for some in (weights.values(), [weights[one[0].name]])]
+    steps = [draft + 3 * LABELLED * sum(some) for some in (weights.values(), [weights[single[0].name]])]
     print(f"at Llama 2 7B's shape, multiply-adds of a training step: {steps[0] / steps[1]:.2f} of one head's")
     tables = [
         Table(

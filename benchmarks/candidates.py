@@ -1,9 +1,9 @@
-"""Drafts of several candidates beside chains: what each way of drafting and verifying accepts, writes and takes.
+"""Drafts of several candidates next to chains: the acceptance, output and time of each method.
 
     python benchmarks/candidates.py trees|samples|joint [--prompts 40] [--data humaneval.jsonl] [--engine auto]
 
-Decodes test prompts of nano, or those of a JSONL file, with every method of a table, interleaved prompt by prompt:
-`trees` at top-p 0.7 and temperature 0.7 and greedily (GSD's settings), `samples` at temperature 1, top-k 50, `joint` at top-k 20, top-p 0.9
+Decodes test prompts of nano, or those of a JSONL file, with every method of a table, interleaved prompt by prompt: `trees` at
+top-p 0.7 and temperature 0.7 and greedily (GSD's settings), `samples` at temperature 1, top-k 50, `joint` at top-k 20, top-p 0.9
 (MJSD's settings). Perplexities are the target's own, of all emitted tokens, without warping.
 """
 
@@ -51,7 +51,7 @@ class Tally:
     nats: list[float] = field(default_factory=list)
 
     def rows(self, name: str) -> np.ndarray:
-        return np.array([getattr(one, name) for one in self.stats], dtype=float)
+        return np.array([getattr(generation, name) for generation in self.stats], dtype=float)
 
 
 def method(way: object, rule: object, stop: stopping.StoppingRule | None = None) -> Make:
@@ -86,37 +86,37 @@ def tree_methods(skipped: Sequence[int]) -> dict[str, Make]:
 def sample_methods() -> dict[str, Make]:
     """Return rules for i.i.d. chains of four tokens, and chains."""
     four, chain = stopping.FixedLength(4), drafting.Autoregressive()
-    found = {
+    methods = {
         "chain, token": method(chain, verification.TokenVerification(), four),
         "chain, block": method(chain, verification.BlockVerification(), four),
         "BiLD, fallback 0.9, rollback 2 (lossy)": method(chain, verification.BigLittle()),
     }
     for count in (2, 4, 8):
-        found[f"{count} chains, SpecTr"] = method(drafting.Multi(count), verification.SpecTr(), four)
-        found[f"{count} chains, multi-round"] = method(drafting.Multi(count), verification.MultiRound(), four)
-    found["4 chains without replacement, multi-round"] = method(
+        methods[f"{count} chains, SpecTr"] = method(drafting.Multi(count), verification.SpecTr(), four)
+        methods[f"{count} chains, multi-round"] = method(drafting.Multi(count), verification.MultiRound(), four)
+    methods["4 chains without replacement, multi-round"] = method(
         drafting.Multi(4, replacement=False), verification.MultiRound(), four
     )
-    found["4 chains, batch"] = method(drafting.Multi(4, merge=False), verification.MultiRound(), four)
-    found["4 chains, matching"] = method(drafting.Multi(4), verification.TreeMatch(), four)
-    found["tree, matching, theta 0.1, 0.1"] = method(
+    methods["4 chains, batch"] = method(drafting.Multi(4, merge=False), verification.MultiRound(), four)
+    methods["4 chains, matching"] = method(drafting.Multi(4), verification.TreeMatch(), four)
+    methods["tree, matching, theta 0.1, 0.1"] = method(
         drafting.Tree(theta_prob=0.1, theta_sib=0.1, max_nodes=16), verification.TreeMatch(), four
     )
-    return found
+    return methods
 
 
 def joint_methods() -> dict[str, Make]:
-    """Return joint verification of beams, and what it lies between."""
+    """Return joint verification of beams, and the methods that bound it."""
     four = stopping.FixedLength(4)
-    found = {"chain, token": method(drafting.Autoregressive(), verification.TokenVerification(), four)}
+    methods = {"chain, token": method(drafting.Autoregressive(), verification.TokenVerification(), four)}
     settings = [(beams, 0.1) for beams in (2, 4, 8)] + [(8, tau) for tau in (0.3, 0.5, 0.7, 0.9)]
     for beams, tau in settings:
-        found[f"MJSD, {beams} beams, tau {tau:g} (lossy)"] = method(
+        methods[f"MJSD, {beams} beams, tau {tau:g} (lossy)"] = method(
             drafting.Beam(beams), verification.JointVerification(tau), four
         )
-    found["8 beams, matching"] = method(drafting.Beam(8), verification.TreeMatch(), four)
-    found["MJGD, 4 tokens, 8 beams (lossy)"] = lambda pair, warp, engine: BlockSearch(pair, 4, 8, warp, engine)
-    return found
+    methods["8 beams, matching"] = method(drafting.Beam(8), verification.TreeMatch(), four)
+    methods["MJGD, 4 tokens, 8 beams (lossy)"] = lambda pair, warp, engine: BlockSearch(pair, 4, 8, warp, engine)
+    return methods
 
 
 @torch.no_grad()
@@ -131,9 +131,9 @@ def run(pair: Pair, methods: dict[str, Make], warp: Warp, prompts: Sequence[Sequ
     """Decode every prompt with every method, in an order that rotates."""
     decoders = {"target alone": Baseline(pair, warp, engine)}
     decoders |= {name: make(pair, warp, engine) for name, make in methods.items()}
-    for one in decoders.values():
-        one.warm_up()
-        one.generate(prompts[0], MAX_TOKENS)
+    for decoder in decoders.values():
+        decoder.warm_up()
+        decoder.generate(prompts[0], MAX_TOKENS)
     tallies, names = {name: Tally() for name in decoders}, list(decoders)
     for number, prompt in enumerate(prompts):
         for name in names[number % len(names) :] + names[: number % len(names)]:
@@ -144,9 +144,9 @@ def run(pair: Pair, methods: dict[str, Make], warp: Warp, prompts: Sequence[Sequ
     return tallies
 
 
-def ratio(over: np.ndarray, under: np.ndarray, counts: np.ndarray, unit: Callable = lambda x: x) -> dict[str, float]:
+def ratio(over: np.ndarray, under: np.ndarray, counts: np.ndarray, transform: Callable = lambda x: x) -> dict[str, float]:
     """Return a ratio of sums over prompts with its 95 % interval; the first row of `counts` is the prompts as they are."""
-    values = unit((counts @ over) / np.maximum(counts @ under, 1e-12))
+    values = transform((counts @ over) / np.maximum(counts @ under, 1e-12))
     return interval(values[0], *np.percentile(values[1:], [2.5, 97.5]))
 
 
@@ -155,10 +155,10 @@ def table_rows(tallies: dict[str, Tally], groups: Groups) -> Iterable[list]:
     counts = resample_counts(groups)
     alone = tallies["target alone"]
     pace = (counts @ alone.rows("num_tokens")) / (counts @ alone.rows("seconds"))
-    for name, one in tallies.items():
-        tokens, calls = one.rows("num_tokens"), one.rows("num_target_calls")
-        drafted, accepted = one.rows("num_drafted"), one.rows("num_accepted")
-        copied = one.rows("num_copy_rounds")
+    for name, tally in tallies.items():
+        tokens, calls = tally.rows("num_tokens"), tally.rows("num_target_calls")
+        drafted, accepted = tally.rows("num_drafted"), tally.rows("num_accepted")
+        copied = tally.rows("num_copy_rounds")
         yield [
             name,
             ratio(drafted, calls, counts) if drafted.any() else None,
@@ -166,8 +166,8 @@ def table_rows(tallies: dict[str, Tally], groups: Groups) -> Iterable[list]:
             ratio(accepted, tokens, counts) if drafted.any() else None,
             ratio(tokens, calls, counts),
             ratio(copied, calls, counts) if copied.any() else None,
-            ratio(np.array(one.nats), tokens, counts, np.exp),
-            ratio(tokens, one.rows("seconds"), counts, lambda speed: speed / pace),
+            ratio(np.array(tally.nats), tokens, counts, np.exp),
+            ratio(tokens, tally.rows("seconds"), counts, lambda speed: speed / pace),
         ]
 
 
@@ -183,10 +183,10 @@ def main() -> None:
     pair = load_pair("nano")
     if arguments.data:
         rows = [json.loads(line)["prompt"] for line in arguments.data.read_text().splitlines()]
-        found = [Prompt(text_id(text), "test", text) for text in rows]
+        prompts_read = [Prompt(text_id(text), "test", text) for text in rows]
     else:
-        found = list(NanoSource(0, 0, min(2 * arguments.prompts, NUM_READ)).load(pair.chats))
-    encoded = [(prompt, pair.encode_instruction(prompt.text)) for prompt in found]
+        prompts_read = list(NanoSource(0, 0, min(2 * arguments.prompts, NUM_READ)).load(pair.chats))
+    encoded = [(prompt, pair.encode_instruction(prompt.text)) for prompt in prompts_read]
     encoded = [(prompt, ids) for prompt, ids in encoded if len(ids) <= 256][: arguments.prompts]
     prompts, groups = [ids for _, ids in encoded], groups_of(prompt for prompt, _ in encoded)
     methods, warps = {
@@ -197,7 +197,8 @@ def main() -> None:
     tables = []
     for warp in warps:
         rows = list(table_rows(run(pair, methods, warp, prompts, arguments.engine), groups))
-        title = f"{warp_text(warp)}; {len(prompts)} prompts, at most {MAX_TOKENS} tokens each; ± half of the 95 % interval over prompts"
+        title = f"{warp_text(warp)}; {len(prompts)} prompts, at most {MAX_TOKENS} tokens each"
+        title += "; ± half of the 95 % interval over prompts"
         tables.append(Table("greedy" if warp.greedy else "sampled", title, COLUMNS, rows))
         print("\n".join(["", title, "", text_of(tables[-1])]))
     name = "_".join(["candidates", arguments.table, *([arguments.data.stem] if arguments.data else [])])

@@ -3,7 +3,7 @@
     python benchmarks/decoding.py --head outputs/head/<date_time>/heads/<name> [--model nano] [--prompts 8] [--repeats 5]
     python benchmarks/decoding.py --model synthetic-llama3 --rate 0.8
 
-Without `--head` an untrained head is used; with `--rate` drafted tokens are accepted at that rate whatever the models predict,
+Without `--head` an untrained head is used; with `--rate` drafted tokens are accepted at that rate, independent of the models,
 and transformers' assisted generation, which cannot do that, is left out.
 
 One process, greedy and sampled. In each repeat all settings decode the same prompts in turn; a figure is the median over repeats.
@@ -37,7 +37,8 @@ from specheads.decoding.records import DecodeStats, Round
 from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.decoding.verification import SyntheticVerification, TokenVerification, VerificationRule
 from specheads.integrations.transformers import assist
-from specheads.pair import LanguageModel, Pair
+from specheads.language_model import LanguageModel
+from specheads.pair import Pair
 from specheads.prompts.nano_source import NanoSource
 
 FIXED, THRESHOLDS, CONTEXTS = (2, 4, 6, 8), (0.3, 0.5, 0.7), (128, 512, 2048)
@@ -93,7 +94,9 @@ def transformers_runs(pair: Pair, head: AcceptanceHead, warp: Warp, length: int,
     chosen |= {"max_new_tokens": length, "pad_token_id": 0}
 
     def run(assistant: dict | None, threshold: float | None = None) -> Run:
-        config = copy.deepcopy(pair.draft.generation_config)  # kept from call to call: the heuristic goes on from where it was
+        config = copy.deepcopy(
+            pair.draft.generation_config
+        )  # kept from call to call, because the heuristic continues from its last length
         for name, value in (assistant or {}).items():
             setattr(config, name, value)
 
@@ -138,25 +141,25 @@ def own_runs(
     decoders |= {f"fixed K={k}": decoder.with_stopping(FixedLength(k)) for k in FIXED}
     decoders |= {f"head {t}": decoder.with_stopping(HeadThreshold(head, t)) for t in THRESHOLDS}
     decoders["head 0.5, a step ahead of its flag"] = ahead
-    startup = sum(one.warm_up() for one in decoders.values())
+    startup = sum(each.warm_up() for each in decoders.values())
 
-    def run(one: SpeculativeDecoder | Baseline) -> Run:
-        device, speculative = pair.target_lm.device, isinstance(one, SpeculativeDecoder)
+    def run(each: SpeculativeDecoder | Baseline) -> Run:
+        device, speculative = pair.target_lm.device, isinstance(each, SpeculativeDecoder)
         if speculative:
-            one._drafter._step = draft = Stopwatch(one._drafter._step, pair.draft_lm.device)
-            one._verifier._compiled_step = verify = Stopwatch(one._verifier._compiled_step, device)
+            each._drafter._step = draft = Stopwatch(each._drafter._step, pair.draft_lm.device)
+            each._verifier._compiled_step = verify = Stopwatch(each._verifier._compiled_step, device)
         else:
-            one._compiled_step = verify = Stopwatch(one._compiled_step, device)
+            each._compiled_step = verify = Stopwatch(each._compiled_step, device)
 
         def generate(prompt: list[int], seed: int) -> Made:
             start = time.perf_counter()
-            out = one.generate(prompt, length, seed=seed)
+            out = each.generate(prompt, length, seed=seed)
             seconds = time.perf_counter() - start
             return Made(len(out.tokens), seconds, list(out.rounds), draft.take() if speculative else 0.0, verify.take())
 
         return generate
 
-    return {name: run(one) for name, one in decoders.items()}, startup
+    return {name: run(each) for name, each in decoders.items()}, startup
 
 
 def compare(runs: dict[str, Run], prompts: list[list[int]], repeats: int) -> dict[str, list[Made]]:
@@ -176,17 +179,17 @@ def compare(runs: dict[str, Run], prompts: list[list[int]], repeats: int) -> dic
 
 def speed_table(made: dict[str, list[Made]], mode: str) -> Table:
     """Return how fast each setting is, next to transformers' generation, and where a round's time goes."""
-    speeds = {name: statistics.median(one.tokens / one.seconds for one in all_) for name, all_ in made.items()}
+    speeds = {name: statistics.median(each.tokens / each.seconds for each in all_) for name, all_ in made.items()}
     plain = speeds["transformers, plain"]
     best = max((name for name in speeds if "assisted" in name), key=speeds.get, default=None)
     fixed = made[f"fixed K={FIXED[1]}"]
-    step = statistics.median(one.draft_seconds / DecodeStats.of(one.rounds).num_draft_calls for one in fixed)
+    step = statistics.median(each.draft_seconds / DecodeStats.of(each.rounds).num_draft_calls for each in fixed)
     rows = []
     for name, speed in speeds.items():
         shown = [None] * (1 + len(STAGES))
         if made[name][0].rounds:
-            efficiency = DecodeStats.of([part for one in made[name] for part in one.rounds]).block_efficiency
-            stages = zip(*(round_stages(one, step) for one in made[name]), strict=True)
+            efficiency = DecodeStats.of([part for each in made[name] for part in each.rounds]).block_efficiency
+            stages = zip(*(round_stages(each, step) for each in made[name]), strict=True)
             shown = [efficiency, *(max(0.0, statistics.median(values)) for values in stages)]
         rows.append([name, speed, speed / plain, speed / speeds[best] if best else None, *shown])
     columns = [
@@ -197,7 +200,7 @@ def speed_table(made: dict[str, list[Made]], mode: str) -> Table:
     ]
     columns += [Column("tokens per round", "fixed"), *(Column(stage, "ms") for stage in STAGES)]
     longest = made[f"fixed K={FIXED[-1]}"]
-    over = [sum(r.seconds for r in one.rounds) / (one.draft_seconds + one.verify_seconds) for one in longest]
+    over = [sum(r.seconds for r in each.rounds) / (each.draft_seconds + each.verify_seconds) for each in longest]
     title = f"{mode}; a whole round with K={FIXED[-1]} takes {statistics.median(over):.2f}x of its forward passes alone"
     return Table(mode.split(maxsplit=1)[0].strip(";").lower(), title, columns, rows)
 
@@ -225,8 +228,8 @@ def never_rows(
     for most in (FIXED[1], FIXED[3]):
         both = [decoder.with_stopping(rule) for rule in (FixedLength(most), HeadThreshold(head, 1.0, 1, most))]
         seconds = [0.0, 0.0]
-        for one in both:
-            one.generate(prompts[0], length)
+        for each in both:
+            each.generate(prompts[0], length)
         for number, prompt in enumerate(prompts):
             taken = [[], []]
             for repeat in range(repeats):
@@ -272,8 +275,8 @@ def forward_table(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str) -> 
     """Time single compiled steps at a context of 256 positions."""
     decoder = SpeculativeDecoder(pair, stopping=HeadThreshold(head), warp=warp, engine=engine)
     plain, target = decoder.with_stopping(FixedLength(8)), Baseline(pair, warp, decoder.target_engine)
-    for one in (decoder, plain, target):
-        one.warm_up()
+    for each in (decoder, plain, target):
+        each.warm_up()
     device, context = pair.target_lm.device, 256
     uniform, ends = (
         torch.zeros(1, dtype=torch.float64, device=device),
@@ -281,9 +284,9 @@ def forward_table(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str) -> 
     )
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
 
-    def step(one: SpeculativeDecoder) -> Callable[[], object]:
-        state = ChainState(torch.zeros(1, dtype=torch.bool, device=device), one.stopping.start_prompt(1, device))
-        return lambda: (place(one.draft_engine, context), one._drafter._step(token, uniform, ends, state))
+    def step(each: SpeculativeDecoder) -> Callable[[], object]:
+        state = ChainState(torch.zeros(1, dtype=torch.bool, device=device), each.stopping.start_prompt(1, device))
+        return lambda: (place(each.draft_engine, context), each._drafter._step(token, uniform, ends, state))
 
     def verify(count: int) -> Callable[[], object]:
         verifier = decoder._verifier
@@ -293,7 +296,10 @@ def forward_table(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str) -> 
         return lambda: (place(decoder.target_engine, context), verifier._compiled_step(tokens, *inputs))
 
     limit = bandwidth(device)
-    alone = lambda: (place(decoder.target_engine, context), target._compiled_step(token, uniform))
+
+    def alone() -> object:
+        return place(decoder.target_engine, context), target._compiled_step(token, uniform)
+
     lines = [("target alone", alone, pair.target_lm, decoder.target_engine)]
     lines += [("draft step, fixed length", step(plain), pair.draft_lm, decoder.draft_engine)]
     lines += [("draft step with head", step(decoder), pair.draft_lm, decoder.draft_engine)]
@@ -362,12 +368,12 @@ def main() -> None:
     head = load_head(arguments.head) if arguments.head else AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size))
     head.requires_grad_(False)
     verification = TokenVerification() if arguments.rate is None else SyntheticVerification(arguments.rate)
-    found = list(NanoSource(arguments.prompts, 0, 0).load(pair.chats))
-    prompts = [pair.encode_instruction(prompt.text) for prompt in found]
+    loaded = list(NanoSource(arguments.prompts, 0, 0).load(pair.chats))
+    prompts = [pair.encode_instruction(prompt.text) for prompt in loaded]
     tables, never = [], []
     for warp in (Warp(temperature=0), Warp(temperature=1.0, top_k=50)):
-        own, startup = own_runs(pair, head, warp, arguments.new_tokens, arguments.engine, verification)
-        runs = {**transformers_runs(pair, head, warp, arguments.new_tokens, arguments.rate is None), **own}
+        ours, startup = own_runs(pair, head, warp, arguments.new_tokens, arguments.engine, verification)
+        runs = {**transformers_runs(pair, head, warp, arguments.new_tokens, arguments.rate is None), **ours}
         mode = f"{'Greedy' if warp.greedy else 'Sampled at temperature 1, top-k 50'}; start-up of all settings {startup:.1f} s"
         keep(tables, speed_table(compare(runs, prompts, arguments.repeats), mode))
         never += never_rows(pair, head, warp, arguments.engine, prompts, arguments.new_tokens, 3 * arguments.repeats)
@@ -382,7 +388,7 @@ def main() -> None:
     note += f"{arguments.repeats} repeats."
     name = "decoding" if arguments.model == "nano" else f"decoding_{arguments.model}"
     seeds = [1000 * repeat for repeat in range(arguments.repeats)]
-    record = prompt_record(prompt.prompt_id for prompt in found)
+    record = prompt_record(prompt.prompt_id for prompt in loaded)
     write_result(arguments.result or name, tables, split="train", seeds=seeds, prompts=record, notes=note)
 
 

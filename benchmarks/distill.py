@@ -98,11 +98,11 @@ def main() -> None:
 
 
 def train(cfg: DictConfig, pair: Pair, settings: Distillation, steps: int) -> dict:
-    """Return the figures by test prompt after so many steps, the overlap before, and the seconds that training took."""
+    """Return the figures by test prompt after `steps` steps, the overlap before, and the seconds that training took."""
     torch.manual_seed(settings.seed)
     data = responses_of(cfg, pair, settings, data_cache)
     splits, _ = load_splits(data, pair, settings)
-    before = draft_quality(pair, splits["test"], settings.warp, settings.loader.batch_size)["overlap"]
+    before = draft_quality(pair, splits.test, settings.warp, settings.loader.batch_size)["overlap"]
     prepare(pair.draft)
     module = DistillModule(pair, settings, data.limits.max_new_tokens)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
@@ -119,7 +119,7 @@ def train(cfg: DictConfig, pair: Pair, settings: Distillation, steps: int) -> di
     trainer.fit(module, ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=list))
     seconds = time.perf_counter() - begin
     pair.draft.requires_grad_(False).eval()
-    rows, cpu = splits["test"], torch.device("cpu")
+    rows, cpu = splits.test, torch.device("cpu")
     sums = torch.stack([quality_sums(pair, [rows[0, row]], settings.warp, cpu) for row in range(len(rows))])
     return {
         "seconds": seconds,

@@ -1,6 +1,6 @@
 """`python benchmarks/distill_memory.py`: the memory of a loss at a vocabulary of 150,000, in pieces and as a plain formula.
 
-Every row is measured in a separate process: an output embedding in float32, so many tokens, the loss and its gradient. *Peak* is
+Every row is measured in a separate process: an output embedding in float32, the tokens, the loss and its gradient. *Peak* is
 the largest resident memory in excess of that before; the distribution of a single token takes 0.57 MiB in float32.
 """
 

@@ -1,11 +1,11 @@
 """Turn one or several `report.json` of `evaluate.py` into a result.
 
-    python benchmarks/from_report.py RESULT [LABEL=]REPORT.json ... --command 'python evaluate.py ...' [--split 'test, read before']
+    python benchmarks/from_report.py RESULT [LABEL=]REPORT.json ... --command 'python evaluate.py ...' [--split 'test, read']
 
-Tables: `winners_<data set>` (the best rule of each family, by ratio), `live` (what was decoded), `reliability` and `drafts`. Rows of several
-reports are told apart by their labels. `--fields` says what to show of a winner; a report may have fields that this script does not know.
-Run it where the evaluation ran and at the same commit: processor and commit are taken from now, all else from the report, prompts and parts
-of the final split included.
+Tables: `winners_<data set>` (the best rule of each family, by ratio), `live` (what was decoded), `reliability` and `drafts`. Rows
+of several reports are distinguished by their labels. `--fields` names the fields of a winner to show; a report may have fields
+that this script does not know. Run it where the evaluation ran, at the same commit: the processor and the commit are those of
+this process, everything else is read from the report, also the prompts and the parts of the final split.
 """
 
 import argparse
@@ -120,18 +120,18 @@ def machine_of(context: Mapping[str, Any]) -> dict[str, Any]:
 def prompts_of(reports: Reports) -> dict[str, dict[str, Any]] | None:
     """Return what identifies each set of prompts in the tables, by its name; None where no report says it.
 
-    A set of which several reports have other prompts is there for each, with the report's label.
+    A set whose prompts differ between reports has an entry for each, with the report's label.
     """
-    found: dict[str, dict[str, Any]] = {}
+    records: dict[str, dict[str, Any]] = {}
     for label, report in reports.items():
         context, replayed = report["context"], [data["name"] for data in report["data_sets"]]
         python = (context.get("versions") or {}).get("python")
-        for name, one in context.get("prompts", {}).items():
+        for name, prompts in context.get("prompts", {}).items():
             if name in replayed or (report.get("live") and name.endswith(", decoded")):
-                record = {"hash": one["sha256"], "number": one["num_prompts"], "python": one.get("python", python)}
-                if found.setdefault(name, record) != record:
-                    found[f"{label}, {name}"] = record
-    return found or None
+                record = {"hash": prompts["sha256"], "number": prompts["num_prompts"], "python": prompts.get("python", python)}
+                if records.setdefault(name, record) != record:
+                    records[f"{label}, {name}"] = record
+    return records or None
 
 
 def table(key: str, title: str, columns: Sequence[Column], rows: Iterable[Sequence]) -> Table:
@@ -147,19 +147,20 @@ def winner_tables(reports: Reports, fields: Mapping[str, tuple[str, str | None]]
 
 
 def winners_of(name: str, reports: Reports, fields: Mapping[str, tuple[str, str | None]]) -> Table:
-    found, prompts = {}, set()
+    by_family, prompts = {}, set()
     for label, data in data_sets(reports, name):
         prompts.add(data["num_prompts"])
         for winner in data["winners"]:
-            found.setdefault((label, winner["family"]), {})[winner["ratio"]] = winner
-    ratios = list(dict.fromkeys(ratio for winners in found.values() for ratio in winners))
+            by_family.setdefault((label, winner["family"]), {})[winner["ratio"]] = winner
+    ratios = list(dict.fromkeys(ratio for winners in by_family.values() for ratio in winners))
     columns = [Column("report"), Column("rule")]
     columns += [Column(f"{heading}, {ratio}", form) for ratio in ratios for heading, form in fields.values()]
     rows = [
         [label, family.replace("_", " "), *(winners.get(ratio, {}).get(field) for ratio in ratios for field in fields)]
-        for (label, family), winners in found.items()
+        for (label, family), winners in by_family.items()
     ]
-    title = f"{name}, {' and '.join(map(str, sorted(prompts)))} prompts: the best rule of each family, chosen on dev prompts at each ratio"
+    counted = " and ".join(map(str, sorted(prompts)))
+    title = f"{name}, {counted} prompts: the best rule of each family, chosen on dev prompts at each ratio"
     return table(f"winners_{key_of(name)}", f"{title}; 95 % intervals over prompts", columns, rows)
 
 

@@ -1,13 +1,13 @@
 """Which kind of head decides best, once its own cost is counted? Trains banks of heads and compares them by replay.
 
-    python benchmarks/head_kinds.py --result none                                  # test prompts that were read before
-    python benchmarks/head_kinds.py --compare recipes --seeds 0 --result head_recipes --tables dev    # what the recipe is chosen by
-    python benchmarks/head_kinds.py split=final 'data.final_part=[0,1]'            # once, for the tables
+    python benchmarks/head_kinds.py --result none                                   # test prompts that were read before
+    python benchmarks/head_kinds.py --compare recipes --seeds 0 --result head_recipes --tables dev  # chooses the recipe
+    python benchmarks/head_kinds.py split=final 'data.final_part=[0,1]'             # once, for the tables
 
-Every bank is one command of train.py, which goes on where it stopped, for each seed: responses, mixing, initial weights and the order of
-the prompts differ. All heads are replayed at every threshold on one recording of dev prompts, where each head's threshold and the fixed
-length are chosen at each cost ratio, and on one of the prompts that are reported. A head pays for its own computing in every draft step,
-as counted from its weights. Intervals are over files of prompts and over seeds.
+Every bank is one command of train.py, which a rerun resumes, for each seed: responses, mixing, initial weights and the
+order of the prompts differ. All heads are replayed at every threshold on one recording of dev prompts, where each head's
+threshold and the fixed length are chosen at each cost ratio, and on one of the prompts that are reported. A head pays for its own
+computing in every draft step, as counted from its weights. Intervals are over files of prompts and over seeds.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.tuning import Tuning
 from specheads.heads.metrics import auroc
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.replay.replay import recorded_head
 from specheads.storage.runs import has_ended
 
@@ -93,11 +93,11 @@ def bank_folder(bank: str, words: Sequence[str], seed: int) -> Path:
     """Return the folder of a bank's heads, training them first if need be."""
     outputs = OUTPUTS / re.sub(r"[^\w-]+", "_", bank) / str(seed)
     command = [sys.executable, "train.py", f"paths.outputs={outputs}", f"seed={seed}", *words]
-    if not (found := finished(outputs, words)):
+    if not (runs := finished(outputs, words)):
         print(shlex.join(command[1:]), flush=True)
         subprocess.run(command, check=True)
-        found = finished(outputs, words)
-    return found[-1] / "heads"
+        runs = finished(outputs, words)
+    return runs[-1] / "heads"
 
 
 def finished(outputs: Path, words: Sequence[str]) -> list[Path]:
@@ -109,13 +109,13 @@ def finished(outputs: Path, words: Sequence[str]) -> list[Path]:
 
 def all_heads(banks: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> dict[Kind, list[LocatedHead]]:
     """Return the heads of every kind, one for each seed."""
-    found: dict[Kind, list[LocatedHead]] = {}
+    by_kind: dict[Kind, list[LocatedHead]] = {}
     for bank, words in banks.items():
         kept = [float(word.split("=")[1]) for word in words if word.startswith("mixing.response_share=")] or [1.0]
         for seed in seeds:
             for folder in sorted(bank_folder(bank, words, seed).glob("*/config.json")):
                 config = json.loads(folder.read_text())
-                own = (
+                described = (
                     config["predicts"],
                     *kept,
                     config["label"],
@@ -125,12 +125,12 @@ def all_heads(banks: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> dict[
                 )
                 head = load_head(folder.parent)
                 head.config = replace(head.config, calibration=None)
-                found.setdefault(Kind(bank, *own), []).append(LocatedHead(head, str(folder.parent)))
-    return found
+                by_kind.setdefault(Kind(bank, *described), []).append(LocatedHead(head, str(folder.parent)))
+    return by_kind
 
 
 def over_seeds(samples: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the mean over seeds of resampled figures, (R,) each: entry 0 of all seeds, the others of seeds drawn with replacement."""
+    """Return the mean over seeds of resampled figures, (R,) each: entry 0 over all seeds, the others over resampled seeds."""
     each = np.stack(samples, axis=1)
     drawn = np.random.default_rng(0).multinomial(len(samples), [1 / len(samples)] * len(samples), size=len(each))
     drawn[0] = 1
@@ -159,16 +159,17 @@ class Reported:
 
     def break_even(self, names: Sequence[str], ratio: str) -> float:
         """Return the mean break-even cost of a kind of head."""
-        found = []
+        costs = []
         for name in names:
             number = self.choices.best[ratio][f"head_threshold {name}"]
             of = (self.table.counts[number], self.table.resamples[:1], self.rules[number], ratio, self.speeds(FIXED, ratio)[:1])
-            found.append(float(self.cost_table.break_even(*of)[0]))
-        return float(np.mean(found))
+            costs.append(float(self.cost_table.break_even(*of)[0]))
+        return float(np.mean(costs))
 
     def auroc(self, heads: Sequence[LocatedHead]) -> float:
         """Return the mean AUROC of heads on drafted tokens, at every index that those can have in a round."""
-        return float(np.mean([auroc(*logits_in_rounds(self.table.recording, recorded_head(one.head))[1:3]) for one in heads]))
+        predictions = [logits_in_rounds(self.table.recording, recorded_head(located.head)) for located in heads]
+        return float(np.mean([auroc(calibrated, labels) for _, calibrated, labels, _ in predictions]))
 
     def row(self, names: Sequence[str], first: Sequence[str]) -> list:
         """Return the figures of a kind of head, and of its difference from the `first` kind."""
@@ -197,7 +198,7 @@ def main() -> None:
         cfg = compose("evaluate", words)
     pair = load_pair("nano")
     names = {kind: [f"{number}-{seed}" for seed in arguments.seeds] for number, kind in enumerate(kinds)}
-    heads = {name: head for kind, found in kinds.items() for name, head in zip(names[kind], found, strict=True)}
+    heads = {name: head for kind, located in kinds.items() for name, head in zip(names[kind], located, strict=True)}
     setup = Setup(pair, heads, evaluation_settings(cfg), prompt_data(cfg), Path(cfg.paths.data), Path(cfg.paths.run))
     recorded, cost_table = record(setup), setup.counted_costs()
     rules = candidates(setup.rules, setup.heads, Tuning(recorded[0].recording, cost_table))
@@ -220,15 +221,16 @@ def main() -> None:
         Column("speed-up", "ratio:3"),
         Column("informed ceiling", "ratio:3"),
     ]
-    costs = f"a head's cost counted from its weights, verification of a drafted token at {cfg.costs.verified_share:.0%} of a forward pass"
+    verification = f"verification of a drafted token at {cfg.costs.verified_share:.0%} of a forward pass"
+    costs = f"a head's cost counted from its weights, {verification}"
     results = []
-    for table in (one for one in tables if one.role in arguments.tables):
+    for table in (each for each in tables if each.role in arguments.tables):
         reported, rows = Reported(table, rules, choices, cost_table), []
-        for kind, found in kinds.items():
+        for kind, located in kinds.items():
             described = list(astuple(kind))[0 if by_bank else 1 :]
-            rows.append([*described, reported.auroc(found), *reported.row(names[kind], first)])
+            rows.append([*described, reported.auroc(located), *reported.row(names[kind], first)])
         fixed = [
-            [ratio, rules[choices.best[ratio][FIXED]].name, *(shown(reported.speeds(one, ratio)) for one in (FIXED, CEILING))]
+            [ratio, rules[choices.best[ratio][FIXED]].name, *(shown(reported.speeds(each, ratio)) for each in (FIXED, CEILING))]
             for ratio in ratios
         ]
         title = f"{table.name}, {table.recording.num_prompts} prompts; {costs}"
@@ -240,8 +242,8 @@ def main() -> None:
     split = (
         "dev" if arguments.tables == ["dev"] else f"final, part {', '.join(map(str, parts))}" if parts else "test, read before"
     )
-    identity = prompt_record([prompt.prompt_id for prompt, _ in prompts])
-    write_result(arguments.result, results, split=split, seeds=arguments.seeds, prompts=identity, final_parts=parts)
+    prompts_read = prompt_record([prompt.prompt_id for prompt, _ in prompts])
+    write_result(arguments.result, results, split=split, seeds=arguments.seeds, prompts=prompts_read, final_parts=parts)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""`python benchmarks/nano_card.py`: recompute the figures on the embedded pair's card, and say where the card differs.
+"""`python benchmarks/nano_card.py`: recompute the figures on the embedded pair's card, and name those that differ.
 
 On held-out functions of the standard library (none was trained on): the loss of both models per response token; along the
-target's own sampled responses, how much the two laws overlap; how many of the target's greedy responses make the prompt a
-Python function that parses. `--write` puts the figures into the card. About two minutes on 2 cores.
+target's own sampled responses, how much the two distributions overlap; how many of the target's greedy responses make the prompt
+a Python function that parses. `--write` puts the figures into the card. About two minutes on 2 cores.
 """
 
 import argparse
 import ast
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ BATCH = 64
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the figures beside the card's; the exit code is 1 where they differ."""
+    """Print the figures next to the card's; the exit code is 1 where they differ."""
     parser = argparse.ArgumentParser(prog="benchmarks/nano_card.py", description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the pair, its tokenizer and its card are")
     parser.add_argument("--prompts", type=int, default=300, help="test prompts for overlap and greedy responses")
@@ -70,7 +71,7 @@ def measure(pair: Pair, num_prompts: int) -> dict[str, float]:
     labels = label_responses(pair, ids, [response.ids for response in sampled], uniform, WARP)
     overlap = np.concatenate([label.overlap for label in labels])
     figures["test prompts"] = len(prompts)
-    figures["overlap of the two laws, 1 - TV"] = round(float(overlap.mean()), 3)
+    figures["overlap of the two distributions, 1 - TV"] = round(float(overlap.mean()), 3)
     greedy = responses(pair, prompts, ids, Warp(temperature=0), 256)
     texts = [prompt.text + pair.decode(response.ids) for prompt, response in zip(prompts, greedy, strict=True)]
     figures["greedy responses that end within 256 tokens"] = round(np.mean([response.finished for response in greedy]), 3)
@@ -84,11 +85,11 @@ def measure(pair: Pair, num_prompts: int) -> dict[str, float]:
 def responses(pair: Pair, prompts: list[Prompt], ids: list[list[int]], warp: Warp, limit: int) -> list:
     """Return the target's response to each prompt."""
     uniform = np.stack([row_uniforms(0, prompt.prompt_id, limit)[0] for prompt in prompts])
-    found = [None] * len(prompts)
+    made: list[Any] = [None] * len(prompts)
     for batch in batches_of_rows(list(map(len, ids)), BATCH):
-        for row, made in zip(batch, generate_batch(pair, [ids[i] for i in batch], uniform[batch], warp, limit), strict=True):
-            found[row] = made
-    return found
+        for row, response in zip(batch, generate_batch(pair, [ids[i] for i in batch], uniform[batch], warp, limit), strict=True):
+            made[row] = response
+    return made
 
 
 def parses(text: str) -> bool:

@@ -2,9 +2,9 @@
 
     python benchmarks/replay.py --head outputs/head/<date_time>/heads/next_token-d3-r1 [--prompts 100] [--repeats 4]
 
-Agreement: target calls and discarded tokens per emitted token of five rules, decoded live (each prompt `--repeats` times) and replayed;
-the difference in standard errors over prompts, each prompt's difference being one sample. Time: recording, predictions of 20 untrained heads
-and replaying these at 9 thresholds with every other rule, against one live pass over the same prompts.
+Agreement: target calls and discarded tokens per emitted token of five rules, decoded live (each prompt `--repeats` times) and
+replayed; the difference in standard errors over prompts, each prompt's difference being one sample. Time: recording, predictions
+of 20 untrained heads and replaying these at 9 thresholds with every other rule, against one live pass over the same prompts.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from specheads.evaluation.replayed_sets import ReplayedSet
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.tuning import Tuning
 from specheads.heads.cost import counted_share
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.prompts.encoding import ResponseLimits
 from specheads.replay.cost import Costs
 from specheads.replay.head_scores import add_predictions, head_fingerprint
@@ -53,14 +53,13 @@ COLUMNS = [
 
 def five_rules(head: AcceptanceHead) -> dict[str, list[stopping.StoppingRule]]:
     """Return rules by name, as they decode and as they are replayed."""
-    both = {
+    return {
         "fixed K=4": [stopping.FixedLength(4)] * 2,
-        "head 0.6": [stopping.HeadThreshold(one, 0.6) for one in (head, recorded_head(head))],
+        "head 0.6": [stopping.HeadThreshold(asked, 0.6) for asked in (head, recorded_head(head))],
         "max probability 0.4": [stopping.MaxProbability(0.4, 20)] * 2,
         "online logistic 0.7": [stopping.OnlineLogistic(threshold=0.7)] * 2,
         "heuristic": [stopping.Heuristic()] * 2,
     }
-    return both
 
 
 def live_counts(
@@ -122,7 +121,7 @@ def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Name
     for number, (_, ids) in enumerate(prompts):
         decoder.generate(ids, limit, seed=number)
     marks.append(time.perf_counter())
-    settings = RecordSettings(arguments.draws, longest_draft(rules), 64)
+    settings = RecordSettings(arguments.samples, longest_draft(rules), 64)
     path = make_recording(pair, prompts, warp, ResponseLimits(limit), settings, 1, folder)
     marks.append(time.perf_counter())
     named = {head_fingerprint(head): head for head in heads.values()}
@@ -132,8 +131,8 @@ def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Name
     marks.append(time.perf_counter())
     recording = load_recording(path, [*named, GROUND_TRUTH])
     cost_table = CostTable({"10": Costs.at_ratio(10)}, {name: counted_share(head, pair.draft_lm) for name, head in heads.items()})
-    found = candidates(rules, heads, Tuning(recording, cost_table))
-    ReplayedSet.of(RecordedSet("test", "test", recording, None), found)
+    tried = candidates(rules, heads, Tuning(recording, cost_table))
+    ReplayedSet.of(RecordedSet("test", "test", recording, None), tried)
     marks.append(time.perf_counter())
     live, *steps = np.diff(marks)
     names = ("record", "20 heads predict at every node", "the target's probabilities, for the ceiling", "replay all rules")
@@ -142,7 +141,7 @@ def times(pair: Pair, prompts, warp: Warp, rules: dict, arguments: argparse.Name
     title = (
         f"Time for {len(prompts)} prompts, sampled, {settings.num_samples} draw{'s' * (settings.num_samples > 1)} per response"
     )
-    title += f"; {len(found)} rules"
+    title += f"; {len(tried)} rules"
     return Table("time", title, [Column("step"), Column("seconds", "fixed:1"), Column("live passes", "fixed")], rows)
 
 
@@ -152,7 +151,7 @@ def main() -> None:
     parser.add_argument("--model", default="nano")
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=4)
-    parser.add_argument("--draws", type=int, default=1, help="acceptance draws per response, where time is taken")
+    parser.add_argument("--samples", type=int, default=1, help="acceptance samples per response, where time is measured")
     parser.add_argument("--engine", default="auto")
     add_result_option(parser, "replay")
     parser.add_argument("--only", choices=("agreement", "time"), default=None)

@@ -3,7 +3,7 @@
     columns = [Column("rule"), Column("tokens/s", "fixed:0"), Column("over plain", "ratio:2")]
     write_result("decoding", [Table("greedy", "Greedy", columns, rows)], split="dev", seeds=[0])
 
-Values are numbers, text, None or intervals; how they look is the business of `benchmarks/render.py`, which makes every table of the READMEs.
+Values are numbers, text, None or intervals; `benchmarks/render.py`, which makes every table of the READMEs, formats them.
 """
 
 import argparse
@@ -37,7 +37,7 @@ RENDERED = ("README.md", "benchmarks/README.md", "benchmarks/results", f"benchma
 
 @dataclass(frozen=True)
 class Column:
-    """A column's heading and how its numbers look: a format of `render.FORMATS`, such as `percent:1` (a share) or `ms:2` (seconds)."""
+    """A column's heading and the format of its numbers: one of `render.FORMATS`, as `percent:1` (a share) or `ms:2` (seconds)."""
 
     name: str
     format: str | None = None
@@ -67,7 +67,7 @@ class Result:
     name: str
     command: str  # one line that makes it again
     date: str
-    commit: str | None  # of the code that ran, "-dirty" behind it if files differed
+    commit: str | None  # of the code that ran, with "-dirty" after it if files differed
     machine: Mapping[str, Any]
     load: Mapping[str, Any] | None
     split: str | None  # which prompts: "dev", "test, read before", "final part 1"
@@ -79,7 +79,7 @@ class Result:
 
 
 def text_of(table: Table) -> str:
-    """Return a table as it is printed and as it stands in the READMEs."""
+    """Return a table as it is printed and shown in the READMEs."""
     formats = [column.format for column in table.columns]
     rows = [[cell(value, form) for value, form in zip(row, formats, strict=True)] for row in table.rows]
     return "\n".join(markdown([column.name for column in table.columns], formats, rows))
@@ -124,9 +124,9 @@ def write_result(
 ) -> Path | None:
     """Write a result and return its file, or None where the name is `none`.
 
-    `command`: that of this process where none is given. `prompts`: from `prompt_record`, one or several by the name of their set. `machine`
-    and `load`: only where another process measured. `final_parts`: those of the final split that were read, which are listed next to
-    `folder`; parts that were read before are printed.
+    `command`: that of this process where none is given. `prompts`: from `prompt_record`, one or several by the name of their
+    set. `machine` and `load`: only where another process measured. `final_parts`: those of the final split that were read,
+    which are listed next to `folder`; parts that were read before are printed.
     """
     warn_of_spent(final_parts, folder)
     if name == "none":
@@ -167,8 +167,8 @@ def list_spent(parts: Sequence[int], result: Result, folder: Path = RESULTS) -> 
     """Add to the list of spent parts those that a result was not yet known to have read."""
     entries = spent_parts(folder)
     known = {(entry["part"], entry["by"]) for entry in entries}
-    told = {"by": result.name, "command": result.command, "date": result.date, "commit": result.commit}
-    new = [{"part": part, **told} for part in parts if (part, result.name) not in known]
+    source = {"by": result.name, "command": result.command, "date": result.date, "commit": result.commit}
+    new = [{"part": part, **source} for part in parts if (part, result.name) not in known]
     if new:
         write_json(folder.parent / FINAL_PARTS, [*entries, *new])
 
@@ -221,8 +221,8 @@ def this_machine() -> dict[str, Any]:
 def processor() -> str:
     """Return the processor's model."""
     information = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*: (.+)$", information.read_text(), re.MULTILINE) if information.exists() else None
-    return found[1] if found else platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*: (.+)$", information.read_text(), re.MULTILINE) if information.exists() else None
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 def load_average() -> float:
@@ -252,7 +252,7 @@ def evenly_timed(seconds: Sequence[float]) -> bool:
 
 
 def spin_seconds(loops: int) -> list[float]:
-    """Return the seconds of so many equal loops of about 2 ms, after ten that do not count."""
+    """Return the seconds of equal loops of about 2 ms, after ten that do not count."""
     taken = []
     for _ in range(loops + 10):
         start = time.perf_counter()

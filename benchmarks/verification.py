@@ -43,8 +43,8 @@ def forward_seconds(count: int, vocab: int, repeats: int, device: torch.device) 
         output = torch.nn.Linear(HIDDEN, vocab, bias=False, dtype=torch.bfloat16)
         hidden = torch.randn(1, count, HIDDEN, dtype=torch.bfloat16)
         positions = LlamaRotaryEmbedding(config)(hidden, torch.arange(count)[None])
-    one = median_seconds(lambda: layer(hidden, position_embeddings=positions), device, repeats)
-    return LAYERS * one + median_seconds(lambda: output(hidden), device, repeats)
+    layer_seconds = median_seconds(lambda: layer(hidden, position_embeddings=positions), device, repeats)
+    return LAYERS * layer_seconds + median_seconds(lambda: output(hidden), device, repeats)
 
 
 def main() -> None:
@@ -73,10 +73,10 @@ def main() -> None:
         steps[label] = lambda rule=rule, state=state: rule(state, block, *uniforms)
     for label, step in steps.items():
         torch._dynamo.reset()
-        times = [median_seconds(one, device, arguments.repeats) for one in (step, torch.compile(step))]
+        times = [median_seconds(call, device, arguments.repeats) for call in (step, torch.compile(step))]
         rows.append([label, *(value for t in times for value in (t, t / forward))])
-    title = f"{count} drafted tokens, vocabulary {arguments.vocab:,}; a forward pass of the target over {count + 1} tokens at the shape of"
-    title += f" Llama 3.1 8B takes {1e3 * forward:.2f} ms; median of {arguments.repeats}"
+    title = f"{count} drafted tokens, vocabulary {arguments.vocab:,}; a forward pass of the target over {count + 1} tokens"
+    title += f" at the shape of Llama 3.1 8B takes {1e3 * forward:.2f} ms; median of {arguments.repeats}"
     columns = [Column("step")]
     for way in ("eager", "compiled"):
         columns += [Column(way, "ms"), Column(f"{way}, of a forward pass", "percent:2")]

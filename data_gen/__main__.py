@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 from data_gen.run import generate_data
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
-from specheads.commands.compose import check_keys, load_configured_pair, settings_of, source_of
+from specheads.commands.compose import load_configured_pair, settings_of, source_of
 from specheads.pair import Pair
 from specheads.prompts.generated_data import GeneratedData
 from specheads.prompts.prompt import SPLITS, LoadedPrompts, Prompt, unique
@@ -17,9 +17,9 @@ from specheads.prompts.prompt import SPLITS, LoadedPrompts, Prompt, unique
 def data_cache(
     cfg: DictConfig, pair: Pair, splits: Collection[str] = SPLITS, prompts: Sequence[Prompt] | None = None, labelled: bool = True
 ) -> GeneratedData:
-    """Return the data set of a composed config, with its prompts in `splits`; what is missing of it is made first.
+    """Return the data set of a composed config, with its prompts in `splits`; missing shards are made first.
 
-    `prompts` are those of its source, where they were loaded already; see generate_data for `labelled`.
+    `prompts` are those of its source, if they are loaded already; see generate_data for `labelled`.
     """
     settings, source = settings_of(Generation, cfg), source_of(cfg)
     prompts = unique(source.load(pair.chats)) if prompts is None else prompts
@@ -28,15 +28,14 @@ def data_cache(
 
 
 def check_data(cfg: DictConfig) -> None:
-    """Raise UserError for settings of prompts and generation that can be known to be wrong before models are loaded."""
+    """Raise UserError for mistakes in the settings of prompts and generation that show before models are loaded."""
     settings_of(Generation, cfg)
     source_of(cfg)
 
 
 @command("data_gen", lambda cfg: [Generation])
 def main(cfg: DictConfig) -> None:
-    """Generate the data and say where it is."""
-    check_keys(cfg, [Generation])
+    """Generate the data and print where it is."""
     check_data(cfg)
     folder = data_cache(cfg, load_configured_pair(cfg)).folder
     print(f"data: {folder}\nnext: {next_command('train.py')}")

@@ -1,8 +1,8 @@
 """Drafted tokens and their acceptance probabilities along given responses (SpecDec++, section 3.1).
 
 Both models read prompt and response once; at every response position a token is sampled from the draft's distribution, and its
-acceptance probability follows from both models' distributions there. Probabilities are held for a slice of positions at a time, never
-for a whole response.
+acceptance probability follows from both models' distributions there. Probabilities are in memory for a slice of positions at a
+time, never for a whole response.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specheads.language_model import LanguageModel
 from specheads.padding import SLICE_ELEMENTS, batches_of_tokens, right_padded, slices
-from specheads.pair import LanguageModel, Pair
+from specheads.pair import Pair
 from specheads.sampling import Warp, accept_prob, check_finite, overlap, sample
 
 BATCH_TOKENS = 16_384  # padded tokens that a model reads at once
@@ -51,7 +52,7 @@ def label_responses(
         prompts, responses: token ids per row; responses are not empty.
         uniform: (B, samples, >= longest response) in [0, 1), one number per drafted token.
     """
-    results: list[Labels | None] = [None] * len(prompts)
+    results: dict[int, Labels] = {}  # by row
     for rows in batches_of_tokens([len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], BATCH_TOKENS):
         texts = [[*prompts[row], *responses[row]] for row in rows]
         where = torch.cat(
@@ -66,7 +67,7 @@ def label_responses(
         ends = np.cumsum([len(responses[row]) for row in rows])[:-1]
         for row, *parts in zip(rows, *(np.split(column, ends, axis=-1) for column in columns), strict=True):
             results[row] = Labels(*(part.tolist() for part in parts))
-    return results
+    return [results[row] for row in range(len(prompts))]
 
 
 def _columns(pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor, warp: Warp) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""What a user sees of a data set that is being made: its size at the start, and how far it is."""
+"""What a user sees while a data set is generated: its size at the start, then the progress."""
 
 import logging
 import shutil
@@ -19,8 +19,8 @@ def announce(folder: Path, shards: Collection[Shard], missing: Collection[Shard]
     """Log how many tokens are to be generated and how much space they take; warn where the disk has less."""
     rows, rows_left = (sum(len(shard.prompts) for shard in some) for some in (shards, missing))
     logger.info("data: %d responses in %d shards, %d still to do, in %s", rows, len(shards), rows_left, folder)
-    # Nine numbers per token and two for every further sample; one for each rollout and two for its tokens. Of four bytes each, before
-    # compression.
+    # Numbers of four bytes, before compression: nine per token and two for every further sample; for rollouts one, and two per
+    # token.
     numbers = settings.max_new_tokens * (9 + 2 * (settings.samples_per_position - 1))
     numbers += settings.rollouts_per_response * (1 + 2 * settings.rollout_tokens)
     size = 4 * numbers * rows_left / 2**20
@@ -46,7 +46,7 @@ class Meter:
         self.tokens = self.done = 0
 
     def add(self, made: int, done: int) -> None:
-        """Count tokens that were made, and of those that were to be made how many are settled."""
+        """Count tokens that were made, and how many of the planned tokens are settled."""
         self.tokens += made
         self.done += done
         speed = self.tokens / (time.perf_counter() - self.start)

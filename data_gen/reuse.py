@@ -1,4 +1,4 @@
-"""Responses of a complete cache that another cache can take over: the target's answers do not depend on the draft."""
+"""Responses that are copied from a complete cache of another draft: the target's answers do not depend on the draft."""
 
 import json
 import logging
@@ -19,14 +19,14 @@ logger = logging.getLogger(__name__)
 
 
 def reusable_cache(root: Path, provenance: Mapping[str, Any]) -> Path | None:
-    """Return a complete cache in `root` of the same target, prompts and limits, if there is one: its responses can be taken over."""
+    """Return a complete cache in `root` of the same target, prompts and limits, from which responses can be copied, or None."""
     wanted = json.loads(json.dumps(provenance))
     candidates = {}
     for manifest_path in sorted(root.glob("*/manifest.json")):
         try:
             manifest = read_manifest(manifest_path.parent)
         except UserError:
-            continue  # it is not the cache that is asked for
+            continue  # an unreadable cache has nothing to copy
         if manifest.get("complete") and _has_same_responses(manifest.get("provenance", {}), wanted):
             candidates[manifest_path.parent] = manifest
     if not candidates:

@@ -1,7 +1,7 @@
 """Rollouts: drafts from random positions of given responses, with the acceptance probability of each of their tokens.
 
-In the middle of a round the draft continues the tokens that it has drafted, not the target's. Labels along responses do not cover such
-contexts; rollouts do.
+In the middle of a round the draft continues the tokens that it has drafted, not the target's. Labels along responses do not cover
+such contexts; rollouts do.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class Rollouts:
 
 
 def rollout_uniforms(seed: int, prompt_id: str, sample: int, count: int, num_tokens: int) -> np.ndarray:
-    """Return (count, 1 + num_tokens) uniform numbers for response number `sample` to a prompt: each rollout's start, then its tokens."""
+    """Return (count, 1 + num_tokens) uniform numbers for response `sample` to a prompt: for each rollout's start and tokens."""
     return np.random.default_rng([seed, int(prompt_id, 16), 2, sample]).random((count, 1 + num_tokens))
 
 
@@ -69,7 +69,8 @@ def roll_out(
         most = (np.array(limits)[text] - 1 - start).clip(max=width - 1)
         prefix = np.array([len(prompts[row]) for row in rows])[text] + start
         texts = right_padded([[*prompts[row], *responses[row]][:-1] for row in rows])
-        made = _rolled(pair, texts, *map(torch.from_numpy, (text, prefix, most, uniforms[:, 1:])), warp, batch_size)
+        starts = RolloutStarts(*map(torch.from_numpy, (text, prefix, most)))
+        made = _rolled(pair, texts, starts, torch.from_numpy(uniforms[:, 1:]), warp, batch_size)
         for number, begin, *columns in zip(text.tolist(), start.tolist(), *made, strict=True):
             for known, value in zip(vars(results[rows[number]]).values(), (begin, *columns), strict=True):
                 known.append(value)
@@ -77,14 +78,21 @@ def roll_out(
     return results
 
 
-def _rolled(
-    pair: Pair, texts: Tensor, text: Tensor, prefix: Tensor, lengths: Tensor, uniform: Tensor, warp: Warp, batch_size: int
-) -> list[list[list]]:
-    """Return ids and probabilities (for each of the two a list per rollout) of rollouts that continue prefixes of `texts`; see Branches."""
-    if not len(text):
+@dataclass(frozen=True)
+class RolloutStarts:
+    """Where rollouts start, (n,) each: the number of the text, the length of its prefix, and the rollout's largest length."""
+
+    text: Tensor
+    prefix: Tensor
+    lengths: Tensor
+
+
+def _rolled(pair: Pair, texts: Tensor, starts: RolloutStarts, uniform: Tensor, warp: Warp, batch_size: int) -> list[list[list]]:
+    """Return ids and probabilities, with a list per rollout each, of rollouts that continue prefixes of `texts`; see Branches."""
+    if not len(starts.text):
         return [[], []]
     device = pair.draft_lm.device
-    text, prefix, lengths, uniform = (value.to(device) for value in (text, prefix, lengths, uniform))
+    text, prefix, lengths, uniform = (value.to(device) for value in (starts.text, starts.prefix, starts.lengths, uniform))
     draft, target = ReadTexts.of(pair.draft_lm, texts), ReadTexts.of(pair.target_lm, texts)
     distribution = warp(pair.draft_lm.logits(draft.before(text, prefix)))
     check_finite(pair.draft_id, distribution)

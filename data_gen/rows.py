@@ -14,7 +14,7 @@ from specheads.prompts.encoding import EncodedPrompt
 from specheads.prompts.prompt import SPLITS
 from specheads.sampling import Warp
 
-OnStep = Callable[[int, int], None]  # takes the tokens that were made, and how many of those that were to be made are settled
+OnStep = Callable[[int, int], None]  # takes the tokens that were made, and how many of the planned tokens are settled
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Shard:
 
 def plan_shards(prompts: Sequence[EncodedPrompt], settings: Generation) -> dict[str, Shard]:
     """Return the files, `train-00000.parquet` and so on; first responses come before second ones."""
-    shards = {}
+    shards: dict[str, Shard] = {}
     for split in SPLITS:
         rows = [row for row in prompts if row[0].split == split]
         parts = [
@@ -60,9 +60,10 @@ def make_rows(
     else:
         on_step(0, settings.max_new_tokens * len(ids))
     if labelled:
-        columns = _labels_and_rollouts(pair, shard, responses, uniform[:, 1:], settings, on_step)
+        labels, rollouts = _labels_and_rollouts(pair, shard, responses, uniform[:, 1:], settings, on_step)
     else:
-        columns = tuple([kind(*([] for _ in fields(kind)))] * len(ids) for kind in (Labels, Rollouts))
+        labels = [Labels(*([] for _ in fields(Labels)))] * len(ids)
+        rollouts = [Rollouts(*([] for _ in fields(Rollouts)))] * len(ids)
     return [
         {
             "prompt_id": prompt.prompt_id,
@@ -72,10 +73,12 @@ def make_rows(
             "prompt_ids": prompt_ids,
             "response_ids": response.ids,
             "finished": response.finished,
-            **asdict(label),
-            **asdict(rollouts),
+            **asdict(labels_of_row),
+            **asdict(rollouts_of_row),
         }
-        for (prompt, prompt_ids), response, label, rollouts in zip(shard.prompts, responses, *columns, strict=True)
+        for (prompt, prompt_ids), response, labels_of_row, rollouts_of_row in zip(
+            shard.prompts, responses, labels, rollouts, strict=True
+        )
     ]
 
 

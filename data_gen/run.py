@@ -1,4 +1,4 @@
-"""Make a data set: prompts in, a complete cache out; what is already there is kept."""
+"""Make a data set: prompts in, a complete cache out; existing shards are kept."""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -26,16 +26,17 @@ def generate_data(
     splits: Collection[str] = SPLITS,
     labelled: bool = True,
 ) -> Path:
-    """Return the folder of the complete cache for these arguments; what is missing of it is made first.
+    """Return the folder of the complete cache for these arguments; missing shards are made first.
 
-    With `labelled` false only responses are wanted: a cache with labels serves too, and a new one has none and serves every draft.
+    With `labelled` false, responses are enough: an existing cache with labels is used as well, and a new one has no labels and
+    fits every draft.
 
     Raises:
         UserError: no usable prompt; another run at work on the same cache.
     """
     loaded = [prompt for prompt in unique(source.load(pair.chats)) if prompt.split in SPLITS]  # final prompts are for evaluations
     prompts = [prompt for prompt in loaded if prompt.split in splits]
-    # Labels do no harm, and all splits serve for some.
+    # A cache with labels, or with more splits than needed, can be used too.
     provenances = [cache_provenance(pair, some, settings, labels) for some in (loaded, prompts) for labels in (True, labelled)]
     for provenance in provenances:
         folder = root / fingerprint(provenance)

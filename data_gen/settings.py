@@ -1,30 +1,30 @@
-"""How a data set is made: what decides responses, and what the draft is asked about them."""
+"""How a data set is made: the settings of responses, and of the tokens that the draft samples along them."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from specheads.prompts.encoding import ResponseLimits
 from specheads.sampling import Warp
-from specheads.settings import Count, PositiveCount, Seed, Settings, built, count, setting
+from specheads.settings import Built, Count, PositiveCount, Seed, Settings, count, setting
 
 LARGEST_BATCH = 2**16  # responses; their key-value memory is allocated at once
-# Settings that decide the responses of a shard; the others decide what the draft is asked about them.
+# Settings that decide the responses of a shard; the others decide what the draft samples along them.
 SHARD_LIMITS = ("max_new_tokens", "max_prompt_tokens", "batch_size", "rows_per_shard")
-RESPONSE_LIMITS = (*SHARD_LIMITS, "responses_per_prompt")  # which decides how many shards there are, not the content of a shard
-KEYS_IN_CACHES = {"samples_per_position": "draws_per_position"}  # what a setting is called in the keys of caches
+RESPONSE_LIMITS = (*SHARD_LIMITS, "responses_per_prompt")  # the last decides the number of shards, not the content of one
+KEYS_IN_CACHES = {"samples_per_position": "draws_per_position"}  # settings that have an earlier name in the keys of caches
 
 
 class Generation(Settings):
-    """How responses, drafted tokens, acceptance probabilities and rollouts are made; all of it is part of the cache's fingerprint."""
+    """How responses, drafted tokens, acceptance probabilities and rollouts are made; all of it is in the fingerprint."""
 
     seed: Seed = setting(0, "the seed of everything that is random")
-    warp: built(Warp) = setting(
+    warp: Built[Warp] = setting(
         Warp(1.0, top_k=50), "how draft and target turn logits into probabilities, in training and decoding"
     )
     max_new_tokens: PositiveCount = setting(512, "the largest number of tokens in a response", key="data.max_new_tokens")
     max_prompt_tokens: PositiveCount = setting(
         1024, "the largest number of tokens in a prompt; longer prompts are left out", key="data.max_prompt_tokens"
     )
-    batch_size: count(1, LARGEST_BATCH) = setting(
+    batch_size: Annotated[int, count(1, LARGEST_BATCH)] = setting(
         64, "the number of prompts that are answered together; fewer take less memory", key="generation.batch_size"
     )
     rows_per_shard: PositiveCount = setting(
@@ -54,10 +54,10 @@ class Generation(Settings):
 
     @property
     def tokens_per_response(self) -> int:
-        """The most tokens that a response takes, with those of its rollouts."""
+        """The largest number of tokens in a response and its rollouts."""
         return self.max_new_tokens + self.rollouts_per_response * self.rollout_tokens
 
     def sizes(self) -> dict[str, Any]:
-        """Return limits and sizes as caches are known by them; how long rollouts are decides nothing where there are none."""
+        """Return limits and sizes by their keys in caches; the length of rollouts is left out if there are none."""
         without = {"seed", "warp"} | (set() if self.rollouts_per_response else {"rollouts_per_response", "rollout_tokens"})
         return {KEYS_IN_CACHES.get(name, name): value for name, value in self.values().items() if name not in without}

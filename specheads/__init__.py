@@ -13,6 +13,8 @@ from specheads.pair import Pair, load_pair
 from specheads.sampling import Warp
 
 if TYPE_CHECKING:
+    from specheads.evaluation.evaluate import evaluate
+    from specheads.evaluation.settings import Evaluation
     from specheads.prompts.generated_data import GeneratedData
     from specheads.training.distill.distillation import DistilledDraft, distill
     from specheads.training.distill.settings import Distillation
@@ -21,14 +23,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# What a decoder does not need is imported when it is first used: it brings pydantic, lightning and datasets.
+# A decoder does not need these, and they import pydantic, lightning and datasets: each is imported when it is first used.
 LAZY = {
     "DistilledDraft": "specheads.training.distill.distillation",
     "Distillation": "specheads.training.distill.settings",
+    "Evaluation": "specheads.evaluation.settings",
     "GeneratedData": "specheads.prompts.generated_data",
     "HeadTraining": "specheads.training.heads.settings",
     "TrainedHeads": "specheads.training.heads.head_training",
     "distill": "specheads.training.distill.distillation",
+    "evaluate": "specheads.evaluation.evaluate",
     "train_heads": "specheads.training.heads.head_training",
 }
 
@@ -36,6 +40,7 @@ __all__ = [
     "AcceptanceHead",
     "Distillation",
     "DistilledDraft",
+    "Evaluation",
     "GeneratedData",
     "HeadConfig",
     "HeadTraining",
@@ -46,6 +51,7 @@ __all__ = [
     "Warp",
     "distill",
     "drafting",
+    "evaluate",
     "generate_baseline",
     "load_head",
     "load_pair",

@@ -1,19 +1,19 @@
-"""The features of a drafted token: all that heads and stopping rules may read of it, in one table.
+"""The features of a drafted token: everything that heads and stopping rules may read about it, in one table.
 
-Heads, decoder, feature store, recordings and exported files take names, sizes and computations from FEATURES, so a new input of heads is one
-entry here. Exported files carry a copy of this source; it needs nothing but torch.
+Heads, decoder, feature store, recordings and exported files take names, sizes and computations from FEATURES, so a new input of
+heads is one entry here. Exported files carry a copy of this source; it needs nothing but torch.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specheads.sampling import at_least_float32
 
-LEAST_PROB = 1e-12  # smaller probabilities enter a head as this one, so that their logarithm is finite
+LEAST_PROB = 1e-12  # replaces smaller probabilities, so that their logarithm is finite
 
 
 class SoftmaxSums(NamedTuple):
@@ -29,7 +29,7 @@ class SoftmaxSums(NamedTuple):
 
 
 class DraftedToken(NamedTuple):
-    """What features of drafted tokens (...) are computed from; fields that no requested feature reads may be None."""
+    """The data from which features of drafted tokens (...) are computed; fields that no requested feature reads may be None."""
 
     token: Tensor  # (...) long
     hidden: Tensor  # (..., H), the draft's hidden state that the token was sampled from
@@ -42,7 +42,7 @@ class Feature:
     """One entry of the table."""
 
     heads: tuple[str, ...]  # kinds of head that may read it
-    compute: Callable[[DraftedToken], Tensor] | None  # None: a feature of the round, which whoever runs the round knows
+    compute: Callable[[DraftedToken], Tensor] | None  # None: a feature of the round, which the caller provides
     size: str | None = None  # key of a head's config that holds the length of the vector; None: a single number
     transform: Callable[[Tensor], Tensor] | None = None  # applied before it enters the network
     reads_logits: bool = False  # whether it is computed from the draft's logits
@@ -63,7 +63,7 @@ def log_prob(prob: Tensor) -> Tensor:
 
 
 def second_prob(drafted: DraftedToken) -> Tensor:
-    """Return the probability (...) of the second most likely token; that of the most likely one where two are equally likely."""
+    """Return the probability (...) of the second most likely token; it equals the largest one if two tokens are most likely."""
     logits, largest, total, _ = drafted.softmax
     return (logits.topk(2, dim=-1).values[..., 1] - largest.squeeze(-1)).exp() / total
 
@@ -74,8 +74,8 @@ def draft_prob(drafted: DraftedToken) -> Tensor:
     return (logits.gather(-1, drafted.token.unsqueeze(-1)) - largest).squeeze(-1).exp() / total
 
 
-# At the position that has read y_i, features of the token are already those of y_{i+1}, which training does not know: an `input_token` head may
-# read only the state, the distribution of the next token, and the round.
+# At the position that has read y_i, features of the token are already those of y_{i+1}, which training does not know: an
+# `input_token` head may read only the state, the distribution of the next token, and the round.
 BOTH, NEXT_TOKEN = ("input_token", "next_token"), ("next_token",)
 FEATURES = {
     # The draft's hidden state that the token was sampled from.
@@ -84,7 +84,8 @@ FEATURES = {
     "embedding": Feature(
         NEXT_TOKEN, lambda drafted: drafted.embed(drafted.token), size="embedding_size", of_token=True, stored=False
     ),
-    # Probabilities and entropy (nats) of the draft's plain softmax, whatever the warping, so that they also say something in greedy decoding.
+    # Probabilities and entropy (nats) of the draft's plain softmax, whatever the warp, so that they are informative in greedy
+    # decoding.
     "draft_prob": Feature(NEXT_TOKEN, draft_prob, transform=log_prob, reads_logits=True, of_token=True, recorded=True),
     "max_prob": Feature(BOTH, lambda drafted: 1 / drafted.softmax.total, reads_logits=True, recorded=True),
     "entropy": Feature(
@@ -96,7 +97,7 @@ FEATURES = {
     "second_prob": Feature(BOTH, second_prob, transform=log_prob, reads_logits=True),
     # The token's index in its round, from 0.
     "index": Feature(BOTH, None, transform=torch.log1p, stored=False),
-    # The target's hidden state that the last token before the round was decided from, zeros where there is none.
+    # The target's hidden state from which it decided the last token before the round, zeros if there is none.
     "target_hidden": Feature(NEXT_TOKEN, None, size="target_size", reads_target=True),
     # The token's id, for stopping rules only.
     "token": Feature((), lambda drafted: drafted.token, of_token=True, stored=False),
@@ -128,7 +129,7 @@ def drafting_features(
         needs: names of features.
         logits: (..., V) of the draft that the tokens were sampled from; not read where no feature needs them.
         token: (...) long.
-        hidden: (..., H), the draft's hidden states that gave `logits`, if a feature needs them.
+        hidden: (..., H), the draft's hidden states from which `logits` were computed, if a feature needs them.
         embed: the draft's input embedding, a function of token ids, if a feature needs it.
     """
     softmax = softmax_sums(logits) if reads_logits(needs) else None
@@ -136,8 +137,8 @@ def drafting_features(
     return {name: feature.compute(drafted) for name, feature in FEATURES.items() if name in needs and feature.compute is not None}
 
 
-def input_size(inputs: Sequence[str], sizes: Mapping[str, int | None]) -> int:
-    """Return how many numbers the features `inputs` have, with the lengths of vectors by keys of a head's config."""
+def input_size(inputs: Sequence[str], sizes: Mapping[str, Any]) -> int:
+    """Return the number of values in the features `inputs`; `sizes` has the lengths of vectors, by keys of a head's config."""
     return sum(1 if (key := FEATURES[name].size) is None else sizes[key] for name in inputs)
 
 

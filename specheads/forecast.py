@@ -40,7 +40,7 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar while the block runs and log the remaining time once; yields what advances the bar by a count."""
+    """Show a progress bar while the block runs and log the remaining time once; yield a function that advances the bar."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns) as bar:
         task, forecast = bar.add_task(what, total=total), Forecast(what)

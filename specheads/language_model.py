@@ -85,7 +85,7 @@ def load_language_model(
     """Return a model without a pair, and its revision; its vocabulary is that of its own tokenizer if it has one.
 
     Raises:
-        UserError: the model cannot be loaded, or `LanguageModel` cannot take its states and logits apart.
+        UserError: the model cannot be loaded, or computes its logits in a way that `LanguageModel` does not support.
     """
     model = load_model(location, None, checked_dtype(dtype), checked_device(device), trust_remote_code=trust_remote_code)
     has_tokenizer = not Path(resolve(location)).is_dir() or (Path(resolve(location)) / "tokenizer_config.json").is_file()

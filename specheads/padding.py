@@ -46,7 +46,7 @@ def batches_of_tokens(lengths: Sequence[int], max_tokens: int, num_texts: Sequen
 def slices(num_rows: int, row_size: int, max_elements: int) -> list[slice]:
     """Return consecutive slices of `num_rows` rows, each with at most `max_elements` numbers or a single row.
 
-    No rows make one empty slice, so that what is computed from them keeps its shape.
+    No rows make one empty slice, so that results computed from it keep their shape.
     """
     size = max(1, max_elements // row_size)
     return [slice(start, min(start + size, num_rows)) for start in range(0, max(1, num_rows), size)]

@@ -21,10 +21,8 @@ from specheads.language_model import (
     load_tokenizer,
     weightless_model,
 )
-from specheads.pair_config import INSTRUCTION, PairConfig, config_folder, pair_config
+from specheads.pair_config import INSTRUCTION, PairConfig, pair_config
 from specheads.revisions import resolve, revision_of
-
-__all__ = ["LanguageModel", "NewDraft", "Pair", "config_folder", "load_draft", "load_pair"]
 
 
 @dataclass
@@ -144,7 +142,9 @@ class Pair:
 class NewDraft(Protocol):
     """A draft that is made from the target instead of loaded."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The name of its architecture."""
 
     def make(self, target: PreTrainedModel) -> PreTrainedModel:
         """Return the draft for `target`."""

@@ -1,4 +1,4 @@
-"""What describes a pair: the keys of conf/model/*.yaml, as files, keyword arguments and command lines have them."""
+"""The description of a pair: the keys of conf/model/*.yaml, which are also keyword arguments and keys on command lines."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,12 +10,12 @@ import yaml
 from specheads.errors import UserError
 
 INSTRUCTION = "{instruction}"  # where an instruction format takes the text
-MISSING = "???"  # how a config leaves a key to its user
+MISSING = "???"  # marks a key that the user must set
 
 
 @dataclass(frozen=True)
 class PairConfig:
-    """The description of a pair. Raises UserError for values that cannot be right.
+    """The description of a pair. Raises UserError for impossible values.
 
     Args:
         draft: a folder, a hub id, `embedded:nano/draft` or `synthetic:llama2-7b`; empty if the draft is made from the target.

@@ -1,20 +1,23 @@
-"""Base of the settings of commands: frozen classes whose fields have a default, a constraint and a sentence of help in one place.
+"""The base of all settings: frozen classes whose fields state a default, a constraint and a sentence of help in one place.
 
-The first mistake in a set of settings raises one UserError that names the key as the command line has it, its value and what was expected.
-`fields_of` lists the fields of a class: help texts, reference pages and tests read it. `cache_key` gives the values that decide numbers.
+The first mistake in a set of settings raises one UserError with the key as the command line has it, its value, and the expected
+value. `fields_of` lists the fields of a class for help texts, reference pages and tests. `cache_key` returns the values that
+decide numbers.
 """
 
 import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Self, TypeVar, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     InstanceOf,
     PlainValidator,
     Strict,
@@ -25,8 +28,14 @@ from pydantic.fields import FieldInfo
 
 from specheads.errors import UserError
 
-LARGEST_COUNT = 2**31 - 1  # of anything that is held in memory at once or numbered on disk
-LARGEST_SEED = 2**32 - 1  # that every random generator takes
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+    from pydantic_core import CoreSchema
+else:
+    ModelMetaclass = type(BaseModel)  # which pydantic has no public name for
+
+LARGEST_COUNT = 2**31 - 1  # of objects in memory, or of numbered files
+LARGEST_SEED = 2**32 - 1  # the largest that every random generator takes
 
 
 def _number(expected: str, holds: Callable[[float], bool] = lambda value: True) -> PlainValidator:
@@ -40,8 +49,8 @@ def _number(expected: str, holds: Callable[[float], bool] = lambda value: True) 
     return PlainValidator(check)
 
 
-def count(least: int = 0, most: int = LARGEST_COUNT) -> Any:
-    """Return the type of integers from `least` to `most`."""
+def count(least: int = 0, most: int = LARGEST_COUNT) -> PlainValidator:
+    """Return a check for integers from `least` to `most`."""
     expected = {0: "a non-negative integer", 1: "a positive integer"}.get(least, f"an integer of at least {least}")
 
     def check(value: Any) -> Any:
@@ -51,7 +60,7 @@ def count(least: int = 0, most: int = LARGEST_COUNT) -> Any:
             raise ValueError(f"must be at most {most}")
         return value
 
-    return Annotated[int, PlainValidator(check)]
+    return PlainValidator(check)
 
 
 Number = Annotated[float, _number("a finite number")]
@@ -60,64 +69,63 @@ NonNegativeNumber = Annotated[float, _number("a finite number of at least 0", la
 Probability = Annotated[float, _number("a number from 0 to 1", lambda value: 0 <= value <= 1)]
 OpenProbability = Annotated[float, _number("a number above 0 and below 1", lambda value: 0 < value < 1)]
 Share = Annotated[float, _number("a number above 0 and at most 1", lambda value: 0 < value <= 1)]
-Count = count(0)
-PositiveCount = count(1)
-Seed = count(0, LARGEST_SEED)
+Count = Annotated[int, count(0)]
+PositiveCount = Annotated[int, count(1)]
+Seed = Annotated[int, count(0, LARGEST_SEED)]
 Flag = Annotated[bool, Strict()]
 Text = Annotated[str, Strict()]
 
 T = TypeVar("T")
-OneOrMore = T | tuple[T, ...]  # one value, or a list of values
+OneOrMore: TypeAlias = T | tuple[T, ...]  # one value, or a list of values
 
 
-def built(cls: type[T]) -> Any:
-    """Return the type of fields that hold an instance of a plain class; a mapping is taken for the arguments of its constructor."""
+class _FromMapping:
+    """Lets a field that holds an instance of a plain dataclass take a mapping with the arguments of its constructor."""
 
-    def build(value: Any) -> Any:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> "CoreSchema":
+        instance: Any = InstanceOf  # whose argument is known only here
+        return handler.generate_schema(Annotated[instance[source], BeforeValidator(partial(self.build, source))])
+
+    @staticmethod
+    def build(kind: type, value: Any) -> Any:
+        """Return `value`, or an instance of `kind` with the arguments in it; raises ValueError for an unknown argument."""
         if not isinstance(value, Mapping):
             return value
-        names = [field.name for field in dataclasses.fields(cls)]
+        names = [field.name for field in dataclasses.fields(kind)]
         if unknown := [name for name in value if name not in names]:
             raise ValueError(f"has the unknown key {unknown[0]}; the keys are {', '.join(names)}")
-        return cls(**value)
+        return kind(**value)
 
-    return Annotated[InstanceOf[cls], BeforeValidator(build)]
+
+Built = Annotated[T, _FromMapping()]  # Built[Warp] is the type of fields that hold a Warp
 
 
 def setting(default: Any = ..., help: str = "", *, key: str | None = None, decides: bool = True, **constraints: Any) -> Any:
     """Return a field of a class of settings.
 
     Args:
-        default: its value where none is given; without a default, a value must be given.
-        help: what it is, in one sentence.
-        key: its key on the command line, where that is not its name.
-        decides: whether its value changes any number that a run yields; `cache_key` leaves out fields that do not.
+        default: the value if none is given; without a default, a value must be given.
+        help: one sentence about the field.
+        key: the key on the command line, if it differs from the name of the field.
+        decides: whether the value changes any result of a run; `cache_key` leaves out the other fields.
     """
     return Field(default, description=help, json_schema_extra={"key": key, "decides": decides}, **constraints)
 
 
-class _Checked(type(BaseModel)):
+class _Checked(ModelMetaclass):
     """Turns a mistake in the arguments of a class of settings into a UserError."""
 
     def __call__(cls, *args: Any, **values: Any) -> Any:
         try:
             return super().__call__(*args, **values)
         except ValidationError as error:
-            raise UserError(message_of(error, cls)) from None
+            raise UserError(message_of(error, cast(type[Settings], cls))) from None
 
 
 class Settings(BaseModel, metaclass=_Checked):
     """Base of all settings. Raises UserError for the first mistake."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
-
-    @classmethod
-    def at(cls, prefix: str, values: Mapping[str, Any]) -> Self:
-        """Return the settings of `values`, whose keys a command line has under `prefix` ("optimizer")."""
-        try:
-            return cls.model_validate(dict(values))
-        except ValidationError as error:
-            raise UserError(message_of(error, cls, prefix)) from None
 
     def but(self, **changes: Any) -> Self:
         """Return a copy with other values, which are checked like the first ones."""
@@ -130,7 +138,7 @@ class Settings(BaseModel, metaclass=_Checked):
 
 @dataclasses.dataclass(frozen=True)
 class SettingField:
-    """One key of a command: where it stands, its default and its sentence of help."""
+    """One key of a command, its default and its sentence of help."""
 
     key: str
     default: Any
@@ -140,13 +148,13 @@ class SettingField:
 def fields_of(cls: type, prefix: str = "") -> Iterator[SettingField]:
     """Yield every field of a class of settings, those of nested settings after the field that holds them.
 
-    The help for the fields of a plain dataclass (`built`) is in the `Args:` of its docstring.
+    The help for the fields of a plain dataclass (`Built`) is in the `Args:` of its docstring.
     """
     if not issubclass(cls, Settings):
         sentences = _documented_arguments(cls.__doc__ or "")
-        for field in dataclasses.fields(cls):
-            default = None if field.default is dataclasses.MISSING else field.default
-            yield SettingField(_joined(prefix, field.name), default, sentences.get(field.name, ""))
+        for argument in dataclasses.fields(cast(Any, cls)):
+            default = None if argument.default is dataclasses.MISSING else argument.default
+            yield SettingField(_joined(prefix, argument.name), default, sentences.get(argument.name, ""))
         return
     for name, field in cls.model_fields.items():
         key = _joined(prefix, key_of(name, field))
@@ -175,7 +183,7 @@ def key_of(name: str, field: FieldInfo) -> str:
 
 
 def cache_key(settings: Settings, prefix: str = "") -> dict[str, Any]:
-    """Return by key the values that decide numbers, those of nested settings with their own keys."""
+    """Return the values that decide results by their keys, those of nested settings too."""
     values: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
         if not _extra(field).get("decides", True):
@@ -186,15 +194,15 @@ def cache_key(settings: Settings, prefix: str = "") -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value, or for an object, such as a strategy, the text of its class and of those attributes that are plain values."""
+    """Return a value; for an object, such as a strategy, a text of its class and of its attributes with plain values."""
     if value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping):
         return value
     attributes = {name: each for name, each in vars(value).items() if isinstance(each, bool | int | float | str | None)}
     return f"{type(value).__module__}.{type(value).__qualname__}({attributes})"
 
 
-def message_of(error: ValidationError, cls: type[Settings], prefix: str = "") -> str:
-    """Return the first mistake as one message: the key, its value, what was expected, what the field is for."""
+def message_of(error: ValidationError, cls: type[Settings]) -> str:
+    """Return one message about the first mistake: the key, its value, the expected value, and the help of the field."""
     errors = error.errors(include_url=False)
     same_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
     first = max(same_field, key=lambda each: len(each["loc"]))  # of the types of a union, the closest one
@@ -202,9 +210,9 @@ def message_of(error: ValidationError, cls: type[Settings], prefix: str = "") ->
     if isinstance(cause, UserError):
         return str(cause)
     path, field = _keys_and_field(cls, [part for part in first["loc"] if isinstance(part, str)])
-    key, value = ".".join([*([prefix] if prefix else []), *path]), shown(first["input"])
+    key, value = ".".join(path), shown(first["input"])
     if first["type"] == "extra_forbidden":
-        key = f"{key}.{first['loc'][-1]}" if key else first["loc"][-1]
+        key = _joined(key, str(first["loc"][-1]))
         return f"{key}={value} is not known; expected one of {', '.join(_siblings(cls, first['loc']))}."
     about = (field.description or "").rstrip(".") if field is not None else ""
     if first["type"] == "missing":
@@ -242,7 +250,7 @@ EXPECTED = {
 
 
 def _expected(mistake: Mapping[str, Any]) -> str:
-    """Return what was expected, after "key=value"."""
+    """Return the text that follows "key=value": what was expected."""
     text = EXPECTED.get(mistake["type"])
     return mistake["msg"][0].lower() + mistake["msg"][1:] if text is None else text.format(**mistake.get("ctx", {}))
 
@@ -291,6 +299,7 @@ def shown(value: Any) -> str:
 
 
 __all__ = [
+    "Built",
     "Count",
     "Flag",
     "NonNegativeNumber",
@@ -305,7 +314,6 @@ __all__ = [
     "Settings",
     "Share",
     "Text",
-    "built",
     "cache_key",
     "count",
     "fields_of",

@@ -58,8 +58,8 @@ def report_example() -> Report:
         "split": "test",
         "final_parts": [],
         "prompts": {
-            one.name: {"role": one.role, "num_prompts": one.num_prompts, "sha256": f"{number:016x}", "num_left_out": number}
-            for number, one in enumerate(sets)
+            data.name: {"role": data.role, "num_prompts": data.num_prompts, "sha256": f"{number:016x}", "num_left_out": number}
+            for number, data in enumerate(sets)
         },
         "versions": {"python": "3.11.7", "torch": "2.13.0"},
         "config": "seed: 0\nmodel:\n  name: <tiny>\n",
@@ -112,7 +112,7 @@ def _rules(rng: random.Random, family: str) -> list[RuleRow]:
 
 
 def _winners(rules: list[RuleRow]) -> list[Winner]:
-    found = []
+    winners = []
     for ratio in RATIOS:
         tops = {f: max((r for r in rules if r.family == f), key=lambda r: r.speedup[ratio].value) for f in FAMILIES}
         fixed, ceiling, oracle = (tops[family].speedup[ratio].value for family in ("fixed_length", "ceiling", "oracle"))
@@ -123,8 +123,8 @@ def _winners(rules: list[RuleRow]) -> list[Winner]:
                 for top in (ceiling, oracle)
             ]
             head = (0.15, about(0.2, 0.1)) if family.startswith("head") else ()
-            found.append(Winner(family, row.name, ratio, speed, about(speed.value / fixed, 0.015), *gaps, speed.value, *head))
-    return found
+            winners.append(Winner(family, row.name, ratio, speed, about(speed.value / fixed, 0.015), *gaps, speed.value, *head))
+    return winners
 
 
 def _reliability(rng: random.Random, predictor: str, bias: float) -> Reliability:

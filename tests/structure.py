@@ -31,7 +31,8 @@ LAYERS = (
     ("specheads.errors", "specheads.forecast", "specheads.interrupts", "specheads.settings"),
     ("specheads.storage",),
     ("specheads.sampling", "specheads.synthetic", "specheads.revisions", "specheads.language_model", "specheads.padding"),
-    ("specheads.pair_config", "specheads.pair", "specheads.nano", "specheads.mini"),
+    ("specheads.nano", "specheads.mini", "specheads.embedded"),
+    ("specheads.pair_config", "specheads.pair"),
     ("specheads.prompts",),
     ("specheads.features",),
     ("specheads.heads",),
@@ -196,8 +197,8 @@ def config_functions(state: State) -> list[str]:
 
 
 def crossings(state: State) -> tuple[list[str], list[str]]:
-    """Return the imports of data_gen by specheads and of specheads by data_gen."""
-    pairs = [(module, name) for module, imported in state.edges.items() for name in sorted(imported)]
+    """Return the imports of data_gen by specheads and of specheads by data_gen, those of entry points left out."""
+    pairs = [(module, name) for module, imported in state.edges.items() for name in sorted(imported) if is_below_door(module)]
     return tuple(
         [f"{a} -> {b}" for a, b in pairs if (a.split(".")[0], b.split(".")[0]) == ends]
         for ends in (("specheads", "data_gen"), ("data_gen", "specheads"))

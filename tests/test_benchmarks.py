@@ -44,7 +44,7 @@ from benchmarks.results import (
 from specheads import Warp
 from specheads.commands.evaluation import rule_choices
 from specheads.evaluation.prompt_sets import PromptSet
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.prompts.prompt import Prompt
 
 FILES = sorted(RESULTS.glob("*.json"))
@@ -86,9 +86,9 @@ def has_interval(values):
 def test_commands_name_what_exists(name):
     command = MEASURED[name]["command"]
     assert "\n" not in command and command == without_folders(command)
-    program = re.match(r"python (?:-m (?P<module>[\w.]+)|(?P<script>[\w/]+\.py))( |$)", command)
-    assert program, command
-    assert find_spec(program["module"]) if program["module"] else (ROOT / program["script"]).is_file()
+    named = re.match(r"python (?:-m (?P<module>[\w.]+)|(?P<script>[\w/]+\.py))( |$)", command)
+    assert named, command
+    assert find_spec(named["module"]) if named["module"] else (ROOT / named["script"]).is_file()
 
 
 def test_every_result_is_shown_and_every_block_has_a_result():
@@ -350,7 +350,7 @@ def test_replay_times_every_step(nano, tmp_path):
         ]
         rules = rule_choices(compose("evaluate", overrides).stopping)
     prompts = [(Prompt("a", "test", "def f(x):\n"), nano.encode_instruction("def f(x):\n"))]
-    arguments = SimpleNamespace(engine="eager", draws=1)
+    arguments = SimpleNamespace(engine="eager", samples=1)
     table = replay.times(nano, prompts, Warp(1.0, top_k=50), rules, arguments, 4, tmp_path)
     assert [row[0] for row in table.rows][-2:] == ["all steps", "one live pass, fixed K=4"]
 

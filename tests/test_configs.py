@@ -21,14 +21,15 @@ SHOWN_IN = [ROOT / "README.md", *config_folder().rglob("*.yaml"), *ROOT.glob("*.
 SHOWN_IN += [path for folder in ("data_gen", "specheads/evaluation") for path in (ROOT / folder).glob("*.py")]
 # keys with quotes around them or within; <...> and ... stand for what the reader fills in
 COMMAND = re.compile(
-    r"python (train\.py|evaluate\.py|-m data_gen|-m specheads\.evaluation\.(?:learning_curve|layer_search))((?: +(?:-m\b|'[^'`]*'|[\w.+]+=[^\s`)]+))*)"
+    r"python (train\.py|evaluate\.py|-m data_gen|-m specheads\.evaluation\.(?:learning_curve|layer_search))"
+    r"((?: +(?:-m\b|'[^'`]*'|[\w.+]+=[^\s`)]+))*)"
 )
 
 
 def shown_commands():
-    found = {match.groups() for path in SHOWN_IN for match in COMMAND.finditer(path.read_text()) if "={" not in match[0]}
-    names = {program.removeprefix("python "): name for name, program in PROGRAMS.items()}
-    return sorted((names[command], overrides.strip()) for command, overrides in found)
+    lines = {match.groups() for path in SHOWN_IN for match in COMMAND.finditer(path.read_text()) if "={" not in match[0]}
+    names = {script.removeprefix("python "): name for name, script in PROGRAMS.items()}
+    return sorted((names[command], overrides.strip()) for command, overrides in lines)
 
 
 def composed(name, overrides=()):
@@ -40,7 +41,7 @@ def test_commands_are_shown():
     assert {command for command, _ in shown_commands()} == set(PROGRAMS)
 
 
-@pytest.mark.parametrize("command, overrides", shown_commands())
+@pytest.mark.parametrize(("command", "overrides"), shown_commands())
 def test_shown_command_lines_compose(command, overrides):
     words = [re.sub(r"(<.*?(?=\]?$)|\.\.\.)", "folder", word) for word in shlex.split(overrides) if word not in ("-m", "")]
     words = [re.sub(r"=(?![\[\x22])([^,]+),.*", r"=\1", word) for word in words]  # the first value of each swept key
@@ -94,7 +95,7 @@ def test_a_template_on_the_command_line_replaces_the_list_of_templates():
 
 
 @pytest.mark.parametrize(
-    "name, where, template, completion_template, counts",
+    ("name", "where", "template", "completion_template", "counts"),
     [
         (
             "alpaca",
@@ -142,5 +143,5 @@ def test_the_papers_recipe_is_the_papers():
     assert list(evaluation.thresholds) == ["auto", *(t / 10 for t in range(1, 10))]
 
 
-def test_a_data_set_on_the_command_line_wins_over_the_models_own():
+def test_a_data_set_on_the_command_line_wins_over_that_of_the_model():
     assert composed("evaluate", ["data=alpaca"]).data.path == "tatsu-lab/alpaca"

@@ -100,14 +100,14 @@ def test_training_and_the_decoder_compute_the_same_second_probability(nano64, pr
     spy, lag = Spy(5), int(predicts == "input_token")
     out = SpeculativeDecoder(nano64, stopping=spy, warp=Warp(1.0, 50), engine="eager").generate(prompts[0], 40, seed=1)
     text, start, num_compared = list(prompts[0]), 0, 0
-    for one in out.rounds:
-        steps = spy.seen[start : start + one.num_drafted]
-        start += one.num_drafted
+    for each in out.rounds:
+        steps = spy.seen[start : start + each.num_drafted]
+        start += each.num_drafted
         drafted = [int(step["token"]) for step in steps]
         index = len(text) + torch.arange(len(drafted) - lag)
         tokens = torch.tensor([[*text, *drafted]])
         batch = HeadBatch(tokens, torch.zeros_like(index), index, tokens[0, index], {}, index)
-        text += one.tokens
+        text += each.tokens
         if len(index):
             expected = head_features(nano64.draft_lm, batch, predicts, frozenset({"second_prob"}))["second_prob"]
             actual = torch.cat([step["second_prob"] for step in steps[lag:]])

@@ -46,10 +46,10 @@ PROGRAMS = {
 }
 
 
-def started(program):
+def started(case):
     # Where the tests run in the background, the shell may have them ignore Ctrl-C, and children inherit that.
     code = "import signal, time\nfrom interrupts import SIGNALS, Interrupted, deferred, listen\n"
-    code += "for number in SIGNALS:\n    signal.signal(number, signal.SIG_DFL)\n" + textwrap.dedent(PROGRAMS[program])
+    code += "for number in SIGNALS:\n    signal.signal(number, signal.SIG_DFL)\n" + textwrap.dedent(PROGRAMS[case])
     folder = Path(interrupts.__file__).parent  # the module alone starts quickly, the package does not
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", code], cwd=folder, **pipes)
@@ -58,13 +58,13 @@ def started(program):
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
-@pytest.mark.parametrize("program", ["where it is", "deferred"])
-def test_the_first_signal_ends_a_run_cleanly(program, number, name):
-    process = started(program)
+@pytest.mark.parametrize("case", ["where it is", "deferred"])
+def test_the_first_signal_ends_a_run_cleanly(case, number, name):
+    process = started(case)
     process.send_signal(number)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 128 + number
-    assert output == ("saved\n" if program == "deferred" else "") + f"ended stopped by {name}\n"
+    assert output == ("saved\n" if case == "deferred" else "") + f"ended stopped by {name}\n"
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])

@@ -45,10 +45,10 @@ def test_no_rows_make_no_batches():
 @pytest.mark.parametrize("num_rows", [0, 1, 7, 1000])
 @pytest.mark.parametrize("row_size", [1, 5, 150_000, 2**25])
 def test_slices_cover_every_row_once(num_rows, row_size):
-    found = slices(num_rows, row_size, 2**24)
-    assert found and [row for piece in found for row in range(num_rows)[piece]] == list(range(num_rows))
-    assert all((piece.stop - piece.start) * row_size <= max(2**24, row_size) for piece in found)
-    assert torch.cat([torch.zeros(num_rows, 3)[piece] for piece in found]).shape == (num_rows, 3)
+    pieces = slices(num_rows, row_size, 2**24)
+    assert pieces and [row for piece in pieces for row in range(num_rows)[piece]] == list(range(num_rows))
+    assert all((piece.stop - piece.start) * row_size <= max(2**24, row_size) for piece in pieces)
+    assert torch.cat([torch.zeros(num_rows, 3)[piece] for piece in pieces]).shape == (num_rows, 3)
 
 
 @pytest.mark.parametrize("of", [list, np.array, lambda text: np.array(text, dtype=np.int32)])

@@ -69,9 +69,9 @@ def test_evaluate_replays_every_rule_and_decodes_the_best(folder):
     assert len(list((folder / "data" / "recordings").iterdir())) == 3 and (dev / "predictions" / "ground_truth").is_dir()
     (exported,) = heads(folder)
     errors = {row["predictor"]: row["ece"] for row in content["data_sets"][0]["reliability"]}
-    told = json.loads((exported / "config.json").read_text())["train"]["dev_ece"]
-    assert errors[exported.name] == pytest.approx(told["raw"])
-    assert errors[f"{exported.name}, calibrated"] < told["cross_fitted"]  # on the prompts that the calibration was fitted on
+    reported = json.loads((exported / "config.json").read_text())["train"]["dev_ece"]
+    assert errors[exported.name] == pytest.approx(reported["raw"])
+    assert errors[f"{exported.name}, calibrated"] < reported["cross_fitted"]  # on the prompts that the calibration was fitted on
     assert "at 10" in done.stdout and str(report.parent.name) in done.stdout
     names = {path.name for path in report.parent.iterdir()}
     assert {"report.html", "report.csv", "pareto.png", "speed.png", "generations.jsonl", "costs.jsonl", "wandb"} <= names
@@ -84,7 +84,7 @@ def test_the_same_evaluation_gives_the_same_numbers_and_records_nothing_twice(fo
     words = [*SMALL, "num_prompts=5", "num_dev_prompts=5", "live=none", "stopping=[fixed_length,draft_product]", "head=null"]
     before = {path: path.stat().st_mtime_ns for path in (folder / "data").rglob("*.parquet")}
     done = [run(folder, "evaluate.py", *words) for _ in range(2)]
-    assert [one.returncode for one in done] == [0, 0], done[0].stderr
+    assert [process.returncode for process in done] == [0, 0], done[0].stderr
     reports = sorted(folder.glob("outputs/evaluate/*/report.json"))[-2:]
     first, second = (json.loads(path.read_text()) for path in reports)
     assert first["data_sets"] == second["data_sets"] and first["live"] == [] and first["fit"] is None
@@ -130,7 +130,7 @@ def test_a_bank_is_trained_in_one_pass_exported_head_by_head_and_ranked(folder):
     names = {f"input_token-d{depth}-r{weight}" for depth in (0, 2) for weight in (1, 6)}
     assert {path.name for path in (folder / bank).iterdir()} == names
     calibrations = [load_head(folder / bank / name).config.calibration for name in sorted(names)]
-    assert all(one != other for one, other in itertools.combinations(calibrations, 2))  # one pass, but each has its own
+    assert all(first != other for first, other in itertools.combinations(calibrations, 2))  # one pass, but each has its own
     rules = ["stopping=[fixed_length,head_threshold]", "thresholds=[0.3,0.6]", "live=none", "num_prompts=4", "num_dev_prompts=4"]
     done = run(folder, "evaluate.py", f"head={bank}", *SMALL, *rules)
     assert done.returncode == 0, done.stderr

@@ -41,7 +41,7 @@ def test_two_processes_train_one_head_and_stop_together(tmp_path):
     assert curves[0] == curves[1]
 
 
-def test_two_processes_distil_one_draft_and_go_on_after_a_kill(tmp_path):
+def test_two_processes_distil_one_draft_and_resume_after_a_kill(tmp_path):
     words = [
         "train.py",
         "task=distill",

@@ -90,7 +90,7 @@ def test_uniforms_that_are_given_back_are_returned_again():
     assert taken == expected[:-1]
 
 
-def test_a_warp_draws_from_its_distributions():
+def test_a_warp_samples_from_its_distributions():
     logits = torch.randn(6, 20)
     uniform = torch.rand(6, dtype=torch.float64)
     greedy, warm = Warp(temperature=0), Warp(top_k=3)

@@ -6,7 +6,7 @@ import pytest
 
 from data_gen.settings import Generation
 from specheads.errors import UserError
-from specheads.settings import Count, Flag, OneOrMore, PositiveNumber, Settings, built, cache_key, fields_of, setting
+from specheads.settings import Built, Count, Flag, OneOrMore, PositiveNumber, Settings, cache_key, fields_of, setting
 from specheads.training.heads.settings import HeadTraining
 
 
@@ -32,7 +32,7 @@ class Inner(Settings):
 class Outer(Settings):
     rate: PositiveNumber = setting(1.0, "the rate of things", key="group.rate")
     inner: Inner | None = setting(Inner(), "what is inside")
-    shape: built(Shape) = setting(Shape(), "a shape")
+    shape: Built[Shape] = setting(Shape(), "a shape")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_cache_key_has_what_decides_numbers():
     assert all(settings.cache_key() != base.cache_key() for settings in other)
 
 
-def test_caches_are_known_by_the_sizes_that_earlier_versions_wrote():
+def test_keys_of_caches_have_the_names_of_earlier_versions():
     sizes = {"max_new_tokens": 512, "max_prompt_tokens": 1024, "batch_size": 64, "rows_per_shard": 512}
     sizes |= {"responses_per_prompt": 1, "draws_per_position": 4}
     assert Generation().sizes() == sizes

@@ -25,7 +25,7 @@ def test_no_modules_import_each_other():
     assert circles(CODE) == []
 
 
-def test_specheads_does_not_import_data_gen():
+def test_specheads_below_the_door_does_not_import_data_gen():
     assert crossings(CODE)[0] == []
 
 

@@ -1,7 +1,7 @@
 """Entry points: compose a Hydra config, run, and turn a user's mistakes into one message and exit code 2.
 
-Whatever the machine refuses (no space, no memory, a folder that cannot be written) is such a message too; Ctrl-C and
-SIGTERM end a run in order, and the same command resumes it.
+A failure of the machine (no space, no memory, a folder that cannot be written) is reported in the same way. Ctrl-C and SIGTERM
+end a run in order, and the same command resumes it.
 """
 
 import os
@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from specheads import interrupts
+from specheads.commands.compose import check_keys
 from specheads.commands.help import ClassesOf, help_text
 from specheads.commands.run_folders import NoteRunKey, may_resume, register_resolver
 from specheads.errors import UserError, user_error
@@ -36,19 +37,19 @@ SHARED_KEYS = ("model", "data", "warp", "generation", "paths", "seed")  # what a
 class Command:
     """A command line whose config is conf/<name>.yaml: calling it runs the command line of this process.
 
-    A sweep has several jobs in one folder; where one of them fails, the others go on, and the exit code is 2.
+    A sweep has several jobs in one folder; if one of them fails, the others still run, and the exit code is 2.
     """
 
     def __init__(self, name: str, run: Callable[[DictConfig], object], classes: ClassesOf = lambda cfg: ()) -> None:
         self.name, self.run, self.classes = name, run, classes
         self.begun: set[Path] = set()  # folders of runs that this process works in
         self.failed = False
-        update_wrapper(self, run)  # Hydra asks where the function was defined
+        update_wrapper(self, run)  # Hydra looks up where the function was defined
         compose_and_run = hydra.main(version_base="1.3", config_path=str(config_folder().resolve()), config_name=name)
         self.hydra_entry = compose_and_run(update_wrapper(lambda cfg: self.job(cfg), run))
 
     def __call__(self) -> None:
-        """Run the command line of this process. Raises SystemExit where that has failed or was interrupted."""
+        """Run the command line of this process. Raises SystemExit if it fails or is interrupted."""
         self.begun, self.failed = set(), False
         if {"--help", "-h"} & set(sys.argv):
             overrides = [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]
@@ -63,7 +64,7 @@ class Command:
             runs.finish(folder)
 
     def guarded(self, call: Callable[[], object]) -> None:
-        """Call, and tell a user's mistakes; what is none keeps its traceback."""
+        """Call, and print the message of a user's mistake; any other error keeps its traceback."""
         os.environ["HYDRA_FULL_ERROR"] = "1"  # lets composition errors through to here
         try:
             call()
@@ -71,13 +72,8 @@ class Command:
             self.end(interruption)
         except (HydraException, OmegaConfBaseException) as error:
             self.fail(user_error(error) or error)
-        except ValueError as error:
-            message = null_group(error, sys.argv[1:])
-            if message is None:
-                raise
-            self.fail(message)
-        except OSError as error:  # Hydra cannot make the run's folder
-            message = user_error(error)
+        except (ValueError, OSError) as error:  # of Hydra: a group set to null, a run folder that it cannot make
+            message = user_error(error) or null_group(error, sys.argv[1:])
             if message is None:
                 raise
             self.fail(message)
@@ -87,6 +83,7 @@ class Command:
         try:
             check_launcher(os.environ)
             check_resume(cfg)
+            check_keys(cfg, self.classes(cfg))
             if self.begin():
                 self.run(cfg)
                 if is_first_process():
@@ -98,7 +95,7 @@ class Command:
             self.fail(message)
 
     def begin(self) -> bool:
-        """Take the folder of the run; return whether there is something to do, which there is not where a job of a sweep is finished."""
+        """Take the folder of the run; return whether there is something to do: a finished job of a sweep is not repeated."""
         if not is_first_process():
             return True
         hydra_cfg = HydraConfig.get()
@@ -110,7 +107,7 @@ class Command:
         return not sweeping or runs.begin_job(top, run_folder())
 
     def fail(self, message: Exception) -> None:
-        """Tell a mistake."""
+        """Print the message of a mistake."""
         tell(message)
         self.failed = True
 
@@ -126,18 +123,19 @@ class Command:
 def command(name: str, classes: ClassesOf = lambda cfg: ()) -> Callable[[Callable[[DictConfig], object]], Command]:
     """Return a decorator that makes a function of a config the command line whose config is conf/<name>.yaml.
 
-    `classes` gives the classes of settings whose fields explain the keys of a composed config in `--help`.
+    `classes` returns the classes of settings of a composed config: their fields explain its keys in `--help`, and other keys are
+    refused.
     """
     return lambda run: Command(name, run, classes)
 
 
 def run_folder() -> Path:
-    """Return the folder of the run at work."""
+    """Return the folder of the current run."""
     return Path(HydraConfig.get().runtime.output_dir)
 
 
-def null_group(error: ValueError, words: list[str]) -> UserError | None:
-    """Return what to tell about a group of configs that is set to null, if that is the mistake."""
+def null_group(error: Exception, words: list[str]) -> UserError | None:
+    """Return the message about a group of configs that is set to null, if that is the mistake."""
     nulls = [word.removesuffix("=null") for word in words if word.endswith("=null")]
     groups = [name for name in nulls if (config_folder() / name).is_dir()]
     if "Config group override" not in str(error) or not groups:
@@ -146,17 +144,17 @@ def null_group(error: ValueError, words: list[str]) -> UserError | None:
 
 
 def check_launcher(environment: Mapping[str, str]) -> None:
-    """Raise UserError if a launcher has started this command several times: each would take a run folder of its own."""
+    """Raise UserError if a launcher has started this command several times: each process would take another run folder."""
     for launcher, (sign, count) in LAUNCHERS.items():
         if sign in environment and environment.get(count, "1") != "1":
             raise UserError(
                 f"{launcher} has started {environment[count]} processes of this command; start it once, with plain python: "
-                "trainer.devices= says how many GPUs train a head, and it starts a process for each itself."
+                "trainer.devices= sets how many GPUs train a head, and the command starts a process for each of them."
             )
 
 
 def check_resume(cfg: DictConfig) -> None:
-    """Raise UserError for a `resume` that this command does not know."""
+    """Raise UserError for a value of `resume` that this command does not take."""
     takes_checkpoint = "checkpoint" in cfg
     if not isinstance(cfg.resume, bool) and not (takes_checkpoint and isinstance(cfg.resume, str) and Path(cfg.resume).is_file()):
         checkpoint = ", or a checkpoint such as outputs/head/<date_time>/checkpoints/last.ckpt" if takes_checkpoint else ""
@@ -165,12 +163,12 @@ def check_resume(cfg: DictConfig) -> None:
 
 
 def is_first_process() -> bool:
-    """Whether this is the process of a distributed run that writes for all."""
+    """Whether this is the process of a distributed run that writes the files."""
     return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK"))
 
 
 def next_command(script: str, *overrides: str) -> str:
-    """Return the command line that follows this one: with those of its overrides that both commands share."""
+    """Return the command line that follows this one, with those overrides of this one that both commands share."""
     given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     replaced = {override.split("=")[0] for override in overrides}
     keys = [override.lstrip("+").split("=")[0] for override in given]
@@ -181,6 +179,6 @@ def next_command(script: str, *overrides: str) -> str:
 
 
 def tell(error: Exception) -> None:
-    """Print an error for the user, Hydra's with its reason."""
+    """Print an error for the user; an error of Hydra is printed with its cause."""
     reason = f"\n{error.__cause__}" if isinstance(error, HydraException) and error.__cause__ else ""
     print(f"error: {error}{reason}", file=sys.stderr)

@@ -1,12 +1,12 @@
-"""From a composed config to what the library takes: typed settings, the source of prompts, the pair."""
+"""The arguments of the library from a composed config: typed settings, the source of prompts, the pair."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from specheads.commands.run_settings import RunSettings
+from specheads.commands.run_settings import Paths, RunSettings
 from specheads.errors import UserError
 from specheads.pair import NewDraft, Pair, load_pair
 from specheads.prompts.data_set_source import DatasetSource
@@ -20,30 +20,34 @@ OTHER_KEYS = ("model", "data", "logger")  # groups of keys that are not the fiel
 S = TypeVar("S", bound=Settings)
 
 
-def settings_of(cls: type[S], cfg: DictConfig) -> S:
+def settings_of(cls: type[S], cfg: DictConfig, **objects: Any) -> S:
     """Return the settings of a class, with the keys of a composed config that it has; nested `_target_`s are instantiated.
+
+    Args:
+        objects: values of fields that are not taken from the config, by the names of the fields.
 
     Raises:
         UserError: a wrong value, or a key that is not known in a group of keys of the class.
     """
-    values, keys = {}, {}
+    values, keys = dict(objects), {}
     for name, field in cls.model_fields.items():
         keys[name] = key_of(name, field)
-        if (value := _selected(cfg, keys[name])) is not MISSING:
+        if name not in objects and (value := _selected(cfg, keys[name])) is not MISSING:
             values[name] = value
     for key in _unknown_keys(cfg, set(keys.values())):
         group = key.rpartition(".")[0]
         known = [each.removeprefix(f"{group}.") for each in keys.values() if each.startswith(f"{group}.")]
-        raise UserError(f"{key}={shown(plain(OmegaConf.select(cfg, key)))} is not known; expected one of {', '.join(known)}.")
+        raise _unknown_key(cfg, key, known)
     return cls(**values)
 
 
-def check_keys(cfg: DictConfig, classes: Sequence[type[Settings]]) -> None:
+def check_keys(cfg: DictConfig, classes: Sequence[type]) -> None:
     """Raise UserError for a key of a composed config that is in none of the classes of settings of its command."""
     known = {field.key.partition(".")[0] for cls in (RunSettings, *classes) for field in fields_of(cls)} | {*OTHER_KEYS}
     if unknown := [str(name) for name in cfg if name not in known]:
-        value = shown(plain(cfg[unknown[0]]))
-        raise UserError(f"{unknown[0]}={value} is not known; expected one of {', '.join(sorted(known))}.")
+        raise _unknown_key(cfg, unknown[0], sorted(known))
+    if unknown := [str(name) for name in cfg.paths if name not in Paths.model_fields]:
+        raise _unknown_key(cfg, f"paths.{unknown[0]}", list(Paths.model_fields))
 
 
 def source_of(cfg: DictConfig) -> NanoSource | DatasetSource:
@@ -56,9 +60,9 @@ def source_of(cfg: DictConfig) -> NanoSource | DatasetSource:
 
 
 def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: NewDraft | None = None) -> Pair:
-    """Return the pair that `cfg.model` describes, with or without the target's weights, with the draft that it names or a new one."""
+    """Return the pair of `cfg.model`, without the target's weights if `only_draft`, with `new_draft` in place of its draft."""
     keys = OmegaConf.to_container(cfg.model, resolve=True, throw_on_missing=True)
-    return load_pair(only_draft=only_draft, new_draft=new_draft, **keys)
+    return load_pair(only_draft=only_draft, new_draft=new_draft, **cast(dict[str, Any], keys))
 
 
 def plain(value: Any) -> Any:
@@ -69,9 +73,15 @@ def plain(value: Any) -> Any:
 MISSING = object()
 
 
+def _unknown_key(cfg: DictConfig, key: str, known: Sequence[str]) -> UserError:
+    value = shown(plain(OmegaConf.select(cfg, key)))
+    return UserError(f"{key}={value} is not known; expected one of {', '.join(known)}.")
+
+
 def _selected(cfg: DictConfig, key: str) -> Any:
     group = key.rpartition(".")[0]
-    if group and isinstance(node := OmegaConf.select(cfg, group, default=MISSING), DictConfig) is False and node is not MISSING:
+    node = OmegaConf.select(cfg, group, default=MISSING) if group else MISSING
+    if node is not MISSING and not isinstance(node, DictConfig):
         raise UserError(f"{group}={shown(plain(node))} must be a set of keys; leave it out for the usual ones.")
     return plain(OmegaConf.select(cfg, key, default=MISSING, throw_on_missing=True))
 

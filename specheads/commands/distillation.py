@@ -1,4 +1,4 @@
-"""Distillation from a composed config: settings are checked, the pair is loaded, then responses are made and learned from."""
+"""Distillation from a composed config: settings are checked, the pair is loaded, and responses are generated."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,8 +30,8 @@ def distill_configured_draft(cfg: DictConfig, make_data: MakeData, pair: Pair | 
         UserError: see distillation_of; a model that cannot be loaded; see distill.
     """
     settings, run = distillation_of(cfg), Path(cfg.paths.run)
-    with open_loggers(cfg, run) as loggers:  # a login that fails must not wait for the models
-        from specheads.training.distill.distillation import distill  # imports lightning, for which mistakes need not wait
+    with open_loggers(cfg, run) as loggers:  # a failed login is reported before the models are loaded
+        from specheads.training.distill.distillation import distill  # slow: imports lightning
 
         pair = pair or load_configured_pair(cfg, new_draft=settings.initial_draft)
         return distill(pair, partial(responses_of, cfg, pair, settings, make_data), settings, run, loggers)
@@ -54,7 +54,7 @@ def distillation_of(cfg: DictConfig) -> Distillation:
 
 
 def responses_of(cfg: DictConfig, pair: Pair, settings: Distillation, make_data: MakeData) -> GeneratedData:
-    """Return the data set that a distillation reads: the target's responses without labels, and the prompts.
+    """Return the data set of a distillation: the target's responses without labels, and the prompts.
 
     The prompts have the responses of their source if the draft learns from these.
     """

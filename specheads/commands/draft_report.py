@@ -1,4 +1,4 @@
-"""What train.py prints once a draft is distilled."""
+"""The text that train.py prints after a distillation."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def print_draft(distilled: "DistilledDraft") -> None:
-    """Print how good the draft was before and is now, and where it is."""
+    """Print the draft's quality before and after the distillation, and its folder."""
     table = Table("on test prompts", box=box.SIMPLE_HEAD)
     for column in ("before", "after", "change"):
         table.add_column(column, justify="right")

@@ -1,8 +1,8 @@
-"""From a composed config to the settings and objects of an evaluation: for `evaluate.py` and other commands that replay rules."""
+"""The settings and objects of an evaluation, from a composed config: for `evaluate.py` and other commands that replay rules."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -15,10 +15,10 @@ from specheads.evaluation.candidate import RuleChoice
 from specheads.evaluation.prompt_data import PromptData, TestSet, file_source
 from specheads.evaluation.settings import Evaluation, ReplaySettings
 from specheads.pair_config import config_folder
+from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.sources import prompt_source
 from specheads.settings import Settings, fields_of
 
-AnySettings = TypeVar("AnySettings", bound=Settings)
 Replay = TypeVar("Replay", bound=ReplaySettings)
 
 
@@ -39,21 +39,14 @@ def evaluation_settings(cfg: DictConfig) -> Evaluation:
 
 
 def replay_settings(cls: type[Replay], cfg: DictConfig, **objects: Any) -> Replay:
-    """Return settings that replay rules from a config, with `objects` for those that are no plain values."""
-    if not is_count(cfg.num_prompts, least=1):  # test sets are made of it
+    """Return the settings of a command that replays rules; `objects` are fields built from a config, such as `drafting`."""
+    if not is_count(cfg.num_prompts, least=1):  # test sets read it
         raise UserError(
             f"num_prompts={cfg.num_prompts} must be a positive integer; it is {cls.model_fields['num_prompts'].description}."
         )
     objects |= {"stopping": rule_choices(cfg.get("stopping") or {}), "test_sets": named_test_sets(cfg.test_sets, cfg.num_prompts)}
-    return plain_settings(cls, cfg, **objects)
-
-
-def plain_settings(cls: type[AnySettings], cfg: DictConfig, **objects: Any) -> AnySettings:
-    """Return settings of a class from the keys of a config that it has, with `objects` for those that are no plain values."""
     check_complete(cls, cfg)
-    values = {key: cfg[key] for key in cls.model_fields if key not in objects}
-    values = {key: OmegaConf.to_container(value, resolve=True) if is_node(value) else value for key, value in values.items()}
-    return cls(**values | objects)
+    return settings_of(cls, cfg, **objects)
 
 
 def check_complete(cls: type[Settings], cfg: DictConfig) -> None:
@@ -65,15 +58,11 @@ def check_complete(cls: type[Settings], cfg: DictConfig) -> None:
             raise UserError(f"{field.key} is missing; give it a value: it is {field.help}.")
 
 
-def is_node(value: Any) -> bool:
-    """Whether a value of a config holds others."""
-    return isinstance(value, DictConfig | ListConfig)
-
-
-def rule_choices(stopping: DictConfig | Mapping[str, Any]) -> dict[str, RuleChoice]:
+def rule_choices(stopping: DictConfig | Mapping[str, Mapping[str, Any]]) -> dict[str, RuleChoice]:
     """Return the classes of stopping rules with their arguments, by name."""
+    values = OmegaConf.to_container(stopping, resolve=True) if isinstance(stopping, DictConfig) else stopping
     choices = {}
-    for name, rule in (OmegaConf.to_container(stopping, resolve=True) if is_node(stopping) else dict(stopping)).items():
+    for name, rule in cast(Mapping[str, Mapping[str, Any]], values).items():
         arguments = dict(rule)
         choices[name] = RuleChoice(get_class(arguments.pop("_target_")), arguments)
     return choices
@@ -86,7 +75,7 @@ def verification_rules(names: Any) -> dict[str, VerificationRule]:
 
 
 def named_test_sets(named: Any, num_prompts: Any) -> dict[str, TestSet] | None:
-    """Return the sources of more prompts, {name: file}, by a name of conf/data; without a file the test prompts of the set's own split."""
+    """Return the sources of more test prompts from {name of conf/data: file}; without a file, that data set's test prompts."""
     if named is None:
         return None
     if not isinstance(named, Mapping | DictConfig):
@@ -98,9 +87,12 @@ def named_test_sets(named: Any, num_prompts: Any) -> dict[str, TestSet] | None:
     for name, path in named.items():
         data = OmegaConf.load(config_folder() / "data" / f"{name}.yaml")
         source = prompt_source(plain(data))
-        if path is not None and "path" not in data:
+        if path is None:
+            sets[name] = TestSet(source)
+        elif isinstance(source, DatasetSource):
+            sets[name] = file_source(source, path, num_prompts)
+        else:
             raise UserError(f"test_sets={{{name}: {path}}}: {name} reads no file; leave it out: test_sets={{{name}: null}}.")
-        sets[name] = TestSet(source) if path is None else file_source(source, path, num_prompts)
         sets[name].source.check()
     return sets
 

@@ -1,4 +1,4 @@
-"""What train.py prints once heads are trained."""
+"""The text that train.py prints after it has trained heads."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ METRICS = {"auroc": "AUROC", "kl": "KL", "brier": "Brier", "ece": "ECE"}
 
 
 def print_heads(trained: "TrainedHeads") -> None:
-    """Print how the heads compare with the draft's own numbers, how well they are calibrated in rounds, and where they are."""
+    """Print how the heads compare with rules without a head, how well they are calibrated in rounds, and their folder."""
     console = Console(highlight=False)
     table = _table("on held-out prompts", *METRICS.values())
     for name, metrics in trained.test.items():

@@ -1,9 +1,10 @@
 """The `specheads` command: describe a head, check its files, export it for other decoders, rewrite its card."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specheads.errors import UserError, user_error
 from specheads.heads.card import card
@@ -46,17 +47,18 @@ def inspect(head: str) -> str:
 
 
 def verify(head: str, draft: str | None = None) -> str:
-    """Load a head strictly, golden vectors included; with `draft`, check that it was trained for that model at its present revision."""
+    """Load a head strictly, with its golden vectors; with `draft`, check that it was trained for that draft as it is now."""
     loaded = load_head(head)
     trained = loaded.config.draft
     if loaded.golden_inputs is None:
         return f"{head}: a complete checkpoint of the SpecDec++ authors; it names no draft and has no golden vectors to check"
     if draft is not None and trained.get("revision") != (present := revision_at(draft)):
         raise UserError(
-            f"{head} was trained for draft {trained.get('id')} at revision {trained.get('revision')}, but {draft} is at revision {present}; train "
-            "a head for it: python train.py model.draft=..."
+            f"{head} was trained for draft {trained.get('id')} at revision {trained.get('revision')}, but {draft} is at revision "
+            f"{present}; train a head for it: python train.py model.draft=..."
         )
-    return f"{head}: unchanged since its export{'' if draft is None else f', and trained for the present revision of {draft}'}"
+    trained_for = "" if draft is None else f", and trained for the present revision of {draft}"
+    return f"{head}: unchanged since its export{trained_for}"
 
 
 def rewrite_card(head: str) -> str:
@@ -124,7 +126,8 @@ def run(arguments: Sequence[str]) -> str:
         key, equals, value = argument.partition("=")
         if not equals or key not in verb.required | verb.optional:
             raise UserError(
-                f"specheads {name}: {argument!r} is not known; it takes {', '.join(f'{key}=' for key in verb.required | verb.optional)}."
+                f"specheads {name}: {argument!r} is not known; it takes "
+                f"{', '.join(f'{key}=' for key in verb.required | verb.optional)}."
             )
         given[key] = value
     if missing := [key for key in verb.required if not given.get(key)]:
@@ -150,7 +153,5 @@ def _prompts(learned: TrainPrompts | None) -> str:
     return f"trained on {len(learned.train):,}, calibrated on {len(learned.dev):,}; evaluations do not report on them"
 
 
-def _listed(values: object) -> str:
-    return ", ".join(
-        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in dict(values).items()
-    )
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items())

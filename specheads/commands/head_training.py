@@ -1,4 +1,4 @@
-"""Head training from a composed config: settings are checked, the pair is loaded, and the data is made once a checkpoint fits."""
+"""Head training from a composed config: settings are checked, the pair is loaded, and data is generated."""
 
 from collections.abc import Callable
 from functools import partial
@@ -29,8 +29,8 @@ def train_configured_heads(
         UserError: see head_training_of; a model that cannot be loaded; see train_heads.
     """
     settings, run = head_training_of(cfg), Path(cfg.paths.run)
-    with open_loggers(cfg, run) as loggers:  # a login that fails must not wait for the models
-        from specheads.training.heads.head_training import train_heads  # imports lightning, for which mistakes need not wait
+    with open_loggers(cfg, run) as loggers:  # a failed login is reported before the models are loaded
+        from specheads.training.heads.head_training import train_heads  # slow: imports lightning
 
         # The first process makes the data and calibrates; others need the target where heads read its states.
         only_draft = not is_first_process() and not settings.reads_target

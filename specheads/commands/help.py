@@ -1,4 +1,4 @@
-"""What `--help` prints: every key of a command, its value, and the sentence of its settings class or YAML file."""
+"""The text of `--help`: every key of a command, its value, and a sentence from its settings class or YAML file."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from textwrap import TextWrapper
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -32,7 +32,7 @@ HYDRA = {
     "+key=value": "adds a key that is not listed; '~key' takes one away",
     "-m key=a,b": "runs every combination of the values, one after another",
     "--cfg job": "prints the composed config and ends",
-    "--hydra-help": "lists Hydra's own options",
+    "--hydra-help": "lists the options of Hydra",
 }
 INTERNAL = re.compile(r".*\b_target_$")
 ClassesOf = Callable[[DictConfig], Sequence[type]]  # the classes of settings that a composed config is for
@@ -43,7 +43,7 @@ NARROWEST, USUAL, WIDEST = 60, 100, 130  # columns of a terminal
 
 @dataclass(frozen=True)
 class Section:
-    """The keys of one config group, or of no group, and the files that explain them: what is chosen first."""
+    """The keys of one config group, or of no group, and the files that explain them, the chosen ones first."""
 
     title: str
     description: str
@@ -81,22 +81,23 @@ def help_text(command: str, overrides: Sequence[str] = (), width: int | None = N
 
 
 def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, dict[str, str | None]]:
-    """Return a command's config without Hydra's own node, and what is chosen of each config group.
+    """Return a command's config without Hydra's node, and the choice of each config group.
 
     A key that is swept (`head.depth=0,1`) has many values, so it keeps its default.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    single = [override.input_line for override in parsed if not override.is_sweep_override()]
+    single = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        content = OmegaConf.to_container(compose(command, single, return_hydra_config=True))
+        content = cast(dict[str, Any], OmegaConf.to_container(compose(command, single, return_hydra_config=True)))
     choices = content.pop("hydra")["runtime"]["choices"]
-    # Hydra does not say what was chosen where it is a list.
+    # Hydra does not report a choice that is a list.
     usual = {key: value for entry in _defaults(command) if isinstance(entry, Mapping) for key, value in entry.items()}
     several = {override.key_or_group: override.value() for override in parsed}
     choices = _listed(usual) | choices | _listed(several)
     groups = [group for group in reversed(choices) if group.isidentifier()]  # not hydra/launcher; Hydra has the last one first
     groups.sort(key=lambda group: group != "model")
-    return OmegaConf.create(OmegaConf.to_yaml(content).replace(*RUN_FOLDER)), {group: choices[group] for group in groups}
+    cfg = cast(DictConfig, OmegaConf.create(OmegaConf.to_yaml(content).replace(*RUN_FOLDER)))
+    return cfg, {group: choices[group] for group in groups}
 
 
 def explanations(cfg: DictConfig, classes: Sequence[type]) -> dict[str, str]:
@@ -108,13 +109,13 @@ def explanations(cfg: DictConfig, classes: Sequence[type]) -> dict[str, str]:
 def sections(command: str, cfg: DictConfig, chosen: Mapping[str, str | None], explained: Mapping[str, str]) -> list[Section]:
     """Return every key of a composed config with its explanation: first those of no config group, then group by group.
 
-    A key that no file has (`+trainer.max_steps=9`) stands with its closest relatives. `explained` are sentences by key.
+    A key that is in no file (`+trainer.max_steps=9`) is listed with its closest relatives. `explained` are sentences by key.
     """
     listed = [Section("general", "", [_read(name) for name in _files(command)])]
     for group, choice in chosen.items():
         files = [_read(name, group) for name in sorted(_names(group), key=lambda name: name not in _chosen(choice))]
         listed.append(Section(f"{group}={choice}", files[0].head if choice in _names(group) else "", files))
-    for key, value in _walk(OmegaConf.to_container(cfg)):
+    for key, value in _walk(cast(Mapping[str, Any], OmegaConf.to_container(cfg))):
         section = next((section for name in _upwards(key) for section in listed if section.has(name)), listed[0])
         explanation = explained.get(key) or section.explanation(key)
         if not isinstance(value, Mapping) or not value:
@@ -129,12 +130,12 @@ def _read(name: str, group: str = "") -> Comments:
 
 
 def _defaults(command: str) -> list[str | dict[str, Any]]:
-    """Return what a config's file says it is composed of."""
+    """Return the defaults list of a config's file."""
     return yaml.safe_load((config_folder() / f"{command}.yaml").read_text()).get("defaults", [])
 
 
 def _files(command: str) -> Iterator[str]:
-    """Yield the files of no config group that a config is composed of, itself first."""
+    """Yield the files of a config that are in no config group, its main file first."""
     yield command
     for entry in _defaults(command):
         if isinstance(entry, str) and entry != "_self_":
@@ -142,7 +143,7 @@ def _files(command: str) -> Iterator[str]:
 
 
 def _listed(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the config groups in `values` of which several choices are taken, with their names as the command line has them."""
+    """Return the config groups in `values` with several choices, as the command line writes them."""
     return {
         key: "[{}]".format(",".join(map(str, names)))
         for key, names in values.items()
@@ -165,7 +166,7 @@ def _chosen(choice: str | None) -> list[str]:
 
 
 def _walk(content: Mapping[str, Any], parents: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of every node and leaf that is meant for users, nodes before what they hold."""
+    """Yield (dotted key, value) of every node and leaf that is meant for users, nodes before their children."""
     for name, value in content.items():
         path = (*parents, str(name))
         if not INTERNAL.match(key := ".".join(path)):
@@ -215,7 +216,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _lines(rows: Sequence[tuple[str, str]], width: int, column: int = 0) -> list[str]:
-    """Return rows in two columns, the second wrapped; the first as wide as its longest text where `column` says nothing."""
+    """Return rows in two columns, the second wrapped; the first is `column` wide, by default as wide as its longest text."""
     column = column or max(len(text) for text, _ in rows)
     return [_wrap(why, width, f"  {text:<{column}}  ", " " * (column + 4)) for text, why in rows]
 

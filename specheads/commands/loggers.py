@@ -1,4 +1,4 @@
-"""Where metrics and tables go besides the files of a run."""
+"""The loggers of a run: where metrics and tables go, in addition to its files."""
 
 import contextlib
 import hashlib
@@ -47,7 +47,7 @@ def new_logger(cfg: DictConfig, run: Path) -> "Logger":
         _ = logger.experiment  # starts the run now, before an hour of generating data
     except wandb.errors.Error as error:
         raise UserError(
-            f"logger.wandb.offline={str(cfg.get('offline')).lower()}: {error} Log in with `wandb login`, or keep the logs on this machine "
-            "with logger.wandb.offline=true."
+            f"logger.wandb.offline={str(cfg.get('offline')).lower()}: {error} Log in with `wandb login`, or keep the logs on "
+            "this machine with logger.wandb.offline=true."
         ) from error
     return logger

@@ -1,4 +1,4 @@
-"""The folder that a command runs in: that of the interrupted run of the same configuration, or a new one.
+"""The folder of a run: that of the interrupted run with the same configuration, or a new one.
 
 Hydra asks the resolver `${run_folder:}` of conf/base.yaml where a run goes.
 """
@@ -6,7 +6,7 @@ Hydra asks the resolver `${run_folder:}` of conf/base.yaml where a run goes.
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
@@ -15,7 +15,7 @@ from specheads.storage import runs
 
 
 class NoteRunKey(Callback):
-    """Hydra callback that notes the key of the configuration that this process runs, of a sweep too, before anything else happens."""
+    """Hydra callback that notes the key of the configuration, or of the whole sweep, before this process runs anything."""
 
     key = ""
     resume: bool | str = True
@@ -28,7 +28,7 @@ class NoteRunKey(Callback):
 
 
 def may_resume() -> bool:
-    """Whether the run of this process may resume an interrupted one."""
+    """Whether the run of this process may resume an interrupted run."""
     return NoteRunKey.resume is not False
 
 
@@ -42,15 +42,15 @@ def register_resolver() -> None:
             if not chosen:
                 chosen.append(runs.run_folder(parent, NoteRunKey.key, may_resume()))
         except OSError:
-            return str(parent / "run")  # Hydra meets the same refusal, and does not wrap it in another error
+            return str(parent / "run")  # Hydra raises the same error again, and does not wrap it
         return str(chosen[0])
 
     OmegaConf.register_new_resolver("run_folder", resolve, replace=True)
 
 
 def run_key(config: DictConfig) -> str:
-    """Return a key of a composed configuration; it does not depend on the folders that Hydra uses or on whether to resume."""
-    settings = OmegaConf.to_container(config, resolve=False)
+    """Return a key of a composed configuration; it does not depend on Hydra's folders or on `resume`."""
+    settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
     overrides = settings.pop("hydra")["overrides"]["task"]
     if isinstance(settings.get("resume"), bool):
         settings.pop("resume")

@@ -1,4 +1,4 @@
-"""The comments of a YAML file: at its head, and by key. They explain keys that no class of settings has."""
+"""The comments of a YAML file, at its head and by key. They explain keys that no class of settings has."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ class Comments:
 def read_comments(text: str, package: str = "_global_") -> Comments:
     """Return the comments of a YAML file; `package` is where its keys belong unless a `# @package` line says otherwise.
 
-    A key's comment stands in separate lines above the key, as indented as the key is, or after it, where it may continue in
+    A key's comment is in separate lines above the key, with the key's indentation, or after the key, where it may continue in
     lines below, in the same column.
     """
     lines = text.splitlines()

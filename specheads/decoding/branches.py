@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.engine import EagerEngine
-from specheads.pair import LanguageModel, Pair
+from specheads.language_model import LanguageModel
+from specheads.pair import Pair
 from specheads.sampling import Warp, check_finite
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from specheads.pair import LanguageModel, Pair
+from specheads.language_model import LanguageModel
+from specheads.pair import Pair
 from specheads.sampling import Uniforms, Warp
 
 

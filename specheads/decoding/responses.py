@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.engine import EagerEngine
+from specheads.language_model import LanguageModel
 from specheads.padding import batches_of_rows, left_padded
-from specheads.pair import LanguageModel, Pair
+from specheads.pair import Pair
 from specheads.prompts.encoding import ResponseLimits
 from specheads.sampling import Warp, check_finite, sample
 

@@ -1,8 +1,8 @@
-"""Train an embedded pair from scratch; the entry point behind `python -m specheads.nano.build` and its like.
+"""Train an embedded pair from scratch: what `python -m specheads.nano.build` and `python -m specheads.mini.build` do.
 
-Reads Python functions from this machine (corpus.py), then trains the target and the draft one after the other on the same
-token stream. The command announces its size before it starts, continues where it was killed, and gives the same weights each
-time on the same machine.
+It reads Python functions from this machine (corpus.py), then trains the target and the draft one after the other on the same
+token stream. The command logs the amount of work before it starts, resumes where it was killed, and always yields the same
+weights on the same machine.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,8 +50,8 @@ def main(pair: PairRecipe, argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     arguments.out.mkdir(parents=True, exist_ok=True)
     try:
-        if arguments.pin:
-            pin(pair)
+        if arguments.pin and pair.manifest is not None:
+            pin(pair.manifest)
         else:
             build(pair, arguments)
     except UserError as error:
@@ -76,11 +77,11 @@ def parse(pair: PairRecipe, argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def pin(pair: PairRecipe) -> None:
+def pin(manifest: Path) -> None:
     """Write the manifest of the text that is on this machine."""
     rows = [source.row for source in training_sources(held_out_functions())]
-    write_whole(pair.manifest, lambda path: path.write_text(manifest_text(rows)))
-    logger.info("%s: %d sources, %d functions", pair.manifest, len(rows), sum(row["functions"] for row in rows))
+    write_whole(manifest, lambda path: path.write_text(manifest_text(rows)))
+    logger.info("%s: %d sources, %d functions", manifest, len(rows), sum(row["functions"] for row in rows))
 
 
 def manifest_text(rows: Sequence[Row]) -> str:
@@ -89,12 +90,12 @@ def manifest_text(rows: Sequence[Row]) -> str:
 
 
 def build(pair: PairRecipe, arguments: argparse.Namespace) -> None:
-    """Train both models and write everything under `arguments.out`. Raises UserError for a text that is not the pinned one."""
+    """Train both models and write everything under `arguments.out`. Raises UserError if the text is not the pinned text."""
     start = time.perf_counter()
     held_out = held_out_functions()
     text = training_text(pair, held_out, arguments)
     logger.info("%d training functions, %d tokens", sum(row["functions"] for row in text.rows), len(text.stream))
-    results = {}
+    results: dict[str, Any] = {}
     for role in pair.steps:
         recipe = Recipe(steps=getattr(arguments, f"{role}_steps"), seed=arguments.seed)
         results[role] = train_role(pair, role, recipe, text, held_out, arguments.out)
@@ -104,9 +105,9 @@ def build(pair: PairRecipe, arguments: argparse.Namespace) -> None:
 
 
 def training_text(pair: PairRecipe, held_out: HeldOut, arguments: argparse.Namespace) -> Text:
-    """Return what both models train on, and leave a tokenizer of the pair's own under `arguments.out`.
+    """Return what both models train on; if the pair has its own tokenizer, write it under `arguments.out`.
 
-    The stream of a pinned text is kept there: a run of hours then survives a change of what is installed.
+    The stream of a pinned text is kept there, too, so that packages may change during a run of hours.
     """
     pinned = pinned_rows(pair)
     tokenizer = None if pair.tokenizer is None else AutoTokenizer.from_pretrained(pair.tokenizer)
@@ -146,19 +147,19 @@ def check_pinned(pair: PairRecipe, pinned: Sequence[Row], rows: Sequence[Row]) -
 
 
 def stream_card(stream: torch.Tensor, rows: Sequence[Row], seed: int) -> dict:
-    """Return what tells one stream from another: its text, the order of its functions, and a hash against damage."""
+    """Return what identifies a stream: its text, the order of its functions, and a hash that detects damage."""
     return {"seed": seed, "sources": list(rows), "sha256": hashlib.sha256(stream.numpy().tobytes()).hexdigest()}
 
 
 def keep_stream(out: Path, stream: torch.Tensor, rows: Sequence[Row], seed: int) -> None:
-    """Write the stream first and its card last, so that a card stands for a whole file."""
+    """Write the stream first and its card last: where there is a card, the stream is complete."""
     with (out / STREAM).open("wb") as file:
         np.save(file, stream.numpy())
     write_json(out / STREAM_CARD, stream_card(stream, rows, seed))
 
 
 def kept_stream(out: Path, rows: Sequence[Row], seed: int) -> torch.Tensor | None:
-    """Return the stream that an earlier run kept, or None where there is none of this text and seed."""
+    """Return the stream of this text and seed that an earlier run kept, or None."""
     if not (out / STREAM).exists() or not (out / STREAM_CARD).exists():
         return None
     stream = torch.from_numpy(np.load(out / STREAM))

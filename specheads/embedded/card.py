@@ -4,11 +4,10 @@ from specheads.embedded.recipe import PairRecipe
 
 
 def card(pair: PairRecipe, results: dict) -> str:
-    """Return the card that `results`, the content of `training.json`, make."""
+    """Return the card for `results`, the content of `training.json`."""
     target, draft = results["target"], results["draft"]
     columns = [("parameters", "{parameters:,}"), ("tokens seen", "{tokens:,}"), ("seconds of training", "{seconds:,}")]
     rows = "".join(f"| {name} | {text.format(**target)} | {text.format(**draft)} |\n" for name, text in columns)
-    figures = "".join(f"| {name} | {value} |\n" for name, value in results.get("figures", {}).items())
     sources = "".join("| {name} | {version} | {licence} | {functions:,} |\n".format(**row) for row in results["sources"])
     models = "Two Llama-architecture models"
     if pair.tokenizer is None:
@@ -17,16 +16,24 @@ def card(pair: PairRecipe, results: dict) -> str:
         made = f"{models}, trained from scratch with the tokenizer of {pair.tokenizer.name}"
     return (
         f"---\nlicense: apache-2.0\n---\n# {pair.name}, the embedded pair\n\n"
-        f"{made} by `python -m specheads.{pair.name}.build` to "
-        "write the body of a Python function from its signature and docstring. They exist so that every part of specheads runs on a "
-        "laptop; their code is Python-like, not useful.\n\n"
+        f"{made} by `python -m specheads.{pair.name}.build` to write the body of a Python function from its signature and "
+        "docstring. They exist so that every part of specheads runs on a laptop; their code is Python-like, not useful.\n\n"
         f"| | target | draft |\n|---|---|---|\n{rows}\n"
-        f"On functions that were held out, sampling at temperature 1, top-k 50 (`python benchmarks/{pair.name}_card.py` recomputes "
-        f"this table):\n\n| | |\n|---|---|\n{figures}\n"
-        f"Trained on {results['corpus_tokens']:,} tokens of documented functions found on one machine, de-duplicated by syntax tree; "
-        f"seed {target['recipe']['seed']}, recipe in `training.json`; on a 2-core CPU that had other work to do. Files of the "
-        "standard library were split by a hash of their path "
-        "before training: half of them (dev) and a quarter (test) were never trained on, nor any function elsewhere with the same body "
-        "or the same signature and docstring.\n\n"
+        f"{_figures(pair, results)}"
+        f"Trained on {results['corpus_tokens']:,} tokens of documented functions found on one machine, de-duplicated by syntax "
+        f"tree; seed {target['recipe']['seed']}, recipe in `training.json`; on a 2-core CPU that had other work to do. Files of "
+        "the standard library were split by a hash of their path before training: half of them (dev) and a quarter (test) were "
+        "never trained on, nor any function elsewhere with the same body or the same signature and docstring.\n\n"
         f"| source | version | licence | functions |\n|---|---|---|---|\n{sources}"
+    )
+
+
+def _figures(pair: PairRecipe, results: dict) -> str:
+    """Return the table of figures, for a pair with a script that computes them."""
+    if pair.figures_script is None:
+        return ""
+    rows = "".join(f"| {name} | {value} |\n" for name, value in results.get("figures", {}).items())
+    return (
+        f"On functions that were held out, sampling at temperature 1, top-k 50 (`python {pair.figures_script}` recomputes this "
+        f"table):\n\n| | |\n|---|---|\n{rows}\n"
     )

@@ -29,7 +29,7 @@ from specheads.storage.files import cache_folder, write_whole
 INDENT = "    "
 MAX_PROMPT_CHARS, MAX_BODY_CHARS = 1_000, 4_000
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "__pycache__", "lib2to3", "_vendor", "vendored"}
-# Share of standard-library files per split; what is left trains the pair.
+# Share of standard-library files per split; the rest trains the pair.
 DEV_SHARE, TEST_SHARE = 0.50, 0.25
 PERMISSIVE = re.compile(
     r"\b(MIT|MIT-CMU|BSD|0BSD|Apache|PSF|Python Software Foundation|CNRI-Python|HPND|ISC|Zlib|BSL-1\.0|CC0-1\.0|Unlicense)\b",
@@ -68,7 +68,7 @@ def functions_in(source: str, name: str) -> Iterator[Function]:
     except (SyntaxError, ValueError, RecursionError):
         return
     lines = source.splitlines()
-    scopes = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
+    scopes: list[ast.Module | ast.ClassDef] = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
     for scope in scopes:
         for node in scope.body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -96,7 +96,7 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str], na
 
 
 def _is_placeholder(body: list[ast.stmt]) -> bool:
-    """Whether a body only says that it is not there (`pass`, `...`, `raise NotImplementedError`)."""
+    """Whether a body is only a placeholder (`pass`, `...`, `raise NotImplementedError`)."""
     first = body[0]
     if isinstance(first, ast.Raise):
         return "NotImplemented" in ast.dump(first)
@@ -140,11 +140,11 @@ def standard_library(split: str) -> Sequence[Function]:
 
 @cache
 def _functions_under(root: Path, split: str) -> tuple[Function, ...]:
-    """Return what is read once per machine and kept in the cache folder: parsing takes seconds, for some MB."""
+    """Return the functions of a split, which are parsed once per machine and then read from the cache folder."""
     files = []
-    for folder, subfolders, found in os.walk(root):
-        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]  # not read at all: some are large
-        files += [Path(folder) / file for file in found if file.endswith(".py")]
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]  # not walked at all: some are large
+        files += [Path(folder) / name for name in names if name.endswith(".py")]
     named = sorted((path.relative_to(root).as_posix(), path) for path in files)
     named = [(name, path) for name, path in named if split_of(name) == split]
     provenance = [
@@ -153,10 +153,10 @@ def _functions_under(root: Path, split: str) -> tuple[Function, ...]:
         *((name, path.stat().st_size, path.stat().st_mtime_ns) for name, path in named),
     ]
     kept = cache_folder() / "embedded" / f"{split}-{hashlib.sha256(repr(provenance).encode()).hexdigest()[:16]}.json"
-    with contextlib.suppress(OSError, ValueError, TypeError):  # not there, or damaged
+    with contextlib.suppress(OSError, ValueError, TypeError):  # missing or damaged
         return tuple(Function(*values) for values in json.loads(kept.read_text()))
     functions = tuple(deduplicated(read_functions((path, name) for name, path in named), set()))
-    with contextlib.suppress(OSError):  # no room, or not ours to write
+    with contextlib.suppress(OSError):  # a full disk, or a folder that cannot be written
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_whole(kept, lambda temporary: temporary.write_text(json.dumps([astuple(function) for function in functions])))
     return functions
@@ -167,26 +167,26 @@ def dependencies(project: str = "specheads") -> list[tuple[metadata.Distribution
 
     Distributions whose stated licence is not a permissive one are left out.
     """
-    found: dict[str, metadata.Distribution] = {}
+    installed: dict[str, metadata.Distribution] = {}
     queue = [project]
     while queue:
         for line in metadata.requires(queue.pop()) or ():
             requirement = Requirement(line)
             name = re.sub(r"[-_.]+", "-", requirement.name).lower()
             wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-            if not wanted or name in found:
+            if not wanted or name in installed:
                 continue
             try:
-                found[name] = metadata.distribution(name)
+                installed[name] = metadata.distribution(name)
             except metadata.PackageNotFoundError:
                 continue
             queue.append(name)
-    pairs = [(found[name], licence_of(found[name])) for name in sorted(found)]
+    pairs = [(installed[name], licence_of(installed[name])) for name in sorted(installed)]
     return [(distribution, licence) for distribution, licence in pairs if is_permissive(licence)]
 
 
 def is_permissive(licence: str) -> bool:
-    """Whether every part that a licence statement joins by `AND` or `;` offers a permissive licence."""
+    """Whether every part of a licence statement, split at `AND` and `;`, offers a permissive licence."""
     return all(PERMISSIVE.search(part) for part in re.split(r"\bAND\b|;", licence))
 
 

@@ -29,6 +29,7 @@ class Recipe:
 
     @property
     def tokens(self) -> int:
+        """Tokens of all steps."""
         return self.steps * self.tokens_per_step
 
     def shape(self, step: int) -> tuple[int, int]:
@@ -59,6 +60,7 @@ class PairRecipe:
     dtype: torch.dtype  # of the weights on disk
     tokenizer: Path | None = None  # folder of another pair's tokenizer; None: train one on the training text
     manifest: Path | None = None  # the training text it is pinned to; None: whatever is installed
+    figures_script: str | None = None  # computes the table of figures on its card; None: the card has no such table
 
     def new_model(self, role: str, seed: int) -> LlamaForCausalLM:
         """Return the untrained model of a role."""

@@ -1,4 +1,4 @@
-"""Where training text comes from, and whether it is still the text that a pair is pinned to.
+"""The sources of training text, and whether they still are what a pair is pinned to.
 
 A manifest names every source with its version, licence, number of functions and one hash over their texts. The hash does not
 depend on the order of functions; that follows from the seed.
@@ -10,14 +10,24 @@ import random
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from specheads.embedded import corpus
 from specheads.embedded.corpus import Function
 
 logger = logging.getLogger(__name__)
 
-Row = Mapping[str, str | int]  # name, version, licence, functions, sha256
 MOST_LINES = 12  # of an error that says what differs
+
+
+class Row(TypedDict):
+    """A source as a manifest and a card name it: the number of its functions, and one hash over their texts."""
+
+    name: str
+    version: str
+    licence: str
+    functions: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -30,11 +40,11 @@ class Source:
     functions: list[Function]
 
     @property
-    def row(self) -> dict[str, str | int]:
-        """The source as a manifest and a card name it."""
+    def row(self) -> Row:
+        """Its row in a manifest and a card."""
         texts = sorted(hashlib.sha256((function.prompt + function.body).encode()).digest() for function in self.functions)
-        row = {"name": self.name, "version": self.version, "licence": self.licence, "functions": len(texts)}
-        return row | {"sha256": hashlib.sha256(b"".join(texts)).hexdigest()}
+        digest = hashlib.sha256(b"".join(texts)).hexdigest()
+        return Row(name=self.name, version=self.version, licence=self.licence, functions=len(texts), sha256=digest)
 
 
 def held_out_functions() -> dict[str, list[Function]]:
@@ -50,10 +60,10 @@ def training_sources(held_out: Mapping[str, Sequence[Function]]) -> list[Source]
     sources = [Source("Python standard library", ".".join(map(str, sys.version_info[:3])), "PSF-2.0", library)]
     for distribution, licence in corpus.dependencies():
         files = corpus.distribution_files(distribution)
-        found = list(corpus.deduplicated(corpus.read_functions(files), seen, prompts))
-        if found:
-            sources.append(Source(distribution.name, distribution.version, licence, found))
-            logger.info("%s %s (%s): %d functions", distribution.name, distribution.version, licence, len(found))
+        functions = list(corpus.deduplicated(corpus.read_functions(files), seen, prompts))
+        if functions:
+            sources.append(Source(distribution.name, distribution.version, licence, functions))
+            logger.info("%s %s (%s): %d functions", distribution.name, distribution.version, licence, len(functions))
     return sources
 
 
@@ -64,18 +74,23 @@ def shuffled_functions(sources: Sequence[Source], seed: int) -> list[Function]:
     return functions
 
 
-def differences(pinned: Sequence[Row], found: Sequence[Row]) -> list[str]:
-    """Return one line per source whose functions or licence are not the pinned ones; a version alone makes no difference."""
-    before, now = ({row["name"]: row for row in rows} for rows in (pinned, found))
+def differences(pinned: Sequence[Row], installed: Sequence[Row]) -> list[str]:
+    """Return one line per source that differs from the manifest in its functions or licence; versions may differ."""
+    before, now = ({row["name"]: row for row in rows} for rows in (pinned, installed))
     lines = []
     for name in sorted(before.keys() | now.keys(), key=str.lower):
-        old, new = before.get(name), now.get(name)
-        if new is None:
-            lines.append(f"{name} {old['version']} is not installed or gives no function ({old['functions']:,} pinned)")
-        elif old is None:
+        if name not in now:
+            old = before[name]
+            lines.append(f"{name} {old['version']} is not installed or has no functions ({old['functions']:,} pinned)")
+        elif name not in before:
+            new = now[name]
             lines.append(f"{name} {new['version']} is not pinned ({new['functions']:,} functions found)")
-        elif (old["sha256"], old["licence"]) != (new["sha256"], new["licence"]):
-            text = "{version} ({licence}) with {functions:,} functions"
-            same = old["functions"] == new["functions"] and old["sha256"] != new["sha256"]
-            lines.append(f"{name}: {text.format(**new)}{' of other text' if same else ''}, pinned is {text.format(**old)}")
+        elif (before[name]["sha256"], before[name]["licence"]) != (now[name]["sha256"], now[name]["licence"]):
+            lines.append(_change(before[name], now[name]))
     return lines
+
+
+def _change(old: Row, new: Row) -> str:
+    text = "{version} ({licence}) with {functions:,} functions"
+    same = old["functions"] == new["functions"] and old["sha256"] != new["sha256"]
+    return f"{new['name']}: {text.format(**new)}{' of other text' if same else ''}, pinned is {text.format(**old)}"

@@ -25,12 +25,12 @@ CHECKPOINT_STEPS = 50
 CHECKPOINT_SECONDS = 600  # whichever comes first: steps take long where other work has the cores
 LOG_STEPS = 25
 DEV_STEPS = 200  # between two dev losses
-DEV_FUNCTIONS = 64  # that such a dev loss is taken over: about as many tokens as two steps
+DEV_FUNCTIONS = 64  # of each dev loss: about as many tokens as two steps
 
 
 @dataclass
 class Progress:
-    """How far a training is: steps done, seconds they took, and dev losses in nats per response token by step."""
+    """The progress of a training: steps done, their seconds, and dev losses in nats per response token by step."""
 
     step: int = 0
     seconds: float = 0.0
@@ -38,7 +38,7 @@ class Progress:
 
 
 class Training:
-    """A model, its optimizers, and how far they are."""
+    """A model, its optimizers and its progress."""
 
     def __init__(self, model: LlamaForCausalLM, stream: torch.Tensor, recipe: Recipe) -> None:
         self.model, self.stream, self.recipe, self.progress = model, stream, recipe, Progress()
@@ -93,8 +93,8 @@ def fit(
 ) -> Progress:
     """Train `model` in place on random windows of `stream` (N,) int16; return how it went.
 
-    With `checkpoint`, the state is written there every fifty steps or ten minutes, and a run that finds one of the same recipe, shape and
-    stream continues from it to the same weights. `dev_loss` is called now and then, and the weights do not depend on it.
+    With `checkpoint`, the state is written there every fifty steps or ten minutes, and a run with the same recipe, shape and
+    stream resumes from it and ends with the same weights. `dev_loss` is called every 200 steps; the weights do not depend on it.
     """
     training = Training(model, stream, recipe)
     if checkpoint is not None and checkpoint.exists() and training.load(checkpoint):
@@ -128,7 +128,7 @@ def _log(loss: float, progress: Progress, recipe: Recipe) -> None:
 
 
 def dev_subset(functions: Sequence[Function]) -> list[Function]:
-    """Return the functions that the dev loss during training is taken over, spread evenly over the files."""
+    """Return the functions for the dev loss during training, spread evenly over the files."""
     return list(functions[:: max(1, len(functions) // DEV_FUNCTIONS)][:DEV_FUNCTIONS])
 
 

@@ -12,7 +12,7 @@ FIXED, CEILING, ORACLE = "fixed_length", "ceiling", "oracle"
 
 @dataclass(frozen=True)
 class RuleChoice:
-    """A class of stopping rules and its arguments; a list is a choice of values that are tried one by one."""
+    """A class of stopping rules and its arguments; a list holds the values to try."""
 
     cls: type[StoppingRule]
     arguments: Mapping[str, Any]
@@ -20,7 +20,10 @@ class RuleChoice:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One rule with its numbers."""
+    """One rule with its numbers.
+
+    `live` is None for a bound that no decoder can reach; `ratio` is None for a rule that suits all ratios.
+    """
 
     family: str
     name: str
@@ -41,6 +44,6 @@ class Candidate:
         return kind_of(self.rule, self.head)
 
 
-def kind_of(rule: StoppingRule, head: str | None) -> str:
-    """Return the name of a kind of rule."""
+def kind_of(rule: StoppingRule | None, head: str | None) -> str:
+    """Return the name of a kind of rule; None: of decoding without a draft."""
     return type(rule).__name__ + (f" of {head}" if head else "")

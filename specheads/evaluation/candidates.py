@@ -31,19 +31,17 @@ def candidates(rules: Mapping[str, RuleChoice], heads: Mapping[str, AcceptanceHe
     Raises:
         UserError: values that a rule refuses; open parameters without `tuning`.
     """
-    rules_and_bounds: list[Candidate] = []
+    tried: list[Candidate] = []
     for name, choice in rules.items():
         if not takes_head(choice):
-            rules_and_bounds += _Family(name, choice).candidates(tuning)
+            tried += _Family(name, choice).candidates(tuning)
             continue
         for head_name, head in heads.items():
-            rules_and_bounds += _Family(name, choice, head_name, head, several=len(heads) > 1).candidates(tuning)
+            tried += _Family(name, choice, head_name, head, several=len(heads) > 1).candidates(tuning)
     if tuning is not None and GROUND_TRUTH in tuning.recording.features:
-        most = min(tuning.recording.max_tokens, max(candidate.rule.max_tokens for candidate in rules_and_bounds))
-        rules_and_bounds += [
-            Candidate(CEILING, f"ceiling {t:g}", Ceiling(t, most), None, {"threshold": t}) for t in CEILING_THRESHOLDS
-        ]
-    return rules_and_bounds
+        most = min(tuning.recording.max_tokens, max(candidate.rule.max_tokens for candidate in tried))
+        tried += [Candidate(CEILING, f"ceiling {t:g}", Ceiling(t, most), None, {"threshold": t}) for t in CEILING_THRESHOLDS]
+    return tried
 
 
 @dataclass(frozen=True)

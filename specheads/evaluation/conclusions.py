@@ -15,6 +15,7 @@ from specheads.evaluation.number_text import (
     times_limits,
 )
 from specheads.evaluation.report import MEASURED, DataSet, Report, Winner
+from specheads.replay.cost import CostFit
 
 BOUNDS = (CEILING, ORACLE)  # these use knowledge that no decoder has
 HEAD_RULES = ("head_threshold", "online_head", "expected_throughput")
@@ -38,7 +39,7 @@ def preferred(ratios: Sequence[str]) -> str | None:
 def main_data_set(report: Report) -> int | None:
     """Return which data set a reader sees first: the first of test prompts, else the first of all."""
     tests = [number for number, data_set in enumerate(report.data_sets) if data_set.role == "test"]
-    return (tests or [None if not report.data_sets else 0])[0]
+    return next(iter(tests), 0 if report.data_sets else None)
 
 
 def ratio_text(report: Report, ratio: str) -> str:
@@ -54,23 +55,23 @@ def has_head(family: str) -> bool:
 
 
 def achievable(family: str) -> bool:
-    """Whether a decoder could have this rule, chosen without a look at the data set that it is reported on."""
+    """Whether a decoder could use this rule, chosen without a look at the data set that it is reported on."""
     return family not in BOUNDS and not family.endswith("in hindsight")
 
 
 def winners_at(data_set: DataSet, ratio: str | None) -> list[Winner]:
-    """Return the winners at a ratio: those that a decoder could have, the fastest first, then the bounds."""
+    """Return the winners at a ratio: those that a decoder could use, the fastest first, then the bounds."""
     winners = [row for row in data_set.winners if row.ratio == ratio]
     return sorted(winners, key=lambda row: (not achievable(row.family), -row.speedup.value))
 
 
 def is_trusted(report: Report, ratio: str) -> bool:
-    """Whether predictions at a ratio can be trusted: not at the measured ratio if the measured times cannot."""
+    """Whether predictions at a ratio can be trusted; at the measured ratio they cannot if the measured times are doubtful."""
     return ratio != MEASURED or not report.doubts
 
 
 def best(winners: Iterable[Winner], head: bool) -> Winner | None:
-    """Return the winner with a head that was fastest on dev prompts, or the one without that is no fixed length."""
+    """Return the winner that was fastest on dev prompts, of those with a head, or of the others except the fixed lengths."""
     rules = [row for row in winners if achievable(row.family) and row.family != FIXED and has_head(row.family) == head]
     return max(rules, key=lambda row: row.dev_speedup, default=None)
 
@@ -80,10 +81,11 @@ def key_findings(report: Report) -> list[str]:
 
     Measured figures are left out where they are not to be trusted.
     """
-    number = main_data_set(report)
-    data_set = None if number is None else report.data_sets[number]
-    ratios = [ratio for ratio in ratios_of(report) if is_trusted(report, ratio)] if data_set else []
-    return [text for ratio in ratios if (text := _replayed(report, data_set, ratio))] + ([] if report.doubts else _live(report))
+    number, findings = main_data_set(report), []
+    if number is not None:
+        ratios = [ratio for ratio in ratios_of(report) if is_trusted(report, ratio)]
+        findings = [text for ratio in ratios if (text := _replayed(report, report.data_sets[number], ratio))]
+    return findings + ([] if report.doubts else _live(report))
 
 
 def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
@@ -92,8 +94,8 @@ def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
     first, title = (head, "the head") if head else (other, "the best rule")
     if first is None:
         return ""
-    text = f"At {_at(report, ratio)}, {title} ({first.name}) is {times(first.speedup)} {times_limits(first.speedup)} as fast as the target alone"
-    text += f", {_gain(first)} over the best fixed length"
+    text = f"At {_at(report, ratio)}, {title} ({first.name}) is {times(first.speedup)} {times_limits(first.speedup)} as fast as "
+    text += f"the target alone, {_gain(first)} over the best fixed length"
     if first.gap_ceiling is not None and first.gap_ceiling.value > 0:
         text += f", closing {percent(first.gap_ceiling)} {percent_limits(first.gap_ceiling)} of the gap to the informed ceiling"
     if first.gain.low <= 1 <= first.gain.high:
@@ -139,18 +141,23 @@ def costs_text(report: Report) -> str:
     measured = [f"{name}: {share_text(share)}" for name, share in shares.items() if share is not None]
     if not measured:
         return f"{text}."
-    return f"{text}. Measured here, as a share of a draft step{' (not to be trusted)' if report.doubts else ''}, {', '.join(measured)}."
+    doubtful = " (not to be trusted)" if report.doubts else ""
+    return f"{text}. Measured here, as a share of a draft step{doubtful}, {', '.join(measured)}."
 
 
-def fit_text(report: Report) -> str:
-    """Return the measured costs."""
-    fit, costs = report.fit, report.costs
-    text = f"Measured costs, by medians of {fit.num_rounds:,} rounds: draft step {costs.draft_seconds * 1e3:.2f} ms, the target's forward pass "
-    text += f"{costs.target_seconds * 1e3:.2f} ms and {costs.verified_seconds * 1e3:.3f} ms more per drafted token, and "
+def fit_text(fit: CostFit) -> str:
+    """Return the measured costs as a sentence."""
+    costs = fit.costs
+    text = f"Measured costs, by medians of {fit.num_rounds:,} rounds: draft step {costs.draft_seconds * 1e3:.2f} ms, "
+    text += f"the target's forward pass {costs.target_seconds * 1e3:.2f} ms and "
+    text += f"{costs.verified_seconds * 1e3:.3f} ms more per drafted token, and "
     text += f"{costs.round_seconds * 1e3:.2f} ms of overhead per round; ratio {costs.ratio:.2f}"
     if fit.r_squared is None:
         return f"{text}."
-    return f"{text}; R\u00b2 {fit.r_squared:.3f} over responses that were not fitted, {fit.round_r_squared or 0:.3f} over their rounds."
+    r_squared = (
+        f"R\u00b2 {fit.r_squared:.3f} over responses that were not fitted, {fit.round_r_squared or 0:.3f} over their rounds"
+    )
+    return f"{text}; {r_squared}."
 
 
 def _live(report: Report) -> list[str]:
@@ -163,8 +170,10 @@ def _live(report: Report) -> list[str]:
 
 
 def notes_on(report: Report) -> list[str]:
-    """Return what a reader must not miss: heads that do not pay for themselves, rules without a head that are faster than the head, and
-    drafting that does not pay. Nothing is said of measured figures where they are not to be trusted.
+    """Return warnings for the reader.
+
+    They name heads that do not pay for themselves, rules without a head that are faster, and drafting that does not pay. They
+    leave out measured figures where these are not to be trusted.
     """
     tests = [data_set for data_set in report.data_sets if data_set.role == "test"]
     winners = [(data_set, row) for data_set in tests for row in data_set.winners if is_trusted(report, row.ratio)]
@@ -178,8 +187,8 @@ def notes_on(report: Report) -> list[str]:
         for ratio in dict.fromkeys(winner.ratio for winner in data_set.winners if is_trusted(report, winner.ratio)):
             head, other = (_fastest(data_set, ratio, with_head) for with_head in (True, False))
             if head and other and other.speedup.value > head.speedup.value:
-                text = f"On {data_set.name} prompts, at {ratio_name(ratio)}, {other.name} ({other.speedup.value:.3f}x) is faster than the head "
-                notes.append(f"{text}({head.name}, {head.speedup.value:.3f}x).")
+                text = f"On {data_set.name} prompts, at {ratio_name(ratio)}, {other.name} ({other.speedup.value:.3f}x) is faster "
+                notes.append(f"{text}than the head ({head.name}, {head.speedup.value:.3f}x).")
     return notes if report.doubts else notes + _slower(report)
 
 
@@ -188,8 +197,9 @@ def _slower(report: Report) -> list[str]:
     fastest = max((row for row in report.live if row.family != "target"), key=lambda row: row.speedup.value, default=None)
     if fastest is None or fastest.speedup.value >= 1:
         return []
-    text = f"Speculative decoding makes this pair slower here: the best setting, {fastest.name}, reaches {fastest.speedup.value:.2f}x of the target alone"
-    if report.costs.draft_seconds:
+    text = f"Speculative decoding makes this pair slower here: the best setting, {fastest.name}, reaches "
+    text += f"{fastest.speedup.value:.2f}x of the target alone"
+    if report.costs is not None and report.costs.draft_seconds:
         text += f", because a forward pass of the target costs only {report.costs.ratio:.1f} draft steps on this machine"
     return [f"{text}."]
 

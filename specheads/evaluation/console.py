@@ -45,7 +45,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
 
 
 def _by_ratio(report: Report, title: str, columns: Sequence[str], ratios: Sequence[str]) -> Table:
-    """Return a table of predicted speeds without rows: it has `columns` and one for each ratio; its title names the counted costs."""
+    """Return an empty table of predicted speeds: `columns`, and one column for each ratio. Its title names the counted costs."""
     table = Table(title=escape(f"{title}; at the ratios {assumed_text(report)}"))
     for column in columns:
         table.add_column(column)
@@ -60,8 +60,8 @@ def _print_winners(report: Report, data: DataSet, console: Console) -> None:
     ratios = [ratio for ratio in ratios_of(report) if any(winner.ratio == ratio for winner in data.winners)]
     tuned = "the prompts that rules were tuned on" if data.role == "dev" else "rules tuned on dev prompts"
     title = (
-        f"{data.name}: {data.num_prompts} prompts replayed, {tuned}; speed-up, share of the gap to the ceiling, and for a head its cost and "
-        "the cost at which it would break even, as shares of a draft step"
+        f"{data.name}: {data.num_prompts} prompts replayed, {tuned}; speed-up, share of the gap to the ceiling, and for a head "
+        "its cost and the cost at which it would break even, as shares of a draft step"
     )
     table = _by_ratio(report, title, ["rule"], ratios)
     cells: dict[str, dict[str, str]] = {}
@@ -91,8 +91,8 @@ def _head_cost(share: float | None, break_even: Interval | None) -> str:
 def _print_bank(report: Report, console: Console) -> None:
     ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.bank)]
     title = (
-        "heads compared on test prompts, with thresholds chosen on dev prompts; speed-up, and a head's cost and the cost at which it would "
-        "break even, as shares of a draft step"
+        "heads compared on test prompts, with thresholds chosen on dev prompts; speed-up, and a head's cost and the cost at "
+        "which it would break even, as shares of a draft step"
     )
     table = _by_ratio(report, title, ["head", "AUROC"], ratios)
     for row in report.bank:
@@ -131,7 +131,8 @@ def _print_live(report: Report, console: Console) -> None:
         speeds = [f"{row.tokens_per_second.value:.0f}", *guesses, f"{row.speedup.value:.2f}x"]
         table.add_row(escape(row.name), *speeds, *rates, f"{row.block_efficiency:.2f}", accepted, latency)
     console.print(table)
-    console.print(fit_text(report), highlight=False, style=style)
+    if report.fit:
+        console.print(fit_text(report.fit), highlight=False, style=style)
     _print_gains(report.gains, console, style)
     for row in report.live:
         if row.efficiency_gain:

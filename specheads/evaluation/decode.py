@@ -1,4 +1,4 @@
-"""The decoding of an evaluation: a probe of the costs, then the rules that are best at these costs, until none is missing."""
+"""The decoding of an evaluation: a probe of the costs, then the rules that are best at these costs, until all were decoded."""
 
 import logging
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from specheads.evaluation.conclusions import BOUNDS
 from specheads.evaluation.doubts import doubts_of
 from specheads.evaluation.machine import device_name
 from specheads.evaluation.outcome import Outcome
-from specheads.evaluation.replayed_sets import choose, replay_all
+from specheads.evaluation.replayed_sets import Choices, choose, replay_all
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable, with_measured
 from specheads.evaluation.settings import Evaluation, Rules
@@ -30,11 +30,11 @@ from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
 
-PROBES, NUM_PROBED = (1, 4, 12), 4  # fixed lengths decoded on so many dev prompts, to know the costs before rules are chosen
-MOST_TURNS = 4  # of choosing rules and decoding them
+PROBES, NUM_PROBED = (1, 4, 12), 4  # fixed lengths, and the number of dev prompts that they decode
+MOST_TURNS = 4  # of choosing rules and decoding with them
 
 
-def probe(setup: Setup) -> list[Measured]:
+def probe(setup: Setup[Evaluation]) -> list[Measured]:
     """Decode a few dev prompts with fixed lengths, and with the smallest and the largest head."""
     settings = [TARGET_ALONE, *(Setting(f"fixed K={k}", FIXED, k, FixedLength(k)) for k in PROBES)]
     sizes = sorted(setup.heads, key=setup.head_sizes.__getitem__)
@@ -49,34 +49,37 @@ def measured_costs(setup: Setup, measured: Sequence[Measured]) -> CostTable:
     return with_measured(setup.counted_costs(), measured, setup.head_sizes)
 
 
-def settle(setup: Setup, outcome: Outcome, tuning: Tuning, probed: Sequence[Measured]) -> Outcome:
+def settle(setup: Setup[Evaluation], outcome: Outcome, tuning: Tuning, probed: Sequence[Measured]) -> Outcome:
     """Decode the chosen rules, fit the costs to their rounds, and choose again, until every chosen rule was decoded.
 
-    All settings of a turn are decoded side by side, so that a slow minute slows all of them. What rules take from the measured costs, such as
-    automatic thresholds, is fitted again after the first turn, which has many more rounds than the probe. On a busy machine the costs
-    never settle, so one turn is enough to show that.
+    All settings of a turn are decoded side by side, so that a slow minute slows all of them. Values that rules take from the
+    measured costs, such as automatic thresholds, are fitted again after the first turn, which has many more rounds than the
+    probe. On a busy machine the costs never settle, and a second turn would not help.
     """
-    evaluation: Evaluation = setup.settings
-    settings = chosen_settings(evaluation, outcome)
+    evaluation = setup.settings
+    assert outcome.choices is not None  # rules were replayed
+    settings = chosen_settings(evaluation, outcome.choices)
     for turn in range(1, MOST_TURNS + 1):
         measured = decode(setup, settings, "generations" if turn == 1 else f"generations-turn-{turn}")
         outcome = replace(outcome, cost_table=measured_costs(setup, [*probed, *measured]), measured=measured)
         if turn == 1:
             outcome = tuned_again(setup, outcome, tuning)
-        outcome = replace(outcome, choices=choose(outcome.replayed[0], outcome.candidates, outcome.cost_table))
+        choices = choose(outcome.replayed[0], outcome.candidates, outcome.cost_table)
+        outcome = replace(outcome, choices=choices)
         decoded = {setting.name for setting in settings}
-        missing = [setting for setting in chosen_settings(evaluation, outcome) if setting.name not in decoded]
-        busy = doubts_of(measured[0], outcome.cost_table.fit, (), len(measured[0].stats)) if missing else ()
+        missing = [setting for setting in chosen_settings(evaluation, choices) if setting.name not in decoded]
+        fit = outcome.cost_table.fit
+        busy = fit is not None and missing and doubts_of(measured[0], fit, (), len(measured[0].stats))
         if evaluation.decodes_all or not missing or busy:
             break
         settings = [*settings, *missing]
         if turn < MOST_TURNS:
-            logger.info("at the costs of these rounds other rules are best: %s", ", ".join(one.name for one in missing))
+            logger.info("at the costs of these rounds other rules are best: %s", ", ".join(setting.name for setting in missing))
     return replace(outcome, undecoded=[setting.name for setting in missing])
 
 
 def tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
-    """Return an outcome whose candidates for the measured costs are fitted to the costs at hand and replayed."""
+    """Return the outcome with the candidates for the measured costs fitted to its cost table and replayed again."""
     tuning = replace(tuning, cost_table=outcome.cost_table)
     refitted = {
         number: candidate
@@ -93,23 +96,23 @@ def tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
     return replace(outcome, candidates=rules, replayed=replayed)
 
 
-def chosen_settings(evaluation: Evaluation, outcome: Outcome) -> list[Setting]:
+def chosen_settings(evaluation: Evaluation, choices: Choices) -> list[Setting]:
     """Return the settings to decode: the best of each kind at the measured costs, or all rules of `live_rules`."""
-    rules = outcome.candidates
+    rules = choices.candidates
     if evaluation.decodes_all:
         named = [rule for rule in rules if rule.family.split()[0] in evaluation.live_rules]
         return sweep_settings(named, others=evaluation.compare_verification)
-    best = {family: number for family, number in outcome.choices.best[MEASURED].items() if family not in BOUNDS}
+    best = {family: number for family, number in choices.best[MEASURED].items() if family not in BOUNDS}
     kinds = [[best[FIXED]]] if FIXED in best else []
     rest = [number for family, number in best.items() if family != FIXED]
     kinds += [[n for n in rest if rules[n].head is not None], [n for n in rest if rules[n].head is None]]
-    speeds = outcome.choices.speeds[MEASURED]
+    speeds = choices.speeds[MEASURED]
     return sweep_settings([rules[max(kind, key=speeds.__getitem__)] for kind in kinds if kind])
 
 
-def decode(setup: Setup, settings: Sequence[Setting], name: str = "generations") -> list[Measured]:
-    """Decode the reported prompts with every setting, and by the baseline that was asked for; `name` is that of the journal."""
-    evaluation: Evaluation = setup.settings
+def decode(setup: Setup[Evaluation], settings: Sequence[Setting], name: str = "generations") -> list[Measured]:
+    """Decode the reported prompts with every setting, and by the chosen baseline; `name` is that of the journal."""
+    evaluation = setup.settings
     if evaluation.baseline == "mjgd":
         search = evaluation.block, evaluation.beams
         title = f"MJGD of {search[0]} tokens, {search[1]} beams, lossy"
@@ -117,9 +120,9 @@ def decode(setup: Setup, settings: Sequence[Setting], name: str = "generations")
     return _sweep(setup, name, settings, setup.prompts.decoded(evaluation.num_live_prompts).prompts)
 
 
-def _sweep(setup: Setup, name: str, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> list[Measured]:
+def _sweep(setup: Setup[Evaluation], name: str, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> list[Measured]:
     """Decode with every setting; finished prompts are kept in the journal `name`."""
-    evaluation: Evaluation = setup.settings
+    evaluation = setup.settings
     most, repeats = evaluation.max_new_tokens, evaluation.repeats
     total = len(settings) * len(prompts) * repeats
     logger.info(
@@ -146,11 +149,11 @@ def _sweep(setup: Setup, name: str, settings: Sequence[Setting], prompts: Sequen
         return sweep.run(settings, [ids for _, ids in prompts], journal, advance)
 
 
-def _provenance(setup: Setup, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
-    """Return what decides the content of a journal."""
+def _provenance(setup: Setup[Evaluation], settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
+    """Return the provenance of a journal: everything that decides its content."""
     evaluation, pair = setup.settings, setup.pair
     return {
-        "settings": [(one.name, repr(one.verification and one.verification.compile_key)) for one in settings],
+        "settings": [(setting.name, repr(setting.verification and setting.verification.compile_key)) for setting in settings],
         "prompts": [ids for _, ids in prompts],
         "seed": evaluation.seed,
         "pair": [pair.target_revision, pair.draft_revision],

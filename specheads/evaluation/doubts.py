@@ -43,8 +43,8 @@ def doubts_of(alone: Measured, fit: CostFit, live: Sequence[LiveRow], num_groups
         )
     elif fit.r_squared < LEAST_R_SQUARED:
         doubts.append(
-            f"The machine was busy: the fitted costs explain {fit.r_squared:.2f} of the variance of the times of responses that they "
-            f"were not fitted to (R², normally at least {LEAST_R_SQUARED}); {REMEDY}."
+            f"The machine was busy: the fitted costs explain {fit.r_squared:.2f} of the variance of the times of responses "
+            f"that they were not fitted to (R², normally at least {LEAST_R_SQUARED}); {REMEDY}."
         )
     if not fit.costs.draft_seconds and any(rule.step_seconds for rule in fit.rules.values()):
         doubts.append(f"The machine was busy: no cost of a draft step could be told from these rounds; {REMEDY}.")
@@ -59,7 +59,7 @@ def doubts_of(alone: Measured, fit: CostFit, live: Sequence[LiveRow], num_groups
     widest = max(widths, key=widths.__getitem__, default=None)
     if widest is not None and widths[widest] > LARGEST_HALF_WIDTH:
         doubts.append(
-            f"The interval of the speed of {widest} is ±{widths[widest]:.0%}, and at most ±{LARGEST_HALF_WIDTH:.0%} is accepted; decode more "
-            "prompts (num_live_prompts=), on a quiet machine."
+            f"The interval of the speed of {widest} is ±{widths[widest]:.0%}, and at most ±{LARGEST_HALF_WIDTH:.0%} is "
+            "accepted; decode more prompts (num_live_prompts=), on a quiet machine."
         )
     return doubts

@@ -1,6 +1,6 @@
 """Several evaluations compared: the speed-up of each draft by itself, with the best rule without a head, and with a head.
 
-The first is the evaluation at hand; the others are reports of earlier ones, of other drafts for the same target, prompts and warping.
+The first is the present evaluation; the others are earlier reports of other drafts for the same target, prompts and warping.
 """
 
 import json
@@ -15,18 +15,10 @@ from specheads.evaluation.conclusions import achievable, has_head, main_data_set
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import DraftRow, Report
 
-SAME = (
-    "target",
-    "target_revision",
-    "warp",
-    "max_new_tokens",
-    "verification",
-)  # equal in evaluations that can be compared
-PROMPTS = (
-    "name",
-    "num_prompts",
-    "num_tokens",
-)  # and their test prompts; the tokens are of the target's responses, whatever the draft
+# Evaluations that can be compared have the same values of these, and the same test prompts. The tokens are those of the target's
+# responses, which do not depend on the draft.
+SAME = ("target", "target_revision", "warp", "max_new_tokens", "verification")
+PROMPTS = ("name", "num_prompts", "num_tokens")
 KINDS = {  # by name, whether a family is of this kind
     "fixed length": lambda family: family == FIXED,
     "rule without a head": lambda family: family != FIXED and not has_head(family),
@@ -51,7 +43,7 @@ def read_report(location: str | Path) -> dict[str, Any]:
 
 
 def compared(report: Report, earlier: Mapping[str, Mapping[str, Any]]) -> list[DraftRow]:
-    """Return the rows of this report and of earlier ones, by where they lie, on the first set of test prompts.
+    """Return the rows of this report and of earlier ones, by their location, on the first set of test prompts.
 
     Raises:
         UserError: an evaluation of another target, of other prompts, with other costs or another distribution.
@@ -70,30 +62,32 @@ def compared(report: Report, earlier: Mapping[str, Mapping[str, Any]]) -> list[D
 
 
 def check_context(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
-    """Raise UserError, naming both sides, unless an earlier report has the target, the costs and the distribution of a context."""
+    """Raise UserError, naming both sides, unless an earlier report has the target, costs and distribution of a context."""
     for name in SAME:
         _check_same(name, ours.get(name), theirs["context"].get(name), where)
     _check_costs(ours["costs"], theirs["context"].get("costs"), where)
-    sets = [_reported(context) for context in (ours, theirs["context"])]
-    if None not in sets:  # reports that do not name their prompts are compared by PROMPTS
-        _check_prompts(*sets, where)
+    our_prompts, their_prompts = _reported(ours), _reported(theirs["context"])
+    if our_prompts is not None and their_prompts is not None:  # reports that do not name their prompts are compared by PROMPTS
+        _check_prompts(our_prompts, their_prompts, where)
 
 
 def _reported(context: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the provenance of the first prompts of a report that rules were not tuned on; None where it has none."""
-    return next((one for one in context.get("prompts", {}).values() if one["role"] == "test"), None)
+    return next((prompts for prompts in context.get("prompts", {}).values() if prompts["role"] == "test"), None)
 
 
 def _check_prompts(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
     """Raise UserError, which names both sides, unless two reports are of the same prompts."""
     if ours["sha256"] != theirs["sha256"]:
         described = [
-            f"{one['num_prompts']} prompts of hash {one['sha256']}" + (f" of Python {one['python']}" if "python" in one else "")
-            for one in (theirs, ours)
+            f"{prompts['num_prompts']} prompts of hash {prompts['sha256']}"
+            + (f" of Python {prompts['python']}" if "python" in prompts else "")
+            for prompts in (theirs, ours)
         ]
         raise UserError(
-            f"compare={where} cannot be compared with this evaluation: its prompts are {described[0]}, here they are {described[1]}; evaluate both with "
-            "the same data and split, with heads that left out the same prompts, and data=nano under the same Python."
+            f"compare={where} cannot be compared with this evaluation: its prompts are {described[0]}, here they are "
+            f"{described[1]}; evaluate both with the same data and split, with heads that left out the same prompts, and "
+            "data=nano under the same Python."
         )
 
 
@@ -101,12 +95,12 @@ def _check_costs(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None, wher
     """Raise UserError unless two reports count the same costs, of heads only where both have some."""
     if theirs is None:
         raise UserError(
-            f"compare={where} cannot be compared with this evaluation: it does not say which costs it counts, because it is from before "
-            "heads had any; evaluate it again."
+            f"compare={where} cannot be compared with this evaluation: it does not say which costs it counts, because it was "
+            "made before heads had any; evaluate it again."
         )
     _check_same("costs.verified_share", ours["verified_share"], theirs["verified_share"], where)
     if ours["head_shares"] and theirs["head_shares"]:
-        _check_same("costs.head_share", *map(_head_share, (ours, theirs)), where)
+        _check_same("costs.head_share", _head_share(ours), _head_share(theirs), where)
 
 
 def _head_share(costs: Mapping[str, Any]) -> str:
@@ -117,8 +111,8 @@ def _head_share(costs: Mapping[str, Any]) -> str:
 def _check_same(name: str, ours: Any, theirs: Any, where: str) -> None:
     if ours != theirs:
         raise UserError(
-            f"compare={where} cannot be compared with this evaluation: its {name} is {theirs}, here it is {ours}; evaluate both with the "
-            "same settings."
+            f"compare={where} cannot be compared with this evaluation: its {name} is {theirs}, here it is {ours}; evaluate "
+            "both with the same settings."
         )
 
 

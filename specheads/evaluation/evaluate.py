@@ -1,7 +1,7 @@
 """An evaluation: record prompts, tune stopping rules on dev prompts, decode the best of them, and report.
 
-Each step is a function over records. Whatever takes long is kept as it comes: recordings in the data folder, decoded prompts in journals of
-the run's folder.
+Each step is a function over records. Results that take long are stored as soon as they are known: recordings in the data folder,
+decoded prompts in journals in the run's folder.
 """
 
 import logging
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specheads.decoding.drafting import Autoregressive
 from specheads.errors import UserError
 from specheads.evaluation.candidates import candidates
 from specheads.evaluation.decode import decode, measured_costs, probe, settle, without_auto
@@ -46,12 +47,12 @@ def evaluate(
 
     Args:
         heads: by name, from `find_heads` or as they are; none: rules without a head.
-        folders: that of recordings, which other evaluations read again, and that of this run, which keeps what was decoded.
-        earlier: reports of other drafts (`read_report`), by where they are; they are refused if they cannot be compared.
+        folders: the folder of recordings, which other evaluations read again, and the folder of this run, for decoded prompts.
+        earlier: reports of other drafts (`read_report`), by their location; they are refused if they cannot be compared.
         config: the text of the configuration that the report shows; None: the settings.
 
     Raises:
-        UserError: prompts that cannot be had; settings with which nothing can be measured; earlier reports of something else.
+        UserError: a split without prompts; settings with which nothing can be measured; earlier reports that cannot be compared.
     """
     if not heads and settings.head is not None:
         settings = settings.but(head=None)
@@ -72,10 +73,10 @@ def evaluate(
     return report
 
 
-def replay_and_decode(setup: Setup) -> Outcome:
+def replay_and_decode(setup: Setup[Evaluation]) -> Outcome:
     """Record, replay every rule, choose the best of each family on dev prompts, and decode what `live` asks for."""
-    settings: Evaluation = setup.settings
-    if settings.drafting.ahead:
+    settings = setup.settings
+    if isinstance(settings.drafting, Autoregressive) and settings.drafting.ahead:
         logger.warning("drafting.ahead=true adds a forward pass of the draft to most rounds, which replayed counts leave out")
     recorded = record(setup)
     probed = probe(setup) if settings.live != "none" else []
@@ -83,13 +84,13 @@ def replay_and_decode(setup: Setup) -> Outcome:
     tuning = Tuning(recorded[0].recording, cost_table)
     rules = candidates(setup.rules, setup.heads, tuning)
     replayed = replay_all(recorded, rules)
-    outcome = Outcome(rules, recorded, replayed, choose(replayed[0], rules, cost_table), cost_table)
+    outcome = Outcome(rules, cost_table, recorded, replayed, choose(replayed[0], rules, cost_table))
     return settle(setup, outcome, tuning, probed) if probed else outcome
 
 
-def decode_only(setup: Setup) -> Outcome:
-    """Decode every rule of `live_rules`, without a recording: it predicts only chains under token verification."""
-    settings: Evaluation = setup.settings
+def decode_only(setup: Setup[Evaluation]) -> Outcome:
+    """Decode every rule of `live_rules` without a recording, which predicts only chains under token verification."""
+    settings = setup.settings
     logger.info(
         "%s are decoded, rule by rule of live_rules: a recording predicts chains under token verification only", settings.method
     )
@@ -98,4 +99,4 @@ def decode_only(setup: Setup) -> Outcome:
     chosen = {name: choice for name, choice in setup.rules.items() if name in settings.live_rules}
     rules = candidates(without_auto(chosen), setup.heads, None)
     measured = decode(setup, sweep_settings(rules, settings.verification.stopping, settings.compare_verification))
-    return Outcome(rules, cost_table=measured_costs(setup, measured), measured=measured)
+    return Outcome(rules, measured_costs(setup, measured), measured=measured)

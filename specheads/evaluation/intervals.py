@@ -1,6 +1,7 @@
 """Intervals over prompts by the bootstrap: whole groups of prompts are resampled, with the same resamples for every setting.
 
-Prompts of one group, such as functions of one file, resemble each other: as independent ones they would make intervals too narrow.
+Prompts of one group, such as functions of one file, resemble each other: if they counted as independent, intervals would be too
+narrow.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -29,7 +30,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over prompts of one setting's counts and seconds, without the reading of prompts: arrays (R,), one entry per resample."""
+    """Sums of one setting's counts and seconds over prompts: arrays (R,), one entry per resample.
+
+    The seconds leave out reading the prompts.
+    """
 
     tokens: np.ndarray
     drafted: np.ndarray
@@ -78,8 +82,8 @@ def numbered(groups: Groups) -> np.ndarray:
 def resample_counts(groups: Groups, seed: int = 0) -> np.ndarray:
     """Return (1 + R, P): how often each prompt is in each resample; row 0 is the sample itself.
 
-    Prompts of a group are in a resample equally often. The groups of the two `halves` are resampled separately, so that neither half is ever empty
-    where there are two groups.
+    Prompts of a group are in a resample equally often. The groups of the two `halves` are resampled separately, so that with two
+    groups neither half is ever empty.
     """
     rng = np.random.default_rng(seed)
     number, first = numbered(groups), halves(groups)
@@ -95,8 +99,8 @@ def resample_counts(groups: Groups, seed: int = 0) -> np.ndarray:
 def sums(stats: Sequence[DecodeStats], counts: np.ndarray) -> Sums:
     """Return one setting's sums under each row of `counts`."""
     columns = ("num_tokens", "num_drafted", "num_accepted", "num_discarded", "num_target_calls")
-    table = [[*(getattr(part, name) for name in columns), part.decode_seconds] for part in stats]
-    table = np.array(table, dtype=float)
+    rows = [[*(getattr(part, name) for name in columns), part.decode_seconds] for part in stats]
+    table = np.array(rows, dtype=float)
     return Sums(*(counts @ table).T)
 
 
@@ -107,7 +111,9 @@ def replayed_sums(spent: Counts, resamples: np.ndarray) -> Sums:
 
 
 def auroc_samples(scores: np.ndarray, accepted: np.ndarray, prompt: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the AUROC (1 + R,) of scores (n,) of tokens of prompts (n,) under each row of `counts`, against `accepted` (n,) bool.
+    """Return the AUROC (1 + R,) of scores (n,) for outcomes `accepted` (n,) bool, under each row of `counts`.
+
+    `prompt` (n,) is the number of each token's prompt.
 
     Scores are put into NUM_BINS bins of about as many tokens each, within which all count as equal: that makes resampling
     whole prompts cheap, and changes the AUROC by far less than its interval.
@@ -134,28 +140,28 @@ def interval(values: np.ndarray) -> Interval:
     return Interval(float(values[0]), float(low), float(high))
 
 
-def predicted_speed(one: Measured, costs: Costs | Sequence[Costs], resamples: np.ndarray) -> np.ndarray:
+def predicted_speed(measured: Measured, costs: Costs | Sequence[Costs], resamples: np.ndarray) -> np.ndarray:
     """Return the tokens per second (R,) that costs, one for all prompts or one for each, predict from a decoded setting's counts.
 
     One entry for each row of `resamples` (R, P).
     """
-    tokens = np.array([part.num_tokens for part in one.stats], dtype=float)
-    seconds = one.predicted_seconds(costs) if isinstance(costs, Costs) else _by_prompt(one, costs)
+    tokens = np.array([part.num_tokens for part in measured.stats], dtype=float)
+    seconds = measured.predicted_seconds(costs) if isinstance(costs, Costs) else _by_prompt(measured, costs)
     return (resamples @ tokens) / (resamples @ seconds)
 
 
-def _by_prompt(one: Measured, costs: Sequence[Costs]) -> np.ndarray:
+def _by_prompt(measured: Measured, costs: Sequence[Costs]) -> np.ndarray:
     """Return the seconds (P,) of each prompt, each with its own costs."""
-    seconds = {cost: one.predicted_seconds(cost) for cost in dict.fromkeys(costs)}
+    seconds = {cost: measured.predicted_seconds(cost) for cost in dict.fromkeys(costs)}
     return np.array([seconds[cost][prompt] for prompt, cost in enumerate(costs)])
 
 
 def gain_over_fixed(
-    measured: Sequence[Measured], costs_of: Callable[[Setting], Costs], groups: Sequence[Hashable] | None = None
+    measured: Sequence[Measured], costs_of: Callable[[Setting], Costs], groups: Groups | None = None
 ) -> Interval | None:
     """Return the head's predicted throughput over that of the best fixed length, as a ratio; None without both families.
 
-    `costs_of` gives the costs of a setting's rule; `groups` those of the prompts; None: each prompt is a group by itself.
+    `costs_of` returns the costs of a setting's rule; `groups` are those of the prompts; None: each prompt is a group by itself.
     """
     families = {name: [m for m in measured if m.setting.family.startswith(name)] for name in ("fixed_length", "head_threshold")}
     groups = len(measured[0].stats) if groups is None else groups
@@ -178,7 +184,7 @@ def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, groups: Groups | Non
 
     Args:
         ours, theirs: (settings, 2, P): tokens and seconds of each prompt.
-        groups: those of the prompts, so that no half has prompts that resemble the other's; None: each prompt is a group by itself.
+        groups: the groups of the prompts, so that no prompt of one half resembles one of the other; None: each prompt is a group.
     """
     groups = ours.shape[-1] if groups is None else groups
     counts, first = resample_counts(groups), halves(groups)

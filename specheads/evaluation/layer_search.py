@@ -1,8 +1,8 @@
-"""`python -m specheads.evaluation.layer_search`: which layers of the target can be left out for a draft of its own.
+"""`python -m specheads.evaluation.layer_search`: choose the layers that the target skips when it drafts for itself.
 
-Layers are taken out one by one, each time the layer without which the draft is worth most: acceptance against cost. The responses are the
-target's own to dev prompts; a draft's acceptance is the overlap of its distributions with the target's along them, its cost the share of
-the weights that it still reads. Together they give the speed at the best fixed length (Leviathan et al. 2023, theorem 3.8).
+Layers are removed one after another; each time it is the layer without which the draft is fastest. The target responds to dev
+prompts. A draft's acceptance is the overlap of its distributions with the target's along these responses; its cost is the share
+of the weights that it still reads. Both determine the speed at the best fixed length (Leviathan et al. 2023, theorem 3.8).
 
 Source: Draft & Verify (Zhang et al. 2023) searches such a set by Bayesian optimisation of measured time.
 """
@@ -20,14 +20,15 @@ from torch import Tensor
 
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
-from specheads.commands.compose import load_configured_pair
-from specheads.commands.evaluation import plain_settings, prompt_data
+from specheads.commands.compose import load_configured_pair, settings_of
+from specheads.commands.evaluation import prompt_data
 from specheads.decoding.baseline import Baseline
 from specheads.decoding.drafting.layer_skip import layers_of, without_layers
 from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.settings import LayerSearch
 from specheads.forecast import progress
-from specheads.pair import LanguageModel, Pair
+from specheads.language_model import LanguageModel
+from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt
 from specheads.sampling import Warp
 from specheads.storage.files import write_json
@@ -53,8 +54,8 @@ class SkippedLayers:
 def best_length(acceptance: float, cost: float, most: int) -> tuple[int, float]:
     """Return the fixed length up to `most` at which speculative decoding is fastest, and its speed over the target alone.
 
-    Tokens are taken to be accepted independently, with probability `acceptance`; `cost` is that of a forward pass of the draft, as a
-    share of one of the target.
+    Tokens are assumed to be accepted independently, with probability `acceptance`; `cost` is that of a forward pass of the
+    draft, as a share of one of the target.
     """
     speeds = [sum(acceptance**i for i in range(k + 1)) / (k * cost + 1) for k in range(most + 1)]
     length = max(range(1, most + 1), key=lambda k: speeds[k])
@@ -93,7 +94,7 @@ def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, 
         number = 0
         for _ in range(most):
             skipped, tried = best[-1].skipped if best else (), []
-            for layer in (one for one in range(num_layers) if one not in skipped):
+            for layer in sorted({*range(num_layers)} - {*skipped}):
                 candidate = tuple(sorted((*skipped, layer)))
                 if number not in journal.entries:
                     overlap = mean_overlap(pair, candidate, texts, targets, settings.warp)
@@ -102,8 +103,8 @@ def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, 
                 tried.append(SkippedLayers(candidate, acceptance, cost, *best_length(acceptance, cost, settings.max_tokens)))
                 number += 1
                 advance(1)
-            best.append(max(tried, key=lambda one: (one.speedup, one.acceptance)))
-    return sorted(best, key=lambda one: -one.speedup)
+            best.append(max(tried, key=lambda layers: (layers.speedup, layers.acceptance)))
+    return sorted(best, key=lambda layers: -layers.speedup)
 
 
 def mean_overlap(pair: Pair, skipped: Sequence[int], texts: Sequence[Text], targets: Sequence[Tensor], warp: Warp) -> float:
@@ -127,9 +128,9 @@ def print_sets(sets: Sequence[SkippedLayers], console: Console | None = None) ->
     table = Table("skipped layers")
     for column in ("acceptance", "cost", "length", "speed-up"):
         table.add_column(column, justify="right")
-    for one in sets:
-        layers = ", ".join(map(str, one.skipped))
-        table.add_row(layers, f"{one.acceptance:.3f}", f"{one.cost:.3f}", f"{one.length}", f"{one.speedup:.2f}x")
+    for layers in sets:
+        skipped = ", ".join(map(str, layers.skipped))
+        table.add_row(skipped, f"{layers.acceptance:.3f}", f"{layers.cost:.3f}", f"{layers.length}", f"{layers.speedup:.2f}x")
     (console or Console()).print(table)
 
 
@@ -139,12 +140,12 @@ def layer_search(cfg: DictConfig) -> list[SkippedLayers]:
     Raises:
         UserError: settings that do not fit.
     """
-    settings, data, run = plain_settings(LayerSearch, cfg), prompt_data(cfg), Path(cfg.paths.run)
+    settings, data, run = settings_of(LayerSearch, cfg), prompt_data(cfg), Path(cfg.paths.run)
     data.check("dev")
     pair = load_configured_pair(cfg)
     sets = search(pair, PromptSets(data, pair, {}).dev.first(settings.num_dev_prompts).prompts, settings, run)
     print_sets(sets)
-    write_json(run / "layer_search.json", [asdict(one) for one in sets])
+    write_json(run / "layer_search.json", [asdict(layers) for layers in sets])
     print(run / "layer_search.json")
     best = ",".join(map(str, sets[0].skipped))
     print(f"next: {next_command('evaluate.py', 'head=null', 'drafting=layer_skip', f'drafting.skipped=[{best}]')}")
@@ -153,6 +154,7 @@ def layer_search(cfg: DictConfig) -> list[SkippedLayers]:
 
 @command("layer_search", lambda cfg: [Generation, LayerSearch])
 def main(cfg: DictConfig) -> None:
+    """Search, print and write the sets of layers."""
     layer_search(cfg)
 
 

@@ -1,8 +1,8 @@
-"""`python -m specheads.evaluation.learning_curve model=nano`: heads from growing shares of the train prompts, compared with each other.
+"""`python -m specheads.evaluation.learning_curve model=nano`: compare heads of growing shares of the train prompts.
 
-All of them learn from one data cache and one store of features, for as many steps, and are compared by replay: thresholds are chosen on
-dev prompts. Each has a folder of its own in the run's, as the jobs of a sweep have, and a rerun resumes the one that is not done.
-`python -m specheads.evaluation.learning_curve --help` lists every key.
+All heads learn from one data cache and one store of features, for the same number of steps, and are compared by replay with
+thresholds that are chosen on dev prompts. Each has its folder in that of the run, like the jobs of a sweep, and a rerun resumes
+the unfinished one. `python -m specheads.evaluation.learning_curve --help` lists every key.
 """
 
 import copy
@@ -26,7 +26,8 @@ from specheads.errors import UserError
 from specheads.evaluation.candidates import candidates
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.intervals import auroc_samples, interval, mean_samples
-from specheads.evaluation.learning_curve_report import Curve, Point, print_curve, write_curves
+from specheads.evaluation.learning_curve_files import write_curves
+from specheads.evaluation.learning_curve_report import Curve, Point, print_curve
 from specheads.evaluation.machine import versions
 from specheads.evaluation.recordings import record
 from specheads.evaluation.replayed_sets import choose, replay_all
@@ -40,10 +41,9 @@ from specheads.heads.checkpoint import load_head
 from specheads.pair import Pair
 from specheads.replay.recording import Recording
 from specheads.replay.replay import RecordedHead, head_logits, predicted_nodes, recorded_head
+from specheads.settings import Settings
 from specheads.storage import runs
 from specheads.storage.data_set import load_split
-from specheads.training.distill.settings import Distillation
-from specheads.training.heads.head_specs import head_specs
 from specheads.training.heads.settings import HeadTraining
 from specheads.training.heads.train_share import first_rows
 
@@ -82,7 +82,7 @@ def learning_curve(cfg: DictConfig) -> list[Curve]:
     """
     settings = checked(cfg)
     pair, run = load_configured_pair(cfg), Path(cfg.paths.run)
-    if len(specs := head_specs(head_training_of(cfg))) > 1:
+    if len(specs := head_training_of(cfg).specs()) > 1:
         raise UserError(
             f"a learning curve is of one head, but {len(specs)} are asked for; give each key of head and loss one value."
         )
@@ -114,7 +114,7 @@ def checked(cfg: DictConfig) -> LearningCurve:
 
 
 def plans(cfg: DictConfig, shares: Sequence[float], prompt_ids: Sequence[str]) -> list[Plan]:
-    """Return how the head of every share is trained, the smallest first, for a cache whose train rows have `prompt_ids`."""
+    """Return the plan of every share, the smallest first, for a cache of train rows with `prompt_ids`."""
 
     def steps_per_epoch(num_rows: int) -> int:
         return math.ceil(math.ceil(num_rows / cfg.loader.batch_size) / cfg.trainer.get("accumulate_grad_batches", 1))
@@ -169,7 +169,7 @@ def compare_heads(setup: Setup, planned: Sequence[Plan]) -> list[Curve]:
     head_of = {rule.family: rule.head for rule in rules}
     curves = []
     for replayed in tests:
-        data, points, aurocs = data_set(replayed, rules, choices, cost_table), [], []
+        data, points, aurocs = data_set(replayed, choices), [], []
         for plan in planned:
             winners = [row for row in data.winners if head_of.get(row.family) == plan.name]
             head, where = recorded_head(setup.heads[plan.name]), setup.located_heads[plan.name].where
@@ -183,7 +183,7 @@ def compare_heads(setup: Setup, planned: Sequence[Plan]) -> list[Curve]:
 
 
 def prediction_samples(recording: Recording, head: RecordedHead, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return AUROC and binary KL in nats of a head's predictions for drafted tokens, (1 + R,) both, under each row of `counts`."""
+    """Return AUROC and binary KL (nats) of a head's predictions for drafted tokens, (1 + R,) each, under the rows of `counts`."""
     node = predicted_nodes(recording, head)[0]
     logits, accepted, _ = head_logits(recording, head)
     logits = logits[:, 0]  # each token once, as the first of a round
@@ -199,8 +199,16 @@ def best_by_ratio(winners: Sequence[Winner]) -> dict[str, Winner]:
     return {ratio: max((row for row in winners if row.ratio == ratio), key=lambda row: row.dev_speedup) for ratio in ratios}
 
 
-@command("learning_curve", lambda cfg: [Generation, Distillation if cfg.task == "distill" else HeadTraining, LearningCurve])
+def settings_classes(cfg: DictConfig) -> list[type[Settings]]:
+    """Return the classes of settings of a composed config; raises UserError for another task than the training of heads."""
+    if cfg.task != "head":
+        raise UserError(f"task={cfg.task} does not fit a learning curve, which is one of heads; leave it out.")
+    return [Generation, HeadTraining, LearningCurve]
+
+
+@command("learning_curve", settings_classes)
 def main(cfg: DictConfig) -> None:
+    """Train, compare and report the heads of all shares."""
     learning_curve(cfg)
 
 

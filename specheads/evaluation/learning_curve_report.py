@@ -1,10 +1,8 @@
-"""A learning curve as records, as a table on the console, and as learning_curve.json, .csv and .html."""
+"""A learning curve as records and as a table on the console."""
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -12,15 +10,13 @@ from rich.table import Table
 from specheads.evaluation.conclusions import preferred
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import Winner
-from specheads.evaluation.report_files import write_rows
-from specheads.storage.files import write_json, write_whole
 
-NAME = "learning_curve"
+NOTICEABLE = 0.01  # a change of AUROC that shows in throughput
 
 
 @dataclass(frozen=True)
 class Point:
-    """How good a head is that learned from one share of the train prompts."""
+    """The quality of a head that learned from one share of the train prompts."""
 
     share: float
     num_prompts: int  # train prompts
@@ -40,7 +36,7 @@ class Curve:
     name: str
     num_prompts: int  # test prompts
     points: Sequence[Point]
-    last_step: Interval | None  # the gain in AUROC from the last share but one to the last; None for a single share
+    last_step: Interval | None  # the gain in AUROC from the second largest share to the largest; None for a single share
 
 
 def print_curve(curve: Curve, console: Console | None = None) -> None:
@@ -54,11 +50,11 @@ def print_curve(curve: Curve, console: Console | None = None) -> None:
     for ratio in curve.points[0].winners:
         table.add_column(f"at {ratio}", justify="right", no_wrap=True)
     for point in curve.points:
-        errors = [f"{one.value:.4f} \u00b1{(one.high - one.low) / 2:.4f}" for one in (point.auroc, point.kl)]
+        errors = [f"{estimate.value:.4f} \u00b1{(estimate.high - estimate.low) / 2:.4f}" for estimate in (point.auroc, point.kl)]
         table.add_row(f"{point.num_prompts:,}", f"{point.num_epochs}", *errors, *map(_cell, point.winners.values()))
     console.print(table)
-    if curve.last_step:
-        console.print(conclusion(curve), highlight=False)
+    if text := conclusion(curve):
+        console.print(text, highlight=False)
 
 
 def _cell(winner: Winner) -> str:
@@ -67,33 +63,21 @@ def _cell(winner: Winner) -> str:
     return f"{winner.speedup.value:.3f}x \u00b1{half:.3f}{gaps}"
 
 
-NOTICEABLE = 0.01  # a change of AUROC that shows in throughput
-
-
-def conclusion(curve: Curve) -> str:
-    """Return whether more prompts would help, by the last step of a curve of several points."""
-    before, after = curve.points[-2:]
+def conclusion(curve: Curve) -> str | None:
+    """Return whether more prompts would help, by the last step of a curve; None for a curve of one point."""
     step = curve.last_step
+    if step is None:
+        return None
+    before, after = curve.points[-2:]
     text = f"From {before.num_prompts:,} to {after.num_prompts:,} train prompts AUROC changes by {step.value:+.4f} "
     text += f"[{step.low:+.4f}, {step.high:+.4f}]"
     ratio = preferred(list(after.winners))
-    gaps = [point.winners[ratio].gap_ceiling for point in (before, after)]
-    if None not in gaps:
-        text += f", the share of the gap at ratio {ratio} from {gaps[0].value:.1%} to {gaps[1].value:.1%}"
+    gaps = [] if ratio is None else [point.winners[ratio].gap_ceiling for point in (before, after)]
+    shares = [gap.value for gap in gaps if gap is not None]
+    if len(shares) == 2:
+        text += f", the share of the gap at ratio {ratio} from {shares[0]:.1%} to {shares[1]:.1%}"
     if step.low > 0:
         return f"{text}. It still rises: more prompts (data.num_train=) or responses (generation.responses_per_prompt=) may help."
     if step.high > NOTICEABLE:
         return f"{text}. This many test prompts do not tell whether more train prompts would help; record more with num_prompts=."
     return f"{text}. More prompts are not what heads lack here."
-
-
-def write_curves(curves: Sequence[Curve], context: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write learning_curve.html, .json and .csv; return their paths."""
-    from specheads.evaluation.learning_curve_figure import page_of  # imports plotly
-
-    written = [folder / f"{NAME}.{suffix}" for suffix in ("html", "json", "csv")]
-    write_whole(written[0], lambda path: path.write_text(page_of(curves), encoding="utf-8"))
-    write_json(written[1], {"context": dict(context), "curves": [asdict(curve) for curve in curves]})
-    rows = [{"data_set": curve.name} | asdict(point) for curve in curves for point in curve.points]
-    write_whole(written[2], lambda path: write_rows(rows, path))
-    return written

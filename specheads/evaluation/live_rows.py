@@ -30,15 +30,15 @@ def live_rows(
     """
     resamples = resample_counts(groups or len(measured[0].stats))
     alone = sums(measured[0].stats, resamples).tokens_per_second
-    fixed = {one.setting.value: sums(one.stats, resamples) for one in measured if one.setting.family == FIXED}
+    fixed = {decoded.setting.value: sums(decoded.stats, resamples) for decoded in measured if decoded.setting.family == FIXED}
     rows = []
-    for one in measured:
-        setting, other = one.setting, one.setting.verification
-        row = _live_row(one, resamples, alone, cost_table, (replayed or {}).get(setting.name))
+    for decoded in measured:
+        setting, other = decoded.setting, decoded.setting.verification
+        row = _live_row(decoded, resamples, alone, cost_table, (replayed or {}).get(setting.name))
         if setting.search is not None or (setting.rule is not None and not (lossless if other is None else other.lossless)):
             row = replace(row, lossless=False)
         if other:
-            gain = fixed[setting.value].verification_rate / sums(one.stats, resamples).verification_rate
+            gain = fixed[setting.value].verification_rate / sums(decoded.stats, resamples).verification_rate
             row = replace(row, efficiency_gain=interval(gain))
         rows.append(row)
     return rows

@@ -50,5 +50,5 @@ def share_text(share: float) -> str:
 
 
 def ratio_name(ratio: str) -> str:
-    """Return a cost ratio as it stands in a sentence."""
+    """Return a cost ratio as a sentence names it."""
     return "the measured ratio" if ratio == MEASURED else f"ratio {ratio}"

@@ -1,4 +1,4 @@
-"""What the steps of an evaluation hand on to each other."""
+"""The results that the steps of an evaluation pass to each other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +12,16 @@ from specheads.evaluation.sweep import Measured
 
 @dataclass(frozen=True)
 class Outcome:
-    """All candidates; where they were replayed, their counts on every set, dev prompts first, and the best of them; what was decoded."""
+    """All candidates and their costs, what was replayed and decoded of them, and which are best.
+
+    Recorded and replayed sets begin with that of dev prompts; `choices` is None where nothing was replayed.
+    """
 
     candidates: Sequence[Candidate]
+    cost_table: CostTable
     recorded: Sequence[RecordedSet] = ()
     replayed: Sequence[ReplayedSet] = ()
-    choices: Choices | None = None  # None where nothing was replayed
-    cost_table: CostTable | None = None
+    choices: Choices | None = None
     measured: Sequence[Measured] = ()  # the target alone comes first
     undecoded: Sequence[str] = ()  # names of rules that are best at the measured costs, but were not decoded
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import best, has_head, winners_at
-from specheads.evaluation.report import DataSet, Report
+from specheads.evaluation.report import DataSet, Positions, Report, RuleRow
 
-# Okabe and Ito's colours, but yellow and black, which are lost on a white and on a black page.
+# The colours of Okabe and Ito without yellow and black, which cannot be seen on a white and on a black page.
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
 GREY = "#8a8a8a"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "pentagon", "star", "hexagon", "triangle-down")
@@ -30,7 +30,9 @@ def styles_of(report: Report) -> dict[str, PlotStyle]:
         CEILING: PlotStyle("ceiling", GREY, "star-diamond", "dash"),
         ORACLE: PlotStyle("oracle", GREY, "star", "dot"),
     }
-    rows = [row for data_set in report.data_sets for row in (*data_set.rules, *data_set.positions)]
+    rows: list[RuleRow | Positions] = []
+    for data_set in report.data_sets:
+        rows += [*data_set.rules, *data_set.positions]
     families = [family for family in dict.fromkeys(row.family for row in rows) if family not in styles]
     for wanted, colors in ((True, (RED, PURPLE)), (False, (GREEN, ORANGE, SKY))):
         for number, family in enumerate(family for family in families if has_head(family) == wanted):

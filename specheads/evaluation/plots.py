@@ -41,7 +41,7 @@ def plot_pareto(report: Report, path: Path) -> None:
             color=COLORS[family],
             label=LABELS[family],
         )
-        for row, *point in zip(rows, x, y, strict=True):
+        for row, point in zip(rows, zip(x, y, strict=True), strict=True):
             if row.value is not None and family != CEILING:
                 axes.annotate(
                     f"{row.value:g}", point, textcoords="offset points", xytext=(5, 4), fontsize=8, color=COLORS[family]
@@ -85,4 +85,4 @@ def plot_speed(report: Report, path: Path) -> None:
 
 def _error_bars(estimates: Sequence[Interval]) -> np.ndarray:
     """Return how far the intervals reach below and above their estimates, (2, n)."""
-    return np.array([[abs(one.value - one.low), abs(one.high - one.value)] for one in estimates]).T
+    return np.array([[abs(estimate.value - estimate.low), abs(estimate.high - estimate.value)] for estimate in estimates]).T

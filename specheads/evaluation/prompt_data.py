@@ -12,25 +12,25 @@ from specheads.prompts.prompt import FINAL, Prompt, PromptSource, unique
 
 
 class ReportedSource(PromptSource, Protocol):
-    """Prompts that can be reported on."""
+    """A source of prompts that can be reported on."""
 
     def check_final(self) -> None:
         """Raise UserError unless final prompts are asked for."""
 
     def provenance(self) -> Mapping[str, str]:
-        """Return what decides the prompts besides the keys of data."""
+        """Return everything that decides the prompts except the keys of data."""
 
 
 @dataclass(frozen=True)
 class PromptData:
-    """The prompts of dev, test and final splits, and what they are called in reports; without a name, after the pair."""
+    """The prompts of dev, test and final splits, and their name in reports; without a name it is that of the pair."""
 
     source: ReportedSource
     limits: ResponseLimits = field(default_factory=ResponseLimits)  # that of responses is max_new_tokens of the settings
     name: str | None = None
 
     def check(self, split: str) -> None:
-        """Raise UserError for mistakes that can be known before prompts are read."""
+        """Raise UserError for mistakes that show before prompts are read."""
         self.source.check()
         if split == FINAL:
             self.source.check_final()
@@ -38,24 +38,25 @@ class PromptData:
 
 @dataclass(frozen=True)
 class TestSet:
-    """More prompts to report on: the test split of a source, or the rows of a file in order (`is_file`), whatever their split."""
+    """More prompts to report on: the test split of a source, or the rows of a file in order (`is_file`), of any split."""
 
     source: ReportedSource
     is_file: bool = False
 
-    __test__ = False  # no class of tests, for pytest
+    __test__ = False  # pytest must not collect it
 
     def load(self, name: str, pair: Pair, count: int) -> list[Prompt]:
         """Return the test prompts, of a file `count`; raises UserError if there are none."""
         if not self.is_file:
             return split_of(self.source, pair, "test", f"give a file: test_sets={{{name}: <file>}}")
+        assert isinstance(self.source, DatasetSource)  # of `file_source`
         return split_of(replace(self.source, num_test=count), pair, "test", "give a file with more rows")
 
 
 def file_source(source: DatasetSource, path: str, count: int) -> TestSet:
     """Return the first `count` rows of a file as test prompts, with the templates of a source."""
-    counts = {"num_train": 0, "num_dev": 0, "num_test": count, "num_final": 0}
-    return TestSet(replace(source, path=path, test_split=None, **counts), is_file=True)
+    rows = replace(source, path=path, test_split=None, num_train=0, num_dev=0, num_test=count, num_final=0)
+    return TestSet(rows, is_file=True)
 
 
 def split_of(source: PromptSource, pair: Pair, split: str, remedy: str) -> list[Prompt]:

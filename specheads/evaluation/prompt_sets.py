@@ -1,11 +1,11 @@
 """The sets of prompts of an evaluation: dev prompts, on which rules are tuned, and others, on which nothing was learned or tuned.
 
-Heads name the prompts that they learned from and those that they were calibrated on (heads/train_prompts.py). Both are left out of what is
-reported, and the prompts that a head learned from are left out of the dev prompts, too.
+Heads name the prompts that they learned from and those that they were calibrated on (heads/train_prompts.py). Both are left out
+of the reported prompts, and the prompts that a head learned from are left out of the dev prompts, too.
 """
 
 import logging
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,19 +33,19 @@ class PromptSet:
     role: str  # dev: rules are tuned on them; test: they are not
     prompts: Sequence[EncodedPrompt]
     num_left_out: int = 0  # prompts of the same source that heads learned from
-    origin: Mapping[str, str] = field(default_factory=dict)  # what decides the prompts besides settings
+    origin: Mapping[str, str] = field(default_factory=dict)  # everything that decides the prompts except settings
 
     def first(self, count: int) -> "PromptSet":
         """Return the first prompts as a set of the same name."""
         return replace(self, prompts=self.prompts[:count])
 
     @property
-    def groups(self) -> list[Hashable]:
-        """The group of each prompt; a prompt without one is a group by itself."""
+    def groups(self) -> list[str]:
+        """The group of each prompt; a prompt without a group is a group by itself."""
         return groups_of(prompt for prompt, _ in self.prompts)
 
     def provenance(self) -> dict[str, Any]:
-        """Return what identifies the prompts: a hash of their ids, in whatever order, and their number."""
+        """Return the provenance of the prompts: a hash of their ids, in any order, and their number."""
         return {
             "role": self.role,
             "num_prompts": len(self.prompts),
@@ -63,7 +63,9 @@ class PromptSets:
     ) -> None:
         self.data, self.pair, self.settings = data, pair, settings or ReplaySettings()
         self.name = data.name or Path(pair.name).stem
-        self.learned = {name: one.head.train_prompts for name, one in heads.items() if one.head.train_prompts is not None}
+        self.learned = {
+            name: located.head.train_prompts for name, located in heads.items() if located.head.train_prompts is not None
+        }
         self.silent = [name for name in heads if name not in self.learned]
         if self.silent:
             logger.warning("%s", _silence(self.silent))
@@ -93,9 +95,9 @@ class PromptSets:
         sets = [self.dev.first(self.settings.num_dev_prompts), self.reported.first(self.settings.num_prompts)]
         known = self._numbers("train", "dev") | _numbers_of(prompt for prompt, _ in sets[0].prompts)
         for name, test_set in (self.settings.test_sets or {}).items():
-            title = name if name not in [one.name for one in sets] else f"{name}, more"
+            title = name if name not in [other.name for other in sets] else f"{name}, more"
             sets.append(self._more(title, name, test_set, known))
-        return {one.name: one for one in sets}
+        return {prompt_set.name: prompt_set for prompt_set in sets}
 
     def decoded(self, count: int) -> PromptSet:
         """Return the first `count` reported prompts, which are decoded."""
@@ -103,28 +105,28 @@ class PromptSets:
         self._used[f"{decoded.name}, decoded"] = decoded
         return decoded
 
-    def groups_of(self, prompt_ids: Sequence[str]) -> list[Hashable]:
+    def groups_of(self, prompt_ids: Sequence[str]) -> list[str]:
         """Return the group of each prompt of a recording."""
-        groups = {prompt.prompt_id: prompt.group for one in self._used.values() for prompt, _ in one.prompts}
+        groups = {prompt.prompt_id: prompt.group for used in self._used.values() for prompt, _ in used.prompts}
         return [groups.get(prompt_id) or prompt_id for prompt_id in prompt_ids]
 
     def context(self) -> dict[str, Any]:
-        """Return the description of the prompts for the report: the split, the parts of it where it has some, and each set's provenance."""
+        """Return the description of the prompts for the report: the split, its parts if any, and each set's provenance."""
         parts = list(getattr(self.data.source, "final_parts", [])) if self.settings.split == FINAL else []
         return {
             "split": self.settings.split,
             "final_parts": parts,
-            "prompts": {name: one.provenance() for name, one in self._used.items()},
+            "prompts": {name: used.provenance() for name, used in self._used.items()},
         }
 
     def notes(self) -> list[str]:
         """Return remarks on the prompts for readers of the report."""
-        sets = {one.name: one for one in self._used.values() if one.num_left_out}
-        left_out = [f"{_counted(one.num_left_out, one.name)} left out: {WHY}." for one in sets.values()]
+        sets = {used.name: used for used in self._used.values() if used.num_left_out}
+        left_out = [f"{_counted(reduced.num_left_out, reduced.name)} left out: {WHY}." for reduced in sets.values()]
         return left_out + ([_silence(self.silent)] if self.silent else [])
 
     def _more(self, title: str, name: str, test_set: TestSet, known: set[int]) -> PromptSet:
-        """Return the prompts of one of test_sets that are not `known`, as many as are recorded."""
+        """Return the first prompts of one of test_sets that are not `known`, as many as settings ask for."""
         count = self.settings.num_prompts
         prompts = test_set.load(name, self.pair, count)
         if test_set.is_file and not known.isdisjoint(_numbers_of(prompts)):
@@ -139,7 +141,9 @@ class PromptSets:
         num_left_out = len(prompts) - len(kept)
         if not kept:
             numbers = _numbers_of(prompts)
-            heads = [head for head, one in self.learned.items() if numbers & {*one.train.tolist(), *one.dev.tolist()}]
+            heads = [
+                name for name, known_to in self.learned.items() if numbers & {*known_to.train.tolist(), *known_to.dev.tolist()}
+            ]
             raise UserError(
                 f"{name} cannot be reported on: all {num_left_out} of its prompts would be left out, because {WHY} "
                 f"(head={', '.join(heads) or None}); give other prompts by {key}, or a head that was trained on others."
@@ -151,7 +155,7 @@ class PromptSets:
 
     def _numbers(self, *kinds: str) -> set[int]:
         """Return the numbers of prompts that any head was trained on (`train`) or calibrated on (`dev`)."""
-        return {number for one in self.learned.values() for kind in kinds for number in getattr(one, kind).tolist()}
+        return {number for learned in self.learned.values() for kind in kinds for number in getattr(learned, kind).tolist()}
 
 
 def _numbers_of(prompts: Iterable[Prompt]) -> set[int]:

@@ -3,17 +3,22 @@
 import logging
 from pathlib import Path
 
+from specheads.decoding.stopping import HeadThreshold
 from specheads.evaluation.candidate import FIXED
 from specheads.evaluation.head_folders import store_in_config
 from specheads.evaluation.outcome import Outcome
 from specheads.evaluation.report import MEASURED, Report
+from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 
 logger = logging.getLogger(__name__)
 
 
-def recommend(setup: Setup, outcome: Outcome, report: Report) -> None:
-    """Store the best threshold in each local head, or None where it does not pay for itself; nothing where measured costs are doubtful."""
+def recommend(setup: Setup[Evaluation], outcome: Outcome, report: Report) -> None:
+    """Store the best threshold in each local head, or None where the head does not pay for itself.
+
+    Nothing is stored where the measured costs are doubtful.
+    """
     for folder, values in recommendations(setup, outcome, report).items():
         if report.doubts:
             logger.warning("no threshold was stored in %s, because the measured costs are not to be trusted", folder)
@@ -29,9 +34,10 @@ def recommend(setup: Setup, outcome: Outcome, report: Report) -> None:
             logger.info("%s now recommends threshold %g, for threshold=auto", folder, values["threshold"])
 
 
-def recommendations(setup: Setup, outcome: Outcome, report: Report) -> dict[Path, dict[str, float] | None]:
-    """Return by local folder the threshold that was best on dev prompts, with its predicted speed-up; None where no threshold of the head
-    beats the best fixed length.
+def recommendations(setup: Setup[Evaluation], outcome: Outcome, report: Report) -> dict[Path, dict[str, float] | None]:
+    """Return by local folder the threshold that was best on dev prompts, with its predicted speed-up.
+
+    The value is None where no threshold of the head beats the best fixed length.
     """
     choices = outcome.choices
     if choices is None:
@@ -44,6 +50,7 @@ def recommendations(setup: Setup, outcome: Outcome, report: Report) -> dict[Path
         if number is None or not Path(located.where).is_dir():
             continue
         rule, speeds = outcome.candidates[number].live, choices.speeds[ratio]
+        assert isinstance(rule, HeadThreshold)  # of this family
         values = {"threshold": rule.threshold, "min_tokens": rule.min_tokens, "max_tokens": rule.max_tokens}
         values["predicted_speedup"] = report.data_sets[1].rules[number].speedup[ratio].value
         pays = speeds[number] > speeds[choices.best[ratio][FIXED]]

@@ -44,7 +44,8 @@ class Recorder:
     ) -> dict[str, Recording]:
         """Return the recording of each set of prompts by name.
 
-        It has the predictions of `heads`, all made in one forward pass, and with `ground_truth` the true acceptance probabilities.
+        It has the predictions of `heads`, all made in one forward pass, and with `ground_truth` the true acceptance
+        probabilities.
         """
         named, total = {head_fingerprint(head): head for head in heads}, sum(map(len, sets.values()))
         folders = {}
@@ -67,7 +68,7 @@ def record(setup: Setup) -> list[RecordedSet]:
     amounts = RecordSettings(settings.record.num_samples, longest, settings.record.batch_size)
     limits = replace(setup.prompt_data.limits, max_new_tokens=settings.max_new_tokens)
     recorder = Recorder(setup.pair, settings.warp, limits, amounts, settings.seed, setup.data_folder)
-    prompts = {name: one.prompts for name, one in sets.items()}
+    prompts = {name: prompt_set.prompts for name, prompt_set in sets.items()}
     recordings = recorder.record(prompts, list(setup.heads.values()), settings.record.ground_truth)
     return [
         RecordedSet(name, sets[name].role, recording, setup.prompts.groups_of(recording.prompt_ids))

@@ -1,4 +1,4 @@
-"""How well heads, and the draft's own probabilities, predict whether a drafted token is accepted."""
+"""How well heads, and the draft's probabilities, predict whether a drafted token is accepted."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from specheads.replay.replay import RecordedHead, head_logits
 
 
 def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list[Reliability]:
-    """Return how well heads, and the draft's own probabilities, predict acceptance, at every index that a token can have in a round.
+    """Return how well heads and the draft's probabilities predict acceptance, at every index that a token can have in a round.
 
     A calibrated head has two rows: with its raw predictions and with the calibrated ones that rules use.
     """
@@ -42,5 +42,12 @@ def logits_in_rounds(recording: Recording, head: RecordedHead) -> tuple[torch.Te
 
 def _reliability(name: str, probs: torch.Tensor, labels: torch.Tensor, index: torch.Tensor) -> Reliability:
     curve = calibration(probs, labels)
-    columns = (part.tolist() for part in (curve.share, curve.predicted, curve.observed))
-    return Reliability(name, *columns, curve.ece, ece_by_index(probs, labels, index), auroc(probs, labels))
+    return Reliability(
+        predictor=name,
+        share=curve.share.tolist(),
+        predicted=curve.predicted.tolist(),
+        observed=curve.observed.tolist(),
+        ece=curve.ece,
+        ece_by_index=ece_by_index(probs, labels, index),
+        auroc=auroc(probs, labels),
+    )

@@ -1,12 +1,12 @@
-"""What each candidate spent on each recorded set of prompts, and the choice of the best of each family on dev prompts."""
+"""The counts of each candidate on each recorded set of prompts, and the choice of the best of each family on dev prompts."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from specheads.evaluation.candidate import ORACLE, Candidate
-from specheads.evaluation.intervals import resample_counts
+from specheads.evaluation.intervals import Groups, resample_counts
 from specheads.evaluation.recordings import RecordedSet
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable
@@ -19,17 +19,17 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True)
 class ReplayedSet:
-    """A recording of one set of prompts, and what each candidate spent on it; the oracle comes last."""
+    """A recording of one set of prompts, and the counts of each candidate on it; those of the oracle come last."""
 
     name: str
     role: str
     recording: Recording
     counts: Sequence[Counts]
-    groups: Sequence[Hashable] | None = None  # the group of each prompt; None: each prompt is a group by itself
+    groups: Groups | None = None  # the group of each prompt; None: each prompt is a group by itself
 
     @property
     def resamples(self) -> np.ndarray:
-        """How often each prompt is in each resample; see resample_counts."""
+        """The number of times that each prompt is in each resample; see `resample_counts`."""
         return resample_counts(self.groups or self.recording.num_prompts)
 
     @classmethod
@@ -51,9 +51,9 @@ class ReplayedSet:
 
 
 def replay_all(recorded: Sequence[RecordedSet], candidates: Sequence[Candidate]) -> list[ReplayedSet]:
-    """Return what every candidate spent on every recorded set."""
+    """Return the counts of every candidate on every recorded set."""
     with progress("replaying", len(recorded) * len(candidates)) as advance:
-        return [ReplayedSet.of(one, candidates, advance) for one in recorded]
+        return [ReplayedSet.of(recording, candidates, advance) for recording in recorded]
 
 
 Choice = dict[str, int]  # family -> number of the best candidate
@@ -61,14 +61,19 @@ Choice = dict[str, int]  # family -> number of the best candidate
 
 @dataclass(frozen=True)
 class Choices:
-    """By ratio the best candidate of every family on dev prompts, and the oracle; and every candidate's speed-up there."""
+    """By ratio the best candidate of every family on dev prompts, and the oracle; and every candidate's speed-up there.
 
+    `candidates` and `cost_table` are those of the choice.
+    """
+
+    candidates: Sequence[Candidate]
+    cost_table: CostTable
     best: Mapping[str, Choice]
     speeds: Mapping[str, Sequence[float]]
 
     @property
     def middle(self) -> str:
-        """The middle one of the ratios, for what is shown at one ratio only."""
+        """The middle ratio, for tables and figures that show only one."""
         names = [name for name in self.best if name != MEASURED] or list(self.best)
         return names[len(names) // 2]
 
@@ -76,15 +81,18 @@ class Choices:
 def choose(dev: ReplayedSet, candidates: Sequence[Candidate], cost_table: CostTable) -> Choices:
     """Return the fastest candidate of each family on the prompts of `dev`; rules are reported on other prompts."""
     once = np.ones((1, dev.recording.num_prompts))
-    choices, speeds = {}, {}
+    choices: dict[str, Choice] = {}
+    speeds: dict[str, list[float]] = {}
     for ratio in cost_table.costs:
         speeds[ratio] = [
-            float(cost_table.speedup(counts, once, one, ratio)[0])
-            for counts, one in zip(dev.counts, [*candidates, None], strict=True)
+            float(cost_table.speedup(counts, once, candidate, ratio)[0])
+            for counts, candidate in zip(dev.counts, [*candidates, None], strict=True)
         ]
         best: Choice = {}
-        for number, one in enumerate(candidates):
-            if one.ratio in (None, ratio) and (one.family not in best or speeds[ratio][number] > speeds[ratio][best[one.family]]):
-                best[one.family] = number
+        for number, candidate in enumerate(candidates):
+            so_far = best.get(candidate.family)
+            is_faster = so_far is None or speeds[ratio][number] > speeds[ratio][so_far]
+            if candidate.ratio in (None, ratio) and is_faster:
+                best[candidate.family] = number
         choices[ratio] = best | {ORACLE: len(candidates)}
-    return Choices(choices, speeds)
+    return Choices(candidates, cost_table, choices, speeds)

@@ -1,8 +1,8 @@
 """The report of an evaluation as frozen records: the content of `report.json` (its schema is in report.schema.json).
 
-Speed-ups are over the target alone. A *ratio* says how many draft steps a forward pass of the target costs: `measured` on this machine, or a
-number such as `10`, at which a forward pass of the target counts 1, a draft step 1/10, a head its share of a draft step, and the verification
-of one more drafted token `costs.verified_share`.
+Speed-ups are over the target alone. A *ratio* is the cost of the target's forward pass in draft steps: `measured` on this
+machine, or a number such as `10`. At `10` a forward pass of the target costs 1, a draft step 1/10, a head its share of a draft
+step, and the verification of one more drafted token `costs.verified_share`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,10 @@ MEASURED = "measured"
 
 @dataclass(frozen=True)
 class LiveRow:
-    """One setting that was decoded. Speeds in tokens per second, the reading of prompts not counted; latencies in milliseconds per token."""
+    """One setting that was decoded.
+
+    Speeds are in tokens per second and leave out reading the prompts; latencies are in milliseconds per token.
+    """
 
     name: str
     family: str
@@ -30,9 +33,8 @@ class LiveRow:
     acceptance_rate: float | None
     milliseconds: Mapping[str, float]  # p50, p90, p99
     predicted_tokens_per_second: float | None  # from its own counts by the fitted costs; None for the target alone
-    replayed_tokens_per_second: (
-        float | None
-    )  # from replayed counts and the measured costs of its rounds; None where it was not replayed
+    # From replayed counts and the measured costs of its rounds; None where it was not replayed.
+    replayed_tokens_per_second: float | None
     predicted_speedup: Mapping[str, Interval]  # by ratio, from its own counts
     lossless: bool  # whether the output follows the target's distribution
     efficiency_gain: Interval | None  # block efficiency over that of the same length under the sweep's verification rule, a ratio
@@ -42,7 +44,7 @@ class LiveRow:
 class RuleRow:
     """One stopping rule with one set of parameters, replayed on one data set."""
 
-    family: str  # rules of which the best is chosen: the name of a file in conf/stopping, with the head's where there are several
+    family: str  # the best of a family is chosen; named like a file in conf/stopping, and the head where there are several
     name: str
     parameters: Mapping[str, Any]  # those that are swept
     value: float | None  # the first of them, for plots
@@ -65,7 +67,7 @@ class Winner:
     gap_ceiling: Interval | None  # share of the way from the best fixed length to the informed ceiling
     gap_oracle: Interval | None  # the same to the oracle, which knows every outcome
     dev_speedup: float = 0.0  # on dev prompts, by which families are compared
-    head_share: float | None = None  # what its head adds to a draft step, as a share of the step; it is counted in the speed-up
+    head_share: float | None = None  # the cost of its head as a share of a draft step; the speed-up counts it
     break_even: Interval | None = None  # the share at which it would be as fast as the best fixed length
 
 
@@ -87,7 +89,7 @@ class Reliability:
 
 @dataclass(frozen=True)
 class Positions:
-    """How far drafts of a rule went: by index in the round, how many tokens were drafted and how many accepted."""
+    """The lengths of a rule's drafts: by index in the round, how many tokens were drafted and how many accepted."""
 
     family: str
     name: str
@@ -97,9 +99,10 @@ class Positions:
 
 @dataclass(frozen=True)
 class TextSample:
-    """A response in pieces, as one rule's rounds made it, each with what became of it.
+    """A response in pieces, as one rule's rounds made it, each with its outcome.
 
-    Kinds: `accepted` (drafted and kept), `rejected` (drafted and thrown away; not part of the response), `target` (emitted by the target).
+    Kinds: `accepted` (drafted and kept), `rejected` (drafted and thrown away; not part of the response), `target` (emitted by
+    the target).
     """
 
     rule: str
@@ -132,11 +135,10 @@ class BankRow:
     kl: float  # nats
     ece: float
     speedup: Mapping[str, Interval]
-    threshold: Mapping[str, float]
-    head_share: Mapping[str, float]  # by ratio, what it adds to a draft step, as a share of the step
-    break_even: Mapping[str, Interval | None] = field(
-        default_factory=dict
-    )  # the share at which it would be as fast as a fixed length
+    threshold: Mapping[str, float | None]
+    head_share: Mapping[str, float | None]  # by ratio, its cost as a share of a draft step
+    # By ratio, the share at which it would be as fast as the best fixed length.
+    break_even: Mapping[str, Interval | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,10 @@ class DraftRow:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole evaluation. `gains`: of the live head over the best live fixed length, by ratio, cross-fitted; for sweeps of all rules."""
+    """A whole evaluation.
+
+    `gains` are those of the live head over the best live fixed length, by ratio, cross-fitted.
+    """
 
     context: Mapping[str, Any]
     fit: CostFit | None  # of the measured costs
@@ -163,9 +168,9 @@ class Report:
     data_sets: Sequence[DataSet] = field(default_factory=list)
     bank: Sequence[BankRow] = field(default_factory=list)
     drafts: Sequence[DraftRow] = field(default_factory=list)  # where other evaluations are compared
-    notes: Sequence[str] = field(default_factory=list)  # what a reader should know, for example that a simple rule beats the head
+    notes: Sequence[str] = field(default_factory=list)  # for the reader, for example that a simple rule beats the head
 
     @property
     def costs(self) -> Costs | None:
         """The measured costs that are common to all rules."""
-        return self.fit and self.fit.costs
+        return None if self.fit is None else self.fit.costs

@@ -36,7 +36,7 @@ def _write_csv(report: Report, path: Path) -> None:
 
 
 def write_rows(content: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write a CSV file with a column for every key, those of mappings within as `outer.inner`."""
+    """Write a CSV file with a column for every key; keys of nested mappings are named `outer.inner`."""
     rows = [_flat(row) for row in content]
     with path.open("w", newline="") as stream:
         writer = csv.DictWriter(stream, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
@@ -45,7 +45,7 @@ def write_rows(content: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
         flat |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}

@@ -16,30 +16,32 @@ from specheads.evaluation.live_rows import live_rows
 from specheads.evaluation.machine import device_name, load_average, versions
 from specheads.evaluation.outcome import Outcome
 from specheads.evaluation.reliability import reliability
-from specheads.evaluation.replayed_sets import ReplayedSet
-from specheads.evaluation.report import MEASURED, DataSet, LiveRow, Report
+from specheads.evaluation.replayed_sets import Choices, ReplayedSet
+from specheads.evaluation.report import MEASURED, BankRow, DataSet, LiveRow, Report
 from specheads.evaluation.round_details import positions, text_samples
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.winners import bank, data_set
+from specheads.pair import Pair
 from specheads.replay.replay import recorded_head, replay
 
 NUM_OTHERS = 2  # rules without a head whose drafts are shown in detail
 
 
-def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Report:
+def report_of(setup: Setup[Evaluation], outcome: Outcome, config: str | None = None) -> Report:
     """Return the report; `config` is the text of the configuration, None: the settings."""
     groups = setup.prompts.decoded(setup.settings.num_live_prompts).groups if outcome.measured else []
     live = _live(setup, outcome, groups)
     heads = {name: recorded_head(head) for name, head in setup.heads.items()}
-    sets, ranking = [], []
-    for replayed in outcome.replayed:
-        data = data_set(replayed, outcome.candidates, outcome.choices, outcome.cost_table)
-        sets.append(replace(data, reliability=reliability(replayed.recording, heads)))
-    if sets:
-        sets[1] = _detailed(setup, outcome, sets[1], outcome.replayed[1])
-    if sets and len(heads) > 1:
-        ranking = bank(heads, outcome.replayed[1], outcome.candidates, outcome.choices, outcome.cost_table)
+    sets: list[DataSet] = []
+    ranking: list[BankRow] = []
+    if outcome.choices is not None:
+        for replayed in outcome.replayed:
+            data = data_set(replayed, outcome.choices)
+            sets.append(replace(data, reliability=reliability(replayed.recording, heads)))
+        sets[1] = _detailed(setup.pair, outcome.choices, sets[1], outcome.replayed[1])
+        if len(heads) > 1:
+            ranking = bank(heads, outcome.replayed[1], outcome.choices)
     report = Report(
         context_of(setup, config, num_decoded=len(outcome.measured[0].stats) if outcome.measured else 0),
         outcome.cost_table.fit,
@@ -52,7 +54,7 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None) -> Repo
     return replace(report, notes=[*notes_on(report), *setup.prompts.notes()])
 
 
-def _live(setup: Setup, outcome: Outcome, groups: Sequence[Hashable]) -> list[LiveRow]:
+def _live(setup: Setup[Evaluation], outcome: Outcome, groups: Sequence[Hashable]) -> list[LiveRow]:
     """Return a row for every setting that was decoded."""
     measured = outcome.measured
     if not measured:
@@ -62,15 +64,15 @@ def _live(setup: Setup, outcome: Outcome, groups: Sequence[Hashable]) -> list[Li
     return live_rows(measured, outcome.cost_table, setup.settings.verification.lossless, speeds, groups)
 
 
-def _replayed_speeds(setup: Setup, outcome: Outcome) -> dict[str, float]:
+def _replayed_speeds(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, float]:
     """Return by setting its tokens per second on the decoded prompts, from replayed counts and measured costs."""
     first, speeds, numbers = slice(0, setup.settings.num_live_prompts), {}, outcome.names
-    for one in outcome.measured:
-        name = one.setting.name
-        if name in numbers and one.setting.verification is None:
+    for decoded in outcome.measured:
+        name = decoded.setting.name
+        if name in numbers and decoded.setting.verification is None:
             number = numbers[name]
             counts = outcome.replayed[1].counts[number]
-            costs_by_prompt = outcome.cost_table.for_prompts(outcome.candidates[number], len(one.stats))
+            costs_by_prompt = outcome.cost_table.for_prompts(outcome.candidates[number], len(decoded.stats))
             seconds = [
                 float(costs.seconds(counts.drafted[prompt], counts.rounds[prompt]))
                 for prompt, costs in enumerate(costs_by_prompt)
@@ -79,7 +81,7 @@ def _replayed_speeds(setup: Setup, outcome: Outcome) -> dict[str, float]:
     return speeds
 
 
-def _gains(setup: Setup, outcome: Outcome, groups: Sequence[Hashable]) -> dict[str, Interval | None]:
+def _gains(setup: Setup[Evaluation], outcome: Outcome, groups: Sequence[Hashable]) -> dict[str, Interval | None]:
     """Return by ratio the gain of the decoded heads over the decoded fixed lengths."""
     if not outcome.measured:
         return {}
@@ -90,45 +92,44 @@ def _gains(setup: Setup, outcome: Outcome, groups: Sequence[Hashable]) -> dict[s
 
 
 def _doubts(outcome: Outcome, live: Sequence[LiveRow], groups: Sequence[Hashable]) -> list[str]:
-    """Return why the measured times are not to be trusted."""
-    if not outcome.measured:
+    """Return the reasons why the measured times are not to be trusted."""
+    fit = outcome.cost_table.fit
+    if not outcome.measured or fit is None:
         return []
-    doubts = doubts_of(outcome.measured[0], outcome.cost_table.fit, live, len(set(groups)))
+    doubts = doubts_of(outcome.measured[0], fit, live, len(set(groups)))
     if outcome.undecoded:
-        doubts.append(f"The measured costs did not settle, so {', '.join(outcome.undecoded)} stayed without decoding; {REMEDY}.")
+        doubts.append(f"The measured costs did not settle, so {', '.join(outcome.undecoded)} were not decoded; {REMEDY}.")
     return doubts
 
 
-def _detailed(setup: Setup, outcome: Outcome, data: DataSet, replayed: ReplayedSet) -> DataSet:
+def _detailed(pair: Pair, choices: Choices, data: DataSet, replayed: ReplayedSet) -> DataSet:
     """Return `data` with drafts by position and responses in color, for the best rules of each kind."""
-    shown = _shown(outcome)
-    rounds = replay(replayed.recording, [rule.rule for rule in shown])
-    pairs = list(zip(shown, rounds, strict=True))
-    texts = [sample for rule, own_rounds in pairs for sample in text_samples(setup.pair, replayed.recording, rule, own_rounds)]
-    return replace(data, positions=[positions(rule, own_rounds) for rule, own_rounds in pairs], texts=texts)
+    shown, recording = _shown(choices), replayed.recording
+    walked = list(zip(shown, replay(recording, [candidate.rule for candidate in shown]), strict=True))
+    texts = [sample for candidate, rounds in walked for sample in text_samples(pair, recording, candidate, rounds)]
+    return replace(data, positions=[positions(candidate, rounds) for candidate, rounds in walked], texts=texts)
 
 
-def _shown(outcome: Outcome) -> list[Candidate]:
+def _shown(choices: Choices) -> list[Candidate]:
     """Return the best fixed length, the best rule with a head, and the best ones without."""
-    rules, ratio = outcome.candidates, outcome.choices.middle
-    best = [number for family, number in outcome.choices.best[ratio].items() if family not in BOUNDS]
+    rules, ratio = choices.candidates, choices.middle
+    best = [number for family, number in choices.best[ratio].items() if family not in BOUNDS]
     fixed = [number for number in best if rules[number].family == FIXED]
-    order = sorted(set(best) - set(fixed), key=lambda number: -outcome.choices.speeds[ratio][number])
+    order = sorted(set(best) - set(fixed), key=lambda number: -choices.speeds[ratio][number])
     heads = [number for number in order if rules[number].head is not None][:1]
     others = [number for number in order if rules[number].head is None][:NUM_OTHERS]
     return [rules[number] for number in fixed + heads + others]
 
 
-def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) -> dict[str, Any]:
-    """Return what is evaluated, where and how; `num_decoded` prompts were decoded."""
-    settings: Evaluation = setup.settings
-    pair = setup.pair
+def context_of(setup: Setup[Evaluation], config: str | None = None, num_decoded: int = 0) -> dict[str, Any]:
+    """Return the description of the evaluation for its report; `num_decoded` prompts were decoded."""
+    settings, pair = setup.settings, setup.pair
     return {
         "model": pair.name,
         "target": pair.target_id,
         "target_revision": pair.target_revision,
         "draft": pair.draft_id,
-        "heads": [one.where for one in setup.located_heads.values()],
+        "heads": [located.where for located in setup.located_heads.values()],
         "warp": asdict(settings.warp),
         "max_new_tokens": settings.max_new_tokens,
         "seed": settings.seed,

@@ -1,4 +1,4 @@
-"""The rounds of a few rules in detail: how far their drafts went, and what became of each token of some responses."""
+"""The rounds of a few rules in detail: the lengths of their drafts, and the outcome of each token of some responses."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ NUM_TEXTS = 3  # responses whose rounds are shown in color
 
 
 def positions(candidate: Candidate, rounds: Replayed) -> Positions:
-    """Return how far a rule's drafts went, by index in the round."""
+    """Return how many tokens a rule drafted and how many were accepted, by index in the round."""
     longest = int(rounds.drafted.max(initial=0))
     drafted, accepted = (
         [int((column > index).sum()) for index in range(longest)] for column in (rounds.drafted, rounds.accepted)
@@ -21,7 +21,7 @@ def positions(candidate: Candidate, rounds: Replayed) -> Positions:
 
 
 def text_samples(pair: Pair, recording: Recording, candidate: Candidate, rounds: Replayed) -> list[TextSample]:
-    """Return the first responses in pieces that were accepted, rejected or emitted by the target, in the rounds of the first sample."""
+    """Return the first responses in pieces: accepted, rejected or emitted by the target in the rounds of the first sample."""
     samples = []
     for number in range(min(NUM_TEXTS, recording.num_prompts)):
         rows = np.flatnonzero((rounds.prompt == number) & (rounds.sample == 0))

@@ -16,8 +16,13 @@ from specheads.replay.replay import Counts
 class Costed(Protocol):
     """A rule with its numbers: its kind and its head, if any, decide its costs."""
 
-    kind: str
-    head: str | None
+    @property
+    def kind(self) -> str:
+        """The name of the kind of rule."""
+
+    @property
+    def head(self) -> str | None:
+        """The name of its head; None if it has none."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,8 @@ class CostTable:
     head_shares: Mapping[str, float] = field(default_factory=dict)  # by head, its cost as a share of a draft step, at the ratios
     fit: CostFit | None = None  # of the measured costs
     measured_heads: Mapping[str, float] = field(default_factory=dict)  # by head, seconds that it adds to a draft step here
-    # The costs that kinds of rules without timed rounds add, by whether they have a head: the median of those of timed kinds. If they were
-    # taken to add nothing, rules without timed rounds would look best.
+    # The costs that kinds of rules without timed rounds add, by whether they have a head: the median of those of timed kinds. If
+    # they were taken to add nothing, rules without timed rounds would look best.
     untimed: Mapping[bool, RuleCosts] = field(default_factory=dict)
     alone: float | None = None  # tokens per second of the target alone, by the median of its steps
     halves: Sequence["CostTable"] = ()  # measured costs for the even and the odd prompts, each from the rounds of the others
@@ -51,44 +56,45 @@ class CostTable:
             step = self.measured_heads.get(head, step)
         return costs.with_rule(RuleCosts(step_seconds=step))
 
-    def of(self, one: Costed | None, ratio: str) -> Costs:
+    def of(self, rule: Costed | None, ratio: str) -> Costs:
         """Return the costs of a rule at a ratio; None stands for the oracle."""
-        if one is None:
+        if rule is None:
             return self.costs[ratio]
-        if ratio == MEASURED and self.fit is not None and one.kind in self.fit.rules:
-            return self.costs[ratio].with_rule(self.fit.rules[one.kind])
-        costs = self.of_head(one.head, ratio)
-        return costs.with_rule(self.untimed.get(one.head is not None, RuleCosts())) if ratio == MEASURED else costs
+        if ratio == MEASURED and self.fit is not None and rule.kind in self.fit.rules:
+            return self.costs[ratio].with_rule(self.fit.rules[rule.kind])
+        costs = self.of_head(rule.head, ratio)
+        return costs.with_rule(self.untimed.get(rule.head is not None, RuleCosts())) if ratio == MEASURED else costs
 
-    def head_share(self, one: Costed | None, ratio: str) -> float | None:
-        """Return the cost that a head adds to a draft step at a ratio, as a share of the step; None without a head or a draft step."""
-        if one is None or one.head is None or not self.costs[ratio].draft_seconds:
+    def head_share(self, rule: Costed | None, ratio: str) -> float | None:
+        """Return a head's cost at a ratio, as a share of a draft step; None without a head or a draft step."""
+        if rule is None or rule.head is None or not self.costs[ratio].draft_seconds:
             return None
-        return self.of(one, ratio).draft_seconds / self.costs[ratio].draft_seconds - 1
+        return self.of(rule, ratio).draft_seconds / self.costs[ratio].draft_seconds - 1
 
-    def speedup(self, counts: Counts, resamples: np.ndarray, one: Costed | None, ratio: str) -> np.ndarray:
+    def speedup(self, counts: Counts, resamples: np.ndarray, rule: Costed | None, ratio: str) -> np.ndarray:
         """Return the speed-up over the target alone (R,) under each row of `resamples` (R, P)."""
-        seconds = self.of(one, ratio).seconds(counts.drafted, counts.rounds)
+        seconds = self.of(rule, ratio).seconds(counts.drafted, counts.rounds)
         return (resamples @ counts.tokens) / (resamples @ seconds) / (self.alone if ratio == MEASURED else 1.0)
 
     def break_even(
-        self, counts: Counts, resamples: np.ndarray, one: Costed | None, ratio: str, fixed: np.ndarray
+        self, counts: Counts, resamples: np.ndarray, rule: Costed | None, ratio: str, fixed: np.ndarray
     ) -> np.ndarray | None:
-        """Return the share of a draft step (R,) at which a head's rule would be as fast as the best fixed length, whose speed-ups are
-        `fixed` (R,); None for a rule without a head, or without a draft step.
+        """Return the share of a draft step (R,) at which a head's rule would be as fast as the best fixed length.
+
+        `fixed` (R,) are the speed-ups of the best fixed length. None for a rule without a head, or without a draft step.
         """
-        if self.head_share(one, ratio) is None:
+        if self.head_share(rule, ratio) is None:
             return None
         costs = self.costs[ratio]
-        round_seconds = self.of(one, ratio).round_seconds - costs.round_seconds
+        round_seconds = self.of(rule, ratio).round_seconds - costs.round_seconds
         without = costs.with_rule(RuleCosts(round_seconds=round_seconds)).seconds(counts.drafted, counts.rounds)
         allowed = (resamples @ counts.tokens) / (fixed * (self.alone if ratio == MEASURED else 1.0))
         return (allowed - resamples @ without) / (resamples @ counts.drafted) / costs.draft_seconds
 
-    def for_prompts(self, one: Costed, num_prompts: int) -> list[Costs]:
-        """Return the measured costs of a rule on each of the first prompts, from rounds of other prompts where there are enough."""
+    def for_prompts(self, rule: Costed, num_prompts: int) -> list[Costs]:
+        """Return the measured costs of a rule on each of the first prompts, from rounds of other prompts if there are enough."""
         halves = self.halves or (self, self)
-        return [halves[number % 2].of(one, MEASURED) for number in range(num_prompts)]
+        return [halves[number % 2].of(rule, MEASURED) for number in range(num_prompts)]
 
 
 def with_measured(table: CostTable, measured: Sequence[Measured], sizes: Mapping[str, float]) -> CostTable:
@@ -96,10 +102,11 @@ def with_measured(table: CostTable, measured: Sequence[Measured], sizes: Mapping
 
     Args:
         measured: the decoded settings, the target alone among them.
-        sizes: by head, its counted share of a draft step; a head that was not decoded gets the cost of decoded heads of similar sizes.
+        sizes: by head, its counted share of a draft step; a head that was not decoded gets the cost of decoded heads of similar
+            sizes.
     """
     times, kinds = round_times(measured), kinds_of(measured)
-    alone = np.concatenate([alone_steps(one) for one in measured if one.setting == TARGET_ALONE])
+    alone = np.concatenate([alone_steps(decoded) for decoded in measured if decoded.setting == TARGET_ALONE])
     speed = float(1 / np.median(alone))
 
     def fitted(fit: CostFit) -> CostTable:
@@ -112,10 +119,12 @@ def with_measured(table: CostTable, measured: Sequence[Measured], sizes: Mapping
 
 
 def _head_seconds(fit: CostFit, measured: Sequence[Measured], sizes: Mapping[str, float]) -> dict[str, float]:
-    """Return by head the seconds that it adds to a draft step: the mean of its rules', or between those of heads of other sizes."""
+    """Return by head the seconds that it adds to a draft step: the mean of its rules', or interpolated between other heads."""
     steps: dict[str, list[float]] = {}
-    for setting in {one.setting.kind: one.setting for one in measured if one.setting.head is not None}.values():
-        steps.setdefault(setting.head, []).append(max(fit.rules[setting.kind].step_seconds, 0.0))
+    heads = {decoded.setting.kind: decoded.setting.head for decoded in measured}
+    for kind, head in heads.items():
+        if head is not None:
+            steps.setdefault(head, []).append(max(fit.rules[kind].step_seconds, 0.0))
     timed = {head: float(np.mean(seconds)) for head, seconds in steps.items()}
     if not timed:
         return {}
@@ -125,8 +134,11 @@ def _head_seconds(fit: CostFit, measured: Sequence[Measured], sizes: Mapping[str
 
 
 def _untimed(fit: CostFit, measured: Sequence[Measured], kinds: Mapping[str, bool]) -> dict[bool, RuleCosts]:
-    """Return the median of the costs that timed kinds of rules add, by whether they have a head, whose cost per step is known separately."""
-    has_head = {one.setting.kind: one.setting.head is not None for one in measured}
+    """Return the median of the costs that timed kinds of rules add, by whether they have a head.
+
+    The costs per step of rules with a head are left out, because those of heads are known separately.
+    """
+    has_head = {decoded.setting.kind: decoded.setting.head is not None for decoded in measured}
     medians = {}
     for head in (False, True):
         timed = [fit.rules[kind] for kind, plain in kinds.items() if not plain and has_head[kind] == head]

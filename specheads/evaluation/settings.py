@@ -16,6 +16,7 @@ from specheads.evaluation.candidates import check_rules, takes_head
 from specheads.evaluation.prompt_data import TestSet
 from specheads.sampling import Warp
 from specheads.settings import (
+    Built,
     Flag,
     NonNegativeNumber,
     Number,
@@ -25,7 +26,6 @@ from specheads.settings import (
     Settings,
     Share,
     Text,
-    built,
     setting,
 )
 
@@ -71,15 +71,15 @@ class ReplaySettings(Settings):
     """Settings of every command that records prompts and replays stopping rules."""
 
     seed: Seed = setting(0, "seed of everything that is sampled")
-    warp: built(Warp) = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
+    warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
     stopping: SkipValidation[Rules] | None = setting(
         None, "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of the two keys below"
     )
     fixed_lengths: tuple[PositiveCount, ...] = setting((1, 2, 3, 4, 5, 6, 8, 10, 12, 14), "fixed draft lengths to try, in tokens")
     thresholds: tuple[Threshold, ...] = setting(
         ("auto", 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
-        "thresholds to try for a head: a draft stops once the predicted probability that some drafted token is rejected exceeds the "
-        "threshold, 0 to 1; auto: the threshold at which one more draft step is worth its cost",
+        "thresholds to try for a head: a draft stops once the predicted probability that some drafted token is rejected "
+        "exceeds the threshold, 0 to 1; auto: the threshold at which one more draft step is worth its cost",
     )
     split: Literal["test", "final"] = setting(
         "test", "which prompts are reported: test, or final (of data.final_part or data.num_final), to be read once"
@@ -88,8 +88,8 @@ class ReplaySettings(Settings):
     num_dev_prompts: PositiveCount = setting(100, "dev prompts to record, on which rules are tuned")
     test_sets: SkipValidation[Mapping[str, TestSet]] | None = setting(
         None,
-        "more prompts to report on, {name: file}, by a name of conf/data; null for a file: the test prompts of its own split. Prompts "
-        "that a head learned from are left out of these and of all others",
+        "more prompts to report on, {name: file}, by a name of conf/data; null for a file: the test prompts of its own split. "
+        "Prompts that a head learned from are left out of these and of all others",
     )
     record: RecordingSettings = setting(RecordingSettings(), "how much of each response is recorded")
     ratios: tuple[Ratio, ...] = setting(
@@ -131,7 +131,8 @@ class Evaluation(ReplaySettings):
 
     head: Text | None = setting(
         "latest",
-        "a folder of a head or of several, a hub id, latest (the newest of this pair in paths.outputs), or null for rules without a head",
+        "a folder of a head or of several, a hub id, latest (the newest of this pair in paths.outputs), or null for rules "
+        "without a head",
     )
     any_draft: Flag = setting(False, "true: accept heads that were trained for another draft, or for another state of it, too")
     drafting: SkipValidation[Drafting] = setting(Autoregressive(), "how tokens are proposed")
@@ -147,7 +148,8 @@ class Evaluation(ReplaySettings):
     num_live_prompts: PositiveCount = setting(32, "prompts of the split to decode")
     baseline: Literal["target", "mjgd"] = setting(
         "target",
-        "what else is decoded without a draft: target (nothing), or mjgd (the most likely blocks of tokens under the target; lossy)",
+        "what else is decoded without a draft: target (nothing), or mjgd (the most likely blocks of tokens under the target; "
+        "lossy)",
     )
     block: PositiveCount = setting(4, "tokens that mjgd decides together")
     beams: PositiveCount = setting(8, "beams of mjgd's search")
@@ -174,7 +176,7 @@ class Evaluation(ReplaySettings):
 
     @property
     def can_replay(self) -> bool:
-        """Whether a recording predicts these rounds: only those of chains under token verification; all others must be decoded."""
+        """Whether a recording predicts these rounds. It does for chains under token verification; others must be decoded."""
         return isinstance(self.verification, TokenVerification) and isinstance(self.drafting, Autoregressive)
 
     @property
@@ -188,7 +190,7 @@ class Evaluation(ReplaySettings):
         return self.live == "all" or bool(self.compare_verification)
 
     def _check_decoded(self) -> None:
-        """Raise UserError if decoding would tell nothing: where `live_rules` drafts nothing, or the same number of tokens in every round.
+        """Raise UserError if `live_rules` drafts nothing, or the same number of tokens in every round.
 
         Only rounds that draft different numbers of tokens separate the costs of draft and target.
         """
@@ -202,14 +204,15 @@ class Evaluation(ReplaySettings):
         if not lengths:
             without = ", and none of them drafts without a head" if self.head is None else ""
             raise UserError(
-                f"live_rules={names} leaves nothing to decode but the target alone: {self.method} are only decoded, rule by rule of "
-                f"live_rules, with the values that stopping= gives{without}; take for example 'live_rules=[fixed_length]'."
+                f"live_rules={names} leaves nothing to decode but the target alone: {self.method} are only decoded, rule by "
+                f"rule of live_rules, with the values that stopping= gives{without}; take for example "
+                "'live_rules=[fixed_length]'."
             )
         if self.drafting.reads_draft and len(lengths) == 1 and lengths != {None}:
             raise UserError(
-                f"live_rules={names} drafts {lengths.pop()} tokens in every round, so the costs of draft and target cannot be told "
-                f"apart: {self.method} are only decoded, rule by rule of live_rules; give at least two lengths, for example "
-                "'fixed_lengths=[4,8]', or add a rule of varying length."
+                f"live_rules={names} drafts {lengths.pop()} tokens in every round, so the costs of draft and target cannot be "
+                f"told apart: {self.method} are only decoded, rule by rule of live_rules; give at least two lengths, for "
+                "example 'fixed_lengths=[4,8]', or add a rule of varying length."
             )
 
 
@@ -230,9 +233,9 @@ class LearningCurve(ReplaySettings):
 
     shares: tuple[Share, ...] = setting(
         (0.0625, 0.125, 0.25, 0.5, 1),
-        "shares of the train prompts, the first ones; a head is trained on each. Every head takes as many steps as trainer.max_epochs "
-        "passes over all prompts have, so fewer prompts are read more often: with equal passes, small shares would show how short "
-        "training is",
+        "shares of the train prompts, the first ones; a head is trained on each. Every head takes as many steps as "
+        "trainer.max_epochs passes over all prompts have, so fewer prompts are read more often: with equal passes, small "
+        "shares would show how short training is",
     )
     num_prompts: PositiveCount = setting(300, "prompts of the split to record; heads differ little, so many are needed")
     num_dev_prompts: PositiveCount = setting(200, "dev prompts to record, on which thresholds and fixed lengths are chosen")
@@ -251,10 +254,8 @@ class LayerSearch(Settings):
     """Settings of `python -m specheads.evaluation.layer_search`."""
 
     seed: Seed = setting(0, "seed of everything that is sampled")
-    warp: built(Warp) = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
-    num_dev_prompts: PositiveCount = setting(
-        8, "dev prompts that the target answers, and along whose responses drafts are compared"
-    )
+    warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
+    num_dev_prompts: PositiveCount = setting(8, "dev prompts that the target answers; drafts are compared along its responses")
     max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")
     most_skipped: OpenProbability = setting(0.7, "largest share of the target's layers to leave out")
     max_tokens: PositiveCount = setting(20, "longest draft to consider, in tokens")

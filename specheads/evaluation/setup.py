@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from specheads.evaluation.candidates import takes_head
 from specheads.evaluation.head_folders import LocatedHead
@@ -17,17 +18,19 @@ from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
 from specheads.replay.cost import Costs
 
+Replay_co = TypeVar("Replay_co", bound=ReplaySettings, covariant=True)
+
 
 @dataclass(frozen=True)
-class Setup:
-    """Which heads of which pair are evaluated on which prompts.
+class Setup(Generic[Replay_co]):
+    """The heads, the pair, the settings and the prompts of one evaluation.
 
     `data_folder` holds recordings, which other commands read again; `run_folder` holds journals of decoding.
     """
 
     pair: Pair
     located_heads: Mapping[str, LocatedHead]
-    settings: ReplaySettings
+    settings: Replay_co
     prompt_data: PromptData
     data_folder: Path
     run_folder: Path
@@ -36,7 +39,7 @@ class Setup:
     @cached_property
     def heads(self) -> dict[str, AcceptanceHead]:
         """The heads by name."""
-        return {name: one.head for name, one in self.located_heads.items()}
+        return {name: located.head for name, located in self.located_heads.items()}
 
     @cached_property
     def prompts(self) -> PromptSets:

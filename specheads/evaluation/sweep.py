@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,8 @@ OF_VERIFICATION = "of_verification"  # the family of a verification rule's own s
 class Setting:
     """One row of the sweep; `rule` is None for the target alone.
 
-    `family` is `target`, a family of candidates, OF_VERIFICATION, or the name of another verification rule, which verifies fixed lengths.
+    `family` is `target`, a family of candidates, OF_VERIFICATION, or the name of another verification rule, which verifies
+    fixed lengths.
     """
 
     name: str
@@ -44,7 +46,7 @@ class Setting:
 
     @property
     def kind(self) -> str:
-        """What decides the rule's cost: its class, its head, and another verification rule."""
+        """The name of everything that decides the rule's cost: its class, its head, and another verification rule."""
         return kind_of(self.rule, self.head) + (f" under {self.verification.label}" if self.verification else "")
 
 
@@ -53,7 +55,7 @@ TARGET_ALONE = Setting("target alone", "target", 0, None)
 
 @dataclass
 class Measured:
-    """What one setting did: per prompt its totals over repeats, and all of its rounds."""
+    """The results of one setting: per prompt its totals over repeats, and all of its rounds."""
 
     setting: Setting
     stats: list[DecodeStats] = field(default_factory=list)
@@ -75,7 +77,7 @@ class Measured:
 
 def kinds_of(measured: Sequence[Measured]) -> dict[str, bool]:
     """Return the kinds of rules that were decoded, and whether each is a fixed length under the sweep's verification rule."""
-    drafting = [one.setting for one in measured if one.setting.rule is not None]
+    drafting = [decoded.setting for decoded in measured if decoded.setting.rule is not None]
     return {setting.kind: setting.family == FIXED and setting.verification is None for setting in drafting}
 
 
@@ -85,12 +87,12 @@ def round_times(measured: Sequence[Measured]) -> RoundTimes:
     Responses to the same prompt have numbers of the same parity, so that both halves of the responses have every setting.
     """
     kinds = {kind: number for number, kind in enumerate(kinds_of(measured))}
-    drafting = [one for one in measured if one.setting.rule is not None]
-    most = 2 * max(len(one.rounds) for one in drafting)
+    drafting = [decoded for decoded in measured if decoded.setting.rule is not None]
+    most = 2 * max(len(decoded.rounds) for decoded in drafting)
     prompts = [
-        (kinds[one.setting.kind], number * most + place, prompt)
-        for number, one in enumerate(drafting)
-        for place, prompt in enumerate(one.rounds)
+        (kinds[decoded.setting.kind], number * most + place, prompt)
+        for number, decoded in enumerate(drafting)
+        for place, prompt in enumerate(decoded.rounds)
     ]
     rows = np.array([numbers for *_, prompt in prompts for numbers in prompt])
     _, drafted, draft_calls, draft_seconds, target_seconds = rows.T
@@ -104,23 +106,27 @@ def sweep_settings(
     of_verification: StoppingRule | None = None,
     others: Mapping[str, VerificationRule] | None = None,
 ) -> list[Setting]:
-    """Return the target alone, every candidate that can decode, the verification rule's own stopping rule, and fixed lengths under other
-    verification rules.
+    """Return everything that is decoded.
+
+    That is the target alone, every candidate that can decode, the verification rule's own stopping rule, and fixed lengths
+    under other verification rules.
     """
     settings = [TARGET_ALONE]
-    settings += [Setting(one.name, one.family, one.value, one.live, head=one.head) for one in candidates if one.live is not None]
+    for candidate in candidates:
+        if candidate.live is not None:
+            settings.append(Setting(candidate.name, candidate.family, candidate.value, candidate.live, head=candidate.head))
     if of_verification is not None:
-        settings.append(Setting(of_verification.compile_key.replace("_", " "), OF_VERIFICATION, 0, of_verification))
+        settings.append(Setting(str(of_verification.compile_key).replace("_", " "), OF_VERIFICATION, 0, of_verification))
     for name, rule in (others or {}).items():
         lossy = "" if rule.lossless else ", lossy"
-        fixed = [one for one in candidates if one.family == FIXED]
-        settings += [Setting(f"{name} K={one.value}{lossy}", name, one.value, one.live, rule) for one in fixed]
+        for fixed in (candidate for candidate in candidates if candidate.family == FIXED):
+            settings.append(Setting(f"{name} K={fixed.value}{lossy}", name, fixed.value, fixed.live, rule))
     return settings
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """How prompts are decoded, whatever the setting."""
+    """How prompts are decoded, the same for all settings."""
 
     pair: Pair
     warp: Warp
@@ -130,8 +136,8 @@ class Sweep:
     engine: str = "auto"
     drafting: Drafting | None = None
     verification: VerificationRule | None = None
-    # The memory's positions, enough for every prompt and its response; compiled steps depend on it, so sweeps with the same window
-    # share them. None: as few as will do.
+    # The memory's positions, enough for every prompt and its response; compiled steps depend on it, so sweeps with the same
+    # window share them. None: as few as are enough.
     window: int | None = None
 
     def run(
@@ -141,16 +147,16 @@ class Sweep:
         journal: Journal | None = None,
         on_generation: Callable[[int], None] = lambda count: None,
     ) -> list[Measured]:
-        """Decode every prompt `repeats` times with every setting; return what each setting did.
+        """Decode every prompt `repeats` times with every setting; return the results of each setting.
 
-        The order of settings rotates from prompt to prompt and from repeat to repeat. Every setting first decodes one prompt that is not
-        counted. Prompts that are in the journal are not decoded again.
+        The order of settings rotates from prompt to prompt and from repeat to repeat. Every setting first decodes one prompt
+        that is not counted. Prompts that are in the journal are not decoded again.
 
         Args:
             on_generation: called with the number of responses that are done.
         """
         decoders = self._decoders(settings, prompts)
-        logger.info("the engine was ready after %.1f s, which no figure contains", sum(one.warm_up() for one in decoders))
+        logger.info("the engine was ready after %.1f s, which no figure contains", sum(decoder.warm_up() for decoder in decoders))
         for decoder in decoders:
             decoder.generate(prompts[0], self.max_new_tokens, self.seed)
         measured = [Measured(setting) for setting in settings]
@@ -163,23 +169,24 @@ class Sweep:
                 entry = self._decoded(decoders, number, prompt, on_generation)
                 if journal is not None:
                     journal.add(number, entry)
-            for one, stats, rounds in zip(measured, entry["stats"], entry["rounds"], strict=True):
-                one.stats.append(DecodeStats.total([DecodeStats(**part) for part in stats]))
-                one.rounds.append(rounds)
+            for decoded, stats, rounds in zip(measured, entry["stats"], entry["rounds"], strict=True):
+                decoded.stats.append(DecodeStats.total([DecodeStats(**part) for part in stats]))
+                decoded.rounds.append(rounds)
         return measured
 
     def _decoded(
         self, decoders: Sequence[Decoder], number: int, prompt: Sequence[int], on_generation: Callable[[int], None]
     ) -> Entry:
-        """Return what every setting did with prompt `number`: `stats`, one for each repeat, and `rounds`."""
-        stats, rounds = [[] for _ in decoders], [[] for _ in decoders]
+        """Return the results of every setting for prompt `number`: `stats`, one for each repeat, and `rounds`."""
+        stats: list[list[dict[str, Any]]] = [[] for _ in decoders]
+        rounds: list[list[RoundNumbers]] = [[] for _ in decoders]
         for repeat in range(self.repeats):
             seed = int(np.random.SeedSequence([self.seed, number, repeat]).generate_state(1)[0])
             for turn in range(len(decoders)):
                 index = (turn + number + repeat) % len(decoders)
                 generation: Generation = decoders[index].generate(prompt, self.max_new_tokens, seed)
                 stats[index].append(asdict(generation.stats))
-                rounds[index] += [round_numbers(one) for one in generation.rounds]
+                rounds[index] += [round_numbers(each) for each in generation.rounds]
                 on_generation(1)
         return {"stats": stats, "rounds": rounds}
 
@@ -199,6 +206,11 @@ class Sweep:
         return [decoder_of(setting) for setting in settings]
 
 
-def round_numbers(one: Round) -> RoundNumbers:
-    """Return what is kept of a round: tokens, drafted tokens, the draft's forward passes, seconds of drafting and of what follows it."""
-    return [len(one.tokens), one.num_drafted, one.num_draft_calls, one.draft_seconds, one.verify_seconds + one.commit_seconds]
+def round_numbers(decoded_round: Round) -> RoundNumbers:
+    """Return the numbers of a round that are kept.
+
+    They are its tokens, its drafted tokens, the draft's forward passes, the seconds of drafting, and those of the steps after it.
+    """
+    target_seconds = decoded_round.verify_seconds + decoded_round.commit_seconds
+    counts = [len(decoded_round.tokens), decoded_round.num_drafted, decoded_round.num_draft_calls]
+    return [*counts, decoded_round.draft_seconds, target_seconds]

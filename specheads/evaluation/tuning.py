@@ -1,4 +1,7 @@
-"""Fits of the open parameters of rules on recorded dev prompts: logistics, calibrations of heads, automatic thresholds."""
+"""Fits of the open parameters of rules on recorded dev prompts.
+
+These are the weights of a logistic, a head's calibration, and automatic thresholds.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from specheads.decoding.stopping import HeadThreshold, logistic_inputs
+from specheads.decoding.stopping import logistic_inputs
 from specheads.evaluation.rule_costs import CostTable
 from specheads.heads.calibration import IndexCalibration
 from specheads.heads.metrics import fit_logistic
 from specheads.replay.cost import Costs
 from specheads.replay.recording import Recording
-from specheads.replay.replay import Counts, RecordedHead, head_logits, replay
+from specheads.replay.replay import Counts, RecordedHead, head_logits, recorded_threshold, replay
 
 GRID = np.linspace(0.02, 0.98, 25)  # thresholds between which the automatic one of a head is interpolated
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Fits (`stopping.Fitting`) to a recording of dev prompts, and the costs of rules at each ratio."""
+    """The fits (`stopping.Fitting`) of rules' open parameters to a recording of dev prompts, with the costs at each ratio."""
 
     recording: Recording
     cost_table: CostTable
@@ -43,7 +46,7 @@ class Tuning:
     def calibration(self, head: RecordedHead) -> dict[str, float]:
         """Return slope and intercept that calibrate a head's logits here (Platt scaling).
 
-        They are applied after the calibration in its config, which may be for another warping. Each token counts once, at its
+        They are applied after the head's stored calibration, which may be for another warping. Each token counts once, at its
         largest index.
         """
         if head not in self._fits:
@@ -65,10 +68,7 @@ class Tuning:
     def throughputs(self, head: RecordedHead, max_tokens: int, costs: Costs) -> np.ndarray:
         """Return the throughput of a head at each of GRID, in tokens per time of a draft step."""
         if (head, max_tokens) not in self._curves:
-            rules = [
-                HeadThreshold(head, float(t), max_tokens=max_tokens)  # type: ignore[arg-type]  # in replay, logits stand for heads
-                for t in GRID
-            ]
+            rules = [recorded_threshold(head, float(threshold), max_tokens) for threshold in GRID]
             rounds = replay(self.recording, rules)
             counts = [replayed.per_prompt(self.recording.num_prompts) for replayed in rounds]
             self._curves[head, max_tokens] = counts

@@ -80,10 +80,10 @@ def _limits(estimate: Interval) -> tuple[float, float, float]:
 
 
 def _value(estimate: Interval | None) -> float | None:
-    return estimate and estimate.value
+    return None if estimate is None else estimate.value
 
 
 def _verified(report: Report, ratio: str) -> float | None:
-    """Return the cost of verifying one more token at a ratio, as a share of the target's forward pass; None where it was measured."""
+    """Return the cost of verifying one more token at a ratio, as a share of a forward pass; None if it was measured."""
     given: Mapping[str, float] = report.context.get("costs") or {}
     return None if ratio == MEASURED else given.get("verified_share", 0.0)

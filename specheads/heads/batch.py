@@ -17,17 +17,19 @@ from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS, right_padded, slices
 
 @dataclass(frozen=True)
 class HeadBatch:
-    """The texts of one training step, and the N drafted tokens in them whose acceptance heads predict."""
+    """The texts of one training step, and the N drafted tokens in them whose acceptance heads predict.
 
-    tokens: Tensor  # (B, T) long: prompts with mixed responses, and prompts with the start of a response and a rollout; right-padded with zeros
+    A text is a prompt with a mixed response, or a prompt with the start of a response and a rollout.
+    """
+
+    tokens: Tensor  # (B, T) long, the texts, right-padded with zeros
     row: Tensor  # (N,) long, the text of each drafted token
     index: Tensor  # (N,) long, the position in the text of the token, or of the target's token in its place
     drafted: Tensor  # (N,) long, the token's id
-    labels: dict[str, Tensor]  # (N,) by name, NaN where there is none; `sampled` is the acceptance probability after the response
+    labels: dict[str, Tensor]  # (N,) by name, NaN if missing; `sampled` is the acceptance probability after the response
     start: Tensor  # (N,) long, the position of the first token of the token's round
-    alive: Tensor | None = (
-        None  # (N,), the chance that all tokens of the rollout before it are accepted, 1 outside of rollouts; None outside of training
-    )
+    # (N,), the chance that all earlier tokens of the rollout are accepted; 1 outside of rollouts, None outside of training
+    alive: Tensor | None = None
     features: dict[str, Tensor] = field(default_factory=dict)  # (N, ...) by name, those that were stored
 
     @property
@@ -42,9 +44,11 @@ class HeadBatch:
 
     def to(self, device: torch.device) -> "HeadBatch":
         """Return this batch on a device."""
-        named = {name: {key: value.to(device) for key, value in getattr(self, name).items()} for name in ("labels", "features")}
         moved = {name: getattr(self, name).to(device) for name in ("tokens", "row", "index", "drafted", "start")}
-        return replace(self, **moved, **named, alive=None if self.alive is None else self.alive.to(device))
+        labels = {name: value.to(device) for name, value in self.labels.items()}
+        features = {name: value.to(device) for name, value in self.features.items()}
+        alive = None if self.alive is None else self.alive.to(device)
+        return replace(self, **moved, labels=labels, features=features, alive=alive)
 
 
 def collate(items: Sequence[Mapping]) -> HeadBatch:
@@ -79,16 +83,16 @@ def head_features(lm: LanguageModel, batch: HeadBatch, predicts: str, needs: fro
 
 @torch.no_grad()
 def target_states(lm: LanguageModel, batch: HeadBatch, start: Tensor) -> Tensor:
-    """Return the target's hidden states (N, H) for rounds that begin at the positions `start` (N,) of the texts of the drafted tokens.
+    """Return the target's hidden states (N, H) for rounds that begin at the positions `start` (N,) of the drafted tokens' texts.
 
-    A round's state is the one that the last token before the round was decided from, two positions before `start`; zeros where there is none.
+    The target decided the last token before a round from this state, two positions before `start`; zeros if there is none.
     """
     return _states(lm, batch.tokens, batch.row, (start - 2).clamp_min(0)) * (start >= 2)[:, None]
 
 
 def _states(lm: LanguageModel, tokens: Tensor, row: Tensor, position: Tensor) -> Tensor:
     """Return the hidden states (N, H) at `position` (N,) of the rows `row` (N,) of `tokens` (B, T)."""
-    pieces = slices(*tokens.shape, BATCH_TOKENS)
+    pieces = slices(tokens.shape[0], tokens.shape[1], BATCH_TOKENS)
     hidden = torch.cat([lm.hidden_states(tokens[piece].to(lm.device), use_cache=False) for piece in pieces])
     return hidden.to(tokens.device)[row, position]
 
@@ -97,7 +101,7 @@ def _states(lm: LanguageModel, tokens: Tensor, row: Tensor, position: Tensor) ->
 def sample_features(
     lm: LanguageModel, batch: HeadBatch, predicts: str, needs: frozenset[str], samples: Sequence[Tensor]
 ) -> list[dict[str, Tensor]]:
-    """Return the features in `needs` for each of `samples`, token ids (N,) that may have been drafted at the positions of the batch.
+    """Return the features in `needs` for each of `samples`, token ids (N,) that the draft may sample at the batch's positions.
 
     Features that do not depend on the token are computed for the first sample only, and are left out for the others.
     """

@@ -1,7 +1,7 @@
 """Calibration by index: the chance of acceptance that a head's logit stands for at each index of a round.
 
-A round reaches its token number j (from 0) only if all tokens before it were accepted, so the same logit stands for a higher chance at a later index.
-Each index has a separate logistic (Platt scaling); early indices have the most samples.
+A round reaches its token number j (from 0) only if all tokens before it were accepted, so the same logit stands for a higher
+chance at a later index. Each index has a separate logistic (Platt scaling); early indices have the most samples.
 """
 
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ PRIOR_SAMPLES = 1000.0  # large, because samples of one response share their log
 
 @dataclass(frozen=True)
 class IndexCalibration:
-    """`slope[j] x logit + intercept[j]` is the calibrated logit of token j of a round; the last pair is used for all later tokens, too."""
+    """`slope[j] x logit + intercept[j]` is the calibrated logit of token j of a round; later tokens use the last pair."""
 
     slope: list[float]
     intercept: list[float]
 
     @classmethod
-    def identity(cls) -> "IndexCalibration":
+    def neutral(cls) -> "IndexCalibration":
         """Return the calibration that changes nothing."""
         return cls([1.0], [0.0])
 
@@ -34,19 +34,21 @@ class IndexCalibration:
     def fit(
         cls, logits: Tensor, accepted: Tensor, furthest: Tensor, num_indices: int = NUM_INDICES, prior: float = PRIOR_SAMPLES
     ) -> "IndexCalibration":
-        """Return the calibration that fits best to tokens of which `accepted` (n,) says whether they were accepted.
+        """Return the calibration that best fits tokens; `accepted` (n,) is whether each token was accepted.
 
         Args:
             logits: (n,), or (n, num_indices) where they depend on the index.
-            furthest: the largest index that each token can have in a round, (n,) long; the token is a sample of all indices up to it.
-            prior: a positive number, the weight in samples of two assumptions: that an index is like all tokens, and that the head is right
-                about all tokens. An index with few samples stays close to them, also where all its samples were accepted.
+            furthest: the largest index that each token can have in a round, (n,) long; the token is a sample of all indices up to
+                it.
+            prior: a positive number, the weight in samples of two assumptions: that an index is like all tokens, and that the
+                head is right about all tokens. An index with few samples stays close to them, even if all its samples were
+                accepted.
 
         Source: Platt 1999, with power priors (Ibrahim and Chen 2000): the logistic of an index is fitted to its samples, and to
         all tokens at a weight that makes them count for `prior` samples.
         """
         if not len(logits):
-            return cls.identity()
+            return cls.neutral()
         labels, share = accepted.double(), prior / len(logits)
         fitted = []
         for index in range(num_indices):
@@ -58,9 +60,10 @@ class IndexCalibration:
         return cls(*torch.stack(fitted).T.tolist())
 
     def rows(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return slopes and intercepts, (count, indices) float32 each, which is the type that heads compute in; all rows share memory."""
+        """Return slopes and intercepts, (count, indices) each in the heads' float32; all rows share memory."""
         values = torch.tensor([self.slope, self.intercept], dtype=torch.float32, device=device)
-        return tuple(values[:, None].expand(-1, count, -1))
+        slope, intercept = values[:, None].expand(-1, count, -1)
+        return slope, intercept
 
     def __call__(self, logits: Tensor, index: Tensor) -> Tensor:
         """Return calibrated logits (n,) of tokens with `logits` (n,) and `index` (n,) long in their round."""
@@ -72,20 +75,20 @@ class IndexCalibration:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any] | None, where: str = "the head") -> "IndexCalibration":
-        """Read the result of `to_dict`; None is the identity. Raises UserError, whose message begins with `where`, for anything else."""
+        """Read the result of `to_dict`; None means no calibration. Raises UserError for anything else; it begins with `where`."""
         if values is None:
-            return cls.identity()
+            return cls.neutral()
         known = isinstance(values, Mapping) and values.keys() == {"slope", "intercept"}
         if not known or not all(map(_are_numbers, values.values())) or len(values["slope"]) != len(values["intercept"]):
             raise UserError(
-                f"{where} has the calibration {values!r}; expected slope and intercept, lists of finite numbers of the same length, "
-                "one for each index in a round. Export the head again, or write null to use it without calibration."
+                f"{where} has the calibration {values!r}; expected slope and intercept, lists of finite numbers of the same "
+                "length, one for each index in a round. Export the head again, or write null to use it without calibration."
             )
         return cls(list(values["slope"]), list(values["intercept"]))
 
 
 def calibrated(logits: Tensor, index: Tensor, slope: Tensor, intercept: Tensor) -> Tensor:
-    """Return calibrated logits (B,): each with the entry of its row of `slope` and `intercept` (B, indices) at its `index` (B,)."""
+    """Return calibrated logits (B,), each with the entries of `slope` and `intercept` (B, indices) at its `index` (B,)."""
     place = index.clamp(0, slope.shape[1] - 1)[:, None]
     return slope.gather(1, place).squeeze(1) * logits + intercept.gather(1, place).squeeze(1)
 
@@ -95,7 +98,8 @@ def in_rounds(furthest: Tensor, num_indices: int = NUM_INDICES) -> tuple[Tensor,
 
     `furthest` (n,) is the largest index of each token. The last of `num_indices` stands for all later ones.
     """
-    return (torch.arange(num_indices, device=furthest.device) <= furthest[:, None]).nonzero(as_tuple=True)
+    token, index = (torch.arange(num_indices, device=furthest.device) <= furthest[:, None]).nonzero(as_tuple=True)
+    return token, index
 
 
 def _are_numbers(values: object) -> bool:

@@ -30,12 +30,13 @@ target.generate(**inputs, custom_generate="{folder}", trust_remote_code=True, dr
 
 def card(config: HeadConfig) -> str:
     """Return the model card of a head."""
+    warp = ", ".join(f"{name}={value}" for name, value in config.warp.items())
     rows = {
         "draft": _model(config.draft),
         "target": _model(config.target),
         "predicts": f"{config.predicts}, from {', '.join(config.inputs)}",
         "shape": f"{config.input_size} inputs, width {config.width}, {config.depth} residual blocks",
-        "labels": f"{config.label}, under {', '.join(f'{name}={value}' for name, value in config.warp.items()) or 'a warp that is not named'}",
+        "labels": f"{config.label}, under {warp or 'a warp that is not named'}",
         "trained on": _data(config),
         "calibrated": "no" if config.calibration is None else f"by {len(config.calibration['slope'])} indices in the round",
     }
@@ -46,7 +47,8 @@ def card(config: HeadConfig) -> str:
         results |= {f"recommended {name.replace('_', ' ')}": f"{value:.4g}" for name, value in config.recommended.items()}
     return (
         "---\nlibrary_name: specheads\nlicense: apache-2.0\ntags: [speculative-decoding, specdec++, custom_generate]\n---\n"
-        "# Acceptance head\n\nPredicts whether the target will accept a token that the draft proposes, so that drafting stops in time.\n\n"
+        "# Acceptance head\n\nPredicts whether the target will accept a token that the draft proposes, so that drafting stops in "
+        "time.\n\n"
         + _table("", "", rows)
         + (f"## Results on held-out prompts\n\n{_table('measure', 'value', results)}" if results else "")
         + "## Use\n\n"

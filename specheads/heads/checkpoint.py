@@ -15,7 +15,8 @@ from specheads.storage.runs import has_ended
 def save_head(head: AcceptanceHead, folder: Path, golden_inputs: Tensor | None = None) -> Path:
     """Write a head to `folder`, which is made, or whose files are replaced one by one; return the folder.
 
-    `golden_inputs` are assembled inputs (N, input_size) of real tokens; default those that the head was loaded with, or random ones of its scale.
+    `golden_inputs` are assembled inputs (N, input_size) of real tokens; by default those that the head was loaded with, or random
+    inputs of its scale.
     """
     return head.write(folder, golden_inputs)
 
@@ -25,12 +26,13 @@ def load_head(location: str | Path, any_draft: bool = False, **hub: Any) -> Acce
 
     Args:
         location: a folder or hub id.
-        any_draft: whether to forget for which draft and target the head was trained, so that it decodes with any of its size: a draft that was
-            distilled a little further, for example. Its predictions are then less accurate.
+        any_draft: whether to forget for which draft and target the head was trained, so that it decodes with any draft of its
+            size, for example one that was distilled a little further. Its predictions are then less accurate.
         hub: arguments of huggingface_hub's snapshot_download, such as `revision` and `token`.
 
     Raises:
-        UserError: no such folder or hub id; a missing, extra or wrongly shaped tensor; golden logits that the head does not compute.
+        UserError: no such folder or hub id; a tensor that is missing, extra or of another shape; golden logits that the head does
+            not compute.
     """
     return AcceptanceHead.from_pretrained(location, any_draft=any_draft, **hub)
 

@@ -1,4 +1,4 @@
-"""The config of a head: everything that decides what it computes and for which models. It is the content of a head folder's config.json."""
+"""The config of a head: everything that decides what it computes and for which models; a head folder's config.json."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -12,7 +12,7 @@ FORMAT_VERSION = 2
 RENAMED_KEYS = {"judges": "predicts"}  # format 1 -> format 2
 DEFAULT_INPUTS = {"input_token": ("hidden",), "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy")}
 KNOWN_INPUTS = {kind: tuple(name for name, feature in FEATURES.items() if kind in feature.heads) for kind in DEFAULT_INPUTS}
-# A look-ahead head is projected down to an eighth of the draft's width, within these bounds: it is paid for in every draft step, and
+# A look-ahead head is projected down to an eighth of the draft's width, within these bounds: it runs in every draft step, and
 # widths from 8 to 40 decided equally well on nano (benchmarks/README.md, kinds of heads).
 NEXT_TOKEN_SHARE, LEAST_WIDTH, LARGEST_WIDTH = 8, 8, 256
 
@@ -32,7 +32,7 @@ class HeadConfig:
     width: int | None = None
     embedding_size: int | None = None
     target_size: int | None = None  # of the target's hidden state, where that is an input
-    # Number of tokens that draft_prob, max_prob, entropy and second_prob are computed over; a draft may have padded logits beyond them.
+    # Number of tokens in the distribution that features are computed from; a draft may have padded logits beyond them.
     vocab_size: int | None = None
     label: str = "sampled"
     tap: str = "output_embedding_input"
@@ -78,7 +78,7 @@ class HeadConfig:
 
     @property
     def input_size(self) -> int:
-        """How many numbers enter the network."""
+        """Number of values that enter the network."""
         return input_size(self.inputs, vars(self))
 
     @property
@@ -94,10 +94,11 @@ class HeadConfig:
     def from_dict(cls, values: Mapping[str, Any], where: str) -> "HeadConfig":
         """Read the content of a config.json of format 1 or 2.
 
-        No key of it names a file: whatever a config says, a head is read from the files of its own folder.
+        No key names a file: whatever a config says, a head is read from the files of its folder.
 
         Raises:
-            UserError: a newer format, keys that are unknown or missing, values that are not allowed; the message begins with `where`.
+            UserError: a newer format, keys that are unknown or missing, values that are not allowed; the message begins with
+                `where`.
         """
         if not isinstance(values, Mapping):
             raise UserError(f"{where} must be a JSON object; export the head again.")
@@ -108,7 +109,8 @@ class HeadConfig:
             values = {RENAMED_KEYS.get(key, key): value for key, value in values.items()}
         elif version != FORMAT_VERSION:
             raise UserError(
-                f"{where} has head format {version!r}; this version reads 1 to {FORMAT_VERSION}. Update specheads or export the head again."
+                f"{where} has head format {version!r}; this version reads 1 to {FORMAT_VERSION}. Update specheads or export the "
+                "head again."
             )
         known = {f.name for f in fields(cls)}
         if unknown := sorted(values.keys() - known):

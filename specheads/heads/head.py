@@ -1,14 +1,14 @@
 """The acceptance head: a small residual network on the draft's hidden state that predicts how likely a drafted token is accepted.
 
-There are two kinds. With `predicts=input_token` (SpecDec++) the head reads the draft's state after y_i and predicts y_i, one forward pass of the
-draft after y_i was sampled. With `predicts=next_token` (look-ahead) it reads the state that y_i was sampled from, y_i's embedding and the draft's
-certainty, and predicts y_i before that forward pass is spent.
+There are two kinds. With `predicts=input_token` (SpecDec++) the head reads the draft's state after y_i and predicts the
+acceptance of y_i, one forward pass of the draft after y_i was sampled. With `predicts=next_token` (look-ahead) it reads the state
+that y_i was sampled from, y_i's embedding and the draft's certainty, and predicts the acceptance of y_i before that forward pass.
 """
 
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub import PyTorchModelHubMixin
@@ -17,8 +17,8 @@ from torch import Tensor
 from specheads.errors import UserError
 from specheads.features import reads_target
 from specheads.heads.config import HeadConfig
-from specheads.heads.head_folder import Golden, HeadFiles, read_files, tensor_mismatch, write_files
-from specheads.heads.portable.network import Network
+from specheads.heads.head_folder import Golden, HeadFiles, read_files, write_files
+from specheads.heads.portable.network import Network, tensor_mismatch
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.pair import Pair
 
@@ -29,12 +29,13 @@ LEAST_SPREAD = 1e-6  # logits with a smaller standard deviation count as constan
 class AcceptanceHead(Network, PyTorchModelHubMixin):
     """A network that knows its config. It computes in float32 (SpecDec++, section 3.2).
 
-    `save_pretrained`, `from_pretrained` and `push_to_hub` are huggingface_hub's; their folder is the one of `specheads.save_head`.
+    `save_pretrained`, `from_pretrained` and `push_to_hub` are huggingface_hub's; they use the folder of `specheads.save_head`.
     """
 
     def __init__(self, config: HeadConfig) -> None:
         """Make a head with random weights."""
-        super().__init__(config.inputs, config.input_size, config.width, config.depth, config.projected)
+        width = cast(int, config.width)  # HeadConfig fills in the default
+        super().__init__(config.inputs, config.input_size, width, config.depth, config.projected)
         self.config = config
         self.golden_inputs: Tensor | None = None  # (N, input_size), on which a loaded head was checked
         self.train_prompts: TrainPrompts | None = None  # None: not known, for heads that were exported without them
@@ -52,7 +53,9 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
         return write_files(folder, HeadFiles(self.config, head.state_dict(), golden, self.train_prompts))
 
     @classmethod
-    def from_pretrained(cls, location: str | Path, *, any_draft: bool = False, **hub: Any) -> "AcceptanceHead":
+    def from_pretrained(  # type: ignore[override]  # the mixin names the hub's arguments, which are passed on by `hub` here
+        cls, location: str | Path, *, any_draft: bool = False, **hub: Any
+    ) -> "AcceptanceHead":
         """Return the head of a folder or hub id; see `specheads.load_head`, which raises the same errors."""
         files = read_files(location, hub)
         head = cls(replace(files.config, draft={}, target={}) if any_draft else files.config)
@@ -70,17 +73,18 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
         """Raise UserError unless this head computes the golden logits, and they are not all the same."""
         if golden.inputs.shape != (len(golden.logits), self.config.input_size):
             raise UserError(
-                f"{where}/golden.safetensors: inputs have shape {tuple(golden.inputs.shape)} for {tuple(golden.logits.shape)} logits of a head "
-                f"that reads {self.config.input_size} numbers; the files are damaged, export the head again."
+                f"{where}/golden.safetensors: inputs have shape {tuple(golden.inputs.shape)} for {tuple(golden.logits.shape)} "
+                f"logits of a head that reads {self.config.input_size} numbers; the files are damaged, export the head again."
             )
-        difference = (self.score(golden.inputs) - golden.logits).abs().max().item()
-        if not difference < 1e-3 * (1 + golden.logits.abs().max().item()):
+        if (difference := self.deviation(golden.inputs, golden.logits)) is not None:
             raise UserError(
-                f"{where}: outputs differ from the golden vectors by {difference:.3g}; the files are damaged, export the head again."
+                f"{where}: outputs differ from the golden vectors by {difference:.3g}; the files are damaged, export the head "
+                "again."
             )
         if golden.logits.std().item() < LEAST_SPREAD:
             raise UserError(
-                f"{where}: this head predicts a constant, so no threshold can separate drafts; train it longer or on more prompts."
+                f"{where}: this head predicts a constant, so no threshold can separate drafts; train it longer or on more "
+                "prompts."
             )
 
     def random_inputs(self, count: int) -> Tensor:
@@ -90,8 +94,8 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
 
     def extra_repr(self) -> str:
         """Return what the layers do not show; names of compiled code depend on it."""
-        weight = self.readout.weight
-        return f"predicts={self.config.predicts}, inputs={self.config.inputs}, {weight.dtype}, {weight.device}, training={self.training}"
+        weight, config = self.readout.weight, self.config
+        return f"predicts={config.predicts}, inputs={config.inputs}, {weight.dtype}, {weight.device}, training={self.training}"
 
     @torch.no_grad()
     def standardise(self, inputs: Tensor) -> None:
@@ -100,12 +104,13 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
         self.input_scale.copy_(1 / inputs.std(dim=0).clamp_min(1e-6))
 
     def check_fits(self, pair: Pair) -> None:
-        """Raise UserError unless this head was trained on the pair's draft at its present revision, and on its target if it reads that."""
+        """Raise UserError unless this head was trained for the pair's draft, and for its target if it reads that."""
         size = pair.draft_lm.hidden_size
         if self.config.hidden_size != size:
             raise UserError(
                 f"the head reads hidden states of size {self.config.hidden_size}, but the draft {pair.draft_id} has size {size}; "
-                f"it was trained for {self.config.draft.get('id', 'another draft')}. Train one for this pair: python train.py model=..."
+                f"it was trained for {self.config.draft.get('id', 'another draft')}. Train one for this pair: python train.py "
+                "model=..."
             )
         present = {"draft": (pair.draft_id, pair.draft_revision)}
         if reads_target(self.config.inputs):
@@ -114,11 +119,11 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
             self.check_trained_for(role, name, revision)
 
     def check_trained_for(self, role: str, name: str, revision: str) -> None:
-        """Raise UserError if this head was trained for a draft or target (`role`) of another revision; one that does not say fits all."""
+        """Raise UserError if this head was trained for another revision of a `role`, draft or target."""
         trained = dict(getattr(self.config, role))
         if trained and trained.get("revision") != revision:
             raise UserError(
-                f"the head was trained for {role} {trained.get('id')} at revision {trained.get('revision')}, but this pair's {role} is "
-                f"{name} at revision {revision}; load that {role}, or train a head for this one: python train.py model=... "
-                "To use it nevertheless: any_draft=true."
+                f"the head was trained for {role} {trained.get('id')} at revision {trained.get('revision')}, but this pair's "
+                f"{role} is {name} at revision {revision}; load that {role}, or train a head for this one: python train.py "
+                "model=... To use it nevertheless: any_draft=true."
             )

@@ -1,7 +1,7 @@
 """A head's folder: `config.json` (head.schema.json), `model.safetensors`, `golden.safetensors`, a card and transformers' loader.
 
-The folder of a trained head has `train_prompts.safetensors`, too. The golden vectors are inputs with the logits that the head computed when it was
-saved, so that a file that was damaged or is read differently is noticed at once.
+The folder of a trained head has `train_prompts.safetensors`, too. The golden vectors are inputs with the logits that the head
+computed when it was saved: they show at once if a file was damaged or is read differently.
 """
 
 import json
@@ -87,15 +87,6 @@ def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
     prompts = folder / train_prompts.FILE
     learned = TrainPrompts.from_tensors(_read_tensors(prompts), str(prompts)) if prompts.exists() else None
     return HeadFiles(config, tensors, Golden(golden["inputs"], golden["logits"]), learned, folder)
-
-
-def tensor_mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
-    """Return the first difference between the names and shapes of two sets of tensors, or None."""
-    for name in sorted(expected.keys() | given.keys()):
-        wanted, actual = (tuple(tensors[name].shape) if name in tensors else "no such tensor" for tensors in (expected, given))
-        if wanted != actual:
-            return f"tensor {name!r} is {actual}, expected {wanted}"
-    return None
 
 
 def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:

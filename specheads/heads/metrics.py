@@ -1,6 +1,6 @@
 """Metrics of acceptance predictions against soft labels, the known acceptance probabilities.
 
-A label is the chance that a sampled outcome is "accepted"; metrics of outcomes are computed as expectations over them, without sampling.
+A label is the chance that a sampled outcome is "accepted"; metrics of outcomes are computed as expectations, without sampling.
 """
 
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ def prediction_metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
 def fit_logistic(features: Tensor, labels: Tensor, counts: Tensor | None = None, num_steps: int = 25) -> Tensor:
     """Return weights (F + 1,), the intercept last, of the logistic regression of soft labels (N,) on features (N, F).
 
-    `counts` (N,) says how often each sample counts, once by default. Newton's method in float64, with a negligible ridge that keeps collinear
+    `counts` (N,) are the weights of the samples, 1 by default. Newton's method in float64; a negligible ridge keeps collinear
     features solvable.
     """
     inputs = torch.cat([features.double(), torch.ones(len(features), 1, dtype=torch.float64)], dim=1)

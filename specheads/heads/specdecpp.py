@@ -1,8 +1,8 @@
 """Checkpoints of SpecDec++'s authors, read exactly.
 
-Their network is a `Sequential` of blocks `x + SiLU(W x + b)`, one block applied `num_layers` times, and a linear layer with two logits: 0 rejects, 1
-accepts. Their softmax is the sigmoid of the difference. They have no scaling of inputs and no calibration, and predict the token that the draft has
-read.
+Their network is a `Sequential` of blocks `x + SiLU(W x + b)`, one block applied `num_layers` times, and a linear layer with two
+logits: 0 rejects, 1 accepts. Their softmax is the sigmoid of the difference. They do not scale inputs, have no calibration, and
+predict the acceptance of the token that the draft has just read.
 
 Source: github.com/Kaffaljidhmah2/SpecDec_pp, specdec_pp/wrap_model.py and train.py; Huang et al. 2024.
 """
@@ -41,8 +41,8 @@ def converted(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: o
         wanted, actual = expected.get(name, "no such tensor"), tuple(tensors[name].shape) if name in tensors else "no such tensor"
         if wanted != actual:
             raise UserError(
-                f"{where}/model.safetensors: tensor {name!r} is {actual}, expected {wanted} of a SpecDec++ head with hidden_size={size} and "
-                f"num_layers={depth}; save it again."
+                f"{where}/model.safetensors: tensor {name!r} is {actual}, expected {wanted} of a SpecDec++ head with "
+                f"hidden_size={size} and num_layers={depth}; save it again."
             )
     places = stored * depth if len(stored) == 1 else range(depth)
     blocks = {f"blocks.{block}.{part}": tensors[f"model.{place}.{part}"] for block, place in enumerate(places) for part in shapes}

@@ -1,8 +1,9 @@
 """The prompts that a head was trained on, as a file of its folder, so that no evaluation reports on them.
 
-A prompt is identified by a hash of its words, 64 bits of SHA-256 as int64, so the file of 40,000 prompts takes 320 KB. Templates that differ only
-in white space and case yield the same hash; templates with other words do not, so the same rows under such templates are not noticed. Heads that
-were exported earlier have the ids of their prompts instead, which are hashes of the exact text; `numbers_of` returns both.
+A prompt is identified by a hash of its words, 64 bits of SHA-256 as int64, so the file of 40,000 prompts takes 320 KB. Templates
+that differ only in white space and case yield the same hash; templates with other words do not, so the same rows under such
+templates are not recognised. Heads of earlier versions have the ids of their prompts instead, which are hashes of the exact text;
+`numbers_of` returns both.
 """
 
 import hashlib

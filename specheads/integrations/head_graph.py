@@ -15,7 +15,10 @@ BATCHES = (3, 1, 17)  # sizes that an export is tested with; it was traced with 
 
 
 class CalibratedHead(nn.Module):
-    """Features (B, size) or (B,) -> `logit` (B,) and `acceptance` (B,), calibrated by the token's `index` (B,) long in its draft, from 0."""
+    """Features (B, size) or (B,) -> `logit` (B,) and `acceptance` (B,), calibrated by the token's `index` (B,) in its draft."""
+
+    slope: Tensor  # (1, indices)
+    intercept: Tensor  # (1, indices)
 
     def __init__(self, head: AcceptanceHead) -> None:
         """Take a head with the calibration of its config."""
@@ -69,6 +72,6 @@ def check_same(
         difference = max(((actual - expected).abs() / expected.abs().clamp_min(1)).max().item() for actual, expected in pairs)
         if not difference < TOLERANCE:
             raise UserError(
-                f"{where} differs from the head by {difference:.3g}, expected at most {TOLERANCE}; use format=standalone, or another "
-                "version of the exporter."
+                f"{where} differs from the head by {difference:.3g}, expected at most {TOLERANCE}; use format=standalone, or "
+                "another version of the exporter."
             )

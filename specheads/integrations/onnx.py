@@ -21,7 +21,8 @@ FILE = "head.onnx"
 def write_onnx(head: AcceptanceHead, folder: Path) -> Path:
     """Write `head.onnx`, checked against the head by onnxruntime; return its path.
 
-    Inputs are the head's features by name, (batch, size) or (batch,) float32, and `index` (batch,) int64; outputs `logit` and `acceptance`, (batch,).
+    Its inputs are the head's features by name, (batch, size) or (batch,) float32, and `index` (batch,) int64; its outputs are
+    `logit` and `acceptance`, (batch,) each.
 
     Raises:
         UserError: missing packages, or a graph that computes something else.
@@ -38,12 +39,13 @@ def write_onnx(head: AcceptanceHead, folder: Path) -> Path:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # by torch, about its pytrees
-            program = torch.onnx.export(traced(head), input_names=names, output_names=["logit", "acceptance"], verbose=False)
+            graph = torch.onnx.export(traced(head), input_names=names, output_names=["logit", "acceptance"], verbose=False)
     finally:
         registration.setLevel(level)
+    assert graph is not None  # only torch's former exporter returns None
 
     def write(temporary: Path) -> None:
-        program.save(temporary)
+        graph.save(temporary)
         session = onnxruntime.InferenceSession(temporary, providers=["CPUExecutionProvider"])
         check_same(head, partial(run_session, session), FILE)
 
@@ -53,6 +55,6 @@ def write_onnx(head: AcceptanceHead, folder: Path) -> Path:
 
 def run_session(session: Any, features: Mapping[str, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits and calibrated chances of acceptance (B,), computed by an onnxruntime session."""
-    inputs = {name: value.numpy() for name, value in (features | {"index": index}).items()}
+    inputs = {name: value.numpy() for name, value in {**features, "index": index}.items()}
     logit, acceptance = session.run(None, inputs)
     return torch.from_numpy(logit), torch.from_numpy(acceptance)

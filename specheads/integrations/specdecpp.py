@@ -1,13 +1,16 @@
-"""A head in the format of SpecDec++'s authors, where their network can compute the same; `heads/specdecpp.py` describes and reads it."""
+"""A head in the format of SpecDec++'s authors, if their network can compute the same; `heads/specdecpp.py` describes it."""
 
 import logging
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead
+from specheads.heads.portable.network import ResidualBlock
 from specheads.storage.files import write_json, write_whole
 
 FOLDER = "specdecpp"  # in the head's folder, whose files have the same names
@@ -15,7 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 def write_theirs(head: AcceptanceHead, folder: Path) -> Path:
-    """Write a head into the folder `specdecpp` of `folder` so that their code loads it; return the path. Its calibration is left out.
+    """Write a head into the folder `specdecpp` of `folder` so that their code loads it; return the path.
+
+    Its calibration is left out.
 
     Raises:
         UserError: a head that their network cannot compute, with the reason.
@@ -32,7 +37,7 @@ def write_theirs(head: AcceptanceHead, folder: Path) -> Path:
         )
         block = {}
         if depth:
-            linear = head.blocks[0].linear
+            linear = _linears(head)[0]
             block = {"weight": linear.weight, "bias": linear.bias - linear.weight @ head.input_mean}
         tensors = {f"model.{place}.linear.{part}": value.clone() for place in range(depth) for part, value in block.items()}
         # Rejection has logit 0, so that the softmax of both is the sigmoid of one.
@@ -49,12 +54,21 @@ def obstacle(head: AcceptanceHead) -> str | None:
     """Return why their network cannot compute the same as this head, or None."""
     config = head.config
     if config.predicts != "input_token" or config.inputs != ("hidden",) or config.projected:
-        return f"it reads {', '.join(config.inputs)} with predicts={config.predicts}, theirs reads the hidden state of the token it predicts"
-    blocks = [block.linear for block in head.blocks]
+        inputs = ", ".join(config.inputs)
+        return f"it reads {inputs} with predicts={config.predicts}, theirs reads the hidden state of the token it predicts"
+    blocks = _linears(head)
     if any(not torch.equal(block.weight, blocks[0].weight) or not torch.equal(block.bias, blocks[0].bias) for block in blocks):
-        return f"its {config.depth} blocks have different weights, theirs is one block applied {config.depth} times (use head.depth=1 at most)"
+        return (
+            f"its {config.depth} blocks have different weights, theirs is one block applied {config.depth} times (use "
+            "head.depth=1 at most)"
+        )
     if blocks and not torch.equal(head.input_scale, torch.ones_like(head.input_scale)):
         return "it scales its inputs, which theirs does not do and blocks cannot absorb (use head.depth=0)"
     if len(blocks) > 1 and head.input_mean.any():
         return "it shifts its inputs, which only the first of several blocks with equal weights could absorb (use head.depth=1)"
     return None
+
+
+def _linears(head: AcceptanceHead) -> list[nn.Linear]:
+    """Return the linear layers of a head's blocks."""
+    return [cast(ResidualBlock, block).linear for block in head.blocks]

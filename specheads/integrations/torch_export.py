@@ -1,4 +1,4 @@
-"""A head as an exported torch program, for runtimes that load such programs (C++, AOTInductor, ExecuTorch) and for Python without this project."""
+"""A head as an exported torch program, for C++, AOTInductor and ExecuTorch, and for Python without this project."""
 
 from pathlib import Path
 
@@ -14,17 +14,17 @@ FILE = "head.pt2"
 def write_program(head: AcceptanceHead, folder: Path) -> Path:
     """Write `head.pt2`, reloaded and checked against the head; return its path.
 
-    `torch.export.load(path).module()(features, index)` returns `logit` and `acceptance`, (B,) each, for features by name, (B, size) or (B,) float32,
-    and `index` (B,) long.
+    `torch.export.load(path).module()(features, index)` returns `logit` and `acceptance`, (B,) each, for features by name, (B,
+    size) or (B,) float32, and `index` (B,) long.
 
     Raises:
         UserError: a program that computes something else.
     """
-    path, program = folder / FILE, traced(head)
+    path, graph = folder / FILE, traced(head)
 
     def write(temporary: Path) -> None:
-        with temporary.open("wb") as stream:  # given a path, it would insist on its suffix
-            torch.export.save(program, stream)
+        with temporary.open("wb") as stream:  # torch refuses paths with another suffix
+            torch.export.save(graph, stream)
         with temporary.open("rb") as stream:
             check_same(head, torch.export.load(stream).module(), FILE)
 

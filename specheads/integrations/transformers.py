@@ -22,12 +22,15 @@ def assist(
     max_tokens: int | None = None,
     any_draft: bool = False,
 ) -> Assisted:
-    """Let a head end the drafts of `target.generate(assistant_model=draft)`, until `remove()` of the returned object, or within a `with`.
+    """Let a head end the drafts of `target.generate(assistant_model=draft)`.
+
+    It does so within a `with` of the returned object, or until its `remove()`.
 
     Args:
         target, draft: transformers models that share a tokenizer; they decode one prompt at a time.
         head: a head, its folder or hub id.
-        threshold, min_tokens, max_tokens: arguments of HeadThreshold; default what the head recommends, else 0.7, 1 (2 for input_token) and 20.
+        threshold, min_tokens, max_tokens: arguments of HeadThreshold; by default what the head recommends, or else 0.7, 1 (2 for
+            input_token) and 20.
         any_draft: accept a head that was trained for another draft of this size.
 
     Raises:
@@ -40,10 +43,11 @@ def assist(
         if getattr(head.config, role) and not any_draft:
             if not model.name_or_path:
                 raise UserError(
-                    f"the {role} was not loaded from a folder or hub id, so its revision is not known; any_draft=True accepts it without this check."
+                    f"the {role} was not loaded from a folder or hub id, so its revision is not known; any_draft=True accepts it "
+                    "without this check."
                 )
             head.check_trained_for(role, model.name_or_path, revision_of(model, model.name_or_path))
     standalone = StandaloneHead(head.config.to_dict())
     standalone.load_state_dict(head.state_dict())
-    bounds = {"threshold": threshold, "min_tokens": min_tokens, "max_tokens": max_tokens}
-    return Assisted(target, draft, standalone.requires_grad_(False).eval(), **bounds)
+    standalone.requires_grad_(False).eval()
+    return Assisted(target, draft, standalone, threshold=threshold, min_tokens=min_tokens, max_tokens=max_tokens)

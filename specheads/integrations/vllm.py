@@ -2,12 +2,15 @@
 
 vLLM gets this class by name, and the draft and its head by `additional_config` (see the README):
 
-    speculative_config={"method": "custom_class", "model": "specheads.integrations.vllm.HeadProposer", "num_speculative_tokens": 20}
+    speculative_config={
+        "method": "custom_class", "model": "specheads.integrations.vllm.HeadProposer", "num_speculative_tokens": 20
+    }
     additional_config={"specheads": {"draft": "<folder or hub id>", "head": "<folder or hub id>"}}
 
-The contract (vllm/v1/spec_decode/custom_class_proposer.py): after each step vLLM asks for the tokens to verify next. It passes the tokens of all
-requests but no hidden states, and takes token ids but no probabilities. This class therefore runs the draft itself, with a separate KV cache, and
-drafts greedily. Requests have no names, and their rows move when others end, so a row is identified by its text. Requests are drafted for one by one.
+The contract (vllm/v1/spec_decode/custom_class_proposer.py): after each step vLLM asks for the tokens to verify next. It passes
+the tokens of all requests but no hidden states, and takes token ids but no probabilities. This class therefore runs the draft
+itself, with a separate KV cache, and drafts greedily. Requests have no names, and their rows move when others end, so a row is
+identified by its text. Drafts are made for one request after the other.
 """
 
 from collections.abc import Sequence
@@ -23,7 +26,7 @@ from specheads.errors import UserError
 from specheads.features import drafting_features, reads_target
 from specheads.heads.checkpoint import load_head
 from specheads.heads.portable.standalone_head import bounds_of
-from specheads.language_model import load_language_model
+from specheads.language_model import LanguageModel, load_language_model
 
 KEYS = {"draft", "head", "threshold", "min_tokens", "max_tokens", "max_requests", "device", "dtype", "any_draft"}
 MAX_REQUESTS = 32
@@ -32,7 +35,7 @@ USAGE = 'additional_config={"specheads": {"draft": "<folder or hub id>", "head":
 
 @dataclass
 class Request:
-    """The tokens of one request that the draft has read; the first `num_verified` of them are part of the request's text."""
+    """The tokens of a request that the draft has read; the first `num_verified` of them are part of the request's text."""
 
     cache: DynamicCache
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -48,7 +51,7 @@ class Request:
         shared = min(len(self.tokens), len(text) - 1)
         differing = np.flatnonzero(self.tokens[:shared] != text[:shared])
         kept = int(differing[0]) if len(differing) else shared
-        if len(self.tokens):  # also by no tokens: layers with a window then forget what lies beyond it
+        if len(self.tokens):  # even if all tokens stay: layers with a window then forget what lies beyond it
             self.cache.crop(kept - len(self.tokens))
         self.tokens, self.num_verified = text[:kept].astype(np.int64), kept
 
@@ -56,13 +59,15 @@ class Request:
 class HeadProposer:
     """vLLM's `custom_class` proposer.
 
-    Keys of `additional_config["specheads"]`: `draft` and `head`, folders or hub ids; `threshold`, `min_tokens` and `max_tokens` of HeadThreshold
-    (default what the head recommends, else its usual ones), where vLLM's num_speculative_tokens is an upper bound; `max_requests`, default 32, the
-    number of requests at the start of the batch that get drafts, as the draft's KV cache takes memory next to vLLM's; `device` and `dtype` of the
-    draft; `any_draft`, which accepts a head that was trained for another draft.
+    Keys of `additional_config["specheads"]`: `draft` and `head`, folders or hub ids; `threshold`, `min_tokens` and `max_tokens`
+    of HeadThreshold (by default what the head recommends, or else the usual ones), where vLLM's num_speculative_tokens is an
+    upper bound; `max_requests`, 32 by default, the number of requests at the start of the batch that get drafts, as the draft's
+    KV cache takes memory next to vLLM's; `device` and `dtype` of the draft; `any_draft`, which accepts a head that was trained
+    for another draft.
 
     Raises:
-        UserError: keys that are unknown or missing; a head of another draft, or one that reads the target's hidden states, which vLLM does not pass.
+        UserError: keys that are unknown or missing; a head of another draft, or one that reads the target's hidden states, which
+            vLLM does not pass.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -70,7 +75,7 @@ class HeadProposer:
         given = _given(vllm_config)
         self.longest = int(vllm_config.speculative_config.num_speculative_tokens)
         self.window = int(vllm_config.model_config.max_model_len)
-        self._where = {name: given.get(name) for name in ("device", "dtype") if given.get(name)}
+        self._where: dict[str, Any] = {name: given[name] for name in ("device", "dtype") if given.get(name)}
         sizes = getattr(vllm_config.model_config, "get_vocab_size", None)
         self._vocab_size = None if sizes is None else int(sizes())
         self._draft_location = given["draft"]
@@ -78,27 +83,40 @@ class HeadProposer:
         self.head = load_head(given["head"], self._any_draft)
         if reads_target(self.head.config.inputs):
             raise UserError(
-                f"the head {given['head']} reads the target's hidden state, which vLLM does not pass; train one without target_hidden in head.inputs."
+                f"the head {given['head']} reads the target's hidden state, which vLLM does not pass; train one without "
+                "target_hidden in head.inputs."
             )
         bounds = {name: given.get(name) for name in ("threshold", "min_tokens", "max_tokens")}
         longest = min(bounds_of(self.head.config.to_dict(), **bounds)["max_tokens"], self.longest)
         self.rule = HeadThreshold(self.head, **bounds_of(self.head.config.to_dict(), **bounds | {"max_tokens": longest}))
         self._max_requests = int(given.get("max_requests", MAX_REQUESTS))
-        self._requests: list[Request | None] = []  # by the row they had last
-        self._draft = None
+        self._requests: list[Request] = []  # by the row they had last
+        self._draft: LanguageModel | None = None
+
+    @property
+    def draft(self) -> LanguageModel:
+        """The draft, which is loaded here if vLLM has not called `load_model`."""
+        if self._draft is None:
+            self._draft = self._loaded_draft()
+        return self._draft
 
     def load_model(self, *arguments: Any, **others: Any) -> None:
         """Load the draft; vLLM calls this while it loads models, so that it does not count the draft's memory as free."""
+        self._draft = self._loaded_draft()
+
+    def _loaded_draft(self) -> LanguageModel:
+        """Return the draft, checked against the head, with the head on its device."""
         draft, revision = load_language_model(self._draft_location, **self._where)
         if draft.hidden_size != self.head.config.hidden_size:
             raise UserError(
-                f"the head reads hidden states of size {self.head.config.hidden_size}, but the draft {self._draft_location} has {draft.hidden_size}; "
-                f"it was trained for {self.head.config.draft.get('id', 'another draft')}."
+                f"the head reads hidden states of size {self.head.config.hidden_size}, but the draft {self._draft_location} has "
+                f"{draft.hidden_size}; it was trained for {self.head.config.draft.get('id', 'another draft')}."
             )
         target_size = self._vocab_size
         if target_size is not None and draft.vocab_size > target_size:
             raise UserError(
-                f"the draft {self._draft_location} knows {draft.vocab_size} tokens, the target {target_size}; choose a draft with the target's tokenizer."
+                f"the draft {self._draft_location} knows {draft.vocab_size} tokens, the target {target_size}; choose a draft "
+                "with the target's tokenizer."
             )
         # The vocabulary that the head was trained on, where the draft's folder has no tokenizer from which to count it.
         draft.vocab_size = self.head.config.vocab_size or draft.vocab_size
@@ -106,7 +124,7 @@ class HeadProposer:
         self.head.to(draft.device)
         ends = draft.model.generation_config.eos_token_id
         self._ends = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
-        self._draft = draft
+        return draft
 
     @torch.no_grad()
     def propose(
@@ -119,13 +137,12 @@ class HeadProposer:
         """Return drafted tokens for each request, at most num_speculative_tokens.
 
         Args:
-            sampled_token_ids: by request, the tokens of the last step; empty for one whose prompt is still being read, which gets no draft.
+            sampled_token_ids: by request, the tokens of the last step; none for a request that is still reading its prompt, and
+                gets no draft.
             num_tokens_no_spec: by request, the number of its tokens, these included.
             token_ids_cpu: (rows, max_model_len); the first rows are the requests.
             slot_mappings: of vLLM's KV cache, not used here.
         """
-        if self._draft is None:
-            self.load_model()
         texts = [
             np.asarray(token_ids_cpu[row][: int(num_tokens_no_spec[row])])
             for row in range(len(sampled_token_ids[: self._max_requests]))
@@ -138,25 +155,24 @@ class HeadProposer:
 
     def _matched(self, texts: Sequence[np.ndarray]) -> list[Request]:
         """Return the request of each row: most stay in their row, some have moved, others are new."""
-        left = dict(enumerate(self._requests))
-        requests: list[Request | None] = [None] * len(texts)
+        left, matched = dict(enumerate(self._requests)), {}
         for row, text in enumerate(texts):
             if row in left and left[row].continues_as(text):
-                requests[row] = left.pop(row)
+                matched[row] = left.pop(row)
         for row, text in enumerate(texts):
-            if requests[row] is None:
+            if row not in matched:
                 moved = [place for place, request in left.items() if request.continues_as(text)]
                 longest = max(moved, key=lambda place: left[place].num_verified, default=None)
-                requests[row] = self._new_request() if longest is None else left.pop(longest)
-        return requests
+                matched[row] = self._new_request() if longest is None else left.pop(longest)
+        return [matched[row] for row in range(len(texts))]
 
     def _new_request(self) -> Request:
-        cache = DynamicCache(config=self._draft.config)
+        cache = DynamicCache(config=self.draft.config)
         cache.activate_past_recording()  # so that drafts that go beyond a window can be rewound
         return Request(cache)
 
     def _drafted(self, request: Request, text: np.ndarray) -> list[int]:
-        draft, drafted = self._draft, []
+        draft, drafted = self.draft, list[int]()
         limit = min(self.rule.max_tokens, min(self.window, draft.window) - len(text))
         if limit < 1:
             return []

@@ -24,7 +24,13 @@ SHAPES = {
         "num_key_value_heads": 1,
     },
 }
-NANO = PairRecipe("nano", SHAPES, steps={"target": 1400, "draft": 3000}, dtype=torch.float16)
+NANO = PairRecipe(
+    "nano",
+    SHAPES,
+    steps={"target": 1400, "draft": 3000},
+    dtype=torch.float16,
+    figures_script="benchmarks/nano_card.py",
+)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -16,7 +16,7 @@ def check_counts(num_train: int, num_dev: int, num_test: int, num_final: int) ->
 
 
 def scaled_down(counts: Sequence[int], available: int) -> list[int]:
-    """Return counts in the proportions of `counts` whose sum is `available`, which is less than theirs.
+    """Return counts in the proportions of `counts`, with the sum `available`, which is less than the sum of `counts`.
 
     By largest remainder, except that no count that was asked for falls to 0 while `available` allows.
     """

@@ -26,7 +26,7 @@ KINDS = "JSON, JSONL, CSV, Parquet or text file"
 def check_path(path: str) -> None:
     """Raise UserError for a local path that holds nothing to read; a hub data set is not looked up."""
     if not isinstance(path, str) or not path:
-        raise UserError(f"data.path={path!r} is no path; give a {KINDS}, a folder, or a hub data set.")
+        raise UserError(f"data.path={path!r} must be a path; give a {KINDS}, a folder, or a hub data set.")
     local = Path(os.path.expanduser(path))
     try:
         if local.is_dir():
@@ -66,7 +66,7 @@ def check_split(key: str, split: str) -> None:
         datasets.ReadInstruction.from_spec(split if isinstance(split, str) else "")
     except ValueError:
         raise UserError(
-            f"{key}={split!r} is no split; give its name or a slice of it, for example {key}=train or '{key}=\"train[:500]\"'."
+            f"{key}={split!r} must be the name of a split or a slice of one, for example {key}=train or '{key}=\"train[:500]\"'."
         ) from None
 
 
@@ -123,7 +123,7 @@ def cut(tables: Table | dict[str, Table], path: str, key: str, split: str) -> li
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the progress bars and log messages of `datasets` and its hub client: our messages have what matters in them."""
+    """Hide the progress bars and log messages of `datasets` and its hub client: our messages contain the important parts."""
     hidden = datasets.are_progress_bars_disabled()
     loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
     levels = [library.level for library in loggers]
@@ -156,7 +156,7 @@ def _not_loaded(path: str, name: str | None, is_local: bool, error: Exception) -
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of an error; that of its cause where `datasets` only says that something went wrong."""
+    """Return the first line of an error, or of its cause if the error of `datasets` has no details."""
     if isinstance(error, datasets.exceptions.DatasetGenerationError):
         error = error.__cause__ or error
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -67,12 +67,12 @@ class DatasetSource:
         """Raise UserError unless final prompts are asked for."""
         if not self.num_final:
             raise UserError(
-                f"split={FINAL} needs final prompts, but data.num_final={self.num_final} asks for none; say how many, for example "
-                "data.num_final=500."
+                f"split={FINAL} needs final prompts, but data.num_final={self.num_final} asks for none; give a number, for "
+                "example data.num_final=500."
             )
 
     def provenance(self) -> dict[str, str]:
-        """Return what decides the prompts besides the keys of data: nothing."""
+        """Return nothing: the keys of data alone decide the prompts."""
         return {}
 
     def load(self, chats: bool, responses: bool = False) -> list[Prompt]:
@@ -89,8 +89,8 @@ class DatasetSource:
 
         self.check()
         tables = data_set.load_tables(self.path, self.name)
-        splits = (*SPLITS, FINAL) if self.num_final else SPLITS
-        takes = [("data.split", self.split, splits)]
+        splits: tuple[str, ...] = (*SPLITS, FINAL) if self.num_final else SPLITS
+        takes: list[tuple[str, str, tuple[str, ...]]] = [("data.split", self.split, splits)]
         if self.test_split is not None and not isinstance(tables, Table):
             takes = [("data.split", self.split, splits[:2]), ("data.test_split", self.test_split, splits[2:])]
         prompts = []
@@ -132,12 +132,14 @@ class DatasetSource:
     def _texts(
         self, tables: Sequence[Table], template: Template, answers: Template | None, limit: int
     ) -> list[tuple[str, str | None]]:
-        """Return the texts of the first `limit` rows that fit the template, fewer where there are fewer, each with the row's response."""
+        """Return (text, response) of the first `limit` rows that fit the template, or of all if there are fewer."""
         known = list(dict.fromkeys(field for table in tables for field in table.fields))
         template = template.restricted(known, self.path)
         answers = answers and answers.restricted(known, self.path)
         fields = list(dict.fromkeys([*template.fields, *(answers.fields if answers else [])]))
-        texts, num_unfit, seen = [], 0, {}
+        texts: list[tuple[str, str | None]] = []
+        seen: dict[str, tuple[str, str]] = {}
+        num_unfit = 0
         for place, row in itertools.chain.from_iterable(table.numbered(fields) for table in tables):
             if len(texts) == limit:
                 break

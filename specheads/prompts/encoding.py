@@ -40,7 +40,7 @@ def encode_prompts(pair: Pair, prompts: Sequence[Prompt], limits: ResponseLimits
 
 
 def response_provenance(pair: Pair, prompts: Sequence[Prompt], warp: Warp, seed: int) -> dict[str, Any]:
-    """Return what decides responses, except for limits and sizes: part of every cache's fingerprint."""
+    """Return the settings that decide responses, except for limits and sizes; they are in every cache's fingerprint."""
     return {
         "target": [pair.target_id, pair.target_revision],
         "draft": [pair.draft_id, pair.draft_revision],

@@ -1,4 +1,4 @@
-"""A data set that was generated: where it is, and the prompts that it was generated for."""
+"""A generated data set: its folder and its prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from specheads.prompts.prompt import Prompt
 
 @dataclass(frozen=True)
 class GeneratedData:
-    """The folder of a complete data set, its prompts with their groups, and the limits that its responses were generated under."""
+    """The folder of a complete data set, its prompts with their groups, and the limits of its responses."""
 
     folder: Path
     prompts: Sequence[Prompt]

@@ -16,10 +16,10 @@ EXAMPLE = '{"instruction": "..."}'
 
 
 def read_file(path: str, file: Path) -> Table:
-    """Return the rows of a .json, .jsonl, .csv or .txt file; `path` is what messages call it.
+    """Return the rows of a .json, .jsonl, .csv or .txt file; `path` is its name in messages.
 
     Raises:
-        UserError: text that is not UTF-8, or not what the suffix says; the message names the line.
+        UserError: text that is not UTF-8, or not in the format of the suffix; the message names the line.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")  # with or without the mark that Windows puts first
@@ -35,11 +35,12 @@ def _parse_text(path: str, text: str) -> Table:
 
 def _parse_csv(path: str, text: str) -> Table:
     reader = csv.DictReader(io.StringIO(text), strict=True)
-    rows = []
+    rows: list[dict] = []
     try:
         for row in reader:
             if None in row:  # where csv puts what is beyond the header
-                cells, expected = len(reader.fieldnames) + len(row[None]), len(reader.fieldnames)
+                expected = len(reader.fieldnames or ())
+                cells = expected + len(row[None])
                 raise _at(
                     path, reader.line_num, f"{cells} cells under a header of {expected}; put quotes around texts with commas"
                 )

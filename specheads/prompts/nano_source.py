@@ -23,17 +23,17 @@ NUM_PARTS = 10
 class NanoSource:
     """`data=nano`: functions of this machine's standard library that the embedded pair was not trained on.
 
-    Its dev files give the head's train and dev prompts, its test files the test prompts; always split by file. The final split holds the
-    prompts of the test files after the first NUM_READ, in NUM_PARTS parts. A prompt is in the same part whatever else the library holds,
-    so that parts are nearly the same under every Python version.
+    Train and dev prompts come from its dev files, test prompts from its test files; no file is in two splits. The final split
+    holds the prompts of the test files after the first NUM_READ, in NUM_PARTS parts. The part of a prompt depends on its text
+    alone, so parts are nearly the same under every Python version.
 
     Args:
         num_train: train prompts, from dev files; fewer where there are not as many.
         num_dev: dev prompts, from other dev files.
         num_test: test prompts, from test files, at most 300: the final split follows them.
         num_final: prompts of evaluate.py split=final; null: all of the parts that final_part names.
-        final_part: part of the final split, 0 to 9, or a list of parts; null: none. A part is read once, when a figure is published;
-            benchmarks/final_parts.json lists the parts that are spent.
+        final_part: part of the final split, 0 to 9, or a list of parts; null: none. A part is read once, when a figure is
+            published; benchmarks/final_parts.json lists the parts that were read.
     """
 
     num_train: int
@@ -48,39 +48,41 @@ class NanoSource:
         for part in self.final_parts:
             if not is_count(part) or part >= NUM_PARTS or self.final_parts.count(part) > 1:
                 raise UserError(
-                    f"data.final_part={self.final_part} is no part of the final split; it must be a number from 0 to {NUM_PARTS - 1}, a list "
-                    "of different ones, or null for none."
+                    f"data.final_part={self.final_part} must be a part of the final split: a number from 0 to {NUM_PARTS - 1}, a "
+                    "list of different numbers, or null for none."
                 )
         if self.num_test > NUM_READ:
             raise UserError(
-                f"data.num_test={self.num_test} reaches into the final prompts, which begin after the first {NUM_READ} test prompts; set it to "
-                f"at most {NUM_READ}. For a figure that is published, name a part of the final prompts: split={FINAL} data.final_part=0."
+                f"data.num_test={self.num_test} reaches into the final prompts, which begin after the first {NUM_READ} test "
+                f"prompts; set it to at most {NUM_READ}. For a figure that is published, name a part of the final prompts: "
+                f"split={FINAL} data.final_part=0."
             )
 
     def check_final(self) -> None:
         """Raise UserError unless final prompts are asked for."""
         if not self.final_parts or self.num_final == 0:
             raise UserError(
-                f"split={FINAL} needs final prompts, but data.final_part={self.final_part} and data.num_final={self.num_final} ask for none; "
-                f"name a part that was never read, for example data.final_part=0, and leave data.num_final=null."
+                f"split={FINAL} needs final prompts, but data.final_part={self.final_part} and data.num_final={self.num_final} "
+                f"ask for none; name a part that was never read, for example data.final_part=0, and leave data.num_final=null."
             )
 
     @property
     def final_parts(self) -> list[int]:
         """The parts of the final split that are asked for."""
-        if self.final_part is None:
+        parts = self.final_part
+        if parts is None:
             return []
-        is_list = isinstance(self.final_part, Sequence) and not isinstance(self.final_part, str)
-        return list(self.final_part) if is_list else [self.final_part]
+        return list(parts) if isinstance(parts, Sequence) and not isinstance(parts, str) else [parts]
 
     def provenance(self) -> dict[str, str]:
-        """Return what decides the prompts besides the keys of data: the Python whose library is read."""
+        """Return the Python version, whose standard library decides the prompts together with the keys of data."""
         return {"python": platform.python_version()}
 
     def load(self, chats: bool, responses: bool = False) -> Iterator[Prompt]:
         """Yield up to the wanted number of prompts per split, in an order that looks random but is fixed.
 
-        They are code to continue, whether the pair takes instructions (`chats`) or not. With `responses` each has its function's body.
+        They are code to continue, whether the pair takes instructions (`chats`) or not. With `responses`, each has the body of
+        its function.
         """
         self.check()
         wanted = {"train": self.num_train, "dev": self.num_dev, "test": self.num_test}
@@ -98,8 +100,9 @@ class NanoSource:
         for prompt in unread:
             if prompt.prompt_id in prompts["train"] or prompt.prompt_id in prompts["dev"]:
                 continue  # a text that dev files hold too, on which heads are trained
-            per_file[prompt.group] += 1
-            if per_file[prompt.group] <= FINAL_PER_FILE and int(prompt.prompt_id, 16) % NUM_PARTS in self.final_parts:
+            file = prompt.group or ""
+            per_file[file] += 1
+            if per_file[file] <= FINAL_PER_FILE and int(prompt.prompt_id, 16) % NUM_PARTS in self.final_parts:
                 kept.append(replace(prompt, split=FINAL))
         return kept[: self.num_final]
 
@@ -113,7 +116,7 @@ def _prompts_by_split(responses: bool) -> dict[str, dict[str, Prompt]]:
             prompt_id = text_id(function.prompt)
             # A prompt that several files share belongs to the first of them by name, in whatever order they are read.
             known = prompts[split].get(prompt_id)
-            group = function.source if known is None else min(known.group, function.source)
+            group = min(known.group, function.source) if known is not None and known.group else function.source
             prompts[split][prompt_id] = Prompt(prompt_id, split, function.prompt, function.body if responses else None, group)
     return prompts
 

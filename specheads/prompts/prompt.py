@@ -1,4 +1,4 @@
-"""A prompt, its id and its group, and what every source of prompts offers."""
+"""A prompt, its id and its group, and the protocol of all sources of prompts."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 SPLITS = ("train", "dev", "test")  # those that data is generated for
-FINAL = "final"  # prompts that nothing is chosen on: each is read once, for a figure that is published
+FINAL = "final"  # prompts on which nothing is chosen: each is read once, for a figure that is published
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: `text` goes through the pair's chat template where it has one; `prompt_id` is stable across runs.
+    """One prompt: `text` goes through the pair's chat template, if it has one; `prompt_id` is stable across runs.
 
-    `response` is the data set's own, where it was asked for and there is one. `group` names what makes responses to several prompts
-    alike, such as a common source file; None: nothing. No id and no cache depends on it.
+    `response` is the response in the data set, if there is one and it was requested. Responses to prompts of one `group` resemble
+    each other, for example because the prompts come from one source file; None: no group. No id and no cache depends on it.
     """
 
     prompt_id: str
@@ -33,7 +33,7 @@ class PromptSource(Protocol):
     def load(self, chats: bool, responses: bool = False) -> Iterable[Prompt]:
         """Return the prompts, for a pair that takes instructions (`chats`) or for one that continues a text.
 
-        With `responses` they bring the data set's own, where it has one.
+        With `responses`, prompts have the response in the data set, if there is one.
         """
 
 
@@ -60,7 +60,7 @@ def unique(prompts: Iterable[Prompt]) -> list[Prompt]:
 
 
 def groups_of(prompts: Iterable[Prompt]) -> list[str]:
-    """Return the group of each prompt; a prompt without a group is a group of its own."""
+    """Return the group of each prompt; a prompt without a group forms a group alone."""
     return [prompt.group or prompt.prompt_id for prompt in prompts]
 
 

@@ -15,7 +15,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows in order. `row_name` is what a row is called in its source, `first` the number of the first row there."""
+    """Rows in order. `row_name` is the name of a row in its source ("line"), `first` the number of the first row there."""
 
     rows: "list[dict] | datasets.Dataset"
     row_name: str = "row"
@@ -60,6 +60,6 @@ def check_values(row: Mapping, fields: Sequence[str], path: str, place: str, see
 
 
 def kind_of(value: object) -> str:
-    """Return what a user calls the type of a value; whole numbers and others are alike, as both are written as they are."""
+    """Return the type of a value in words; integers and other numbers have the same one, because both are written as they are."""
     names = {str: "a text", int: "a number", float: "a number", bool: "true or false", dict: "an object", list: "a list"}
     return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")

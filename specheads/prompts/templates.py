@@ -51,7 +51,7 @@ class Template:
         return replace(self, texts=texts)
 
     def fill(self, row: Mapping) -> str | None:
-        """Return the first text whose fields are all in `row` and not blank, filled in; None if no text is."""
+        """Return the first text whose fields are all in `row` and not blank, filled in; None if there is no such text."""
         for text in self.texts:
             if not any(_is_blank(row.get(field)) for field in _fields(text)):
                 return text.format_map(row)
@@ -63,7 +63,7 @@ def _fields(text: str) -> list[str]:
 
 
 def _problem(text: str) -> str | None:
-    """Return the mistake in a template, if there is one. Formats, attributes and indices are mistakes, as rows hold plain values."""
+    """Return the mistake in a template, or None. Formats, attributes and indices are mistakes, because rows hold plain values."""
     try:
         pieces = [piece for _, *piece in string.Formatter().parse(text) if piece[0] is not None]
     except ValueError as error:  # a brace without its partner

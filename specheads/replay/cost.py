@@ -1,8 +1,8 @@
 """The cost model of speculative decoding (SpecDec++, section 2): seconds from counts.
 
-A round that drafts n tokens takes n draft steps, one verification of n tokens, and some overhead. A rule may add seconds to each draft
-step (a head) and to each round (online learning). Costs are fitted to live rounds by medians, because a busy machine makes a few
-rounds very slow, and are tested on responses that they were not fitted to.
+A round that drafts n tokens takes n draft steps, one verification of n tokens, and some overhead. A rule may add seconds to each
+draft step (a head) and to each round (online learning). Costs are fitted to live rounds by medians, because on a busy machine a
+few rounds are very slow, and are tested on responses that they were not fitted to.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,8 @@ class Costs:
     target_seconds: float  # of a verification without a drafted token: one forward pass of the target
     verified_seconds: float = 0.0  # more for each drafted token
     round_seconds: float = 0.0
-    # Measured seconds of verifying 0, 1, 2, ... drafted tokens, where there are any; beyond them each token takes `verified_seconds`.
+    # Measured seconds of verifying 0, 1, 2, ... drafted tokens, where there are any; beyond them each token takes
+    # `verified_seconds`.
     verification: tuple[float, ...] = ()
 
     @property
@@ -35,12 +36,12 @@ class Costs:
     def at_ratio(cls, ratio: float, verified_share: float = 0.0) -> "Costs":
         """Return costs in units of a target's forward pass, so that a throughput is a speed-up over the target alone.
 
-        `verified_share` is what verifying one more drafted token costs, as a share of that pass.
+        `verified_share` is the cost of verifying one more drafted token, as a share of that pass.
         """
         return cls(draft_seconds=1 / ratio, target_seconds=1.0, verified_seconds=verified_share)
 
     def verify_seconds(self, num_drafted: np.ndarray) -> np.ndarray:
-        """Return the seconds of verifying so many drafted tokens at once."""
+        """Return the seconds of verifying `num_drafted` tokens at once."""
         if not self.verification:
             return self.target_seconds + self.verified_seconds * num_drafted
         last = len(self.verification) - 1
@@ -48,7 +49,7 @@ class Costs:
         return within + self.verified_seconds * np.maximum(num_drafted - last, 0)
 
     def seconds(self, draft_calls: np.ndarray, rounds: np.ndarray) -> np.ndarray:
-        """Return the seconds (...) of draft steps (...) and of rounds (..., n + 1), given by their numbers of drafted tokens 0 to n."""
+        """Return the seconds (...) of draft steps (...) and of rounds (..., n + 1), counted by their drafted tokens 0 to n."""
         each = self.round_seconds + self.verify_seconds(np.arange(rounds.shape[-1]))
         return self.draft_seconds * draft_calls + rounds @ each
 
@@ -69,7 +70,7 @@ class RuleCosts:
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """What rounds of live decoding did and how long it took: arrays (R,)."""
+    """The counts and times of rounds of live decoding: arrays (R,)."""
 
     draft_calls: np.ndarray
     drafted: np.ndarray
@@ -109,16 +110,14 @@ def fit_costs(times: RoundTimes, rules: Mapping[str, bool]) -> CostFit:
 
     Args:
         times: rounds of one or more kinds of rules.
-        rules: the kinds by name, in the order of their numbers; whether each computes nothing worth counting (a fixed length). The seconds of
-            their rounds are common to all rules; those of other rules are compared with them.
+        rules: the kinds by name, in the order of their numbers; True for those that compute nothing worth counting (fixed
+            lengths). The seconds of their rounds are common to all rules; those of other rules are compared with them.
 
     Raises:
-        UserError: fewer than three rounds, or rounds of one length only, from which the costs cannot be told apart.
+        UserError: fewer than three rounds, or rounds of one length only, which cannot separate the costs.
     """
     if len(times.drafted) < 3 or len(np.unique(times.drafted)) < 2:
-        raise UserError(
-            "the costs of draft and target cannot be told apart from these runs; evaluate at least two draft lengths."
-        )
+        raise UserError("these runs cannot separate the costs of draft and target; evaluate at least two draft lengths.")
     fit, halves = _fit(times, rules), fits_of_halves(times, rules)
     if halves is None:
         return fit
@@ -132,7 +131,7 @@ def fit_costs(times: RoundTimes, rules: Mapping[str, bool]) -> CostFit:
 
 
 def fits_of_halves(times: RoundTimes, rules: Mapping[str, bool]) -> tuple[CostFit, CostFit] | None:
-    """Return the costs for the even and for the odd responses, each fitted to the other half; None where there are too few responses."""
+    """Return the costs for the even and for the odd responses, each fitted to the other half; None with too few responses."""
     even = times.response % 2 == 0
     if len(np.unique(times.response)) < 4 or any(len(np.unique(times.drafted[half])) < 2 for half in (even, ~even)):
         return None
@@ -174,8 +173,9 @@ def _added_costs(costs: Costs, times: RoundTimes) -> RuleCosts:
 
 
 def _medians(number: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each number that rounds have, in order, the median seconds of those rounds, and how many they are; rare numbers are left out
-    where enough others are not.
+    """Return each number that rounds have, in order, with the median seconds and the count of those rounds.
+
+    Rare numbers are left out if enough others remain.
     """
     numbers, which, counts = np.unique(number, return_inverse=True, return_counts=True)
     medians = np.array([np.median(seconds[which == index]) for index in range(len(numbers))])
@@ -185,7 +185,7 @@ def _medians(number: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _line(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[float, float]:
-    """Return slope and intercept, neither below 0, of the line through points by the weighted median of their pairs' slopes (Theil-Sen)."""
+    """Return slope and intercept, neither below 0, of the line by the weighted median of the slopes of pairs (Theil-Sen)."""
     first, second = np.triu_indices(len(x), 1)
     distance = (x[second] - x[first]).astype(float)
     slope = 0.0

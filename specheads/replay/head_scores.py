@@ -1,8 +1,8 @@
 """The predictions of heads for the nodes of a recording, and the true acceptance probabilities, which the target knows.
 
-Each predictor's values are added in `predictions/<fingerprint>/` next to the recording, in one pass of one model, when they are first
-needed; the recording stays as it is. A head with inputs of the round (`features.ROUND_INPUTS`) predicts another value of a node for each round
-index that the node can have.
+Each predictor's values are added in `predictions/<fingerprint>/` next to the recording, in one pass of one model, when they are
+first needed; the recording does not change. A head with inputs of the round (`features.ROUND_INPUTS`) predicts another value of a
+node for each round index that the node can have.
 """
 
 import hashlib
@@ -18,7 +18,8 @@ from torch import Tensor
 from specheads.features import ROUND_INPUTS, drafting_features, reads_logits, reads_target
 from specheads.heads.batch import HeadBatch, target_states
 from specheads.heads.head import AcceptanceHead
-from specheads.pair import LanguageModel, Pair
+from specheads.language_model import LanguageModel
+from specheads.pair import Pair
 from specheads.replay.recording import GROUND_TRUTH, Advance, NodeIndices, branches_of
 from specheads.replay.response_tree import SLICE_ELEMENTS, node_states
 from specheads.sampling import Warp, accept_prob
@@ -30,15 +31,15 @@ SCHEMA = pa.schema({"values": pa.list_(pa.float32())})  # of every node of a res
 def add_predictions(
     folder: Path, pair: Pair, heads: Mapping[str, AcceptanceHead], ground_truth: bool, advance: Advance = lambda count: None
 ) -> None:
-    """Add to the recording in `folder` the predictions of `heads` (by fingerprint) that it lacks, and with `ground_truth` the target's.
+    """Add missing predictions of `heads` (by fingerprint) to the recording in `folder`, and with `ground_truth` the target's.
 
-    All heads that are missing share one pass of the draft. `advance` is called with the number of prompts once for the heads and once for
-    the target, whether there was something to do or not.
+    All missing heads share one pass of the draft. `advance` is called with the number of prompts once for the heads and once
+    for the target, also where nothing was missing.
     """
     manifest = read_manifest(folder)
     warp, num_rows = Warp(**manifest["provenance"]["warp"]), sum(shard["rows"] for shard in manifest["shards"].values())
     with exclusive(folder):
-        stores = {name: _store(folder, name, looks_at_rounds(head)) for name, head in heads.items()}
+        stores = {name: _store(folder, name, reads_rounds(head)) for name, head in heads.items()}
         missing = {name: store for name, store in stores.items() if not store.is_complete()}
         if missing:
             asked = [heads[name].to(pair.draft_lm.device) for name in missing]
@@ -52,7 +53,7 @@ def add_predictions(
             advance(num_rows)
 
 
-def looks_at_rounds(head: AcceptanceHead) -> bool:
+def reads_rounds(head: AcceptanceHead) -> bool:
     """Whether the prediction of a head for a token depends on the round."""
     return bool(set(ROUND_INPUTS) & set(head.config.inputs))
 
@@ -67,7 +68,7 @@ class Scores(Protocol):
     """The predictions of several predictors for the nodes of one response after another."""
 
     def begin(self, row: Mapping[str, Any], pairs: NodeIndices) -> None:
-        """Begin a response, whose (node, round index) pairs are `pairs`."""
+        """Begin a response with these (node, round index) pairs."""
 
     def __call__(self, first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
         """Return each predictor's values for nodes `first`, ..., with `tokens` (n,), drafted from the states `hidden` (n, H)."""
@@ -77,13 +78,8 @@ def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], scor
     """Write a shard of predictions for every shard of the recording."""
     manifest = read_manifest(folder)
     shards, settings = manifest["shards"], manifest["provenance"]["settings"]
-    columns = [
-        "prompt_ids",
-        "response_ids",
-        "accepted",
-        *(f"branch_{name}" for name in ("draw", "start", "length", "ids")),
-        "law_prob",
-    ]
+    branch_columns = [f"branch_{name}" for name in ("draw", "start", "length", "ids")]
+    columns = ["prompt_ids", "response_ids", "accepted", *branch_columns, "law_prob"]
     for shard in sorted(shards):
         if all(store.has(shard) for store in stores):
             advance(shards[shard]["rows"])
@@ -116,7 +112,8 @@ class HeadScores:
 
     @torch.no_grad()
     def begin(self, row: Mapping[str, Any], pairs: NodeIndices) -> None:
-        self.pairs, self.states = pairs, None
+        self.pairs = pairs
+        self.states: Tensor | None = None  # (N, H), the target's, by response position
         if self.reads_target:
             prompt, response = row["prompt_ids"], row["response_ids"]
             text, at = torch.tensor([[*prompt, *response]]), len(prompt) + torch.arange(len(response))
@@ -131,11 +128,11 @@ class HeadScores:
             logits = self.lm.logits(hidden[piece]) if reads_logits(self.needs) else hidden[piece]
             features = drafting_features(self.needs, logits, tokens[piece], hidden[piece], self.lm.embed)
             node, index, start = (value.to(tokens.device) for value in self.pairs.split(first + int(piece[0]), len(piece)))
-            in_pairs = {name: value[node] for name, value in features.items()} if any(map(looks_at_rounds, self.heads)) else {}
-            in_pairs |= {"target_hidden": self.states[start]} if self.reads_target else {}
+            in_pairs = {name: value[node] for name, value in features.items()} if any(map(reads_rounds, self.heads)) else {}
+            in_pairs |= {} if self.states is None else {"target_hidden": self.states[start]}
             for head, values in zip(self.heads, logits_by_head, strict=True):
                 late = int(head.config.predicts == "input_token")  # it predicts for the token before
-                values.append(head(in_pairs | {"index": (index - late).clamp_min(0)} if looks_at_rounds(head) else features))
+                values.append(head(in_pairs | {"index": (index - late).clamp_min(0)} if reads_rounds(head) else features))
         return [torch.cat(values) for values in logits_by_head]
 
 
@@ -146,7 +143,7 @@ class GroundTruthScores:
         self.lm, self.warp = lm, warp
 
     def begin(self, row: Mapping[str, Any], pairs: NodeIndices) -> None:
-        self.law_prob = torch.tensor(row["law_prob"])  # the draft's
+        self.draft_prob = torch.tensor(row["law_prob"])  # the draft's
 
     @torch.no_grad()
     def __call__(self, first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
@@ -154,13 +151,13 @@ class GroundTruthScores:
         for piece in torch.arange(len(tokens), device=tokens.device).split(max(1, SLICE_ELEMENTS // self.lm.vocab_size)):
             distribution = self.warp(self.lm.logits(hidden[piece]))
             target_prob = distribution.gather(1, tokens[piece, None]).squeeze(1)
-            draft_prob = self.law_prob[first + piece.cpu()].to(target_prob)
+            draft_prob = self.draft_prob[first + piece.cpu()].to(target_prob)
             probs.append(accept_prob(target_prob, draft_prob))
         return [torch.cat(probs)]
 
 
 def head_fingerprint(head: AcceptanceHead) -> str:
-    """Return what identifies a head: its weights, its inputs and which token it predicts."""
+    """Return the fingerprint of a head: of its weights, its inputs and which token it predicts."""
     digest = hashlib.sha256(repr((head.config.predicts, head.config.inputs)).encode())
     for value in head.state_dict().values():
         digest.update(value.cpu().numpy().tobytes())

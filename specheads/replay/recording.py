@@ -1,7 +1,7 @@
-"""Recordings on disk and in memory: `recordings/<fingerprint>/` under the data folder, Parquet shards of `record_response`'s rows.
+"""Recordings on disk and in memory: Parquet shards of `record_response`'s rows in `recordings/<fingerprint>/` of the data folder.
 
-The predictions of heads for every node are next to them in `predictions/` (see head_scores.py). Shards appear by rename, with checksums;
-a restart makes what is missing.
+The predictions of heads for every node are next to them in `predictions/` (see head_scores.py). Complete shards are renamed into
+place and have checksums; a restart makes the missing ones.
 """
 
 import logging
@@ -22,12 +22,7 @@ from specheads.decoding.responses import make_responses, row_uniforms
 from specheads.features import RECORDED
 from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, ResponseLimits, response_provenance
-from specheads.replay.response_tree import (
-    COLUMNS,
-    RecordSettings,
-    ResponseUniforms,
-    record_response,
-)
+from specheads.replay.response_tree import COLUMNS, RecordSettings, ResponseUniforms, record_response
 from specheads.sampling import Warp
 from specheads.storage.shards import ShardStore, exclusive, fingerprint, read_manifest
 
@@ -41,7 +36,7 @@ SCHEMA = pa.schema(
         "prompt_id": pa.string(),
         "prompt_ids": pa.list_(pa.int32()),
         "response_ids": pa.list_(pa.int32()),
-        "limit": pa.int32(),  # tokens at which the response would have ended
+        "limit": pa.int32(),  # number of tokens at which the response would have ended
         "finished": pa.bool_(),  # whether it ended with an end-of-sequence token
         "accepted": pa.list_(pa.bool_()),  # (Q, N), whether a token came from an accepted draft token
         "branch_draw": pa.list_(pa.int16()),  # the sample and the position that each branch belongs to, and its number of tokens
@@ -60,8 +55,8 @@ Advance = Callable[[int], None]
 class Recording:
     """Recorded responses, flat: P of them with N tokens in all, which are the first N nodes; then the nodes of all branches.
 
-    Q acceptance samples. Each sample has at each position either an accepted token or a branch of some nodes (none where decoding would
-    not have drafted).
+    Q acceptance samples. Each sample has at each position either an accepted token or a branch of some nodes (none where
+    decoding would not have drafted).
     """
 
     prompt_ids: list[str]
@@ -92,6 +87,7 @@ class Recording:
     def feature(self, name: str, node: Tensor, num_before: Tensor | int = 0) -> Tensor:
         """Return a feature of nodes (n,) in rounds that accepted `num_before` (n,) tokens before them, or before their branch."""
         if name in self.in_rounds:
+            assert self.first_pair is not None  # of every recording with such predictions
             return self.in_rounds[name][self.first_pair[node] + num_before]
         return self.features[name][node]
 
@@ -101,7 +97,7 @@ class Recording:
         return self.tokens[start : start + int(self.lengths[number])].tolist()
 
     def prompt_of(self, node: Tensor) -> Tensor:
-        """Return the number of the response (n,) that each node (n,) belongs to: branches lie in the order of their responses."""
+        """Return the response number (n,) of each node (n,); branches are stored in the order of their responses."""
         branches = self.branch_length.sum(0).cumsum(0)[self.first + self.lengths - 1]
         ends = torch.cat([self.first + self.lengths, self.accepted.shape[1] + branches])
         return torch.searchsorted(ends, node, right=True) % self.num_prompts
@@ -109,8 +105,8 @@ class Recording:
     def labels(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the draft's token at every position of every sample, drafted after the tokens that were emitted before it.
 
-        Nodes (n,) of the tokens, of the tokens that the draft proposes after them (-1: none recorded), whether they are accepted, and
-        the largest index, from 0, that each can have in a round that starts anywhere.
+        Returns, (n,) each: the nodes of the tokens; the nodes of the tokens that the draft proposes after them (-1: none
+        recorded); whether the tokens are accepted; and the largest index, from 0, that each can have in any round.
         """
         branched = self.branch_length > 0
         position = torch.arange(self.accepted.shape[1]).expand_as(self.accepted)
@@ -140,8 +136,9 @@ def accepted_before(accepted: Tensor, first: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NodeIndices:
-    """The (node, round index) pairs of a response: a round accepted 0, 1, ... `most` (nodes,) tokens before the node or its branch.
+    """The (node, round index) pairs of a response.
 
+    A round can have accepted 0 to `most` (nodes,) tokens before the node or its branch.
     `position` (nodes,) is the response position of the node or its branch, `depth` (nodes,) the node's place in the branch.
     """
 
@@ -163,8 +160,9 @@ class NodeIndices:
         return cls(position, depth, torch.minimum(most, max_tokens - 1 - depth))
 
     def split(self, first: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return all pairs (m,) of `count` nodes from `first` on: the node's number among these, its index in the round, and the
-        response position at which the round began.
+        """Return all pairs (m,) of `count` nodes from `first` on.
+
+        Returns the node's number among these, its index in the round, and the response position at which the round began.
         """
         most = self.most[first : first + count]
         node = torch.repeat_interleave(torch.arange(count), most + 1)
@@ -182,7 +180,7 @@ def make_recording(
     root: Path,
     advance: Advance = lambda count: None,
 ) -> Path:
-    """Return the folder of the complete recording of `prompts`; makes or finishes it first where it is missing.
+    """Return the folder of the complete recording of `prompts`, which is made or finished first if necessary.
 
     `advance` is called with the number of prompts that are done.
     """
@@ -267,12 +265,13 @@ def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
         length = length.astype(np.int64)
         place = sample, start + position
         branch_first[place], branch_length[place] = before + length.cumsum() - length, length
-    values, in_rounds = {name: _lists(table, name) for name in RECORDED}, {}
+    values = {name: _lists(table, name) for name in RECORDED}
+    in_rounds: dict[str, list[np.ndarray]] = {}
     for name in predictors:
         predictions = pa.concat_tables([pq.read_table(folder / "predictions" / name / shard) for shard in shards])
-        looks_at_rounds = read_manifest(folder / "predictions" / name)["provenance"].get("in_rounds", False)
-        (in_rounds if looks_at_rounds else values)[name] = _lists(predictions, "values")
-    first_pair, pairs_before = _pairs(table, settings, lengths) if in_rounds else (None, None)
+        reads_rounds = read_manifest(folder / "predictions" / name)["provenance"].get("in_rounds", False)
+        (in_rounds if reads_rounds else values)[name] = _lists(predictions, "values")
+    first_pair, pairs_before = _pairs(table, settings, lengths) if in_rounds else (None, lengths)
     return Recording(
         prompt_ids=table.column("prompt_id").to_pylist(),
         prompts=[ids.tolist() for ids in _lists(table, "prompt_ids")],
@@ -292,7 +291,7 @@ def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
 
 
 def _pairs(table: pa.Table, settings: Mapping[str, Any], lengths: np.ndarray) -> tuple[Tensor, np.ndarray]:
-    """Return where the pairs of each node begin (nodes,), and how many pairs the tokens of each response have (P,)."""
+    """Return the first pair of each node (nodes,), and how many pairs the tokens of each response have (P,)."""
     counts = []
     for row in table.select(["accepted", *(f"branch_{name}" for name in ("draw", "start", "length"))]).to_pylist():
         counts.append((NodeIndices.of(row, settings["num_samples"], settings["max_tokens"]).most + 1).numpy())
@@ -308,6 +307,9 @@ def _lists(table: pa.Table, name: str) -> list[np.ndarray]:
 
 
 def _trunks_first(parts: Sequence[np.ndarray], lengths: np.ndarray) -> Tensor:
-    """Return values of all responses' nodes in a recording's order, given for each response its tokens' and then its branches'."""
+    """Return the values of all nodes in a recording's order.
+
+    `parts` are by response: the values of its tokens (`lengths` of them), then those of its branches.
+    """
     cut = list(zip(parts, lengths, strict=True))
     return torch.from_numpy(np.concatenate([part[:n] for part, n in cut] + [part[n:] for part, n in cut]).astype(np.float32))

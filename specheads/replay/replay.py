@@ -1,13 +1,13 @@
 """Walk stopping rules through a recording: the rounds that decoding would have had with them, without a model.
 
-From a round's start a draft follows the response while tokens are accepted and enters the branch at the first one that is not; it stops
-where the rule says. The token after the last accepted one is the target's. Exact for token verification, whose output does not depend
-on the length of drafts. All prompts, samples and rules with equal compile keys are walked at once, one drafted token per step.
+A draft follows the response while its tokens are accepted, and enters the branch at the first rejected token; it stops where the
+rule stops it. The token after the last accepted one is the target's. This is exact for token verification, because its output
+does not depend on the length of drafts. All prompts, samples and rules with equal compile keys are walked at once, one drafted
+token per step.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from specheads.replay.recording import GROUND_TRUTH, Recording
 
 @dataclass(frozen=True)
 class Replayed:
-    """Every round that a rule had: arrays (rounds,), in no order; `prompt`, `sample` and `start` (response position) say where."""
+    """Every round of a rule: arrays (rounds,), in no order. `prompt`, `sample` and `start` (response position) are its place."""
 
     prompt: np.ndarray
     sample: np.ndarray
@@ -37,13 +37,13 @@ class Replayed:
     def per_prompt(self, num_prompts: int) -> "Counts":
         """Return the sums over each prompt's samples."""
         columns = (self.tokens, self.drafted, self.accepted)
-        sums = (np.bincount(self.prompt, weights=column, minlength=num_prompts) for column in columns)
-        return Counts(*sums, rounds_by_length(self.prompt, self.drafted, num_prompts))
+        tokens, drafted, accepted = (np.bincount(self.prompt, weights=column, minlength=num_prompts) for column in columns)
+        return Counts(tokens, drafted, accepted, rounds_by_length(self.prompt, self.drafted, num_prompts))
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a rule spent on each prompt: arrays (P,), sums over samples."""
+    """The counts of a rule on each prompt: arrays (P,), sums over samples."""
 
     tokens: np.ndarray
     drafted: np.ndarray  # also the draft's forward passes, where none is issued ahead of a stop
@@ -60,10 +60,23 @@ class Counts:
 
 
 def rounds_by_length(prompt: np.ndarray, drafted: np.ndarray, num_prompts: int) -> np.ndarray:
-    """Return (P, n + 1): of each prompt's rounds, given by their prompts and drafted tokens (rounds,), how many drafted 0 to n tokens."""
+    """Return how many rounds of each prompt drafted 0 to n tokens, (P, n + 1).
+
+    Rounds are given by their prompts (rounds,) and their numbers of drafted tokens (rounds,).
+    """
     longest = int(drafted.max(initial=0))
     place = prompt.astype(int) * (longest + 1) + drafted
     return np.bincount(place, minlength=num_prompts * (longest + 1)).reshape(num_prompts, longest + 1)
+
+
+@dataclass(frozen=True)
+class RecordedConfig:
+    """The parts of a head's config that stopping rules read."""
+
+    predicts: str
+    inputs: tuple[str, ...]
+    calibration: Mapping[str, Any] | None = None
+    recommended: None = None
 
 
 class RecordedHead:
@@ -71,29 +84,37 @@ class RecordedHead:
 
     def __init__(self, name: str, predicts: str, calibration: Mapping[str, Any] | None = None) -> None:
         self.name = name
-        self.config = SimpleNamespace(predicts=predicts, inputs=(name,), calibration=calibration, recommended=None)
+        self.config = RecordedConfig(predicts, (name,), calibration)
 
     def __call__(self, features: dict[str, Tensor]) -> Tensor:
         return features[self.name]
 
     def __eq__(self, other: object) -> bool:
-        same_name = isinstance(other, RecordedHead) and self.name == other.name
-        return same_name and self.config.calibration == other.config.calibration
+        if not isinstance(other, RecordedHead):
+            return False
+        return self.name == other.name and self.config.calibration == other.config.calibration
 
     def __hash__(self) -> int:
         return hash(self.name)
 
 
 def recorded_head(head: AcceptanceHead) -> RecordedHead:
-    """Return what stands for `head` in rules that are replayed; `add_predictions` must have added it to the recording."""
+    """Return the replacement for `head` in rules that are replayed; `add_predictions` must have added it to the recording."""
     return RecordedHead(head_fingerprint(head), head.config.predicts, head.config.calibration)
+
+
+def recorded_threshold(head: RecordedHead, threshold: float, max_tokens: int) -> HeadThreshold:
+    """Return a rule that stops at a threshold of a recorded head, for replay only."""
+    in_place_of_head: Any = head  # the rule reads its config and calls it, like a head
+    return HeadThreshold(in_place_of_head, threshold, max_tokens=max_tokens)
 
 
 class Ceiling(HeadThreshold):
     """The informed ceiling: a head that knows the true acceptance probability of every drafted token. For replay only."""
 
     def __init__(self, threshold: float = 0.7, max_tokens: int = 20) -> None:
-        super().__init__(RecordedGroundTruth(), threshold, min_tokens=1, max_tokens=max_tokens)
+        head: Any = RecordedGroundTruth()  # in place of a head
+        super().__init__(head, threshold, min_tokens=1, max_tokens=max_tokens)
 
 
 class RecordedGroundTruth(RecordedHead):
@@ -107,12 +128,11 @@ class RecordedGroundTruth(RecordedHead):
 
 
 def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a head's predictions for the draft's token at every position and sample, before calibration, at each index in a round.
+    """Return a head's predictions, before calibration, for the draft's token at every position and sample.
 
-    Logits (n, indices); where a round cannot get to an index, those at the token's largest one. Whether the token was accepted (n,)
-    bool; and its largest index (n,).
-
-    A head that predicts for its input token does so one node later, where the token has been read.
+    Returns logits (n, indices), at each index in a round; whether each token was accepted (n,) bool; and its largest index
+    (n,). At an index that a round cannot reach, the logit is that of the token's largest index. A head that predicts for its
+    input token does so one node later, after it has read the token.
     """
     node, late, accepted, furthest = predicted_nodes(recording, head)
     if head.name not in recording.in_rounds:
@@ -124,8 +144,10 @@ def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tenso
 
 
 def predicted_nodes(recording: Recording, head: RecordedHead) -> tuple[Tensor, bool, Tensor, Tensor]:
-    """Return the nodes (n,) at which a head predicts for the tokens of `head_logits`; whether these are one node later; whether the tokens
-    were accepted (n,) bool; and their largest index in a round (n,).
+    """Return the nodes at which a head predicts for the tokens of `head_logits`.
+
+    Returns the nodes (n,); whether they are one node after the tokens; whether the tokens were accepted (n,) bool; and their
+    largest index in a round (n,).
     """
     node, after, accepted, furthest = recording.labels()
     if head.config.predicts != "input_token":
@@ -152,8 +174,9 @@ def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed
 def _check(recording: Recording, rule: StoppingRule) -> None:
     if rule.max_tokens > recording.max_tokens:
         raise UserError(
-            f"{type(rule).__name__} drafts up to {rule.max_tokens} tokens, but the recording has branches of {recording.max_tokens}; "
-            f"record with RecordSettings(max_tokens={rule.max_tokens}), or give the rule a smaller max_tokens."
+            f"{type(rule).__name__} drafts up to {rule.max_tokens} tokens, but the recording has branches of "
+            f"{recording.max_tokens}; record with RecordSettings(max_tokens={rule.max_tokens}), or give the rule a smaller "
+            "max_tokens."
         )
     missing = sorted(rule.needs - recording.features.keys() - recording.in_rounds.keys() - {"token"})
     if missing:
@@ -164,7 +187,10 @@ def _check(recording: Recording, rule: StoppingRule) -> None:
 
 
 class _Walk:
-    """Rules with one compile key over all responses and samples: rows are (rule, sample, prompt), and leave when their response is done."""
+    """A walk of rules with one compile key over all responses and samples.
+
+    Rows are (rule, sample, prompt); a row is dropped when its response is done.
+    """
 
     def __init__(self, recording: Recording, rules: Sequence[StoppingRule]) -> None:
         self.recording, self.rules, self.rule, self.num_rules = recording, rules, rules[0], len(rules)
@@ -221,16 +247,17 @@ class _Walk:
         accepted = drafted - 1 - self.depth[rows]
         left = self.recording.lengths[self.prompt[rows]] - self.start[rows]
         tokens = torch.minimum(accepted + 1, left)
-        self._note(rows, drafted, accepted, tokens)
+        self._keep(rows, drafted, accepted, tokens)
         which = self.which[rows]
         for number in which.unique().tolist():  # rules with one compile key step alike, but each learns in its own way
-            mine = which == number
-            self._observe(self.rules[number], rows[mine], drafted[mine], accepted[mine])
+            of_rule = which == number
+            self._end_rounds_of(self.rules[number], rows[of_rule], drafted[of_rule], accepted[of_rule])
         self.start[rows] += tokens
         self.drafted[rows], self.depth[rows] = 0, -1
         self._skip_last_tokens()
 
-    def _observe(self, rule: StoppingRule, rows: Tensor, drafted: Tensor, accepted: Tensor) -> None:
+    def _end_rounds_of(self, rule: StoppingRule, rows: Tensor, drafted: Tensor, accepted: Tensor) -> None:
+        """Pass outcomes to a rule, and begin the next rounds of its rows."""
         after = rule.start_round(rule.end_round(tree_map(lambda value: value[rows], self.state), drafted, accepted))
         self.state = tree_map(lambda value, new: value.index_copy(0, rows, new.to(value.dtype)), self.state, after)
 
@@ -241,7 +268,7 @@ class _Walk:
         if one_left.any():
             rows = one_left.nonzero().squeeze(1)
             zeros = torch.zeros_like(rows)
-            self._note(rows, zeros, zeros, zeros + 1)
+            self._keep(rows, zeros, zeros, zeros + 1)
             self.start[rows] += 1
         going = self.start < lengths
         if not going.all():
@@ -250,7 +277,7 @@ class _Walk:
                 setattr(self, name, getattr(self, name)[rows])
             self.state = tree_map(lambda value: value[rows], self.state)
 
-    def _note(self, rows: Tensor, drafted: Tensor, accepted: Tensor, tokens: Tensor) -> None:
+    def _keep(self, rows: Tensor, drafted: Tensor, accepted: Tensor, tokens: Tensor) -> None:
         where: list[Any] = [self.which[rows], self.prompt[rows], self.sample[rows], self.start[rows]]
         self.rounds.append(tuple(column.int() for column in (*where, drafted, accepted, tokens)))
 
@@ -258,8 +285,8 @@ class _Walk:
 def oracle(recording: Recording) -> Replayed:
     """Return the rounds of the rule that stops exactly before the first rejection, without a longest draft.
 
-    In greedy mode the oracle of SpecDec++ (Lemma 2.1): nothing is discarded, and the target is called once for every difference and
-    once for the end.
+    In greedy mode it is the oracle of SpecDec++ (Lemma 2.1): nothing is discarded, and the target is called once for every
+    difference between the models and once for the end.
     """
     parts = []
     for number in range(recording.num_prompts):

@@ -1,9 +1,9 @@
-"""Record all that a stopping rule can draft along a target's response, so that rules can be replayed without models.
+"""Record every token that a stopping rule can draft along a target's response, so that rules can be replayed without models.
 
-The output of token verification has the target's distribution whatever the lengths of drafts, so decoding could have emitted a response
-that the target sampled. At each of its positions two things are sampled once, as verification would have sampled them given the response:
-whether the emitted token came from an accepted draft token, with probability `min(1, d(x) / t(x))`; and if not, the token that was
-rejected there, from `norm((d - t)+)`, and how the draft continues after it. These continuations are the *branches*.
+The output of token verification has the target's distribution for drafts of any length, so decoding could have emitted a response
+that the target sampled. At each position two things are sampled once, as verification would have sampled them given the response:
+whether the emitted token came from an accepted draft token, with probability `min(1, d(x) / t(x))`; and if not, the token that
+was rejected there, from `norm((d - t)+)`, and how the draft continues after it. These continuations are the *branches*.
 
 A *node* is a drafted token with its features: first the response's tokens in order, then those of one branch after another.
 """
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from specheads.decoding.branches import Branches, ReadTexts
 from specheads.features import RECORDED, drafting_features
-from specheads.pair import LanguageModel, Pair
+from specheads.language_model import LanguageModel
+from specheads.pair import Pair
 from specheads.sampling import Warp, accept_prob, check_finite, sample
 
 SLICE_ELEMENTS = 2**24  # probabilities held at once per model
@@ -27,7 +28,7 @@ COLUMNS = (*RECORDED, "law_prob")  # per node; law_prob: the token's probability
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """What a recording holds. `num_samples`: acceptance samples per response; in greedy mode there is only one."""
+    """The amounts that a recording holds. `num_samples`: acceptance samples per response; in greedy mode there is only one."""
 
     num_samples: int = 4
     max_tokens: int = 20  # the longest draft that can be replayed
@@ -76,9 +77,8 @@ def record_response(
         target_logits = pair.target_lm.logits(target_hidden[piece.to(target_hidden.device)]).to(tokens.device)
         parts.append(_outcomes(pair, draft_logits, target_logits, tokens[piece], piece, limit, warp, uniforms))
     accepted, values, draft_sample, start, first, first_values = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
-    order = torch.argsort(
-        start * settings.num_samples + draft_sample
-    )  # by position, so that rows of a batch are of similar length
+    # By position, so that rows of a batch are of similar length.
+    order = torch.argsort(start * settings.num_samples + draft_sample)
     draft_sample, start = draft_sample[order], start[order]
     lengths = (limit - 1 - start).clamp_max(settings.max_tokens)
     begun = Branches(torch.zeros_like(start), len(prompt) + start, first[order, None], lengths)
@@ -118,8 +118,8 @@ def _outcomes(
 ) -> tuple[Tensor, ...]:
     """Sample the outcomes of drafts at a slice of `positions` (n,), where the response has `tokens` (n,).
 
-    Returns whether the tokens were accepted (Q, n), their columns (C, n), and of the tokens that were rejected in their place sample,
-    position, token (b,) and columns (C, b).
+    Returns whether the tokens were accepted (Q, n) and their columns (C, n); then, of the tokens that were rejected in their
+    place, the sample, the position, the token (b,) and the columns (C, b).
     """
     draft_probs, target_probs = warp(draft_logits), warp(target_logits)
     check_finite(pair.draft_id, draft_probs)

@@ -22,7 +22,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def cache_folder() -> Path:
-    """Return the folder of what can be made again, and so be removed: `$SPECHEADS_CACHE`, or else `~/.cache/specheads`."""
+    """Return the folder for files that may be removed, as they can be made again: `$SPECHEADS_CACHE` or `~/.cache/specheads`."""
     return Path(os.environ.get("SPECHEADS_CACHE") or Path.home() / ".cache" / "specheads")
 
 

@@ -1,4 +1,4 @@
-"""What a live sweep has measured so far, a line per prompt, so that an interrupted sweep can resume."""
+"""The measurements of a live sweep, a line per prompt, so that an interrupted sweep can resume."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Run folders, `outputs/<command>/<date_time>/`, in which the same command finds an interrupted run again.
+"""Run folders, `outputs/<command>/<date_time>/`: the same command finds an interrupted run again and resumes it.
 
 `run.json` in a folder holds the run's key, which identifies its configuration, and whether the run is finished.
 """
@@ -84,7 +84,7 @@ def is_unfinished(folder: Path, key: str) -> bool:
 
 
 def has_ended(folder: Path, top: Path) -> bool:
-    """Return whether every run that `folder` (below `top`) belongs to is finished; a folder of no run counts as finished."""
+    """Return whether all runs that `folder` (below `top`) belongs to are finished; without runs it counts as finished."""
     states = [read_state(parent) for parent in folder.parents if parent.is_relative_to(top)]
     return all(state.get("finished") for state in states if state)
 

@@ -107,7 +107,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_inside(folder: Path, name: str) -> None:
-    """Raise UserError unless a shard is a file of the cache folder itself: a cache of others must not read or replace more."""
+    """Raise UserError unless a shard is a file in the cache folder: someone else's cache must not name files elsewhere."""
     if name in ("", ".", "..") or "\0" in name or Path(name).name != name or (folder / name).is_symlink():
         raise UserError(
             f"{folder / MANIFEST} names {name!r}, which must be a file in that folder, not a path or a link; "

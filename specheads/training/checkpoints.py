@@ -1,4 +1,4 @@
-"""Lightning callbacks that make a training run resumable to the same numbers, and one that says how long it will take.
+"""Lightning callbacks that make training resumable with the same results, and one that forecasts the remaining time.
 
 A checkpoint is written between two steps, never between an epoch's last step and its validation: a run that resumes there would
 skip the validation. It holds the provenance of the run, so that no run of other settings resumes from it.

@@ -1,4 +1,4 @@
-"""What modules that are trained share: a loss over a whole optimizer step, and curves that a checkpoint holds."""
+"""The base of all trained modules: a loss over a whole optimizer step, and curves that a checkpoint holds."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ from torch import Tensor
 class CurveModule(L.LightningModule):
     """A module whose loss is a ratio of sums over a whole optimizer step, and whose curves are kept in its checkpoints.
 
-    A step's loss is `sum of weighted losses / sum of weights` over all its batches and processes. The second sum is known only at the end
-    of the step, so batches are divided by the weights of its first batch, and gradients are corrected before they are clipped.
-    Curves are in checkpoints because a log file may be older or newer than the checkpoint.
+    A step's loss is `sum of weighted losses / sum of weights` over all its batches and processes. The second sum is known only at
+    the end of the step, so batches are divided by the weights of its first batch, and gradients are corrected before they are
+    clipped. Curves are in checkpoints because a log file may be older or newer than the checkpoint.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class CurveModule(L.LightningModule):
         self._num_losses = 0
 
     def loss_of_batch(self, batch_index: int, losses: Tensor, weights: Tensor, measures: Tensor | None = None) -> Tensor:
-        """Return what `training_step` is to return for a batch that has these sums.
+        """Return the loss for `training_step` of a batch with these sums.
 
         Args:
             losses, weights: (n,) sums of weighted losses and of weights. Each of the n losses has separate parameters, or n is 1.
@@ -69,7 +69,7 @@ class CurveModule(L.LightningModule):
             self.log_dict(metrics, logger=False)
 
     def log_history(self) -> None:
-        """Write the curves of the run that is resumed; W&B has kept what was logged before the interruption."""
+        """Write the curves of the resumed run; W&B has kept those from before the interruption."""
         for step, metrics in self.history:
             for logger in self.loggers:
                 if isinstance(logger, CSVLogger):  # which empties its file at the start

@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, cast
 
 import lightning as L
 import numpy as np
@@ -15,8 +15,8 @@ from specheads.storage import runs
 class EpochSampler(Sampler):
     """Yields (epoch, row) so that the data knows the epoch.
 
-    Every process of a distributed run takes a different share. All shares have the same size: a process with fewer rows would wait
-    for the others forever.
+    Every process of a distributed run takes a different share. All shares have the same size: a process with fewer rows would
+    wait for the others forever.
     """
 
     def __init__(self, num_rows: int, seed: int, shuffle: bool, rank: int = 0, world_size: int = 1) -> None:
@@ -25,7 +25,7 @@ class EpochSampler(Sampler):
         self.start = 0  # rows of this process to skip, because the interrupted run has used them
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by Lightning before each epoch."""
+        """Set the epoch, as Lightning does before each."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -44,10 +44,12 @@ class EpochSampler(Sampler):
 class ResumableLoader(DataLoader):
     """A loader over an EpochSampler that can resume within an epoch: Lightning keeps its state in checkpoints."""
 
+    sampler: EpochSampler
+    batch_size: int
     position = 0  # batches of this epoch that were handed out
     skip = 0
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch declares a private class of iterators
         self.position, self.skip = self.skip, 0
         self.sampler.start = self.position * self.batch_size
         for batch in super().__iter__():
@@ -70,12 +72,20 @@ def begin_worker(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+class Rows(Protocol):
+    """The rows of a split, whose keys are (epoch, row)."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: tuple[int, int]) -> Any: ...
+
+
 class ResumableData(L.LightningDataModule):
     """Batches from the rows of the splits `train`, `dev` and `test`."""
 
     def __init__(
         self,
-        splits: Mapping[str, Dataset],
+        splits: Mapping[str, Rows],
         batch_size: int,
         num_workers: int,
         seed: int,
@@ -96,13 +106,22 @@ class ResumableData(L.LightningDataModule):
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if distributed else (0, 1)
         data = self.splits[split]
         sampler = EpochSampler(len(data), self.seed, shuffle, rank, world_size)
-        workers = {"num_workers": self.num_workers, "persistent_workers": self.num_workers > 0, "worker_init_fn": begin_worker}
-        return ResumableLoader(data, batch_size=self.batch_size, sampler=sampler, collate_fn=self.collate, **workers)
+        return ResumableLoader(
+            cast(Dataset, data),  # torch takes any object with these two methods
+            batch_size=self.batch_size,
+            sampler=sampler,
+            collate_fn=self.collate,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            worker_init_fn=begin_worker,
+        )
 
     def upcoming(self, key: tuple[int, int], count: int) -> list[tuple[int, int]]:
         """Return the next `count` keys of training, starting with `key`; fewer at the end of an epoch."""
+        if self._train is None:
+            raise RuntimeError("training has not begun, so no keys are upcoming")
         order = self._train.sampler.order(key[0])
-        place = order.index(tuple(key))
+        place = order.index((key[0], key[1]))
         return order[place : place + count]
 
     def train_dataloader(self) -> ResumableLoader:

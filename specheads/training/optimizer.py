@@ -16,13 +16,14 @@ class Optimizer(Settings):
     warmup_share: Probability = setting(0.03, "the share of all steps in which the learning rate rises; 0: none")
 
 
-class DraftOptimizer(Optimizer):
-    """The same for a whole draft, whose learning rate may be left to its width."""
+class DraftOptimizer(Settings):
+    """The same for a whole draft, whose default learning rate depends on its width."""
 
     lr: PositiveNumber | None = setting(
         None, "AdamW's highest learning rate; it falls to 0 as a cosine; null: 0.16 / the draft's hidden size"
     )
     weight_decay: NonNegativeNumber = setting(0.0, "AdamW's weight decay; 0: none")
+    warmup_share: Probability = setting(0.03, "the share of all steps in which the learning rate rises; 0: none")
 
     def for_width(self, width: int) -> Optimizer:
         """Return the settings for a model whose hidden states have `width` numbers."""

@@ -19,7 +19,7 @@ from specheads.training.trainer_settings import Checkpointing, TrainerSettings
 
 logger = logging.getLogger(__name__)
 
-CHATTER = (  # what Lightning says about itself
+CHATTER = (  # Lightning's messages about itself
     ".*does not have many workers.*",
     ".*LeafSpec.*",
     ".*sync_dist=True.*",  # what we log was gathered from all processes
@@ -29,7 +29,7 @@ CHATTER = (  # what Lightning says about itself
 
 @contextlib.contextmanager
 def seeded_training(seed: int) -> Iterator[None]:
-    """Seed all random generators, and keep back what Lightning says about itself."""
+    """Seed all random generators, and hide Lightning's messages about itself."""
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     for message in CHATTER:
         warnings.filterwarnings("ignore", message)
@@ -43,7 +43,8 @@ def new_trainer(
     """Return a trainer, and the callback that writes its checkpoints into the folder of the run.
 
     Args:
-        device_type: where the models are, for `trainer.accelerator=auto`: they may have been put on a CPU, and Apple's has no float64.
+        device_type: the device of the models, for `trainer.accelerator=auto`: they may be on a CPU, and Apple's GPUs have no
+            float64.
 
     Raises:
         UserError: batches are accumulated under a strategy that averages them itself.
@@ -61,9 +62,9 @@ def new_trainer(
     )
     if trainer.accumulate_grad_batches > 1 and trainer.strategy.handles_gradient_accumulation:
         raise UserError(
-            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} with trainer.strategy={arguments.get('strategy')}, "
-            "which averages the batches of a step itself, however many tokens each has; use a larger loader.batch_size, or another "
-            "strategy, for example +trainer.strategy=ddp."
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} with "
+            f"trainer.strategy={arguments.get('strategy')}, which averages the batches of a step itself, however many tokens "
+            "each has; use a larger loader.batch_size, or another strategy, for example +trainer.strategy=ddp."
         )
     return trainer, checkpoints
 

@@ -1,4 +1,4 @@
-"""Settings that every training has besides its optimizer: batches, checkpoints and the arguments of lightning.Trainer."""
+"""The settings of every training except its optimizer: batches, checkpoints and the arguments of lightning.Trainer."""
 
 import inspect
 from typing import Any
@@ -67,15 +67,15 @@ class TrainerSettings(Settings):
     )
     log_every_n_steps: PositiveCount = setting(10, "the number of optimizer steps between two lines in the logs")
     num_sanity_val_steps: Count = setting(0, "the number of dev batches to try before training; 0: none")
-    use_distributed_sampler: Flag = setting(False, "false: this project's sampler splits rows over processes itself")
+    use_distributed_sampler: Flag = setting(False, "false: the sampler of this project already splits rows over processes")
     enable_model_summary: Flag = setting(False, "whether to print a table of the layers first")
     default_root_dir: Text | None = setting(
-        None, "where Lightning writes what has no other place; null: the folder of the run", decides=False
+        None, "the folder for files that Lightning writes by default; null: the folder of the run", decides=False
     )
 
     @model_validator(mode="after")
     def check_other_arguments(self) -> "TrainerSettings":
-        """Refuse what lightning.Trainer does not know, and what it could not resume."""
+        """Refuse arguments that lightning.Trainer does not know, or with which a run could not be resumed."""
         others = self.model_extra or {}
         for name, (reason, value) in UNSUPPORTED.items():
             if others.get(name, value) != value:

@@ -47,7 +47,7 @@ def run(monkeypatch, capsys):
     return give
 
 
-def test_inspect_says_what_a_head_is(head, run, nano):
+def test_inspect_describes_a_head(head, run, nano):
     code, text, _ = run("inspect", f"head={head}")
     assert code == 0
     for fact in (
@@ -65,7 +65,7 @@ def test_inspect_says_what_a_head_is(head, run, nano):
     assert f"{parameters:,} parameters" in text
 
 
-def test_inspect_says_what_is_not_known(tmp_path, run):
+def test_inspect_names_unknown_properties(tmp_path, run):
     torch.manual_seed(0)
     config = HeadConfig(hidden_size=8, predicts="input_token", depth=0)
     folder = save_head(AcceptanceHead(config), tmp_path / "bare", torch.randn(32, 8))
@@ -105,7 +105,7 @@ def test_card_is_rewritten_from_the_config(head, run):
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["verify", "--help"]])
-def test_help_names_what_there_is(run, words):
+def test_help_lists_verbs_and_keys(run, words):
     code, text, _ = run(*words)
     shown = [word for word in words if word in tool.VERBS] or list(tool.VERBS)
     assert code == 0 and "usage: specheads <verb> key=value" in text

@@ -20,9 +20,13 @@ COMMANDS = {module.main.name: module.main for module in MODULES}
 GROUPS = {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in config_folder().iterdir() if path.is_dir()}
 
 
+REFUSED = {("learning_curve", "task=distill")}  # learning curves are of heads
+
+
 def compositions():
-    """Every command with every choice of every config group that it has."""
-    return [(command, f"{group}={name}") for command in COMMANDS for group in composed(command)[1] for name in GROUPS[group]]
+    """Every command with every choice of every config group that it takes."""
+    choices = [(command, f"{group}={name}") for command in COMMANDS for group in composed(command)[1] for name in GROUPS[group]]
+    return [choice for choice in choices if choice not in REFUSED]
 
 
 def sections(command, *overrides):
@@ -50,7 +54,7 @@ def usual_width(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
 
 
-@pytest.mark.parametrize("command, choice", compositions())
+@pytest.mark.parametrize(("command", "choice"), compositions())
 def test_every_key_is_explained(command, choice):
     explained = rows(command, choice)
     assert len(explained) > 20
@@ -84,7 +88,7 @@ def test_nothing_internal_leaks(command):
         assert internal not in text
 
 
-def test_keys_come_in_order_under_what_was_chosen():
+def test_keys_are_listed_in_order_under_their_choices():
     text = help_text("train", ["experiment=specdecpp", "data=alpaca"])
     assert "\n\n\n" not in text
     titles = re.findall(r"^(\w+=[\w.-]+|general|Hydra)\b", text, re.MULTILINE)
@@ -105,11 +109,11 @@ def test_overrides_change_what_is_shown():
     )
 
 
-def test_a_key_of_no_file_stands_with_its_relatives():
-    found = sections("train", "+trainer.max_steps=9", "+trainer.strategy={}", "+unknown=1")
-    (trainer,) = [section for section in found if section.title == "trainer=default"]
+def test_a_key_of_no_file_is_listed_with_its_relatives():
+    listed = sections("train", "+trainer.max_steps=9", "+trainer.strategy={}", "+unknown=1")
+    (trainer,) = [section for section in listed if section.title == "trainer=default"]
     assert {("trainer.max_steps=9", ""), ("trainer.strategy={}", "")} <= set(trainer.rows)
-    assert ("unknown=1", "") in found[0].rows
+    assert ("unknown=1", "") in listed[0].rows
 
 
 def test_a_swept_key_keeps_its_default():
@@ -122,7 +126,7 @@ def test_overrides_that_do_not_compose_raise_hydras_own_error(wrong):
         help_text("train", [wrong])
 
 
-def test_hydra_is_left_as_it_was_found():
+def test_hydra_has_the_same_state_afterwards():
     help_text("data_gen")
     assert not GlobalHydra.instance().is_initialized()
     with pytest.raises(HydraException):
@@ -143,9 +147,9 @@ def test_several_choices_of_a_group_are_all_shown():
     text = help_text("evaluate", ["stopping=[fixed_length,heuristic]"])
     assert "[fixed_length]" in text and "[heuristic]" in text and "[confidence]" not in text
     assert "stopping.heuristic.increase=2" in text and "stopping.confidence" not in text
-    usual, one = (help_text("learning_curve", overrides) for overrides in ([], ["stopping=fixed_length"]))
+    usual, single = (help_text("learning_curve", overrides) for overrides in ([], ["stopping=fixed_length"]))
     assert "[fixed_length]" in usual and "[head_threshold]" in usual
-    assert "[fixed_length]" in one and "[head_threshold]" not in one
+    assert "[fixed_length]" in single and "[head_threshold]" not in single
 
 
 def test_without_a_terminal_the_text_is_100_columns_wide(monkeypatch):

@@ -25,8 +25,8 @@ def random_texts(lengths=LENGTHS, vocab_size=12, seed=0):
     return tuple([generator.integers(vocab_size, size=pair[i]).tolist() for pair in lengths] for i in (0, 1))
 
 
-def uniform(count, length, seed=1, draws=2):
-    return np.random.default_rng(seed).random((count, draws, length))
+def uniform(count, length, seed=1, uniforms=2):
+    return np.random.default_rng(seed).random((count, uniforms, length))
 
 
 def log(prob):
@@ -39,64 +39,64 @@ def distributions(model, prefix, warp, vocab_size):
     return warp(logits).tolist()
 
 
-def reference(pair, prompt, response, draws, warp):
+def reference(pair, prompt, response, uniforms, warp):
     """Labels by their definitions: one forward per position and model, no batch, no padding, no slices."""
-    found = Labels([], [], [], [], [], [], [], [[] for _ in draws[1:]], [[] for _ in draws[1:]])
+    made = Labels([], [], [], [], [], [], [], [[] for _ in uniforms[1:]], [[] for _ in uniforms[1:]])
     for i, token in enumerate(response):
         prefix = [*prompt, *response[:i]]
         t, d = (distributions(model, prefix, warp, pair.vocab_size) for model in (pair.target, pair.draft))
-        drafted, *others = (bisect.bisect_right(list(itertools.accumulate(d)), draw[i]) for draw in draws)
-        found.draft_ids.append(drafted)
-        found.accept_prob.append(min(1.0, t[drafted] / d[drafted]))
+        drafted, *others = (bisect.bisect_right(list(itertools.accumulate(d)), draw[i]) for draw in uniforms)
+        made.draft_ids.append(drafted)
+        made.accept_prob.append(min(1.0, t[drafted] / d[drafted]))
         for number, other in enumerate(others):
-            found.more_draft_ids[number].append(other)
-            found.more_accept_prob[number].append(min(1.0, t[other] / d[other]))
-        found.overlap.append(sum(min(a, b) for a, b in zip(t, d, strict=True)))
-        found.draft_logprob.append(log(d[drafted]))
-        found.target_logprob.append(log(t[drafted]))
-        found.response_draft_logprob.append(log(d[token]))
-        found.response_target_logprob.append(log(t[token]))
-    return found
+            made.more_draft_ids[number].append(other)
+            made.more_accept_prob[number].append(min(1.0, t[other] / d[other]))
+        made.overlap.append(sum(min(a, b) for a, b in zip(t, d, strict=True)))
+        made.draft_logprob.append(log(d[drafted]))
+        made.target_logprob.append(log(t[drafted]))
+        made.response_draft_logprob.append(log(d[token]))
+        made.response_target_logprob.append(log(t[token]))
+    return made
 
 
-def assert_same(found, expected, tolerance=1e-10):
+def assert_same(made, expected, tolerance=1e-10):
     for name, value in asdict(expected).items():
         if name.endswith("draft_ids"):
-            assert getattr(found, name) == value
+            assert getattr(made, name) == value
         elif name == "more_accept_prob":
-            for draw, expected_draw in zip(found.more_accept_prob, value, strict=True):
+            for draw, expected_draw in zip(made.more_accept_prob, value, strict=True):
                 assert draw == pytest.approx(expected_draw, rel=tolerance, abs=tolerance)
         else:
-            assert getattr(found, name) == pytest.approx(value, rel=tolerance, abs=tolerance), name
+            assert getattr(made, name) == pytest.approx(value, rel=tolerance, abs=tolerance), name
 
 
 @pytest.mark.parametrize("warp", WARPS, ids=str)
 def test_labels_equal_their_definitions(warp):
-    pair, (prompts, responses), draws = tiny_pair(12, scale=2.0), random_texts(), uniform(6, 14)
-    found = label_responses(pair, prompts, responses, draws, warp)
-    assert len(found) == 6
+    pair, (prompts, responses), uniforms = tiny_pair(12, scale=2.0), random_texts(), uniform(6, 14)
+    made = label_responses(pair, prompts, responses, uniforms, warp)
+    assert len(made) == 6
     for row in range(6):
-        assert_same(found[row], reference(pair, prompts[row], responses[row], draws[row], warp))
+        assert_same(made[row], reference(pair, prompts[row], responses[row], uniforms[row], warp))
     # both outcomes occur, so the comparison says something of either
-    accepted = [value for labels in found for value in labels.accept_prob]
+    accepted = [value for labels in made for value in labels.accept_prob]
     assert min(accepted) < 0.5 and max(accepted) == 1
 
 
 def test_labels_of_nano_equal_their_definitions(nano64, prompts):
     responses = random_texts([(1, 5), (1, 12), (1, 8), (1, 3)], nano64.vocab_size)[1]
-    draws, warp = uniform(4, 12), Warp(1.0, top_k=50)
-    found = label_responses(nano64, prompts[:4], responses, draws, warp)
+    uniforms, warp = uniform(4, 12), Warp(1.0, top_k=50)
+    made = label_responses(nano64, prompts[:4], responses, uniforms, warp)
     for row in range(4):
-        assert_same(found[row], reference(nano64, prompts[row], responses[row], draws[row], warp))
+        assert_same(made[row], reference(nano64, prompts[row], responses[row], uniforms[row], warp))
 
 
 def test_a_response_of_the_target_has_finite_logprobs_there_and_every_draft_token_under_the_draft():
     pair, (prompts, _), warp = tiny_pair(12, scale=3.0), random_texts(), Warp(0.8, top_k=3)
     responses = [response.ids for response in generate_batch(pair, prompts, uniform(6, 20, seed=4)[:, 0], warp, 20)]
-    found = label_responses(pair, prompts, responses, uniform(6, 20), warp)
-    assert all(math.isfinite(value) for labels in found for value in labels.response_target_logprob + labels.draft_logprob)
-    # what a law leaves out has minus infinity, not a large number
-    assert -math.inf in [value for labels in found for value in labels.target_logprob + labels.response_draft_logprob]
+    made = label_responses(pair, prompts, responses, uniform(6, 20), warp)
+    assert all(math.isfinite(value) for labels in made for value in labels.response_target_logprob + labels.draft_logprob)
+    # a token outside the warped distribution has minus infinity, not a large number
+    assert -math.inf in [value for labels in made for value in labels.target_logprob + labels.response_draft_logprob]
 
 
 def test_a_draft_that_is_the_target_is_always_accepted():
@@ -110,9 +110,9 @@ def test_a_draft_that_is_the_target_is_always_accepted():
 
 def test_greedy_labels_are_one_where_the_models_best_tokens_agree_and_zero_elsewhere():
     pair, (prompts, responses) = tiny_pair(6), random_texts(vocab_size=6)
-    found = label_responses(pair, prompts, responses, uniform(6, 14), Warp(0))
+    made = label_responses(pair, prompts, responses, uniform(6, 14), Warp(0))
     agreements = []
-    for prompt, response, labels in zip(prompts, responses, found, strict=True):
+    for prompt, response, labels in zip(prompts, responses, made, strict=True):
         text = torch.tensor([[*prompt, *response]])
         best = [model(text).logits[0, len(prompt) - 1 : -1].argmax(dim=-1) for model in (pair.target, pair.draft)]
         assert labels.draft_ids == best[1].tolist()
@@ -138,30 +138,30 @@ def record(monkeypatch, name, describe):
 
 @pytest.mark.parametrize("elements", [1, 12 * 3, 12 * 7])
 def test_slices_of_positions_give_the_labels_of_one_slice(monkeypatch, elements):
-    pair, (prompts, responses), draws, warp = tiny_pair(12), random_texts(), uniform(6, 14), Warp(1.0, top_k=5)
-    whole = label_responses(pair, prompts, responses, draws, warp)
+    pair, (prompts, responses), uniforms, warp = tiny_pair(12), random_texts(), uniform(6, 14), Warp(1.0, top_k=5)
+    whole = label_responses(pair, prompts, responses, uniforms, warp)
     monkeypatch.setattr(label, "SLICE_ELEMENTS", elements)
     sizes = record(monkeypatch, "overlap", torch.numel)
-    for found, expected in zip(label_responses(pair, prompts, responses, draws, warp), whole, strict=True):
-        assert_same(found, expected, 1e-12)
+    for made, expected in zip(label_responses(pair, prompts, responses, uniforms, warp), whole, strict=True):
+        assert_same(made, expected, 1e-12)
     assert max(sizes) == max(12, elements) and sum(sizes) == 12 * sum(map(len, responses))
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 40])
-def test_small_forwards_give_the_labels_of_one_forward(monkeypatch, tokens):
-    pair, (prompts, responses), draws, warp = tiny_pair(12), random_texts(), uniform(6, 14), Warp(1.0, top_k=5)
-    whole = label_responses(pair, prompts, responses, draws, warp)
+def test_small_batches_have_the_same_labels_as_one_large_batch(monkeypatch, tokens):
+    pair, (prompts, responses), uniforms, warp = tiny_pair(12), random_texts(), uniform(6, 14), Warp(1.0, top_k=5)
+    whole = label_responses(pair, prompts, responses, uniforms, warp)
     monkeypatch.setattr(label, "BATCH_TOKENS", tokens)
     shapes = record(monkeypatch, "right_padded", lambda texts: (len(texts), max(map(len, texts))))
-    for found, expected in zip(label_responses(pair, prompts, responses, draws, warp), whole, strict=True):
-        assert_same(found, expected, 1e-12)
+    for made, expected in zip(label_responses(pair, prompts, responses, uniforms, warp), whole, strict=True):
+        assert_same(made, expected, 1e-12)
     assert sum(rows for rows, _ in shapes) == 6
     assert all(rows == 1 or rows * length <= tokens for rows, length in shapes)
 
 
-def test_what_stands_behind_a_row_does_not_leak_into_its_labels(monkeypatch):
-    pair, (prompts, responses), draws, warp = tiny_pair(12), random_texts(), uniform(6, 14), Warp(1.0, top_k=5)
-    zeros = label_responses(pair, prompts, responses, draws, warp)
+def test_padding_after_a_row_does_not_change_its_labels(monkeypatch):
+    pair, (prompts, responses), uniforms, warp = tiny_pair(12), random_texts(), uniform(6, 14), Warp(1.0, top_k=5)
+    zeros = label_responses(pair, prompts, responses, uniforms, warp)
 
     def padded_with_others(texts):
         tokens = right_padded(texts)
@@ -170,38 +170,38 @@ def test_what_stands_behind_a_row_does_not_leak_into_its_labels(monkeypatch):
         return tokens
 
     monkeypatch.setattr(label, "right_padded", padded_with_others)
-    assert label_responses(pair, prompts, responses, draws, warp) == zeros
+    assert label_responses(pair, prompts, responses, uniforms, warp) == zeros
 
 
-def test_a_row_has_the_same_labels_alone_as_beside_longer_ones():
-    pair, (prompts, responses), draws, warp = tiny_pair(12), random_texts(), uniform(6, 14), Warp(1.0, top_k=5)
-    together = label_responses(pair, prompts, responses, draws, warp)
+def test_a_row_has_the_same_labels_alone_as_in_a_batch_with_longer_rows():
+    pair, (prompts, responses), uniforms, warp = tiny_pair(12), random_texts(), uniform(6, 14), Warp(1.0, top_k=5)
+    together = label_responses(pair, prompts, responses, uniforms, warp)
     for row in range(6):
-        alone = label_responses(pair, prompts[row : row + 1], responses[row : row + 1], draws[row : row + 1], warp)[0]
+        alone = label_responses(pair, prompts[row : row + 1], responses[row : row + 1], uniforms[row : row + 1], warp)[0]
         assert_same(together[row], alone, 1e-12)
 
 
-# --- the law of the drafted tokens
+# --- the distribution of the drafted tokens
 
 
-def test_drafted_tokens_follow_the_drafts_warped_law():
+def test_drafted_tokens_follow_the_drafts_warped_distribution():
     # Fixed numbers; for new ones each of the two comparisons fails by chance once in a million.
     pair, warp, count = tiny_pair(8), Warp(0.9, top_k=6), 8192
     prompt, response = [3, 1], [4, 2]
-    found = label_responses(pair, [prompt] * count, [response] * count, uniform(count, 2, seed=5), warp)
+    made = label_responses(pair, [prompt] * count, [response] * count, uniform(count, 2, seed=5), warp)
     for i in range(2):
         distribution = torch.tensor(distributions(pair.draft, [*prompt, *response[:i]], warp, 8))
-        counts = torch.bincount(torch.tensor([labels.draft_ids[i] for labels in found]), minlength=8)
+        counts = torch.bincount(torch.tensor([labels.draft_ids[i] for labels in made]), minlength=8)
         assert chi_square_p_value(counts, distribution) > 1e-6
 
 
-def test_the_mean_label_over_evenly_spread_draws_is_the_overlap():
+def test_the_mean_label_over_evenly_spread_uniforms_is_the_overlap():
     pair, count = tiny_pair(8, scale=2.0), 4000
     spread = ((np.arange(count) + 0.5) / count)[:, None, None]
-    found = label_responses(pair, [[3, 1, 5]] * count, [[4]] * count, spread, Warp(1.0))
-    # Each token's share of the draws is its probability to within one draw.
-    assert np.mean([labels.accept_prob[0] for labels in found]) == pytest.approx(found[0].overlap[0], abs=8 / count)
-    assert 0.1 < found[0].overlap[0] < 0.9
+    made = label_responses(pair, [[3, 1, 5]] * count, [[4]] * count, spread, Warp(1.0))
+    # Each token's share of the numbers is its probability to within one draw.
+    assert np.mean([labels.accept_prob[0] for labels in made]) == pytest.approx(made[0].overlap[0], abs=8 / count)
+    assert 0.1 < made[0].overlap[0] < 0.9
 
 
 @pytest.mark.parametrize("broken", ["target", "draft"])
@@ -216,8 +216,8 @@ def test_logits_of_a_padded_vocabulary_are_left_out():
     wide = tiny_pair(12)
     narrow = replace(wide, tokenizer=tiny_pair(9).tokenizer)  # both models have three logits that no token uses
     prompts, responses = random_texts(vocab_size=9)
-    draws = uniform(6, 14)
-    found = label_responses(narrow, prompts, responses, draws, Warp())
-    assert max(token for labels in found for token in labels.draft_ids) == 8
+    uniforms = uniform(6, 14)
+    made = label_responses(narrow, prompts, responses, uniforms, Warp())
+    assert max(token for labels in made for token in labels.draft_ids) == 8
     for row in range(6):
-        assert_same(found[row], reference(narrow, prompts[row], responses[row], draws[row], Warp()))
+        assert_same(made[row], reference(narrow, prompts[row], responses[row], uniforms[row], Warp()))

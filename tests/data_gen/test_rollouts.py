@@ -1,4 +1,4 @@
-"""Rollouts say what the draft would propose after its own tokens, and what token verification would make of it."""
+"""Rollouts hold the tokens that the draft proposes after its own tokens, and how token verification accepts them."""
 
 import bisect
 import itertools
@@ -40,11 +40,11 @@ def distribution(model, text, warp):
     return warp(model(torch.tensor([text]), use_cache=False).logits[0, -1])
 
 
-def reference(pair, prompt, response, draws, warp, limit):
-    """One rollout by its definition: one forward per token and model. Returns where it starts, its tokens and the laws they come from."""
-    start = int(draws[0] * min(len(response), limit - 1))
+def reference(pair, prompt, response, numbers, warp, limit):
+    """Return one rollout by its definition: its start, its tokens and the draft's distributions, by a pass per token."""
+    start = int(numbers[0] * min(len(response), limit - 1))
     ids, distributions = [], []
-    for draw in draws[1:]:
+    for draw in numbers[1:]:
         if start + len(ids) >= limit - 1 or (ids and ids[-1] in pair.stop_tokens):
             break
         text = [*prompt, *response[:start], *ids]
@@ -56,13 +56,13 @@ def reference(pair, prompt, response, draws, warp, limit):
 @pytest.mark.parametrize("warp", WARPS, ids=str)
 @pytest.mark.parametrize("batch_size", [3, 7, 64])
 def test_rollouts_equal_their_definition(warp, batch_size):
-    pair, (prompts, responses), draws = stopping_pair(scale=2.0), texts(), uniforms()
-    found = roll_out(pair, prompts, responses, draws, warp, MOST, batch_size)
+    pair, (prompts, responses), numbers = stopping_pair(scale=2.0), texts(), uniforms()
+    made = roll_out(pair, prompts, responses, numbers, warp, MOST, batch_size)
     accepted = []
-    for row, rollouts in enumerate(found):
+    for row, rollouts in enumerate(made):
         assert len(rollouts.rollout_start) == 3
         for number in range(3):
-            start, ids, distributions = reference(pair, prompts[row], responses[row], draws[row, number], warp, MOST)
+            start, ids, distributions = reference(pair, prompts[row], responses[row], numbers[row, number], warp, MOST)
             assert (rollouts.rollout_start[number], rollouts.rollout_ids[number]) == (start, ids)
             expected = [min(1.0, float(t[token] / d[token])) for token, (d, t) in zip(ids, distributions, strict=True)]
             assert rollouts.rollout_accept_prob[number] == pytest.approx(expected, abs=1e-10)
@@ -70,19 +70,19 @@ def test_rollouts_equal_their_definition(warp, batch_size):
     assert min(accepted) < 0.5 and max(accepted) == 1  # both outcomes occur
 
 
-def test_rollouts_begin_anywhere_in_the_response_and_none_is_left_out():
+def test_rollouts_begin_at_every_position_of_the_response():
     pair, (prompts, responses) = stopping_pair(), texts()
     spread = np.linspace(0, 1, 40, endpoint=False)
-    draws = np.broadcast_to(np.stack([spread, *uniforms(2, 40, 0)[:, :, 0]], axis=1), (6, 40, 3))
-    for response, rollouts in zip(responses, roll_out(pair, prompts, responses, draws, Warp(1.0), MOST, 64), strict=True):
+    numbers = np.broadcast_to(np.stack([spread, *uniforms(2, 40, 0)[:, :, 0]], axis=1), (6, 40, 3))
+    for response, rollouts in zip(responses, roll_out(pair, prompts, responses, numbers, Warp(1.0), MOST, 64), strict=True):
         assert set(rollouts.rollout_start) == set(range(len(response)))
 
 
-def test_a_rollout_ends_with_what_ends_a_response_and_before_the_limit():
-    pair, (prompts, responses), draws = stopping_pair(scale=0.5), texts(), uniforms(count=20, width=6)
-    found = roll_out(pair, prompts, responses, draws, Warp(1.0), MOST, 64)
+def test_a_rollout_ends_at_an_end_token_or_before_the_limit():
+    pair, (prompts, responses), numbers = stopping_pair(scale=0.5), texts(), uniforms(count=20, width=6)
+    made = roll_out(pair, prompts, responses, numbers, Warp(1.0), MOST, 64)
     ends = {"stop": 0, "limit": 0, "length": 0}
-    for rollouts in found:
+    for rollouts in made:
         for start, ids in zip(rollouts.rollout_start, rollouts.rollout_ids, strict=True):
             assert 0 not in ids[:-1] and 1 <= len(ids) <= min(6, MOST - 1 - start)
             ends["stop" if ids[-1] == 0 else "length" if len(ids) == 6 else "limit"] += 1
@@ -90,27 +90,25 @@ def test_a_rollout_ends_with_what_ends_a_response_and_before_the_limit():
     assert all(ends.values())  # each end did occur
 
 
-def test_where_decoding_would_draft_nothing_there_is_no_rollout():
+def test_a_response_at_its_limit_has_no_rollouts():
     pair, (prompts, responses) = stopping_pair(), texts()
-    made, done = [], []
-    found = roll_out(
-        pair, prompts, [response[:1] for response in responses], uniforms(), Warp(1.0), 1, 64, lambda *step: made.append(step)
-    )
-    assert all(list(vars(rollouts).values()) == [[]] * 3 for rollouts in found)
-    assert made == [(0, 6 * 3 * 5)] and not done
+    steps, starts_of_responses = [], [response[:1] for response in responses]
+    made = roll_out(pair, prompts, starts_of_responses, uniforms(), Warp(1.0), 1, 64, lambda *step: steps.append(step))
+    assert all(list(vars(rollouts).values()) == [[]] * 3 for rollouts in made)
+    assert steps == [(0, 6 * 3 * 5)]
     assert roll_out(pair, prompts, responses, uniforms(count=0), Warp(1.0), MOST, 64)[0].rollout_ids == []
 
 
-def test_rollouts_follow_the_drafts_law():
+def test_rollouts_follow_the_drafts_distribution():
     # Fixed numbers; for new ones each of the two comparisons fails by chance once in a million.
     pair, warp, count = tiny_pair(8), Warp(0.9, top_k=6), 8192
-    prompt, response, draws = [3, 1], [4, 2, 5], uniforms(1, count, 2, seed=5)
-    draws[:, :, 0] = 0.4  # behind the first token of the response
-    (found,) = roll_out(pair, [prompt], [response], draws, warp, MOST, 512)
+    prompt, response, numbers = [3, 1], [4, 2, 5], uniforms(1, count, 2, seed=5)
+    numbers[:, :, 0] = 0.4  # after the first token of the response
+    (made,) = roll_out(pair, [prompt], [response], numbers, warp, MOST, 512)
     first = distribution(pair.draft, [3, 1, 4], warp)
     counts = torch.zeros(8, 8)
-    for one, other in found.rollout_ids:
-        counts[one, other] += 1
+    for token, following in made.rollout_ids:
+        counts[token, following] += 1
     assert chi_square_p_value(counts.sum(1).long(), first) > 1e-6
     joint = torch.stack([first[token] * distribution(pair.draft, [3, 1, 4, token], warp) for token in range(8)])
     assert chi_square_p_value(counts.flatten().long(), joint.flatten()) > 1e-6
@@ -133,20 +131,20 @@ def test_rollouts_do_not_depend_on_neighbours_and_leave_the_rest_of_the_row_as_i
             elif name.endswith(("start", "ids")):
                 assert value == alone[name] == more[number][name][:3]
             else:
-                for one, other in zip(value, alone[name], strict=True):
-                    assert one == pytest.approx(other, abs=1e-10)
+                for first, other in zip(value, alone[name], strict=True):
+                    assert first == pytest.approx(other, abs=1e-10)
         assert all(without[number][name] == [] for name in row if name.startswith("rollout"))
     starts = {tuple(row["rollout_start"]) for row in together}
-    assert len(starts) >= 4  # rows have numbers of their own
+    assert len(starts) >= 4  # rows have different numbers
 
 
-def test_the_numbers_of_a_rollout_are_its_own():
-    found = [rollout_uniforms(*key, 4, 8) for key in [(0, "ab", 0), (1, "ab", 0), (0, "ac", 0), (0, "ab", 1)]]
-    assert len({tuple(numbers.flatten()) for numbers in found}) == 4
-    np.testing.assert_array_equal(rollout_uniforms(0, "ab", 0, 2, 8), found[0][:2])
+def test_rollouts_have_different_uniform_numbers():
+    made = [rollout_uniforms(*key, 4, 8) for key in [(0, "ab", 0), (1, "ab", 0), (0, "ac", 0), (0, "ab", 1)]]
+    assert len({tuple(numbers.flatten()) for numbers in made}) == 4
+    np.testing.assert_array_equal(rollout_uniforms(0, "ab", 0, 2, 8), made[0][:2])
 
 
-def test_progress_reaches_what_was_announced():
+def test_progress_reaches_the_announced_total():
     steps, sizes = [], {"max_new_tokens": 16, "batch_size": 4, "rollouts_per_response": 3, "rollout_tokens": 5}
     settings = Generation(seed=7, warp=Warp(1.0), **sizes)
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(texts()[0])]

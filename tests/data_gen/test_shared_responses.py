@@ -70,7 +70,7 @@ def test_other_settings_share_nothing(pairs, tmp_path, generated, changed):
     assert sum(generated) == 12
 
 
-def test_other_questions_to_the_draft_share_responses(pairs, tmp_path, generated):
+def test_other_samples_of_the_draft_share_responses(pairs, tmp_path, generated):
     make(pairs[0], tmp_path)
     generated.clear()
     make(pairs[1], tmp_path, SETTINGS.but(samples_per_position=1, rollouts_per_response=2))
@@ -86,7 +86,7 @@ def test_more_or_fewer_responses_share_the_first_ones(pairs, tmp_path, generated
     assert content(make(pairs[1], tmp_path, settings)) == content(alone) and sum(generated) == new
 
 
-def test_a_damaged_shard_is_not_taken_over(pairs, tmp_path, generated):
+def test_a_damaged_shard_is_not_copied(pairs, tmp_path, generated):
     folder = make(pairs[0], tmp_path)
     (folder / "train-00001.parquet").write_bytes(b"nothing")
     generated.clear()
@@ -94,7 +94,7 @@ def test_a_damaged_shard_is_not_taken_over(pairs, tmp_path, generated):
     assert sum(generated) == len(pq.read_table(other / "train-00001.parquet"))
 
 
-def test_what_another_window_has_cut_is_not_taken_over(pairs, tmp_path, generated):
+def test_responses_cut_by_another_window_are_not_copied(pairs, tmp_path, generated):
     narrow = replace(pairs[0], draft=tiny_pair(8, window=7).draft, draft_id="narrow", draft_revision="3")
     make(narrow, tmp_path)
     generated.clear()
@@ -102,7 +102,7 @@ def test_what_another_window_has_cut_is_not_taken_over(pairs, tmp_path, generate
     assert generated and content(whole) == content(make(pairs[1], tmp_path / "alone"))
 
 
-def test_a_cache_of_all_splits_serves_for_some(pairs, tmp_path, generated):
+def test_a_cache_of_all_splits_is_used_for_some_splits(pairs, tmp_path, generated):
     whole = make(pairs[0], tmp_path)
     generated.clear()
     some = generate_data(pairs[0], Letters(), SETTINGS, tmp_path, ("dev", "test"))
@@ -126,14 +126,14 @@ def test_responses_alone_are_made_once_for_all_drafts(pairs, tmp_path, generated
     assert only_responses(pairs[1], tmp_path) == folder and not generated
 
 
-def test_labels_are_added_to_responses_that_are_there(pairs, tmp_path, generated):
+def test_labels_are_added_to_existing_responses(pairs, tmp_path, generated):
     only_responses(pairs[0], tmp_path)
     alone = make(pairs[1], tmp_path / "alone")
     generated.clear()
     assert content(make(pairs[1], tmp_path)) == content(alone) and not generated
 
 
-def test_a_labelled_cache_serves_who_wants_responses(pairs, tmp_path, generated):
+def test_a_labelled_cache_is_used_for_responses_alone(pairs, tmp_path, generated):
     folder = make(pairs[0], tmp_path)
     generated.clear()
     assert only_responses(pairs[0], tmp_path) == folder
@@ -141,12 +141,12 @@ def test_a_labelled_cache_serves_who_wants_responses(pairs, tmp_path, generated)
     assert other != folder and not generated
 
 
-def test_responses_alone_know_how_far_the_draft_reaches(pairs, tmp_path):
+def test_responses_alone_depend_on_the_drafts_window(pairs, tmp_path):
     narrow = replace(pairs[0], draft=tiny_pair(8, window=7).draft)
     assert only_responses(pairs[0], tmp_path) != only_responses(narrow, tmp_path)
 
 
-def test_a_cache_of_an_earlier_format_gives_its_responses_and_is_made_again(pairs, tmp_path, generated, monkeypatch, caplog):
+def test_responses_of_an_earlier_format_are_copied_into_a_new_cache(pairs, tmp_path, generated, monkeypatch, caplog):
     with monkeypatch.context() as earlier:
         longer = pa.schema([*SCHEMA, pa.field("rollout_block_prob", pa.list_(pa.list_(pa.float32())))])
         earlier.setattr(specheads.storage.shards, "FORMAT_VERSION", 1)
@@ -160,7 +160,7 @@ def test_a_cache_of_an_earlier_format_gives_its_responses_and_is_made_again(pair
     assert f"the target's responses are taken from {old}, which was made for tiny-draft r2 by an earlier version" in caplog.text
 
 
-def test_an_unreadable_manifest_of_another_cache_is_passed_over(pairs, tmp_path, generated):
+def test_an_unreadable_manifest_of_another_cache_is_skipped(pairs, tmp_path, generated):
     (tmp_path / "broken").mkdir(parents=True)
     (tmp_path / "broken" / "manifest.json").write_text("{")
     make(pairs[0], tmp_path)

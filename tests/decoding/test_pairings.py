@@ -17,7 +17,7 @@ from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError,
 from specheads.decoding.block_search import BlockSearch
 from specheads.decoding.pairing import DEFAULTS, check_pairing, default_verification, named_rules
 from specheads.decoding.records import DraftKind
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 
 DRAFTINGS = {
     "chain": drafting.Autoregressive(),

@@ -23,17 +23,17 @@ FUNCTIONS = [corpus.Function(f"def f{i}(x):\n", f"    return x + {i}\n" * 40, "x
 
 
 @pytest.fixture
-def found():
+def sources():
     """The sources on this machine; a test may change them."""
     return [Source("one", "1.0", "MIT", FUNCTIONS[4:200]), Source("two", "2.0", "BSD", FUNCTIONS[200:])]
 
 
 @pytest.fixture
-def pair(monkeypatch, tmp_path, found):
+def pair(monkeypatch, tmp_path, sources):
     """A tiny pair with nano's tokenizer, pinned to a text of two sources."""
     held_out = {"dev": FUNCTIONS[:2], "test": FUNCTIONS[2:4]}
     monkeypatch.setattr(build, "held_out_functions", lambda: held_out)
-    monkeypatch.setattr(build, "training_sources", lambda held_out: found)
+    monkeypatch.setattr(build, "training_sources", lambda held_out: sources)
     monkeypatch.setattr(build, "Recipe", partial(Recipe, tokens_per_step=128, length=64, long_length=64))
     pinned = PairRecipe(
         "tiny",
@@ -61,15 +61,16 @@ def test_a_build_leaves_weights_in_the_pairs_type_and_a_card(pair, tmp_path):
     card = (out / "README.md").read_text()
     assert "# tiny, the embedded pair" in card and "the tokenizer of nano by `python -m specheads.tiny.build`" in card
     assert "| two | 2.0 | BSD | 200 |" in card
+    assert "benchmarks/" not in card  # no script computes figures for this pair
 
 
-def test_a_build_continues_with_the_text_it_kept(pair, found, tmp_path):
+def test_a_build_continues_with_the_text_it_kept(pair, sources, tmp_path):
     first, again = tmp_path / "first", tmp_path / "again"
     assert build.main(pair, ["--out", str(first)]) == 0
     again.mkdir()
     for name in (build.STREAM, build.STREAM_CARD):
         (again / name).write_bytes((first / name).read_bytes())
-    found.clear()  # all is uninstalled
+    sources.clear()  # everything is uninstalled
     assert build.main(pair, ["--out", str(again)]) == 0
     for role, part in weights(first).items():
         assert all(torch.equal(tensor, weights(again)[role][name]) for name, tensor in part.items())
@@ -77,8 +78,8 @@ def test_a_build_continues_with_the_text_it_kept(pair, found, tmp_path):
     assert build.main(pair, ["--out", str(again)]) == 2
 
 
-def test_another_text_is_an_error_that_says_what_differs(pair, found, tmp_path, capsys):
-    found[1:] = [replace(found[1], version="3.0", functions=FUNCTIONS[201:]), Source("three", "1", "MIT", FUNCTIONS[200:201])]
+def test_another_text_is_an_error_that_names_the_differences(pair, sources, tmp_path, capsys):
+    sources[1:] = [replace(sources[1], version="3.0", functions=FUNCTIONS[201:]), Source("three", "1", "MIT", FUNCTIONS[200:201])]
     assert build.main(pair, ["--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert "2 sources are not what tiny is pinned to" in error and "--any-corpus" in error
@@ -88,12 +89,12 @@ def test_another_text_is_an_error_that_says_what_differs(pair, found, tmp_path, 
 
 
 def test_order_and_version_make_no_difference_but_text_and_licence_do():
-    one = Source("one", "1.0", "MIT", FUNCTIONS[:3])
+    original = Source("one", "1.0", "MIT", FUNCTIONS[:3])
     changed = replace(FUNCTIONS[0], prompt="def g(x):\n")
-    assert not differences([one.row], [replace(one, version="2.0", functions=FUNCTIONS[:3][::-1]).row])
-    assert "of other text" in differences([one.row], [replace(one, functions=[changed, *FUNCTIONS[1:3]]).row])[0]
-    assert "(GPL)" in differences([one.row], [replace(one, licence="GPL").row])[0]
-    assert "not installed" in differences([one.row], [])[0]
+    assert not differences([original.row], [replace(original, version="2.0", functions=FUNCTIONS[:3][::-1]).row])
+    assert "of other text" in differences([original.row], [replace(original, functions=[changed, *FUNCTIONS[1:3]]).row])[0]
+    assert "(GPL)" in differences([original.row], [replace(original, licence="GPL").row])[0]
+    assert "not installed" in differences([original.row], [])[0]
 
 
 def test_a_pair_without_a_manifest_or_tokenizer_makes_its_own(pair, tmp_path):

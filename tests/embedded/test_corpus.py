@@ -46,7 +46,7 @@ def test_a_function_becomes_signature_docstring_and_body():
         assert function.source == "shape.py"
 
 
-def test_text_that_is_no_python_gives_nothing():
+def test_text_that_is_not_python_has_no_functions():
     assert list(corpus.functions_in("def broken(:\n", "x.py")) == []
 
 
@@ -59,7 +59,7 @@ def test_bodies_that_differ_in_comments_and_layout_are_duplicates():
     assert kept == [same[0], function("return x + 2\n")]
 
 
-def test_the_split_goes_by_file_and_is_the_same_everywhere():
+def test_files_decide_the_split_and_it_is_the_same_everywhere():
     names = [f"package{i}/module.py" for i in range(4000)]
     shares = {split: sum(corpus.split_of(name) == split for name in names) / 4000 for split in ("train", "dev", "test")}
     assert abs(shares["dev"] - 0.5) < 0.04 and abs(shares["test"] - 0.25) < 0.04  # five standard errors

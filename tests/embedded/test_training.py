@@ -20,8 +20,8 @@ def recipe(steps):
     return Recipe(steps=steps, tokens_per_step=64, length=32, long_length=64, warmup=2)
 
 
-def equal_weights(one, other):
-    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+def equal_weights(model, other):
+    return all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
 @pytest.fixture
@@ -57,17 +57,18 @@ def test_training_that_is_killed_continues_to_the_same_weights(monkeypatch, tmp_
 
     whole = PAIR.new_model("draft", seed=3)
     expected = training.fit(whole, STREAM, recipe(11), dev_loss=position_loss)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         killed_at(patch, 9)
-        training.fit(PAIR.new_model("draft", seed=3), STREAM, recipe(11), tmp_path / "draft.ckpt", position_loss)
+        with pytest.raises(KeyboardInterrupt):
+            training.fit(PAIR.new_model("draft", seed=3), STREAM, recipe(11), tmp_path / "draft.ckpt", position_loss)
     assert torch.load(tmp_path / "draft.ckpt", weights_only=True)["progress"]["step"] == 8
     resumed = PAIR.new_model("draft", seed=4)  # its weights do not matter
-    found = training.fit(resumed, STREAM, recipe(11), tmp_path / "draft.ckpt", position_loss)
+    actual = training.fit(resumed, STREAM, recipe(11), tmp_path / "draft.ckpt", position_loss)
     assert equal_weights(whole, resumed)
-    assert found.dev_losses == expected.dev_losses and list(found.dev_losses) == [3, 6, 9, 11]
+    assert actual.dev_losses == expected.dev_losses and list(actual.dev_losses) == [3, 6, 9, 11]
 
 
-def test_slow_steps_are_kept_sooner(monkeypatch, tmp_path):
+def test_slow_steps_are_saved_sooner(monkeypatch, tmp_path):
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
     killed_at(monkeypatch, 3)
     with pytest.raises(KeyboardInterrupt):
@@ -87,10 +88,10 @@ def test_a_finished_training_is_read_from_its_checkpoint(monkeypatch, tmp_path):
 def test_a_checkpoint_of_another_training_is_not_continued(tmp_path, changed):
     training.fit(PAIR.new_model("draft", seed=3), STREAM, recipe(5), tmp_path / "draft.ckpt")
     stream, steps = (STREAM % 5, 5) if changed == "text" else (STREAM, 6)
-    expected, found = PAIR.new_model("draft", seed=3), PAIR.new_model("draft", seed=3)
+    expected, actual = PAIR.new_model("draft", seed=3), PAIR.new_model("draft", seed=3)
     training.fit(expected, stream, recipe(steps))
-    training.fit(found, stream, recipe(steps), tmp_path / "draft.ckpt")
-    assert equal_weights(expected, found)
+    training.fit(actual, stream, recipe(steps), tmp_path / "draft.ckpt")
+    assert equal_weights(expected, actual)
 
 
 def test_weights_do_not_depend_on_dev_losses(often):
@@ -105,6 +106,6 @@ def test_dev_functions_are_spread_over_all():
     assert training.dev_subset([1, 2]) == [1, 2]
 
 
-@pytest.mark.parametrize("step, expected", [(0, 0.1), (9, 1.0), (49, 1.0), (75, 0.5), (99, 0.02)])
+@pytest.mark.parametrize(("step", "expected"), [(0, 0.1), (9, 1.0), (49, 1.0), (75, 0.5), (99, 0.02)])
 def test_the_rate_rises_stays_and_falls(step, expected):
     assert Recipe(steps=100, warmup=10, cooldown=0.5).rate(step) == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""Rules from configs, with what they leave open fitted on a small recording."""
+"""Rules from configs, whose open parameters are fitted on a small recording."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from specheads.evaluation.candidate import FIXED, Candidate, RuleChoice
 from specheads.evaluation.candidates import candidates, check_rules, longest_draft
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.tuning import Tuning
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
 from specheads.replay.cost import Costs
@@ -62,37 +62,37 @@ def test_every_rule_of_the_config_is_replayed_with_every_value(tuning, heads):
     rules = all_rules()
     files = {path.stem for path in (config_folder() / "stopping").glob("*.yaml")} - {"all"}
     assert set(rules) == files and longest_draft(rules) == 20
-    listed = candidates(rules, heads, tuning)
-    families = {candidate.family for candidate in listed}
+    tried = candidates(rules, heads, tuning)
+    families = {candidate.family for candidate in tried}
     for name in files:
         assert name in families or {f"{name} next_token", f"{name} input_token"} <= families
     assert "ceiling" in families and "head_threshold input_token auto" in families
-    assert [candidate.rule.num_tokens for candidate in listed if candidate.family == FIXED] == [1, 2, 3, 4, 5, 6, 8, 10, 12, 14]
-    assert len({candidate.name for candidate in listed}) == len(listed)
-    assert all(candidate.live is None for candidate in listed if candidate.family == "ceiling")
-    for candidate, rounds in zip(listed, replay(tuning.recording, [candidate.rule for candidate in listed]), strict=True):
+    assert [candidate.rule.num_tokens for candidate in tried if candidate.family == FIXED] == [1, 2, 3, 4, 5, 6, 8, 10, 12, 14]
+    assert len({candidate.name for candidate in tried}) == len(tried)
+    assert all(candidate.live is None for candidate in tried if candidate.family == "ceiling")
+    for candidate, rounds in zip(tried, replay(tuning.recording, [each.rule for each in tried]), strict=True):
         counts = rounds.per_prompt(12)
         assert (counts.tokens == 3 * tuning.recording.lengths.numpy()).all(), candidate.name
-    for candidate in listed:
+    for candidate in tried:
         if candidate.live is not None and candidate.head is not None:
             assert candidate.live.head is heads[candidate.head] and candidate.rule.head == recorded_head(heads[candidate.head])
 
 
-def test_rules_that_depend_on_costs_are_fitted_for_each_ratio(tuning, heads):
-    listed = [candidate for candidate in candidates(all_rules(), heads, tuning) if candidate.ratio is not None]
-    assert {candidate.family.split()[0] for candidate in listed} == {
+def test_rules_that_depend_on_costs_come_once_per_ratio(tuning, heads):
+    tried = [candidate for candidate in candidates(all_rules(), heads, tuning) if candidate.ratio is not None]
+    assert {candidate.family.split()[0] for candidate in tried} == {
         "bandit_length",
         "expected_throughput",
         "head_threshold",
         "online_head",
     }
-    for family in {candidate.family for candidate in listed}:
-        assert {candidate.ratio for candidate in listed if candidate.family == family} == set(COSTS)
-    (bandit, *_) = [candidate for candidate in listed if candidate.family == "bandit_length" and candidate.ratio == "measured"]
+    for family in {candidate.family for candidate in tried}:
+        assert {candidate.ratio for candidate in tried if candidate.family == family} == set(COSTS)
+    (bandit, *_) = [candidate for candidate in tried if candidate.family == "bandit_length" and candidate.ratio == "measured"]
     assert bandit.rule.cost_ratio == pytest.approx(0.004 / 0.0012)
 
 
-def test_a_logistic_is_fitted_to_what_was_accepted(tuning):
+def test_a_logistic_is_fitted_to_acceptance(tuning):
     """Its mean prediction is the acceptance rate, and no other weights fit the recorded outcomes better."""
     rules = {"logistic": RuleChoice(stopping.Logistic, {"weights": {"logit_max_prob": None, "bias": None}, "threshold": [0.5]})}
     (candidate, *_) = candidates(rules, {}, tuning)
@@ -123,7 +123,7 @@ def test_the_automatic_threshold_is_a_fixed_point(tuning, heads, predicts, ratio
 
 
 @pytest.mark.parametrize("ratio", COSTS)
-def test_the_cost_of_a_head_enters_its_fits(tuning, heads, ratio):
+def test_fits_for_a_head_count_its_cost(tuning, heads, ratio):
     (candidate,) = [
         c for c in candidates(all_rules(), heads, tuning) if c.family == "head_threshold next_token auto" and c.ratio == ratio
     ]
@@ -134,7 +134,7 @@ def test_the_cost_of_a_head_enters_its_fits(tuning, heads, ratio):
 
 
 @pytest.mark.parametrize("calibration", [None, {"slope": [2.0, 0.5], "intercept": [1.0, -1.0]}], ids=["raw", "calibrated before"])
-def test_a_calibrated_head_is_right_on_average(calibration, tuning, heads):
+def test_the_mean_prediction_of_a_calibrated_head_is_the_acceptance_rate(calibration, tuning, heads):
     for head in heads.values():
         recorded = RecordedHead(head_fingerprint(head), head.config.predicts, calibration)
         fitted = tuning.calibration(recorded)
@@ -146,17 +146,17 @@ def test_a_calibrated_head_is_right_on_average(calibration, tuning, heads):
         assert calibrated.mean() == pytest.approx(accepted.double().mean().item(), abs=1e-6)
 
 
-def test_without_a_recording_only_rules_without_open_parameters_are_possible(heads):
+def test_without_a_recording_only_rules_without_open_parameters_can_be_tried(heads):
     fixed = {"fixed_length": RuleChoice(stopping.FixedLength, {"num_tokens": 4})}
     (candidate,) = candidates(fixed, {}, None)
     assert (candidate.name, candidate.family, candidate.value, candidate.ratio) == ("fixed K=4", FIXED, 4, None)
     head = {"head_threshold": RuleChoice(stopping.HeadThreshold, {"threshold": [0.3, 0.7]})}
-    listed = candidates(head, {"mine": heads["next_token"]}, None)
-    assert [(candidate.name, candidate.family, candidate.value) for candidate in listed] == [
+    tried = candidates(head, {"mine": heads["next_token"]}, None)
+    assert [(candidate.name, candidate.family, candidate.value) for candidate in tried] == [
         ("head 0.3", "head_threshold", 0.3),
         ("head 0.7", "head_threshold", 0.7),
     ]
-    assert isinstance(listed[0], Candidate)
+    assert isinstance(tried[0], Candidate)
     with pytest.raises(UserError, match="weights"):
         candidates({"logistic": all_rules()["logistic"]}, {}, None)
     with pytest.raises(UserError, match="threshold"):
@@ -189,8 +189,8 @@ def test_a_rule_outside_the_package_is_fitted_titled_and_checked_like_the_others
     rules = {"mine": RuleChoice(EveryOther, {"ratio": None, "max_tokens": [4, 6]})}
     check_rules(rules)
     assert longest_draft(rules) == 6
-    listed = [candidate for candidate in candidates(rules, {}, tuning) if candidate.family == "mine"]
-    assert [(candidate.name, candidate.rule.ratio) for candidate in listed] == [
+    tried = [candidate for candidate in candidates(rules, {}, tuning) if candidate.family == "mine"]
+    assert [(candidate.name, candidate.rule.ratio) for candidate in tried] == [
         (f"every other {length} at ratio {name}", costs.target_seconds / costs.draft_seconds)
         for length in (4, 6)
         for name, costs in COSTS.items()

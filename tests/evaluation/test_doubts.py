@@ -18,7 +18,7 @@ STEP, PASS = 0.001, 0.004
 
 
 def decoded(k, slow, rng):
-    """A fixed length (None: the target alone) on prompts of various lengths; a share `slow` of its rounds takes ten times as long."""
+    """A fixed length (None: target alone) on prompts of various lengths; a share `slow` of its rounds is ten times as long."""
     prompts, stats = [], []
     for prompt in range(NUM_PROMPTS):
         rows, tokens = [], 0
@@ -53,10 +53,10 @@ def test_a_quiet_machine_raises_no_doubt():
 
 
 def test_one_slow_round_in_ten_is_noticed():
-    found = doubts(0.1)
-    assert len(found) == 2
-    assert "a step of the target alone took 2." in found[0] and "R²" in found[1]
-    assert all("quiet machine" in one for one in found)
+    reasons = doubts(0.1)
+    assert len(reasons) == 2
+    assert "a step of the target alone took 2." in reasons[0] and "R²" in reasons[1]
+    assert all("quiet machine" in reason for reason in reasons)
 
 
 def test_the_steps_of_the_target_alone_are_per_token():
@@ -68,17 +68,17 @@ def test_a_speed_that_is_hardly_known_is_named():
     live = report_example().live
     wide = replace(live[2], name="the wide one", tokens_per_second=Interval(100.0, 85.0, 110.0))
     assert doubts(0.0, live) == []
-    (found,) = doubts(0.0, [*live, wide])
-    assert "The interval of the speed of the wide one is ±12%" in found and about(1.0).high < 1.1
+    (reasons,) = doubts(0.0, [*live, wide])
+    assert "The interval of the speed of the wide one is ±12%" in reasons and about(1.0).high < 1.1
 
 
 def test_too_few_responses_are_a_doubt():
-    measured = [Measured(one.setting, one.stats[:1], one.rounds[:1]) for one in sweep(0.0)]
-    (found,) = doubts_of(measured[0], fit_of(measured), [], 10)
-    assert "Too few responses" in found
+    measured = [Measured(setting.setting, setting.stats[:1], setting.rounds[:1]) for setting in sweep(0.0)]
+    (reasons,) = doubts_of(measured[0], fit_of(measured), [], 10)
+    assert "Too few responses" in reasons
 
 
 def test_prompts_of_few_files_are_a_doubt():
     """Resampling one file or two gives intervals of no width, however little they tell."""
-    (found,) = doubts(0.0, num_groups=2)
-    assert "Only 2 independent prompts were decoded" in found
+    (reasons,) = doubts(0.0, num_groups=2)
+    assert "Only 2 independent prompts were decoded" in reasons

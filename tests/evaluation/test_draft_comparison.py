@@ -69,7 +69,7 @@ def test_the_comparison_is_printed_and_kept(report, earlier, tmp_path):
         ({"max_new_tokens": 7}, "its max_new_tokens is 7"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_with_both_sides(report, earlier, change, message):
+def test_other_reports_are_refused_with_both_sides(report, earlier, change, message):
     content = read_report(earlier)
     content["context"] |= change
     with pytest.raises(UserError, match=f"compare=there cannot be compared.*{message}"):
@@ -95,7 +95,7 @@ def test_other_costs_are_refused_with_both_sides(report, earlier, ours, theirs, 
         check_context(context, content, "there")
 
 
-def test_costs_of_heads_may_differ_where_they_are_counted_or_nobody_has_one(report, earlier):
+def test_costs_of_heads_may_differ_where_they_are_counted_or_there_are_none(report, earlier):
     content = read_report(earlier)
     for change in ({"head_shares": {"other": 0.3}}, {"head_shares": {}, "counted": False}):
         content["context"]["costs"] |= change
@@ -105,7 +105,7 @@ def test_costs_of_heads_may_differ_where_they_are_counted_or_nobody_has_one(repo
 def test_a_report_without_costs_is_refused_with_the_reason(report, earlier):
     content = read_report(earlier)
     del content["context"]["costs"]
-    with pytest.raises(UserError, match="compare=there cannot be compared.*from before heads had any; evaluate it again"):
+    with pytest.raises(UserError, match="compare=there cannot be compared.*made before heads had any; evaluate it again"):
         compared(report, {"there": content})
 
 
@@ -122,8 +122,10 @@ def test_prompts_of_another_hash_are_refused_before_anything_is_recorded(report,
     content["context"]["prompts"]["mt-bench <test>"] |= {"sha256": "f" * 16, "python": "3.13.1"}
     ours = json.loads(json.dumps(report.context))
     ours["prompts"]["mt-bench <test>"]["python"] = "3.11.7"
-    told = "its prompts are .* hash ffffffffffffffff of Python 3.13.1, here they are .* hash 0000000000000001 of Python 3.11.7"
-    with pytest.raises(UserError, match=f"compare=there cannot be compared.*{told}"):
+    difference = (
+        "its prompts are .* hash ffffffffffffffff of Python 3.13.1, here they are .* hash 0000000000000001 of Python 3.11.7"
+    )
+    with pytest.raises(UserError, match=f"compare=there cannot be compared.*{difference}"):
         check_context(ours, content, "there")
 
 
@@ -134,7 +136,7 @@ def test_dev_prompts_and_other_sets_may_differ(report, earlier):
     check_context(report.context, content, "there")
 
 
-def test_reports_that_do_not_say_which_prompts_they_are_of_are_compared_by_numbers(report, earlier):
+def test_reports_that_do_not_name_their_prompts_are_compared_by_their_numbers(report, earlier):
     content = read_report(earlier)
     del content["context"]["prompts"]
     assert len(compared(report, {"there": content})) == 6
@@ -146,7 +148,7 @@ def test_without_replay_there_is_nothing_to_compare(earlier):
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"context": {}}'])
-def test_what_is_no_report_is_named(tmp_path, content):
+def test_a_folder_without_a_report_is_named(tmp_path, content):
     if content is not None:
         (tmp_path / "report.json").write_text(content)
     with pytest.raises(UserError, match=f"compare={tmp_path} holds no report"):

@@ -92,12 +92,12 @@ def test_other_prompts_are_refused_before_anything_is_recorded(call, tmp_path):
     assert sorted((tmp_path / "data").rglob("*")) == before
 
 
-def test_a_split_that_is_not_there_is_refused(call):
+def test_a_missing_split_is_refused(call):
     with pytest.raises(UserError, match="no final prompts"):
         call(split="final")
 
 
-def test_what_cannot_be_replayed_must_be_decoded(call):
+def test_rules_that_cannot_be_replayed_must_be_decoded(call):
     with pytest.raises(UserError, match="live=none, but autoregressive drafts under .* can only be decoded"):
         call(verification=BlockVerification(), live="none")
     report = call(verification=BlockVerification(), num_live_prompts=2)

@@ -46,11 +46,11 @@ GROUPS = ["a", "b", "a", "c", "d", "d", "e", "b", "a", "f", "g"]
 def test_prompts_of_a_group_are_in_a_resample_equally_often():
     counts, first = resample_counts(GROUPS), halves(GROUPS)
     assert counts.shape == (2001, len(GROUPS)) and (counts[0] == 1).all()
-    per_group = {name: counts[:, [number for number, one in enumerate(GROUPS) if one == name]] for name in GROUPS}
+    per_group = {name: counts[:, [number for number, group in enumerate(GROUPS) if group == name]] for name in GROUPS}
     for columns in per_group.values():
         assert (columns == columns[:, :1]).all()
     for half in (first, ~first):
-        names = {name for name, own in zip(GROUPS, half, strict=True) if own}
+        names = {name for name, is_in in zip(GROUPS, half, strict=True) if is_in}
         assert (sum(per_group[name][:, 0] for name in names) == len(names)).all()  # as many groups as there are
     assert len(np.unique(counts[1:], axis=0)) > 100
 
@@ -68,17 +68,19 @@ def test_a_number_of_prompts_is_that_many_groups_of_one():
 
 def test_halves_share_no_group_and_are_of_about_equal_size():
     first = halves(GROUPS)
-    in_first, others = ({name for name, own in zip(GROUPS, first, strict=True) if own == half} for half in (True, False))
+    in_first, others = (
+        {name for name, is_first in zip(GROUPS, first, strict=True) if is_first == half} for half in (True, False)
+    )
     assert not in_first & others and abs(2 * int(first.sum()) - len(GROUPS)) <= 3
     assert halves(5).tolist() == [True, False, True, False, True]
     assert halves(["only"] * 4).all()
 
 
-def test_groups_cover_where_prompts_that_share_an_outcome_do_not():
-    """400 samples of 240 prompts in 60 groups whose prompts have one outcome: the mean's 95 % interval by group covers 0 in at least 89 %.
+def test_intervals_over_groups_cover_where_those_over_prompts_do_not():
+    """Over 400 samples of 240 prompts in 60 groups of equal outcomes, the mean's interval by group covers 0 in at least 89 %.
 
-    By group about 94 % are expected; fewer than 89 % have probability 1e-4 (binomial). By prompt the interval is half as wide as it should
-    be and covers about 67 %; more than 78 % have probability 1e-6.
+    By group about 94 % are expected; fewer than 89 % have probability 1e-4 (binomial). By prompt the interval is half as wide
+    as it should be and covers about 67 %; more than 78 % have probability 1e-6.
     """
     groups = np.repeat(np.arange(60), 4).tolist()
     outcomes = np.repeat(np.random.default_rng(0).normal(size=(60, 400)), 4, axis=0)
@@ -90,10 +92,10 @@ def test_groups_cover_where_prompts_that_share_an_outcome_do_not():
 
 
 def test_a_setting_that_suits_one_half_of_the_files_gains_nothing_on_the_other():
-    """Each of two settings is fast on its own file only. By prompt each half has both files; by file the choice is wrong on the other."""
+    """Two settings are fast on one file each. By prompt each half has both files; by file the choice fails on the other half."""
     files = ["a", "a", "b", "b"] * 5
     seconds = np.ones(len(files))
-    suits = np.array([[[40.0 if own == name else 10.0 for own in files], seconds] for name in ("a", "b")])
+    suits = np.array([[[40.0 if file == name else 10.0 for file in files], seconds] for name in ("a", "b")])
     plain = np.array([[20 * seconds, seconds]])
     by_prompt, by_file = (cross_fitted_gain(suits, plain, what).value for what in (None, files))
     assert by_prompt == pytest.approx(25 / 20) and by_file == pytest.approx(10 / 20)
@@ -102,17 +104,17 @@ def test_a_setting_that_suits_one_half_of_the_files_gains_nothing_on_the_other()
 def test_the_interval_of_a_mean_has_the_textbook_width():
     values = np.random.default_rng(0).normal(10, 2, size=400)
     counts = resample_counts(400)
-    found = interval(counts @ values / 400)
+    result = interval(counts @ values / 400)
     half = 1.96 * values.std() / 20
-    assert found.value == pytest.approx(values.mean())
-    assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.15 * half)
+    assert result.value == pytest.approx(values.mean())
+    assert (result.low, result.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.15 * half)
 
 
 def test_rates_are_ratios_of_sums():
-    found = sums(measured("fixed_length", 2, lambda i: (10 + i, 20 + i, 10)).stats, resample_counts(40))
+    result = sums(measured("fixed_length", 2, lambda i: (10 + i, 20 + i, 10)).stats, resample_counts(40))
     tokens = sum(20 + i for i in range(40))
-    assert found.verification_rate[0] == pytest.approx(sum(10 + i for i in range(40)) / tokens)
-    assert found.discard_rate[0] == pytest.approx(sum(10 + i for i in range(40)) / tokens)
+    assert result.verification_rate[0] == pytest.approx(sum(10 + i for i in range(40)) / tokens)
+    assert result.discard_rate[0] == pytest.approx(sum(10 + i for i in range(40)) / tokens)
 
 
 def test_the_gain_of_a_better_rule_is_its_true_ratio():
@@ -122,7 +124,7 @@ def test_the_gain_of_a_better_rule_is_its_true_ratio():
     assert gain.value == gain.low == gain.high == pytest.approx((20 / 10 + 10) / (15 / 10 + 10))
 
 
-def test_each_rule_pays_its_own_costs():
+def test_each_rule_pays_its_costs():
     fixed = measured("fixed_length", 2, lambda i: (10, 20, 10))
     head = measured("head_threshold", 0.5, lambda i: (10, 15, 10))
     gain = gain_over_fixed([fixed, head], lambda setting: Costs(0.1 if setting.family == "fixed_length" else 0.12, 1.0))
@@ -166,8 +168,8 @@ def test_metrics_of_resampled_prompts_are_those_of_their_tokens(levels):
     scores = np.round(rng.normal(size=len(prompt)) * levels) / levels
     accepted = rng.random(len(prompt)) < 1 / (1 + np.exp(-scores))
     counts = resample_counts(12)[:4].astype(int)
-    found, means = auroc_samples(scores, accepted, prompt, counts), mean_samples(scores, prompt, counts)
-    for row, area, mean in zip(counts, found, means, strict=True):
+    result, means = auroc_samples(scores, accepted, prompt, counts), mean_samples(scores, prompt, counts)
+    for row, area, mean in zip(counts, result, means, strict=True):
         tokens = np.repeat(np.arange(len(prompt)), row[prompt])
         expected = auroc(torch.tensor(scores[tokens]), torch.tensor(accepted[tokens]))
         assert area == pytest.approx(expected, abs=1e-3) and mean == pytest.approx(scores[tokens].mean())

@@ -10,7 +10,8 @@ from hydra import compose, initialize_config_dir
 from specheads.evaluation import layer_search
 from specheads.evaluation.layer_search import best_length, cost_without
 from specheads.evaluation.prompt_sets import PromptSet
-from specheads.pair import Pair, config_folder
+from specheads.pair import Pair
+from specheads.pair_config import config_folder
 from specheads.prompts.prompt import Prompt
 
 
@@ -37,19 +38,19 @@ def pair():
     return Pair(target, tiny_llama(9, seed=2), CountingTokenizer(9), "tiny", "tiny-target", "r1", "tiny-draft", "r2")
 
 
-def test_layers_that_add_nothing_are_found(pair, tmp_path, monkeypatch, capsys):
+def test_the_search_skips_layers_that_add_nothing(pair, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(layer_search, "load_configured_pair", lambda cfg: pair)
     dev = PromptSet("dev", "dev", [(Prompt("a", "dev", "a"), [0, 1, 2]), (Prompt("b", "dev", "b"), [3, 4])])
     monkeypatch.setattr(layer_search, "PromptSets", lambda data, pair, heads: SimpleNamespace(dev=dev))
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         cfg = compose("layer_search", [f"paths.run={tmp_path}", "max_new_tokens=20", "most_skipped=0.8", "engine=eager"])
-    found = layer_search.layer_search(cfg)
-    assert found[0].skipped == (1, 3) and found[0].acceptance > 0.98
-    assert found[0].cost == pytest.approx(cost_without(pair, [1, 3])) and 0.3 < found[0].cost < 0.7
-    assert [len(one.skipped) for one in sorted(found, key=lambda one: len(one.skipped))] == [1, 2, 3]
+    sets = layer_search.layer_search(cfg)
+    assert sets[0].skipped == (1, 3) and sets[0].acceptance > 0.98
+    assert sets[0].cost == pytest.approx(cost_without(pair, [1, 3])) and 0.3 < sets[0].cost < 0.7
+    assert [len(layer_set.skipped) for layer_set in sorted(sets, key=lambda layer_set: len(layer_set.skipped))] == [1, 2, 3]
     assert json.loads((tmp_path / "layer_search.json").read_text())[0]["skipped"] == [1, 3]
     assert "'drafting.skipped=[1,3]'" in capsys.readouterr().out
     # What was tried is not tried again.
     monkeypatch.setattr(layer_search, "is_resumed", lambda folder: True)
     monkeypatch.setattr(layer_search, "without_layers", lambda *args: pytest.fail("tried again"))
-    assert layer_search.layer_search(cfg) == found
+    assert layer_search.layer_search(cfg) == sets

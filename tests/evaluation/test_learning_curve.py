@@ -1,4 +1,4 @@
-"""Heads of growing shares: equal steps, one cache and one store, a curve of what was found, and what is done stays done."""
+"""Heads of growing shares: equal steps, one cache and one store, a curve, and no work is done twice."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ from specheads.evaluation.learning_curve_report import Curve, Point, conclusion,
 from specheads.evaluation.report import Winner
 from specheads.heads.checkpoint import load_head
 from specheads.interrupts import Interrupted
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json
 
@@ -67,25 +67,25 @@ def cfg(tmp_path, monkeypatch, nano):
 def test_every_head_takes_the_same_number_of_steps():
     ids = [f"{number}" for number in range(1596)]
     shares = [0.0625, 0.125, 0.25, 0.5, 1]
-    found = plans(composed("loader.batch_size=32", "trainer.max_epochs=12", "paths.run=run"), shares, ids)
-    assert [plan.num_prompts for plan in found] == [100, 200, 399, 798, 1596]
-    assert {plan.num_steps for plan in found} == {600}
-    assert [plan.num_epochs for plan in found] == [150, 86, 47, 24, 12]
-    assert [plan.folder.name for plan in found] == [f"share-{share}" for share in ("0.0625", "0.125", "0.25", "0.5", "1")]
-    found = plans(composed("+trainer.accumulate_grad_batches=3", "trainer.max_epochs=2", "paths.run=run"), [1, 0.5], ids[:20])
-    assert {plan.num_steps for plan in found} == {4} and [plan.num_epochs for plan in found] == [4, 2]
+    planned = plans(composed("loader.batch_size=32", "trainer.max_epochs=12", "paths.run=run"), shares, ids)
+    assert [plan.num_prompts for plan in planned] == [100, 200, 399, 798, 1596]
+    assert {plan.num_steps for plan in planned} == {600}
+    assert [plan.num_epochs for plan in planned] == [150, 86, 47, 24, 12]
+    assert [plan.folder.name for plan in planned] == [f"share-{share}" for share in ("0.0625", "0.125", "0.25", "0.5", "1")]
+    planned = plans(composed("+trainer.accumulate_grad_batches=3", "trainer.max_epochs=2", "paths.run=run"), [1, 0.5], ids[:20])
+    assert {plan.num_steps for plan in planned} == {4} and [plan.num_epochs for plan in planned] == [4, 2]
 
 
 def test_a_share_is_trained_as_train_would():
     cfg = composed("paths.run=run", "trainer.max_epochs=6")
     plan = plans(cfg, [1, 0.5], ["a", "b", "c", "d"] * 2)[0]
-    own = settings_of(cfg, plan)
-    assert (own.train_share, own.paths.run) == (0.5, "run/share-0.5")
-    assert (own.trainer.max_epochs, own.trainer.max_steps, own.trainer.check_val_every_n_epoch) == (12, 12, 2)
+    changed = settings_of(cfg, plan)
+    assert (changed.train_share, changed.paths.run) == (0.5, "run/share-0.5")
+    assert (changed.trainer.max_epochs, changed.trainer.max_steps, changed.trainer.check_val_every_n_epoch) == (12, 12, 2)
     assert cfg.train_share == 1 and "max_steps" not in cfg.trainer
 
 
-def test_a_curve_is_trained_once_goes_on_after_a_kill_and_is_written(cfg, tmp_path, monkeypatch, capsys):
+def test_a_curve_is_trained_once_resumed_after_a_kill_and_written(cfg, tmp_path, monkeypatch, capsys):
     trained, whole = [], module.train_configured_heads
 
     def stopped(share_cfg, make_data, pair):
@@ -167,7 +167,7 @@ def test_a_curve_is_a_table_and_three_panels():
 
 
 @pytest.mark.parametrize(
-    "low, high, expected",
+    ("low", "high", "expected"),
     [(0.01, 0.05, "still rises"), (-0.01, 0.05, "do not tell"), (-0.01, 0.009, "not what heads lack")],
 )
 def test_the_last_step_says_whether_more_prompts_would_help(low, high, expected):

@@ -85,16 +85,16 @@ def page(html):
 
 
 def test_it_is_one_file_that_refers_to_nothing_else(path, html, page):
-    own = html.replace(get_plotlyjs(), "")
-    assert len(own) < len(html)
-    assert "cdn" not in own.lower()
-    assert "http:" not in own and "https:" not in own
+    rest = html.replace(get_plotlyjs(), "")
+    assert len(rest) < len(html)
+    assert "cdn" not in rest.lower()
+    assert "http:" not in rest and "https:" not in rest
     assert all(reference.startswith("#") or reference == "data:," for reference in page.references)
     assert path.stat().st_size < 8e6
     assert [file.name for file in path.parent.iterdir()] == ["report.html"]
 
 
-def test_tags_nest_and_nothing_from_the_data_is_taken_for_one(html, page):
+def test_tags_nest_and_no_text_of_the_data_is_a_tag(html, page):
     assert page.open == []
     assert not {"deep", "test", "wide", "lossy", "weight", "tiny"} & set(page.tags)
     assert "<b>bold" not in html and "</script><b>" not in html
@@ -138,21 +138,21 @@ def test_no_achievable_point_beats_one_of_the_front(report, page):
         assert not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points)
 
 
-def test_findings_say_what_the_best_head_does_and_what_needs_none(report):
-    found = key_findings(replace(report, doubts=[]))
+def test_findings_name_the_best_head_and_the_best_rule_without_one(report):
+    findings = key_findings(replace(report, doubts=[]))
     winners = {row.family: row for row in report.data_sets[1].winners if row.ratio == "10"}
     best = max(
         (row for family, row in winners.items() if family.startswith(("head", "expected"))), key=lambda row: row.speedup.value
     )
-    sentence = next(text for text in found if text.startswith("At ratio 10,"))
+    sentence = next(text for text in findings if text.startswith("At ratio 10,"))
     assert f"({best.name}) is {best.speedup.value:.2f}×" in sentence
     assert f"{best.gain.value - 1:+.1%}".replace("%", "\u00a0%") in sentence
     assert "; without a head, logistic" in sentence
-    assert found[0].startswith("At the measured ratio 5.4,")
-    assert "head 0.5, decodes 135.0" in found[-1]  # the lossy setting is faster
+    assert findings[0].startswith("At the measured ratio 5.4,")
+    assert "head 0.5, decodes 135.0" in findings[-1]  # the lossy setting is faster
 
 
-def test_doubts_stand_first_and_what_was_measured_is_greyed(report, html):
+def test_doubts_come_first_and_measured_figures_are_greyed(report, html):
     assert html.index("The machine was &lt;busy&gt;.") < html.index("Key findings")
     # A table for each data set, one across, one of heads, one of drafts, and the live section.
     assert html.count('<div class="doubtful">') == len(report.data_sets) + 4
@@ -166,8 +166,8 @@ def test_doubts_stand_first_and_what_was_measured_is_greyed(report, html):
     assert "not to be trusted" not in trusted
 
 
-def test_no_figure_or_finding_passes_on_what_is_not_to_be_trusted(report):
-    doubtful, trusted = (figures_of(one) for one in (report, replace(report, doubts=[])))
+def test_no_figure_or_finding_shows_untrusted_numbers_unmarked(report):
+    doubtful, trusted = (figures_of(each) for each in (report, replace(report, doubts=[])))
     for name in ("threshold", "gap"):
         for key, figure in doubtful[name].items():
             assert (figure.layout.meta == DOUBTFUL) == key.endswith("|measured")
@@ -175,17 +175,17 @@ def test_no_figure_or_finding_passes_on_what_is_not_to_be_trusted(report):
         assert not any(figure.layout.meta for figure in trusted[name].values())
     hover = doubtful["pareto"]["1"].data[1].hovertext[0]
     assert "speed-up at measured (5.4), doubtful: " in hover and "speed-up at 10: " in hover
-    findings = [key_findings(one) for one in (report, replace(report, doubts=[]))]
+    findings = [key_findings(each) for each in (report, replace(report, doubts=[]))]
     assert findings[0] == [text for text in findings[1] if text.startswith("At ratio ")]
     assert len(findings[1]) == len(findings[0]) + 2 and len(findings[0]) == 3
 
 
-def test_the_measured_ratio_is_not_the_first_to_be_seen_if_it_is_not_to_be_trusted(report):
+def test_a_measured_ratio_that_is_not_to_be_trusted_is_not_shown_first(report):
     assert ratios_of(report) == ["5", "10", "20", "measured"]
     assert ratios_of(replace(report, doubts=[])) == ["measured", "5", "10", "20"]
 
 
-def test_what_heads_cost_is_said(report, page):
+def test_the_page_states_the_costs_of_heads(report, page):
     text = "".join(page.text)
     assert "break-even" in text and "15\u00a0%" in text
     counted = {"verified_share": 0.02, "head_shares": {"<deep>": 0.123}, "counted": False}
@@ -194,7 +194,7 @@ def test_what_heads_cost_is_said(report, page):
     assert f"at the ratios {said} (as shares of a draft step, <deep>: 12.3 %)".replace(" %", "\u00a0%") in shown
 
 
-def test_every_table_of_predicted_speeds_says_what_was_counted(report, html):
+def test_every_table_of_predicted_speeds_names_the_counted_costs(report, html):
     said = "verifying one more token costs 1\u00a0% of a forward pass, heads’ costs are counted from their weights"
     captions = re.findall(r"<caption><span>(.*?)</span>", html)
     predicted = [caption for caption in captions if re.search(r"ratio (5|10|20)[;:]", caption)]
@@ -205,7 +205,7 @@ def test_every_table_of_predicted_speeds_says_what_was_counted(report, html):
     assert all(caption.endswith("costs as measured here, not to be trusted") for caption in measured)
 
 
-def test_the_table_of_heads_shows_what_they_cost_and_where_they_break_even(report):
+def test_the_table_of_heads_shows_their_costs_and_where_they_break_even(report):
     shown = bank_table(report, "10")
     cost, even = shown.columns.index("head’s cost"), shown.columns.index("break-even")
     costs = {row.cells[0].text: row.cells[cost].text for row in shown.rows}
@@ -226,7 +226,7 @@ def test_parts_of_a_report_make_a_page(report):
     bare = replace(first, winners=[], reliability=[], positions=[], texts=[])
     unbound = [replace(row, gap_ceiling=None, gap_oracle=None) for row in first.winners if row.ratio == MEASURED]
     sets = [bare, DataSet("none", "dev", 0, 0, 0, [], []), replace(first, winners=unbound, rules=[])]
-    for part in (replace(report, data_sets=[one], fit=None, bank=[], live=[]) for one in sets):
+    for part in (replace(report, data_sets=[data], fit=None, bank=[], live=[]) for data in sets):
         assert Page(html_of(part)).open == []
     assert Page(html_of(replace(report, data_sets=sets, fit=None))).open == []
     assert Page(html_of(replace(report, data_sets=[]))).open == []
@@ -255,11 +255,11 @@ def opened(request, browser, path):
     with contextlib.suppress(
         TimeoutException
     ):  # figures come after the page, later where a machine is busy; a test says which did not
-        WebDriverWait(browser, 30).until(lambda one: one.execute_script(drawn))
+        WebDriverWait(browser, 30).until(lambda driver: driver.execute_script(drawn))
     return browser
 
 
-def test_a_browser_draws_every_figure_without_an_error_or_a_request(opened):
+def test_a_browser_shows_every_figure_without_an_error_or_a_request(opened):
     assert (
         opened.execute_script("return [...document.querySelectorAll('.plot')].map(one => !!one.querySelector('.main-svg'))")
         == [True] * 5
@@ -282,7 +282,8 @@ def test_a_table_fits_a_laptop_and_shows_a_speed_up_on_a_phone(opened):
     boxes = "[...document.querySelectorAll('main .scroll')].filter(one => one.clientWidth)"
     if opened.execute_script("return innerWidth") > 1000:
         assert opened.execute_script(f"return {boxes}.every(one => one.scrollWidth <= one.clientWidth)")
-    first = "return ['#winners', '#live', '#bank'].map(one => [...document.querySelectorAll(`${one} .panel:not([hidden]) table, #live table`)]"
+    first = "return ['#winners', '#live', '#bank'].map(one => [...document.querySelectorAll("
+    first += "`${one} .panel:not([hidden]) table, #live table`)]"
     edge = ".map(one => [...one.tHead.rows[0].cells].find(cell => cell.textContent === 'speed-up')).filter(cell => cell)"
     edge += ".every(cell => cell.getBoundingClientRect().right <= innerWidth))"
     assert opened.execute_script(first + edge) == [True] * 3
@@ -319,7 +320,10 @@ def test_a_click_on_a_heading_sorts_a_table(opened):
         assert values == sorted(values, key=lambda value: order * value)
 
 
-ATTACK = '\'"></span></script><script>window.injected = 1</script><img src=x onerror="window.injected = 1"><svg onload=window.injected=1>-->'
+ATTACK = (
+    '\'"></span></script><script>window.injected = 1</script><img src=x onerror="window.injected = 1">'
+    "<svg onload=window.injected=1>-->"
+)
 
 
 def attacked(value, field=""):
@@ -345,8 +349,9 @@ def test_no_text_of_a_report_runs_or_becomes_an_element(browser, report, tmp_pat
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     browser.get(path.as_uri())
     drawn = "return [...document.querySelectorAll('.plot')].every(one => one.hidden || one.querySelector('.main-svg'))"
-    WebDriverWait(browser, 30).until(lambda one: one.execute_script(drawn))
-    hover = "for (const box of document.querySelectorAll('.plot:not([hidden])')) for (const [curveNumber, trace] of box.data.entries())"
+    WebDriverWait(browser, 30).until(lambda driver: driver.execute_script(drawn))
+    hover = "for (const box of document.querySelectorAll('.plot:not([hidden])')) "
+    hover += "for (const [curveNumber, trace] of box.data.entries())"
     hover += " if (trace.x.length) Plotly.Fx.hover(box, [{curveNumber, pointNumber: 0}]);"
     select = (
         "const one = document.querySelector('select'); one.value = %s; one.dispatchEvent(new Event('change', {bubbles: true}));"
@@ -369,4 +374,4 @@ def test_the_attack_would_run_if_it_were_not_escaped(browser, tmp_path):
     path = tmp_path / "page.html"
     path.write_text(f"<!DOCTYPE html><body><p title='{ATTACK}'>", encoding="utf-8")
     browser.get(path.as_uri())
-    WebDriverWait(browser, 10).until(lambda one: one.execute_script("return window.injected === 1"))
+    WebDriverWait(browser, 10).until(lambda driver: driver.execute_script("return window.injected === 1"))

@@ -19,7 +19,7 @@ from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets
 from specheads.heads.checkpoint import load_head
 from specheads.heads.train_prompts import TrainPrompts, id_number, text_hash
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.prompts.prompt import Prompt, text_id
 
 NUM_ROWS = 40
@@ -40,7 +40,7 @@ def folder(tmp_path, monkeypatch):
 def sets_of(pair, *overrides, **heads):
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         cfg = compose("evaluate", ["model=nano", *FILE, *COUNTS, *overrides, "paths.run=run"])
-    located = {name: LocatedHead(SimpleNamespace(train_prompts=one), name) for name, one in heads.items()}
+    located = {name: LocatedHead(SimpleNamespace(train_prompts=train_prompts), name) for name, train_prompts in heads.items()}
     return PromptSets(prompt_data(cfg), pair, located, evaluation_settings(cfg))
 
 
@@ -55,11 +55,14 @@ def rows_of(prompts):
 
 def test_without_heads_every_set_is_the_beginning_of_its_split(folder, nano):
     sets = sets_of(nano).recorded()
-    assert {name: rows_of(one) for name, one in sets.items()} == {"rows, dev": list(range(20, 24)), "rows": list(range(26, 34))}
-    assert [one.num_left_out for one in sets.values()] == [0, 0]
+    assert {name: rows_of(prompt_set) for name, prompt_set in sets.items()} == {
+        "rows, dev": list(range(20, 24)),
+        "rows": list(range(26, 34)),
+    }
+    assert [prompt_set.num_left_out for prompt_set in sets.values()] == [0, 0]
 
 
-def test_what_a_head_learned_from_is_left_out_and_others_take_its_place(folder, nano, caplog):
+def test_train_prompts_of_a_head_are_left_out_and_others_take_their_place(folder, nano, caplog):
     learned = TrainPrompts.of(texts_of([21, 27, 30]), texts_of([20, 28]))
     with caplog.at_level(logging.INFO):
         sets = sets_of(nano, mine=learned)
@@ -68,7 +71,7 @@ def test_what_a_head_learned_from_is_left_out_and_others_take_its_place(folder, 
     assert rows_of(recorded["rows"]) == [26, 29, 31, 32, 33, 34, 35, 36]
     assert rows_of(sets.decoded(3)) == [26, 29, 31]
     assert "3 prompts of 14 of rows were left out" in caplog.text and "1 prompt of 6 of rows, dev was left out" in caplog.text
-    assert [one["num_left_out"] for one in sets.context()["prompts"].values()] == [1, 3, 3]
+    assert [prompt_set["num_left_out"] for prompt_set in sets.context()["prompts"].values()] == [1, 3, 3]
     assert [note for note in sets.notes() if note.startswith("3 prompts of rows were left out")]
 
 
@@ -87,12 +90,12 @@ def test_heads_that_name_ids_of_their_prompts_still_leave_them_out(folder, nano)
     assert rows_of(recorded["rows, dev"]) == [20, 22, 23, 24] and rows_of(recorded["rows"])[:4] == [27, 28, 29, 31]
 
 
-def test_several_heads_leave_out_what_any_of_them_learned_from(folder, nano):
+def test_train_prompts_of_every_head_are_left_out(folder, nano):
     sets = sets_of(nano, one=TrainPrompts.of(texts_of([26])), other=TrainPrompts.of(texts_of([28]), texts_of([29])))
     assert rows_of(sets.recorded()["rows"])[:3] == [27, 30, 31]
 
 
-def test_a_file_gives_rows_that_no_head_learned_from(folder, nano):
+def test_a_file_yields_rows_that_no_head_learned_from(folder, nano):
     """As many as are asked for, though the file begins with those; the rows that rules are tuned on are left out, too."""
     learned = TrainPrompts.of(texts_of(range(20)), texts_of([20, 21]))
     sets = sets_of(nano, "test_sets={humaneval: rows.jsonl}", mine=learned)
@@ -101,24 +104,24 @@ def test_a_file_gives_rows_that_no_head_learned_from(folder, nano):
     assert "24 prompts of humaneval were left out" in " ".join(sets.notes())
 
 
-def test_a_file_in_part_of_what_a_head_learned_from_gives_the_rest(folder, nano):
+def test_a_file_with_some_train_prompts_of_a_head_yields_the_rest(folder, nano):
     sets = sets_of(nano, "test_sets={humaneval: half.jsonl}", "num_dev_prompts=1", mine=TrainPrompts.of(texts_of(range(20))))
     more = sets.recorded()["humaneval"]
     assert rows_of(more) == list(range(21, 29)) and more.num_left_out == 11
 
 
-def test_a_file_of_nothing_else_is_refused(folder, nano):
+def test_a_file_of_train_prompts_only_is_refused(folder, nano):
     sets = sets_of(nano, "test_sets={humaneval: first.jsonl}", mine=TrainPrompts.of(texts_of(range(20))))
     with pytest.raises(UserError, match=r"humaneval cannot be reported on: all 20 .*head=mine.*test_sets=\{humaneval: <file>\}"):
         sets.recorded()
 
 
-def test_a_split_of_nothing_else_is_refused(folder, nano):
+def test_a_split_of_train_prompts_only_is_refused(folder, nano):
     with pytest.raises(UserError, match=r"rows cannot be reported on: all 14 of its prompts .*head=mine.*data\.num_test"):
         sets_of(nano, mine=TrainPrompts.of(texts_of(range(NUM_ROWS)))).decoded(3)
 
 
-def test_a_name_without_a_file_gives_test_prompts_of_its_own_split(folder, nano, tmp_path):
+def test_a_name_without_a_file_yields_the_test_prompts_of_its_split(folder, nano, tmp_path):
     """The first rows of the set are those that a head of it is trained on."""
     shared = config_folder() / "data" / "humaneval.yaml"
     text = shared.read_text().replace("openai/openai_humaneval", str(tmp_path / "rows.jsonl"))
@@ -135,7 +138,7 @@ def test_a_name_without_a_file_gives_test_prompts_of_its_own_split(folder, nano,
     assert rows_of(more) == list(range(25, 40))  # 84, 20 and 60 of 164 rows are 20, 5 and 15 of 40
 
 
-def test_a_set_that_reads_no_file_is_not_given_one(folder, nano):
+def test_a_set_that_reads_no_file_refuses_a_file(folder, nano):
     with pytest.raises(UserError, match=r"test_sets=\{nano: rows\.jsonl\}: nano reads no file.*test_sets=\{nano: null\}"):
         sets_of(nano, "test_sets={nano: rows.jsonl}")
 
@@ -157,7 +160,7 @@ def nano_sets(nano, monkeypatch):
     """A function that gives the sets of data=nano, from a made-up library in which each file has several functions."""
     functions = [corpus.Function(f"def f{number}(x):\n", "    return 1\n", f"file{number % 60}.py") for number in range(1200)]
     monkeypatch.setattr(
-        corpus, "standard_library", lambda side: [one for one in functions if corpus.split_of(one.source) == side]
+        corpus, "standard_library", lambda side: [function for function in functions if corpus.split_of(function.source) == side]
     )
 
     def make(*words):
@@ -171,14 +174,14 @@ def nano_sets(nano, monkeypatch):
 def test_prompts_of_the_library_have_its_python_and_their_files(nano_sets):
     sets = nano_sets("data.num_test=20", "num_prompts=10")
     recorded = sets.recorded()
-    assert [one["python"] for one in sets.context()["prompts"].values()] == [platform.python_version()] * 2
-    of_file = {one.prompt: one.source for side in ("dev", "test") for one in corpus.standard_library(side)}
-    for one in recorded.values():
-        assert one.groups == [of_file[prompt.text] for prompt, _ in one.prompts]
-        assert sets.groups_of([prompt.prompt_id for prompt, _ in one.prompts]) == one.groups
+    assert [each["python"] for each in sets.context()["prompts"].values()] == [platform.python_version()] * 2
+    of_file = {function.prompt: function.source for side in ("dev", "test") for function in corpus.standard_library(side)}
+    for prompt_set in recorded.values():
+        assert prompt_set.groups == [of_file[prompt.text] for prompt, _ in prompt_set.prompts]
+        assert sets.groups_of([prompt.prompt_id for prompt, _ in prompt_set.prompts]) == prompt_set.groups
 
 
-def test_prompts_without_a_group_are_their_own(folder, nano):
+def test_a_prompt_without_a_group_is_a_group_by_itself(folder, nano):
     sets = sets_of(nano)
     ids = [prompt.prompt_id for prompt, _ in sets.recorded()["rows"].prompts]
     assert sets.groups_of(ids) == sets.recorded()["rows"].groups == ids
@@ -194,7 +197,7 @@ def test_a_final_part_is_named_in_the_report(nano_sets, monkeypatch):
 
 
 def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, monkeypatch, capsys):
-    """Training names its prompts, calibration adds its own, and an evaluation on the file that both are from leaves them out."""
+    """Training names its prompts, calibration adds those that it read, and an evaluation on their file leaves both out."""
     small = ["model=nano", *FILE, *COUNTS[:3], "data.max_new_tokens=8"]
     head = [
         "trainer.max_epochs=1",
@@ -224,7 +227,7 @@ def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, mon
 # --- the final split
 
 
-def test_final_prompts_are_reported_where_they_are_asked_for(folder, nano):
+def test_final_prompts_are_reported_on_request(folder, nano):
     sets = sets_of(nano, "data.num_test=6", "data.num_final=8", "split=final")
     recorded = sets.recorded()
     assert list(recorded) == ["rows, dev", "rows, final"] and recorded["rows, final"].role == "test"
@@ -243,7 +246,10 @@ def test_final_prompts_are_reported_where_they_are_asked_for(folder, nano):
     ],
 )
 def test_other_splits_are_refused(folder, nano, words, message):
-    with pytest.raises(UserError, match=message):
-        sets = sets_of(nano, *words)
+    def check(*overrides):
+        sets = sets_of(nano, *overrides)
         sets.data.check(sets.settings.split)
-    sets_of(nano, "split=final", "data.num_final=3").data.check("final")
+
+    with pytest.raises(UserError, match=message):
+        check(*words)
+    check("split=final", "data.num_final=3")

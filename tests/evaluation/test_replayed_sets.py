@@ -1,4 +1,4 @@
-"""Which rules are chosen, and how far they are from the bounds, on counts made by hand and on a small recording."""
+"""The choice of rules, and their distance from the bounds, on counts made by hand and on a small recording."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -83,7 +83,7 @@ def test_the_best_of_each_family_is_chosen_on_dev_prompts(ratio):
 @pytest.mark.parametrize("ratio", [MEASURED, "10"])
 def test_winners_are_reported_on_other_prompts(ratio):
     choices = choose(recorded(DEV), CANDIDATES, COST_TABLE)
-    data = data_set(recorded(TEST, "test"), CANDIDATES, choices, COST_TABLE)
+    data = data_set(recorded(TEST, "test"), choices)
     winners = {winner.family: winner for winner in data.winners if winner.ratio == ratio}
     speeds = speeds_of(TEST, ratio)
     fixed, ours, ceiling, oracle = (speeds[choices.best[ratio][family]] for family in (FIXED, "head", CEILING, ORACLE))
@@ -97,44 +97,44 @@ def test_winners_are_reported_on_other_prompts(ratio):
     assert hindsight.speedup.value == pytest.approx(max(speeds[:2])) and hindsight.name in ("few", "many")
 
 
-@pytest.mark.parametrize("ratio, share", [(MEASURED, STEP / 0.001), ("10", SHARE)])
+@pytest.mark.parametrize(("ratio", "share"), [(MEASURED, STEP / 0.001), ("10", SHARE)])
 def test_a_head_at_its_break_even_is_as_fast_as_the_best_fixed_length(ratio, share):
     choices, table = choose(recorded(DEV), CANDIDATES, COST_TABLE), recorded(TEST, "test", noise=0.1)
-    winners = {one.family: one for one in data_set(table, CANDIDATES, choices, COST_TABLE).winners if one.ratio == ratio}
+    winners = {winner.family: winner for winner in data_set(table, choices).winners if winner.ratio == ratio}
     head = winners["head"]
     assert head.head_share == pytest.approx(share) and winners[FIXED].head_share is winners[FIXED].break_even is None
     assert head.break_even.low < head.break_even.value < head.break_even.high
     assert (head.gain.value > 1) == (share < head.break_even.value)
     even = head.break_even.value
     priced = replace(FREE, head_shares={"mine": even}, measured_heads={"mine": 0.001 * even})
-    found = data_set(table, CANDIDATES, choices, priced).winners
-    gain = next(one.gain for one in found if (one.family, one.ratio) == ("head", ratio))
+    winners = data_set(table, replace(choices, cost_table=priced)).winners
+    gain = next(winner.gain for winner in winners if (winner.family, winner.ratio) == ("head", ratio))
     assert gain.value == pytest.approx(1)
 
 
-def test_a_rule_whose_rounds_were_timed_pays_what_they_took():
-    one, other = CANDIDATES[2:4]
-    timed = replace(COST_TABLE, fit=CostFit(COST_TABLE.costs[MEASURED], {one.kind: RuleCosts(0.0001, 0.0002)}))
+def test_a_rule_whose_rounds_were_timed_pays_their_costs():
+    rule, other = CANDIDATES[2:4]
+    timed = replace(COST_TABLE, fit=CostFit(COST_TABLE.costs[MEASURED], {rule.kind: RuleCosts(0.0001, 0.0002)}))
     other = replace(other, rule=stopping.Heuristic())
-    assert one.kind == "FixedLength of mine" and other.kind == "Heuristic of mine"
-    assert timed.of(one, MEASURED) == Costs(0.0011, 0.003, round_seconds=0.0002)
+    assert rule.kind == "FixedLength of mine" and other.kind == "Heuristic of mine"
+    assert timed.of(rule, MEASURED) == Costs(0.0011, 0.003, round_seconds=0.0002)
     assert timed.of(other, MEASURED) == Costs(0.0013, 0.003)
-    assert timed.of(one, "10").draft_seconds == pytest.approx(0.1 * (1 + SHARE))
-    assert timed.head_share(one, MEASURED) == pytest.approx(0.1) and timed.of(None, MEASURED) == timed.costs[MEASURED]
+    assert timed.of(rule, "10").draft_seconds == pytest.approx(0.1 * (1 + SHARE))
+    assert timed.head_share(rule, MEASURED) == pytest.approx(0.1) and timed.of(None, MEASURED) == timed.costs[MEASURED]
 
 
 def test_without_a_draft_step_a_head_has_no_share_of_it():
     free = replace(COST_TABLE, costs={MEASURED: Costs(0.0, 0.003), "10": Costs.at_ratio(10)})
-    one = CANDIDATES[2]
-    assert free.head_share(one, MEASURED) is None and free.head_share(one, "10") == pytest.approx(SHARE)
+    rule = CANDIDATES[2]
+    assert free.head_share(rule, MEASURED) is None and free.head_share(rule, "10") == pytest.approx(SHARE)
     counts = recorded(TEST).counts[2]
-    assert free.break_even(counts, np.ones((3, NUM_PROMPTS)), one, MEASURED, np.ones(3)) is None
+    assert free.break_even(counts, np.ones((3, NUM_PROMPTS)), rule, MEASURED, np.ones(3)) is None
 
 
 def test_rows_have_the_speed_ups_that_their_rule_is_meant_for():
     choices = choose(recorded(DEV), CANDIDATES, COST_TABLE)
-    data = data_set(recorded(TEST, "test"), CANDIDATES, choices, COST_TABLE)
-    assert [row.name for row in data.rules] == [*(one.name for one in CANDIDATES), ORACLE]
+    data = data_set(recorded(TEST, "test"), choices)
+    assert [row.name for row in data.rules] == [*(rule.name for rule in CANDIDATES), ORACLE]
     assert [set(row.speedup) for row in data.rules] == [{MEASURED, "10"}] * 4 + [{"10"}] + [{MEASURED, "10"}] * 2
     row = data.rules[1]
     assert row.discard_rate.value == pytest.approx(0.88) and row.verification_rate.value == pytest.approx(0.38)
@@ -144,7 +144,7 @@ def test_rows_have_the_speed_ups_that_their_rule_is_meant_for():
 def test_intervals_resample_the_same_prompts_for_all_rules():
     """Where all rules are slow on the same prompts, a gain varies less than the speeds that it is made of."""
     choices = choose(recorded(DEV), CANDIDATES, COST_TABLE)
-    data = data_set(recorded(TEST, "test", noise=0.2), CANDIDATES, choices, COST_TABLE)
+    data = data_set(recorded(TEST, "test", noise=0.2), choices)
     head = next(winner for winner in data.winners if winner.family == "head" and winner.ratio == "10")
     assert head.speedup.low < head.speedup.value < head.speedup.high
     assert head.gain.high - head.gain.low < 1e-9
@@ -152,25 +152,25 @@ def test_intervals_resample_the_same_prompts_for_all_rules():
 
 def test_intervals_resample_groups():
     """Where prompts of a file are equally slow, twice as many of each make no interval narrower."""
-    choices, one = choose(recorded(DEV), CANDIDATES, COST_TABLE), recorded(TEST, "test", noise=0.2)
+    choices, once = choose(recorded(DEV), CANDIDATES, COST_TABLE), recorded(TEST, "test", noise=0.2)
     recording = SimpleNamespace(
-        **vars(one.recording) | {"num_prompts": 2 * NUM_PROMPTS, "lengths": torch.full((2 * NUM_PROMPTS,), 100)}
+        **vars(once.recording) | {"num_prompts": 2 * NUM_PROMPTS, "lengths": torch.full((2 * NUM_PROMPTS,), 100)}
     )
-    counts = [Counts(*(np.repeat(column, 2, axis=0) for column in vars(found).values())) for found in one.counts]
-    twice = replace(one, recording=recording, counts=counts)
+    counts = [Counts(*(np.repeat(column, 2, axis=0) for column in vars(counts).values())) for counts in once.counts]
+    twice = replace(once, recording=recording, counts=counts)
     grouped = replace(twice, groups=[f"file{number // 2}" for number in range(2 * NUM_PROMPTS)])
 
     def width(some):
-        found = next(row for row in data_set(some, CANDIDATES, choices, COST_TABLE).winners if row.family == "head").speedup
-        return found.high - found.low
+        speedup = next(row for row in data_set(some, choices).winners if row.family == "head").speedup
+        return speedup.high - speedup.low
 
-    assert width(grouped) == pytest.approx(width(one), rel=1e-9) and width(twice) < 0.85 * width(one)
+    assert width(grouped) == pytest.approx(width(once), rel=1e-9) and width(twice) < 0.85 * width(once)
 
 
 def test_without_fixed_lengths_or_a_ceiling_there_is_no_gap():
-    some = [one for one in CANDIDATES if one.family == "head"]
+    some = [rule for rule in CANDIDATES if rule.family == "head"]
     choices = choose(recorded(DEV[2:4]), some, COST_TABLE)
-    data = data_set(recorded(TEST[2:4], "test"), some, choices, COST_TABLE)
+    data = data_set(recorded(TEST[2:4], "test"), choices)
     assert {winner.gap_ceiling for winner in data.winners} == {winner.gap_oracle for winner in data.winners} == {None}
 
 
@@ -203,17 +203,18 @@ def test_a_response_is_shown_as_its_rounds_made_it(recording):
     assert samples[1].pieces == [("rejected", "w"), ("target", "e"), ("target", "f")]
 
 
-def test_positions_count_what_was_drafted_and_accepted(recording):
+def test_positions_count_drafted_and_accepted_tokens(recording):
     rounds = Replayed(*map(np.array, ([0, 0], [0, 0], [0, 3], [3, 1], [2, 1], [3, 1])))
-    found = positions(CANDIDATES[0], rounds)
-    assert (found.drafted, found.accepted) == ([2, 1, 1], [2, 1, 0])
+    reached = positions(CANDIDATES[0], rounds)
+    assert (reached.drafted, reached.accepted) == ([2, 1, 1], [2, 1, 0])
 
 
 def test_reliability_is_over_drafted_tokens(recording):
-    """Six positions: four accepted tokens, and the two that were rejected in the place of c and e. b can be a round's second token too,
-    and the one rejected for c its second or third.
+    """There are six positions: four accepted tokens, and the two that were rejected in the place of c and e.
+
+    b can also be the second token of a round, and the token that was rejected for c its second or third.
     """
-    curves = {one.predictor: one for one in reliability(recording, {})}
+    curves = {curve.predictor: curve for curve in reliability(recording, {})}
     assert set(curves) == {"draft probability", "largest probability"}
     curve = curves["draft probability"]
     probs = recording.features["draft_prob"][[0, 1, 6, 3, 9, 5, 1, 6, 6]].double()
@@ -226,13 +227,15 @@ def test_reliability_is_over_drafted_tokens(recording):
     assert curve.ece_by_index == pytest.approx(by_hand)
 
 
-@pytest.mark.parametrize("predicts, expected", [("next_token", [0, 1, 6, 3, 9, 5, 1, 6, 6]), ("input_token", [1, 2, 7, 2, 7, 7])])
+@pytest.mark.parametrize(
+    ("predicts", "expected"), [("next_token", [0, 1, 6, 3, 9, 5, 1, 6, 6]), ("input_token", [1, 2, 7, 2, 7, 7])]
+)
 def test_a_calibrated_head_is_reported_raw_and_calibrated(recording, predicts, expected):
     """A head that predicts for its input token does so a node later: nothing follows d, nor the branch at e, nor f."""
     recording.features["head"] = torch.linspace(-2, 2, 10)
     values = {"slope": [2.0, 1.0], "intercept": [0.0, -1.0]}
     heads = {"mine": RecordedHead("head", predicts, values), "raw": RecordedHead("head", predicts)}
-    curves = {one.predictor: one for one in reliability(recording, heads)}
+    curves = {curve.predictor: curve for curve in reliability(recording, heads)}
     assert [name for name in curves if "prob" not in name] == ["mine", "mine, calibrated", "raw"]
     assert replace(curves["raw"], predictor="mine") == curves["mine"]
     logits = recording.features["head"][expected].double()

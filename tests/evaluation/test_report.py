@@ -71,21 +71,21 @@ def test_every_setting_decoded_every_prompt_as_often_as_asked(measured):
     assert all(part.num_draft_calls == 0 and part.num_target_calls == 24 for part in measured[0].stats)
 
 
-def test_the_counts_do_not_depend_on_which_settings_run_beside_them(measured):
+def test_the_counts_do_not_depend_on_the_other_settings_of_a_sweep(measured):
     alone = Sweep(tiny_pair(5), Warp(), 12, repeats=2).run([measured[2].setting], [[0], [1, 2], [3], [4, 4]])[0]
     names = ("num_tokens", "num_drafted", "num_accepted", "num_target_calls")
-    for one, other in zip(alone.stats, measured[2].stats, strict=True):
-        assert [getattr(one, n) for n in names] == [getattr(other, n) for n in names]
+    for stats, other in zip(alone.stats, measured[2].stats, strict=True):
+        assert [getattr(stats, n) for n in names] == [getattr(other, n) for n in names]
 
 
-def test_costs_are_fitted_to_the_rounds_of_what_drafts(measured):
+def test_costs_are_fitted_to_the_rounds_of_settings_that_draft(measured):
     times = round_times(measured)
     assert len(times.drafted) == sum(part.num_target_calls for m in measured[1:] for part in m.stats)
     total = times.draft_seconds.sum() + times.target_seconds.sum()
     assert total == pytest.approx(sum(part.seconds - part.prefill_seconds for m in measured[1:] for part in m.stats))
 
 
-def test_a_row_says_what_its_setting_did(measured, report):
+def test_a_row_has_the_counts_of_its_setting(measured, report):
     row, stats = report.live[2], measured[2].stats
     assert row.discard_rate.value == pytest.approx(sum(s.num_discarded for s in stats) / 96)
     assert row.verification_rate.value == pytest.approx(sum(s.num_target_calls for s in stats) / 96)
@@ -114,7 +114,7 @@ def test_the_files_hold_the_report(report, tmp_path):
 
 
 def test_live_rows_resample_groups(measured):
-    """Where all prompts are of one file there is nothing to resample; where each is its own, speeds vary."""
+    """Where all prompts are of one file there is nothing to resample; where each has its file, speeds vary."""
     cost_table = with_measured(CostTable({}), measured, {"mine": 0.1})
     rows, one_file = (live_rows(measured, cost_table, True, groups=groups) for groups in (None, ["a.py"] * 4))
     assert all(row.tokens_per_second.low < row.tokens_per_second.high for row in rows)
@@ -138,7 +138,7 @@ def test_report_json_follows_its_schema(report, tmp_path, which):
     Draft202012Validator(SCHEMA).validate(json.loads(paths["report.json"].read_text()))
 
 
-def test_the_schema_refuses_what_is_no_report():
+def test_the_schema_refuses_other_content():
     validator = Draft202012Validator(SCHEMA)
     assert not validator.is_valid({"context": {}})
     assert not validator.is_valid(
@@ -172,7 +172,7 @@ def test_the_tables_say_what_heads_and_verification_cost():
     assert "0.20 ms of overhead per round" in text
 
 
-def test_what_was_measured_is_marked_where_it_is_not_to_be_trusted():
+def test_measured_figures_are_marked_where_they_are_not_to_be_trusted():
     doubtful, trusted = report_example(), replace(report_example(), doubts=[])
     texts = []
     for report in (doubtful, trusted):
@@ -184,9 +184,9 @@ def test_what_was_measured_is_marked_where_it_is_not_to_be_trusted():
     assert "doubtful" not in texts[1] and "not to be trusted" not in texts[1]
 
 
-def test_no_note_is_made_of_what_is_not_to_be_trusted():
+def test_no_note_rests_on_untrusted_figures():
     report = report_example()
-    (data, *_) = [one for one in report.data_sets if one.role == "test"]
+    (data, *_) = [data_set for data_set in report.data_sets if data_set.role == "test"]
     row = next(row for row in data.winners if row.family.startswith("head_threshold") and row.ratio == "measured")
     dear = replace(row, head_share=0.25, break_even=Interval(0.2, 0.1, 0.3))
     slow = [replace(row, speedup=Interval(0.5, 0.4, 0.6)) for row in report.live]
@@ -196,7 +196,7 @@ def test_no_note_is_made_of_what_is_not_to_be_trusted():
 
 
 def test_logged_tables_hold_no_measured_figure_where_it_is_not_to_be_trusted():
-    doubtful, trusted = (contents(one) for one in (report_example(), replace(report_example(), doubts=[])))
+    doubtful, trusted = (contents(report) for report in (report_example(), replace(report_example(), doubts=[])))
     assert doubtful["doubts"].data == [["The machine was <busy>."]] and "doubts" not in trusted
     assert "live" in trusted and "live" not in doubtful
     for name in ("replay/alpaca", "heads", "drafts"):
@@ -209,11 +209,11 @@ def test_logged_tables_hold_no_measured_figure_where_it_is_not_to_be_trusted():
 
 def test_a_head_that_does_not_pay_for_itself_is_named():
     report = report_example()
-    (data, *_) = [one for one in report.data_sets if one.role == "test"]
+    (data, *_) = [data_set for data_set in report.data_sets if data_set.role == "test"]
     row = next(row for row in data.winners if row.family.startswith("head_threshold") and row.ratio == "10")
     dear = replace(row, head_share=0.25, break_even=Interval(0.2, 0.1, 0.3))
-    for one, said in ((dear, True), (replace(dear, head_share=0.15), False)):
-        notes = notes_on(replace(report, data_sets=[replace(data, winners=[one])], notes=[]))
+    for winner, said in ((dear, True), (replace(dear, head_share=0.15), False)):
+        notes = notes_on(replace(report, data_sets=[replace(data, winners=[winner])], notes=[]))
         assert any("does not pay for its head: it adds 25 % to a draft step" in note for note in notes) == said
 
 
@@ -231,7 +231,7 @@ def test_other_verification_rules_are_compared_at_equal_lengths():
     others = {"block": verification.BlockVerification(), "biased": verification.BiasedVerification(0.5)}
     settings = sweep_settings(rules([2, 4]), stopping.MaxProbability(0.5, 3), others)
     names = ["target alone", "fixed K=2", "fixed K=4", "max probability", "block K=2", "block K=4", "biased K=2, lossy"]
-    assert [one.name for one in settings][:-1] == names
+    assert [setting.name for setting in settings][:-1] == names
     prompts = [[0], [1, 2], [3], [4, 4], [2, 2], [1, 1]]
     measured = Sweep(tiny_pair(5), Warp(), max_new_tokens=40, repeats=2).run(settings, prompts)
     cost_table = with_measured(CostTable({}), measured, {})
@@ -249,10 +249,10 @@ def test_other_verification_rules_are_compared_at_equal_lengths():
     assert "block K=4: block efficiency" in console.export_text()
 
 
-@pytest.mark.parametrize("faster, named", [(1.02, True), (0.98, False)])
+@pytest.mark.parametrize(("faster", "named"), [(1.02, True), (0.98, False)])
 def test_a_rule_without_a_head_that_beats_the_head_is_named(faster, named):
     report = report_example()
-    data = next(one for one in report.data_sets if one.role == "test")
+    data = next(data_set for data_set in report.data_sets if data_set.role == "test")
     heads = [w for w in data.winners if w.ratio == "10" and has_head(w.family)]
     head = max(heads, key=lambda w: w.dev_speedup)
     speed = Interval(*(faster * limit for limit in (head.speedup.value, head.speedup.low, head.speedup.high)))

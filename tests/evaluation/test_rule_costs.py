@@ -1,4 +1,4 @@
-"""What rules cost as they were timed: pooled by kind, told apart by head, and predicted for prompts that were not timed."""
+"""The measured costs of rules: pooled by kind, separate for each head, and predicted for prompts that were not timed."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from specheads.replay.cost import Costs
 
 STEP, PASS, NUM_PROMPTS = 0.001, 0.004, 8
 SIZES = {"small": 0.01, "middle": 0.02, "large": 0.05}
-OWN = {"small": 0.0001, "large": 0.0005}  # seconds that a head adds to a step
+HEAD_SECONDS = {"small": 0.0001, "large": 0.0005}  # seconds that a head adds to a step
 
 
 def decoded(name, rule, family, more=0.0, head=None, learning=0.0):
@@ -33,7 +33,7 @@ def table():
         decoded("target alone", None, "target"),
         decoded("fixed K=4", FixedLength(4), "fixed_length"),
         decoded("product 0.5", DraftProduct(0.5), "draft_product", 0.00005, learning=0.0002),
-        *(decoded(f"head {name}", Heuristic(), "head_threshold", own, name) for name, own in OWN.items()),
+        *(decoded(f"head {name}", Heuristic(), "head_threshold", seconds, name) for name, seconds in HEAD_SECONDS.items()),
     ]
     return with_measured(CostTable({"10": Costs.at_ratio(10)}, SIZES), measured, SIZES)
 
@@ -42,26 +42,26 @@ def rule(kind, head=None):
     return Candidate("family", "name", kind, kind, head=head)
 
 
-def test_what_was_timed_of_a_rule_holds_for_all_its_values(table):
+def test_the_timed_costs_of_a_rule_hold_for_all_its_values(table):
     assert table.of(rule(DraftProduct(0.9)), MEASURED).draft_seconds == pytest.approx(STEP + 0.00005)
     assert table.of(rule(FixedLength(7)), MEASURED).draft_seconds == pytest.approx(STEP)
     assert table.alone == pytest.approx(1 / PASS)
 
 
-def test_each_head_costs_what_its_own_rounds_took(table):
-    for head, own in OWN.items():
-        assert table.of(rule(Heuristic(), head), MEASURED).draft_seconds == pytest.approx(STEP + own)
-        assert table.head_share(rule(Heuristic(), head), MEASURED) == pytest.approx(own / STEP)
+def test_each_head_has_the_costs_of_its_rounds(table):
+    for head, seconds in HEAD_SECONDS.items():
+        assert table.of(rule(Heuristic(), head), MEASURED).draft_seconds == pytest.approx(STEP + seconds)
+        assert table.head_share(rule(Heuristic(), head), MEASURED) == pytest.approx(seconds / STEP)
         assert table.head_share(rule(Heuristic(), head), "10") == pytest.approx(SIZES[head])
 
 
-def test_a_head_that_was_not_decoded_costs_what_heads_of_such_sizes_do(table):
+def test_a_head_that_was_not_decoded_has_the_costs_of_heads_of_similar_sizes(table):
     """A quarter of the way from the small to the large head by weights, so a quarter by seconds: launches cost something, too."""
     assert table.measured_heads["middle"] == pytest.approx(0.0001 + 0.25 * 0.0004)
     assert table.of(rule(DraftProduct(0.5), "middle"), MEASURED).draft_seconds == pytest.approx(STEP + 0.0002)
 
 
-def test_rules_that_were_not_timed_cost_what_timed_ones_do(table):
+def test_rules_that_were_not_timed_have_the_costs_of_timed_rules(table):
     """Otherwise each would look faster than those that were decoded, until it is decoded itself."""
     costs = table.of(rule(Heuristic()), MEASURED)
     assert costs.draft_seconds == pytest.approx(STEP + 0.00005)
@@ -71,8 +71,8 @@ def test_rules_that_were_not_timed_cost_what_timed_ones_do(table):
 
 
 def test_prompts_are_predicted_from_the_rounds_of_others(table):
-    own = table.for_prompts(rule(FixedLength(4)), NUM_PROMPTS)
-    assert own[0] == own[2] == table.halves[0].costs[MEASURED] and own[1] == own[3] == table.halves[1].costs[MEASURED]
+    costs = table.for_prompts(rule(FixedLength(4)), NUM_PROMPTS)
+    assert costs[0] == costs[2] == table.halves[0].costs[MEASURED] and costs[1] == costs[3] == table.halves[1].costs[MEASURED]
     assert table.halves[0].fit.num_rounds + table.halves[1].fit.num_rounds == table.fit.num_rounds
 
 

@@ -12,16 +12,17 @@ from omegaconf import OmegaConf
 
 import specheads
 from specheads import UserError, Warp, drafting, stopping, verification
-from specheads.commands.evaluation import evaluation_settings, plain_settings, replay_settings
+from specheads.commands.compose import settings_of
+from specheads.commands.evaluation import evaluation_settings, replay_settings
 from specheads.evaluation.candidate import FIXED, RuleChoice
 from specheads.evaluation.settings import Evaluation, LayerSearch, LearningCurve
-from specheads.pair import config_folder
+from specheads.pair_config import config_folder
 from specheads.settings import fields_of
 
 COMMANDS = {
     "evaluate": (Evaluation, evaluation_settings),
     "learning_curve": (LearningCurve, lambda cfg: replay_settings(LearningCurve, cfg)),
-    "layer_search": (LayerSearch, lambda cfg: plain_settings(LayerSearch, cfg)),
+    "layer_search": (LayerSearch, lambda cfg: settings_of(LayerSearch, cfg)),
 }
 OBJECTS = ("stopping", "drafting", "verification", "compare_verification")  # made from config groups
 
@@ -41,8 +42,8 @@ def written(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_defaults_of_a_class_are_those_of_its_config(command):
-    cls, settings_of = COMMANDS[command]
-    ours, theirs, text = cls(), settings_of(composed(command)), written(command)
+    cls, composed_settings = COMMANDS[command]
+    ours, theirs, text = cls(), composed_settings(composed(command)), written(command)
     for name in cls.model_fields:
         interpolated = str(text.get(name)).startswith("${")
         if name not in OBJECTS and not interpolated:
@@ -83,10 +84,10 @@ def test_a_config_becomes_classes_and_objects():
         ({"ratios": [1]}, r"ratios=1 must be a finite number above 1"),
         ({"ratios": [float("inf")]}, r"ratios=inf must be a finite number"),
         ({"live": "none", "ratios": []}, r"live=none with ratios=\[\] leaves no costs"),
-        ({"engine": "warp"}, "engine='warp'"),
+        ({"engine": "warp"}, "engine=warp must be one of auto, eager"),
         ({"seed": -1}, "seed=-1 must be a non-negative integer"),
         ({"stopping": {}}, "stopping leaves out fixed_length"),
-        ({"stopping": {FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": []})}}, "names no value"),
+        ({"stopping": {FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": []})}}, "must name at least one value"),
         ({"drafting": drafting.Tree()}, "does not take what Tree drafts"),
         (
             {"verification": verification.BlockVerification(), "fixed_lengths": [4], "live_rules": [FIXED]},

@@ -156,8 +156,8 @@ def test_a_batch_of_mixed_responses_points_at_its_tokens():
 
 
 def test_a_batch_moves_as_a_whole():
-    one = item([5, 6], [1], [6], [0.5]) | {"features": {"entropy": torch.ones(1)}}
-    moved = collate([one]).to(torch.device("meta"))
+    single = item([5, 6], [1], [6], [0.5]) | {"features": {"entropy": torch.ones(1)}}
+    moved = collate([single]).to(torch.device("meta"))
     assert isinstance(moved, HeadBatch)
     named = [*moved.labels.values(), *moved.features.values()]
     tensors = [moved.tokens, moved.row, moved.index, moved.drafted, moved.start, *named]
@@ -219,9 +219,9 @@ def rows(nano64, prompts):
     ]
 
 
-def assert_features(found, expected, rows=slice(None)):
-    assert found.keys() == expected.keys() == ALL
-    for name, value in found.items():
+def assert_features(actual, expected, rows=slice(None)):
+    assert actual.keys() == expected.keys() == ALL
+    for name, value in actual.items():
         torch.testing.assert_close(value[rows], expected[name], atol=1e-12, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
 
 
@@ -244,12 +244,12 @@ def definition(pair, tokens, index, drafted, predicts):
 def test_features_are_the_drafts_output_over_the_tokens_that_are_known_when_the_head_predicts(nano64, rows, predicts):
     data = mixed(rows, predicts, 0.3)
     batch = collate([data[0, i] for i in range(4)])
-    found = head_features(nano64.draft_lm, batch, predicts, ALL)
+    actual = head_features(nano64.draft_lm, batch, predicts, ALL)
     assert len(batch.row) >= 15
     for n in range(len(batch.row)):
         row, index = int(batch.row[n]), int(batch.index[n])
         expected = definition(nano64, batch.tokens[row].tolist(), index, int(batch.drafted[n]), predicts)
-        assert_features(found, expected, n)
+        assert_features(actual, expected, n)
 
 
 @pytest.mark.parametrize("predicts", KINDS)
@@ -284,23 +284,23 @@ def test_only_the_features_that_are_needed_reach_a_head_and_logits_only_for_thos
     everything = head_features(nano64.draft_lm, batch, "next_token", ALL) | {"token": batch.drafted}
     if "entropy" not in needs:
         monkeypatch.setattr(nano64.draft_lm, "logits", lambda hidden: pytest.fail("logits were computed"))
-    found = head_features(nano64.draft_lm, batch, "next_token", frozenset(needs))
-    assert needs <= found.keys()
+    actual = head_features(nano64.draft_lm, batch, "next_token", frozenset(needs))
+    assert needs <= actual.keys()
     for name in needs:
-        torch.testing.assert_close(found[name], everything[name], atol=1e-12, rtol=0)
+        torch.testing.assert_close(actual[name], everything[name], atol=1e-12, rtol=0)
 
 
 def test_features_carry_no_gradient(nano64, rows):
-    found = head_features(nano64.draft_lm, collate([mixed(rows)[0, 0]]), "next_token", ALL)
-    assert not any(value.requires_grad for value in found.values())
+    actual = head_features(nano64.draft_lm, collate([mixed(rows)[0, 0]]), "next_token", ALL)
+    assert not any(value.requires_grad for value in actual.values())
 
 
 @pytest.mark.parametrize("predicts", KINDS)
 def test_a_batch_without_drafted_tokens_has_features_of_no_tokens(nano64, rows, predicts):
     size = nano64.draft_lm.hidden_size
     batch = collate([item(rows[0]["prompt_ids"], [], [], [])])
-    found = head_features(nano64.draft_lm, batch, predicts, ALL)
-    assert {name: tuple(value.shape) for name, value in found.items()} == {
+    actual = head_features(nano64.draft_lm, batch, predicts, ALL)
+    assert {name: tuple(value.shape) for name, value in actual.items()} == {
         "hidden": (0, size),
         "embedding": (0, size),
         "draft_prob": (0,),

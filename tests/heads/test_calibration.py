@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def samples(count: int, ground_truth: IndexCalibration = TRUE, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of tokens, each at one index only of as many as `ground_truth` has, and whether they were accepted: sampled from the ground truth."""
+    """Logits of tokens, whether they were accepted, sampled from `ground_truth`, and the index of each token."""
     generator = torch.Generator().manual_seed(seed)
     logits = 1.5 * torch.randn(count, generator=generator, dtype=torch.float64) + 0.5
     index = torch.randint(len(ground_truth.slope), (count,), generator=generator)
@@ -31,47 +31,47 @@ def samples(count: int, ground_truth: IndexCalibration = TRUE, seed: int = 0) ->
 
 
 def test_each_index_gets_a_separate_slope_and_intercept():
-    """Index j is a sample of 20,000 j-th tokens by the truth at j, whatever came of others. Errors are below 0.03; five of them."""
+    """Index j has 20,000 samples of the ground truth at j. Standard errors are below 0.03; the bound is five of them."""
     for index in range(4):
         logits, accepted, _ = samples(20_000, IndexCalibration(TRUE.slope[index : index + 1], TRUE.intercept[index : index + 1]))
         furthest = torch.full((20_000,), index)
-        found = IndexCalibration.fit(logits, accepted, furthest, num_indices=4, prior=1.0)
-        assert len(found.slope) == len(found.intercept) == 4
-        assert found.slope[index] == pytest.approx(TRUE.slope[index], abs=0.15)
-        assert found.intercept[index] == pytest.approx(TRUE.intercept[index], abs=0.15)
+        fitted = IndexCalibration.fit(logits, accepted, furthest, num_indices=4, prior=1.0)
+        assert len(fitted.slope) == len(fitted.intercept) == 4
+        assert fitted.slope[index] == pytest.approx(TRUE.slope[index], abs=0.15)
+        assert fitted.intercept[index] == pytest.approx(TRUE.intercept[index], abs=0.15)
 
 
 def test_a_token_is_a_sample_of_every_index_that_it_can_have():
-    """With next to no prior, index j's logistic is the one that fits all tokens that can stand there."""
+    """With a negligible prior, the logistic of index j is fitted to all tokens that can have this index."""
     logits, accepted, furthest = samples(4000)
-    found = IndexCalibration.fit(logits, accepted, furthest, num_indices=4, prior=1e-6)
+    fitted = IndexCalibration.fit(logits, accepted, furthest, num_indices=4, prior=1e-6)
     for index in range(4):
-        own = furthest >= index
-        slope, intercept = fit_logistic(logits[own, None], accepted[own].double()).tolist()
-        assert (found.slope[index], found.intercept[index]) == pytest.approx((slope, intercept), abs=1e-4)
-    assert max(found.slope) - min(found.slope) > 0.2  # or this would show nothing
+        at_index = furthest >= index
+        slope, intercept = fit_logistic(logits[at_index, None], accepted[at_index].double()).tolist()
+        assert (fitted.slope[index], fitted.intercept[index]) == pytest.approx((slope, intercept), abs=1e-4)
+    assert max(fitted.slope) - min(fitted.slope) > 0.2  # or this would show nothing
 
 
-def test_few_samples_stay_close_to_what_all_tokens_say_and_no_samples_to_the_head():
+def test_an_index_with_few_samples_stays_close_to_all_tokens_and_without_samples_to_the_head():
     logits, accepted, furthest = samples(4000)
     few = torch.where(torch.arange(4000) < 12, 2, 0)  # twelve tokens reach index 2, none of them accepted
     accepted = accepted & (few == 0)
-    found = IndexCalibration.fit(logits, accepted, few, num_indices=4, prior=1000)
+    fitted = IndexCalibration.fit(logits, accepted, few, num_indices=4, prior=1000)
     alone = fit_logistic(logits[few == 2, None], accepted[few == 2].double())
     assert abs(alone[1]) > 10  # what twelve rejections say by themselves
-    assert abs(found.intercept[2] - found.intercept[0]) < 0.15 and abs(found.slope[2] - found.slope[0]) < 0.15
-    assert (found.slope[3], found.intercept[3]) == pytest.approx((found.slope[0], found.intercept[0]), abs=0.1)
+    assert abs(fitted.intercept[2] - fitted.intercept[0]) < 0.15 and abs(fitted.slope[2] - fitted.slope[0]) < 0.15
+    assert (fitted.slope[3], fitted.intercept[3]) == pytest.approx((fitted.slope[0], fitted.intercept[0]), abs=0.1)
     believed = IndexCalibration.fit(logits, accepted, furthest, prior=1e9)
     assert believed.slope == pytest.approx([1.0] * NUM_INDICES, abs=1e-4)
     assert believed.intercept == pytest.approx([0.0] * NUM_INDICES, abs=1e-4)
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_samples_of_one_kind_alone_give_finite_numbers(kept):
+def test_samples_of_a_single_class_lead_to_finite_numbers(kept):
     logits, _, furthest = samples(50)
-    found = IndexCalibration.fit(logits, torch.full((50,), kept), furthest)
-    assert torch.tensor([found.slope, found.intercept]).isfinite().all()
-    assert IndexCalibration.fit(logits[:0], furthest[:0] > 0, furthest[:0]) == IndexCalibration.identity()
+    fitted = IndexCalibration.fit(logits, torch.full((50,), kept), furthest)
+    assert torch.tensor([fitted.slope, fitted.intercept]).isfinite().all()
+    assert IndexCalibration.fit(logits[:0], furthest[:0] > 0, furthest[:0]) == IndexCalibration.neutral()
 
 
 def test_the_calibration_error_of_a_miscalibrated_head_falls_on_other_samples():
@@ -108,9 +108,9 @@ def test_the_last_index_serves_all_later_ones():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_identity_changes_no_bit(dtype):
+def test_the_neutral_calibration_changes_no_bit(dtype):
     logits = 20 * torch.randn(1000, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(IndexCalibration.identity()(logits, torch.arange(1000)), logits)
+    assert torch.equal(IndexCalibration.neutral()(logits, torch.arange(1000)), logits)
 
 
 def with_calibration(predicts: str, values: dict | None, prob: float = 0.8):
@@ -122,7 +122,7 @@ def with_calibration(predicts: str, values: dict | None, prob: float = 0.8):
 @pytest.mark.parametrize("rule", [HeadThreshold, ExpectedThroughput])
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
 def test_rules_take_the_calibration_at_the_predicted_tokens_index(rule, predicts):
-    """Chances of 0.8 are worth sigmoid(slope x logit + intercept) of the token's own index; an input_token head speaks a step later."""
+    """A chance of 0.8 becomes sigmoid(slope x logit + intercept) at the token's index; input_token heads predict a step later."""
     rule = rule(with_calibration(predicts, TRUE.to_dict()))
     logit = torch.tensor(0.8, dtype=torch.float64).logit()
     chances = torch.sigmoid(TRUE(logit.expand(7), torch.arange(7)))
@@ -139,25 +139,25 @@ def test_rules_take_the_calibration_at_the_predicted_tokens_index(rule, predicts
 
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
 @pytest.mark.parametrize("rule", [HeadThreshold, ExpectedThroughput])
-def test_without_a_calibration_rules_do_as_with_the_identity_bit_by_bit(rule, predicts):
+def test_no_calibration_equals_the_neutral_calibration_bit_by_bit(rule, predicts):
     torch.manual_seed(0)
     head = AcceptanceHead(HeadConfig(8, 1, predicts, inputs=("hidden",))).eval().requires_grad_(False)
     torch.nn.init.normal_(head.readout.weight)
-    found = []
-    for values in (None, IndexCalibration.identity().to_dict(), IndexCalibration([1.0] * 8, [0.0] * 8).to_dict()):
+    runs = []
+    for values in (None, IndexCalibration.neutral().to_dict(), IndexCalibration([1.0] * 8, [0.0] * 8).to_dict()):
         head.config = replace(head.config, calibration=values)
-        generator, one = torch.Generator().manual_seed(1), rule(head)
-        state, survivals = one.start_prompt(16, CPU), []
+        generator, single = torch.Generator().manual_seed(1), rule(head)
+        state, survivals = single.start_prompt(16, CPU), []
         for _ in range(12):
             features = {"hidden": torch.randn(16, 8, generator=generator)}
             before = state.survival
-            state, stop = one.step(state, features)
+            state, stop = single.step(state, features)
             survivals.append((state.survival, stop))
             if rule is HeadThreshold and predicts == "next_token":
                 assert torch.equal(state.survival, before * torch.sigmoid(head(features)))
-        found.append(survivals)
-    for other in found[1:]:
-        for (survival, stop), (same, also) in zip(found[0], other, strict=True):
+        runs.append(survivals)
+    for other in runs[1:]:
+        for (survival, stop), (same, also) in zip(runs[0], other, strict=True):
             assert torch.equal(survival, same) and torch.equal(stop, also)
 
 
@@ -170,16 +170,16 @@ def test_expected_throughput_calibrates_on_top_of_the_head():
 
 def test_rows_of_different_indices_are_calibrated_separately():
     slope, intercept = TRUE.rows(3, CPU)
-    found = calibrated(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2, 0, 7]), slope, intercept)
-    assert found.tolist() == pytest.approx([1.75, 0.5, 4.0])
+    actual = calibrated(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2, 0, 7]), slope, intercept)
+    assert actual.tolist() == pytest.approx([1.75, 0.5, 4.0])
 
 
 # --- in a head's config
 
 
-def test_a_calibration_comes_back_from_a_dict():
+def test_a_calibration_survives_its_dict():
     assert IndexCalibration.from_dict(TRUE.to_dict()) == TRUE
-    assert IndexCalibration.from_dict(None) == IndexCalibration.identity()
+    assert IndexCalibration.from_dict(None) == IndexCalibration.neutral()
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_calibration_comes_back_from_a_dict():
     ],
     ids=str,
 )
-def test_what_is_no_calibration_is_refused(values):
+def test_anything_else_is_refused(values):
     with pytest.raises(UserError, match=r"config\.json has the calibration .*expected slope and intercept"):
         IndexCalibration.from_dict(values, "config.json")
 

@@ -108,7 +108,7 @@ def test_a_head_folder_holds_config_weights_golden_vectors_a_card_and_a_loader(f
         assert fact in card
 
 
-def test_the_card_tells_what_an_evaluation_found(tmp_path):
+def test_the_card_shows_the_results_of_an_evaluation(tmp_path):
     known = {"threshold": 0.65, "max_tokens": 8, "predicted_speedup": 1.5812}
     text = (save_head(new_head(replace(CONFIG, recommended=known)), tmp_path, inputs()) / "README.md").read_text()
     assert "| recommended threshold | 0.65 |" in text and "| recommended predicted speedup | 1.581 |" in text
@@ -128,7 +128,7 @@ def test_the_schema_names_what_a_config_holds(tmp_path):
     "changes",
     [{"hidden_size": 0}, {"predicts": "all"}, {"new": 1}, {"format_version": 1}, {"format_version": 3}, {"inputs": ["words"]}],
 )
-def test_the_schema_refuses_what_is_no_head(folder, changes):
+def test_the_schema_refuses_other_content(folder, changes):
     edit_config(folder, **changes)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(json.loads((folder / "config.json").read_text()), SCHEMA)
@@ -174,7 +174,7 @@ def test_a_config_of_another_depth_does_not_fit_the_weights(folder):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "golden.safetensors"])
 @pytest.mark.parametrize("size", [0, 5, 100, -4])
-def test_a_file_that_is_cut_off_is_named(folder, name, size):
+def test_a_truncated_file_is_named(folder, name, size):
     path = folder / name
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(UserError, match=rf"{name} cannot be read"):
@@ -182,7 +182,7 @@ def test_a_file_that_is_cut_off_is_named(folder, name, size):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "golden.safetensors", "config.json"])
-def test_a_file_that_is_not_there_is_named(folder, name):
+def test_a_missing_file_is_named(folder, name):
     (folder / name).unlink()
     with pytest.raises(UserError, match=f"has no {name}"):
         load_head(folder)
@@ -195,14 +195,14 @@ def test_weights_that_are_not_those_of_the_golden_vectors_are_refused(folder):
 
 
 @pytest.mark.parametrize("name", ["inputs", "logits"])
-def test_golden_vectors_that_do_not_come_out_are_refused(folder, name):
+def test_golden_logits_that_the_head_does_not_compute_are_refused(folder, name):
     edit_tensors(folder, "golden.safetensors", lambda tensors: tensors[name].add_(0.1))
     with pytest.raises(UserError, match="differ from the golden vectors"):
         load_head(folder)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "golden.safetensors"])
-def test_a_number_that_is_none_is_refused(folder, file):
+def test_nan_is_refused(folder, file):
     def spoil(tensors):
         next(tensor for name, tensor in tensors.items() if name in ("logits", "readout.bias")).flatten()[0] = torch.nan
 
@@ -218,7 +218,7 @@ def test_golden_vectors_under_other_names_are_refused(folder, name):
         load_head(folder)
 
 
-def test_a_head_that_says_the_same_of_every_token_is_refused(tmp_path):
+def test_a_head_that_predicts_a_constant_is_refused(tmp_path):
     head = new_head()
     with torch.no_grad():
         head.readout.weight.zero_()
@@ -257,7 +257,7 @@ def test_a_size_that_is_not_a_positive_integer_is_named(folder, key, size):
         load_head(folder)
 
 
-def test_a_calibration_is_kept_and_one_that_is_none_is_named(folder):
+def test_a_calibration_is_kept_and_a_wrong_one_is_named(folder):
     kept = {"slope": [1.5, 0.75], "intercept": [0.0, -0.25]}
     edit_config(folder, calibration=kept)
     head = load_head(folder)
@@ -277,7 +277,7 @@ def test_a_missing_key_is_named(folder, key):
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"hidden_size": 8,'])
-def test_a_config_that_is_no_json_is_a_user_error(folder, text):
+def test_a_config_that_is_not_json_is_a_user_error(folder, text):
     (folder / "config.json").write_text(text)
     with pytest.raises(UserError, match=r"config\.json is not valid JSON"):
         load_head(folder)
@@ -287,7 +287,7 @@ def test_a_config_that_is_no_json_is_a_user_error(folder, text):
 
 
 @pytest.mark.parametrize("location", ["/nowhere/at/all", "./nowhere", "nowhere", "heads/of/mine"])
-def test_no_such_folder_is_a_user_error_with_a_remedy(location, tmp_path, monkeypatch):
+def test_a_missing_folder_is_a_user_error_with_a_remedy(location, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=rf"no head folder '{location}'.*train\.py.*head=latest"):
         load_head(location)

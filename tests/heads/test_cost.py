@@ -6,7 +6,7 @@ from families import CONFIGS, VOCAB_SIZE, WINDOW, tiny_model
 
 from specheads import AcceptanceHead, HeadConfig
 from specheads.heads.cost import counted_share, step_weights
-from specheads.pair import LanguageModel
+from specheads.language_model import LanguageModel
 
 HIDDEN = 32
 HEAD = AcceptanceHead(HeadConfig(HIDDEN, depth=0, predicts="input_token"))  # 32 weights and a bias, float32
@@ -21,15 +21,15 @@ def total(name):
 
 
 @pytest.mark.parametrize(
-    "name, looked_up",
+    ("name", "looked_up"),
     [
-        ("llama", VOCAB_SIZE * HIDDEN),  # an embedding of its own
+        ("llama", VOCAB_SIZE * HIDDEN),  # an untied embedding
         ("llama, tied", 0),  # the output embedding, which a step multiplies by
         ("gpt-neox", VOCAB_SIZE * HIDDEN),
         ("opt", (WINDOW + 2) * HIDDEN),  # learned positions, next to a tied embedding
     ],
 )
-def test_tables_of_which_a_step_reads_one_row_do_not_count(name, looked_up):
+def test_tables_with_one_row_per_step_do_not_count(name, looked_up):
     assert counted(name) == total(name) - looked_up
 
 

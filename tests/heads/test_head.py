@@ -43,7 +43,7 @@ def features(*shape, dtype=torch.float32, seed=0):
 
 @pytest.mark.parametrize("predicts", KINDS)
 @pytest.mark.parametrize("depth", range(5))
-def test_a_head_gives_one_logit_per_token_whatever_the_leading_shape(predicts, depth):
+def test_a_head_returns_one_logit_per_token_for_any_leading_shape(predicts, depth):
     head = new_head(predicts, depth)
     assert len(head.blocks) == depth
     inputs = features(2, 3)
@@ -232,7 +232,7 @@ def test_a_head_that_reads_the_target_fits_that_target_alone(pair):
         ),
     ],
 )
-def test_a_value_that_means_nothing_is_a_user_error_that_names_the_key(values, message):
+def test_a_meaningless_value_is_a_user_error_that_names_the_key(values, message):
     with pytest.raises(UserError, match=message):
         HeadConfig(hidden_size=H, **values)
 
@@ -275,7 +275,7 @@ def test_without_inputs_a_head_reads_the_default_of_its_kind(predicts):
         ),
     ],
 )
-def test_a_config_comes_back_from_json_as_it_was(original):
+def test_a_config_survives_json(original):
     written = json.loads(json.dumps(original.to_dict()))
     assert HeadConfig.from_dict(written, "config.json") == original
     assert AcceptanceHead(original).state_dict().keys() == AcceptanceHead(HeadConfig.from_dict(written, "")).state_dict().keys()

@@ -63,16 +63,16 @@ class Hub(BaseHTTPRequestHandler):
             self.answer(
                 {
                     "files": [
-                        {"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
-                        for one in json.loads(given)["files"]
+                        {"path": operation["path"], "uploadMode": "regular", "shouldIgnore": False}
+                        for operation in json.loads(given)["files"]
                     ]
                 }
             )
         elif "/commit/" in self.path:
             for line in given.splitlines():
-                one = json.loads(line)
-                if one["key"] == "file":
-                    self.files[one["value"]["path"]] = base64.b64decode(one["value"]["content"])
+                operation = json.loads(line)
+                if operation["key"] == "file":
+                    self.files[operation["value"]["path"]] = base64.b64decode(operation["value"]["content"])
             self.answer(
                 {"success": True, "commitOid": COMMIT, "commitUrl": f"{self.own_address}/somebody/a-head/commit/{COMMIT}"}
             )

@@ -60,7 +60,7 @@ def test_auroc_changes_sides_with_the_scores_and_ignores_their_scale():
 
 
 @pytest.mark.parametrize("label", [0.0, 1.0])
-def test_auroc_without_accepted_or_without_rejected_draws_is_not_a_number(label):
+def test_auroc_without_accepted_or_without_rejected_samples_is_not_a_number(label):
     assert math.isnan(auroc(normal(10), torch.full((10,), label)))
 
 
@@ -96,7 +96,7 @@ def test_binary_kl_of_certain_and_right_predictions_is_zero():
 # --- Brier score
 
 
-def test_brier_is_the_expected_squared_error_against_draws():
+def test_brier_is_the_expected_squared_error_against_samples():
     probs, labels = soft_labels(40, seed=1), soft_labels(40, hard=10)
     expected = sum(a * (p - 1) ** 2 + (1 - a) * p**2 for p, a in zip(probs.tolist(), labels.tolist(), strict=True)) / 40
     assert brier(probs, labels) == pytest.approx(expected, abs=1e-12)
@@ -131,7 +131,7 @@ def test_calibration_keeps_the_means_and_counts_everything():
     assert (curve.share * curve.observed).sum().item() == pytest.approx(labels.mean().item())
 
 
-def test_predictions_that_are_the_labels_have_no_calibration_error_and_shifted_ones_have_their_shift():
+def test_exact_predictions_have_no_calibration_error_and_shifted_ones_have_their_shift():
     labels = 0.9 * soft_labels(500)
     assert calibration(labels, labels).ece == 0
     assert calibration(labels + 0.1, labels).ece == pytest.approx(0.1)
@@ -145,7 +145,7 @@ def test_predictions_of_exactly_zero_and_one_are_in_the_outer_bins():
 # --- all of them
 
 
-def test_prediction_metrics_are_the_four_of_them():
+def test_prediction_metrics_are_the_four_metrics():
     logits, labels = normal(100), soft_labels(100, hard=30)
     probs = torch.sigmoid(logits)
     assert prediction_metrics(logits, labels) == {
@@ -177,29 +177,29 @@ def test_a_logistic_recovers_the_weights_that_made_its_soft_labels():
 @pytest.mark.parametrize("hard", [0, 400])
 def test_a_logistic_ends_where_the_gradient_is_zero(hard):
     features, labels = normal(400, 3), soft_labels(400, hard=hard)
-    found = fit_logistic(features, labels)
-    assert gradient(found, features, labels).abs().max() < 1e-7
+    weights = fit_logistic(features, labels)
+    assert gradient(weights, features, labels).abs().max() < 1e-7
     assert gradient(torch.zeros(4, dtype=torch.float64), features, labels).abs().max() > 1e-3
 
 
-def test_a_logistic_takes_float32_and_answers_in_float64():
+def test_a_logistic_takes_float32_and_returns_float64():
     features, labels = normal(200, 3).float(), soft_labels(200).float()
-    found = fit_logistic(features, labels)
-    assert found.dtype == torch.float64
-    assert gradient(found, features.double(), labels.double()).abs().max() < 1e-7
+    weights = fit_logistic(features, labels)
+    assert weights.dtype == torch.float64
+    assert gradient(weights, features.double(), labels.double()).abs().max() < 1e-7
 
 
 def test_a_logistic_with_a_repeated_feature_still_predicts_right():
     features = normal(300, 3)
     labels = torch.sigmoid(features @ WEIGHTS[:-1] + WEIGHTS[-1])
     doubled = torch.cat([features, features[:, 1:2]], dim=1)
-    found = fit_logistic(doubled, labels)
-    torch.testing.assert_close(torch.sigmoid(doubled @ found[:-1] + found[-1]), labels, atol=1e-6, rtol=0)
-    assert found[1] + found[3] == pytest.approx(-2.0, abs=1e-5)
+    weights = fit_logistic(doubled, labels)
+    torch.testing.assert_close(torch.sigmoid(doubled @ weights[:-1] + weights[-1]), labels, atol=1e-6, rtol=0)
+    assert weights[1] + weights[3] == pytest.approx(-2.0, abs=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_logistic_fits_what_training_free_rules_know(seed):
+def test_a_logistic_fits_the_features_of_training_free_rules(seed):
     # log d(y), max d and entropy: of very different scale, dependent, and with a long tail
     probs = torch.softmax(4 * normal(2000, 30, seed=seed), dim=1)
     token = torch.multinomial(probs, 1, generator=torch.Generator().manual_seed(seed))
@@ -207,12 +207,12 @@ def test_a_logistic_fits_what_training_free_rules_know(seed):
         [probs.gather(1, token).log(), probs.amax(dim=1, keepdim=True), torch.special.entr(probs).sum(dim=1, keepdim=True)], dim=1
     )
     labels = soft_labels(2000, seed=seed, hard=1000) * torch.sigmoid(features[:, 0] + 3)
-    found = fit_logistic(features, labels)
-    assert gradient(found, features, labels).abs().max() < 1e-7
+    weights = fit_logistic(features, labels)
+    assert gradient(weights, features, labels).abs().max() < 1e-7
 
 
 def test_a_logistic_with_separable_labels_stays_finite():
     features = normal(100, 1)
-    found = fit_logistic(features, (features[:, 0] > 0.1).double())
-    assert found.isfinite().all()
-    assert torch.equal(features[:, 0] * found[0] + found[1] > 0, features[:, 0] > 0.1)
+    weights = fit_logistic(features, (features[:, 0] > 0.1).double())
+    assert weights.isfinite().all()
+    assert torch.equal(features[:, 0] * weights[0] + weights[1] > 0, features[:, 0] > 0.1)

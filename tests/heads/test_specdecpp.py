@@ -46,7 +46,7 @@ def saved(network, depth, folder):
 
 
 @pytest.mark.parametrize(("depth", "shared"), [(0, True), (1, True), (3, True), (3, False)])
-def test_theirs_are_read_exactly(depth, shared, tmp_path):
+def test_their_checkpoints_are_read_exactly(depth, shared, tmp_path):
     torch.manual_seed(0)
     network, hidden = Theirs(depth, shared).double(), torch.randn(50, SIZE, dtype=torch.float64)
     head = load_head(saved(network, depth, tmp_path / "theirs")).double()
@@ -55,7 +55,7 @@ def test_theirs_are_read_exactly(depth, shared, tmp_path):
     torch.testing.assert_close(head({"hidden": hidden}).sigmoid(), network.chance(hidden), atol=1e-6, rtol=0)
 
 
-def test_the_file_of_shared_blocks_holds_one(tmp_path):
+def test_shared_blocks_are_stored_once(tmp_path):
     folder = saved(Theirs(3), 3, tmp_path / "theirs")
     assert sorted(load_file(folder / "model.safetensors")) == [
         "model.0.linear.bias",
@@ -70,11 +70,11 @@ def test_a_head_of_theirs_decodes(nano, prompts, tmp_path):
     head = load_head(saved(Theirs(1), 1, tmp_path / "theirs"))
     greedy = SpeculativeDecoder(nano, warp=Warp(0.0)).generate(prompts[0], 16).tokens
     out = SpeculativeDecoder(nano, stopping=HeadThreshold(head, 0.9), warp=Warp(0.0)).generate(prompts[0], 16)
-    assert torch.equal(out.tokens, greedy) and min(one.num_drafted for one in out.rounds[:1]) >= 2
+    assert torch.equal(out.tokens, greedy) and min(each.num_drafted for each in out.rounds[:1]) >= 2
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_ours_go_out_exactly(depth, tmp_path):
+def test_our_heads_are_written_exactly(depth, tmp_path):
     torch.manual_seed(0)
     head = AcceptanceHead(HeadConfig(hidden_size=SIZE, predicts="input_token", depth=depth))
     for parameter in head.parameters():
@@ -92,7 +92,7 @@ def test_ours_go_out_exactly(depth, tmp_path):
     torch.testing.assert_close(back({"hidden": hidden}), head({"hidden": hidden}), atol=1e-4, rtol=1e-5)
 
 
-def test_theirs_go_out_as_they_came(tmp_path):
+def test_their_checkpoints_are_written_as_they_were_read(tmp_path):
     torch.manual_seed(0)
     network = Theirs(3)
     folder = write_theirs(load_head(saved(network, 3, tmp_path / "theirs")), tmp_path)
@@ -134,7 +134,7 @@ def with_different_blocks(head):
         ({"predicts": "input_token", "depth": 2}, with_mean, "it shifts its inputs"),
     ],
 )
-def test_what_their_network_cannot_be_is_refused(kind, change, reason, tmp_path):
+def test_a_head_that_their_network_cannot_compute_is_refused(kind, change, reason, tmp_path):
     head = AcceptanceHead(HeadConfig(hidden_size=SIZE, **kind))
     if change is not None:
         change(head)
@@ -168,7 +168,7 @@ def test_a_pickle_is_not_read(tmp_path):
         load_head(folder)
 
 
-def test_one_of_theirs_becomes_one_of_ours(tmp_path):
+def test_the_command_converts_their_checkpoint(tmp_path):
     torch.manual_seed(0)
     theirs = load_head(saved(Theirs(2), 2, tmp_path / "theirs"))
     ours = load_head(save_head(theirs, tmp_path / "ours"))

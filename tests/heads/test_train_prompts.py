@@ -33,12 +33,12 @@ def folder(tmp_path):
 def test_words_are_kept_once(folder):
     digits = [hashlib.sha256(words.encode()).digest()[:8] for words in ("def f(x):", "say hello. to all.")]
     kept = load_file(folder / FILE)
-    assert kept["train"].tolist() == sorted(int.from_bytes(one, "big", signed=True) for one in digits)
+    assert kept["train"].tolist() == sorted(int.from_bytes(digest, "big", signed=True) for digest in digits)
     learned = load_head(folder).train_prompts
     assert learned.train.tolist() == kept["train"].tolist() and learned.dev.tolist() == [text_hash(DEV[0])]
 
 
-def test_templates_of_other_white_space_and_case_make_the_same_words():
+def test_white_space_and_case_of_templates_do_not_matter():
     texts = [f"Say it.{gap}{given}" for gap in ("\n", "\n\n", " \t") for given in ("All of it", "all of it\n")]
     assert len({text_hash(text) for text in texts}) == 1
     assert text_hash("Say it.") != text_hash("Say it!") != text_hash("Sayit.")
@@ -57,7 +57,7 @@ def test_forty_thousand_prompts_take_320_kilobytes(tmp_path):
     assert (tmp_path / FILE).stat().st_size < 321_000
 
 
-def test_they_go_with_the_head(folder, tmp_path):
+def test_they_are_saved_with_the_head(folder, tmp_path):
     load_head(folder).save_pretrained(tmp_path / "again")
     assert (tmp_path / "again" / FILE).read_bytes() == (folder / FILE).read_bytes()
 
@@ -92,13 +92,13 @@ def test_a_file_that_holds_something_else_is_refused(folder, tensors, content):
         load_head(folder)
 
 
-def test_a_file_that_was_cut_off_is_refused(folder):
+def test_a_truncated_file_is_refused(folder):
     (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-5])
     with pytest.raises(UserError, match=f"{FILE} cannot be read"):
         load_head(folder)
 
 
-def test_inspect_tells_how_many(folder):
+def test_inspect_shows_their_number(folder):
     assert "trained on 2, calibrated on 1" in inspect(str(folder))
     (folder / FILE).unlink()
     assert "prompts      not known" in inspect(str(folder))

@@ -44,7 +44,7 @@ def new_head(pair, kind, folder):
 
 @torch.no_grad()
 def verified(pair, text, drafted):
-    """Return what the target makes of a draft, greedily: its own tokens up to the first that differs, and no further than the end."""
+    """Return the tokens that greedy verification emits: the target's tokens up to the first that differs or ends the response."""
     best = pair.target(torch.tensor([text + drafted])).logits[0, len(text) - 1 :].argmax(-1).tolist()
     agreed = next((i for i, token in enumerate(drafted) if token != best[i]), len(drafted))
     ended = next((i for i, token in enumerate(best) if token in pair.stop_tokens), len(best))
@@ -53,7 +53,7 @@ def verified(pair, text, drafted):
 
 @torch.no_grad()
 def decoded(pair, prompt, begin):
-    """Decode greedily without memory; `begin()` gives what is asked after each drafted token, by its features, whether to stop."""
+    """Decode greedily without caches; `begin()` returns a function of a drafted token's features that decides whether to stop."""
     text, lengths, ends = list(prompt), [], pair.stop_tokens
     while len(text) < len(prompt) + NUM_TOKENS and not ends & set(text[len(prompt) :]):
         drafted, stops = [], begin()
@@ -73,7 +73,7 @@ def decoded(pair, prompt, begin):
 
 
 def threshold_on(predicts, chance):
-    """The rule by its definition, on `chance(features, index)` of a token: stop once a rejection is more likely than the threshold."""
+    """The rule's definition, with `chance(features, index)` of a token: stop once a rejection is likelier than the threshold."""
 
     def begin():
         survival, count = 1.0, 0
@@ -134,7 +134,7 @@ def ways(pair, kind, folder):
 
     def ours(prompt):
         out = decoder.generate(prompt, NUM_TOKENS)
-        return out.tokens.tolist(), [one.num_drafted for one in out.rounds]
+        return out.tokens.tolist(), [each.num_drafted for each in out.rounds]
 
     def given(prompt):
         ids = torch.tensor([prompt])
@@ -142,24 +142,24 @@ def ways(pair, kind, folder):
 
     def assisted(prompt):
         with assist(pair.target, pair.draft, folder, **bounds) as handle:
-            found = pair.target.generate(**given(prompt), assistant_model=pair.draft)
-        return found[0, len(prompt) :].tolist(), [drafted for drafted, _ in handle.rounds]
+            generated = pair.target.generate(**given(prompt), assistant_model=pair.draft)
+        return generated[0, len(prompt) :].tolist(), [drafted for drafted, _ in handle.rounds]
 
     def custom(prompt):
         lengths = []  # forward passes of the draft: one for each drafted token
         hook = pair.draft.register_forward_hook(lambda *_: lengths.append(1))
-        found = pair.target.generate(
+        generated = pair.target.generate(
             **given(prompt), custom_generate=str(folder), trust_remote_code=True, draft_model=pair.draft, **bounds
         )
         hook.remove()
-        return found[0, len(prompt) :].tolist(), len(lengths)
+        return generated[0, len(prompt) :].tolist(), len(lengths)
 
     spec = importlib.util.spec_from_file_location("acceptance_head", folder / "acceptance_head.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     alone = module.StandaloneHead.load(folder)
     session = onnxruntime.InferenceSession(folder / "head.onnx", providers=["CPUExecutionProvider"])
-    program = torch.export.load(folder / "head.pt2").module()
+    graph = torch.export.load(folder / "head.pt2").module()
 
     proposer = new_proposer(pair, folder)
 
@@ -168,9 +168,9 @@ def ways(pair, kind, folder):
         return session.run(["acceptance"], known | {"index": index.numpy()})[0][0]
 
     def in_torch(features, index):
-        return program({name: features[name] for name in head.config.inputs}, index)[1]
+        return graph({name: features[name] for name in head.config.inputs}, index)[1]
 
-    found = {
+    ways = {
         "decoder": ours,
         "transformers": assisted,
         "custom_generate": custom,
@@ -182,10 +182,10 @@ def ways(pair, kind, folder):
     if kind == "input_token":
         theirs = Theirs(pair.draft_lm.hidden_size)
         load_model(theirs, folder / "specdecpp" / "model.safetensors")
-        found["specdecpp"] = lambda prompt: decoded(
+        ways["specdecpp"] = lambda prompt: decoded(
             pair, prompt, threshold_on(kind, lambda features, _: theirs(features["hidden"]))
         )
-    return found
+    return ways
 
 
 def main():

@@ -43,9 +43,9 @@ def expected(head, features, index):
 @pytest.mark.parametrize("batch", [1, 2, 40])
 def test_a_torch_program_predicts_what_the_head_predicts(folder, batch):
     head = load_head(folder)
-    program = torch.export.load(write_program(head, folder)).module()
+    graph = torch.export.load(write_program(head, folder)).module()
     inputs = head_graph.example_inputs(head, batch)
-    for actual, wanted in zip(program(*inputs), expected(head, *inputs), strict=True):
+    for actual, wanted in zip(graph(*inputs), expected(head, *inputs), strict=True):
         torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=0)
 
 
@@ -73,7 +73,7 @@ def test_a_head_of_a_large_draft_is_tested_at_the_scale_of_its_inputs(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["look-ahead"])
-def test_a_graph_that_computes_something_else_is_refused_and_not_left(folder, monkeypatch):
+def test_a_graph_that_computes_something_else_is_refused_and_removed(folder, monkeypatch):
     other = AcceptanceHead(load_head(folder).config).eval()
     torch.nn.init.ones_(other.readout.bias)
     for name in ("onnx", "torch_export"):

@@ -1,4 +1,4 @@
-"""A head decodes in another decoder's environment: what the integrations and the decoder import is torch, transformers and what these bring."""
+"""A head decodes in another decoder's environment: integrations and decoder import torch, transformers and their dependencies."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""transformers' own generate decodes with a head as the decoder here does: the same tokens, in the same rounds."""
+"""transformers' generate decodes with a head as the decoder here does: the same tokens, in the same rounds."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -70,16 +70,16 @@ def ours(pair, folder, prompt, count):
     """What the decoder here gives: tokens, and for each round how many were drafted and accepted."""
     decoder = SpeculativeDecoder(pair, stopping=HeadThreshold(load_head(folder), **BOUNDS), warp=Warp(0.0))
     out = decoder.generate(prompt, count)
-    return out.tokens.tolist(), [(one.num_drafted, one.num_accepted) for one in out.rounds]
+    return out.tokens.tolist(), [(each.num_drafted, each.num_accepted) for each in out.rounds]
 
 
 def test_assisted_generation_decodes_as_the_decoder_here(nano, many, folder):
     lengths = set()
     with assist(nano.target, nano.draft, folder, **BOUNDS) as handle:
         for prompt in many:
-            found = nano.target.generate(**inputs(prompt), assistant_model=nano.draft, do_sample=False, max_new_tokens=24)
+            actual = nano.target.generate(**inputs(prompt), assistant_model=nano.draft, do_sample=False, max_new_tokens=24)
             tokens, rounds = ours(nano, folder, prompt, 24)
-            assert found[0, len(prompt) :].tolist() == tokens
+            assert actual[0, len(prompt) :].tolist() == tokens
             assert [drafted for drafted, _ in handle.rounds] == [drafted for drafted, _ in rounds]
             # transformers counts no token beyond the end of the text as accepted
             assert [accepted for _, accepted in handle.rounds[:-1]] == [accepted for _, accepted in rounds[:-1]]
@@ -90,20 +90,20 @@ def test_assisted_generation_decodes_as_the_decoder_here(nano, many, folder):
 @pytest.fixture
 def heard(monkeypatch):
     """What drafts with a head, one for each generation."""
-    found, before = [], AssistedCandidateGenerator.__init__
+    generators, before = [], AssistedCandidateGenerator.__init__
 
     def made(self, *arguments, **given):
         before(self, *arguments, **given)
         if type(self).__name__ == "HeadCandidates":
-            found.append(self)
+            generators.append(self)
 
     monkeypatch.setattr(AssistedCandidateGenerator, "__init__", made)
-    return found
+    return generators
 
 
-def test_the_folder_itself_decodes_so(nano, many, folder, heard):
+def test_the_code_in_the_folder_decodes_the_same(nano, many, folder, heard):
     for prompt in many:
-        found = nano.target.generate(
+        actual = nano.target.generate(
             **inputs(prompt),
             custom_generate=str(folder),
             trust_remote_code=True,
@@ -113,7 +113,7 @@ def test_the_folder_itself_decodes_so(nano, many, folder, heard):
             **BOUNDS,
         )
         tokens, rounds = ours(nano, folder, prompt, 24)
-        assert found[0, len(prompt) :].tolist() == tokens
+        assert actual[0, len(prompt) :].tolist() == tokens
         drafts = heard.pop()
         assert type(drafts).__module__.startswith("transformers_modules.")  # the folder's copy, not this project's
         assert [drafted for drafted, _ in drafts._rounds] == [drafted for drafted, _ in rounds]
@@ -175,17 +175,17 @@ def test_sampling_is_seeded_and_stays_below_the_limit(nano, prompts, simple):
     def drawn(seed):
         torch.manual_seed(seed)
         with assist(nano.target, nano.draft, simple) as handle:
-            found = nano.target.generate(
+            actual = nano.target.generate(
                 **inputs(prompts[0]), assistant_model=nano.draft, do_sample=True, top_k=50, max_new_tokens=20
             )
-        return found.tolist(), handle.rounds
+        return actual.tolist(), handle.rounds
 
     assert drawn(0) == drawn(0) != drawn(1)
     assert len(drawn(0)[0][0]) <= len(prompts[0]) + 20
 
 
 def test_samples_follow_the_targets_distribution(tmp_path):
-    """Two tokens of a tiny pair, by chi square with a false alarm in a million; the head stops drafts after some tokens and not after others."""
+    """Two tokens of a tiny pair, by a chi-square test with a false alarm in a million; the head stops after some tokens only."""
     pair = tiny_pair(vocab_size=5)
     head = AcceptanceHead(
         HeadConfig(hidden_size=pair.draft_lm.hidden_size, depth=0, width=pair.draft_lm.hidden_size, inputs=("draft_prob",))
@@ -197,16 +197,16 @@ def test_samples_follow_the_targets_distribution(tmp_path):
         pairs = torch.stack([pair.target(torch.tensor([[1, 2, token]])).logits[0, -1].double().softmax(-1) for token in range(5)])
     distribution, lengths = (first[:, None] * pairs).flatten(), set()
     torch.manual_seed(0)
-    found = torch.zeros(25, dtype=torch.float64)
+    counts = torch.zeros(25, dtype=torch.float64)
     with assist(pair.target, pair.draft, head, threshold=0.5, max_tokens=3, any_draft=True) as handle:
         for _ in range(count):
             tokens = pair.target.generate(
                 prompt, assistant_model=pair.draft, do_sample=True, top_k=0, max_new_tokens=4, eos_token_id=None
             )
-            found[5 * tokens[0, 2] + tokens[0, 3]] += 1
+            counts[5 * tokens[0, 2] + tokens[0, 3]] += 1
             lengths |= {drafted for drafted, _ in handle.rounds}
     assert len(lengths) > 2
-    assert chi_square_p_value(found, distribution) > 1e-6
+    assert chi_square_p_value(counts, distribution) > 1e-6
 
 
 def test_threads_do_not_disturb_each_other(nano, prompts, simple):
@@ -280,7 +280,7 @@ def test_padded_logits_count_for_nothing(nano, many, tmp_path):
     for head in (folder, new_head(nano, tmp_path / "other", **kind)):
         with assist(padded["target"], padded["draft"], head, any_draft=True, **BOUNDS) as handle:
             for prompt in many:
-                found = padded["target"].generate(
+                actual = padded["target"].generate(
                     **inputs(prompt),
                     assistant_model=padded["draft"],
                     do_sample=False,
@@ -288,16 +288,16 @@ def test_padded_logits_count_for_nothing(nano, many, tmp_path):
                     suppress_tokens=list(range(nano.vocab_size, nano.vocab_size + num_padded)),
                 )
                 tokens, rounds = ours(nano, folder, prompt, 12)
-                assert found[0, len(prompt) :].tolist() == tokens
+                assert actual[0, len(prompt) :].tolist() == tokens
                 different.append([drafted for drafted, _ in handle.rounds] != [drafted for drafted, _ in rounds])
     assert not any(different[: len(many)]) and any(different[len(many) :])
 
 
-def test_another_draft_has_nothing_to_do_with_the_head(nano, prompts, simple):
+def test_another_draft_decodes_without_the_head(nano, prompts, simple):
     alone = nano.target.generate(**inputs(prompts[0]), assistant_model=nano.target, do_sample=False, max_new_tokens=12)
     handle = assist(nano.target, nano.draft, simple)
-    found = nano.target.generate(**inputs(prompts[0]), assistant_model=nano.target, do_sample=False, max_new_tokens=12)
-    assert handle.rounds == [] and torch.equal(found, alone)
+    actual = nano.target.generate(**inputs(prompts[0]), assistant_model=nano.target, do_sample=False, max_new_tokens=12)
+    assert handle.rounds == [] and torch.equal(actual, alone)
     handle.remove()
     assert "_get_candidate_generator" not in vars(nano.target)
     assert not any(
@@ -305,7 +305,7 @@ def test_another_draft_has_nothing_to_do_with_the_head(nano, prompts, simple):
     )
 
 
-def test_two_heads_come_and_go(nano, prompts, simple):
+def test_two_heads_are_put_in_and_removed(nano, prompts, simple):
     given = inputs(prompts[0]) | {"assistant_model": nano.draft, "do_sample": False, "max_new_tokens": 12}
     with assist(nano.target, nano.draft, simple, threshold=0.3) as outer:
         nano.target.generate(**given)

@@ -107,7 +107,7 @@ class Server:
                 self.running.pop()
 
 
-def test_a_server_gives_the_decoders_tokens_in_its_rounds(nano, folder):
+def test_a_server_returns_the_decoders_tokens_in_its_rounds(nano, folder):
     """Prompts of different lengths come and go four at a time."""
     waiting = [nano.encode_instruction(prompt.text) for prompt in NanoSource(10, 0, 0).load(nano.chats)]
     server, served = Server(nano, config(folder)), []
@@ -128,11 +128,11 @@ def test_a_server_gives_the_decoders_tokens_in_its_rounds(nano, folder):
         shared = min(len(tokens), len(request.text))  # the server goes on beyond the end of a text
         assert request.text[:shared] == tokens[:shared]
         read = 1
-        for length, one in zip(request.lengths, out.rounds, strict=False):
+        for length, each in zip(request.lengths, out.rounds, strict=False):
             if read + LONGEST > min(len(tokens), 30):
                 break  # the decoder drafts no more than it may emit
-            assert length == one.num_drafted
-            read, num_compared = read + len(one.tokens), num_compared + 1
+            assert length == each.num_drafted
+            read, num_compared = read + len(each.tokens), num_compared + 1
     assert num_compared > 20
 
 
@@ -155,13 +155,13 @@ def test_the_draft_reads_each_token_once(nano, prompts, folder):
     requests = list(server.running)
     while server.running:
         server.step()
-    num_tokens = sum(len(one.prompt) + len(one.text) for one in requests)
-    num_drafted = sum(map(sum, (one.lengths for one in requests)))
+    num_tokens = sum(len(each.prompt) + len(each.text) for each in requests)
+    num_drafted = sum(map(sum, (each.lengths for each in requests)))
     # Each round reads what is new and all that it drafts but the last; what was accepted is not read again.
     assert counted.count <= num_tokens + num_drafted
 
 
-def test_memory_of_requests_that_are_gone_is_let_go(nano, prompts, folder):
+def test_memory_of_ended_requests_is_freed(nano, prompts, folder):
     server = Server(nano, config(folder))
     for prompt in prompts[:4]:
         server.add(prompt, 4)
@@ -206,7 +206,7 @@ def test_a_draft_that_knows_more_tokens_than_the_target_is_refused(folder):
         module.HeadProposer(given).load_model()
 
 
-def test_no_more_requests_than_wanted_are_drafted_for(prompts, folder):
+def test_only_the_first_requests_get_drafts(prompts, folder):
     proposer = module.HeadProposer(config(folder, max_requests=2))
     rows = np.zeros((4, WINDOW), np.int32)
     for row, prompt in enumerate(prompts[:4]):
@@ -215,7 +215,7 @@ def test_no_more_requests_than_wanted_are_drafted_for(prompts, folder):
     assert [bool(draft) for draft in drafts] == [True, True, False, False] and len(proposer._requests) == 2
 
 
-def test_one_token_per_step_is_a_bound_too(folder):
+def test_a_bound_of_one_token_per_step_holds(folder):
     given = config(folder)
     given.speculative_config.num_speculative_tokens = 1
     assert module.HeadProposer(given).rule.max_tokens == 1

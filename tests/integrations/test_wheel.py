@@ -1,4 +1,4 @@
-"""What users install: a wheel, in an environment without the source tree. Every way to decode with a head gives the same tokens there."""
+"""The wheel in an environment without the source tree: every way to decode with a head yields the same tokens there."""
 
 import json
 import os
@@ -66,14 +66,14 @@ def test_every_path_decodes_the_same_tokens_in_the_same_rounds(environment, tmp_
     for ways in report.values():
         ours = ways.pop("decoder")
         assert ways.keys() >= {"transformers", "custom_generate", "standalone", "onnx", "torch_export", "vllm"}
-        for name, found in ways.items():
-            assert [tokens for tokens, _ in found] == [tokens for tokens, _ in ours], name
-            # custom_generate is a function of tokens alone; it tells how often the draft ran
+        for name, decoded in ways.items():
+            assert [tokens for tokens, _ in decoded] == [tokens for tokens, _ in ours], name
+            # custom_generate returns tokens alone; the forward passes of the draft are counted
             expected = [sum(drafts) for _, drafts in ours] if name == "custom_generate" else [drafts for _, drafts in ours]
-            assert [drafts for _, drafts in found] == expected, name
+            assert [drafts for _, drafts in decoded] == expected, name
         lengths |= {length for _, drafts in ours for length in drafts}
     assert len(report["next_token"]["onnx"]) == 20 and "specdecpp" in report["input_token"]
-    assert len(lengths) > 4  # the heads are heard
+    assert len(lengths) > 4  # the heads decide the lengths
 
 
 def new_head(folder):

@@ -18,7 +18,7 @@ def test_the_shipped_pair_is_small_and_in_16_bits(nano):
     assert nano.window >= 2048
 
 
-def test_the_tokenizer_gives_every_text_back(nano):
+def test_the_tokenizer_restores_every_text(nano):
     text = "def f(x):\n\tif x > 1_000:\n        return 'naïve 中文 🙂'\n\n\n"
     ids = nano.tokenizer(text)["input_ids"]
     assert ids[0] == nano.tokenizer.bos_token_id and ids.count(ids[0]) == 1

@@ -1,4 +1,4 @@
-"""The final split: cut from prompts that nothing was chosen on, loaded only where it is asked for, and never part of a data cache."""
+"""The final split: prompts on which nothing was chosen, loaded on request only, and never part of a data cache."""
 
 import json
 from collections import Counter
@@ -49,7 +49,7 @@ def test_parts_share_no_prompt_and_hold_none_that_was_read_or_is_trained_on(libr
     assert len(set(ids)) == len(ids) and all(parts)
     read = [prompt.prompt_id for prompt in NanoSource(0, 0, NUM_READ).load(chats=False)]
     assert len(read) == NUM_READ and not set(ids) & set(read)
-    assert not {prompt.text for part in parts for prompt in part} & {one.prompt for one in library["dev"]}
+    assert not {prompt.text for part in parts for prompt in part} & {item.prompt for item in library["dev"]}
     assert {prompt.prompt_id for prompt in final(list(range(NUM_PARTS)))} == set(ids)
 
 
@@ -63,7 +63,7 @@ def test_a_file_gives_its_first_prompts_and_no_more_than_its_share(library, monk
     assert [prompt.prompt_id for prompt in every if prompt.group == "large.py"] == large[:FINAL_PER_FILE]
 
 
-def test_what_is_final_does_not_depend_on_how_many_test_prompts_are_asked_for():
+def test_final_prompts_do_not_depend_on_the_number_of_test_prompts():
     assert final(3) == final(3, num_test=0) == final(3, num_test=5)
 
 
@@ -78,7 +78,7 @@ def test_a_prompt_keeps_its_part_where_the_library_has_other_functions(library, 
     monkeypatch.setattr(corpus, "standard_library", lambda side: iter(larger[side]))
     after = {prompt.prompt_id: part for part in range(NUM_PARTS) for prompt in final(part)}
     common = before.keys() & after.keys()
-    assert len(common) > 0.9 * len(before) and all(before[one] == after[one] for one in common)
+    assert len(common) > 0.9 * len(before) and all(before[item] == after[item] for item in common)
 
 
 def test_without_a_part_there_is_no_final_prompt_and_all_else_is_the_same():
@@ -90,18 +90,18 @@ def test_without_a_part_there_is_no_final_prompt_and_all_else_is_the_same():
 def test_a_prompt_of_several_files_belongs_to_the_first_by_name(monkeypatch):
     for order in ([0, 1], [1, 0]):
         both = [function("def f():\n", name) for name in ("b.py", "a.py")]
-        monkeypatch.setattr(corpus, "standard_library", lambda side, own=both, order=order: [own[i] for i in order])
+        monkeypatch.setattr(corpus, "standard_library", lambda side, functions=both, order=order: [functions[i] for i in order])
         assert [prompt.group for prompt in NanoSource(0, 0, 9).load(chats=False)] == ["a.py"]
 
 
 @pytest.mark.parametrize("part", [10, -1, "all", 0.5, True, [1, 1], [0, 12]])
-def test_what_is_no_part_is_refused(part):
-    with pytest.raises(UserError, match=r"data\.final_part=.* is no part of the final split; it must be a number from 0 to 9"):
+def test_an_unknown_part_is_refused(part):
+    with pytest.raises(UserError, match=r"data\.final_part=.* must be a part of the final split: a number from 0 to 9"):
         NanoSource(1, 1, 1, None, part).check()
 
 
 @pytest.mark.parametrize("part", [None, 2])
-def test_test_prompts_that_reach_into_the_final_ones_are_refused(part):
+def test_more_test_prompts_than_come_before_the_final_ones_are_refused(part):
     source = NanoSource(1, 1, NUM_READ + 1, None, part)
     for call in (source.check, lambda: list(source.load(chats=False))):
         with pytest.raises(
@@ -132,10 +132,10 @@ def rows_source(tmp_path, counts, num_final, num_rows=20, **more):
 
 
 def splits_of(source):
-    found = {}
+    numbers = {}
     for prompt in source.load(chats=True):
-        found.setdefault(prompt.split, []).append(int(prompt.text.split()[1]))
-    return found
+        numbers.setdefault(prompt.split, []).append(int(prompt.text.split()[1]))
+    return numbers
 
 
 def test_final_rows_follow_the_test_rows(tmp_path):
@@ -193,12 +193,12 @@ def test_data_caches_hold_no_final_prompt_and_do_not_depend_on_them(nano, tmp_pa
     assert [path.name for path in made[0].glob("*.parquet")] == ["train-00000.parquet"]
 
 
-def test_groups_are_no_part_of_what_identifies_prompts():
-    one = [Prompt("a" * 16, "test", "x", group="a.py")]
-    assert prompts_fingerprint(one) == prompts_fingerprint([Prompt("a" * 16, "test", "x")])
-    assert unique(one) == one
+def test_groups_do_not_change_the_fingerprint_of_prompts():
+    item = [Prompt("a" * 16, "test", "x", group="a.py")]
+    assert prompts_fingerprint(item) == prompts_fingerprint([Prompt("a" * 16, "test", "x")])
+    assert unique(item) == item
 
 
-def test_the_register_of_spent_parts_can_be_read():
+def test_the_list_of_parts_that_were_read_is_valid():
     for entry in json.loads((ROOT / "benchmarks" / "final_parts.json").read_text()):
         assert entry.keys() == {"part", "by", "command", "date", "commit"} and entry["part"] in range(NUM_PARTS)

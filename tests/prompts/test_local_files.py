@@ -24,7 +24,7 @@ def texts(path, template="{a}", count=4):
 
 
 @pytest.mark.parametrize(
-    "name, content",
+    ("name", "content"),
     [
         ("rows.jsonl", FOUR),
         ("rows.json", FOUR + "\n\n"),
@@ -57,16 +57,16 @@ def test_the_home_folder_may_be_short(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, content",
+    ("name", "content"),
     [
         ("rows.jsonl", '{"a": "%s"}\n' * 4),
         ("rows.csv", "a\n" + '"%s"\n' * 4),
         ("rows.json", '[{"a": "%s"}, {"a": "%s"}, {"a": "%s"}, {"a": "%s"}]'),
     ],
 )
-def test_texts_that_look_like_something_else_stay_what_they_are(tmp_path, name, content):
-    looks = ("2024-01-01", "007", "NA", "True")
-    assert texts(written(tmp_path, name, content % looks)) == list(looks)
+def test_texts_that_look_like_other_types_stay_texts(tmp_path, name, content):
+    cells = ("2024-01-01", "007", "NA", "True")
+    assert texts(written(tmp_path, name, content % cells)) == list(cells)
 
 
 def test_fields_that_the_template_does_not_name_may_hold_anything(tmp_path):
@@ -79,7 +79,7 @@ def test_numbers_are_texts_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, content, message",
+    ("name", "content", "message"),
     [
         ("e.jsonl", "", r"e\.jsonl' has no rows; give a data set with some, or use data=nano"),
         ("e.jsonl", "\n \n", "has no rows"),
@@ -121,13 +121,13 @@ def test_numbers_are_texts_too(tmp_path):
         ("p.parquet", b"PAR1", r"p\.parquet' cannot be read \(.*\); write it again"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_a_user_error_that_says_where(tmp_path, name, content, message):
+def test_an_unusable_file_is_a_user_error_with_the_place(tmp_path, name, content, message):
     with pytest.raises(UserError, match=message) as caught:
         texts(written(tmp_path, name, content))
     assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_broken_line_is_found_behind_the_rows_that_are_used(tmp_path):
+def test_a_broken_line_after_the_used_rows_is_reported(tmp_path):
     with pytest.raises(UserError, match="line 5: no JSON"):
         texts(written(tmp_path, "rows.jsonl", FOUR + "\n{"), count=1)
 
@@ -138,7 +138,7 @@ def test_a_parquet_field_of_another_type_is_named(tmp_path):
         texts(tmp_path / "rows.parquet")
 
 
-def test_places_are_those_of_the_file_in_a_slice_too(tmp_path):
+def test_messages_about_slices_have_the_places_of_the_file(tmp_path):
     path = written(tmp_path, "rows.jsonl", FOUR + '\n{"a": []}')
     with pytest.raises(UserError, match="line 5: the field 'a' is a list, but a text in line 3"):
         DatasetSource(str(path), None, "train[2:]", None, "{a}", None, 9, 0, 0).load(chats=True)

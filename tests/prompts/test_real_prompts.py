@@ -40,21 +40,21 @@ def test_real_prompts_fill_every_split_and_nano_reads_them(real, nano, name, cha
         assert nano.decode(nano.encode_instruction(prompt.text)) == prompt.text
 
 
-def rows_of(one):
-    return [json.loads(line) for line in Path(one.path).read_text().splitlines()]
+def rows_of(source):
+    return [json.loads(line) for line in Path(source.path).read_text().splitlines()]
 
 
 def test_real_alpaca_instructions_are_followed_by_their_input_where_there_is_one(real):
-    one = real("alpaca")
-    rows = rows_of(one)
+    source = real("alpaca")
+    rows = rows_of(source)
     assert {bool(row["input"]) for row in rows} == {True, False}
-    for prompt, row in zip(one.load(chats=True), rows, strict=True):
+    for prompt, row in zip(source.load(chats=True), rows, strict=True):
         assert prompt.text == (f"{row['instruction']}\nInput: {row['input']}" if row["input"] else row["instruction"])
 
 
 def test_real_gsm8k_questions_are_framed_for_chat_and_for_completion(real):
-    one = real("gsm8k")
-    for chatting, completing, row in zip(one.load(chats=True), one.load(chats=False), rows_of(one), strict=True):
+    source = real("gsm8k")
+    for chatting, completing, row in zip(source.load(chats=True), source.load(chats=False), rows_of(source), strict=True):
         assert chatting.text == (
             "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
             f"### Instruction:\n{row['question']}\n\n### Response: Let's think step by step."
@@ -63,8 +63,8 @@ def test_real_gsm8k_questions_are_framed_for_chat_and_for_completion(real):
 
 
 def test_real_humaneval_functions_are_framed_for_chat_and_left_as_they_are_for_completion(real):
-    one = real("humaneval")
-    for chatting, completing, row in zip(one.load(chats=True), one.load(chats=False), rows_of(one), strict=True):
+    source = real("humaneval")
+    for chatting, completing, row in zip(source.load(chats=True), source.load(chats=False), rows_of(source), strict=True):
         assert chatting.text == (
             "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n\n"
             f"### Instruction:\nCreate a Python script for this problem:\n{row['prompt']}\n\n### Response:"

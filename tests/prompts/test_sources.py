@@ -145,15 +145,15 @@ def test_only_as_many_rows_as_asked_for_are_used(tmp_path):
     assert pairs(prompts) == [("train", "say one"), ("test", "say two"), ("test", "say three")]
 
 
-@pytest.mark.parametrize("chats, text", [(True, "User: say one"), (False, "say one:\n")])
+@pytest.mark.parametrize(("chats", "text"), [(True, "User: say one"), (False, "say one:\n")])
 def test_pairs_that_do_not_chat_get_the_completion_template(tmp_path, chats, text):
     made = source(jsonl(tmp_path, ROWS), "User: {instruction}", completion_template="{instruction}:\n").load(chats)
     assert made[0].text == text
 
 
 def test_without_a_completion_template_every_pair_gets_the_same(tmp_path):
-    one = source(jsonl(tmp_path, ROWS))
-    assert one.load(chats=False) == one.load(chats=True)
+    data_set = source(jsonl(tmp_path, ROWS))
+    assert data_set.load(chats=False) == data_set.load(chats=True)
 
 
 def test_rows_without_text_are_left_out_and_counted_once(tmp_path, caplog):
@@ -202,7 +202,7 @@ def test_dataset_fingerprint_follows_rows_template_and_counts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "counts, available, found",
+    ("counts", "available", "scaled"),
     [
         ((40000, 10000, 2000), 999, [769, 192, 38]),
         ((6500, 900, 1319), 660, [492, 68, 100]),
@@ -215,8 +215,8 @@ def test_dataset_fingerprint_follows_rows_template_and_counts(tmp_path):
         ((5, 0, 0), 4, [4, 0, 0]),
     ],
 )
-def test_short_data_is_shared_in_proportion(counts, available, found):
-    assert scaled_down(counts, available) == found
+def test_short_data_is_shared_in_proportion(counts, available, scaled):
+    assert scaled_down(counts, available) == scaled
 
 
 def test_any_short_data_is_used_up_and_gives_no_split_more_than_asked_for():
@@ -228,7 +228,7 @@ def test_any_short_data_is_used_up_and_gives_no_split_more_than_asked_for():
             assert all(scaled[i] for i in range(3) if counts[i]) or available < sum(map(bool, counts))
 
 
-def test_short_data_is_said_once(tmp_path, caplog):
+def test_short_data_is_logged_once(tmp_path, caplog):
     path = jsonl(tmp_path, [*ROWS, {"instruction": ""}])
     with caplog.at_level(logging.INFO):
         prompts = source(path, counts=(60, 30, 30)).load(chats=True)
@@ -281,7 +281,7 @@ def test_test_prompts_come_from_their_own_split_and_each_split_shrinks_by_itself
     assert caplog.messages[-1].endswith("has 2 prompts, not the 9 asked for; in proportion: 2 test")
 
 
-def test_a_split_of_which_nothing_is_asked_for_is_not_touched(hub):
+def test_a_split_without_requested_prompts_is_not_read(hub):
     assert pairs(source("someone/set", counts=(0, 0, 1), split="absent", test_split="test").load(chats=True)) == [
         ("test", "tell seven")
     ]
@@ -289,7 +289,7 @@ def test_a_split_of_which_nothing_is_asked_for_is_not_touched(hub):
 
 
 @pytest.mark.parametrize(
-    "split, texts",
+    ("split", "texts"),
     [
         ("train", ["one", "two", "three", "four", "five", "six"]),
         ("train[:2]", ["one", "two"]),
@@ -308,7 +308,7 @@ def test_slices_of_a_split_work_everywhere(hub, tmp_path, kind, split, texts):
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_has_no_splits_goes_by_any_name_and_has_no_test_split(tmp_path, kind):
+def test_data_without_splits_has_any_name_and_no_test_split(tmp_path, kind):
     path = jsonl(tmp_path, ROWS) if kind == "file" else str(tmp_path / "saved")
     if kind == "folder":
         Dataset.from_list(ROWS).save_to_disk(path)
@@ -324,7 +324,7 @@ def test_a_saved_folder_with_splits_has_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    ("changes", "message"),
     [
         ({"split": "trian"}, r"data\.split='trian' cannot be taken from someone/set: Unknown split .*\['train', 'test'\]\.$"),
         ({"test_split": "validation"}, r"data\.test_split='validation' cannot be taken .*\['train', 'test'\]\.$"),
@@ -337,7 +337,7 @@ def test_a_split_that_is_not_there_is_a_user_error(hub, changes, message):
 
 
 @pytest.mark.parametrize(
-    "error, message",
+    ("error", "message"),
     [
         (
             ConnectionError("Couldn't reach 'someone/set' on the Hub (X)\nmore"),
@@ -351,7 +351,7 @@ def test_a_split_that_is_not_there_is_a_user_error(hub, changes, message):
         (RuntimeError("Dataset scripts are no longer supported"), "scripts are no longer supported.*data.path=<file>"),
     ],
 )
-def test_a_hub_data_set_that_cannot_be_had_is_a_user_error(monkeypatch, error, message):
+def test_a_hub_data_set_that_cannot_be_loaded_is_a_user_error(monkeypatch, error, message):
     def load_dataset(*args):
         raise error
 
@@ -366,7 +366,7 @@ def test_no_hub_and_no_cache_is_a_user_error_with_a_remedy():
         source("nobody/nothing").load(chats=True)
 
 
-def test_datasets_keeps_quiet_and_is_as_before_afterwards(monkeypatch):
+def test_datasets_prints_nothing_and_keeps_its_log_levels(monkeypatch):
     def load_dataset(*args):
         assert datasets.are_progress_bars_disabled()
         assert not any(logger.isEnabledFor(logging.ERROR) for logger in loggers)
@@ -384,7 +384,7 @@ def test_datasets_keeps_quiet_and_is_as_before_afterwards(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    ("changes", "message"),
     [
         ({"counts": (-1, 1, 1)}, r"data\.num_train=-1 must be a non-negative integer"),
         ({"counts": (1, 1.5, 1)}, r"data\.num_dev=1\.5 must be a non-negative integer"),
@@ -395,14 +395,14 @@ def test_datasets_keeps_quiet_and_is_as_before_afterwards(monkeypatch):
         ({"template": "{"}, r"data\.template='\{'"),
         ({"completion_template": "{}"}, r"data\.completion_template='\{\}': a field has no name"),
         ({"name": 5}, r"data\.name=5 must be text"),
-        ({"split": "train[:"}, r"data\.split='train\[:' is no split; .*train\[:500\]"),
-        ({"split": "train[5]"}, "is no split"),
-        ({"split": "train[a:b]"}, "is no split"),
-        ({"split": "train[:200%]"}, "is no split"),
-        ({"split": None}, r"data\.split=None is no split"),
-        ({"test_split": "test["}, r"data\.test_split='test\[' is no split"),
-        ({"path": None}, r"data\.path=None is no path"),
-        ({"path": ""}, r"data\.path='' is no path"),
+        ({"split": "train[:"}, r"data\.split='train\[:' must be the name of a split or a slice.*train\[:500\]"),
+        ({"split": "train[5]"}, "must be the name of a split"),
+        ({"split": "train[a:b]"}, "must be the name of a split"),
+        ({"split": "train[:200%]"}, "must be the name of a split"),
+        ({"split": None}, r"data\.split=None must be the name of a split"),
+        ({"test_split": "test["}, r"data\.test_split='test\[' must be the name of a split"),
+        ({"path": None}, r"data\.path=None must be a path"),
+        ({"path": ""}, r"data\.path='' must be a path"),
         ({"path": "nothing.jsonl"}, r"data\.path='nothing\.jsonl': there is no /.*/nothing\.jsonl; give a JSON"),
         ({"path": "./nothing"}, "there is no /.*/nothing"),
         ({"path": "/nothing/here"}, "there is no /nothing/here"),
@@ -424,7 +424,9 @@ def test_right_settings_pass_without_the_hub(monkeypatch, tmp_path):
         source(path, ["{a}", "{b}"], split="train[:10%]", test_split="test").check()
 
 
-@pytest.mark.parametrize("counts, message", [((-1, 1, 1), "num_train=-1"), ((0, 0, 0), "are all 0"), ((1, "x", 1), "num_dev=x")])
+@pytest.mark.parametrize(
+    ("counts", "message"), [((-1, 1, 1), "num_train=-1"), ((0, 0, 0), "are all 0"), ((1, "x", 1), "num_dev=x")]
+)
 def test_nanos_counts_are_checked_too(counts, message):
     for call in (NanoSource(*counts).check, lambda: list(NanoSource(*counts).load(chats=False))):
         with pytest.raises(UserError, match=message):

@@ -30,7 +30,7 @@ def test_a_field_name_may_hold_anything_but_what_formats_use():
 
 
 @pytest.mark.parametrize(
-    "row, text",
+    ("row", "text"),
     [
         ({"instruction": "a", "input": "b"}, "a\nInput: b"),
         ({"instruction": "a", "input": ""}, "a"),
@@ -43,12 +43,12 @@ def test_a_field_name_may_hold_anything_but_what_formats_use():
     ],
 )
 @pytest.mark.parametrize("kind", [list, tuple, OmegaConf.create])
-def test_the_first_text_whose_fields_say_something_is_used(row, text, kind):
+def test_the_first_text_without_blank_fields_is_used(row, text, kind):
     assert filled(kind(list(ALPACA)) if kind is OmegaConf.create else kind(ALPACA), row) == text
 
 
 @pytest.mark.parametrize(
-    "template, problem",
+    ("template", "problem"),
     [
         ("{}", "a field has no name"),
         ("{0}", "a field has no name"),
@@ -71,7 +71,7 @@ def test_malformed_templates_are_user_errors_that_say_how_to_write_one(template,
 
 
 @pytest.mark.parametrize("template", [None, 5, True, [], {"a": "{a}"}, ["{a}", 5], ["{a}", None]])
-def test_what_is_no_text_is_no_template(template):
+def test_a_template_must_be_text(template):
     with pytest.raises(UserError, match="data.template=.* must be text or a list of texts"):
         Template.parse("data.template", template)
 
@@ -85,7 +85,7 @@ def test_a_field_that_the_data_set_lacks_is_named_with_those_it_has():
         template.restricted(["instruction", "input"], "my.csv")
 
 
-def test_a_text_whose_field_the_data_set_lacks_is_not_used_and_that_is_said(caplog):
+def test_a_text_with_an_unknown_field_is_left_out_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         template = Template.parse("data.template", ALPACA).restricted(["instruction"], "my.csv")
     assert template.fields == ["instruction"] and "my.csv has no field 'input'" in caplog.text

@@ -6,7 +6,7 @@ import pytest
 from specheads import UserError
 from specheads.replay.cost import Costs, RoundTimes, RuleCosts, fit_costs, fits_of_halves
 
-STEP, PASS, MORE, BESIDE = 0.002, 0.01, 0.001, 0.0005  # seconds
+STEP, PASS, MORE, OVERHEAD = 0.002, 0.01, 0.001, 0.0005  # seconds
 KINDS = {"fixed": True, "more fixed": True, "head": False}  # two that compute nothing, and one that does
 HEAD, LEARNING = 0.0003, 0.0007  # seconds that it adds to a step and to a round
 
@@ -19,9 +19,9 @@ def rounds(noise=0.0, slow=0.0, verify=verification, num_rounds=1200):
     """Rounds of three rules over 40 responses; a share `slow` of them is ten times as slow as it should be."""
     rng = np.random.default_rng(0)
     drafted, rule = rng.integers(0, 9, num_rounds), rng.integers(0, 3, num_rounds)
-    own = rule == 2
-    draft_seconds = (STEP + HEAD * own) * drafted + BESIDE * (drafted > 0)
-    target_seconds = verify(drafted) + LEARNING * own
+    has_head = rule == 2
+    draft_seconds = (STEP + HEAD * has_head) * drafted + OVERHEAD * (drafted > 0)
+    target_seconds = verify(drafted) + LEARNING * has_head
     busy = 1 + 9 * (rng.random(num_rounds) < slow)
     noisy = [seconds * busy * (1 + noise * rng.standard_normal(num_rounds)) for seconds in (draft_seconds, target_seconds)]
     # Responses differ in length, as they do: that is the variance which costs have to explain.
@@ -32,8 +32,8 @@ def rounds(noise=0.0, slow=0.0, verify=verification, num_rounds=1200):
 def test_exact_times_give_exact_costs():
     fit = fit_costs(rounds(), KINDS)
     costs = fit.costs
-    found = (costs.draft_seconds, costs.target_seconds, costs.verified_seconds, costs.round_seconds)
-    assert found == pytest.approx((STEP, PASS, MORE, BESIDE))
+    fitted = (costs.draft_seconds, costs.target_seconds, costs.verified_seconds, costs.round_seconds)
+    assert fitted == pytest.approx((STEP, PASS, MORE, OVERHEAD))
     assert costs.verification == pytest.approx([PASS + MORE * n for n in range(9)])
     assert costs.ratio == pytest.approx(5) and fit.num_rounds == 1200
     assert fit.rules["fixed"] == fit.rules["more fixed"] == RuleCosts()
@@ -43,13 +43,13 @@ def test_exact_times_give_exact_costs():
 
 def test_one_slow_round_in_ten_moves_no_cost():
     """Means would be off by a factor of 1.9; the fit says by its R squared that it explains little of what was measured."""
-    found = rounds(slow=0.1)
-    fit = fit_costs(found, KINDS)
+    times = rounds(slow=0.1)
+    fit = fit_costs(times, KINDS)
     costs = fit.costs
     assert costs.draft_seconds == pytest.approx(STEP, rel=0.01) and costs.target_seconds == pytest.approx(PASS, rel=0.01)
     assert costs.verified_seconds == pytest.approx(MORE, rel=0.05)
     assert fit.rules["head"].step_seconds == pytest.approx(HEAD, rel=0.05)
-    assert found.target_seconds.mean() > 1.5 * verification(found.drafted).mean()
+    assert times.target_seconds.mean() > 1.5 * verification(times.drafted).mean()
     assert fit.round_r_squared < 0.5 and fit.r_squared < 0.9
 
 
@@ -61,7 +61,7 @@ def test_noise_lowers_r_squared_and_moves_costs_little():
 
 
 def test_r_squared_is_over_responses_that_were_not_fitted():
-    """Times of pure noise are explained by nothing, however many numbers of drafted tokens have medians of their own."""
+    """Times of pure noise are explained by nothing, however many numbers of drafted tokens have a median."""
     rng = np.random.default_rng(0)
     drafted = rng.integers(0, 30, 300)
     times = RoundTimes(drafted, drafted, rng.random(300), rng.random(300), drafted * 0, np.repeat(np.arange(100), 3))
@@ -69,13 +69,13 @@ def test_r_squared_is_over_responses_that_were_not_fitted():
 
 
 def test_each_half_of_the_responses_is_predicted_from_the_other():
-    found = rounds(noise=0.1)
-    of_even, of_odd = fits_of_halves(found, KINDS)
-    even = found.response % 2 == 0
+    times = rounds(noise=0.1)
+    of_even, of_odd = fits_of_halves(times, KINDS)
+    even = times.response % 2 == 0
     assert of_even.num_rounds == (~even).sum() and of_odd.num_rounds == even.sum()
-    changed = replace(found, draft_seconds=np.where(even, 100.0, found.draft_seconds))
+    changed = replace(times, draft_seconds=np.where(even, 100.0, times.draft_seconds))
     assert fits_of_halves(changed, KINDS)[0] == of_even and fits_of_halves(changed, KINDS)[1] != of_odd
-    assert fits_of_halves(found.part(found.response < 2), KINDS) is None
+    assert fits_of_halves(times.part(times.response < 2), KINDS) is None
 
 
 def test_verification_in_steps_is_a_table():
@@ -88,7 +88,7 @@ def test_verification_in_steps_is_a_table():
     assert fit.costs.verification == pytest.approx([PASS] * 5 + [1.6 * PASS] * 4)
     counts = np.zeros((1, 9))
     counts[0, [3, 8]] = 2, 1
-    expected = 14 * STEP + 3 * BESIDE + (2 * 1.0 + 1.6) * PASS
+    expected = 14 * STEP + 3 * OVERHEAD + (2 * 1.0 + 1.6) * PASS
     assert fit.costs.seconds(np.array([14.0]), counts) == pytest.approx([expected])
 
 
@@ -99,29 +99,29 @@ def test_verifying_more_never_costs_less():
 
 
 def test_a_fit_predicts_the_total_time():
-    found = rounds(noise=0.3)
-    fit = fit_costs(found, KINDS)
-    assert fit.predicted(found).sum() == pytest.approx(found.draft_seconds.sum() + found.target_seconds.sum(), rel=0.01)
+    times = rounds(noise=0.3)
+    fit = fit_costs(times, KINDS)
+    assert fit.predicted(times).sum() == pytest.approx(times.draft_seconds.sum() + times.target_seconds.sum(), rel=0.01)
 
 
-def test_drafts_that_no_model_makes_cost_no_step():
-    found = rounds()
-    found = RoundTimes(found.drafted * 0, found.drafted, found.drafted * 0 + 0.0001, *list(vars(found).values())[3:])
-    costs = fit_costs(found, KINDS).costs
+def test_drafts_without_a_model_cost_no_step():
+    times = rounds()
+    times = RoundTimes(times.drafted * 0, times.drafted, times.drafted * 0 + 0.0001, *list(vars(times).values())[3:])
+    costs = fit_costs(times, KINDS).costs
     assert (costs.draft_seconds, costs.round_seconds) == pytest.approx((0, 0.0001)) and costs.ratio == float("inf")
 
 
 @pytest.mark.parametrize("drafted", [[4, 4, 4, 4], [0, 0, 0], [1, 2]])
-def test_rounds_that_tell_nothing_apart_are_refused(drafted):
+def test_rounds_that_cannot_separate_the_costs_are_refused(drafted):
     drafted = np.array(drafted)
     with pytest.raises(UserError, match="at least two draft lengths"):
         fit_costs(RoundTimes(drafted, drafted, drafted * 0.1, drafted * 0.1 + 1, drafted * 0, drafted * 0), {"fixed": True})
 
 
-def test_one_fixed_length_is_compared_with_what_other_rules_did():
-    """Where only one length was drafted by a rule of no cost, all rules together tell draft and target apart."""
-    found = rounds()
-    some = found.part((found.rule == 2) | (found.drafted == 4))
+def test_one_fixed_length_is_compared_with_other_rules():
+    """Where the only rule without a cost drafted one length, the rounds of all rules separate the costs of draft and target."""
+    times = rounds()
+    some = times.part((times.rule == 2) | (times.drafted == 4))
     costs = fit_costs(some, KINDS).costs
     assert STEP <= costs.draft_seconds <= STEP + HEAD and costs.verified_seconds == pytest.approx(MORE, rel=0.1)
 
@@ -130,8 +130,8 @@ def test_seconds_of_counts():
     # two prompts: 20 rounds of 6 drafted tokens; one round of none and two of 3
     rounds = np.zeros((2, 7))
     rounds[0, 6], rounds[1, 0], rounds[1, 3] = 20, 1, 2
-    found = Costs(STEP, PASS, MORE, BESIDE).seconds(np.array([120.0, 6.0]), rounds)
-    assert found == pytest.approx([120 * STEP + 20 * (PASS + 6 * MORE + BESIDE), 6 * STEP + 3 * (PASS + BESIDE) + 6 * MORE])
+    seconds = Costs(STEP, PASS, MORE, OVERHEAD).seconds(np.array([120.0, 6.0]), rounds)
+    assert seconds == pytest.approx([120 * STEP + 20 * (PASS + 6 * MORE + OVERHEAD), 6 * STEP + 3 * (PASS + OVERHEAD) + 6 * MORE])
 
 
 def test_beyond_a_table_each_token_costs_more():
@@ -147,7 +147,7 @@ def test_at_a_ratio_throughput_is_a_speedup_over_the_target_alone():
 
 
 def test_a_rule_pays_for_its_steps_and_its_rounds():
-    costs = Costs(STEP, PASS, MORE, BESIDE).with_rule(RuleCosts(HEAD, LEARNING))
+    costs = Costs(STEP, PASS, MORE, OVERHEAD).with_rule(RuleCosts(HEAD, LEARNING))
     one_round = np.array([[0.0, 0.0, 1.0]])
-    expected = 2 * (STEP + HEAD) + PASS + 2 * MORE + BESIDE + LEARNING
+    expected = 2 * (STEP + HEAD) + PASS + 2 * MORE + OVERHEAD + LEARNING
     assert costs.seconds(np.array([2.0]), one_round) == pytest.approx([expected])

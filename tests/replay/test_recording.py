@@ -47,7 +47,7 @@ class Stop(Exception):
     pass
 
 
-def test_a_recording_goes_on_where_it_was_stopped_to_the_same_bytes(pair, tmp_path):
+def test_a_stopped_recording_is_resumed_to_the_same_bytes(pair, tmp_path):
     whole = make(pair, tmp_path / "whole")
     done = []
 
@@ -94,13 +94,13 @@ def test_other_settings_are_another_recording(pair, tmp_path):
         make(pair, tmp_path, warp=Warp(0.5)),
     ]
     assert len(set(folders)) == 4
-    # Greedy decoding has but one course, however many draws are asked for.
+    # Greedy decoding has only one outcome, however many samples are asked for.
     assert make(pair, tmp_path, warp=Warp(0), num_samples=2) == make(pair, tmp_path, warp=Warp(0), num_samples=3)
 
 
 def test_predictions_are_those_of_decoding_and_are_made_once(pair, tmp_path):
     folder = make(pair, tmp_path)
-    heads = {head_fingerprint(one): one for one in (head(0), head(1), head(2, "input_token"))}
+    heads = {head_fingerprint(new): new for new in (head(0), head(1), head(2, "input_token"))}
     first = next(iter(heads))
     add_predictions(folder, pair, {first: heads[first]}, ground_truth=False)
     (before,) = [path.stat().st_mtime_ns for path in (folder / "predictions" / first).glob("manifest.json")]
@@ -118,9 +118,9 @@ def test_predictions_are_those_of_decoding_and_are_made_once(pair, tmp_path):
         for draw in range(2):
             for i in range(len(response)):
                 branch, length = int(recording.branch_first[draw, start + i]), int(recording.branch_length[draw, start + i])
-                own = recording.tokens[branch : branch + length].tolist()
+                drafted = recording.tokens[branch : branch + length].tolist()
                 text = recording.prompts[number] + response[:i]
-                nodes |= {branch + k: (text + own[:k], own[k]) for k in range(length)}
+                nodes |= {branch + k: (text + drafted[:k], drafted[k]) for k in range(length)}
     assert sorted(nodes) == list(range(len(recording.tokens)))
     for node, (text, token) in nodes.items():
         assert recording.tokens[node] == token
@@ -128,13 +128,13 @@ def test_predictions_are_those_of_decoding_and_are_made_once(pair, tmp_path):
         features = drafting_features(
             heads[first].config.inputs, pair.draft_lm.logits(hidden), torch.tensor([token]), hidden, pair.draft_lm.embed
         )
-        for name, one in heads.items():
-            assert recording.features[name][node] == pytest.approx(one(features).item(), abs=1e-4)
+        for name, predictor in heads.items():
+            assert recording.features[name][node] == pytest.approx(predictor(features).item(), abs=1e-4)
 
 
-def test_labels_pair_every_proposed_token_with_its_fate_and_with_what_follows(pair, tmp_path):
+def test_labels_pair_every_proposed_token_with_its_outcome_and_the_next_token(pair, tmp_path):
     recording = load_recording(make(pair, tmp_path))
-    found, expected = [value.tolist() for value in recording.labels()], []
+    labels, expected = [value.tolist() for value in recording.labels()], []
     for draw in range(2):
         for number in range(5):
             start, length, run = int(recording.first[number]), int(recording.lengths[number]), 0
@@ -145,11 +145,11 @@ def test_labels_pair_every_proposed_token_with_its_fate_and_with_what_follows(pa
                     expected.append((i, i + 1 if i + 1 < start + length else -1, True, furthest))
                 elif size:
                     expected.append((branch, branch + 1 if size > 1 else -1, False, furthest))
-    assert list(zip(*found, strict=True)) == expected
+    assert list(zip(*labels, strict=True)) == expected
     assert {furthest for *_, furthest in expected} == {0, 1, 2, 3}
 
 
-def test_two_at_work_on_one_recording_are_told_apart(pair, tmp_path):
+def test_two_processes_cannot_write_one_recording(pair, tmp_path):
     folder = make(pair, tmp_path)
     with module.exclusive(folder), pytest.raises(UserError, match="another run"):
         add_predictions(folder, pair, {}, ground_truth=True)

@@ -62,7 +62,7 @@ def every_rule(heads):
     rules = [(rule, rule) for rule in simple]
     for head in heads:
         for threshold in (0.2, 0.6, 0.95):
-            rules.append(tuple(stopping.HeadThreshold(one, threshold) for one in (head, recorded_head(head))))
+            rules.append(tuple(stopping.HeadThreshold(asked, threshold) for asked in (head, recorded_head(head))))
     return rules
 
 
@@ -71,7 +71,7 @@ def live_rounds(pair, rule, warp, prompt, seed=0, max_new_tokens=NUM_TOKENS):
     return decoder.generate(prompt, max_new_tokens, seed).rounds
 
 
-def test_in_greedy_mode_every_rule_has_the_very_rounds_of_decoding(pair, heads, tmp_path):
+def test_in_greedy_mode_every_rule_has_exactly_the_rounds_of_decoding(pair, heads, tmp_path):
     recording = recorded(pair, heads, tmp_path, Warp(0), 6)
     assert recording.num_samples == 1 and 0.3 < recording.accepted.float().mean() < 0.95
     assert recording.finished.any() and not recording.finished.all()
@@ -116,7 +116,7 @@ def test_in_sampling_counts_agree_with_decoding_in_the_mean(pair, heads, tmp_pat
             assert abs(difference.mean()) < 4.4 * difference.std(ddof=1) / count**0.5 + 1e-9, (type(rule).__name__, name)
 
 
-def test_rules_are_walked_together_as_they_are_alone(pair, heads, tmp_path):
+def test_rules_that_are_walked_together_have_the_same_rounds_as_alone(pair, heads, tmp_path):
     recording = recorded(pair, heads, tmp_path, Warp(1.0), 5, num_samples=3)
     rules = [rule for _, rule in every_rule(heads)]
     for rule, together in zip(rules, replay(recording, rules), strict=True):
@@ -131,11 +131,11 @@ def test_rounds_tile_every_response(pair, heads, tmp_path):
     recording = recorded(pair, heads, tmp_path, Warp(1.0), 5, num_samples=3)
     for rounds in [*replay(recording, [rule for _, rule in every_rule(heads)]), oracle(recording)]:
         for prompt in range(5):
-            for draw in range(3):
-                own = rounds_of(rounds, prompt, draw)
-                assert sum(tokens for _, _, tokens in own) == recording.lengths[prompt]
-                assert all(accepted <= drafted and tokens in (accepted, accepted + 1) for drafted, accepted, tokens in own)
-                assert all(tokens == accepted + 1 for _, accepted, tokens in own[:-1])
+            for sample in range(3):
+                of_sample = rounds_of(rounds, prompt, sample)
+                assert sum(tokens for _, _, tokens in of_sample) == recording.lengths[prompt]
+                assert all(accepted <= drafted and tokens in (accepted, accepted + 1) for drafted, accepted, tokens in of_sample)
+                assert all(tokens == accepted + 1 for _, accepted, tokens in of_sample[:-1])
 
 
 def test_the_greedy_oracle_discards_nothing_and_calls_once_per_difference(pair, heads, tmp_path):
@@ -146,11 +146,9 @@ def test_the_greedy_oracle_discards_nothing_and_calls_once_per_difference(pair, 
     for number in range(8):
         first, length = recording.first[number], recording.lengths[number]
         differ = ~recording.accepted[0, first : first + length]
-        if recording.finished[number]:
-            expected = int(differ.sum()) + int(not differ[-1])
-        else:  # the limit leaves the last token to the target whatever the draft thinks
-            expected = int(differ[:-1].sum()) + 1
-        assert counts.target_calls[number] == expected
+        # At the limit the last token is the target's, even where the draft agrees.
+        expected = differ.sum() + ~differ[-1] if recording.finished[number] else differ[:-1].sum() + 1
+        assert counts.target_calls[number] == int(expected)
     rules = [stopping.FixedLength(k) for k in range(1, 21)]
     for ratio in (1.5, 5, 20):
         cost = counts.drafted.sum() / ratio + counts.target_calls.sum()
@@ -190,27 +188,27 @@ def test_a_rule_that_was_not_recorded_for_is_refused(pair, heads, tmp_path):
         replay(recording, [stopping.HeadThreshold(recorded_head(heads[1]))])
 
 
-def test_calibrated_heads_have_the_very_rounds_of_decoding_in_greedy_mode(pair, heads, tmp_path):
-    """Other rounds than without the calibration, which differ by index; heads of one recording that differ in it are told apart."""
+def test_calibrated_heads_have_exactly_the_rounds_of_decoding_in_greedy_mode(pair, heads, tmp_path):
+    """Rounds differ from those without the calibration; heads that differ only in their calibration do not share rounds."""
     recording = recorded(pair, heads, tmp_path, Warp(0), 4)
     kinds = ((stopping.HeadThreshold, {"threshold": 0.6}), (stopping.ExpectedThroughput, {"mean_acceptance": 0.6}))
     values = (None, {"slope": [0.5, 2.0, 1.0], "intercept": [1.5, -0.5, 1.0]})
     for head in heads:
-        ours = [copy.deepcopy(head) for _ in values]
-        for one, calibration in zip(ours, values, strict=True):
-            one.config = replace(one.config, calibration=calibration)
+        copies = [copy.deepcopy(head) for _ in values]
+        for each, calibration in zip(copies, values, strict=True):
+            each.config = replace(each.config, calibration=calibration)
         for kind, numbers in kinds:
-            replayed = replay(recording, [kind(recorded_head(one), **numbers) for one in ours])
-            for one, rounds in zip(ours, replayed, strict=True):
+            replayed = replay(recording, [kind(recorded_head(each), **numbers) for each in copies])
+            for each, rounds in zip(copies, replayed, strict=True):
                 for number, (_, ids) in enumerate(prompts(4)):
-                    live = live_rounds(pair, kind(one, **numbers), Warp(0), ids)
+                    live = live_rounds(pair, kind(each, **numbers), Warp(0), ids)
                     assert rounds_of(rounds, number) == [(r.num_drafted, r.num_accepted, len(r.tokens)) for r in live]
             raw, calibrated = ([rounds_of(rounds, number) for number in range(4)] for rounds in replayed)
             assert raw != calibrated
 
 
 def two_of_each(head):
-    """Rules of every class, two with other numbers each, so that many share a program and learn in other ways."""
+    """Two rules of every class with different numbers, so that many share a compile key but learn differently."""
     other = recorded_head(head)
     return [
         *(stopping.FixedLength(k) for k in (2, 5)),
@@ -230,18 +228,18 @@ def two_of_each(head):
     ]
 
 
-def test_rules_that_learn_are_walked_together_as_they_are_alone(pair, heads, tmp_path):
+def test_rules_that_learn_have_the_same_rounds_together_as_alone(pair, heads, tmp_path):
     recording = recorded(pair, heads, tmp_path, Warp(1.0), 6, num_samples=2)
-    rules, found = two_of_each(heads[0]), []
+    rules, all_rounds = two_of_each(heads[0]), []
     for rule, together in zip(rules, replay(recording, rules), strict=True):
         (alone,) = replay(recording, [rule])
         rounds = [rounds_of(alone, prompt, draw) for prompt in range(6) for draw in range(2)]
         assert rounds == [rounds_of(together, prompt, draw) for prompt in range(6) for draw in range(2)], type(rule).__name__
-        found.append(rounds)
-    assert all(one != other for one, other in zip(found[::2], found[1::2], strict=True))  # the two of each class are told apart
+        all_rounds.append(rounds)
+    assert all(first != second for first, second in zip(all_rounds[::2], all_rounds[1::2], strict=True))
 
 
-def test_rules_that_learn_have_the_very_rounds_of_decoding_in_greedy_mode(pair, heads, tmp_path):
+def test_rules_that_learn_have_exactly_the_rounds_of_decoding_in_greedy_mode(pair, heads, tmp_path):
     recording = recorded(pair, heads, tmp_path, Warp(0), 3)
     replayed = replay(recording, two_of_each(heads[0]))
     for rule, rounds in zip(two_of_each(heads[0]), replayed, strict=True):
@@ -265,14 +263,14 @@ def test_predictions_of_a_head_with_round_inputs_depend_on_the_round(pair, heads
 
 def test_the_logit_of_a_proposed_token_is_that_of_the_index_it_has_there(pair, heads, tmp_path):
     """A head whose logit is the index itself, of either kind."""
-    told = []
+    by_index = []
     for head in heads[2:]:
-        own = AcceptanceHead(HeadConfig(32, 0, head.config.predicts, ("index",), 1)).requires_grad_(False)
-        for name, value in own.named_parameters():
+        linear = AcceptanceHead(HeadConfig(32, 0, head.config.predicts, ("index",), 1)).requires_grad_(False)
+        for name, value in linear.named_parameters():
             value.fill_(1.0 if "weight" in name else 0.0)
-        told.append(own)
-    recording = recorded(pair, told, tmp_path, Warp(1.0), 5, num_samples=2)
-    for head in told:
+        by_index.append(linear)
+    recording = recorded(pair, by_index, tmp_path, Warp(1.0), 5, num_samples=2)
+    for head in by_index:
         logits, accepted, furthest = head_logits(recording, recorded_head(head))
         index = torch.minimum(torch.arange(logits.shape[1]), furthest[:, None])
         torch.testing.assert_close(logits, index.double().log1p(), atol=1e-6, rtol=0)

@@ -15,12 +15,12 @@ PROMPT, RESPONSE = [2, 0, 1], [1, 1, 0, 2, 0, 1, 2, 2, 0, 1]
 
 def record(pair, warp, response=RESPONSE, prompt=PROMPT, num_samples=3, max_tokens=5, batch_size=4, limit=None, seed=0):
     settings = RecordSettings(num_samples, max_tokens, batch_size)
-    draws = ResponseUniforms.of(seed, "ab", num_samples, len(response), max_tokens)
-    return record_response(pair, prompt, response, limit or len(response), warp, draws, settings)
+    uniforms = ResponseUniforms.of(seed, "ab", num_samples, len(response), max_tokens)
+    return record_response(pair, prompt, response, limit or len(response), warp, uniforms, settings)
 
 
 def branches_of(row):
-    """Branches as (draw, start, tokens), and where each one's nodes begin."""
+    """Branches as (sample, start, tokens), and the first node of each."""
     ends = np.cumsum(row["branch_length"])
     parts = np.split(row["branch_ids"], ends)[:-1]
     return list(
@@ -34,7 +34,7 @@ def logits_after(model, text):
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("warp", [Warp(0), Warp(0.7, top_k=5)], ids=["greedy", "sampled"])
-def test_every_node_is_what_plain_forwards_say(name, warp):
+def test_every_node_agrees_with_plain_forward_passes(name, warp):
     """Tokens that the draft could have drawn and features to 1e-6 (they are kept in float32), all families, past the window."""
     pair = family_pair(name)
     generator = np.random.default_rng(3)
@@ -54,21 +54,21 @@ def test_every_node_is_what_plain_forwards_say(name, warp):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_states_of_nodes_are_those_of_plain_forwards(name):
+def test_states_of_nodes_are_those_of_plain_forward_passes(name):
     pair = family_pair(name)
     generator = np.random.default_rng(4)
     prompt, response = generator.integers(29, size=7).tolist(), generator.integers(29, size=12).tolist()
     start, lengths = torch.tensor([0, 3, 3, 9, 11]), torch.tensor([4, 1, 6, 5, 2])
     tokens = torch.from_numpy(generator.integers(29, size=(5, 6)))
     branches = Branches(start * 0, len(prompt) + start, tokens, lengths)
-    found = list(node_states(pair.target_lm, prompt, response, branches, batch_size=2))
-    all_tokens, states = (torch.cat(part) for part in zip(*found, strict=True))
+    nodes = list(node_states(pair.target_lm, prompt, response, branches, batch_size=2))
+    all_tokens, states = (torch.cat(part) for part in zip(*nodes, strict=True))
     texts = [prompt + response[:i] for i in range(len(response))]
     expected = list(response)
     for b in range(5):
-        own = tokens[b, : lengths[b]].tolist()
-        texts += [prompt + response[: start[b]] + own[:k] for k in range(len(own))]
-        expected += own
+        branch = tokens[b, : lengths[b]].tolist()
+        texts += [prompt + response[: start[b]] + branch[:k] for k in range(len(branch))]
+        expected += branch
     assert all_tokens.tolist() == expected
     for text, state in zip(texts, states, strict=True):
         reference = pair.target_lm.hidden_states(torch.tensor([text]), use_cache=False)[0, -1]
@@ -88,15 +88,15 @@ def test_greedy_branches_are_the_drafts_own_greedy_text_where_the_models_differ(
     assert row["accepted"].tolist() == same and 0 < sum(same) < 20
     assert row["branch_start"].tolist() == [i for i in range(19) if not same[i]]  # what the limit ends is not drafted
     for _, start, tokens, _ in branches_of(row):
-        own = text + response[:start]
+        read = text + response[:start]
         for token in tokens:
-            assert token == logits_after(pair.draft, own).argmax().item()
-            own.append(int(token))
+            assert token == logits_after(pair.draft, read).argmax().item()
+            read.append(int(token))
         assert len(tokens) == min(5, 19 - start)
 
 
 def test_a_token_was_accepted_as_often_as_its_probabilities_say():
-    """5,000 draws at ten positions, false alarm 1e-6 each; the rejected token follows the residual law, the next the draft's."""
+    """5,000 samples at ten positions, false alarm 1e-6 each: rejected tokens follow the residual, the next the draft."""
     pair, warp, num_samples = tiny_pair(3, scale=2.0), Warp(0.9), 5_000
     row = record(pair, warp, num_samples=num_samples, max_tokens=2)
     accepted = row["accepted"].reshape(num_samples, -1)
@@ -146,7 +146,7 @@ def test_a_branch_ends_with_an_end_token_and_at_the_limit():
 def test_batches_of_branches_do_not_matter():
     pair = family_pair("qwen2")
     response = np.random.default_rng(5).integers(29, size=12).tolist()
-    one, many = (record(pair, Warp(1.0), response, batch_size=size) for size in (1, 100))
-    assert one.keys() == many.keys()
-    for name in one:
-        np.testing.assert_allclose(one[name], many[name], rtol=0, atol=1e-6)
+    single, many = (record(pair, Warp(1.0), response, batch_size=size) for size in (1, 100))
+    assert single.keys() == many.keys()
+    for name in single:
+        np.testing.assert_allclose(single[name], many[name], rtol=0, atol=1e-6)

@@ -477,8 +477,8 @@ def test_shards_hold_the_rows_of_one_split_in_order():
 def test_train_prompts_get_several_responses_the_first_ones_first():
     prompts = [(Prompt(str(i), split, ""), [i]) for i, split in enumerate(["test", "train", "train", "dev", "train"])]
     plan = plan_shards(prompts, Generation(rows_per_shard=2, responses_per_prompt=2))
-    found = [(name, shard.sample, [ids[0] for _, ids in shard.prompts]) for name, shard in plan.items()]
-    assert found == [
+    actual = [(name, shard.sample, [ids[0] for _, ids in shard.prompts]) for name, shard in plan.items()]
+    assert actual == [
         ("train-00000.parquet", 0, [1, 2]),
         ("train-00001.parquet", 0, [4]),
         ("train-00002.parquet", 1, [1, 2]),

@@ -1,6 +1,5 @@
-"""A training run that is killed anywhere and started again gives the numbers of one that was not."""
+"""A training run that is killed anywhere and started again has the same numbers as an uninterrupted run."""
 
-import itertools
 from pathlib import Path
 
 import lightning as L
@@ -109,12 +108,12 @@ def attempt(nano, rows, folder, predicts, moment=None, request=None, num_workers
     }
 
 
-def assert_same(one, other):
+def assert_same(first, other):
     for key in ("history", "test", "steps", "epochs", "schedule", "csv"):
-        assert one[key] == other[key], key
+        assert first[key] == other[key], key
     for key in ("weights", "buffers"):
-        assert all(map(torch.equal, one[key], other[key])), key
-    ours, theirs = one["optimizer"], other["optimizer"]
+        assert all(map(torch.equal, first[key], other[key])), key
+    ours, theirs = first["optimizer"], other["optimizer"]
     assert ours.keys() == theirs.keys() and len(ours)
     assert all(torch.equal(ours[i][name], theirs[i][name]) for i in ours for name in ours[i])
 
@@ -129,7 +128,7 @@ def uninterrupted(nano, rows, predicts, tmp_path_factory):
     return attempt(nano, rows, tmp_path_factory.mktemp("whole"), predicts)
 
 
-def test_the_uninterrupted_run_is_what_this_file_says(uninterrupted):
+def test_the_uninterrupted_run_has_the_assumed_steps(uninterrupted):
     assert uninterrupted["steps"] == EPOCHS * BATCHES
     train, dev = ([s for s, point in uninterrupted["history"] if f"{part}/head/loss" in point] for part in ("train", "dev"))
     assert train == list(range(EPOCHS * BATCHES)) and dev == [BATCHES * (e + 1) for e in range(EPOCHS)]
@@ -142,17 +141,16 @@ MOMENTS = EPOCHS * (3 * BATCHES + 4) + 3
 @pytest.mark.parametrize(
     ("predicts", "moment"), [("next_token", m + 1) for m in range(MOMENTS)] + [("input_token", 24)], indirect=["predicts"]
 )
-def test_killed_at_any_moment_it_goes_on_to_the_same_numbers(nano, rows, predicts, uninterrupted, tmp_path, moment):
+def test_a_run_killed_at_any_moment_resumes_to_the_same_numbers(nano, rows, predicts, uninterrupted, tmp_path, moment):
     assert attempt(nano, rows, tmp_path, predicts, moment=moment) is None
     assert_same(attempt(nano, rows, tmp_path, predicts), uninterrupted)
 
 
-def test_killed_again_and_again_it_still_ends_at_the_same_numbers(nano, rows, predicts, uninterrupted, tmp_path):
-    for attempts in itertools.count(1):
-        done = attempt(nano, rows, tmp_path, predicts, moment=17)
-        if done is not None:
-            break
-    assert attempts > 2
+def test_a_run_killed_repeatedly_ends_with_the_same_numbers(nano, rows, predicts, uninterrupted, tmp_path):
+    num_attempts, done = 0, None
+    while done is None:
+        done, num_attempts = attempt(nano, rows, tmp_path, predicts, moment=17), num_attempts + 1
+    assert num_attempts > 2
     assert_same(done, uninterrupted)
 
 
@@ -176,7 +174,7 @@ PER_EPOCH = 3 * BATCHES + 4
         (3 * PER_EPOCH + 2, 12),
     ],
 )
-def test_asked_to_stop_it_saves_the_step_it_is_at(nano, rows, predicts, uninterrupted, tmp_path, moment, step):
+def test_a_run_asked_to_stop_saves_its_current_step(nano, rows, predicts, uninterrupted, tmp_path, moment, step):
     """In an epoch's last step and in validation, that is the epoch's end; after a step was looked at, the next one."""
     assert attempt(nano, rows, tmp_path, predicts, moment=moment, request=Request()) is None
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == step
@@ -213,7 +211,7 @@ class Keys(EpochSampler):
 
 
 @pytest.mark.parametrize("position", range(4))
-def test_a_loader_goes_on_where_its_state_says(position):
+def test_a_loader_resumes_at_its_saved_state(position):
     first = loader()
     first.sampler.set_epoch(2)
     batches = list(first)
@@ -233,14 +231,14 @@ def test_a_loader_goes_on_where_its_state_says(position):
 # --- what a checkpoint is of
 
 
-def test_a_checkpoint_tells_what_it_was_made_of(tmp_path):
+def test_a_checkpoint_has_its_provenance(tmp_path):
     torch.save({"provenance": {"data": "a", "seed": 1}}, tmp_path / "last.ckpt")
     assert differences(tmp_path / "last.ckpt", {"data": "a", "seed": 1}) == []
     assert differences(tmp_path / "last.ckpt", {"data": "b", "heads": []}) == ["data", "heads", "seed"]
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", "cut off", "foreign"])
-def test_a_file_that_is_no_checkpoint_is_named(tmp_path, content):
+def test_a_file_that_is_not_a_checkpoint_is_named(tmp_path, content):
     path = tmp_path / "last.ckpt"
     torch.save({"state_dict": {}, "weights": torch.zeros(100)}, path)
     if content != "foreign":
@@ -267,7 +265,7 @@ def stopped(tmp_path):
     return checkpoints, str(tmp_path / "named.ckpt")
 
 
-def test_an_interrupted_run_goes_on_from_its_own_checkpoint_rather_than_a_named_one(stopped):
+def test_an_interrupted_run_resumes_from_its_checkpoint_rather_than_a_named_one(stopped):
     checkpoints, named = stopped
     assert checkpoint_to_resume(True, checkpoints) == checkpoints.path
     assert checkpoint_to_resume(named, checkpoints) == checkpoints.path
@@ -287,7 +285,7 @@ def test_a_checkpoint_of_other_settings_is_left_with_a_warning_that_names_them(s
     assert "was written with another seed" in caplog.text
 
 
-def test_a_named_checkpoint_is_taken_where_the_runs_own_cannot_be_read(stopped, caplog):
+def test_a_named_checkpoint_is_used_if_that_of_the_run_cannot_be_read(stopped, caplog):
     checkpoints, named = stopped
     checkpoints.path.write_bytes(b"cut off")
     assert checkpoint_to_resume(named, checkpoints) == Path(named)

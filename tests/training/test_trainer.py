@@ -5,14 +5,13 @@ from hydra import compose, initialize_config_dir
 
 from specheads import UserError
 from specheads.commands.compose import settings_of
-from specheads.pair import config_folder
-from specheads.training.heads.head_specs import head_specs
+from specheads.pair_config import config_folder
 from specheads.training.heads.settings import HeadTraining
 
 
 def specs(nano, *overrides):
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        return head_specs(settings_of(HeadTraining, compose("train", list(overrides))), nano)
+        return settings_of(HeadTraining, compose("train", list(overrides))).specs(nano)
 
 
 def test_one_head_unless_lists_are_given(nano):
@@ -22,23 +21,23 @@ def test_one_head_unless_lists_are_given(nano):
 
 
 def test_the_papers_grid_is_twenty_heads(nano):
-    found = specs(nano, "experiment=specdecpp_grid")
-    assert {(spec.config.depth, spec.reject_weight) for spec in found} == {(d, w) for d in range(5) for w in (1, 3, 6, 12)}
-    assert len(found) == len({spec.name for spec in found}) == 20
-    assert {spec.config.predicts for spec in found} == {"input_token"}
+    heads = specs(nano, "experiment=specdecpp_grid")
+    assert {(spec.config.depth, spec.reject_weight) for spec in heads} == {(d, w) for d in range(5) for w in (1, 3, 6, 12)}
+    assert len(heads) == len({spec.name for spec in heads}) == 20
+    assert {spec.config.predicts for spec in heads} == {"input_token"}
 
 
-def test_what_differs_is_part_of_the_name(nano):
-    found = specs(nano, "head.depth=[0,1]", "head.width=[8,16]", "loss.accept_weight=[1,2.5]")
-    assert len({spec.name for spec in found}) == 8
-    assert found[-1].name == "next_token-d1-r1-w16-a2_5" and found[-1].config.width == 16 and found[-1].accept_weight == 2.5
-    found = specs(nano, "head.label=[sampled,overlap]", "head.inputs=[[hidden],[hidden,entropy]]")
-    assert [(spec.config.label, spec.config.inputs) for spec in found] == [
+def test_differences_are_part_of_the_name(nano):
+    heads = specs(nano, "head.depth=[0,1]", "head.width=[8,16]", "loss.accept_weight=[1,2.5]")
+    assert len({spec.name for spec in heads}) == 8
+    assert heads[-1].name == "next_token-d1-r1-w16-a2_5" and heads[-1].config.width == 16 and heads[-1].accept_weight == 2.5
+    heads = specs(nano, "head.label=[sampled,overlap]", "head.inputs=[[hidden],[hidden,entropy]]")
+    assert [(spec.config.label, spec.config.inputs) for spec in heads] == [
         (label, inputs) for label in ("sampled", "overlap") for inputs in (("hidden",), ("hidden", "entropy"))
     ]
-    assert found[-1].name == "next_token-d3-r1-overlap-hidden+entropy"
-    found = specs(nano, "head.label=rollout", "loss.survival_weighted=[false,true]")
-    assert [(spec.name.removeprefix("next_token-d3-r1-"), spec.survival_weighted) for spec in found] == [
+    assert heads[-1].name == "next_token-d3-r1-overlap-hidden+entropy"
+    heads = specs(nano, "head.label=rollout", "loss.survival_weighted=[false,true]")
+    assert [(spec.name.removeprefix("next_token-d3-r1-"), spec.survival_weighted) for spec in heads] == [
         ("even", False),
         ("survival", True),
     ]
@@ -46,7 +45,7 @@ def test_what_differs_is_part_of_the_name(nano):
 
 
 @pytest.mark.parametrize(
-    "override, message",
+    ("override", "message"),
     [
         ("head.depth=[]", r"head.depth=\[\] names no value"),
         ("head.depth=[1,1]", "same head is asked for twice"),
@@ -57,6 +56,6 @@ def test_what_differs_is_part_of_the_name(nano):
         ("head.inputs=[[hidden],entropy]", "head.inputs=.*mixes names and lists"),
     ],
 )
-def test_a_grid_that_cannot_be_is_refused(nano, override, message):
+def test_an_impossible_grid_is_refused(nano, override, message):
     with pytest.raises(UserError, match=message):
         specs(nano, override)

@@ -15,7 +15,7 @@ from specheads.decoding.engine import Engine, ForwardOutput
 from specheads.decoding.records import Draft, DraftKind
 from specheads.decoding.stopping import StoppingRule
 from specheads.features import drafting_features
-from specheads.pair import LanguageModel
+from specheads.language_model import LanguageModel
 from specheads.sampling import Uniforms, Warp
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from specheads.pair import LanguageModel
+from specheads.language_model import LanguageModel
 
 
 class DraftMemory:

@@ -12,7 +12,7 @@ from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Engine, Epilogue, ForwardOutput
 from specheads.decoding.engine.tree_reading import TreeSlots
 from specheads.errors import UserError
-from specheads.pair import LanguageModel
+from specheads.language_model import LanguageModel
 
 __all__ = [
     "CompiledStep",

@@ -15,7 +15,7 @@ from specheads.decoding.engine.eager import Epilogue
 from specheads.decoding.engine.narrow import MOST_ROWS, NarrowProducts
 from specheads.decoding.engine.static import Memory, Runner, StaticEngine, run_step
 from specheads.errors import UserError
-from specheads.pair import LanguageModel
+from specheads.language_model import LanguageModel
 
 logger = logging.getLogger(__name__)
 

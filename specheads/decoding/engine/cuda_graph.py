@@ -18,7 +18,7 @@ from specheads.decoding.engine.compiled import CompiledEngine
 from specheads.decoding.engine.eager import Epilogue
 from specheads.decoding.engine.static import Runner, run_step
 from specheads.errors import UserError
-from specheads.pair import LanguageModel
+from specheads.language_model import LanguageModel
 
 logger = logging.getLogger(__name__)
 

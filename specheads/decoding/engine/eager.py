@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specheads.decoding.engine.tree_reading import TreeSlots, reading_tree
-from specheads.pair import LanguageModel
+from specheads.language_model import LanguageModel
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from specheads.decoding.engine.compiled_program import modules_in
 from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput
 from specheads.decoding.engine.tree_reading import reading_tree
-from specheads.pair import LanguageModel
+from specheads.language_model import LanguageModel
 
 Memory = list[tuple[Tensor, Tensor]]  # keys and values of each layer
 # `run_step` for one compile key and size, a function of tokens, start, places and inputs.

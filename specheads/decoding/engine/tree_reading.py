@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specheads.pair import LanguageModel
+from specheads.language_model import LanguageModel
 
 Masks = Tensor | dict[str, Tensor]
 

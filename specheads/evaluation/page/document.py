@@ -44,26 +44,28 @@ class Plot:
 PLOTS = {
     "pareto": Plot(
         "Discard rate against verification rate",
-        "Each point is one rule with one set of parameters; lower left is better. The thin line joins the rules that a decoder could "
-        "have and that no other rule beats in both rates. Click a family in the legend to show or hide it, double-click to see it alone.",
+        "Each point is one rule with one set of parameters; lower left is better. The thin line joins the rules that a "
+        "decoder could have and that no other rule beats in both rates. Click a family in the legend to show or hide it, "
+        "double-click to see it alone.",
         "set",
     ),
     "threshold": Plot(
         "Speed-up against threshold",
-        "Rules that stop at a threshold. Horizontal lines: the best fixed length, the informed ceiling (the best constant threshold on "
-        "the true acceptance probabilities) and the oracle (which knows every outcome).",
+        "Rules that stop at a threshold. Horizontal lines: the best fixed length, the informed ceiling (the best constant "
+        "threshold on the true acceptance probabilities) and the oracle (which knows every outcome).",
         "set ratio",
     ),
     "gap": Plot(
         "Gap closed by rule",
-        "How far each family’s best rule gets from the best fixed length (0 %) towards a bound that no decoder can reach (100 %). "
-        "Values below −100 % or above 150 % are cut off.",
+        "How far each family’s best rule gets from the best fixed length (0 %) towards a bound that no decoder can reach (100 "
+        "%). Values below −100 % or above 150 % are cut off.",
         "set ratio",
     ),
     "reliability": Plot(
         "Reliability",
-        "Are tokens accepted as often as predicted? On the diagonal, yes. The larger a marker, the more tokens it stands for. A "
-        "calibrated head is drawn twice, before and after calibration. A token counts once for every place that it can have in a round.",
+        "Are tokens accepted as often as predicted? On the diagonal, yes. Larger markers are means over more tokens. A "
+        "calibrated head is drawn twice, before and after calibration. A token counts once for every place that it can have in "
+        "a round.",
         "set",
     ),
     "positions": Plot(
@@ -161,8 +163,8 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
     """Yield the sections of the report that are not empty, each with its template and the values that this needs."""
     if any(data_set.winners for data_set in report.data_sets):
         across = _ratio_panels(report, ratios_of(report), across_table) if len(report.data_sets) > 1 else []
-        panels = {"panels": _winner_panels(report), "across": across}
-        yield {"key": "winners", "title": "The best of each family", "template": "winners.html", **panels}
+        winners = {"panels": _winner_panels(report), "across": across}
+        yield {"key": "winners", "title": "The best of each family", "template": "winners.html", **winners}
     for name in figures:
         plot = PLOTS[name]
         yield {"key": name, "title": plot.title, "template": "plot.html", "about": plot.about, "by": plot.by}
@@ -171,15 +173,15 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
         yield {"key": "live", "title": "Live measurements", "template": "live.html", **live}
     if report.bank:
         ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.bank)]
-        panels = _ratio_panels(report, ratios, bank_table)
-        yield {"key": "bank", "title": "Heads compared", "template": "bank.html", "panels": panels}
+        tables = _ratio_panels(report, ratios, bank_table)
+        yield {"key": "bank", "title": "Heads compared", "template": "bank.html", "panels": tables}
     if report.drafts:
         ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.drafts)]
-        panels = _ratio_panels(report, ratios, drafts_table)
-        yield {"key": "drafts", "title": "Drafts compared", "template": "drafts.html", "panels": panels}
+        tables = _ratio_panels(report, ratios, drafts_table)
+        yield {"key": "drafts", "title": "Drafts compared", "template": "drafts.html", "panels": tables}
     if any(data_set.texts for data_set in report.data_sets):
-        panels = _text_panels(report)
-        yield {"key": "texts", "title": "What became of each token", "template": "texts.html", "panels": panels}
+        texts = _text_panels(report)
+        yield {"key": "texts", "title": "What became of each token", "template": "texts.html", "panels": texts}
     if parts := _context(report):
         yield {"key": "context", "title": "Configuration and versions", "template": "context.html", "parts": parts}
 
@@ -212,7 +214,7 @@ def _is_doubtful(report: Report, ratio: str) -> bool:
 
 
 def _live_texts(report: Report) -> list[str]:
-    texts = [fit_text(report)] if report.fit else []
+    texts = [fit_text(report.fit)] if report.fit else []
     gains = [
         f"{change(gain)} {change_limits(gain)} at {ratio_name(ratio)}" for ratio, gain in report.gains.items() if gain is not None
     ]

@@ -1,4 +1,4 @@
-"""The page's figures: each is one plotly figure per data set, or per data set and ratio. Colours of text and grid are the page's."""
+"""The page's figures: one plotly figure per data set, or per data set and ratio. The page colours their text and grid."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -152,7 +152,7 @@ def _level(figure: go.Figure, data_set: DataSet, ratio: str, family: str, style:
     speedups = speedups or [row.speedup[ratio] for row in data_set.rules if row.family == family and ratio in row.speedup]
     if not speedups:
         return
-    top = max(speedups, key=lambda one: one.value)
+    top = max(speedups, key=lambda estimate: estimate.value)
     name = {FIXED: "best fixed length"}.get(family, family)
     figure.add_scatter(
         x=limits,
@@ -285,8 +285,8 @@ def _figure(x: str, y: str, height: int) -> go.Figure:
 def error_bars(estimates: Sequence[Interval]) -> dict[str, Any]:
     """Return plotly's error bars of intervals."""
     return {
-        "array": [one.high - one.value for one in estimates],
-        "arrayminus": [one.value - one.low for one in estimates],
+        "array": [estimate.high - estimate.value for estimate in estimates],
+        "arrayminus": [estimate.value - estimate.low for estimate in estimates],
         "symmetric": False,
         "thickness": 1,
         "width": 2,

@@ -48,7 +48,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the page. With `sorted_by`, the column whose order it has, a click on a heading sorts it; -1: in no column's order."""
+    """A table of the page.
+
+    With `sorted_by`, the number of the column that rows are sorted by (-1: none), a click on a heading sorts the table.
+    """
 
     caption: str
     columns: Sequence[str]
@@ -130,7 +133,7 @@ def across_table(report: Report, ratio: str) -> Table:
     caption = (
         f"Gain over the best fixed length on every data set, ratio {ratio_text(report, ratio)}; {counted_text(report, ratio)}"
     )
-    return Table(_caption(caption), ("family", *(f"{one.name} ({one.role})" for one in report.data_sets)), rows)
+    return Table(_caption(caption), ("family", *(f"{data_set.name} ({data_set.role})" for data_set in report.data_sets)), rows)
 
 
 def live_table(report: Report) -> Table:

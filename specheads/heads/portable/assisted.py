@@ -1,8 +1,8 @@
 """A head in transformers' assisted generation: the head decides when a draft ends, and everything else is left to transformers.
 
-Streamers, stopping criteria, logits processors, sampling and outputs of `generate` therefore work as usual. transformers does not pass the draft's
-hidden states to the criterion that ends a draft, so hooks on both models catch them. As in all assisted generation, one prompt is decoded at a time,
-with a dynamic cache.
+Streamers, stopping criteria, logits processors, sampling and outputs of `generate` therefore work as usual. transformers does not
+pass the draft's hidden states to the criterion that ends a draft, so hooks on both models catch them. As in all assisted
+generation, one prompt is decoded at a time, with a dynamic cache.
 """
 
 import copy
@@ -25,7 +25,10 @@ _LOCK = threading.Lock()
 
 
 class Tap:
-    """The last input of a model's output embedding in this thread, `hidden` (1, T, H), and its `logits` (1, T, V), within a `with`."""
+    """Keeps the last input of a model's output embedding, `hidden` (1, T, H), and its `logits` (1, T, V), within a `with`.
+
+    Calls in other threads are ignored.
+    """
 
     hidden: Tensor
     logits: Tensor
@@ -56,10 +59,12 @@ class Tap:
 
 
 class HeadCandidates(AssistedCandidateGenerator):
-    """Drafts of one generation, each of which ends where a head decides.
+    """The drafts of one generation; a head decides where each of them ends.
 
     Source: the classes of transformers' generation/candidate_generator.py, which are not part of its public interface.
     """
+
+    num_assistant_tokens: int  # the base class sets it
 
     def __init__(self, assisted: "Assisted", **arguments: Any) -> None:
         super().__init__(assistant_model=assisted.draft, **arguments)
@@ -81,7 +86,7 @@ class HeadCandidates(AssistedCandidateGenerator):
         return candidates
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
-        """Take the result of a verification: scores (1, drafted + 1, V), of which the first `num_matches` agreed."""
+        """Take the result of a verification: scores (1, drafted + 1, V), and how many drafted tokens were accepted."""
         num_drafted, num_matches = scores.shape[1] - 1, int(num_matches)
         self._rounds.append((num_drafted, num_matches))
         if self._assisted.reads_target:
@@ -128,8 +133,9 @@ class _Enough(StoppingCriteria):
 class Assisted:
     """A target whose assisted generation by one draft uses a head, until `remove()` or the end of a `with`.
 
-    `rounds` belong to the generation that began last: the numbers of drafted and of accepted tokens. Where several objects serve one draft, the latest
-    is used; with `this_thread` an object serves only the thread that made it. Generations in different threads do not disturb each other.
+    `rounds` belong to the generation that began last: the numbers of drafted and of accepted tokens. Where several objects serve
+    one draft, the latest is used; with `this_thread` an object serves only the thread that made it. Generations in different
+    threads do not disturb each other.
     """
 
     rounds: list[tuple[int, int]]
@@ -140,7 +146,7 @@ class Assisted:
         draft: PreTrainedModel,
         head: StandaloneHead,
         this_thread: bool = False,
-        **bounds: float | None,
+        **bounds: Any,
     ) -> None:
         """Put the head into the target's assisted generation. `bounds` are arguments of bounds_of.
 
@@ -169,7 +175,7 @@ class Assisted:
         self.remove()
         if kind is None and not self._num_generations:
             warnings.warn(
-                "the head was never used: the target generated nothing with the draft that the head was given for as assistant_model=.",
+                "the head was never used: the target generated nothing with the head's draft as assistant_model=.",
                 stacklevel=2,
             )
 
@@ -179,7 +185,10 @@ class Assisted:
 
     @torch.no_grad()
     def state_before(self, text: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the target's state (1, H) that the last token of `text` (1, T) was decided from; no verification has computed it before a response."""
+        """Return the target's state (1, H) from which it would decide the last token of `text` (1, T).
+
+        A response has no verification before its first draft that could have computed it.
+        """
         if text.shape[1] < 2:
             return torch.zeros(1, self.head.config["target_size"], device=text.device)
         device = self.target.get_input_embeddings().weight.device
@@ -208,9 +217,11 @@ class _Dispatcher:
     def __init__(self, target: PreTrainedModel) -> None:
         if not hasattr(target, REPLACED):
             raise ValueError(
-                f"{type(target).__name__} of this transformers has no {REPLACED}, which a head replaces; use transformers 5.17 to 5.23."
+                f"{type(target).__name__} of this transformers has no {REPLACED}, which a head replaces; use transformers 5.17 "
+                "to 5.23."
             )
-        self._target, self._before, self._users = target, getattr(target, REPLACED), []
+        self._target, self._before = target, getattr(target, REPLACED)
+        self._users: list[Assisted] = []
         self._had = vars(target).get(REPLACED)  # set, for example, by the copy of this code in a head's folder
 
     @classmethod
@@ -230,9 +241,8 @@ class _Dispatcher:
                 self._users.remove(user)
             if not self._users and getattr(vars(self._target).get(REPLACED), "__self__", None) is self:
                 delattr(self._target, REPLACED)
-                if self._had is not None and getattr(
-                    getattr(self._had, "__self__", None), "_users", True
-                ):  # whose heads may have been removed since
+                # The heads of an earlier dispatcher may have been removed since.
+                if self._had is not None and getattr(getattr(self._had, "__self__", None), "_users", True):
                     setattr(self._target, REPLACED, self._had)
 
     def candidates(self, assistant_model: PreTrainedModel | None = None, **arguments: Any) -> Any:
@@ -244,22 +254,23 @@ class _Dispatcher:
 
 
 def _check(target: PreTrainedModel, draft: PreTrainedModel, head: StandaloneHead, reads_target: bool) -> None:
-    """Raise ValueError for models that do not fit the head, or whose vocabularies differ, so that transformers assumes different tokenizers."""
+    """Raise ValueError for models that do not fit the head, or for vocabularies of different sizes.
+
+    With different sizes, transformers assumes different tokenizers.
+    """
     sizes = {"draft": (draft, head.config["hidden_size"])}
     sizes |= {"target": (target, head.config["target_size"])} if reads_target else {}
     for role, (model, size) in sizes.items():
-        actual, trained = (
-            model.get_output_embeddings().weight.shape[1],
-            (head.config.get(role) or {}).get("id", f"another {role}"),
-        )
+        actual = model.get_output_embeddings().weight.shape[1]
         if actual != size:
+            trained = (head.config.get(role) or {}).get("id", f"another {role}")
             raise ValueError(
-                f"the head reads hidden states of size {size} of the {role}, but those of {model.name_or_path} have {actual}; it was trained for "
-                f"{trained}. Use that one, or train a head for this pair."
+                f"the head reads hidden states of size {size} of the {role}, but those of {model.name_or_path} have {actual}; it "
+                f"was trained for {trained}. Use that one, or train a head for this pair."
             )
     of_draft, of_target = (model.config.get_text_config().vocab_size for model in (draft, target))
     if of_draft != of_target:
         raise ValueError(
-            f"the draft has {of_draft} logits and the target {of_target}, so transformers assumes different tokenizers. If they share one, give both "
-            "the same number: model.resize_token_embeddings(len(tokenizer))."
+            f"the draft has {of_draft} logits and the target {of_target}, so transformers assumes different tokenizers. If they "
+            "share one, give both the same number: model.resize_token_embeddings(len(tokenizer))."
         )

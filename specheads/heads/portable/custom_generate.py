@@ -2,9 +2,9 @@
 
     target.generate(**inputs, custom_generate="<folder or hub id>", trust_remote_code=True, draft_model=draft)
 
-`draft_model` is the model that the head in the folder was trained for; where the revisions of both are commits of a hub, they must be equal, unless
-`any_draft=True`. `threshold`, `min_tokens` and `max_tokens` change when drafts end; `acceptance_head` is the folder or hub id of another head,
-`revision` and `token` belong to a hub id. All other arguments are passed to `generate`.
+`draft_model` is the model that the head in the folder was trained for; where the revisions of both are commits of a hub, they
+must be equal, unless `any_draft=True`. `threshold`, `min_tokens` and `max_tokens` change when drafts end; `acceptance_head` is
+the folder or hub id of another head, `revision` and `token` belong to a hub id. All other arguments are passed to `generate`.
 """
 
 import sys
@@ -51,8 +51,8 @@ def generate(
     commits = all(isinstance(revision, str) and len(revision) == COMMIT for revision in (trained, present))
     if not any_draft and commits and trained != present:
         raise ValueError(
-            f"the head was trained for {head.config['draft'].get('id')} at commit {trained}, but the draft is {draft_model.name_or_path} at {present}; "
-            "load that one, or give any_draft=True."
+            f"the head was trained for {head.config['draft'].get('id')} at commit {trained}, but the draft is "
+            f"{draft_model.name_or_path} at {present}; load that one, or give any_draft=True."
         )
     bounds = {"threshold": threshold, "min_tokens": min_tokens, "max_tokens": max_tokens}
     with Assisted(model, draft_model, head, this_thread=True, **bounds):

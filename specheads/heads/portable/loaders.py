@@ -54,7 +54,10 @@ def loader_source(name: str) -> str:
 
 
 def _definitions(module: ModuleType, names: set[str] | None, imports: set[str]) -> list[str]:
-    """Return the source of a module's definitions, all or those named; add to `imports` the lines that they need, except imports of this project."""
+    """Return the source of a module's definitions, all or those named.
+
+    The import lines that they need are added to `imports`, except imports of this project.
+    """
     source = inspect.getsource(module)
     sources, used = [], set()
     tree = ast.parse(source)
@@ -65,7 +68,7 @@ def _definitions(module: ModuleType, names: set[str] | None, imports: set[str]) 
             sources.append("\n".join(source.splitlines()[start - 1 : node.end_lineno]))
             used |= {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
     for node in tree.body:
-        internal = isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "specheads"
+        internal = isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "specheads"
         if isinstance(node, ast.Import | ast.ImportFrom) and not internal:
             for alias in node.names:
                 if (alias.asname or alias.name.split(".")[0]) in used:

@@ -18,6 +18,15 @@ def assemble(inputs: Sequence[str], features: Mapping[str, Tensor], dtype: torch
     return torch.cat(columns, dim=-1)
 
 
+def tensor_mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
+    """Return the first difference between the names and shapes of two sets of tensors, or None."""
+    for name in sorted(expected.keys() | given.keys()):
+        wanted, actual = (tuple(tensors[name].shape) if name in tensors else "no such tensor" for tensors in (expected, given))
+        if wanted != actual:
+            return f"tensor {name!r} is {actual}, expected {wanted}"
+    return None
+
+
 class ResidualBlock(nn.Module):
     """`x + SiLU(W x + b)`; the identity at the start of training, as SiLU(0) = 0."""
 
@@ -34,12 +43,15 @@ class ResidualBlock(nn.Module):
 class Network(nn.Module):
     """Maps features to the logit of the acceptance probability (SpecDec++, section 3.2)."""
 
+    input_mean: Tensor  # (input_size,)
+    input_scale: Tensor  # (input_size,)
+
     def __init__(self, inputs: Sequence[str], input_size: int, width: int, depth: int, projected: bool) -> None:
         """Make a network with random weights.
 
         Args:
             inputs: names of features, in the order in which they are concatenated.
-            input_size: how many numbers the features have together.
+            input_size: number of values in all features.
             width: of the blocks.
             depth: number of blocks.
             projected: whether a linear layer comes before the blocks.
@@ -66,3 +78,8 @@ class Network(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.readout(x).squeeze(-1)
+
+    def deviation(self, inputs: Tensor, logits: Tensor) -> float | None:
+        """Return the largest difference from golden logits (N,) of inputs (N, input_size), or None if it is only rounding."""
+        difference = (self.score(inputs) - logits).abs().max().item()
+        return None if difference < 1e-3 * (1 + logits.abs().max().item()) else difference

@@ -5,10 +5,10 @@
     while not round.stops(features):                      # after each drafted token
         ...
 
-`features` are those of the token just drafted, by the names in `head.inputs`, each (1, size) or (1,). `drafting_features` computes those of the
-draft from its logits, the token, `hidden` (the input of the draft's output embedding that gave the logits; the same for both kinds of head) and the
-draft's input embedding. `index` is added by the round; `target_hidden` is the input of the target's output embedding for the last token before the
-draft, zeros where there is none.
+`features` are those of the token just drafted, by the names in `head.inputs`, each (1, size) or (1,). `drafting_features`
+computes those of the draft from its logits, the token, `hidden` (the input of the draft's output embedding from which the logits
+were computed; the same for both kinds of head) and the draft's input embedding. `index` is added by the round; `target_hidden` is
+the input of the target's output embedding for the last token before the draft, zeros if there is none.
 """
 
 import json
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specheads.features import input_size
 from specheads.heads.calibration import calibrated
-from specheads.heads.portable.network import Network
+from specheads.heads.portable.network import Network, tensor_mismatch
 
 FORMAT_VERSION = 2  # format 1 calls the key `predicts` `judges`
 
@@ -43,7 +43,8 @@ class StandaloneHead(Network):
         """Return the head of a folder, on the CPU in float32.
 
         Raises:
-            ValueError: another format; a tensor that is missing, too many or of another shape; golden logits that the head does not compute.
+            ValueError: another format; a tensor that is missing, extra or of another shape; golden logits that the head does not
+                compute.
         """
         config = json.loads((Path(folder) / "config.json").read_text())
         version = config.get("format_version")
@@ -52,16 +53,12 @@ class StandaloneHead(Network):
         if version == 1:
             config = {"predicts" if key == "judges" else key: value for key, value in config.items()}
         head, tensors = cls(config), load_file(Path(folder) / "model.safetensors")
-        expected = head.state_dict()
-        for name in sorted(expected.keys() | tensors.keys()):
-            wanted, actual = (tuple(group[name].shape) if name in group else "no such tensor" for group in (expected, tensors))
-            if wanted != actual:
-                raise ValueError(f"{folder}/model.safetensors: tensor {name!r} is {actual}, expected {wanted} from config.json.")
+        if mismatch := tensor_mismatch(head.state_dict(), tensors):
+            raise ValueError(f"{folder}/model.safetensors: {mismatch} from config.json.")
         head.load_state_dict(tensors)
         head.requires_grad_(False).eval()
         golden = load_file(Path(folder) / "golden.safetensors")
-        difference = (head.score(golden["inputs"]) - golden["logits"]).abs().max().item()
-        if not difference < 1e-3 * (1 + golden["logits"].abs().max().item()):
+        if (difference := head.deviation(golden["inputs"], golden["logits"])) is not None:
             raise ValueError(
                 f"{folder}: outputs differ from golden.safetensors by {difference:.3g}; the files are damaged, get them again."
             )
@@ -80,9 +77,9 @@ class StandaloneHead(Network):
 def bounds_of(
     config: Mapping[str, Any], threshold: float | None = None, min_tokens: int | None = None, max_tokens: int | None = None
 ) -> dict[str, Any]:
-    """Return the bounds of drafts by name: the arguments, else what the head's config recommends, else 0.7, 1 (2 for predicts=input_token) and 20.
+    """Return the bounds of drafts by name: the arguments, or else what the head's config recommends, or else the usual bounds.
 
-    A `min_tokens` that is not an argument is never above `max_tokens`.
+    The usual bounds are 0.7, 1 (2 for predicts=input_token) and 20. A `min_tokens` that is not given is never above `max_tokens`.
 
     Raises:
         ValueError: a threshold outside [0, 1], or lengths that bound no draft.
@@ -105,10 +102,10 @@ def bounds_of(
 
 
 class DraftRound:
-    """Decides when one draft ends: once the chance that some token of it is rejected exceeds a threshold (SpecDec++, section 3.3)."""
+    """Ends a draft once the chance that one of its tokens is rejected exceeds a threshold (SpecDec++, section 3.3)."""
 
-    def __init__(self, head: StandaloneHead, **bounds: float | None) -> None:
-        """Begin a draft. `bounds` are arguments of `bounds_of`, whose errors are raised."""
+    def __init__(self, head: StandaloneHead, **bounds: Any) -> None:
+        """Begin a draft. `bounds` are arguments of `bounds_of`, which may raise ValueError."""
         self.head = head
         self.threshold, self.min_tokens, self.max_tokens = bounds_of(head.config, **bounds).values()
         self.num_drafted, self.survival = 0, 1.0

@@ -35,9 +35,9 @@ DistributionSource = Callable[[slice], TargetDistributions]  # returns the distr
 
 
 def with_rest(log_probs: Tensor) -> Tensor:
-    """Return log-probabilities (n, k) of some tokens with that of all other tokens appended (n, k + 1)."""
+    """Return log-probabilities (n, k) of some tokens, followed by that of all other tokens, (n, k + 1)."""
     rest = (1 - log_probs.exp().sum(dim=-1, keepdim=True)).clamp_min(0)
-    # Rounding may leave a small rest where there is none: what rounding could have left counts as none, and has no gradient.
+    # Rounding may leave a small rest where there is none: a rest of that size counts as none, and has no gradient.
     limits = torch.finfo(log_probs.dtype)
     return torch.cat([log_probs, torch.where(rest > 4 * limits.eps, rest, limits.tiny).log()], dim=-1)
 

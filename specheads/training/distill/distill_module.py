@@ -41,7 +41,7 @@ class DistillModule(CurveModule):
         super().__init__()
         self.draft, self.settings = pair.draft, settings
         self.draft_responses = DraftResponses(pair, settings, max_new_tokens)
-        self._models = (pair, reference)  # in a tuple, so that Lightning does not take their weights for the module's
+        self._models = (pair, reference)  # in a tuple, so that Lightning does not count their weights as the module's
         self._quality_sums: list[Tensor] = []
         self.before: dict[str, float] = {}  # quality on dev prompts before the first step
 
@@ -85,16 +85,16 @@ class DistillModule(CurveModule):
         stored = [sample for sample in samples if sample.stored is not None]
         computed = [sample for sample in samples if sample.stored is None]
         parts = [self._losses(some) for some in (stored, computed) if some]
-        losses, overlaps, references = zip(*parts, strict=True)
-        losses, overlaps = torch.cat(losses), torch.cat(overlaps)
+        parts_of_losses, parts_of_overlaps, references = zip(*parts, strict=True)
+        losses = torch.cat(parts_of_losses)
         if self._models[1]:
             losses = losses[most_to_gain(losses.detach(), torch.cat(references), self.settings.loss.token_share)]
-        return losses, overlaps
+        return losses, torch.cat(parts_of_overlaps)
 
     def _losses(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return losses, overlaps and a reference's losses (N,) of samples, all or none of which have stored distributions."""
+        """Return losses, overlaps and a reference's losses (N,); either all samples have stored distributions, or none."""
         (pair, reference), loss = self._models, self.settings.loss
-        batch = ResponseBatch.of([sample.prompt for sample in samples], [sample.response for sample in samples], self.device)
+        batch = ResponseBatch.of_samples(samples, self.device)
         distributions, tokens = self._distributions(samples, batch), batch.response_tokens
         losses, overlaps = token_losses(pair.draft_lm, batch.states(pair.draft_lm), distributions, tokens, loss)
         if reference is None:
@@ -104,9 +104,9 @@ class DistillModule(CurveModule):
 
     @torch.no_grad()
     def _distributions(self, samples: Sequence[Sample], batch: ResponseBatch) -> DistributionSource:
-        """Return the target's distributions along samples: those that are stored, or else the target's."""
-        if samples[0].stored is not None:
-            ids, log_probs = (torch.cat([sample.stored[name] for sample in samples]) for name in ("ids", "log_probs"))
+        """Return the target's distributions along samples, stored or computed here."""
+        if stored := [sample.stored for sample in samples if sample.stored is not None]:
+            ids, log_probs = (torch.cat([tensors[name] for tensors in stored]) for name in ("ids", "log_probs"))
             return stored_distributions(ids.to(self.device), log_probs.to(self.device))
         target = self.pair.target_lm
         return computed_distributions(target, batch.states(target), self.settings.loss)
@@ -127,7 +127,7 @@ class DistillModule(CurveModule):
 
     def on_validation_epoch_end(self) -> None:
         metrics = self._gathered_quality()
-        # All processes decode the same prompts: they would wait for the first in any case.
+        # All processes decode the same prompts; otherwise they would wait for the first.
         if not shards_weights(self.trainer.strategy):
             dev = self.trainer.datamodule.splits["dev"]
             metrics |= live_quality(self.pair, dev, self.settings.warp, self.settings.validation)

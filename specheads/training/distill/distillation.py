@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 from specheads.errors import UserError
@@ -20,7 +19,8 @@ from specheads.settings import cache_key, shown
 from specheads.training.distill.distill_module import DistillModule, shards_weights
 from specheads.training.distill.draft_folder import draft_provenance, export
 from specheads.training.distill.draft_quality import draft_quality, live_quality
-from specheads.training.distill.sample_splits import OF_DATA, load_splits
+from specheads.training.distill.sample_splits import OF_DATA, Splits, load_splits
+from specheads.training.distill.samples import HeldOutSamples
 from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import ResumableData
 from specheads.training.trainer import check_named_checkpoint, checkpoint_to_resume, new_trainer, seeded_training
@@ -37,7 +37,7 @@ DROPOUT = ("p", "dropout", "attention_dropout", "activation_dropout", "hidden_dr
 
 @dataclass(frozen=True)
 class DistilledDraft:
-    """The folder of a distilled draft, and its quality on test prompts before and after; none in all processes but the first."""
+    """The folder of a distilled draft, and its quality on test prompts before and after, which only the first process has."""
 
     folder: Path
     before: Mapping[str, float] = field(default_factory=dict)
@@ -77,29 +77,29 @@ def distill(
         checkpoints.provenance |= provenance
         check_sizes(splits, trainer.world_size)
         earlier = checkpoint_to_resume(settings.resume, checkpoints)
-        announce(pair, settings, len(splits["train"]), run)
-        before = measured(pair, splits["test"], settings)
-        module = prepared_module(pair, settings, splits["dev"], data.limits.max_new_tokens, reference)
-        batches = ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=list)
+        announce(pair, settings, len(splits.train), run)
+        before = measured(pair, splits.test, settings)
+        module = prepared_module(pair, settings, splits.dev, data.limits.max_new_tokens, reference)
+        batches = ResumableData(vars(splits), **settings.loader.values(), seed=settings.seed, collate=list)
         with deferred() as checkpoints.request:
             weights = trained_weights(trainer, module, batches, earlier)
         if not trainer.is_global_zero:
             return DistilledDraft(run / "draft")  # the first process of a distributed run writes for all
-        description = draft_provenance(pair, settings, data.folder, len(splits["train"]))
+        description = draft_provenance(pair, settings, data.folder, len(splits.train))
         description |= {"steps": trainer.global_step, "seconds": round(checkpoints.seconds, 1), "test": {"before": before}}
-        after = export(pair, weights, dtype, run / "draft", description, lambda new: measured(new, splits["test"], settings))
+        after = export(pair, weights, dtype, run / "draft", description, lambda new: measured(new, splits.test, settings))
         for each in trainer.loggers:
             each.log_metrics({f"test/{name}": value for name, value in after.items()}, trainer.global_step)
         return DistilledDraft(run / "draft", before, after)
 
 
-def measured(pair: Pair, split: Dataset, settings: Distillation) -> dict[str, float]:
+def measured(pair: Pair, split: HeldOutSamples, settings: Distillation) -> dict[str, float]:
     """Return the quality of a pair's draft on a split."""
     return draft_quality(pair, split, settings.warp, settings.loader.batch_size)
 
 
 def prepared_module(
-    pair: Pair, settings: Distillation, dev: Dataset, max_new_tokens: int, reference: LanguageModel | None
+    pair: Pair, settings: Distillation, dev: HeldOutSamples, max_new_tokens: int, reference: LanguageModel | None
 ) -> DistillModule:
     """Return the module to train, with the draft's quality on dev prompts before training; the draft is ready to be trained."""
     module = DistillModule(pair, settings, max_new_tokens, reference)
@@ -143,7 +143,9 @@ def run_provenance(settings: Distillation, pair: Pair, reference: LanguageModel 
         **cache_key(settings.optimizer.for_width(pair.draft_lm.hidden_size), "optimizer"),
         **settings.trainer.cache_key(),
     }
-    return provenance | ({"reference": revision_of(reference.model, settings.reference)} if reference else {})
+    if reference and settings.reference:
+        provenance["reference"] = revision_of(reference.model, settings.reference)
+    return provenance
 
 
 def check_initial_draft(settings: Distillation, pair: Pair) -> None:
@@ -177,13 +179,13 @@ def check_processes(settings: Distillation, pair: Pair, trainer: "Trainer") -> N
         )
 
 
-def check_sizes(splits: Mapping[str, Dataset], num_processes: int) -> None:
+def check_sizes(splits: Splits, num_processes: int) -> None:
     """Raise UserError for splits that leave a process without a text."""
     keys = {"train": "data.num_train", "dev": "validation.num_prompts", "test": "data.num_test"}
-    for split, key in keys.items():
-        if len(splits[split]) < num_processes:
+    for split, samples in vars(splits).items():
+        if len(samples) < num_processes:
             raise UserError(
-                f"{len(splits[split])} {split} texts are too few for {num_processes} processes; ask for more with {key}."
+                f"{len(samples)} {split} texts are too few for {num_processes} processes; ask for more with {keys[split]}."
             )
 
 

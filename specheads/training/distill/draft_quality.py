@@ -1,6 +1,7 @@
 """How good a draft is for its target: overlap, KL divergence and agreement along the target's responses, and block efficiency."""
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ def block_efficiency(overlap: float, num_tokens: int = BLOCK) -> float:
 @torch.no_grad()
 def quality_sums(pair: Pair, samples: Sequence[Sample], warp: Warp, device: torch.device) -> Tensor:
     """Return (4,) sums over response tokens: overlap under `warp`, KL(t || d), same most likely token (1 or 0), and 1."""
-    batch = ResponseBatch.of([sample.prompt for sample in samples], [sample.response for sample in samples], device)
+    batch = ResponseBatch.of_samples(samples, device)
     models = (pair.target_lm, pair.draft_lm)
     states = [batch.states(lm) for lm in models]
     sums = torch.zeros(4, dtype=torch.float64)
@@ -57,9 +58,9 @@ def draft_quality(pair: Pair, samples: HeldOutSamples, warp: Warp, batch_size: i
     pair.draft.eval()
     keys = [(0, row) for row in range(len(samples))]
     batches = [keys[first : first + batch_size] for first in range(0, len(keys), batch_size)]
-    sums = sum(quality_sums(pair, [samples[key] for key in batch], warp, device) for batch in batches)
+    sums = [quality_sums(pair, [samples[key] for key in batch], warp, device) for batch in batches]
     pair.draft.train(was_training)
-    return quality_of(sums)
+    return quality_of(reduce(torch.add, sums))
 
 
 @torch.no_grad()

@@ -71,4 +71,4 @@ class DraftResponses:
     def load(self, state: dict[str, Tensor]) -> None:
         """Restore the responses of a checkpoint."""
         texts = np.split(state["tokens"].numpy(), state["ends"].numpy()[:-1]) if len(state["ends"]) else []
-        self.responses = {tuple(key): text for key, text in zip(state["keys"].tolist(), texts, strict=True)}
+        self.responses = {(epoch, row): text for (epoch, row), text in zip(state["keys"].tolist(), texts, strict=True)}

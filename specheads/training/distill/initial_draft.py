@@ -129,5 +129,5 @@ def new_model(config: PretrainedConfig, dtype: torch.dtype, seed: int) -> PreTra
 
 
 def _listed(layers: Sequence[int] | int) -> str:
-    """Return layers as they were listed before, [0, 3, 5], whatever sequence holds them."""
+    """Return layers as text, "[0, 3, 5]", whatever sequence holds them."""
     return str(layers if isinstance(layers, int) else list(layers))

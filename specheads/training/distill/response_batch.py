@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specheads.language_model import LanguageModel
 from specheads.padding import BATCH_TOKENS, right_padded, slices
+from specheads.training.distill.samples import Sample
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,12 @@ class ResponseBatch:
             predicting[row, len(prompt) - 1 : len(prompt) + len(response) - 1] = True
         return cls(tokens.to(device), predicting.to(device))
 
+    @classmethod
+    def of_samples(cls, samples: Sequence[Sample], device: torch.device) -> "ResponseBatch":
+        """Return the batch of samples, all of which have responses."""
+        responses = [sample.response for sample in samples if sample.response is not None]
+        return cls.of([sample.prompt for sample in samples], responses, device)
+
     @property
     def response_tokens(self) -> Tensor:
         """The tokens of all responses (N,)."""
@@ -39,5 +46,5 @@ class ResponseBatch:
     def states(self, lm: LanguageModel) -> Tensor:
         """Return the states (N, H) that a model predicts the response tokens from, on its device."""
         tokens, predicting = self.tokens.to(lm.device), self.predicting.to(lm.device)
-        pieces = slices(*tokens.shape, BATCH_TOKENS)
+        pieces = slices(tokens.shape[0], tokens.shape[1], BATCH_TOKENS)
         return torch.cat([lm.hidden_states(tokens[piece], use_cache=False)[predicting[piece]] for piece in pieces])

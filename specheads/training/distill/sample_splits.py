@@ -3,10 +3,9 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from torch.utils.data import Dataset
 
 from specheads.errors import UserError
 from specheads.pair import Pair
@@ -20,24 +19,36 @@ from specheads.training.distill.target_store import TargetStore, texts_fingerpri
 OF_DATA = ("data", "texts", "stored distributions")  # what `load_splits` adds to a run's provenance
 
 
-def load_splits(data: GeneratedData, pair: Pair, settings: Distillation) -> tuple[dict[str, Dataset], dict[str, Any]]:
-    """Return the splits train, dev and test, and their provenance (OF_DATA).
+@dataclass(frozen=True)
+class Splits:
+    """The samples of each split."""
 
-    The target's distributions along train responses are computed here, where they are to be stored.
+    train: TrainSamples
+    dev: HeldOutSamples
+    test: HeldOutSamples
+
+
+def load_splits(data: GeneratedData, pair: Pair, settings: Distillation) -> tuple[Splits, dict[str, Any]]:
+    """Return the splits and their provenance (OF_DATA).
+
+    If the target's distributions along train responses are stored, the missing ones are computed here.
 
     Raises:
         UserError: no train prompt has the responses that are asked for, or their distributions do not fit the store.
     """
-    splits: dict[str, Dataset] = {}
-    for split, most in (("dev", settings.validation.num_prompts), ("test", None)):
-        rows = load_split(data.folder, split).with_format("arrow")[:most]
-        splits[split] = HeldOutSamples(*(Ragged.of_column(rows.column(name)) for name in ("prompt_ids", "response_ids")))
+    dev, test = held_out_samples(data, "dev", settings.validation.num_prompts), held_out_samples(data, "test")
     prompts, responses = train_responses(data, pair, settings)
     stored = stored_distributions(data.folder.parent, pair, prompts, responses, settings)
-    splits["train"] = TrainSamples(prompts, responses, settings.shares, settings.seed, stored)
+    train = TrainSamples(prompts, responses, settings.shares, settings.seed, stored)
     distributions = {kind: store.provenance["distribution"] for kind, store in stored.items()}
     provenance = data.folder.name, texts_fingerprint(prompts, responses), json.dumps(distributions)
-    return splits, dict(zip(OF_DATA, provenance, strict=True))
+    return Splits(train, dev, test), dict(zip(OF_DATA, provenance, strict=True))
+
+
+def held_out_samples(data: GeneratedData, split: str, most: int | None = None) -> HeldOutSamples:
+    """Return the prompts of a held-out split with the target's responses; at most the first `most`."""
+    rows = load_split(data.folder, split).with_format("arrow")[:most]
+    return HeldOutSamples(*(Ragged.of_column(rows.column(name)) for name in ("prompt_ids", "response_ids")))
 
 
 def stored_distributions(

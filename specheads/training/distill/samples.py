@@ -1,6 +1,6 @@
-"""What a draft is distilled on: for each train prompt a response of the data set, of the target, or of the draft itself.
+"""The samples that a draft learns from: each train prompt with a response of the data set, of the target, or of the draft.
 
-In mixed samples the kind of response is drawn again for every (epoch, prompt).
+In mixed samples the kind of response is chosen at random for every (epoch, prompt).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ from torch.utils.data import Dataset
 
 
 class Ragged:
-    """Rows of token ids of any length, one after the other in an int32 array."""
+    """Rows of token ids, of any length, one after the other in an int32 array."""
 
-    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+    def __init__(self, rows: Sequence[Sequence[int] | np.ndarray]) -> None:
         self.ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
         self.values = np.concatenate([np.asarray(row, dtype=np.int32) for row in rows]) if len(rows) else np.zeros(0, np.int32)
 
@@ -87,9 +87,9 @@ class TrainSamples(Dataset):
         """Sample responses by their kind.
 
         Args:
-            responses: by kind, but for "on_policy", which the draft writes during training.
+            responses: by kind, except "on_policy", which the draft writes during training.
             shares: the probability of each kind that occurs.
-            seed: of the kinds that are drawn.
+            seed: of the choice between kinds.
             stored: by kind, the target's distributions along a response by its number (TargetStore).
         """
         self.prompts, self.responses, self.shares, self.seed = prompts, responses, dict(shares), seed
@@ -99,7 +99,7 @@ class TrainSamples(Dataset):
         return len(self.prompts)
 
     def kind(self, key: tuple[int, int]) -> str:
-        """Return whose response a prompt gets in an epoch."""
+        """Return the kind of response that a prompt gets in an epoch."""
         if len(self.shares) == 1:
             return next(iter(self.shares))
         uniform = np.random.default_rng([self.seed, *key, 2]).random()
@@ -107,7 +107,7 @@ class TrainSamples(Dataset):
         return list(self.shares)[min(int(place), len(self.shares) - 1)]
 
     def unanswered(self, keys: Sequence[tuple[int, int]]) -> list[Sample]:
-        """Return the samples among `keys` whose response the draft writes."""
+        """Return the samples among `keys` that need a response by the draft."""
         return [Sample(key, "on_policy", self.prompts[key[1]], None) for key in keys if self.kind(key) == "on_policy"]
 
     def __getitem__(self, key: tuple[int, int]) -> Sample:

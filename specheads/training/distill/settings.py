@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specheads.errors import UserError
 from specheads.sampling import Warp
 from specheads.settings import (
+    Built,
     Count,
     Flag,
     NonNegativeNumber,
@@ -15,7 +16,6 @@ from specheads.settings import (
     Settings,
     Share,
     Text,
-    built,
     model_validator,
     setting,
     shown,
@@ -27,7 +27,7 @@ from specheads.training.trainer_settings import Checkpointing, Loader, TrainerSe
 if TYPE_CHECKING:
     from specheads.training.distill.initial_draft import InitialDraft
 
-KINDS = ("text", "target", "on_policy")  # whose response: the data set's, the target's, the draft's
+KINDS = ("text", "target", "on_policy")  # of responses: the data set's, the target's, the draft's
 
 
 class Mixture(Settings):
@@ -146,7 +146,7 @@ class Distillation(Settings):
         DraftTrainer(), "arguments of lightning.Trainer", decides=False
     )  # see TrainerSettings.cache_key
     checkpoint: Checkpointing = setting(Checkpointing(), "when checkpoints are written")
-    warp: built(Warp) = setting(
+    warp: Built[Warp] = setting(
         Warp(1.0, top_k=50), "how draft and target turn logits into probabilities, in training and decoding", decides=False
     )  # part of the data set's provenance
     seed: Seed = setting(0, "seed of everything that is random")
@@ -178,7 +178,7 @@ class Distillation(Settings):
 
     @model_validator(mode="after")
     def check_samples(self) -> "Distillation":
-        """Refuse mixed samples of nothing."""
+        """Refuse mixed samples whose shares are all zero."""
         if self.samples == "mixed" and not sum(self.mixed.values().values()) > 0:
             raise UserError("samples=mixed: all shares are 0; give for example mixed.target=0.5 mixed.on_policy=0.5.")
         return self
@@ -200,11 +200,11 @@ class Distillation(Settings):
 
     @model_validator(mode="after")
     def check_reference(self) -> "Distillation":
-        """Refuse a share of the tokens without a reference that chooses them, and the other way round."""
+        """Refuse a share of the tokens without a reference that chooses them, and a reference that chooses nothing."""
         if (self.loss.token_share < 1) != (self.reference is not None):
             raise UserError(
                 f"loss.token_share={self.loss.token_share} and reference={shown(self.reference)} go together: the tokens to "
-                "learn from are those where the draft's loss exceeds that of a reference, a draft that was distilled before. Give "
-                "both, for example loss.token_share=0.4 reference=outputs/distill/<date_time>/draft, or neither."
+                "learn from are those where the draft's loss exceeds that of a reference, a draft that was distilled before. "
+                "Give both, for example loss.token_share=0.4 reference=outputs/distill/<date_time>/draft, or neither."
             )
         return self

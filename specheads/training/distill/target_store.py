@@ -1,14 +1,14 @@
 """The target's distributions along fixed responses, on disk: the most likely tokens of each, and the probability of the rest.
 
-A draft is compared with them on those tokens, and on all others as one outcome. Nothing is lost if the loss cuts the distribution
-to as many tokens (top-k).
+A draft is compared with them on those tokens, and on all other tokens as one outcome. Nothing is lost if the loss cuts the
+distribution to as many tokens (top-k).
 """
 
 import hashlib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ FOLDER = "target_probs"
 
 
 def texts_fingerprint(prompts: Ragged, responses: Mapping[str, Responses]) -> str:
-    """Return a hash of prompts and of the responses to them that exist before training, by kind."""
+    """Return a hash of prompts and their responses from before training, by kind."""
     digest = hashlib.sha256(prompts.values.tobytes() + prompts.ends.tobytes())
     for kind, known in responses.items():
         digest.update(f"{kind} {[list(numbers) for numbers in known.of_prompt]}".encode())
@@ -113,7 +113,7 @@ class TargetStore:
             most_likely(target_log_probs(self.target.logits(hidden[piece]), self.loss), self.num_kept)
             for piece in slices(len(hidden), self.target.vocab_size, SLICE_ELEMENTS)
         ]
-        ids = torch.cat([distribution.ids for distribution in distributions]).int().cpu()
+        ids = torch.cat([cast(Tensor, distribution.ids) for distribution in distributions]).int().cpu()  # most_likely sets them
         log_probs = torch.cat([distribution.log_probs for distribution in distributions]).half().cpu()
         counts = [len(response) for response in responses]
         columns = zip(ids.split(counts), log_probs.split(counts), strict=True)

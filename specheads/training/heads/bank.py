@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,11 @@ class HeadBank(nn.Module):
         self.stacks = nn.ModuleList(HeadStack([heads[number] for number in group]) for group in self.groups.values())
 
     @property
+    def stacks_and_groups(self) -> list[tuple[HeadStack, list[int]]]:
+        """Each stack with the numbers of its heads."""
+        return list(zip(cast(list[HeadStack], list(self.stacks)), self.groups.values(), strict=True))
+
+    @property
     def predicts(self) -> str:
         return self.specs[0].config.predicts
 
@@ -53,30 +59,30 @@ class HeadBank(nn.Module):
     @property
     def heads(self) -> dict[str, AcceptanceHead]:
         """The heads by name; they share the bank's memory."""
-        by_number = {}
-        for stack, group in zip(self.stacks, self.groups.values(), strict=True):
+        by_number: dict[int, AcceptanceHead] = {}
+        for stack, group in self.stacks_and_groups:
             by_number |= dict(zip(group, stack.heads(), strict=True))
         return {spec.name: by_number[number] for number, spec in enumerate(self.specs)}
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return logits (heads, N)."""
-        logits = torch.cat([stack(self._assembled(stack, features)) for stack in self.stacks])
+        logits = torch.cat([stack(self._assembled(stack, features)) for stack, _ in self.stacks_and_groups])
         numbers = torch.tensor([number for group in self.groups.values() for number in group], device=logits.device)
         return logits[numbers.argsort()]
 
     def standardise(self, features: Mapping[str, Tensor]) -> None:
         """Fix the shift and scale of all heads' inputs from a sample."""
-        for stack in self.stacks:
+        for stack, _ in self.stacks_and_groups:
             stack.standardise(self._assembled(stack, features))
 
     def scale_gradients(self, factors: Tensor) -> None:
         """Multiply each head's gradient by its factor (heads,)."""
-        for stack, group in zip(self.stacks, self.groups.values(), strict=True):
+        for stack, group in self.stacks_and_groups:
             stack.scale_gradients(factors[group])
 
     def clip_gradients(self, largest: float) -> None:
         """Limit the norm of each head's gradient."""
-        for stack in self.stacks:
+        for stack, _ in self.stacks_and_groups:
             stack.clip_gradients(largest)
 
     def _assembled(self, stack: HeadStack, features: Mapping[str, Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from specheads.decoding.stopping import MAX_TOKENS
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import store_dev_prompts, store_in_config
 from specheads.evaluation.intervals import Groups, halves
-from specheads.forecast import progress
+from specheads.evaluation.recordings import Recorder
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.checkpoint import load_head
 from specheads.heads.head import AcceptanceHead
@@ -22,28 +22,30 @@ from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
 from specheads.prompts.generated_data import GeneratedData
 from specheads.prompts.prompt import groups_of
-from specheads.replay.head_scores import add_predictions, head_fingerprint
-from specheads.replay.recording import Recording, load_recording, make_recording
 from specheads.replay.replay import head_logits, predicted_nodes, recorded_head
 from specheads.replay.response_tree import RecordSettings
-from specheads.training.heads.settings import HeadTraining
+from specheads.training.heads.settings import Calibration, HeadTraining
 
 logger = logging.getLogger(__name__)
 
 
-def calibrate(settings: HeadTraining, pair: Pair, data: GeneratedData, folders: Sequence[Path]) -> dict[str, dict[str, float]]:
-    """Fit a calibration for every head in `folders` and write it into its config.
+def calibrate(
+    amounts: Calibration, settings: HeadTraining, pair: Pair, data: GeneratedData, folders: Sequence[Path]
+) -> dict[str, dict[str, float]]:
+    """Fit a calibration for every head in `folders` on dev prompts, and write it into the head's config.
 
-    Returns by name of a head its expected calibration errors on the dev prompts, without a calibration (`raw`) and with one of other
-    dev prompts (`cross_fitted`, see `cross_fitted_error`); they are in its config's `train` too. The calibration in its config is
-    fitted on all of them.
+    Returns the expected calibration errors of each head on the dev prompts, by its name: `raw`, without a calibration, and
+    `cross_fitted`, with a calibration that was fitted on other dev prompts (see `cross_fitted_error`). The `train` section of the
+    config has them too.
     """
     heads = {folder: load_head(folder) for folder in folders}
-    prompts = calibration_prompts(settings, pair, data, list(heads.values()))
+    prompts = calibration_prompts(amounts.num_prompts, pair, data, list(heads.values()))
     groups = groups_of(prompt for prompt, _ in prompts)
     title = folders[0].name if len(folders) == 1 else f"{len(folders)} heads"
     logger.info("calibrating %s on %d dev prompts", title, len(prompts))
-    recording = _recording(settings, pair, data, prompts, list(heads.values()))
+    record = RecordSettings(amounts.num_samples, MAX_TOKENS, amounts.batch_size)
+    recorder = Recorder(pair, settings.warp, data.limits, record, settings.seed, data.folder.parent)
+    recording = recorder.record({"dev": prompts}, list(heads.values()), ground_truth=False)["dev"]
     errors = {}
     for folder, head in heads.items():
         tokens = head_logits(recording, recorded_head(head))
@@ -51,7 +53,7 @@ def calibrate(settings: HeadTraining, pair: Pair, data: GeneratedData, folders: 
         fitted = IndexCalibration.fit(*tokens).to_dict()
         head.config = replace(head.config, calibration=fitted)
         errors[folder.name] = {
-            "raw": error_in_rounds(IndexCalibration.identity(), *tokens),
+            "raw": error_in_rounds(IndexCalibration.neutral(), *tokens),
             "cross_fitted": cross_fitted_error(*tokens, prompt, groups),
         }
         store_dev_prompts(folder, head, [prompt.text for prompt, _ in prompts])
@@ -60,52 +62,40 @@ def calibrate(settings: HeadTraining, pair: Pair, data: GeneratedData, folders: 
 
 
 def calibration_prompts(
-    settings: HeadTraining, pair: Pair, data: GeneratedData, heads: Sequence[AcceptanceHead]
+    num_prompts: int, pair: Pair, data: GeneratedData, heads: Sequence[AcceptanceHead]
 ) -> list[EncodedPrompt]:
-    """Return the first dev prompts that no head learned from; raises UserError if there are none."""
+    """Return the first `num_prompts` dev prompts that no head learned from; raises UserError if there are none."""
     learned = {number for head in heads if head.train_prompts is not None for number in head.train_prompts.train.tolist()}
     dev = [prompt for prompt in data.prompts if prompt.split == "dev"]
     unknown = [prompt for prompt in dev if learned.isdisjoint(numbers_of(prompt.prompt_id, prompt.text))]
     if not unknown:
         raise UserError(
-            f"calibration needs dev prompts that heads did not learn from, but there are none among {len(dev)}; set data.num_dev, give "
-            "another data set, or calibration=null."
+            f"calibration needs dev prompts that heads did not learn from, but there are none among {len(dev)}; set "
+            "data.num_dev, give another data set, or calibration=null."
         )
-    return encode_prompts(pair, unknown, data.limits)[: settings.calibration.num_prompts]
-
-
-def _recording(
-    settings: HeadTraining, pair: Pair, data: GeneratedData, prompts: Sequence[EncodedPrompt], heads: Sequence[AcceptanceHead]
-) -> Recording:
-    """Return the recording of `prompts` with the predictions of `heads`; evaluate.py finds it again."""
-    amounts = RecordSettings(settings.calibration.num_samples, MAX_TOKENS, settings.calibration.batch_size)
-    root, by_fingerprint = data.folder.parent, {head_fingerprint(head): head for head in heads}
-    with progress("recording", len(prompts)) as advance:
-        folder = make_recording(pair, prompts, settings.warp, data.limits, amounts, settings.seed, root, advance)
-    with progress("predicting", len(prompts)) as advance:
-        add_predictions(folder, pair, by_fingerprint, False, advance)
-    return load_recording(folder, list(by_fingerprint))
+    return encode_prompts(pair, unknown, data.limits)[:num_prompts]
 
 
 def cross_fitted_error(logits: Tensor, accepted: Tensor, furthest: Tensor, prompt: Tensor, groups: Groups) -> float:
     """Return the expected calibration error of calibrations of one half of the prompts on the other: the mean over both halves.
 
-    A calibration looks better than it is on the prompts that it was fitted on. The error is that of each half by itself, because the
-    halves' calibrations err in opposite directions.
+    On the prompts that it was fitted on, a calibration looks better than it is. The error of each half is computed separately,
+    because the calibrations of the halves err in opposite directions.
 
     Args:
         logits, accepted, furthest: (n, indices), (n,) and (n,) of drafted tokens, see `IndexCalibration.fit`.
         prompt: (n,) long, the number of each token's prompt.
-        groups: that of each prompt, so that no half has prompts that resemble the other's.
+        groups: the group of each prompt; prompts of one group are in the same half.
     """
     total, first = 0.0, torch.from_numpy(halves(groups)).to(prompt.device)[prompt]
     for half in (first, ~first):
-        here, there = ([part[side] for part in (logits, accepted, furthest)] for side in (half, ~half))
-        total += len(in_rounds(here[2])[0]) * error_in_rounds(IndexCalibration.fit(*there), *here)
+        fitted = IndexCalibration.fit(logits[~half], accepted[~half], furthest[~half])
+        here = logits[half], accepted[half], furthest[half]
+        total += len(in_rounds(here[2])[0]) * error_in_rounds(fitted, *here)
     return total / max(1, len(in_rounds(furthest)[0]))
 
 
 def error_in_rounds(fitted: IndexCalibration, logits: Tensor, accepted: Tensor, furthest: Tensor) -> float:
-    """Return the expected calibration error under a calibration of drafted tokens, each at every index that it can have in a round."""
+    """Return the expected calibration error of drafted tokens, each counted at every index that it can have in a round."""
     token, index = in_rounds(furthest)
     return calibration(torch.sigmoid(fitted(logits[token, index], index)), accepted[token].double()).ece

@@ -23,7 +23,7 @@ def export_heads(
     trained: Mapping[str, Any],
     learned: TrainPrompts,
 ) -> Path:
-    """Write every head of the bank into a folder of its own; return that folder, or the one above where there are several.
+    """Write every head of the bank into a separate folder; return the folder of a single head, or the parent of several.
 
     Args:
         trained: how they were trained, for their configs.

@@ -1,7 +1,7 @@
 """The draft's features of a whole data set on disk, so that the draft reads each text once and not once per epoch.
 
-They are in `features/<fingerprint>/` in the data set's folder: shards of safetensors with checksums, mapped into memory when they are read. A shard
-appears by rename; a restart makes those that are missing.
+They are in `features/<fingerprint>/` in the data set's folder: shards of safetensors with checksums, mapped into memory when they
+are read. A shard appears by rename; a restart makes the missing ones.
 """
 
 import logging
@@ -84,6 +84,12 @@ class FeatureStore:
         self.num_rows = {name: len(data) for name, data in splits.items()} | dict(num_rows or {})
 
     @property
+    def _target(self) -> LanguageModel:
+        if self.target is None:
+            raise ValueError("heads read the target's states, so the store needs the target")
+        return self.target
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes per drafted token."""
         return sum(map(self._bytes_of_feature, self.needs))
@@ -91,7 +97,7 @@ class FeatureStore:
     def _bytes_of_feature(self, name: str) -> int:
         feature = FEATURES[name]
         if feature.size is not None:
-            model = self.target if feature.reads_target else self.lm
+            model = self._target if feature.reads_target else self.lm
             return model.hidden_size * model.output_embedding.weight.element_size()
         return 4 * (max(data.num_samples for data in self.splits.values()) if feature.of_token else 1)
 
@@ -111,8 +117,8 @@ class FeatureStore:
                     if first < self.num_rows[split]:
                         yield Part(split, epoch, first, count)
 
-    def splits_by(self, features: str, budget_gib: float) -> dict[str, Dataset]:
-        """Return the splits, with stored features if `features` (auto, cached or online) says so; missing shards are made first.
+    def splits_by(self, features: str, budget_gib: float) -> "dict[str, MixedResponses | StoredResponses]":
+        """Return the splits, with stored features if `features` (auto, cached or online) asks for them; makes missing shards.
 
         `auto` stores them where the texts do not change between epochs and the store is within `budget_gib` and fits on the disk.
 
@@ -128,12 +134,13 @@ class FeatureStore:
             return dict(self.splits)
         if size > budget_gib:
             raise UserError(
-                f"features=cached would take {size:.1f} GiB, but features_budget={budget_gib:g}; raise it, use features=online, or "
-                "fewer prompts (data.num_train) or, where texts are mixed again for each epoch, fewer epochs (trainer.max_epochs)."
+                f"features=cached would take {size:.1f} GiB, but features_budget={budget_gib:g}; raise it, use features=online, "
+                "or fewer prompts (data.num_train) or, if each epoch mixes texts again, fewer epochs (trainer.max_epochs)."
             )
         if missing > free:
             raise UserError(
-                f"features=cached would take {missing:.1f} GiB more, but {self.cache} has {free:.1f} GiB free; use features=online."
+                f"features=cached would take {missing:.1f} GiB more, but {self.cache} has {free:.1f} GiB free; use "
+                "features=online."
             )
         self.make()
         return {name: StoredResponses(data, self, name) for name, data in self.splits.items()}
@@ -173,7 +180,7 @@ class FeatureStore:
                 features[name] = torch.stack([features[name], *(other[name] for other in others)], dim=1)
         if "target_hidden" in self.needs:
             # For a round that begins at the token; the state for any other round is the one stored with an earlier token.
-            features["target_hidden"] = target_states(self.target, batch, batch.index)
+            features["target_hidden"] = target_states(self._target, batch, batch.index)
         return features
 
 

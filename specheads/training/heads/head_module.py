@@ -13,7 +13,7 @@ from specheads.features import RECORDED
 from specheads.heads.batch import HeadBatch, head_features, target_states
 from specheads.heads.head import LEAST_SPREAD
 from specheads.heads.metrics import auroc, fit_logistic, prediction_metrics
-from specheads.pair import LanguageModel
+from specheads.language_model import LanguageModel
 from specheads.training.curve_module import CurveModule
 from specheads.training.heads.bank import HeadBank
 from specheads.training.optimizer import Optimizer, cosine_after_warmup
@@ -39,12 +39,20 @@ class HeadModule(CurveModule):
         if "index" in needs:
             features["index"] = batch.index - batch.start
         if "target_hidden" in needs - features.keys():
-            features["target_hidden"] = target_states(self._target[0], batch, batch.start)
+            features["target_hidden"] = target_states(self.target, batch, batch.start)
         missing = needs - features.keys()
         if missing == {"embedding"}:  # which is looked up, not computed
             with torch.no_grad():
                 return features | {"embedding": lm.embed(batch.drafted)}
         return features | (head_features(lm, batch, predicts, missing) if missing else {})
+
+    @property
+    def target(self) -> LanguageModel:
+        """The target; raises ValueError if none was given."""
+        (target,) = self._target
+        if target is None:
+            raise ValueError("heads read the target's states, so the module needs the target")
+        return target
 
     def on_fit_start(self) -> None:
         """Move the draft to the device of the heads; fix the scale of look-ahead inputs from the first batches."""
@@ -88,7 +96,7 @@ class HeadModule(CurveModule):
     def on_validation_epoch_end(self) -> None:
         logits, labels, parts = self._gathered()
         losses, weights = torch.stack(parts).sum(dim=0)
-        metrics = {}
+        metrics: dict[str, float] = {}
         for spec, row, loss in zip(self.bank.specs, logits, losses / weights, strict=True):
             values = {"loss": loss.item(), **prediction_metrics(row, labels)}
             metrics |= {f"dev/{spec.name}/{name}": value for name, value in values.items()}
@@ -109,7 +117,7 @@ class HeadModule(CurveModule):
             self.log_dict({f"test/{name}/{metric}": value for metric, value in metrics.items()})
 
     def rival_features(self, batch: HeadBatch) -> Tensor:
-        """Return (n, 3) the features of training-free rules for each token that follows the response: log d(y), max d, entropy."""
+        """Return (n, 3) the features of rules without a head, log d(y), max d and entropy, of tokens that follow the response."""
         features = self.features(batch, frozenset(RECORDED), "next_token")
         columns = [features["draft_prob"].clamp_min(1e-12).log(), features["max_prob"], features["entropy"]]
         return torch.stack(columns, dim=1)[batch.of_response]
@@ -129,7 +137,7 @@ class HeadModule(CurveModule):
         }
 
     def _collect(self, batch: HeadBatch, logits: Tensor, more: Tensor) -> None:
-        """Keep logits (heads, n) and labels (n,) of the tokens that follow the response, and `more` of the batch, for all processes."""
+        """Keep logits (heads, n) and labels (n,) of the tokens that follow the response, and `more`, until the epoch ends."""
         kept = batch.of_response
         self._collected.append((logits[:, kept].cpu(), batch.label[kept].cpu(), more.cpu()))
 
@@ -156,6 +164,6 @@ class HeadModule(CurveModule):
             for name, head in self.bank.heads.items():
                 if not head(features).std().item() >= LEAST_SPREAD:  # also where it is NaN
                     raise UserError(
-                        f"head {name} predicts a constant, or NaN, after training; train longer (trainer.max_epochs), on more prompts "
-                        "(data.num_train), or with another learning rate (optimizer.lr). Its checkpoint is kept."
+                        f"head {name} predicts a constant, or NaN, after training; train longer (trainer.max_epochs), on more "
+                        "prompts (data.num_train), or with another learning rate (optimizer.lr). Its checkpoint is kept."
                     )

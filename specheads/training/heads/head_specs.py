@@ -1,4 +1,4 @@
-"""The heads that settings describe: where a setting is a list of values, one head for each combination."""
+"""The heads that settings describe: where a setting is a list of values, one head for each combination of values."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -8,47 +8,48 @@ from typing import Any
 from specheads.errors import UserError
 from specheads.heads.head import HeadConfig
 from specheads.pair import Pair
+from specheads.sampling import Warp
 from specheads.training.heads.bank import HeadSpec
-from specheads.training.heads.settings import HeadTraining
+from specheads.training.heads.head_shape import HeadLoss, HeadShape
 
 
-def head_specs(settings: HeadTraining, pair: Pair | None = None) -> list[HeadSpec]:
-    """Return the heads of `settings` for a pair; without a pair they have sizes of 1, to be checked before models are loaded.
+def head_specs(head: HeadShape, loss: HeadLoss, warp: Warp, pair: Pair | None = None) -> list[HeadSpec]:
+    """Return the heads of these settings for a pair; without a pair all sizes are 1, to check settings before models are loaded.
 
     Raises:
-        UserError: no value, the same head twice, a head that cannot be.
+        UserError: a key without a value, the same head twice, a head that cannot be built.
     """
-    choices = _choices(settings)
+    choices = _choices(head, loss)
     if empty := [key for key, values in choices.items() if not values]:
         raise UserError(f"{empty[0]}=[] names no value; give one, or several.")
     combinations = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
-    specs = [_spec(settings, values, pair) for values in combinations]
+    specs = [_spec(head.predicts, values, warp, pair) for values in combinations]
     specs = [replace(spec, name=_name(spec, choices)) for spec in specs]
     if len({spec.name for spec in specs}) < len(specs):
         raise UserError("the same head is asked for twice; give each value of each setting once.")
     return specs
 
 
-def _choices(settings: HeadTraining) -> dict[str, Sequence[Any]]:
-    """Return by key the values that heads are to have."""
-    head, inputs = settings.head, settings.head.inputs
+def _choices(head: HeadShape, loss: HeadLoss) -> dict[str, Sequence[Any]]:
+    """Return the values of heads by key."""
+    inputs = head.inputs
     several = {f"head.{name}": getattr(head, name) for name in ("depth", "width", "label")}
     several["head.inputs"] = inputs if inputs and not isinstance(inputs[0], str) else (inputs,)
-    several |= {f"loss.{name}": value for name, value in settings.loss.values().items()}
+    several |= {f"loss.{name}": value for name, value in loss.values().items()}
     return {key: value if isinstance(value, tuple) else (value,) for key, value in several.items()}
 
 
-def _spec(settings: HeadTraining, values: Mapping[str, Any], pair: Pair | None) -> HeadSpec:
+def _spec(predicts: str, values: Mapping[str, Any], warp: Warp, pair: Pair | None) -> HeadSpec:
     """Return the head of these values, without a name."""
     target_size = 1 if pair is None else pair.target_lm.hidden_size
     config = HeadConfig(
         target_size=target_size if "target_hidden" in values["head.inputs"] else None,
         depth=values["head.depth"],
         width=values["head.width"],
-        predicts=settings.head.predicts,
+        predicts=predicts,
         inputs=values["head.inputs"],
         label=values["head.label"],
-        warp=asdict(settings.warp),
+        warp=asdict(warp),
         **_of_pair(pair),
     )
     weights = {key.removeprefix("loss."): value for key, value in values.items() if key.startswith("loss.")}

@@ -20,7 +20,6 @@ from specheads.training.heads.calibrate import calibrate
 from specheads.training.heads.export import export_heads
 from specheads.training.heads.feature_store import FeatureStore
 from specheads.training.heads.head_module import HeadModule
-from specheads.training.heads.head_specs import head_specs
 from specheads.training.heads.mixed_responses import MixedResponses
 from specheads.training.heads.settings import HeadTraining
 from specheads.training.heads.train_share import Rows, first_rows
@@ -38,8 +37,8 @@ logger = logging.getLogger(__name__)
 class TrainedHeads:
     """Heads that were trained together.
 
-    `folder` is that of the head, or of all heads where there are several. `test` has the metrics on test prompts by name, those of the
-    draft's own numbers included; `calibration_errors` the expected calibration errors on dev prompts by name of a head.
+    `folder` holds the head, or the folders of several heads. `test` has the metrics on test prompts by name, also those of rules
+    without a head; `calibration_errors` has the expected calibration errors of each head on dev prompts.
     """
 
     folder: Path
@@ -58,19 +57,19 @@ def train_heads(
     """Train heads on the pair's draft, all in one pass over its states, calibrate them and export them to `run`/heads.
 
     Args:
-        data: the data set, or what generates it: a checkpoint that `settings` name is checked first.
+        data: the data set, or a function that generates it: a checkpoint that `settings` name is checked before the call.
         run: the folder of the run, which holds its checkpoints; an unfinished training in it is resumed.
-        loggers: what metrics are written to.
+        loggers: Lightning loggers for the metrics.
 
     Raises:
-        UserError: a checkpoint of other settings, a data set without a split, heads that learned nothing.
+        UserError: a checkpoint of other settings, a data set without one of the splits, heads that learned nothing.
     """
     run = Path(run)
     with seeded_training(settings.seed):
-        specs = head_specs(settings, pair)
+        specs = settings.specs(pair)
         trainer, checkpoints = new_trainer(settings.trainer, settings.checkpoint, run, loggers, pair.draft_lm.device.type)
         checkpoints.provenance = _provenance(settings, specs, trainer.world_size)
-        check_named_checkpoint(settings.resume, checkpoints.provenance, but=["data"])  # generating data may take hours
+        check_named_checkpoint(settings.resume, checkpoints.provenance, but=["data"])  # before hours of generating data
         data = data() if callable(data) else data
         checkpoints.provenance["data"] = data.folder.name
         module = HeadModule(HeadBank(specs, settings.seed), pair.draft_lm, settings.optimizer, pair.target_lm)
@@ -78,23 +77,23 @@ def train_heads(
         loaders = _loaders(texts, data.folder, settings, pair, module)
         _fit(trainer, module, loaders, checkpoints, settings, texts)
         if not trainer.is_global_zero:
-            return TrainedHeads(run, len(specs))  # the first process of a distributed run writes for all
+            return TrainedHeads(run, len(specs))  # the first process of a distributed run writes the files
         trained = texts.provenance() | {"train_share": settings.train_share, "seconds": round(checkpoints.seconds, 1)}
         folder = export_heads(module, loaders, pair.draft_lm.device, run, trained, texts.learned)
         folders = [run / "heads" / spec.name for spec in specs]
-        errors = calibrate(settings, pair, data, folders) if settings.calibration else {}
+        errors = calibrate(settings.calibration, settings, pair, data, folders) if settings.calibration else {}
         return TrainedHeads(folder, len(specs), module.test_results, errors)
 
 
 def _provenance(settings: HeadTraining, specs: Sequence[HeadSpec], num_processes: int) -> dict[str, Any]:
-    """Return what decides the numbers of a training, except for its data: a run is resumed only where nothing of it has changed."""
+    """Return the settings that decide the result of a training, except for its data: a run is resumed only with the same ones."""
     heads = json.dumps([asdict(spec) for spec in specs], sort_keys=True)
     return {"head": heads, "devices": num_processes} | settings.cache_key()
 
 
 @dataclass(frozen=True)
 class _Texts:
-    """What heads learn from: mixed responses by split, and the rows of the train split that are used."""
+    """The texts that heads learn from: mixed responses by split, and the rows of the train split that are used."""
 
     splits: dict[str, MixedResponses]
     rows: list[int]
@@ -123,14 +122,15 @@ class _Texts:
 
 
 def _loaders(texts: _Texts, folder: Path, settings: HeadTraining, pair: Pair, module: HeadModule) -> ResumableData:
-    """Return the loaders of all splits; the draft's states are stored first where settings say so."""
+    """Return the loaders of all splits; the draft's states are stored first if the settings ask for it."""
     read = {split: texts.splits[split] for split in ("train", "dev")}  # in every epoch
     num_rows = {"train": texts.rows[-1] + 1}
     num_epochs = settings.trainer.max_epochs
     store = FeatureStore(folder, pair.draft_lm, read, module.bank.needs, num_epochs, pair.target_lm, num_rows)
     splits = texts.splits | store.splits_by(settings.features, settings.features_budget)
-    splits["train"] = Rows(splits["train"], texts.rows)
-    return ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=collate)
+    return ResumableData(
+        splits | {"train": Rows(splits["train"], texts.rows)}, **settings.loader.values(), seed=settings.seed, collate=collate
+    )
 
 
 def _fit(

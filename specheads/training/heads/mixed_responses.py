@@ -1,10 +1,11 @@
 """The texts that heads learn from, and the tokens that they predict there.
 
 Mixing (SpecDec++, section 3.2) replaces a part of the response by drafted tokens, so that hidden states come from text like
-the decoder's. Each epoch mixes differently, from a seed per (epoch, row). Where several tokens were sampled at each position, each
+the decoder's. Each epoch mixes differently, from a seed per (epoch, row). If several tokens were sampled at each position, each
 epoch takes another one: a head then learns how probabilities differ between tokens instead of memorising one token.
 
-Each rollout is another text: the response up to where the rollout starts, and then the draft's tokens. Every epoch has all of them.
+Each rollout is a separate text: the response up to the start of the rollout, then the draft's tokens. Every epoch has all
+rollouts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,8 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from specheads.decoding.stopping import MAX_TOKENS
-from specheads.training.heads.settings import LABELS, check_label, checked_share
+from specheads.training.heads.head_shape import LABELS, check_label
+from specheads.training.heads.settings import checked_share
 
 COLUMNS = ("prompt_ids", "response_ids", "draft_ids", "accept_prob", "overlap", "more_draft_ids", "more_accept_prob")
 ROUND_COLUMNS = ("response_draft_logprob", "response_target_logprob")
@@ -30,8 +32,8 @@ def samples_of(row: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
 def round_starts(row: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
     """Return for each response position (N,) the first position of its round, in rounds that decoding could have had.
 
-    A round ends after the first token that comes from the target, which a token does with probability `1 - min(1, d/t)`, and after the
-    target's token that follows a longest draft; its length is uniform from 1 to MAX_TOKENS.
+    A round ends after the first token that comes from the target: a token does with probability `1 - min(1, d/t)`. It also ends
+    after the target's token that follows a longest draft, whose length is uniform from 1 to MAX_TOKENS.
     """
     with np.errstate(invalid="ignore"):  # a token that is impossible under both models was not drafted
         ratio = np.asarray(row["response_draft_logprob"], dtype=np.float64) - np.asarray(row["response_target_logprob"])
@@ -46,9 +48,10 @@ def round_starts(row: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray
 
 
 def rollout_texts(row: Mapping[str, Any], labels: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield each rollout of a row: `tokens` of its text, `index` and `drafted` of the tokens to predict (n,), their `labels` and `alive`.
+    """Yield each rollout of a row.
 
-    Labels of the response are NaN. `alive` (n,) is the probability that all tokens of the rollout before it are accepted.
+    `tokens` are those of its text; `index`, `drafted`, `labels` and `alive` (n,) belong to the tokens to predict. Labels of the
+    response are NaN. `alive` (n,) is the probability that all tokens of the rollout before it are accepted.
     """
     for start, *columns in zip(*(row[name] for name in ROLLOUT_COLUMNS), strict=True):
         ids, accept_prob = map(np.asarray, columns)
@@ -78,8 +81,9 @@ class MixedResponses(Dataset):
     ) -> None:
         """Mix `rows` (a `datasets.Dataset`, or dicts of its columns).
 
-        `response_share` is the probability that a position keeps the target's token, None the default of the kind; `labels` are those
-        of LABELS that heads learn; `in_rounds` says whether heads read the position in the round, whose start is then random too.
+        `response_share` is the probability that a position keeps the target's token, None for the default of the kind; `labels`
+        are those of LABELS that heads learn; with `in_rounds` heads read the position in the round, and the starts of rounds are
+        random.
 
         Raises:
             UserError: see `checked_share` and `check_label`.
@@ -161,7 +165,7 @@ class MixedResponses(Dataset):
 
 
 def joined(texts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the texts of one row as one item: `tokens` of the first, those of the others as `rollouts`, and the tokens to predict of all.
+    """Return the texts of one row as one item: `tokens` of the first, `rollouts` of the others, and the tokens to predict of all.
 
     `text` (n,) is the number of the text that each token to predict belongs to.
     """

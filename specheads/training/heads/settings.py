@@ -1,40 +1,35 @@
 """The settings of head training."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator
-
 from specheads.errors import UserError
-from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS
+from specheads.pair import Pair
 from specheads.sampling import Warp
 from specheads.settings import (
-    Count,
+    Built,
     Flag,
     NonNegativeNumber,
     Number,
-    OneOrMore,
     PositiveCount,
     Seed,
     Settings,
     Share,
     Text,
-    built,
     cache_key,
     count,
     model_validator,
     setting,
     shown,
 )
+from specheads.training.heads.bank import HeadSpec
+from specheads.training.heads.head_shape import HeadLoss, HeadShape
+from specheads.training.heads.head_specs import head_specs
 from specheads.training.optimizer import Optimizer
 from specheads.training.trainer_settings import Checkpointing, Loader, TrainerSettings
 
-# What heads learn: min(1, t/d) of the token drafted after the response; its mean over tokens; min(1, t/d) within rollouts too.
-LABELS = ("sampled", "overlap", "rollout")
-
-# The paper mixes because its heads must have read the drafted token. A look-ahead head need not, and a round's survival is a
-# product of probabilities that each assume all tokens before to be accepted: the target's own text is the context to learn from.
-# Measured on nano: benchmarks/README.md, kinds of heads.
+# The paper mixes because its heads read the drafted token. A look-ahead head does not, and the probability that a round survives
+# is a product of probabilities that each assume that all earlier tokens are accepted: the context to learn from is the target's
+# response. Measured on nano: benchmarks/README.md, kinds of heads.
 RESPONSE_SHARE = {"input_token": 0.15, "next_token": 1.0}
 LARGEST_RESPONSE_SHARE = {"input_token": 0.99, "next_token": 1.0}  # at 1, an input_token head would have nothing to predict
 
@@ -48,68 +43,10 @@ def checked_share(predicts: str, response_share: float | None) -> float:
     share, largest = RESPONSE_SHARE[predicts] if response_share is None else response_share, LARGEST_RESPONSE_SHARE[predicts]
     if not 0 <= share <= largest:
         raise UserError(
-            f"mixing.response_share={shown(share)} must be a number from 0 to {largest:g} for head.predicts={predicts}, for example 0.15."
+            f"mixing.response_share={shown(share)} must be a number from 0 to {largest:g} for head.predicts={predicts}, for "
+            "example 0.15."
         )
     return share
-
-
-def check_label(label: str) -> str:
-    """Return a label; raise UserError where no head is trained on it."""
-    if label == "block":  # which heads of earlier versions were trained on
-        raise UserError(
-            "head.label=block is no longer supported: its predictions for single tokens do not multiply to the probability that a block is "
-            f"accepted. Use one of {', '.join(LABELS)}; head.label=rollout serves verification=block too."
-        )
-    if label not in LABELS:
-        raise UserError(f"head.label={label} must be one of {', '.join(LABELS)}; it is what the head learns.")
-    return label
-
-
-def _listed(value: Any) -> Any:
-    """Return a list of input names, or of such lists, as tuples."""
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueError("must be a list")  # noqa: TRY004 pydantic wants a ValueError
-    if any(isinstance(name, str) for name in value) and not all(isinstance(name, str) for name in value):
-        raise ValueError("mixes names and lists; give a list of names, or a list of such lists")
-    return tuple(name if isinstance(name, str) else tuple(name) for name in value)
-
-
-class HeadShape(Settings):
-    """Kind, inputs and size of a head; a list of values trains a head of each, all of them in one pass over the draft's states."""
-
-    predicts: Literal["next_token", "input_token"] = setting(
-        "next_token",
-        "next_token: the head predicts whether a token is accepted before the draft has read it; input_token (the paper's): after",
-    )
-    depth: OneOrMore[Count] = setting(3, "the number of residual blocks; 0: a linear head; or a list")
-    width: OneOrMore[PositiveCount | None] = setting(
-        None, "the width of the blocks; null: the draft's hidden size, for next_token an eighth of it, 8 to 256; or a list"
-    )
-    inputs: Annotated[tuple[str | tuple[str, ...], ...], BeforeValidator(_listed)] = setting(
-        (),
-        f"a list of {', '.join(KNOWN_INPUTS['input_token'])} and, for next_token, "
-        f"{', '.join(name for name in KNOWN_INPUTS['next_token'] if name not in KNOWN_INPUTS['input_token'])}; "
-        f"[]: {', '.join(DEFAULT_INPUTS['input_token'])} for input_token, {', '.join(DEFAULT_INPUTS['next_token'])} for next_token; "
-        "or a list of such lists",
-    )
-    label: OneOrMore[Annotated[Text, AfterValidator(check_label)]] = setting(
-        "sampled",
-        "what the head learns, from the probabilities t of the target and d of the draft; sampled: min(1, t/d) of a token drafted after "
-        "the target's tokens; overlap: its mean, 1 - TV; rollout: min(1, t/d) after the draft's own tokens too (needs "
-        "rollouts_per_response above 0); or a list",
-    )
-
-
-class HeadLoss(Settings):
-    """Weights of the loss; a list of values trains a head with each."""
-
-    accept_weight: OneOrMore[NonNegativeNumber] = setting(1.0, "the weight of a token's acceptance in the loss; or a list")
-    reject_weight: OneOrMore[NonNegativeNumber] = setting(
-        1.0, "the weight of a token's rejection in the loss; above 1 the head predicts more rejections (the paper: 6); or a list"
-    )
-    survival_weighted: OneOrMore[Flag] = setting(
-        False, "true: weight a token within a rollout by the probability that all before it are accepted; or a list"
-    )
 
 
 class Mixing(Settings):
@@ -117,8 +54,8 @@ class Mixing(Settings):
 
     response_share: Number | None = setting(
         None,
-        "the probability that a position keeps the target's token in place of the drafted one; null: 0.15 (the paper's) for input_token, "
-        "1 (no mixing) for next_token",
+        "the probability that a position keeps the target's token in place of the drafted one; null: 0.15 (the paper's) for "
+        "input_token, 1 (no mixing) for next_token",
     )
 
 
@@ -130,16 +67,19 @@ class Calibration(Settings):
     )
     num_samples: PositiveCount = setting(
         4,
-        "the number of acceptance samples of each response; evaluate.py reuses the recording if its record.num_samples is the same",
+        "the number of acceptance samples of each response; evaluate.py reuses the recording if its record.num_samples is the "
+        "same",
     )
-    batch_size: count(1, 2**16) = setting(64, "the number of branches that the draft reads together; fewer take less memory")
+    batch_size: Annotated[int, count(1, 2**16)] = setting(
+        64, "the number of branches that the draft reads together; fewer take less memory"
+    )
 
 
 class HeadTraining(Settings):
     """How acceptance heads are trained."""
 
     seed: Seed = setting(0, "the seed of everything that is random")
-    warp: built(Warp) = setting(
+    warp: Built[Warp] = setting(
         Warp(1.0, top_k=50), "how draft and target turn logits into probabilities, in training and decoding", decides=False
     )
     head: HeadShape = setting(
@@ -151,8 +91,8 @@ class HeadTraining(Settings):
     optimizer: Optimizer = setting(Optimizer(), "AdamW's settings")
     features: Literal["auto", "cached", "online"] = setting(
         "auto",
-        "cached: the draft reads each text once, and its states are kept on disk; online: it reads them in every epoch; auto: cached, if "
-        "texts stay the same (no mixing) and the budget allows",
+        "cached: the draft reads each text once, and its states are kept on disk; online: it reads them in every epoch; auto: "
+        "cached, if texts stay the same (no mixing) and the budget allows",
         decides=False,
     )
     features_budget: NonNegativeNumber = setting(8, "the largest size of the stored states, in GiB", decides=False)
@@ -164,22 +104,24 @@ class HeadTraining(Settings):
     )
     resume: Flag | Text = setting(
         True,
-        "true: resume the newest run of the same command if it is unfinished; false: start again; or a checkpoint to resume in a new folder",
+        "true: resume the newest run of the same command if it is unfinished; false: start again; or a checkpoint to resume in a "
+        "new folder",
         decides=False,
     )
 
     @model_validator(mode="after")
     def check_heads(self) -> "HeadTraining":
-        """Refuse heads that cannot be, or that have nothing to learn."""
-        from specheads.training.heads.head_specs import head_specs  # which imports torch and reads these settings
-
-        specs = head_specs(self)
-        if self.response_share < 1 and any("target_hidden" in spec.config.inputs for spec in specs):
+        """Refuse heads that cannot be built, or that have nothing to learn."""
+        if self.response_share < 1 and any("target_hidden" in spec.config.inputs for spec in self.specs()):
             raise UserError(
-                f"mixing.response_share={self.response_share} mixes drafted tokens into the text, but target_hidden in head.inputs is the "
-                "state of a target that has read its own text alone; leave mixing.response_share=null or 1."
+                f"mixing.response_share={self.response_share} mixes drafted tokens into the text, but target_hidden in "
+                "head.inputs is the state of a target that has read only its response; leave mixing.response_share=null or 1."
             )
         return self
+
+    def specs(self, pair: Pair | None = None) -> list[HeadSpec]:
+        """Return the heads to train for a pair; see `head_specs`."""
+        return head_specs(self.head, self.loss, self.warp, pair)
 
     @property
     def response_share(self) -> float:
@@ -197,5 +139,5 @@ class HeadTraining(Settings):
         return [self.head.label] if isinstance(self.head.label, str) else list(self.head.label)
 
     def cache_key(self) -> dict[str, Any]:
-        """Return what decides the numbers of a training, except for the data and the heads."""
+        """Return the settings that decide the result of a training, except for the data and the heads."""
         return cache_key(self) | {"mixing.response_share": self.response_share}

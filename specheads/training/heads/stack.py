@@ -4,6 +4,7 @@ The deepest head comes first, so that the k-th block of all heads that have one 
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,10 @@ from specheads.heads.head import AcceptanceHead
 
 
 class HeadStack(nn.Module):
-    """G heads: parameters of equal name and shape in one tensor (G, ...), those of the k-th block (G_k, ...), if G_k heads have it."""
+    """G heads: parameters of the same name and shape are one tensor (G, ...), or (G_k, ...) in the k-th block of G_k heads."""
+
+    input_mean: Tensor
+    input_scale: Tensor
 
     def __init__(self, heads: Sequence[AcceptanceHead]) -> None:
         """Take the values of `heads`, which agree in kind, inputs and width."""
@@ -22,13 +26,13 @@ class HeadStack(nn.Module):
         self.order = sorted(range(len(heads)), key=lambda number: -heads[number].config.depth)
         ordered = [heads[number] for number in self.order]
         self.configs = [head.config for head in ordered]
-        self.register_buffer("input_mean", ordered[0].input_mean.clone())
-        self.register_buffer("input_scale", ordered[0].input_scale.clone())
+        self.register_buffer("input_mean", ordered[0].get_buffer("input_mean").clone())
+        self.register_buffer("input_scale", ordered[0].get_buffer("input_scale").clone())
         self.projected = isinstance(ordered[0].projection, nn.Linear)
         if self.projected:
-            self.projection = Stacked([head.projection for head in ordered])
+            self.projection = Stacked([linear_of(head.projection) for head in ordered])
         self.blocks = nn.ModuleList(
-            Stacked([head.blocks[level].linear for head in ordered if head.config.depth > level])
+            Stacked([linear_of(head.blocks[level].linear) for head in ordered if head.config.depth > level])
             for level in range(ordered[0].config.depth)
         )
         self.readout = Stacked([head.readout for head in ordered])
@@ -37,29 +41,34 @@ class HeadStack(nn.Module):
         """Return logits (G, N), in the order in which the heads were given, of assembled inputs (N, input_size)."""
         x = (inputs - self.input_mean) * self.input_scale
         x = self.projection.shared(x) if self.projected else x.expand(len(self.configs), *x.shape)
-        for block in self.blocks:
+        for block in self.stacked_blocks:
             deep, shallow = x[: len(block)], x[len(block) :]
             deep = deep + silu(block(deep))
             x = torch.cat([deep, shallow]) if len(shallow) else deep
         logits = self.readout(x).squeeze(-1)
         return logits[self._places(logits.device)]
 
+    @property
+    def stacked_blocks(self) -> list["Stacked"]:
+        """The blocks, the first of a head first."""
+        return cast(list[Stacked], list(self.blocks))
+
     def _places(self, device: torch.device) -> Tensor:
         return torch.tensor(self.order, device=device).argsort()
 
     def heads(self) -> list[AcceptanceHead]:
-        """Return the heads, in the order in which they were given; they share this stack's memory, so that changes appear in both."""
-        heads: list[AcceptanceHead | None] = [None] * len(self.configs)
+        """Return the heads, in the order in which they were given; they share this stack's memory, so changes appear in both."""
+        heads: dict[int, AcceptanceHead] = {}
         for place, (number, config) in enumerate(zip(self.order, self.configs, strict=True)):
             head = AcceptanceHead(config).requires_grad_(False).train(self.training)
             head.input_mean, head.input_scale = self.input_mean, self.input_scale
             if self.projected:
-                self.projection.lend(head.projection, place)
-            for level, block in enumerate(head.blocks):
-                self.blocks[level].lend(block.linear, place)
+                self.projection.lend(linear_of(head.projection), place)
+            for stacked, block in zip(self.stacked_blocks, head.blocks, strict=False):  # a shallow head has fewer
+                stacked.lend(linear_of(block.linear), place)
             self.readout.lend(head.readout, place)
             heads[number] = head
-        return heads
+        return [heads[number] for number in range(len(heads))]
 
     @torch.no_grad()
     def standardise(self, inputs: Tensor) -> None:
@@ -79,12 +88,19 @@ class HeadStack(nn.Module):
 
     @torch.no_grad()
     def clip_gradients(self, largest: float) -> None:
-        """Scale each head's gradient down to the norm `largest` where it is longer, as if it were trained alone."""
+        """Scale each head's gradient down to the norm `largest` if it is longer, as if the head were trained alone."""
         squares = torch.zeros(len(self.configs), dtype=torch.float64, device=self.input_mean.device)
         for parameter in self.parameters():
             if parameter.grad is not None:
                 squares[: len(parameter)] += parameter.grad.flatten(1).double().square().sum(dim=1)
         self._scale_gradients((largest / (squares.sqrt() + 1e-6)).clamp_max(1.0))
+
+
+def linear_of(module: nn.Module | Tensor) -> nn.Linear:
+    """Return a part of a head that is a linear map; raises TypeError for any other part."""
+    if not isinstance(module, nn.Linear):
+        raise TypeError(f"expected a linear map, not {type(module).__name__}")
+    return module
 
 
 class Stacked(nn.Module):

@@ -5,14 +5,6 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from specheads.errors import UserError, is_number
-
-
-def check_train_share(share: Any, key: str = "train_share") -> None:
-    """Raise UserError, which calls it `key`, unless `share` is above 0 and at most 1."""
-    if not is_number(share) or not 0 < share <= 1:
-        raise UserError(f"{key}={share} is outside (0, 1]; it is a share of the train prompts, for example 0.25, or 1 for all.")
-
 
 def first_rows(prompt_ids: Sequence[str], share: float) -> list[int]:
     """Return the numbers of the rows that belong to the first `share` of the prompts; `prompt_ids` are those of all rows.
@@ -25,7 +17,7 @@ def first_rows(prompt_ids: Sequence[str], share: float) -> list[int]:
 
 
 class Rows(Dataset):
-    """Some rows of a split, under their numbers in the split: what is sampled or stored for a row is the same in every share."""
+    """Some rows of a split, under their numbers in the split: samples and features of a row are the same in every share."""
 
     def __init__(self, data: Dataset, rows: Sequence[int]) -> None:
         self.data, self.rows = data, rows

@@ -1,4 +1,4 @@
-"""A head's folder with a loader of its own decodes elsewhere as it does here."""
+"""A head's folder with its loader decodes elsewhere as it does here."""
 
 import json
 import subprocess
@@ -33,7 +33,8 @@ import torch
 from safetensors.torch import load_file, save_file
 head, given = module.StandaloneHead.load("."), load_file("given.safetensors")
 index = given.pop("index")
-save_file({"chances": head.acceptance(given, index), "logits": head.score(load_file("golden.safetensors")["inputs"])}, "found.safetensors")
+logits = head.score(load_file("golden.safetensors")["inputs"])
+save_file({"chances": head.acceptance(given, index), "logits": logits}, "computed.safetensors")
 assert "specheads" not in sys.modules
 """
 
@@ -52,24 +53,24 @@ def folder(request, nano, tmp_path):
 
 def features(head, count=9):
     generator = torch.Generator().manual_seed(1)
-    found = {name: torch.rand(count, generator=generator) for name in ("draft_prob", "max_prob", "entropy", "second_prob")}
+    values = {name: torch.rand(count, generator=generator) for name in ("draft_prob", "max_prob", "entropy", "second_prob")}
     sizes = {"hidden": 160, "embedding": 160, "target_hidden": 256}
-    found |= {name: torch.randn(count, size, generator=generator) for name, size in sizes.items()}
-    return {name: found[name] for name in head.config.inputs if name in found}
+    values |= {name: torch.randn(count, size, generator=generator) for name, size in sizes.items()}
+    return {name: values[name] for name in head.config.inputs if name in values}
 
 
-def test_without_specheads_it_gives_the_same_chances(folder):
+def test_it_computes_the_same_chances_without_specheads(folder):
     head = load_head(folder)
     given, index = features(head), torch.arange(9)
     save_file(given | {"index": index}, folder / "given.safetensors")
     done = subprocess.run([sys.executable, "-c", ALONE], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = load_file(folder / "found.safetensors")
-    assert torch.equal(found["logits"], load_file(folder / "golden.safetensors")["logits"])
+    computed = load_file(folder / "computed.safetensors")
+    assert torch.equal(computed["logits"], load_file(folder / "golden.safetensors")["logits"])
     rule = HeadThreshold(head, 0.5)
     logits = head(given | {"index": index})
     slope, intercept = (torch.tensor(CALIBRATION[name])[index.clamp_max(2)] for name in ("slope", "intercept"))
-    torch.testing.assert_close(found["chances"], (slope * logits + intercept).sigmoid())
+    torch.testing.assert_close(computed["chances"], (slope * logits + intercept).sigmoid())
     assert rule.needs <= set(given) | {"token"}
 
 
@@ -78,15 +79,15 @@ def test_a_round_stops_where_the_rule_stops(folder):
     given = features(ours, 200)
     for start in range(0, 190, 10):
         rule = HeadThreshold(ours, **{name: RECOMMENDED[name] for name in ("threshold", "min_tokens", "max_tokens")})
-        state, found = rule.start_prompt(1, torch.device("cpu")), DraftRound(theirs)
+        state, draft_round = rule.start_prompt(1, torch.device("cpu")), DraftRound(theirs)
         if "target_hidden" in ours.config.inputs:
             state = rule.start_round(state, given["target_hidden"][start : start + 1])
         for place in range(start, start + 6):
-            own = {name: value[place : place + 1] for name, value in given.items()}
-            if "target_hidden" in own:
-                own["target_hidden"] = given["target_hidden"][start : start + 1]
-            state, stop = rule.step(state, own)
-            assert found.stops(own) == bool(stop)
+            token_features = {name: value[place : place + 1] for name, value in given.items()}
+            if "target_hidden" in token_features:
+                token_features["target_hidden"] = given["target_hidden"][start : start + 1]
+            state, stop = rule.step(state, token_features)
+            assert draft_round.stops(token_features) == bool(stop)
             if stop:
                 break
         assert stop  # at the sixth token at the latest
@@ -118,7 +119,7 @@ def test_a_tensor_that_does_not_fit_is_named(folder, change, message):
         StandaloneHead.load(folder)
 
 
-def test_bounds_that_are_not_given_make_room_for_those_that_are(folder):
+def test_default_bounds_yield_to_given_bounds(folder):
     head = StandaloneHead.load(folder)
     head.config["recommended"] = None
     assert (DraftRound(head, max_tokens=1).min_tokens, DraftRound(head, max_tokens=1).max_tokens) == (1, 1)
@@ -127,7 +128,7 @@ def test_bounds_that_are_not_given_make_room_for_those_that_are(folder):
             DraftRound(head, **wrong)
 
 
-def test_damaged_weights_are_found_out(folder):
+def test_damaged_weights_are_detected(folder):
     tensors = load_file(folder / "model.safetensors")
     tensors["readout.bias"] += 5
     save_file(tensors, folder / "model.safetensors")
@@ -135,15 +136,15 @@ def test_damaged_weights_are_found_out(folder):
         StandaloneHead.load(folder)
 
 
-def test_a_config_of_what_must_be_there_is_enough_for_all(folder):
+def test_a_config_with_only_the_required_keys_is_enough(folder):
     config = json.loads((folder / "config.json").read_text())
     needed = {
         key: config[key] for key in ("format_version", "hidden_size", "depth", "predicts", "inputs", "width", "target_size")
     }
     (folder / "config.json").write_text(json.dumps(needed))
     given, index = features(load_head(folder)), torch.arange(9)
-    found = StandaloneHead.load(folder)
-    assert torch.equal(found(given | {"index": index}), load_head(folder)(given | {"index": index}))
+    standalone = StandaloneHead.load(folder)
+    assert torch.equal(standalone(given | {"index": index}), load_head(folder)(given | {"index": index}))
 
 
 def test_another_format_is_refused(folder):
@@ -160,7 +161,7 @@ def test_the_file_is_whole_and_names_no_part_of_this_project(folder):
     compile(source, STANDALONE, "exec")
 
 
-def test_rounds_by_it_are_the_decoders(nano, prompts, tmp_path):
+def test_its_rounds_are_the_decoders(nano, prompts, tmp_path):
     """A decoder that asks the standalone file where to stop drafts as ours does, round by round."""
     torch.manual_seed(0)
     config = HeadConfig(hidden_size=160, depth=1, width=8, inputs=("draft_prob", "max_prob", "entropy"), calibration=CALIBRATION)
@@ -171,17 +172,17 @@ def test_rounds_by_it_are_the_decoders(nano, prompts, tmp_path):
     for prompt in prompts[:4]:
         out = SpeculativeDecoder(nano, stopping=rule, warp=Warp(0.0)).generate(prompt, 40)
         text = list(prompt)
-        for one in out.rounds:
-            if len(text) - len(prompt) > 30 or nano.tokenizer.eos_token_id in one.tokens:
+        for each in out.rounds:
+            if len(text) - len(prompt) > 30 or nano.tokenizer.eos_token_id in each.tokens:
                 break  # the limit or the end cuts drafts short, too
             num_compared += 1
-            found, drafted = DraftRound(head, threshold=0.6, max_tokens=8), []
+            draft_round, drafted = DraftRound(head, threshold=0.6, max_tokens=8), []
             while True:
                 with torch.no_grad():
                     distribution = nano.draft(torch.tensor([text + drafted])).logits[0, -1].softmax(-1)
                 drafted.append(int(distribution.argmax()))
                 entropy = -(distribution * distribution.log()).sum()
-                if found.stops(
+                if draft_round.stops(
                     {
                         "draft_prob": distribution[drafted[-1]][None],
                         "max_prob": distribution.max()[None],
@@ -189,6 +190,6 @@ def test_rounds_by_it_are_the_decoders(nano, prompts, tmp_path):
                     }
                 ):
                     break
-            assert len(drafted) == one.num_drafted
-            text += one.tokens
+            assert len(drafted) == each.num_drafted
+            text += each.tokens
     assert num_compared > 20

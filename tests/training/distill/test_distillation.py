@@ -200,7 +200,7 @@ def test_the_quality_in_the_folder_is_that_of_the_folder(cfg):
     pair = load_pair("nano", draft=str(folder), dtype="bfloat16")
     settings, initial_pair = distillation_of(half), load_pair("nano", dtype="bfloat16")
     splits, _ = load_splits(responses_of(half, initial_pair, settings, data_cache), initial_pair, settings)
-    assert draft_quality(pair, splits["test"], Warp(1.0, 50), 4) == description_of(folder)["test"]["after"]
+    assert draft_quality(pair, splits.test, Warp(1.0, 50), 4) == description_of(folder)["test"]["after"]
 
 
 def test_nothing_is_dropped_at_random():

@@ -43,7 +43,7 @@ def test_values_and_gradients_are_those_of_the_definition(name, spread):
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-def test_none_is_negative_and_all_vanish_where_the_distributions_agree(name):
+def test_divergences_are_not_negative_and_vanish_for_equal_distributions(name):
     for seed in range(20):
         target, draft = distributions(seed)
         assert (DIVERGENCES[name](target.log_softmax(-1), draft.log_softmax(-1)) > 0).all()
@@ -52,7 +52,7 @@ def test_none_is_negative_and_all_vanish_where_the_distributions_agree(name):
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-def test_what_the_targets_warping_rules_out_is_finite(name):
+def test_tokens_that_the_target_rules_out_have_finite_divergences(name):
     target, draft = distributions(3, spread=6.0)
     cut = Warp(1.0, top_k=3)(target).log()
     value = DIVERGENCES[name](cut, draft.log_softmax(-1))

@@ -52,18 +52,21 @@ def test_a_random_draft_has_the_sizes_that_are_asked_for():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda target: with_layers(target, [2]), r"init_layers=\[2\] are not layers of LlamaForCausalLM, which has the layers 0 to 1"),
+        (
+            lambda target: with_layers(target, [2]),
+            r"init_layers=\[2\] are not layers of LlamaForCausalLM, which has the layers 0 to 1",
+        ),
         (lambda target: with_layers(target, []), "init_layers"),
         (lambda target: with_random_weights(target, {"depth": 3}, 0), "init_config.depth is no key of LlamaConfig"),
         (lambda target: with_random_weights(target, {"num_attention_heads": 0}, 0), "init_config=.*makes no model"),
     ],
 )
-def test_initial_drafts_that_make_no_model_are_refused(make, message):
+def test_impossible_initial_drafts_are_refused(make, message):
     with pytest.raises(UserError, match=message):
         make(family_pair("llama").target)
 
 
-def test_initial_drafts_say_what_they_are():
+def test_initial_drafts_have_descriptive_names():
     target = family_pair("llama").target
     assert (
         TargetLayers().name == "the target's layers spread evenly" and TargetLayers((0, 1)).name == "the target's layers [0, 1]"

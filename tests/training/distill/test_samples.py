@@ -18,7 +18,7 @@ def samples(shares, seed=0, **more):
 
 
 @pytest.mark.parametrize("rows", [[[1, 2], [], [3]], [[]], []])
-def test_ragged_rows_come_back(rows):
+def test_ragged_rows_are_read_back(rows):
     ragged = Ragged(rows)
     assert [ragged[number].tolist() for number in range(len(ragged))] == rows
     assert ragged.lengths.tolist() == [len(row) for row in rows]
@@ -26,7 +26,7 @@ def test_ragged_rows_come_back(rows):
     assert [column[i].tolist() for i in range(len(column))] == rows
 
 
-def test_each_kind_gives_its_own_responses():
+def test_each_kind_has_its_responses():
     assert [samples({"text": 1.0})[0, row].response.tolist() for row in range(3)] == [[10], [11], [12]]
     target = samples({"target": 1.0})
     assert [[target[epoch, row].response.tolist() for row in range(3)] for epoch in range(3)] == [

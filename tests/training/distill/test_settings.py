@@ -65,7 +65,7 @@ def test_shares_are_those_of_the_kinds_that_occur():
     assert mixed.shares == {"text": 0.25, "on_policy": 0.75}
 
 
-def test_initial_drafts_are_what_init_says():
+def test_init_decides_the_initial_draft():
     assert Distillation().initial_draft is None
     assert Distillation(init="layers", init_layers=[0, 5]).initial_draft == TargetLayers((0, 5))
     fresh = Distillation(init="fresh", init_config={"hidden_size": 8}, seed=3)

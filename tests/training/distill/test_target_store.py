@@ -124,7 +124,7 @@ def test_grouping_outcomes_never_increases_a_divergence(pair, texts, tmp_path, d
         assert (grouped <= full + 1e-12).all() and (grouped < full - 1e-6).any()
 
 
-def test_distributions_are_computed_once_and_those_of_a_damaged_shard_again(pair, texts, tmp_path, monkeypatch):
+def test_distributions_are_computed_once_except_for_damaged_shards(pair, texts, tmp_path, monkeypatch):
     store_of(tmp_path, pair, texts).make()
     calls, original = [], TargetStore._computed
     monkeypatch.setattr(TargetStore, "_computed", lambda self, name: calls.append(name) or original(self, name))

@@ -10,7 +10,7 @@ NUM_PROMPTS, NUM_TOKENS = 40, 100
 
 
 def noise(seed=0, spread=0.3):
-    """A head that says nothing of tokens: logits (n, indices), acceptances, largest indices, prompts; these differ in their rate."""
+    """Return random logits (n, indices), acceptances, largest indices and prompts, which differ in their acceptance rates."""
     generator = torch.Generator().manual_seed(seed)
     prompt = torch.arange(NUM_PROMPTS).repeat_interleave(NUM_TOKENS)
     rate = 0.5 + spread * (2 * torch.rand(NUM_PROMPTS, generator=generator) - 1)
@@ -22,13 +22,13 @@ def noise(seed=0, spread=0.3):
 @pytest.mark.parametrize("seed", range(5))
 def test_a_head_that_is_noise_looks_calibrated_on_its_own_prompts_alone(seed):
     *tokens, prompt = noise(seed)
-    raw, within = (error_in_rounds(each, *tokens) for each in (IndexCalibration.identity(), IndexCalibration.fit(*tokens)))
+    raw, within = (error_in_rounds(each, *tokens) for each in (IndexCalibration.neutral(), IndexCalibration.fit(*tokens)))
     assert within < 0.03 and raw > 0.15
     assert within < cross_fitted_error(*tokens, prompt, NUM_PROMPTS) < raw
 
 
-def test_what_differs_between_the_halves_is_the_error_and_does_not_cancel():
-    """Even prompts accept 6 of 10 tokens, odd ones 4: each half's calibration is 0.2 off on the other, one above and one below."""
+def test_opposite_errors_of_the_halves_do_not_cancel():
+    """Even prompts accept 6 of 10 tokens, odd ones 4: the calibration of one half is 0.2 too high or too low on the other."""
     logits, _, furthest, prompt = noise()
     place = torch.arange(len(prompt)) % 10
     accepted = torch.where(prompt % 2 == 0, place < 6, place < 4)
@@ -50,8 +50,8 @@ def test_no_prompt_is_on_both_sides(monkeypatch):
 
     monkeypatch.setattr(IndexCalibration, "fit", fit)
     cross_fitted_error(prompt.double()[:, None].expand(-1, NUM_INDICES), accepted, furthest, prompt, NUM_PROMPTS)
-    for one, other in zip(fitted, measured, strict=True):
-        assert len(one) == len(other) == NUM_PROMPTS // 2 and not one & other
+    for first, other in zip(fitted, measured, strict=True):
+        assert len(first) == len(other) == NUM_PROMPTS // 2 and not first & other
     assert fitted == measured[::-1]
 
 
@@ -59,7 +59,9 @@ def test_prompts_of_a_group_are_on_one_side(monkeypatch):
     """A prompt's number is its logit; each file has five prompts in a row."""
     _, accepted, furthest, prompt = noise()
     fitted = []
-    monkeypatch.setattr(IndexCalibration, "fit", lambda logits, *rest: fitted.append(logits[:, 0]) or (lambda own, index: own))
+    monkeypatch.setattr(
+        IndexCalibration, "fit", lambda logits, *rest: fitted.append(logits[:, 0]) or (lambda logit, index: logit)
+    )
     files = [f"file{number // 5}.py" for number in range(NUM_PROMPTS)]
     cross_fitted_error(prompt.double()[:, None].expand(-1, NUM_INDICES), accepted, furthest, prompt, files)
     sides = [{files[int(number)] for number in side.unique()} for side in fitted]
@@ -68,8 +70,8 @@ def test_prompts_of_a_group_are_on_one_side(monkeypatch):
 
 def test_halves_count_by_their_tokens_and_may_be_empty():
     *tokens, prompt = noise()
-    one = [part[prompt == 0] for part in tokens]
-    assert cross_fitted_error(*one, prompt[prompt == 0], 1) == error_in_rounds(IndexCalibration.identity(), *one)
+    first = [part[prompt == 0] for part in tokens]
+    assert cross_fitted_error(*first, prompt[prompt == 0], 1) == error_in_rounds(IndexCalibration.neutral(), *first)
     some = (prompt % 2 == 0) | (prompt == 1)
     parts = [part[some] for part in tokens]
     even = prompt[some] % 2 == 0

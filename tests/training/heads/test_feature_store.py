@@ -105,16 +105,16 @@ def test_the_targets_stored_states_are_those_of_each_epochs_rounds(nano64, rows,
     needs = NEEDS["next_token"] | {"index", "target_hidden"}
     splits = {name: MixedResponses(rows, "next_token", None, 0, in_rounds=True) for name in ("train", "dev")}
     store = FeatureStore(tmp_path, nano64.draft_lm, splits, needs, NUM_EPOCHS, nano64.target_lm)
-    found = store.splits_by("cached", 1.0)["train"]
-    batches = [collate([found[epoch, number] for number in (4, 0, 6)]) for epoch in range(2)]
+    stored = store.splits_by("cached", 1.0)["train"]
+    batches = [collate([stored[epoch, number] for number in (4, 0, 6)]) for epoch in range(2)]
     for batch in batches:
         expected = target_states(nano64.target_lm, batch, batch.start)
         torch.testing.assert_close(batch.features["target_hidden"], expected, atol=1e-10, rtol=0)
     assert not torch.equal(batches[0].start, batches[1].start)
     module = HeadModule(bank_of(nano64, needs), nano64.draft_lm, Optimizer(lr=5e-5), nano64.target_lm)
-    stored, online = (module.features(replace(batches[0], **more)) for more in ({}, {"features": {}}))
-    assert stored.keys() == online.keys() == needs
-    for name, value in stored.items():
+    of_store, online = (module.features(replace(batches[0], **more)) for more in ({}, {"features": {}}))
+    assert of_store.keys() == online.keys() == needs
+    for name, value in of_store.items():
         torch.testing.assert_close(value, online[name], atol=1e-10, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
 
 
@@ -123,7 +123,7 @@ def bank_of(pair, inputs):
     return HeadBank([HeadSpec("head", HeadConfig(**sizes, inputs=tuple(sorted(inputs))))], seed=0)
 
 
-def count_forwards(monkeypatch, nano64):
+def count_forward_passes(monkeypatch, nano64):
     calls, real = [], nano64.draft_lm.hidden_states
     monkeypatch.setattr(nano64.draft_lm, "hidden_states", lambda *args, **kwargs: (calls.append(1), real(*args, **kwargs))[1])
     return calls
@@ -132,7 +132,7 @@ def count_forwards(monkeypatch, nano64):
 def test_a_complete_store_is_not_made_again_and_a_damaged_shard_alone_is(nano64, rows, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("specheads.storage.tensor_shards.SHARD_BYTES", 1)
     stored(tmp_path, nano64, rows, "next_token")
-    calls = count_forwards(monkeypatch, nano64)
+    calls = count_forward_passes(monkeypatch, nano64)
     stored(tmp_path, nano64, rows, "next_token")
     assert not calls
     path = next(tmp_path.glob("features/*/train-000-00000004.safetensors"))
@@ -143,9 +143,9 @@ def test_a_complete_store_is_not_made_again_and_a_damaged_shard_alone_is(nano64,
     assert len(calls) == 1 and path.read_bytes() == content and "1 of 10 shards to do" in caplog.text
 
 
-def test_an_interrupted_store_goes_on_where_it_was(nano64, rows, tmp_path, monkeypatch):
+def test_an_interrupted_store_keeps_its_shards(nano64, rows, tmp_path, monkeypatch):
     monkeypatch.setattr("specheads.storage.tensor_shards.SHARD_BYTES", 1)
-    calls = count_forwards(monkeypatch, nano64)
+    calls = count_forward_passes(monkeypatch, nano64)
     real = FeatureStore._computed
     monkeypatch.setattr(FeatureStore, "_computed", lambda self, part: 1 / 0 if part.first == 4 else real(self, part))
     with pytest.raises(ZeroDivisionError):
@@ -158,7 +158,7 @@ def test_an_interrupted_store_goes_on_where_it_was(nano64, rows, tmp_path, monke
 
 def test_a_longer_training_adds_its_epochs_to_a_complete_store(nano64, rows, tmp_path, monkeypatch):
     stored(tmp_path, nano64, rows, "input_token", num_epochs=1)
-    calls = count_forwards(monkeypatch, nano64)
+    calls = count_forward_passes(monkeypatch, nano64)
     data = stored(tmp_path, nano64, rows, "input_token")["train"]
     assert len(calls) == 2 and len(list(tmp_path.glob("features/*"))) == 1
     assert_equals_online(nano64, data, "input_token", [(2, 4), (1, 0), (0, 2)])
@@ -178,14 +178,14 @@ def test_other_features_texts_or_data_have_another_store(nano64, rows, tmp_path)
 def test_the_announced_size_is_that_of_the_files(nano64, rows, tmp_path):
     store = FeatureStore(tmp_path, nano64.draft_lm, splits_of(rows * 40, "next_token"), NEEDS["next_token"], NUM_EPOCHS)
     store.make()
-    found = sum(path.stat().st_size for path in store.folder.glob("*.safetensors"))
-    assert found == pytest.approx(store.bytes(), rel=0.05)
+    stored = sum(path.stat().st_size for path in store.folder.glob("*.safetensors"))
+    assert stored == pytest.approx(store.bytes(), rel=0.05)
 
 
-def test_auto_stores_what_stays_the_same_and_fits(nano64, rows, tmp_path):
+def test_auto_stores_texts_that_stay_the_same_and_fit(nano64, rows, tmp_path):
     def chosen(features, predicts, budget):
-        found = store_of(tmp_path, nano64, rows, predicts).splits_by(features, budget)
-        return isinstance(found["train"], StoredResponses)
+        stored = store_of(tmp_path, nano64, rows, predicts).splits_by(features, budget)
+        return isinstance(stored["train"], StoredResponses)
 
     assert chosen("auto", "next_token", 1.0) and not chosen("auto", "input_token", 1.0)
     assert not chosen("auto", "next_token", 1e-9) and not chosen("online", "next_token", 1.0)

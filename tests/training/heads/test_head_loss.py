@@ -31,8 +31,8 @@ def close(a, b):
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_the_loss_is_the_formula(batch, weights):
-    for found, expected in zip(weighted_bce(*batch, *weights), formula(*batch, *weights), strict=True):
-        close(found, expected)
+    for actual, expected in zip(weighted_bce(*batch, *weights), formula(*batch, *weights), strict=True):
+        close(actual, expected)
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
@@ -62,8 +62,8 @@ def test_equal_weights_of_one_give_pytorchs_binary_cross_entropy(batch):
 
 
 def test_a_common_factor_of_the_weights_changes_nothing(batch):
-    one, other = weighted_bce(*batch, 1.0, 6.0), weighted_bce(*batch, 2.5, 15.0)
-    close(one[0] / one[1], other[0] / other[1])
+    single, other = weighted_bce(*batch, 1.0, 6.0), weighted_bce(*batch, 2.5, 15.0)
+    close(single[0] / single[1], other[0] / other[1])
 
 
 def test_the_best_constant_is_the_weighted_share_of_acceptances(batch):

@@ -128,7 +128,7 @@ def test_the_draft_is_neither_trained_nor_part_of_the_module_or_its_checkpoint(n
     assert (tmp_path / "last.ckpt").stat().st_size < 5 * 4 * sum(p.numel() for p in module.parameters())
 
 
-def test_every_epoch_mixes_anew_and_validation_never_changes(nano, rows, tmp_path):
+def test_every_epoch_mixes_again_and_validation_never_changes(nano, rows, tmp_path):
     data = data_of(rows, "input_token")
     trainer(tmp_path, max_epochs=3).fit(new_module(nano, spec(nano, "input_token", depth=0)), data)
     train, dev = data.splits["train"].keys, data.splits["dev"].keys
@@ -139,20 +139,22 @@ def test_every_epoch_mixes_anew_and_validation_never_changes(nano, rows, tmp_pat
 
 
 @pytest.mark.parametrize("predicts", KINDS)
-def test_heads_of_one_bank_become_what_each_becomes_alone(nano, rows, tmp_path, predicts):
+def test_heads_of_a_bank_learn_the_same_as_alone(nano, rows, tmp_path, predicts):
     specs = [spec(nano, predicts, "linear", depth=0), spec(nano, predicts, "deep", 6.0, depth=2)]
     clip = {"gradient_clip_val": 0.1}  # each head's own norm
     together = new_module(nano, *specs)
     start = weights_of(together)
     trainer(tmp_path, **clip).fit(together, data_of(rows, predicts))
-    found = weights_of(together)
-    for one in specs:
-        alone = new_module(nano, one)
+    actual = weights_of(together)
+    for head_spec in specs:
+        alone = new_module(nano, head_spec)
         trainer(tmp_path, **clip).fit(alone, data_of(rows, predicts))
-        expected = weights_of(alone)[one.name]
+        expected = weights_of(alone)[head_spec.name]
         for name, value in expected.items():
-            torch.testing.assert_close(found[one.name][name], value, atol=1e-6, rtol=0)
-        moved = [(value - start[one.name][name]).abs().max().item() for name, value in expected.items() if "input_" not in name]
+            torch.testing.assert_close(actual[head_spec.name][name], value, atol=1e-6, rtol=0)
+        moved = [
+            (value - start[head_spec.name][name]).abs().max().item() for name, value in expected.items() if "input_" not in name
+        ]
         assert max(moved) > 1e-3  # a thousand times what may differ
 
 
@@ -163,8 +165,8 @@ def weights_of(module):
 
 def test_a_heads_start_does_not_depend_on_its_neighbours(nano):
     alone = HeadBank([spec(nano, name="b", depth=2)], seed=4).heads["b"].state_dict()
-    beside = HeadBank([spec(nano, name="a", depth=3), spec(nano, name="b", depth=2)], seed=4).heads["b"].state_dict()
-    assert alone.keys() == beside.keys() and all(torch.equal(value, beside[name]) for name, value in alone.items())
+    in_bank = HeadBank([spec(nano, name="a", depth=3), spec(nano, name="b", depth=2)], seed=4).heads["b"].state_dict()
+    assert alone.keys() == in_bank.keys() and all(torch.equal(value, in_bank[name]) for name, value in alone.items())
     other = HeadBank([spec(nano, name="b", depth=2)], seed=5).heads["b"].state_dict()
     assert not torch.equal(other["readout.weight"], alone["readout.weight"])
 
@@ -190,7 +192,7 @@ def test_the_training_loss_is_divided_by_the_weights_of_its_batch(nano, rows, tm
     assert fit.callback_metrics["train/head/loss"].item() == pytest.approx((sums / weights).item(), rel=1e-5)
 
 
-def test_a_batch_in_which_nothing_is_judged_does_not_spoil_the_head(nano, rows, tmp_path):
+def test_a_batch_without_labels_does_not_spoil_the_head(nano, rows, tmp_path):
     # A head that judges its input skips kept tokens, and a short response may have kept them all.
     short = [{name: value[:1] if name != "prompt_ids" else value for name, value in row.items()} for row in rows]
     data = data_of(short, "input_token", batch_size=1, response_share=0.5)
@@ -220,7 +222,7 @@ class Scaled(MixedPrecision):
 
 
 def descend(module, data, folder, num_batches, clip, **settings):
-    """Train an epoch by plain gradient descent, `num_batches` to a step; return the bank as it was before, where this process trains."""
+    """Train an epoch by plain gradient descent, `num_batches` to a step; return the bank of this process as it was before."""
     before = []
 
     class Copy(L.Callback):
@@ -239,7 +241,7 @@ def descend(module, data, folder, num_batches, clip, **settings):
 
 
 def stepped(module, bank, data, steps, clip):
-    """What `descend` is to arrive at: each of `steps`, keys of rows, as one batch. Changes the bank; returns the losses of its heads."""
+    """Do what `descend` should: take each of `steps`, keys of rows, as one batch. Returns the losses of the bank's heads."""
     logged = []
     for keys in steps:
         batch = in_float64([data.splits["train"][key] for key in keys])
@@ -276,8 +278,8 @@ def test_a_step_of_several_batches_is_that_of_one_large_batch(nano64, rows, tmp_
         torch.testing.assert_close(module.bank.state_dict()[name], value, atol=1e-10, rtol=0)
     moved = max((a - b).abs().max().item() for a, b in zip(expected.parameters(), start.parameters(), strict=True))
     assert moved > 1e-3
-    found = [[point["train/linear/loss"], point["train/deep/loss"]] for _, point in module.history]
-    assert found == [pytest.approx(values, abs=1e-10) for values in logged]
+    actual = [[point["train/linear/loss"], point["train/deep/loss"]] for _, point in module.history]
+    assert actual == [pytest.approx(values, abs=1e-10) for values in logged]
 
 
 def test_processes_and_batches_of_a_step_are_one_large_batch(nano64, rows, tmp_path):
@@ -344,12 +346,12 @@ def test_dev_metrics_are_those_of_all_dev_positions_together(nano, rows, tmp_pat
     expected = {f"dev/{s.name}/loss": value for s, value in zip(specs, loss(module, data, "dev"), strict=True)}
     for s, row in zip(specs, logits, strict=True):
         expected |= {f"dev/{s.name}/{name}": value for name, value in prediction_metrics(row, labels).items()}
-    found = {name: value.item() for name, value in fit.callback_metrics.items() if name.startswith("dev/")}
-    assert found == pytest.approx(expected, rel=1e-5)
+    actual = {name: value.item() for name, value in fit.callback_metrics.items() if name.startswith("dev/")}
+    assert actual == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("predicts", KINDS)
-def test_the_test_compares_heads_with_what_needs_no_head(nano, rows, tmp_path, predicts):
+def test_the_test_compares_heads_with_rules_without_a_head(nano, rows, tmp_path, predicts):
     module, data = new_module(nano, spec(nano, predicts, depth=0)), data_of(rows, predicts)
     fit = trainer(tmp_path, max_epochs=1)
     fit.fit(module, data)

@@ -45,7 +45,7 @@ def test_calibration_leaves_out_prompts_that_a_head_learned_from(nano, data):
     dev = [prompt for prompt in data.prompts if prompt.split == "dev"]
     learned = specheads.AcceptanceHead(specheads.HeadConfig(hidden_size=4))
     learned.train_prompts = specheads.heads.train_prompts.TrainPrompts.of([dev[0].text])
-    assert [prompt for prompt, _ in calibration_prompts(SETTINGS, nano, data, [learned])] == dev[1:3]
+    assert [prompt for prompt, _ in calibration_prompts(2, nano, data, [learned])] == dev[1:3]
     learned.train_prompts = specheads.heads.train_prompts.TrainPrompts.of([prompt.text for prompt in dev])
     with pytest.raises(UserError, match="calibration needs dev prompts that heads did not learn from.* among 4"):
-        calibration_prompts(SETTINGS, nano, data, [learned])
+        calibration_prompts(2, nano, data, [learned])

@@ -10,7 +10,7 @@ from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.training.heads.mixed_responses import MixedResponses, round_starts
 
 
-def row(length, draft_logprob, target_logprob, prompt_length=3, draws=3):
+def row(length, draft_logprob, target_logprob, prompt_length=3, num_samples=3):
     places = np.arange(length)
     return {
         "prompt_ids": list(range(prompt_length)),
@@ -18,15 +18,15 @@ def row(length, draft_logprob, target_logprob, prompt_length=3, draws=3):
         "draft_ids": (2000 + places).tolist(),
         "accept_prob": (places / length).tolist(),
         "overlap": (1 - places / length).tolist(),
-        "more_draft_ids": [(3000 + 1000 * draw + places).tolist() for draw in range(draws - 1)],
-        "more_accept_prob": [np.full(length, 0.1 * (1 + draw)).tolist() for draw in range(draws - 1)],
+        "more_draft_ids": [(3000 + 1000 * draw + places).tolist() for draw in range(num_samples - 1)],
+        "more_accept_prob": [np.full(length, 0.1 * (1 + draw)).tolist() for draw in range(num_samples - 1)],
         "response_draft_logprob": np.broadcast_to(draft_logprob, length).tolist(),
         "response_target_logprob": np.broadcast_to(target_logprob, length).tolist(),
     }
 
 
 @pytest.mark.parametrize("predicts", ["input_token", "next_token"])
-def test_each_epoch_asks_about_another_draw_in_turn(predicts):
+def test_each_epoch_takes_the_next_sample(predicts):
     data = MixedResponses([row(50, -1.0, -1.0)], predicts, None, 0)
     for epoch in range(7):
         item = data[epoch, 0]
@@ -54,7 +54,7 @@ def test_a_draft_that_is_always_followed_has_rounds_of_all_lengths_up_to_the_lon
     assert abs(counts[1:] - counts[1:].mean()).max() < 5 * counts[1:].mean() ** 0.5
 
 
-def test_a_round_ends_with_the_chance_that_the_target_speaks_itself():
+def test_a_round_ends_with_the_probability_of_a_rejection():
     """Tokens with d/t = 1/4 come from the draft once in four times; long rounds are then too rare to matter."""
     starts = round_starts(row(40_000, np.log(0.1), np.log(0.4)), np.random.default_rng(1))
     reached = np.bincount(np.arange(40_000) - starts)
@@ -64,13 +64,13 @@ def test_a_round_ends_with_the_chance_that_the_target_speaks_itself():
     assert abs(share - expected) < 5 * (expected * (1 - expected) / reached[0]) ** 0.5
 
 
-def test_words_that_neither_model_would_say_end_a_round_without_a_warning():
+def test_impossible_tokens_end_a_round_without_a_warning():
     with np.errstate(all="raise"):
         starts = round_starts(row(5, -np.inf, -np.inf), np.random.default_rng(0))
     assert (starts == np.arange(5)).all()
 
 
-def test_rounds_are_drawn_anew_for_every_epoch_row_and_seed_and_only_where_asked_for():
+def test_rounds_differ_by_epoch_row_and_seed_and_are_sampled_on_request_only():
     rows = [row(60, np.log(0.3), np.log(0.4))] * 2
 
     def starts(epoch, number, seed=0, in_rounds=True):
@@ -86,12 +86,12 @@ def test_the_target_state_is_that_of_the_position_before_the_rounds_last_context
     text = prompts[0][:12]
     start = torch.tensor([0, 1, 2, 5, 12])
     at = torch.full_like(start, 11)
-    found = target_states(nano64.target_lm, HeadBatch(torch.tensor([text]), torch.zeros_like(at), at, at, {}, start), start)
-    assert not found[:2].any()
+    states = target_states(nano64.target_lm, HeadBatch(torch.tensor([text]), torch.zeros_like(at), at, at, {}, start), start)
+    assert not states[:2].any()
     for number, place in enumerate(start.tolist()[2:], start=2):
         prefix = torch.tensor([text[: place - 1]])
         expected = nano64.target(prefix, output_hidden_states=True).hidden_states[-1][0, -1]
-        torch.testing.assert_close(found[number], expected, atol=1e-10, rtol=0)
+        torch.testing.assert_close(states[number], expected, atol=1e-10, rtol=0)
 
 
 def test_a_padded_batch_has_each_rows_own_starts():

@@ -17,8 +17,9 @@ from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.feature_store import FeatureStore
 from specheads.training.heads.head_loss import weighted_bce
 from specheads.training.heads.head_module import HeadModule
+from specheads.training.heads.head_shape import LABELS
 from specheads.training.heads.mixed_responses import MixedResponses
-from specheads.training.heads.settings import LABELS, HeadTraining
+from specheads.training.heads.settings import HeadTraining
 from specheads.training.loaders import ResumableData
 from specheads.training.optimizer import Optimizer
 
@@ -72,7 +73,7 @@ def exactly(*expected):
 
 @pytest.mark.parametrize("predicts", KINDS)
 @pytest.mark.parametrize("epoch", [0, 1])
-def test_an_item_is_the_response_as_ever_and_then_its_rollouts(rows, predicts, epoch):
+def test_an_item_is_the_response_and_then_its_rollouts(rows, predicts, epoch):
     for number, row in enumerate(rows):
         item, plain = (mixed(rows, predicts, 0.4, labels)[epoch, number] for labels in (LABELS, LABELS[:2]))
         count = len(plain["index"])
@@ -90,14 +91,14 @@ def test_an_item_is_the_response_as_ever_and_then_its_rollouts(rows, predicts, e
             for start, ids in zip(row["rollout_start"], row["rollout_ids"], strict=True)
         ]
         for place, ids in enumerate(row["rollout_ids"]):
-            found = item["text"] == place + 1
+            chosen = item["text"] == place + 1
             text, length = item["rollouts"][place], len(ids)
-            assert item["index"][found].tolist() == list(range(len(text) - length, len(text)))
-            assert text[item["index"][found]].tolist() == item["drafted"][found].tolist() == ids
-            assert item["labels"]["rollout"][found] == exactly(*row["rollout_accept_prob"][place])
+            assert item["index"][chosen].tolist() == list(range(len(text) - length, len(text)))
+            assert text[item["index"][chosen]].tolist() == item["drafted"][chosen].tolist() == ids
+            assert item["labels"]["rollout"][chosen] == exactly(*row["rollout_accept_prob"][place])
 
 
-def test_a_round_is_alive_with_the_product_of_what_came_before():
+def test_the_survival_of_a_round_is_the_product_of_earlier_probabilities():
     row = {
         **{name: [1, 2] for name in ("prompt_ids", "response_ids", "draft_ids")},
         **{name: [0.3, 0.4] for name in ("accept_prob", "overlap")},
@@ -110,13 +111,13 @@ def test_a_round_is_alive_with_the_product_of_what_came_before():
     assert mixed([row])[0, 0]["alive"] == exactly(1, 1, 1, 0.5, 0.5, 0.1)
 
 
-def test_heads_of_responses_never_ask_for_rollouts(rows):
+def test_heads_of_responses_read_no_rollouts(rows):
     bare = [{name: value for name, value in row.items() if not name.startswith("rollout")} for row in rows]
     assert not mixed(bare, labels=("sampled", "overlap")).rolls
     assert len(mixed(bare, labels=["sampled"])[0, 4]["index"]) == 30
 
 
-def test_rows_on_disk_give_what_rows_in_memory_give(rows):
+def test_rows_on_disk_equal_rows_in_memory(rows):
     disk, memory = mixed(Dataset.from_list(rows)), mixed(rows)
     assert (
         disk.lengths().tolist()
@@ -124,18 +125,18 @@ def test_rows_on_disk_give_what_rows_in_memory_give(rows):
         == [len(row["response_ids"]) + sum(map(len, row["rollout_ids"])) for row in rows]
     )
     for number in range(len(rows)):
-        one, other = (collate([data[1, number]]) for data in (disk, memory))
-        assert torch.equal(one.tokens, other.tokens) and torch.equal(one.row, other.row)
-        torch.testing.assert_close(one.alive, other.alive)  # a product of numbers that the disk has rounded
+        first, other = (collate([data[1, number]]) for data in (disk, memory))
+        assert torch.equal(first.tokens, other.tokens) and torch.equal(first.row, other.row)
+        torch.testing.assert_close(first.alive, other.alive)  # a product of numbers that the disk has rounded
         for name in LABELS:
-            torch.testing.assert_close(one.labels[name], other.labels[name], equal_nan=True, rtol=0, atol=0)
+            torch.testing.assert_close(first.labels[name], other.labels[name], equal_nan=True, rtol=0, atol=0)
 
 
 # --- features, in a batch and stored
 
 
 @pytest.mark.parametrize("predicts", KINDS)
-def test_features_are_the_drafts_own_after_the_words_of_the_rollout(nano64, rows, predicts):
+def test_features_are_those_of_the_draft_after_the_tokens_of_the_rollout(nano64, rows, predicts):
     data = mixed(rows, predicts)
     batch = collate([data[0, number] for number in range(len(rows))])
     hidden = head_features(nano64.draft_lm, batch, predicts, NEEDS[predicts])["hidden"]
@@ -154,7 +155,9 @@ def test_features_are_the_drafts_own_after_the_words_of_the_rollout(nano64, rows
 
 @pytest.mark.parametrize("predicts", KINDS)
 @pytest.mark.parametrize("shard_bytes", [1, 2**28])
-def test_stored_features_equal_the_drafts_own_in_every_epoch(nano64, rows, tmp_path, monkeypatch, predicts, shard_bytes):
+def test_stored_features_of_rollouts_equal_those_of_the_draft_in_every_epoch(
+    nano64, rows, tmp_path, monkeypatch, predicts, shard_bytes
+):
     monkeypatch.setattr("specheads.storage.tensor_shards.SHARD_BYTES", shard_bytes)
     monkeypatch.setattr(store_module, "BATCH_TOKENS", 60)
     splits = {"train": mixed(rows, predicts), "dev": mixed(rows[:3], predicts)}
@@ -172,7 +175,7 @@ def test_stored_features_equal_the_drafts_own_in_every_epoch(nano64, rows, tmp_p
     assert store.folder != plain.folder and store.bytes() > plain.bytes()
 
 
-def test_the_texts_of_rollouts_count_where_the_store_bounds_its_forwards(nano64, rows, tmp_path, monkeypatch):
+def test_the_store_counts_the_texts_of_rollouts_in_the_size_of_its_batches(nano64, rows, tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "BATCH_TOKENS", 100)
     sizes, real = [], nano64.draft_lm.hidden_states
     monkeypatch.setattr(nano64.draft_lm, "hidden_states", lambda tokens, **more: (sizes.append(tokens), real(tokens, **more))[1])
@@ -184,7 +187,7 @@ def test_the_texts_of_rollouts_count_where_the_store_bounds_its_forwards(nano64,
 # --- the loss
 
 
-def test_what_has_no_label_counts_nothing():
+def test_a_position_without_a_label_has_no_weight():
     logits = torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     labels = torch.tensor([0.3, math.nan, 1.0, math.nan, 0.0, 0.5], dtype=torch.float64)
     total, weight = weighted_bce(logits, labels, 1.0, 6.0)
@@ -218,7 +221,7 @@ def test_only_heads_that_ask_for_it_are_weighted_by_survival():
         torch.testing.assert_close((sums[number], weights[number]), weighted_bce(logits[number], labels[label], alive=counted))
 
 
-def test_a_weighting_that_is_neither_is_refused():
+def test_an_unknown_weighting_is_refused():
     with pytest.raises(UserError, match=r"loss\.survival_weighted=often must be true or false"):
         HeadTraining(loss={"survival_weighted": "often"})
 
@@ -243,7 +246,7 @@ def trained(nano, rows, tmp_path, predicts, specs, labels):
 
 
 @pytest.mark.parametrize("predicts", KINDS)
-def test_heads_of_responses_become_what_they_are_without_rollouts_and_metrics_leave_these_out(nano, rows, tmp_path, predicts):
+def test_rollouts_change_neither_heads_of_responses_nor_metrics(nano, rows, tmp_path, predicts):
     def spec(label, survival_weighted=False):
         return HeadSpec(label, HeadConfig(nano.draft_lm.hidden_size, 1, predicts, label=label), 1.0, 1.0, survival_weighted)
 
@@ -252,7 +255,7 @@ def test_heads_of_responses_become_what_they_are_without_rollouts_and_metrics_le
     )
     alone, _, expected = trained(nano, rows, tmp_path, predicts, [spec("sampled")], ("sampled",))
     states = [
-        {name: value.clone() for name, value in one.bank.heads["sampled"].state_dict().items()} for one in (together, alone)
+        {name: value.clone() for name, value in first.bank.heads["sampled"].state_dict().items()} for first in (together, alone)
     ]
     for name, value in states[1].items():
         torch.testing.assert_close(states[0][name], value, atol=1e-5, rtol=0)
@@ -263,8 +266,8 @@ def test_heads_of_responses_become_what_they_are_without_rollouts_and_metrics_le
     with torch.no_grad():
         logits = together.bank(together.features(batch))
     kept = batch.of_response
-    found = prediction_metrics(logits[1, kept], batch.label[kept])
-    assert together.test_results["rollout"] == pytest.approx(found, rel=1e-4)
+    chosen = prediction_metrics(logits[1, kept], batch.label[kept])
+    assert together.test_results["rollout"] == pytest.approx(chosen, rel=1e-4)
     sums, weights = together.bank.losses(logits, batch.labels, batch.alive)
     assert metrics["dev/rollout/loss"] == pytest.approx((sums / weights)[1].item(), rel=1e-4)
     moved = together.bank.heads["rollout"].readout.weight - together.bank.heads["sampled"].readout.weight

@@ -32,8 +32,8 @@ def inputs():
 
 
 @pytest.mark.parametrize("depths", [[0], [2], [0, 0], [1, 3, 0, 3, 2], [4, 4, 4]], ids=str)
-@pytest.mark.parametrize("predicts, width", [("next_token", 7), ("input_token", None), ("input_token", 5)])
-def test_a_stack_says_what_its_heads_say(depths, predicts, width, inputs):
+@pytest.mark.parametrize(("predicts", "width"), [("next_token", 7), ("input_token", None), ("input_token", 5)])
+def test_a_stack_predicts_the_same_as_its_heads(depths, predicts, width, inputs):
     heads = make_heads(depths, predicts, width)
     inputs = inputs[:, : heads[0].config.input_size]
     expected = torch.stack([head.score(inputs) for head in heads])
@@ -50,9 +50,9 @@ def test_gradients_are_those_of_each_head_alone(inputs):
     gradients = copy.deepcopy(stack)
     for theirs, ours in zip(gradients.parameters(), stack.parameters(), strict=True):
         theirs.data = ours.grad
-    for head, found in zip(heads, gradients.heads(), strict=True):
+    for head, scaled in zip(heads, gradients.heads(), strict=True):
         for name, parameter in head.named_parameters():
-            torch.testing.assert_close(dict(found.named_parameters())[name].data, parameter.grad, rtol=0, atol=1e-12)
+            torch.testing.assert_close(dict(scaled.named_parameters())[name].data, parameter.grad, rtol=0, atol=1e-12)
 
 
 def test_each_heads_gradient_is_clipped_by_itself(inputs):
@@ -65,11 +65,11 @@ def test_each_heads_gradient_is_clipped_by_itself(inputs):
     for theirs, ours in zip(gradients.parameters(), stack.parameters(), strict=True):
         theirs.data = ours.grad
     clipped = 0
-    for head, scale, found in zip(heads, scales, gradients.heads(), strict=True):
+    for head, scale, scaled in zip(heads, scales, gradients.heads(), strict=True):
         (head.score(inputs).sum() * scale).backward()
         clipped += torch.nn.utils.clip_grad_norm_(head.parameters(), 0.5).item() > 0.5
         for name, parameter in head.named_parameters():
-            torch.testing.assert_close(dict(found.named_parameters())[name].data, parameter.grad, rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(dict(scaled.named_parameters())[name].data, parameter.grad, rtol=1e-9, atol=1e-12)
     assert 0 < clipped < 3
 
 
@@ -103,7 +103,7 @@ def test_a_bank_learns_what_its_heads_learn_alone():
             torch.testing.assert_close(value, alone.state_dict()[name], rtol=0, atol=1e-10)
 
 
-def test_heads_of_a_stack_live_on_its_memory(inputs):
+def test_heads_of_a_stack_share_its_memory(inputs):
     stack = HeadStack(make_heads([1, 2]))
     first, second = stack.heads()
     assert (first.config.depth, second.config.depth) == (1, 2)
