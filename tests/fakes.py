@@ -82,3 +82,12 @@ def describe(rule) -> str:
     """Return a short name of a stopping rule, for test ids: its class and its first parameter."""
     first = next((name for name in inspect.signature(type(rule)).parameters if name != "head"), None)
     return type(rule).__name__ + (f"({getattr(rule, first):g})" if first else "")
+
+
+def drafted_length(rule, state, features):
+    """Return how many tokens a round with constant features drafts, and the state after it."""
+    for step in range(1, 100):
+        state, stop = rule.step(state, features)
+        if stop:
+            return step, state
+    raise AssertionError("the rule never stops")

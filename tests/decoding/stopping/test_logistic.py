@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from fakes import drafted_length
 
 from specheads import UserError
 from specheads.decoding.stopping import Logistic, logistic_inputs
@@ -9,15 +10,6 @@ from specheads.decoding.stopping import Logistic, logistic_inputs
 
 def features(**values):
     return {name: torch.tensor([value], dtype=torch.float64) for name, value in values.items()}
-
-
-def length(rule, state, values):
-    """Return how many tokens a round drafts, and the state after it."""
-    for step in range(1, 100):
-        state, stop = rule.step(state, values)
-        if stop:
-            return step, state
-    raise AssertionError("the rule never stops")
 
 
 def test_inputs_come_in_the_order_of_their_names():
@@ -41,11 +33,11 @@ def test_inputs_are_finite_for_distributions_with_one_certain_token(certain):
 def test_a_logistic_stops_by_its_weights():
     # sigmoid(logit(0.8)) = 0.8, and 1 - 0.8^n > 0.5 first holds for n = 4
     rule = Logistic({"bias": 0.0, "logit_max_prob": 1.0}, threshold=0.5)
-    assert length(rule, rule.start_prompt(1, torch.device("cpu")), features(max_prob=0.8))[0] == 4
+    assert drafted_length(rule, rule.start_prompt(1, torch.device("cpu")), features(max_prob=0.8))[0] == 4
     assert rule.needs == {"max_prob"}
     # sigmoid(2 log(0.5) + log(16)) = 0.8
     rule = Logistic({"log_draft_prob": 2.0, "entropy": 0.0, "bias": math.log(16)}, threshold=0.5)
-    assert length(rule, rule.start_prompt(1, torch.device("cpu")), features(draft_prob=0.5, entropy=3.0))[0] == 4
+    assert drafted_length(rule, rule.start_prompt(1, torch.device("cpu")), features(draft_prob=0.5, entropy=3.0))[0] == 4
     assert rule.needs == {"draft_prob", "entropy"}
     assert rule.compile_key == Logistic({"bias": 1, "entropy": 2, "log_draft_prob": 3}).compile_key
 

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from fakes import drafted_length
 from torch import nn
 
 from specheads import AcceptanceHead, HeadConfig, UserError
@@ -21,15 +22,6 @@ def entropy_head(predicts="next_token"):
     for name, value in head.named_parameters():
         value.fill_(1.0 if "weight" in name else 0.0)
     return head
-
-
-def length(rule, state, values):
-    """Return how many tokens a round drafts, and the state after it."""
-    for step in range(1, 100):
-        state, stop = rule.step(state, values)
-        if stop:
-            return step, state
-    raise AssertionError("the rule never stops")
 
 
 def sigmoid(x):
@@ -91,7 +83,7 @@ def test_an_online_logistic_converges_to_the_outcomes():
     rule = OnlineLogistic(threshold=0.5)
     state, lengths = rule.start_prompt(1, CPU), []
     for _ in range(40):
-        count, state = length(rule, state, features(max_prob=0.8))
+        count, state = drafted_length(rule, state, features(max_prob=0.8))
         lengths.append(count)
         state = rule.start_round(rule.end_round(state, torch.tensor([count]), torch.tensor([count])))
     assert lengths[0] == 4 and lengths[-1] == 20 and lengths == sorted(lengths)
@@ -103,7 +95,7 @@ def test_an_online_head_begins_as_the_head_and_corrects_it(predicts):
     plain, stubborn, quick = HeadThreshold(head, 0.5), OnlineHead(head, 0.5, prior=1e9), OnlineHead(head, 0.5, prior=1.0)
     states, lengths = [rule.start_prompt(1, CPU) for rule in (plain, stubborn, quick)], []
     for _ in range(30):
-        results = [length(rule, state, values) for rule, state in zip((plain, stubborn, quick), states, strict=True)]
+        results = [drafted_length(rule, state, values) for rule, state in zip((plain, stubborn, quick), states, strict=True)]
         lengths.append([count for count, _ in results])
         states = [
             rule.start_round(rule.end_round(state, torch.tensor([count]), torch.tensor([count])))  # all is accepted
