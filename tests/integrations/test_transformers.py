@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
     TextStreamer,
+    dynamic_module_utils,
 )
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
@@ -209,6 +211,19 @@ def test_samples_follow_the_targets_distribution(tmp_path):
     assert chi_square_p_value(counts, distribution) > 1e-6
 
 
+@pytest.fixture
+def parsing_one_at_a_time(monkeypatch):
+    """transformers parses the folder's code in every call, and CPython's `ast.parse` may fail in several threads (gh-106905)."""
+    lock, get_imports = Lock(), dynamic_module_utils.get_imports
+
+    def locked(filename):
+        with lock:
+            return get_imports(filename)
+
+    monkeypatch.setattr(dynamic_module_utils, "get_imports", locked)
+
+
+@pytest.mark.usefixtures("parsing_one_at_a_time")
 def test_threads_do_not_disturb_each_other(nano, prompts, simple):
     folder = {"custom_generate": str(simple), "trust_remote_code": True, "draft_model": nano.draft, "do_sample": False}
 
