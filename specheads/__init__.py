@@ -3,19 +3,18 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from specheads.decoding import drafting, stopping, verification
-from specheads.decoding.baseline import generate_baseline
-from specheads.decoding.decoder import SpeculativeDecoder
-from specheads.errors import UserError
-from specheads.heads.checkpoint import load_head, save_head
-from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.pair import Pair, load_pair
-from specheads.sampling import Warp
-
 if TYPE_CHECKING:
+    from specheads.decoding import drafting, stopping, verification
+    from specheads.decoding.baseline import generate_baseline
+    from specheads.decoding.decoder import SpeculativeDecoder
+    from specheads.errors import UserError
     from specheads.evaluation.evaluate import evaluate
     from specheads.evaluation.settings import Evaluation
+    from specheads.heads.checkpoint import load_head, save_head
+    from specheads.heads.head import AcceptanceHead, HeadConfig
+    from specheads.pair import Pair, load_pair
     from specheads.prompts.generated_data import GeneratedData
+    from specheads.sampling import Warp
     from specheads.training.distill.distillation import DistilledDraft, distill
     from specheads.training.distill.settings import Distillation
     from specheads.training.heads.head_training import TrainedHeads, train_heads
@@ -23,18 +22,30 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# A decoder does not need these, and they import pydantic, lightning and datasets: each is imported when it is first used.
+# Where the public names are. Each is imported when it is first used, as `import specheads` should not take the seconds that
+# transformers, pydantic or lightning take; a decoder needs neither of the latter two.
 LAZY = {
+    "AcceptanceHead": "specheads.heads.head",
     "DistilledDraft": "specheads.training.distill.distillation",
     "Distillation": "specheads.training.distill.settings",
     "Evaluation": "specheads.evaluation.settings",
     "GeneratedData": "specheads.prompts.generated_data",
+    "HeadConfig": "specheads.heads.config",
     "HeadTraining": "specheads.training.heads.settings",
+    "Pair": "specheads.pair",
+    "SpeculativeDecoder": "specheads.decoding.decoder",
     "TrainedHeads": "specheads.training.heads.head_training",
+    "UserError": "specheads.errors",
+    "Warp": "specheads.sampling",
     "distill": "specheads.training.distill.distillation",
     "evaluate": "specheads.evaluation.evaluate",
+    "generate_baseline": "specheads.decoding.baseline",
+    "load_head": "specheads.heads.checkpoint",
+    "load_pair": "specheads.pair",
+    "save_head": "specheads.heads.checkpoint",
     "train_heads": "specheads.training.heads.head_training",
 }
+AXES = ("drafting", "stopping", "verification")  # modules of specheads.decoding
 
 __all__ = [
     "AcceptanceHead",
@@ -63,6 +74,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in AXES:
+        return importlib.import_module(f"specheads.decoding.{name}")
     if name not in LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,5 +1,7 @@
 """An installed wheel holds what a source tree does: pyproject.toml lists every package and every file that is no Python."""
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -27,3 +29,12 @@ def test_every_other_file_is_listed():
     others |= set((ROOT / "conf").rglob("*.yaml"))
     assert ROOT / "specheads" / "py.typed" in listed
     assert others <= listed
+
+
+def test_public_names_are_imported_when_they_are_used():
+    script = (
+        "import sys, specheads; assert 'torch' not in sys.modules; "
+        "assert {*specheads.LAZY, *specheads.AXES} == {*specheads.__all__}; "
+        "assert all(getattr(specheads, name) is not None for name in specheads.__all__)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
