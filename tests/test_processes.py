@@ -30,7 +30,7 @@ def test_two_processes_train_one_head_and_stop_together(tmp_path):
     assert not heads(tmp_path)
     done = run(tmp_path, *words)
     assert done.returncode == 0, done.stderr
-    assert "going on from" in done.stdout + done.stderr
+    assert "resumed from" in done.stdout + done.stderr
     undisturbed = run(tmp_path, *words, "resume=false")
     assert undisturbed.returncode == 0, undisturbed.stderr
     resumed, whole = sorted(heads(tmp_path))
