@@ -229,10 +229,6 @@ def _explained(about: str) -> str:
 
 
 EXPECTED = {
-    "greater_than": "must be above {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be below {lt}",
-    "less_than_equal": "must be at most {le}",
     "int_type": "must be an integer",
     "int_from_float": "must be an integer",
     "float_type": "must be a number",

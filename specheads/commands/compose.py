@@ -59,6 +59,16 @@ def source_of(cfg: DictConfig) -> NanoSource | DatasetSource:
     return source
 
 
+def check_every_split(cfg: DictConfig) -> None:
+    """Raise UserError for mistakes in the source of prompts, or if it is asked for none of a split."""
+    source_of(cfg)
+    for key in ("num_train", "num_dev", "num_test"):
+        if not cfg.data[key]:
+            raise UserError(
+                f"data.{key}={shown(cfg.data[key])} must be a positive integer; training needs prompts of every split."
+            )
+
+
 def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: NewDraft | None = None) -> Pair:
     """Return the pair of `cfg.model`, without the target's weights if `only_draft`, with `new_draft` in place of its draft."""
     keys = OmegaConf.to_container(cfg.model, resolve=True, throw_on_missing=True)

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from specheads.commands.compose import load_configured_pair, settings_of, source_of
+from specheads.commands.compose import check_every_split, load_configured_pair, settings_of, source_of
 from specheads.commands.loggers import open_loggers
-from specheads.errors import UserError
 from specheads.pair import Pair
 from specheads.prompts.generated_data import GeneratedData
 from specheads.prompts.prompt import SPLITS, unique
-from specheads.settings import shown
 from specheads.training.distill.settings import Distillation
 
 if TYPE_CHECKING:
@@ -44,12 +42,7 @@ def distillation_of(cfg: DictConfig) -> Distillation:
         UserError: a mistake in them, or in the prompts that the draft is to learn from.
     """
     settings = settings_of(Distillation, cfg)
-    source_of(cfg)
-    for key in ("num_train", "num_dev", "num_test"):
-        if not cfg.data[key]:
-            raise UserError(
-                f"data.{key}={shown(cfg.data[key])} must be a positive integer; distillation needs prompts of every split."
-            )
+    check_every_split(cfg)
     return settings
 
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig
 
 from specheads.commands.command import is_first_process
-from specheads.commands.compose import load_configured_pair, settings_of, source_of
+from specheads.commands.compose import check_every_split, load_configured_pair, settings_of
 from specheads.commands.loggers import open_loggers
 from specheads.errors import UserError
 from specheads.pair import Pair
 from specheads.prompts.generated_data import GeneratedData
-from specheads.settings import shown
 from specheads.training.heads.settings import HeadTraining
 
 if TYPE_CHECKING:
@@ -45,12 +44,7 @@ def head_training_of(cfg: DictConfig) -> HeadTraining:
         UserError: a mistake in them, or in the prompts and the data that heads are to learn from.
     """
     settings = settings_of(HeadTraining, cfg)
-    source_of(cfg)
-    for key in ("num_train", "num_dev", "num_test"):
-        if not cfg.data[key]:
-            raise UserError(
-                f"data.{key}={shown(cfg.data[key])} must be a positive integer; training needs prompts of every split."
-            )
+    check_every_split(cfg)
     if "rollout" in settings.labels and not cfg.generation.rollouts_per_response:
         raise UserError(
             "head.label=rollout needs rollouts, but generation.rollouts_per_response=0; ask for some, for example "
