@@ -49,6 +49,12 @@ def folder() -> Path:
     return cache_folder() / "compiled"
 
 
+def keep_kernels_private() -> None:
+    """Have the compiler keep its files next to the steps that refer to them, and exactly as long, if that folder is private."""
+    if _is_usable(folder()):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder() / "kernels"))
+
+
 def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None:
     """Return a hash of all that the compiled code of a model and an epilogue depends on.
 
@@ -81,8 +87,7 @@ def load_or_compile(name: str | None, compile_program: Callable[[], CompiledProg
     """
     if name is None or not _is_usable(folder()):
         return compile_program(), False
-    # The compiler's files must be kept exactly as long as the files that refer to them.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder() / "kernels"))
+    keep_kernels_private()
     path = folder() / name
     try:
         content = _read_private(path)
@@ -167,7 +172,7 @@ def _cpu_flags() -> list[str]:
 def _sources(package: Path) -> str:
     """Return a hash of a package's code, which compiled code depends on."""
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.cpp")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

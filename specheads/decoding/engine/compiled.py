@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Hashable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from specheads.decoding.engine.artefacts import load_or_compile, name_of
 from specheads.decoding.engine.compiled_program import CompiledProgram, modules_in
 from specheads.decoding.engine.eager import Epilogue
-from specheads.decoding.engine.narrow import MOST_ROWS, NarrowProducts
+from specheads.decoding.engine.operators import load_operators, replaced_attention
+from specheads.decoding.engine.packed import MOST_TOKENS, packed_model
 from specheads.decoding.engine.static import Memory, Runner, StaticEngine, run_step
 from specheads.errors import UserError
 from specheads.language_model import LanguageModel
@@ -24,25 +25,30 @@ FEW = 5  # example tokens for "a few": sizes of 1, and those next to them, would
 
 # A step is only called with the shapes it was compiled for (tests/decoding/test_engines.py); checking would cost as much as a
 # layer.
-OPTIONS = {"size_asserts": False, "alignment_asserts": False, "cpp.enable_floating_point_contract_flag": "fast"}
+OPTIONS = {"cpp_wrapper": True, "size_asserts": False, "alignment_asserts": False, "cpp.enable_floating_point_contract_flag": "fast"}
 
 
 def width_of(count: int) -> int:
     """Return which of WIDTHS a forward pass over `count` tokens is compiled for."""
-    return 0 if count == 1 else 1 if count <= MOST_ROWS else 2
+    return 0 if count == 1 else 1 if count <= MOST_TOKENS else 2
 
 
 class StepModule(nn.Module):
     """`run_step` as a module that owns the weights it reads."""
 
-    def __init__(self, lm: LanguageModel, epilogue: Epilogue, all_logits: bool, tree: bool, narrow: bool) -> None:
+    def __init__(self, lm: LanguageModel, epilogue: Epilogue, all_logits: bool, tree: bool, few: bool) -> None:
         super().__init__()
         self.model, self.others = lm.model, nn.ModuleList(modules_in(epilogue.compile_key))
+        self.has_operators = few and lm.device.type == "cpu" and load_operators()
+        self.packed = packed_model(lm, list(self.others)) if self.has_operators else None
         self.compiled_step = partial(run_step, lm, epilogue, all_logits, tree)
-        self.products = NarrowProducts() if narrow else nullcontext()
 
     def forward(self, tokens: Tensor, start: Tensor, places: Tensor, memory: Memory, inputs: tuple[Any, ...]) -> Any:
-        with self.products:
+        with ExitStack() as replaced:
+            if self.packed is not None:
+                replaced.enter_context(self.packed.replacing())
+            if self.has_operators:
+                replaced.enter_context(replaced_attention())
             return self.compiled_step(memory, tokens, start, places, inputs)
 
 
@@ -87,7 +93,7 @@ class CompiledEngine(StaticEngine):
         tokens, first, _, inputs = args
         width = width_of(tokens.shape[1])
         tokens, places = tokens.new_zeros(1, FEW) if width == 1 else tokens, self._places[: self.bucket]
-        module = StepModule(self.lm, epilogue, all_logits, tree, narrow=width < 2 and self.lm.device.type == "cpu")
+        module = StepModule(self.lm, epilogue, all_logits, tree, few=width < 2)
 
         def compile_program() -> CompiledProgram:
             logger.info("compiling %s", what)
@@ -96,7 +102,8 @@ class CompiledEngine(StaticEngine):
             )
 
         what = f"{type(epilogue).__name__} of {type(self.lm.model).__name__} for {WIDTHS[width]}"
-        name = name_of(self.lm, epilogue, all_logits, tree, width, OPTIONS, self._memory, inputs)
+        replaced = module.has_operators, module.packed is not None
+        name = name_of(self.lm, epilogue, all_logits, tree, width, replaced, OPTIONS, self._memory, inputs)
         compiled_program, was_kept = load_or_compile(name, compile_program)
         logger.info("%s %s in %.1f s", "loaded" if was_kept else "compiled", what, time.perf_counter() - start)
         return compiled_program.bind(module, self._memory)

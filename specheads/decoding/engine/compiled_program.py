@@ -56,6 +56,7 @@ class CompiledProgram:
         with torch.no_grad():
             exported = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
             _drop_checks(exported.graph_module)
+            sources = _sources(exported, module)
             placeholders = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"]
             artifact = torch._inductor.standalone_compile(
                 exported.graph_module,
@@ -65,7 +66,7 @@ class CompiledProgram:
                 aot=True,
             )
         spec = exported.call_spec.out_spec
-        return cls(artifact, options, *_sources(exported, module), tree_unflatten([None] * spec.num_leaves, spec))
+        return cls(artifact, options, *sources, tree_unflatten([None] * spec.num_leaves, spec))
 
     @property
     def is_general(self) -> bool:
@@ -123,7 +124,10 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _sources(exported: ExportedProgram, module: nn.Module) -> tuple[list[str], list[Tensor]]:
-    """Return the names of the module's tensors that a traced call reads, and the other tensors that it reads."""
+    """Return the names of the module's tensors that a traced call reads, and the other tensors that it reads.
+
+    Tensors that it does not read are no longer inputs of the traced call.
+    """
     tensors = _tensors(module)
     owned: list[str] = []
     constants: list[Tensor] = []
@@ -131,11 +135,15 @@ def _sources(exported: ExportedProgram, module: nn.Module) -> tuple[list[str], l
     first = kinds.index(InputKind.USER_INPUT)
     if any(kind is not InputKind.USER_INPUT for kind in kinds[first:]):
         raise RuntimeError("a trace's weights come after its inputs")
-    for spec in exported.graph_signature.input_specs[:first]:
-        if spec.target in tensors and not constants:
+    placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    for node, spec in zip(placeholders[:first], exported.graph_signature.input_specs[:first], strict=True):
+        if not node.users:
+            exported.graph.erase_node(node)
+        elif spec.target in tensors and not constants:
             owned.append(spec.target)
         else:
             constants.append(exported.constants[spec.target])
+    exported.graph_module.recompile()
     return owned, constants
 
 

@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specheads.decoding.engine.compiled_program import modules_in
 from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput
+from specheads.decoding.engine.packed import Place, place_of
 from specheads.decoding.engine.tree_reading import reading_tree
 from specheads.language_model import LanguageModel
 
@@ -83,9 +84,9 @@ def run_step(
     return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden if all_logits else hidden[:, -1:])), *inputs)
 
 
-def _places(module: nn.Module) -> list[tuple[int, torch.dtype]]:
+def _places(module: nn.Module) -> list[Place]:
     """Return where a module's tensors are."""
-    return [(tensor.data_ptr(), tensor.dtype) for tensor in (*module.parameters(), *module.buffers())]
+    return [place_of(tensor) for tensor in (*module.parameters(), *module.buffers())]
 
 
 def rounded_capacity(capacity: int, bucket: int) -> int:
@@ -160,7 +161,7 @@ class StaticEngine(EagerEngine):
 
     def rewind(self, length: int) -> None:
         super().rewind(length)
-        # A new text begins, and a model or a head was moved or cast.
+        # A new text begins, and a model or a head was moved, cast or changed.
         if length == 0 and any(_places(module) != places for module, places in self._watched):
             self._watched = [(module, _places(module)) for module, _ in self._watched]
             self._forget()

@@ -1,0 +1,391 @@
+// Operators for forward passes over few tokens on a CPU, where reading weights and keys takes the time.
+//
+// Written once with at::vec, which has every instruction set that PyTorch supports. Sums are float32, or float64 for float64
+// tensors. Each number of a result is summed in the same order whatever the number of tokens, so that a verification computes the
+// same logits as steps of one token.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/cpu/vec/functional.h>
+#include <ATen/cpu/vec/vec.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+namespace {
+
+using at::vec::Vectorized;
+
+template <typename Value>
+using SumOf = std::conditional_t<std::is_same_v<Value, double>, double, float>;
+template <typename Value>
+constexpr int kLanes = Vectorized<SumOf<Value>>::size();
+template <typename Value>
+constexpr int kPair = 2 * kLanes<Value>;  // numbers in the two vectors that are in work at a time
+
+// Tokens at a time: as many as leave their sums in registers. x86 without AVX-512 has 16 of them, others have 32.
+#if defined(CPU_CAPABILITY_AVX2)
+constexpr int kMostTokens = 6;
+#else
+constexpr int kMostTokens = 12;
+#endif
+constexpr int kMostRows = 4;  // of attention, at a time
+
+constexpr int64_t kPrefetchBytes = 4096;  // ahead of the column in work; measured, see benchmarks/README.md
+constexpr int64_t kPrefetchRows = 16;     // of keys and values
+constexpr int64_t kGrainBytes = 32768;    // a further thread pays from so many bytes on that each reads
+
+template <typename Value, typename Vector>
+inline void load_pair(const Value* from, Vector& first, Vector& second) {
+  if constexpr (std::is_same_v<Value, at::BFloat16>) {
+    std::tie(first, second) = at::vec::convert_bfloat16_float(Vectorized<Value>::loadu(from));
+  } else if constexpr (std::is_same_v<Value, at::Half>) {
+    std::tie(first, second) = at::vec::convert_half_float(Vectorized<Value>::loadu(from));
+  } else {
+    first = Vector::loadu(from);
+    second = Vector::loadu(from + kLanes<Value>);
+  }
+}
+
+// Fetch a pair that is read soon, at most two cache lines.
+template <typename Value>
+inline void prefetch(const Value* from) {
+  __builtin_prefetch(from);
+  if constexpr (sizeof(Value) * kPair<Value> > 64) __builtin_prefetch(reinterpret_cast<const char*>(from) + 64);
+}
+
+// Sums of `count` rows of pairs. A chain in place of an array, which compilers keep in memory instead of registers.
+template <typename Value, int count>
+struct Sums {
+  using Vector = Vectorized<SumOf<Value>>;
+  Vector first{SumOf<Value>(0)}, second{SumOf<Value>(0)};
+  Sums<Value, count - 1> others;
+
+  // sums[r] += factors[r * stride] * (left, right)
+  C10_ALWAYS_INLINE void add(const Vector& left, const Vector& right, const SumOf<Value>* factors, int64_t stride) {
+    const Vector factor(*factors);
+    first = at::vec::fmadd(left, factor, first);
+    second = at::vec::fmadd(right, factor, second);
+    if constexpr (count > 1) others.add(left, right, factors + stride, stride);
+  }
+
+  C10_ALWAYS_INLINE void store(SumOf<Value>* to, int64_t stride) const {
+    first.store(to);
+    second.store(to + kLanes<Value>);
+    if constexpr (count > 1) others.store(to + stride, stride);
+  }
+};
+template <typename Value>
+struct Sums<Value, 0> {};
+
+template <typename Sum>
+inline Sum total_of(const Vectorized<Sum>& sums) {
+  if constexpr (std::is_same_v<Sum, float>) {
+    return at::vec::vec_reduce_all<float>(std::plus<Vectorized<float>>(), sums);
+  } else {
+    return at::vec::vec_reduce_all<Sum>(std::plus<Vectorized<Sum>>(), sums, Vectorized<Sum>::size());
+  }
+}
+
+// Memory of this thread, valid until the next call with the same `number`.
+template <typename Sum, int number>
+Sum* scratch(int64_t size) {
+  static thread_local std::vector<Sum> memory;
+  if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+  return memory.data();
+}
+
+// Linear maps. A weight lies in panels of kPair rows, each stored column by column.
+
+// result[t][j] = sum_i x[t][i] panel[i][j] + bias[j], for a panel's first `num_rows` rows j.
+template <typename Value, int kTokens>
+void panel_product(
+    const Value* panel, const SumOf<Value>* x, const Value* bias, Value* result, int64_t size, int64_t stride, int64_t num_rows) {
+  using Sum = SumOf<Value>;
+  using Vector = Vectorized<Sum>;
+  Sums<Value, kTokens> sums;
+  for (int64_t i = 0; i < size; i++) {
+    const Value* column = panel + i * kPair<Value>;
+    prefetch(column + kPrefetchBytes / sizeof(Value));
+    Vector first, second;
+    load_pair(column, first, second);
+    sums.add(first, second, x + i, size);
+  }
+  Sum rows[kTokens * kPair<Value>];
+  sums.store(rows, kPair<Value>);
+  for (int t = 0; t < kTokens; t++) {
+    const Sum* row = rows + t * kPair<Value>;
+    Value* to = result + t * stride;
+    if (bias) {
+      for (int64_t j = 0; j < num_rows; j++) to[j] = static_cast<Value>(row[j] + static_cast<Sum>(bias[j]));
+    } else {
+      for (int64_t j = 0; j < num_rows; j++) to[j] = static_cast<Value>(row[j]);
+    }
+  }
+}
+
+template <typename Value, int kTokens = kMostTokens, typename... Arguments>
+void panel_product_of(int64_t tokens, Arguments... arguments) {
+  if constexpr (kTokens > 1) {
+    if (tokens < kTokens) return panel_product_of<Value, kTokens - 1>(tokens, arguments...);
+  }
+  panel_product<Value, kTokens>(arguments...);
+}
+
+template <typename Value>
+void linear_into(const at::Tensor& x, const at::Tensor& panels, const Value* bias, at::Tensor& result) {
+  using Sum = SumOf<Value>;
+  const int64_t size = panels.size(1), num_rows = result.size(-1), num_panels = panels.size(0);
+  const int64_t tokens = x.numel() / std::max<int64_t>(1, size), pieces = (tokens + kMostTokens - 1) / kMostTokens;
+  const Value *from = x.const_data_ptr<Value>(), *weight = panels.const_data_ptr<Value>();
+  Value* to = result.mutable_data_ptr<Value>();
+  const Sum* rows;
+  if constexpr (std::is_same_v<Sum, Value>) {
+    rows = from;
+  } else {
+    Sum* converted = scratch<Sum, 0>(x.numel());
+    for (int64_t i = 0; i < x.numel(); i++) converted[i] = static_cast<Sum>(from[i]);
+    rows = converted;
+  }
+  const int64_t panel_bytes = size * kPair<Value> * sizeof(Value) * std::max<int64_t>(1, pieces);
+  at::parallel_for(0, num_panels, std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, panel_bytes)), [&](int64_t begin, int64_t end) {
+    for (int64_t number = begin; number < end; number++) {
+      const int64_t row = number * kPair<Value>;
+      for (int64_t piece = 0; piece < pieces; piece++) {
+        const int64_t first = tokens * piece / pieces, next = tokens * (piece + 1) / pieces;
+        panel_product_of<Value>(
+            next - first, weight + row * size, rows + first * size, bias ? bias + row : nullptr, to + first * num_rows + row, size,
+            num_rows, std::min<int64_t>(kPair<Value>, num_rows - row));
+      }
+    }
+  });
+}
+
+// Attention. Rows are the queries of one group of heads, which share keys and values.
+
+// A head's keys or values as rows of `width` numbers, a multiple of kPair: where they lie, or converted and padded with zeros.
+template <typename Value, int number>
+std::pair<const SumOf<Value>*, int64_t> rows_of(const at::Tensor& memory, int64_t batch, int64_t head, int64_t width) {
+  using Sum = SumOf<Value>;
+  const int64_t size = memory.size(3), count = memory.size(2), stride = memory.stride(2);
+  const Value* from = memory.const_data_ptr<Value>() + batch * memory.stride(0) + head * memory.stride(1);
+  if constexpr (std::is_same_v<Sum, Value>) {
+    if (size == width) return {from, stride};
+  }
+  Sum* to = scratch<Sum, number>(count * width);
+  for (int64_t place = 0; place < count; place++) {
+    for (int64_t i = 0; i < size; i++) to[place * width + i] = static_cast<Sum>(from[place * stride + i]);
+    std::fill(to + place * width + size, to + (place + 1) * width, Sum(0));
+  }
+  return {to, width};
+}
+
+// scores[r][s] = sum_i queries[r][i] keys[s][i]
+template <typename Value, int kRows>
+void score(
+    const SumOf<Value>* queries, const SumOf<Value>* keys, int64_t stride, int64_t count, int64_t width, SumOf<Value>* scores) {
+  using Vector = Vectorized<SumOf<Value>>;
+  for (int64_t place = 0; place < count; place++) {
+    Vector sums[kRows];
+    for (int64_t i = 0; i < width; i += kPair<Value>) {
+      prefetch(keys + (place + kPrefetchRows) * stride + i);
+      const Vector first = Vector::loadu(keys + place * stride + i);
+      const Vector second = Vector::loadu(keys + place * stride + i + kLanes<Value>);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; r++) {
+        sums[r] = at::vec::fmadd(Vector::loadu(queries + r * width + i), first, sums[r]);
+        sums[r] = at::vec::fmadd(Vector::loadu(queries + r * width + i + kLanes<Value>), second, sums[r]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; r++) scores[r * count + place] = total_of(sums[r]);
+  }
+}
+
+// Scores plus a mask become probabilities.
+template <typename Sum>
+void softmax(Sum* scores, const Sum* mask, int64_t count) {
+  using Vector = Vectorized<Sum>;
+  constexpr int64_t lanes = Vector::size();
+  const int64_t whole = count / lanes * lanes;
+  Vector most(-std::numeric_limits<Sum>::infinity()), sums(0);
+  for (int64_t s = 0; s < whole; s += lanes) {
+    const Vector value = Vector::loadu(scores + s) + Vector::loadu(mask + s);
+    value.store(scores + s);
+    most = at::vec::maximum(most, value);
+  }
+  Sum each[lanes], largest = -std::numeric_limits<Sum>::infinity();
+  most.store(each);
+  for (const Sum value : each) largest = std::max(largest, value);
+  for (int64_t s = whole; s < count; s++) largest = std::max(largest, scores[s] += mask[s]);
+  for (int64_t s = 0; s < whole; s += lanes) {
+    const Vector value = (Vector::loadu(scores + s) - Vector(largest)).exp();
+    value.store(scores + s);
+    sums = sums + value;
+  }
+  Sum total = total_of(sums);
+  for (int64_t s = whole; s < count; s++) total += scores[s] = std::exp(scores[s] - largest);
+  for (int64_t s = 0; s < whole; s += lanes) (Vector::loadu(scores + s) / Vector(total)).store(scores + s);
+  for (int64_t s = whole; s < count; s++) scores[s] /= total;
+}
+
+// What a token's mask adds to the scores of one head, (S,).
+template <typename Sum>
+const Sum* mask_row(const at::Tensor& mask, int64_t batch, int64_t head, int64_t token, Sum* memory) {
+  const int64_t from = batch * mask.stride(0) + head * mask.stride(1) + token * mask.stride(2), stride = mask.stride(3);
+  const int64_t count = mask.size(3);
+  if (mask.scalar_type() != at::kBool) {
+    const Sum* added = mask.const_data_ptr<Sum>() + from;
+    if (stride == 1) return added;
+    for (int64_t s = 0; s < count; s++) memory[s] = added[s * stride];
+    return memory;
+  }
+  const bool* seen = mask.const_data_ptr<bool>() + from;
+  constexpr Sum hidden = -std::numeric_limits<Sum>::infinity();
+  if (stride == 1) {
+    for (int64_t s = 0; s < count; s++) memory[s] = seen[s] ? Sum(0) : hidden;
+  } else {
+    for (int64_t s = 0; s < count; s++) memory[s] = seen[s * stride] ? Sum(0) : hidden;
+  }
+  return memory;
+}
+
+// result[r] = sum_s probs[r][s] values[s], all in float32 or wider.
+template <typename Value, int kRows>
+void weigh(
+    const SumOf<Value>* probs, const SumOf<Value>* values, int64_t stride, int64_t count, int64_t width, SumOf<Value>* result) {
+  using Vector = Vectorized<SumOf<Value>>;
+  for (int64_t i = 0; i < width; i += kPair<Value>) {
+    Sums<Value, kRows> sums;
+    for (int64_t place = 0; place < count; place++) {
+      const SumOf<Value>* from = values + place * stride + i;
+      prefetch(from + kPrefetchRows * stride);
+      sums.add(Vector::loadu(from), Vector::loadu(from + kLanes<Value>), probs + place, count);
+    }
+    sums.store(result + i, width);
+  }
+}
+
+template <typename Value, int kRows = kMostRows, typename... Arguments>
+void score_of(int64_t rows, Arguments... arguments) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return score_of<Value, kRows - 1>(rows, arguments...);
+  }
+  score<Value, kRows>(arguments...);
+}
+
+template <typename Value, int kRows = kMostRows, typename... Arguments>
+void weigh_of(int64_t rows, Arguments... arguments) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return weigh_of<Value, kRows - 1>(rows, arguments...);
+  }
+  weigh<Value, kRows>(arguments...);
+}
+
+template <typename Value>
+void attention_into(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& mask, double scale, at::Tensor& result) {
+  using Sum = SumOf<Value>;
+  const int64_t heads = query.size(1), tokens = query.size(2), size = query.size(3), value_size = value.size(3);
+  const int64_t shared = key.size(1), group = heads / shared, rows = group * tokens, count = key.size(2);
+  const int64_t width = (size + kPair<Value> - 1) / kPair<Value> * kPair<Value>;
+  const int64_t value_width = (value_size + kPair<Value> - 1) / kPair<Value> * kPair<Value>;
+  const int64_t items = query.size(0) * shared, pieces = std::min<int64_t>(rows, (at::get_num_threads() + items - 1) / items);
+  const int64_t item_bytes = count * (width + value_width) * sizeof(Sum) * ((rows + pieces - 1) / std::max<int64_t>(1, pieces));
+  const Value* queries = query.const_data_ptr<Value>();
+  Value* to = result.mutable_data_ptr<Value>();
+  at::parallel_for(0, items * pieces, std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, item_bytes)), [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; item++) {
+      const int64_t batch = item / pieces / shared, kv_head = item / pieces % shared, piece = item % pieces;
+      const int64_t first = rows * piece / pieces, next = rows * (piece + 1) / pieces;
+      const auto [keys, key_stride] = rows_of<Value, 1>(key, batch, kv_head, width);
+      const auto [values, value_stride] = rows_of<Value, 2>(value, batch, kv_head, value_width);
+      Sum *scaled = scratch<Sum, 3>(kMostRows * width), *scores = scratch<Sum, 4>(kMostRows * count);
+      Sum *sums = scratch<Sum, 5>(kMostRows * value_width), *added = scratch<Sum, 6>(count);
+      for (int64_t row = first; row < next; row += kMostRows) {
+        const int64_t several = std::min<int64_t>(kMostRows, next - row);
+        for (int64_t r = 0; r < several; r++) {
+          const int64_t head = kv_head * group + (row + r) / tokens, token = (row + r) % tokens;
+          const Value* from = queries + batch * query.stride(0) + head * query.stride(1) + token * query.stride(2);
+          for (int64_t i = 0; i < size; i++) scaled[r * width + i] = static_cast<Sum>(from[i]) * static_cast<Sum>(scale);
+          std::fill(scaled + r * width + size, scaled + (r + 1) * width, Sum(0));
+        }
+        score_of<Value>(several, scaled, keys, key_stride, count, width, scores);
+        for (int64_t r = 0; r < several; r++) {
+          const int64_t head = kv_head * group + (row + r) / tokens, token = (row + r) % tokens;
+          softmax<Sum>(scores + r * count, mask_row<Sum>(mask, batch, head, token, added), count);
+        }
+        weigh_of<Value>(several, scores, values, value_stride, count, value_width, sums);
+        for (int64_t r = 0; r < several; r++) {
+          const int64_t head = kv_head * group + (row + r) / tokens, token = (row + r) % tokens;
+          Value* into = to + ((batch * tokens + token) * heads + head) * value_size;
+          for (int64_t i = 0; i < value_size; i++) into[i] = static_cast<Value>(sums[r * value_width + i]);
+        }
+      }
+    }
+  });
+}
+
+template <typename Function>
+void with_type(at::ScalarType type, Function function) {
+  switch (type) {
+    case at::kDouble: return function(double());
+    case at::kFloat: return function(float());
+    case at::kBFloat16: return function(at::BFloat16());
+    case at::kHalf: return function(at::Half());
+    default: TORCH_CHECK(false, "no operator for ", type);
+  }
+}
+
+// x W^T + b (..., O) of x (..., I), W in panels (ceil(O / P), I, P), b (O).
+at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, const std::optional<at::Tensor>& bias, int64_t num_rows) {
+  TORCH_CHECK(
+      x.size(-1) == panels.size(1) && x.scalar_type() == panels.scalar_type() && panels.is_contiguous(), "x is ", x.scalar_type(), " ",
+      x.sizes(), ", panels are ", panels.scalar_type(), " ", panels.sizes());
+  auto shape = x.sizes().vec();
+  shape.back() = num_rows;
+  at::Tensor result = at::empty(shape, x.options()), rows = x.contiguous();
+  with_type(x.scalar_type(), [&](auto value) {
+    using Value = decltype(value);
+    linear_into<Value>(rows, panels, bias ? bias->const_data_ptr<Value>() : nullptr, result);
+  });
+  return result;
+}
+
+// The attention (B, T, heads, D) of query (B, heads, T, D) to key and value (B, shared, S, D); mask broadcasts to (B, heads, T, S).
+at::Tensor attention(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& mask, double scale) {
+  auto contiguous = [](const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); };
+  const at::Tensor rows = contiguous(query), keys = contiguous(key), values = contiguous(value);
+  const int64_t batch = query.size(0), heads = query.size(1), tokens = query.size(2);
+  const auto sum_type = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor wide = mask.scalar_type() == at::kBool ? mask : mask.to(sum_type);
+  const at::Tensor expanded = wide.expand({batch, heads, tokens, key.size(2)});
+  at::Tensor result = at::empty({batch, tokens, heads, value.size(3)}, query.options());
+  with_type(query.scalar_type(), [&](auto type) { attention_into<decltype(type)>(rows, keys, values, expanded, scale, result); });
+  return result;
+}
+
+int64_t panel_rows(bool wide) {
+  return wide ? kPair<double> : kPair<float>;
+}
+
+}  // namespace
+
+TORCH_LIBRARY(specheads, library) {
+  library.def("linear(Tensor x, Tensor panels, Tensor? bias, int num_rows) -> Tensor");
+  library.def("attention(Tensor query, Tensor key, Tensor value, Tensor mask, float scale) -> Tensor");
+  library.def("panel_rows(bool wide) -> int", &panel_rows);
+}
+
+TORCH_LIBRARY_IMPL(specheads, CPU, library) {
+  library.impl("linear", &linear);
+  library.impl("attention", &attention);
+}

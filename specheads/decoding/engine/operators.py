@@ -1,0 +1,91 @@
+"""The operators of kernels.cpp as `torch.ops.specheads`, built by the first process that needs them on a machine."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from specheads.decoding.engine.artefacts import keep_kernels_private
+
+logger = logging.getLogger(__name__)
+
+OTHER_ATTENTION = ("dropout", "is_causal", "position_bias", "softcap", "cache")  # options that the operator does not have
+SOURCE = Path(__file__).with_name("kernels.cpp")
+
+
+@cache
+def load_operators() -> bool:
+    """Build or load the operators; return whether they can be used, and say why not."""
+    from torch._inductor.codecache import CppCodeCache  # takes seconds to import
+
+    keep_kernels_private()
+    start = time.perf_counter()
+    try:
+        CppCodeCache.load(SOURCE.read_text())
+    except Exception as error:  # a compiler has many ways to fail
+        logger.warning("verification is slower than it could be, because operators cannot be built: %s", str(error).splitlines()[0])
+        return False
+    torch.library.register_fake("specheads::linear", _shape_of_linear)
+    torch.library.register_fake("specheads::attention", _shape_of_attention)
+    logger.info("built or loaded the operators in %.1f s", time.perf_counter() - start)
+    return True
+
+
+def panel_rows(dtype: torch.dtype) -> int:
+    """Return how many rows of a weight of this type a panel has."""
+    return torch.ops.specheads.panel_rows(dtype == torch.float64)
+
+
+def packed_linear(x: Tensor, panels: Tensor, bias: Tensor | None, num_rows: int) -> Tensor:
+    """Return `x W^T + b` (..., O) of `x` (..., I), summed in float32 or wider.
+
+    Args:
+        panels: W (O, I) in panels of P rows, (ceil(O / P), I, P); see `pack`.
+        bias: (O,).
+        num_rows: O.
+    """
+    return torch.ops.specheads.linear(x, panels, bias, num_rows)
+
+
+@contextmanager
+def replaced_attention() -> Iterator[None]:
+    """While it is active, transformers' `sdpa` attention is computed by the operator where it can; for code that is traced."""
+    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
+        scale = options.get("scaling")
+        if mask is None or any(options.get(name) for name in OTHER_ATTENTION):
+            return plain(module, query, key, value, mask, **options)
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        return torch.ops.specheads.attention(query, key, value, mask, scale), None
+
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = attend
+    try:
+        yield
+    finally:
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]  # the library's own one, which ours hid, is visible again
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Return a weight (O, I) in panels, (ceil(O / P), I, P), with zeros in place of missing rows."""
+    rows = panel_rows(weight.dtype)
+    number = -(-weight.shape[0] // rows)
+    padded = weight.new_zeros(number * rows, weight.shape[1])
+    padded[: weight.shape[0]] = weight
+    return padded.reshape(number, rows, weight.shape[1]).transpose(1, 2).contiguous()
+
+
+def _shape_of_linear(x: Tensor, panels: Tensor, bias: Tensor | None, num_rows: int) -> Tensor:
+    return x.new_empty(*x.shape[:-1], num_rows)
+
+
+def _shape_of_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    batch, heads, tokens, _ = query.shape
+    return query.new_empty(batch, tokens, heads, value.shape[-1])

@@ -1,0 +1,161 @@
+"""Packed copies of a model's linear maps, with which a forward pass over few tokens costs hardly more than one over one token.
+
+A weight is copied once, into the order in which the operator of kernels.cpp reads it; maps that read the same input (queries,
+keys and values; gate and up) become one. Copies are shared by all engines of a model and made anew when a weight changes.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from specheads.decoding.engine.operators import pack, packed_linear
+from specheads.language_model import LanguageModel
+
+logger = logging.getLogger(__name__)
+
+MOST_TOKENS = 32  # with more, BLAS on the weights as they are is as fast; the usual longest draft has 20
+SPARE_MEMORY = 0.8  # share of the available memory that copies may take
+
+Place = tuple[int, torch.dtype, int]
+
+
+def place_of(tensor: Tensor) -> Place:
+    """Return where a tensor is and how often it was written to, so that a change is noticed."""
+    return tensor.data_ptr(), tensor.dtype, 0 if tensor.is_inference() else tensor._version
+
+
+class PackedLinear(nn.Module):
+    """Linear maps that read the same input, as one packed map."""
+
+    def __init__(self, members: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        weights = [member.weight for member in members]
+        self.sizes = [len(weight) for weight in weights]
+        self.places = self.places_of(members)
+        self.register_buffer("panels", pack(torch.cat(weights) if len(weights) > 1 else weights[0]), persistent=False)
+        bias = None if members[0].bias is None else torch.cat([member.bias for member in members])
+        self.register_buffer("bias", bias, persistent=False)
+        self._last: tuple[Tensor | None, Sequence[Tensor]] = (None, ())
+
+    @staticmethod
+    def places_of(members: Sequence[nn.Linear]) -> list[Place]:
+        """Return the places of all weights."""
+        return [place_of(tensor) for member in members for tensor in member.parameters()]
+
+    def output(self, number: int, x: Tensor) -> Tensor:
+        """Return the output (..., O) of one of the maps for `x` (..., I)."""
+        if len(self.sizes) == 1:
+            return packed_linear(x, self.panels, self.bias, self.sizes[0])
+        if self._last[0] is not x:
+            self._last = x, packed_linear(x, self.panels, self.bias, sum(self.sizes)).split(self.sizes, dim=-1)
+        output = self._last[1][number]
+        if number == len(self.sizes) - 1:
+            self._last = None, ()
+        return output
+
+
+_copies: WeakKeyDictionary[nn.Linear, PackedLinear] = WeakKeyDictionary()  # by the first member
+
+
+class PackedModel(nn.Module):
+    """The packed copies of some modules' linear maps."""
+
+    def __init__(self, groups: Sequence[Sequence[nn.Linear]]) -> None:
+        super().__init__()
+        self._groups = groups
+        self.copies = nn.ModuleList([_copy_of(group) for group in groups])
+
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        """While it is active, the linear maps compute with their packed copies."""
+        for group, copied in zip(self._groups, self.copies, strict=True):
+            for number, member in enumerate(group):
+                member.forward = partial(copied.output, number)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            for group in self._groups:
+                for member in group:
+                    del member.forward
+
+
+def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel | None:
+    """Return packed copies of the linear maps of a model on a CPU and of other modules, or None if memory is too small."""
+    groups = [*_groups(lm), *([module] for other in others for module in other.modules() if _is_packable(module))]
+    new = [member for group in groups if not _is_current(group) for member in group]
+    needed = sum(member.weight.nbytes for member in new)
+    available = available_memory()
+    if needed > SPARE_MEMORY * available:
+        _warn(
+            f"linear maps are not packed, and verification is slower: packed copies need {needed / 2**20:.0f} MiB, and of "
+            f"{available / 2**20:.0f} MiB of available memory at most {SPARE_MEMORY:.0%} are taken"
+        )
+        return None
+    if needed > 2**20:
+        logger.info("packing %d linear maps of %s: %.0f MiB", len(new), type(lm.model).__name__, needed / 2**20)
+    return PackedModel(groups)
+
+
+def available_memory() -> float:
+    """Return the bytes of memory that this process may still take; infinity where that cannot be told."""
+    limits = [float("inf")]
+    information = Path("/proc/meminfo")
+    if information.is_file():
+        fields = dict(line.split(":", 1) for line in information.read_text().splitlines() if ":" in line)
+        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    elif hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        limits.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    most, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if most.is_file() and used.is_file() and most.read_text().strip() != "max":
+        limits.append(int(most.read_text()) - int(used.read_text()))
+    return min(limits)
+
+
+def _copy_of(group: Sequence[nn.Linear]) -> PackedLinear:
+    if not _is_current(group):
+        with torch.no_grad():
+            _copies[group[0]] = PackedLinear(group)
+    return _copies[group[0]]
+
+
+def _is_current(group: Sequence[nn.Linear]) -> bool:
+    copied = _copies.get(group[0])
+    return copied is not None and copied.places == PackedLinear.places_of(group)
+
+
+def _is_packable(module: nn.Module) -> bool:
+    return type(module) is nn.Linear and module.weight.dtype.is_floating_point and module.weight.dtype.itemsize > 1
+
+
+@torch.no_grad()
+def _groups(lm: LanguageModel) -> list[list[nn.Linear]]:
+    """Return the model's linear maps, those together that read the same tensor and all have a bias or none."""
+    inputs: list[Tensor] = []  # kept, so that no tensor takes the place of another
+    groups: dict[tuple[int, bool, torch.dtype], list[nn.Linear]] = {}
+
+    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        inputs.append(args[0])
+        members = groups.setdefault((id(args[0]), module.bias is None, module.weight.dtype), [])
+        if module not in members:
+            members.append(module)
+
+    linears = [module for module in lm.model.modules() if _is_packable(module)]
+    handles = [module.register_forward_pre_hook(note) for module in linears]
+    try:
+        lm.logits(lm.hidden_states(torch.zeros((1, 1), dtype=torch.long, device=lm.device), use_cache=False))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(groups.values())
+
+
+@cache  # a decoder has two engines, and one warning is enough
+def _warn(message: str) -> None:
+    logger.warning("%s", message)
