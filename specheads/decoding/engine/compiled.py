@@ -25,7 +25,7 @@ FEW = 5  # example tokens for "a few": sizes of 1, and those next to them, would
 
 # A step is only called with the shapes it was compiled for (tests/decoding/test_engines.py); checking would cost as much as a
 # layer.
-OPTIONS = {"cpp_wrapper": True, "size_asserts": False, "alignment_asserts": False, "cpp.enable_floating_point_contract_flag": "fast"}
+OPTIONS = {"realize_reads_threshold": 0, "cpp_wrapper": True, "size_asserts": False, "alignment_asserts": False, "cpp.enable_floating_point_contract_flag": "fast"}
 
 
 def width_of(count: int) -> int:
