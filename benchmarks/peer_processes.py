@@ -24,7 +24,7 @@ class Command:
 
     python: str
     file: str
-    told: Mapping[str, Any]
+    setup: Mapping[str, Any]
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -35,7 +35,7 @@ class Worker:
         self.command = command
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as this object
         self._process = subprocess.Popen(
-            [command.python, str(FOLDER / command.file), json.dumps(command.told)],
+            [command.python, str(FOLDER / command.file), json.dumps(command.setup)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -104,10 +104,12 @@ class Workers:
             self._running.pop(name).close()
 
 
-def can_import(python: str, package: str) -> bool:
-    """Return whether an interpreter has a package."""
-    code = f"import sys, importlib.util as u; sys.exit(u.find_spec({package!r}) is None)"
+def can_import(python: str, package: str, variables: Mapping[str, str] | None = None) -> bool:
+    """Return whether an interpreter has a package that can be imported."""
+    environment = {**os.environ, **(variables or {})}
     try:
-        return subprocess.run([python, "-c", code], check=False, capture_output=True).returncode == 0
+        return (
+            subprocess.run([python, "-c", f"import {package}"], env=environment, check=False, capture_output=True).returncode == 0
+        )
     except OSError:
         return False

@@ -52,13 +52,13 @@ class Peers:
 def all_peers(pair: Pair, arguments: Namespace, folder: Path) -> Peers:
     """Return everything that can be compared here; files that peers read are written to `folder`."""
     peers = Peers()
-    told = {"model": arguments.model, "pair_keys": pair_keys(arguments), "threads": arguments.threads}
-    told |= {"temperature": SAMPLED.temperature, "top_k": SAMPLED.top_k}
-    _add_transformers(peers, told)
-    told |= {"dtype": str(pair.target.dtype).removeprefix("torch."), "window": min(pair.window, arguments.window)}
+    setup = {"model": arguments.model, "pair_keys": pair_keys(arguments), "threads": arguments.threads}
+    setup |= {"temperature": SAMPLED.temperature, "top_k": SAMPLED.top_k}
+    _add_transformers(peers, setup)
+    setup |= {"dtype": str(pair.target.dtype).removeprefix("torch."), "window": min(pair.window, arguments.window)}
     for add in (_add_llama, _add_vllm):
-        add(peers, pair, told, arguments, folder)
-    _add_specheads(peers, told | {"engine": arguments.engine, "head": arguments.head})
+        add(peers, pair, setup, arguments, folder)
+    _add_specheads(peers, setup | {"engine": arguments.engine, "head": arguments.head})
     return peers
 
 
@@ -67,7 +67,7 @@ def pair_keys(arguments: Namespace) -> dict[str, str]:
     return {"device": "cpu"} | ({"dtype": arguments.dtype} if arguments.dtype else {})
 
 
-def _add_transformers(peers: Peers, told: Mapping[str, Any]) -> None:
+def _add_transformers(peers: Peers, setup: Mapping[str, Any]) -> None:
     def assistant(tokens: int, schedule: str = "constant", confidence: float = 0.0) -> dict[str, Any]:
         names = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
         return dict(zip(names, (tokens, schedule, confidence), strict=True))
@@ -76,11 +76,11 @@ def _add_transformers(peers: Peers, told: Mapping[str, Any]) -> None:
     choices |= {"heuristic": assistant(5, "heuristic"), "confidence 0.4": assistant(20, confidence=0.4)}
     line = "transformers, assisted"
     assisted = [Setting(line, choice, "transformers", options) for choice, options in choices.items()]
-    command = Command(sys.executable, "transformers_worker.py", told)
+    command = Command(sys.executable, "transformers_worker.py", setup)
     peers.add("transformers", command, Setting("transformers, plain", "", "transformers"), *assisted)
 
 
-def _add_llama(peers: Peers, pair: Pair, told: Mapping[str, Any], arguments: Namespace, folder: Path) -> None:
+def _add_llama(peers: Peers, pair: Pair, setup: Mapping[str, Any], arguments: Namespace, folder: Path) -> None:
     """Add llama-cpp-python, and the server with and without a draft model."""
     if reason := obstacle(pair.target) or obstacle(pair.draft):
         peers.left_out.append(f"llama.cpp is left out: {pair.name} has a model that cannot be written as GGUF: {reason}.")
@@ -91,17 +91,18 @@ def _add_llama(peers: Peers, pair: Pair, told: Mapping[str, Any], arguments: Nam
     files = {"file": folder / "target.gguf", "draft_file": folder / "draft.gguf"}
     on_path = shutil.which("llama-server", path=arguments.llama_bin)
     binary = str(Path(on_path).resolve()) if on_path else None
-    has_package = can_import(arguments.llama_python, "llama_cpp")
+    # The package and the binaries are one build where the binaries bring the library.
+    bring = binary and any(Path(binary).parent.glob("libllama.*"))
+    variables = {"LLAMA_CPP_LIB_PATH": str(Path(binary).parent)} if bring else {}
+    has_package = can_import(arguments.llama_python, "llama_cpp", variables)
     if has_package or binary:
         for model, path in zip((pair.target, pair.draft), files.values(), strict=True):
             write_gguf(model, path)
-    told = {**told, **{name: str(path) for name, path in files.items()}}
+    setup = {**setup, **{name: str(path) for name, path in files.items()}}
+    # On a CPU it computes in half precision: it moves nano's logits by 0.015, all else in float32 by 0.00001.
+    setup["flash_attention"] = setup["dtype"] != "float32"
     if has_package:
-        # The package and the binaries are one build where the binaries bring the library.
-        libraries = Path(binary).parent if binary else None
-        bring = libraries is not None and any(libraries.glob("libllama.*"))
-        variables = {"LLAMA_CPP_LIB_PATH": str(libraries)} if bring else {}
-        command = Command(arguments.llama_python, "llama_worker.py", told, variables)
+        command = Command(arguments.llama_python, "llama_worker.py", setup, variables)
         peers.add("llama.cpp", command, Setting("llama.cpp, plain", "", "llama.cpp"))
     else:
         peers.left_out.append(
@@ -111,7 +112,7 @@ def _add_llama(peers: Peers, pair: Pair, told: Mapping[str, Any], arguments: Nam
         for length in (0, *LENGTHS):
             line = "llama.cpp, draft model" if length else "llama.cpp, server, plain"
             worker = f"llama-server {length}"
-            command = Command(sys.executable, "llama_server_worker.py", told | {"binary": binary, "drafted": length})
+            command = Command(sys.executable, "llama_server_worker.py", setup | {"binary": binary, "drafted": length})
             peers.add(worker, command, Setting(line, f"K={length}" if length else "", worker))
     else:
         peers.left_out.append(
@@ -120,7 +121,7 @@ def _add_llama(peers: Peers, pair: Pair, told: Mapping[str, Any], arguments: Nam
         )
 
 
-def _add_vllm(peers: Peers, pair: Pair, told: Mapping[str, Any], arguments: Namespace, folder: Path) -> None:
+def _add_vllm(peers: Peers, pair: Pair, setup: Mapping[str, Any], arguments: Namespace, folder: Path) -> None:
     """Add vLLM from its environment, one process for each number of drafted tokens."""
     if not can_import(arguments.vllm_python, "vllm"):
         peers.left_out.append(
@@ -131,22 +132,22 @@ def _add_vllm(peers: Peers, pair: Pair, told: Mapping[str, Any], arguments: Name
     for model, path in zip((pair.target, pair.draft), folders.values(), strict=True):
         model.save_pretrained(path)
         pair.tokenizer.save_pretrained(path)
-    told = {**told, **{name: str(path) for name, path in folders.items()}, "compiled": arguments.vllm_compiled}
+    setup = {**setup, **{name: str(path) for name, path in folders.items()}, "compiled": arguments.vllm_compiled}
     for length in (0, *VLLM_LENGTHS):
         line = "vLLM, draft model" if length else "vLLM, plain"
         worker = f"vllm {length}"
-        command = Command(arguments.vllm_python, "vllm_worker.py", told | {"drafted": length})
+        command = Command(arguments.vllm_python, "vllm_worker.py", setup | {"drafted": length})
         peers.add(worker, command, Setting(line, f"K={length}" if length else "", worker))
 
 
-def _add_specheads(peers: Peers, told: Mapping[str, Any]) -> None:
+def _add_specheads(peers: Peers, setup: Mapping[str, Any]) -> None:
     """Add this project's decoders."""
     settings = [Setting("this decoder, alone", "", "specheads", {"rule": "alone"})]
     rules = {
         "this decoder, fixed length": {f"K={length}": {"rule": "fixed", "length": length} for length in LENGTHS},
         "this decoder, head": {f"threshold {value}": {"rule": "head", "threshold": value} for value in THRESHOLDS},
     }
-    if not told["head"]:
+    if not setup["head"]:
         peers.left_out.append("the head is left out: --head names one that train.py exported.")
         del rules["this decoder, head"]
     for line, choices in rules.items():
@@ -154,4 +155,4 @@ def _add_specheads(peers: Peers, told: Mapping[str, Any]) -> None:
             settings.append(Setting(line, choice, "specheads", options))
             block = options | {"verification": "block"}
             settings.append(Setting(f"{line}, block verification", choice, "specheads", block, sampled_only=True))
-    peers.add("specheads", Command(sys.executable, "specheads_worker.py", told), *settings)
+    peers.add("specheads", Command(sys.executable, "specheads_worker.py", setup), *settings)

@@ -103,9 +103,8 @@ def same_tokens(made: Measured, alone: Measured) -> float:
     return shared / counted
 
 
-def forward_table(workers: Workers, prompts: Sequence[list[int]], length: int, repeats: int) -> Table:
+def forward_table(workers: Workers, names: Sequence[str], prompts: Sequence[list[int]], length: int, repeats: int) -> Table:
     """Time one forward pass over several tokens."""
-    names = [name for name in ("specheads", "llama.cpp") if name in workers.commands]
     taken: dict[tuple[str, int], list[float]] = {(name, rows): [] for name in names for rows in ROWS}
     for repeat in range(repeats + 1):  # the first warms up
         for rows in ROWS:
@@ -175,7 +174,8 @@ def compare(peers: Peers, pair: Pair, arguments: argparse.Namespace) -> tuple[li
             workers.keep([setting.worker for setting in chosen])
             measured = measure(workers, chosen, prompts=encoded, repeats=arguments.repeats, **how)
             keep(tables, speed_table(measured, greedy))
-        keep(tables, forward_table(workers, encoded, length, arguments.repeats))
+        names = [name for name in ("specheads", "llama.cpp") if name in {setting.worker for setting in settings}]
+        keep(tables, forward_table(workers, names, encoded, length, arguments.repeats))
         versions = workers.versions
     records = {
         name: prompt_record(each.prompt_id for each in part) for name, part in (("reported", reported), ("tuning", tuning))

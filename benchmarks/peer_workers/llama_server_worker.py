@@ -23,16 +23,17 @@ WAIT = 120  # seconds for the server to load
 class Server:
     """A server of its own, and the connection to it."""
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self.told = told
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        self.setup = setup
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        threads, cache = str(told["threads"]), CACHE_TYPES[told["dtype"]]
-        command = [told["binary"], "-m", told["file"], "-c", str(told["window"]), "-np", "1", "--port", str(self.port)]
+        threads, cache = str(setup["threads"]), CACHE_TYPES[setup["dtype"]]
+        command = [setup["binary"], "-m", setup["file"], "-c", str(setup["window"]), "-np", "1", "--port", str(self.port)]
         command += ["-t", threads, "-tb", threads, "-ctk", cache, "-ctv", cache, "--cache-ram", "0"]
-        if told.get("drafted"):
-            command += ["-md", told["draft_file"], "--spec-type", "draft-simple", "--spec-draft-n-max", str(told["drafted"])]
+        command += ["-fa", "auto" if setup["flash_attention"] else "off"]
+        if setup.get("drafted"):
+            command += ["-md", setup["draft_file"], "--spec-type", "draft-simple", "--spec-draft-n-max", str(setup["drafted"])]
             command += ["-td", threads, "-tbd", threads, "-ctkd", cache, "-ctvd", cache]
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as this object
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
@@ -45,7 +46,7 @@ class Server:
         if greedy:
             body |= {"samplers": ["top_k"], "top_k": 1}
         else:
-            body |= {"samplers": ["top_k", "temperature"], "top_k": self.told["top_k"], "temperature": self.told["temperature"]}
+            body |= {"samplers": ["top_k", "temperature"], "top_k": self.setup["top_k"], "temperature": self.setup["temperature"]}
         self.connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
         answer = json.loads(self.connection.getresponse().read())
         if "timings" not in answer:
@@ -79,11 +80,11 @@ def version(binary: str) -> str:
 
 
 def main() -> None:
-    told = settings()
+    setup = settings()
     with answers() as channel:
-        server = Server(told)
+        server = Server(setup)
         try:
-            serve(channel, {"llama-server": version(told["binary"])}, server.generate)
+            serve(channel, {"llama-server": version(setup["binary"])}, server.generate)
         finally:
             server.process.terminate()
 

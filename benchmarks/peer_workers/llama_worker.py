@@ -14,17 +14,18 @@ CACHE_TYPES = {"float32": 0, "bfloat16": 30}  # of ggml
 class Llama:
     """A target and its context."""
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self.told = told
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        self.setup = setup
         llama_cpp.llama_backend_init()
         model_params = llama_cpp.llama_model_default_params()
-        self.model = llama_cpp.llama_model_load_from_file(told["file"].encode(), model_params)
+        self.model = llama_cpp.llama_model_load_from_file(setup["file"].encode(), model_params)
         if not self.model:
-            raise OSError(f"llama.cpp cannot load {told['file']}")
+            raise OSError(f"llama.cpp cannot load {setup['file']}")
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = params.n_batch = told["window"]
-        params.n_threads = params.n_threads_batch = told["threads"]
-        params.type_k = params.type_v = CACHE_TYPES[told["dtype"]]
+        params.n_ctx = params.n_batch = setup["window"]
+        params.n_threads = params.n_threads_batch = setup["threads"]
+        params.type_k = params.type_v = CACHE_TYPES[setup["dtype"]]
+        params.flash_attn_type = -1 if setup["flash_attention"] else 0
         params.no_perf = True
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         self.memory = llama_cpp.llama_get_memory(self.context)
@@ -64,8 +65,8 @@ class Llama:
         chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         parts = [llama_cpp.llama_sampler_init_greedy()]
         if not greedy:
-            parts = [llama_cpp.llama_sampler_init_top_k(self.told["top_k"])]
-            parts += [llama_cpp.llama_sampler_init_temp(self.told["temperature"]), llama_cpp.llama_sampler_init_dist(seed)]
+            parts = [llama_cpp.llama_sampler_init_top_k(self.setup["top_k"])]
+            parts += [llama_cpp.llama_sampler_init_temp(self.setup["temperature"]), llama_cpp.llama_sampler_init_dist(seed)]
         for part in parts:
             llama_cpp.llama_sampler_chain_add(chain, part)
         return chain

@@ -22,15 +22,15 @@ from specheads.decoding.verification import BlockVerification, TokenVerification
 class Decoders:
     """One pair with all the decoders that were asked for; those of a warp share their memory."""
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self.told = told
-        self.pair = load_pair(told["model"], **told["pair_keys"])
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        self.setup = setup
+        self.pair = load_pair(setup["model"], **setup["pair_keys"])
         self._made: dict[str, SpeculativeDecoder | Baseline] = {}
 
     @cached_property
     def head(self) -> torch.nn.Module:
         """The head of the `head` rule."""
-        return load_head(self.told["head"]).requires_grad_(False)
+        return load_head(self.setup["head"]).requires_grad_(False)
 
     def generate(self, options: Mapping[str, Any], greedy: bool, prompt: list[int], length: int, seed: int) -> tuple:
         """Return a response and the seconds of the whole call."""
@@ -71,16 +71,16 @@ class Decoders:
         """Return the decoder whose engines all others of its warp share."""
         key = f"basis {greedy}"
         if key not in self._made:
-            warp = Warp(temperature=0) if greedy else Warp(temperature=self.told["temperature"], top_k=self.told["top_k"])
-            self._made[key] = SpeculativeDecoder(self.pair, warp=warp, engine=self.told["engine"])
+            warp = Warp(temperature=0) if greedy else Warp(temperature=self.setup["temperature"], top_k=self.setup["top_k"])
+            self._made[key] = SpeculativeDecoder(self.pair, warp=warp, engine=self.setup["engine"])
         return self._made[key]
 
 
 def main() -> None:
-    told = settings()
-    torch.set_num_threads(told["threads"])
+    setup = settings()
+    torch.set_num_threads(setup["threads"])
     with answers() as channel:
-        decoders = Decoders(told)
+        decoders = Decoders(setup)
         serve(channel, {"torch": torch.__version__}, decoders.generate, decoders.forward)
 
 

@@ -19,9 +19,9 @@ from specheads import load_pair
 class Generation:
     """transformers' generation from a pair; no token ends a response."""
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self.told = told
-        self.pair = load_pair(told["model"], **told["pair_keys"])
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        self.setup = setup
+        self.pair = load_pair(setup["model"], **setup["pair_keys"])
         self.pair.target.generation_config.eos_token_id = self.pair.draft.generation_config.eos_token_id = None
         self._configs: dict[str, Any] = {}
 
@@ -29,7 +29,7 @@ class Generation:
         """Return a response and the seconds of the whole call."""
         chosen = {"max_new_tokens": length, "pad_token_id": 0, "do_sample": not greedy}
         if not greedy:
-            chosen |= {"temperature": self.told["temperature"], "top_k": self.told["top_k"], "top_p": 1.0}
+            chosen |= {"temperature": self.setup["temperature"], "top_k": self.setup["top_k"], "top_p": 1.0}
         if options:
             self.pair.draft.generation_config = self._assistant(options, greedy)
             chosen["assistant_model"] = self.pair.draft
@@ -51,10 +51,10 @@ class Generation:
 
 
 def main() -> None:
-    told = settings()
-    torch.set_num_threads(told["threads"])
+    setup = settings()
+    torch.set_num_threads(setup["threads"])
     with answers() as channel:
-        generation = Generation(told)
+        generation = Generation(setup)
         serve(channel, {"transformers": transformers.__version__}, generation.generate)
 
 
