@@ -52,14 +52,16 @@ class Worker:
         self._process.stdin.flush()
         return self._answer()
 
-    def close(self) -> None:
-        """End the process and those that it started."""
+    def close(self) -> list[str]:
+        """End the process and those that it started; return what it said about models that could not be compiled."""
         for sent in (signal.SIGCONT, signal.SIGTERM):
             self._signal(sent)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
         self._signal(signal.SIGKILL)
         self._process.wait()
+        self._log.seek(0)
+        return [line for line in self._log.read().splitlines() if "runs uncompiled" in line]
 
     def _answer(self) -> dict[str, Any]:
         line = self._process.stdout.readline()
@@ -83,6 +85,7 @@ class Workers:
     def __init__(self, commands: Mapping[str, Command]) -> None:
         self.commands = commands
         self.versions: dict[str, str] = {}
+        self.warnings: list[str] = []  # of the workers that are closed
         self._running: dict[str, Worker] = {}
 
     def __enter__(self) -> Self:
@@ -101,7 +104,7 @@ class Workers:
     def keep(self, names: Sequence[str]) -> None:
         """Close all workers but these."""
         for name in [name for name in self._running if name not in names]:
-            self._running.pop(name).close()
+            self.warnings += self._running.pop(name).close()
 
 
 def can_import(python: str, package: str, variables: Mapping[str, str] | None = None) -> bool:

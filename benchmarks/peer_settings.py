@@ -52,6 +52,7 @@ class Peers:
 def all_peers(pair: Pair, arguments: Namespace, folder: Path) -> Peers:
     """Return everything that can be compared here; files that peers read are written to `folder`."""
     peers = Peers()
+    folder.mkdir(parents=True, exist_ok=True)
     setup = {"model": arguments.model, "pair_keys": pair_keys(arguments), "threads": arguments.threads}
     setup |= {"temperature": SAMPLED.temperature, "top_k": SAMPLED.top_k}
     _add_transformers(peers, setup)
@@ -132,7 +133,7 @@ def _add_vllm(peers: Peers, pair: Pair, setup: Mapping[str, Any], arguments: Nam
     for model, path in zip((pair.target, pair.draft), folders.values(), strict=True):
         model.save_pretrained(path)
         pair.tokenizer.save_pretrained(path)
-    setup = {**setup, **{name: str(path) for name, path in folders.items()}, "compiled": arguments.vllm_compiled}
+    setup = {**setup, **{name: str(path) for name, path in folders.items()}, "compiled": not arguments.vllm_eager}
     for length in (0, *VLLM_LENGTHS):
         line = "vLLM, draft model" if length else "vLLM, plain"
         worker = f"vllm {length}"

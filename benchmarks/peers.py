@@ -146,13 +146,17 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--llama-python", default=sys.executable, help="an interpreter with llama-cpp-python")
     parser.add_argument("--llama-bin", help="the folder of llama-server; default: that of PATH")
     parser.add_argument("--vllm-python", default=sys.executable, help="an interpreter with vLLM")
-    parser.add_argument("--vllm-compiled", action="store_true", help="let vLLM compile its model instead of running it eagerly")
+    parser.add_argument(
+        "--vllm-eager", action="store_true", help="vLLM does not compile its models: starts sooner, decodes slower"
+    )
+    parser.add_argument("--folder", help="where the files that peers read are written and kept")
     parser.add_argument("--window", type=int, default=1024, help="positions that peers have memory for")
     parser.add_argument("--split", choices=("train", "dev"), default="train", help="of the prompts")
     parser.add_argument("--prompts", type=int, default=8, help="that are reported; as many others choose the settings")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tuning-repeats", type=int, default=2)
+    parser.add_argument("--modes", nargs="+", choices=("greedy", "sampled"), default=("greedy", "sampled"))
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="lines that contain one of these, and those of ratios")
     parser.add_argument(
         "--result", metavar="NAME", help="default: peers, with the model's name if it is not nano; none: keep none"
@@ -160,14 +164,14 @@ def parsed_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def compare(peers: Peers, pair: Pair, arguments: argparse.Namespace) -> tuple[list[Table], dict, dict[str, str]]:
-    """Return the tables, the records of prompts and the versions of the peers."""
+def compare(peers: Peers, pair: Pair, arguments: argparse.Namespace) -> tuple[list[Table], dict, list[str]]:
+    """Return the tables, the records of prompts, and the versions of the peers with their warnings."""
     reported, tuning = prompts_of(pair, arguments)
     encoded, others = ([pair.encode_instruction(prompt.text) for prompt in part] for part in (reported, tuning))
     settings = [setting for setting in peers.settings if is_asked(setting, arguments.only)]
     length, tables = arguments.new_tokens, []
     with Workers(peers.commands) as workers:
-        for greedy in (True, False):
+        for greedy in [mode == "greedy" for mode in arguments.modes]:
             possible = [setting for setting in settings if not (greedy and setting.sampled_only)]
             how = {"greedy": greedy, "length": length}
             chosen = fastest(workers, possible, prompts=others, repeats=arguments.tuning_repeats, **how)
@@ -176,11 +180,11 @@ def compare(peers: Peers, pair: Pair, arguments: argparse.Namespace) -> tuple[li
             keep(tables, speed_table(measured, greedy))
         names = [name for name in ("specheads", "llama.cpp") if name in {setting.worker for setting in settings}]
         keep(tables, forward_table(workers, names, encoded, length, arguments.repeats))
-        versions = workers.versions
     records = {
         name: prompt_record(each.prompt_id for each in part) for name, part in (("reported", reported), ("tuning", tuning))
     }
-    return tables, records, versions
+    versions = ", ".join(f"{name} {version}" for name, version in workers.versions.items())
+    return tables, records, [f"{versions}.", *sorted({f"{line}." for line in workers.warnings})]
 
 
 def is_asked(setting: Setting, only: Sequence[str] | None) -> bool:
@@ -199,16 +203,13 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     pair = load_pair(arguments.model, **pair_keys(arguments))
     with tempfile.TemporaryDirectory() as folder:
-        peers = all_peers(pair, arguments, Path(folder))
+        peers = all_peers(pair, arguments, Path(arguments.folder or folder))
         for line in peers.left_out:
             print(line, file=sys.stderr)
-        tables, records, versions = compare(peers, pair, arguments)
-    notes = [
-        f"{pair.name} in {pair.target.dtype}, {arguments.new_tokens} tokens, medians of {arguments.repeats} repeats.".replace(
-            "torch.", ""
-        )
-    ]
-    notes += [f"{', '.join(f'{name} {version}' for name, version in versions.items())}.", *peers.left_out]
+        tables, records, remarks = compare(peers, pair, arguments)
+    dtype = str(pair.target.dtype).removeprefix("torch.")
+    notes = [f"{pair.name} in {dtype}, {arguments.new_tokens} tokens, medians of {arguments.repeats} repeats."]
+    notes += [*remarks, *peers.left_out]
     name = "peers" if arguments.model == "nano" else f"peers_{arguments.model}"
     seeds = [1000 * repeat for repeat in range(arguments.repeats)]
     write_result(arguments.result or name, tables, split=arguments.split, seeds=seeds, prompts=records, notes=notes)

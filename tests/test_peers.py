@@ -82,7 +82,7 @@ def yarn():
 
 
 def arguments(**values):
-    missing = {"llama_python": "no-python", "llama_bin": "/nowhere", "vllm_python": "no-python", "vllm_compiled": False}
+    missing = {"llama_python": "no-python", "llama_bin": "/nowhere", "vllm_python": "no-python", "vllm_eager": False}
     return Namespace(
         **{"model": "nano", "dtype": None, "head": None, "engine": "eager", "threads": 1, "window": 256} | missing | values
     )
