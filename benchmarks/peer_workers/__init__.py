@@ -1,0 +1,1 @@
+"""The processes of `benchmarks/peers.py`: each holds one peer and answers requests on its standard input."""

@@ -1,0 +1,152 @@
+"""The benchmark of peers: the file for llama.cpp holds the model, and its processes decode as this project does."""
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
+
+from benchmarks import peers
+from benchmarks.gguf_file import gguf_tensors, interleaved, obstacle, write_gguf
+from benchmarks.peer_processes import Command, PeerError, Workers, can_import
+from benchmarks.peer_settings import Setting, all_peers
+from specheads import Warp, generate_baseline
+
+SMALL = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+SETUP = {"model": "nano", "pair_keys": {"device": "cpu"}, "threads": 1, "temperature": 1.0, "top_k": 50, "engine": "eager"}
+
+
+def small_llama(dtype=torch.float32, **keys):
+    return LlamaForCausalLM(LlamaConfig(**SMALL, **HEADS, **keys)).to(dtype).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_gguf_file_holds_the_weights(dtype, tied, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    model = small_llama(dtype, tie_word_embeddings=tied)
+    assert obstacle(model) is None
+    write_gguf(model, tmp_path / "model.gguf")
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    read = {each.name: torch.tensor(gguf.quants.dequantize(each.data, each.tensor_type)) for each in reader.tensors}
+    state = model.state_dict()
+    assert len(read) == len(state) - tied and ("output.weight" in read) == (not tied)
+    torch.testing.assert_close(read["token_embd.weight"], state["model.embed_tokens.weight"].float(), rtol=0, atol=0)
+    torch.testing.assert_close(
+        read["blk.1.ffn_down.weight"], state["model.layers.1.mlp.down_proj.weight"].float(), rtol=0, atol=0
+    )
+    for name, weight in gguf_tensors(model):
+        torch.testing.assert_close(read[name], weight.float(), rtol=0, atol=0)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    assert fields["llama.attention.head_count_kv"] == 2 and fields["llama.rope.dimension_count"] == 16
+    assert len(fields["tokenizer.ggml.tokens"]) == 40 and "tokenizer.ggml.eos_token_id" not in fields
+
+
+def test_rows_are_rotated_as_neighbours():
+    """llama.cpp rotates neighbouring rows of a head, transformers its two halves: both give the same scores."""
+    config = LlamaConfig(**SMALL, **HEADS)
+    matrix, hidden = torch.randn(4 * 16, 32), torch.randn(1, 5, 32)
+    cos, sin = LlamaRotaryEmbedding(config)(hidden, torch.arange(5)[None])
+    halves = (hidden @ matrix.T).view(1, 5, 4, 16)
+    rotated = halves * cos[:, :, None] + rotate_half(halves) * sin[:, :, None]
+    pairs = (hidden @ interleaved(matrix, 4).T).view(1, 5, 4, 8, 2)
+    turn = torch.complex(cos[..., :8], sin[..., :8])[:, :, None]
+    neighbours = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
+    torch.testing.assert_close(neighbours[..., 0], rotated[..., :8])
+    torch.testing.assert_close(neighbours[..., 1], rotated[..., 8:])
+
+
+def test_llama3_frequencies_are_those_of_transformers():
+    rope = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    model = small_llama(rope_parameters=rope | {"original_max_position_embeddings": 32})
+    factors = dict(gguf_tensors(model))["rope_freqs.weight"]
+    plain = 1e4 ** -(torch.arange(0, 16, 2) / 16)
+    torch.testing.assert_close(plain / factors, model.model.rotary_emb.inv_freq)
+    assert factors.min() == 1 and factors.max() == 8
+
+
+def test_models_that_cannot_be_written_have_a_reason():
+    other = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=2))
+    assert "architecture is gpt2" in obstacle(other)
+    assert "float16" in obstacle(small_llama(torch.float16))
+    assert "rope type is yarn" in obstacle(small_llama(rope_parameters=yarn()))
+    assert "other weights" in obstacle(small_llama(attention_bias=True))
+
+
+def yarn():
+    return {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32}
+
+
+def arguments(**values):
+    missing = {"llama_python": "no-python", "llama_bin": "/nowhere", "vllm_python": "no-python", "vllm_eager": False}
+    return Namespace(
+        **{"model": "nano", "dtype": None, "head": None, "engine": "eager", "threads": 1, "window": 256} | missing | values
+    )
+
+
+def test_missing_peers_are_left_out_with_a_line(nano, tmp_path):
+    made = all_peers(nano, arguments(), tmp_path)
+    assert set(made.commands) == {"transformers", "specheads"} and list(tmp_path.iterdir()) == []
+    left_out = "\n".join(made.left_out)
+    assert "vLLM is left out" in left_out and "the head is left out" in left_out
+    assert "llama" in left_out and ("--llama-bin" in left_out or "specheads[bench]" in left_out)
+
+
+def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts):
+    commands = {name: Command(sys.executable, f"{name}_worker.py", SETUP) for name in ("specheads", "transformers")}
+    length, request = 12, {"do": "generate", "greedy": True, "prompts": prompts[:2], "seeds": [0, 1], "length": 12}
+    expected = [generate_baseline(nano, p, length, warp=Warp(temperature=0), stop_tokens=()).tokens.tolist() for p in prompts[:2]]
+    assisted = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+    with Workers(commands) as workers:
+        for name, options in (
+            ("specheads", {"rule": "alone"}),
+            ("specheads", {"rule": "fixed", "length": 3}),
+            ("transformers", {}),
+            ("transformers", assisted),
+        ):
+            answer = workers.ask(name, request | {"options": options})
+            assert answer["responses"] == expected and len(answer["seconds"]) == 2
+        forward = workers.ask("specheads", {"do": "forward", "rows": 3, "prompt": prompts[0], "length": 12})
+        assert forward["seconds"] and min(forward["seconds"]) > 0
+        processes = [worker._process.pid for worker in workers._running.values()]
+        if Path("/proc").is_dir():
+            assert [Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] for pid in processes] == ["T", "T"]
+        with pytest.raises(PeerError, match="rule 'none' is not known"):
+            workers.ask("specheads", request | {"options": {"rule": "none"}})
+
+
+def test_llama_cpp_decodes_as_this_project(nano, prompts, tmp_path):
+    if not (can_import(sys.executable, "llama_cpp") and can_import(sys.executable, "gguf")):
+        pytest.skip("needs the extra bench")
+    made = all_peers(nano, arguments(llama_python=sys.executable), tmp_path)
+    request = {"do": "generate", "options": {}, "greedy": True, "prompts": [prompts[0]], "seeds": [0], "length": 24}
+    with Workers(made.commands) as workers:
+        response = workers.ask("llama.cpp", request)["responses"][0]
+        assert workers.ask("llama.cpp", {"do": "forward", "rows": 5, "prompt": prompts[0], "length": 24})["seconds"]
+    assert response == generate_baseline(nano, prompts[0], 24, warp=Warp(temperature=0), stop_tokens=()).tokens.tolist()
+
+
+class FakeWorkers:
+    """Settings decode at the speed that their options name."""
+
+    def ask(self, name, request):
+        count = len(request["prompts"])
+        return {
+            "responses": [[1] * request["length"]] * count,
+            "seconds": [request["length"] / request["options"]["speed"]] * count,
+        }
+
+
+def test_the_fastest_setting_of_each_line_is_reported(capsys):
+    settings = [Setting("this decoder, alone", "", "a", {"speed": 100}), Setting("transformers, plain", "", "b", {"speed": 50})]
+    settings += [Setting("draft", f"K={length}", "a", {"speed": speed}) for length, speed in ((1, 110), (2, 150), (3, 120))]
+    how = {"greedy": True, "prompts": [[1], [2]], "length": 8, "repeats": 3}
+    chosen = peers.fastest(FakeWorkers(), settings, **how)
+    assert [setting.name for setting in chosen] == ["this decoder, alone", "transformers, plain", "draft, K=2"]
+    table = peers.speed_table(peers.measure(FakeWorkers(), chosen, **how), greedy=True)
+    assert [round(value, 6) for value in table.rows[2][1:]] == [150, 150, 150, 3.0, 1.5, 1.0]
+    assert peers.same_tokens(peers.Measured([], [[1, 2, 3, 4]]), peers.Measured([], [[1, 2, 4, 4]])) == 0.5
