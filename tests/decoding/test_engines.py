@@ -7,14 +7,12 @@ import torch
 import torch._inductor.config
 from fakes import needs_compiler, tiny_pair
 from families import VOCAB_SIZE, WINDOW, family_pair
-from torch.nn.functional import linear, scaled_dot_product_attention
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, stopping, verification
 from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
 from specheads.decoding.engine import EagerEngine, compiled, make_engine
 from specheads.decoding.engine.artefacts import folder, name_of
 from specheads.decoding.engine.cuda_graph import GraphEngine
-from specheads.decoding.engine.narrow import NarrowProducts
 from specheads.decoding.engine.static import rounded_capacity
 from specheads.errors import UserError
 
@@ -24,36 +22,6 @@ RULES += [verification.BiasedVerification(), verification.BigLittle(), verificat
 
 def fail(*args, **kwargs):
     raise RuntimeError("no such instruction\nand more")
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (3,)])
-def test_narrow_products_are_linear_maps(bias, shape):
-    x, weight = torch.randn(*shape, 5, dtype=torch.float64), torch.randn(11, 5, dtype=torch.float64)
-    b = torch.randn(11, dtype=torch.float64) if bias else None
-    with NarrowProducts():
-        actual = linear(x, weight, b)
-    assert torch.allclose(actual, linear(x, weight, b), atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("scale", [None, 0.3])
-@pytest.mark.parametrize("masked", ["not", "by bools", "by numbers"])
-def test_narrow_products_are_attention(masked, scale):
-    query, key, value = (torch.randn(1, 4, n, 8, dtype=torch.float64) for n in (3, 9, 9))
-    kept = torch.ones(3, 9, dtype=torch.bool).tril(6)[None, None]
-    numbers = torch.zeros(1, 1, 3, 9, dtype=torch.float64).masked_fill(~kept, -torch.inf)
-    mask = {"not": None, "by bools": kept, "by numbers": numbers}[masked]
-    with NarrowProducts():
-        actual = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    expected = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    assert torch.allclose(actual, expected, atol=1e-12, rtol=0)
-
-
-def test_attention_that_the_loops_cannot_compute_is_unchanged():
-    query = torch.randn(1, 2, 5, 8, dtype=torch.float64)
-    with NarrowProducts():
-        actual = scaled_dot_product_attention(query, query, query, is_causal=True)
-    assert torch.equal(actual, scaled_dot_product_attention(query, query, query, is_causal=True))
 
 
 @pytest.mark.parametrize("warp", [Warp(temperature=0), Warp(temperature=1.0, top_k=2)], ids=["greedy", "sampled"])

@@ -1,0 +1,295 @@
+"""Packed copies of linear maps compute what the maps compute, are shared, follow every change, and are optional."""
+
+import logging
+from functools import cache
+
+import pytest
+import torch
+from fakes import needs_compiler, tiny_pair
+from families import CONFIGS, VOCAB_SIZE, family_pair
+from torch import nn
+from torch._inductor.codecache import CppCodeCache
+
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, stopping
+from specheads.decoding.engine import TreeSlots, compiled, make_engine, operators, packed
+from specheads.decoding.engine.compiled_program import CompiledProgram
+from specheads.decoding.engine.operators import load_operators, pack
+from specheads.decoding.engine.packed import MOST_TOKENS, packed_model
+
+pytestmark = needs_compiler
+
+# The numbers of outputs of the maps of one layer, those together that read the same input, and of the maps before and after.
+GATED = [[32, 16, 16], [32], [48, 48], [32]]
+SIZES = {name: [*GATED, *GATED, [VOCAB_SIZE]] for name in ("llama", "llama, tied", "qwen2", "qwen3", "gemma2")}
+OPT = [[32, 32, 32], [32], [48], [32]]
+SIZES |= {"opt": [*OPT, *OPT, [VOCAB_SIZE]], "opt-350m": [[32], *OPT, *OPT, [16], [VOCAB_SIZE]]}
+SIZES |= {"bloom": [*[[96], [32], [128], [32]] * 2, [VOCAB_SIZE]], "gpt-neox": [*[[96], [32], [48], [32]] * 2, [VOCAB_SIZE]]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built_operators():
+    assert load_operators()
+
+
+@pytest.fixture
+def lm():
+    return family_pair("llama").target_lm
+
+
+def logits_of(lm, tokens):
+    return lm.logits(lm.hidden_states(tokens, use_cache=False))
+
+
+def packed_logits(lm, tokens):
+    with packed_model(lm, []).replacing():
+        return logits_of(lm, tokens)
+
+
+def random_tokens(*shape):
+    return torch.randint(VOCAB_SIZE, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def assert_packed_as_it_is(lm):
+    tokens = random_tokens(2, 7)
+    torch.testing.assert_close(packed_logits(lm, tokens), logits_of(lm, tokens), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_maps_that_read_the_same_input_are_one_map(name):
+    assert [copied.sizes for copied in packed_model(family_pair(name).target_lm, []).copies] == SIZES[name]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_packed_model_computes_the_same_logits(name):
+    lm = family_pair(name).target_lm
+    linears = [module for module in lm.model.modules() if type(module) is nn.Linear]
+    copies = packed_model(lm, [])
+    for shape in ((1, 1), (1, 5), (3, 4), (1, MOST_TOKENS)):
+        expected = logits_of(lm, random_tokens(*shape))
+        with copies.replacing():
+            assert all("forward" in vars(linear) for linear in linears)
+            actual = logits_of(lm, random_tokens(*shape))
+        assert not any("forward" in vars(linear) for linear in linears)
+        torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0)
+
+
+def test_maps_compute_as_before_after_an_error(lm):
+    with pytest.raises(ValueError, match="in between"), packed_model(lm, []).replacing():
+        raise ValueError("in between")
+    assert not any("forward" in vars(module) for module in lm.model.modules())
+
+
+def test_maps_with_and_without_bias_are_separate():
+    lm = family_pair("llama").target_lm
+    attention = lm.model.model.layers[0].self_attn
+    attention.k_proj.bias = nn.Parameter(torch.randn(16, dtype=torch.float64), requires_grad=False)
+    assert [copied.sizes for copied in packed_model(lm, []).copies][:2] == [[32, 16], [16]]
+    assert_packed_as_it_is(lm)
+
+
+def test_maps_that_someone_changed_are_left_as_they_are(lm):
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    attention = lm.model.model.layers[0].self_attn
+    weight, attention.o_proj = attention.o_proj.weight, Doubled(32, 32, bias=False)
+    attention.o_proj.weight = weight
+    assert [copied.sizes for copied in packed_model(lm, []).copies][:2] == [[32, 16, 16], [48, 48]]
+    assert_packed_as_it_is(lm)
+
+
+def test_a_head_is_packed_too(lm):
+    head = AcceptanceHead(HeadConfig(32, 2)).double().requires_grad_(False)
+    features = {name: torch.randn(3, size, dtype=torch.float64) for name, size in head.config.input_sizes.items()}
+    expected, copies = head(features), packed_model(lm, [head])
+    assert len(copies.copies) == len(SIZES["llama"]) + sum(type(module) is nn.Linear for module in head.modules())
+    with copies.replacing():
+        torch.testing.assert_close(head(features), expected, atol=1e-12, rtol=0)
+
+
+def test_copies_are_shared_by_all_engines_of_a_model(lm):
+    first, second = packed_model(lm, []), packed_model(lm, [])
+    assert all(one is other for one, other in zip(first.copies, second.copies, strict=True))
+
+
+def change_by_optimizer(model):
+    for weight in model.parameters():
+        weight.requires_grad_(True).grad = torch.ones_like(weight)
+    torch.optim.AdamW(model.parameters(), lr=0.1).step()
+    model.requires_grad_(False)
+
+
+def changed_weights(model):
+    return {name: value + 0.1 for name, value in model.state_dict().items()}
+
+
+CHANGES = {
+    "an optimizer": change_by_optimizer,
+    "load_state_dict": lambda model: model.load_state_dict(changed_weights(model)),
+    "load_state_dict with assign": lambda model: model.load_state_dict(changed_weights(model), assign=True),
+    "a number": lambda model: model.model.layers[1].mlp.up_proj.weight[3].fill_(2.0),
+    "a bias": lambda model: model.model.layers[1].self_attn.k_proj.bias.add_(1.0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_copies_follow_a_change_of_weights(change):
+    lm = family_pair("qwen2").target_lm
+    before = packed_logits(lm, random_tokens(1, 5))
+    CHANGES[change](lm.model)
+    assert not torch.allclose(logits_of(lm, random_tokens(1, 5)), before)
+    assert_packed_as_it_is(lm)
+
+
+def test_only_copies_of_changed_weights_are_renewed(lm):
+    before = packed_model(lm, []).copies
+    lm.model.model.layers[1].mlp.up_proj.weight.mul_(2)
+    renewed = [one is not other for one, other in zip(before, packed_model(lm, []).copies, strict=True)]
+    assert [number for number, is_new in enumerate(renewed) if is_new] == [6]
+
+
+def test_copies_follow_weights_that_are_replaced_twice(lm):
+    """Memory that one change frees may be where the next one puts its weights."""
+    for _ in range(4):
+        assert_packed_as_it_is(lm)
+        for _ in range(2):
+            lm.model.load_state_dict(changed_weights(lm.model), assign=True)
+    assert_packed_as_it_is(lm)
+
+
+def test_a_model_that_is_cast_is_packed_again(lm):
+    packed_model(lm, [])
+    lm.model.float()
+    tokens = random_tokens(1, 5)
+    assert {copied.panels.dtype for copied in packed_model(lm, []).copies} == {torch.float32}
+    torch.testing.assert_close(packed_logits(lm, tokens), logits_of(lm, tokens), atol=1e-3, rtol=0)
+
+
+def test_copies_go_with_their_model():
+    lm = tiny_pair().target_lm
+    number = len(packed._copies)
+    copies = packed_model(lm, [])
+    assert len(packed._copies) == number + len(copies.copies)
+    del lm, copies
+    assert len(packed._copies) == number
+
+
+def test_too_little_memory_is_said_once(lm, monkeypatch, caplog):
+    other = tiny_pair().draft_lm
+    packed._warn.cache_clear()
+    needed = sum(module.weight.nbytes for module in lm.model.modules() if type(module) is nn.Linear)
+    monkeypatch.setattr(packed, "available_memory", lambda: 1.3 * needed)
+    assert packed_model(lm, []) is not None and not caplog.records
+    lm.model.load_state_dict(changed_weights(lm.model), assign=True)
+    monkeypatch.setattr(packed, "available_memory", lambda: 1.2 * needed)
+    assert packed_model(lm, []) is None and packed_model(lm, []) is None
+    (record,) = caplog.records
+    assert "linear maps are not packed, and verification is slower" in record.message
+    monkeypatch.setattr(packed, "available_memory", lambda: 0.0)
+    assert packed_model(other, []) is None
+
+
+def test_memory_for_copies_that_exist_is_not_needed_again(lm, monkeypatch):
+    packed_model(lm, [])
+    monkeypatch.setattr(packed, "available_memory", lambda: 0.0)
+    assert packed_model(lm, []) is not None
+
+
+def test_available_memory_is_known():
+    assert 2**20 < packed.available_memory() < 2**50
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """The names of the operations of every step that is traced, by the class of its epilogue; steps then run uncompiled."""
+    names = {}
+
+    def compile_program(module, args, open_sizes, options):
+        shapes = tuple({open_sizes[i]: torch.export.Dim.DYNAMIC} if i in open_sizes else None for i in range(len(args)))
+        shapes = (*shapes[:3], [(None, None)] * len(args[3]), torch.utils._pytree.tree_map(lambda leaf: None, args[4]))
+        exported = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
+        kind = type(module.compiled_step.args[1]).__name__, args[0].shape[1]
+        names[kind] = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+        raise RuntimeError("only traced")
+
+    monkeypatch.setattr(CompiledProgram, "compile", compile_program)
+    monkeypatch.delenv("SPECHEADS_ENGINE")
+    monkeypatch.setenv("SPECHEADS_CACHE", "/dev/null/none")
+    return names
+
+
+PLAIN = ("linear.default", "mm.default", "matmul.default", "scaled_dot_product_attention.default")
+
+
+def is_replaced(names):
+    """Return whether linear maps and attention are the operators; None where only a part of them is."""
+    ours = {"specheads.linear.default", "specheads.attention.default"} & set(names)
+    plain = [name for name in names if name.startswith("aten.") and name.split(".", 1)[1] in PLAIN]
+    return len(ours) == 2 and not plain if ours else False if plain else None
+
+
+def test_steps_over_few_tokens_are_made_of_the_operators(traced):
+    decoder = SpeculativeDecoder(tiny_pair(), stopping=stopping.FixedLength(3), warp=Warp(temperature=0), engine="auto")
+    decoder.warm_up()
+    decoder.generate(list(range(3)) * (MOST_TOKENS // 2), 8)
+    assert {count == 1 for (_, count) in traced} == {True, False}
+    for (_, count), names in traced.items():
+        assert is_replaced(names) is (count <= MOST_TOKENS), names
+
+
+class Scores:
+    """An epilogue that returns the logits."""
+
+    compile_key = "scores"
+
+    def __call__(self, output):
+        return output.logits
+
+
+def test_a_tree_is_read_by_the_operators(traced):
+    engine = make_engine("auto", family_pair("llama").target_lm, 64)
+    engine.forward(random_tokens(1, 4))
+    tree_slots = TreeSlots.empty(8, torch.device("cpu"))
+    engine.compiled_step(Scores(), all_logits=True, tree=True)(random_tokens(1, 8), tree_slots)
+    assert any(name == "Scores" and is_replaced(names) for (name, _), names in traced.items())
+
+
+WARP = Warp(temperature=0)
+
+
+def tokens_of(engine):
+    decoder = SpeculativeDecoder(tiny_pair(), stopping=stopping.FixedLength(3), warp=WARP, engine=engine)
+    return decoder.generate([0, 1, 2], 24).tokens.tolist()
+
+
+def test_decoding_without_memory_for_copies(monkeypatch, caplog, tmp_path):
+    packed._warn.cache_clear()
+    monkeypatch.setattr(packed, "available_memory", lambda: 0.0)
+    assert tokens_of("compiled") == tokens_of("eager")
+    assert ["not packed" in record.message for record in caplog.records].count(True) == 1
+
+
+def test_decoding_without_operators(monkeypatch, caplog, tmp_path):
+    def fail(source):
+        raise RuntimeError("no such header\nand more")
+
+    monkeypatch.setattr(CppCodeCache, "load", fail)
+    monkeypatch.setattr(compiled, "load_operators", cache(load_operators.__wrapped__))
+    assert tokens_of("compiled") == tokens_of("eager")
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.message.endswith("operators cannot be built: no such header")
+
+
+def test_operators_that_fail_without_a_reason(monkeypatch, caplog):
+    def fail(source):
+        raise NotImplementedError
+
+    monkeypatch.setattr(CppCodeCache, "load", fail)
+    assert operators.load_operators.__wrapped__() is False
+    assert "operators cannot be built" in caplog.text
+
+
+def test_the_panels_of_a_group_are_those_of_its_weights_in_turn(lm):
+    layer = lm.model.model.layers[0].mlp
+    assert torch.equal(packed_model(lm, []).copies[2].panels, pack(torch.cat([layer.gate_proj.weight, layer.up_proj.weight])))
