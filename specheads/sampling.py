@@ -55,14 +55,18 @@ class Warp:
             return torch.zeros_like(logits).scatter_(-1, best.indices, 1.0).add_(0 * best.values)
         logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
-            smallest_kept = logits.topk(self.top_k, dim=-1).values[..., -1:]
-            logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
+            logits = logits.masked_fill(logits < kth_largest(logits, self.top_k), -torch.inf)
         probs = logits.softmax(dim=-1)
         return _nucleus(probs, self.top_p) if self.top_p < 1 else probs
 
     def draw(self, probs: Tensor, uniform: Tensor) -> Tensor:
         """Return token ids (...) drawn at `uniform` (...) from distributions (..., V) that this warp made."""
         return probs.argmax(dim=-1) if self.greedy else sample(probs, uniform)
+
+
+def kth_largest(x: Tensor, k: int) -> Tensor:
+    """Return the k-th largest number (..., 1) of each row of `x` (..., V)."""
+    return x.topk(k, dim=-1).values[..., -1:]
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:

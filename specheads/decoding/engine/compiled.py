@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from specheads.decoding.engine.artefacts import load_or_compile, name_of
 from specheads.decoding.engine.compiled_program import CompiledProgram, modules_in
 from specheads.decoding.engine.eager import Epilogue
-from specheads.decoding.engine.operators import load_operators, replaced_attention
+from specheads.decoding.engine.operators import load_operators, replaced_operations
 from specheads.decoding.engine.packed import MOST_TOKENS, packed_model
 from specheads.decoding.engine.static import Memory, Runner, StaticEngine, run_step
 from specheads.errors import UserError
@@ -48,7 +48,7 @@ class StepModule(nn.Module):
             if self.packed is not None:
                 replaced.enter_context(self.packed.replacing())
             if self.has_operators:
-                replaced.enter_context(replaced_attention())
+                replaced.enter_context(replaced_operations())
             return self.compiled_step(memory, tokens, start, places, inputs)
 
 

@@ -45,7 +45,10 @@ constexpr int64_t kGrainBytes = 32768;    // a further thread pays from so many 
 template <typename Value, typename Vector>
 inline void load_pair(const Value* from, Vector& first, Vector& second) {
   if constexpr (std::is_same_v<Value, at::BFloat16>) {
-    std::tie(first, second) = at::vec::convert_bfloat16_float(Vectorized<Value>::loadu(from));
+    // A bfloat16 is the upper half of a float32; numbers of the two vectors alternate.
+    const auto both = Vectorized<int32_t>::loadu(from);
+    first = at::vec::cast<float>(both << Vectorized<int32_t>(16));
+    second = at::vec::cast<float>(both & Vectorized<int32_t>(static_cast<int32_t>(0xffff0000)));
   } else if constexpr (std::is_same_v<Value, at::Half>) {
     std::tie(first, second) = at::vec::convert_half_float(Vectorized<Value>::loadu(from));
   } else {
@@ -102,7 +105,7 @@ Sum* scratch(int64_t size) {
   return memory.data();
 }
 
-// Linear maps. A weight lies in panels of kPair rows, each stored column by column.
+// Linear maps. A weight lies in panels of kPair rows, each stored column by column; see `pack` in operators.py.
 
 // result[t][j] = sum_i x[t][i] panel[i][j] + bias[j], for a panel's first `num_rows` rows j.
 template <typename Value, int kTokens>
@@ -333,6 +336,45 @@ void attention_into(
   });
 }
 
+// The k-th largest of each row. A bound from the largest of many groups leaves few numbers to be ordered.
+template <typename Value>
+Value kth_largest_of(const Value* row, int64_t size, int64_t k) {
+  using Vector = Vectorized<Value>;
+  constexpr int64_t lanes = Vector::size();
+  const int64_t num_vectors = std::max<int64_t>(4, 2 * k / lanes), groups = num_vectors * lanes;
+  Value *most = scratch<Value, 7>(groups), *kept = scratch<Value, 8>(size);
+  const auto kth = [k](Value* first, Value* last) {
+    std::nth_element(first, first + k - 1, last, std::greater<Value>());
+    return first[k - 1];
+  };
+  std::fill(most, most + groups, -std::numeric_limits<Value>::infinity());
+  const int64_t whole = size / lanes * lanes;
+  for (int64_t start = 0; start < whole; start += groups) {
+    const int64_t end = std::min(groups, whole - start);
+    for (int64_t i = 0; i < end; i += lanes) {
+      at::vec::maximum(Vector::loadu(most + i), Vector::loadu(row + start + i)).store(most + i);  // a NaN stays
+    }
+  }
+  bool has_nan = false;
+  for (int64_t i = 0; i < groups; i++) has_nan |= std::isnan(most[i]);
+  for (int64_t i = whole; i < size; i++) has_nan |= std::isnan(row[i]);
+  if (has_nan) return std::numeric_limits<Value>::quiet_NaN();
+  const Value bound = size > 2 * groups ? kth(most, most + groups) : -std::numeric_limits<Value>::infinity();
+  int64_t count = 0;
+  for (int64_t start = 0; start < whole; start += lanes) {
+    if ((Vector::loadu(row + start) >= Vector(bound)).zero_mask() == (1 << lanes) - 1) continue;
+    for (int64_t i = start; i < start + lanes; i++) {
+      kept[count] = row[i];
+      count += row[i] >= bound;
+    }
+  }
+  for (int64_t i = whole; i < size; i++) {
+    kept[count] = row[i];
+    count += row[i] >= bound;
+  }
+  return kth(kept, kept + count);
+}
+
 template <typename Function>
 void with_type(at::ScalarType type, Function function) {
   switch (type) {
@@ -373,6 +415,26 @@ at::Tensor attention(
   return result;
 }
 
+// The k-th largest (..., 1) of x (..., V), float32 or float64; NaN where a row has a NaN.
+at::Tensor kth_largest(const at::Tensor& x, int64_t k) {
+  const int64_t size = x.size(-1);
+  TORCH_CHECK(0 < k && k <= size, "k is ", k, " of ", size);
+  auto shape = x.sizes().vec();
+  shape.back() = 1;
+  at::Tensor result = at::empty(shape, x.options()), rows = x.contiguous();
+  const auto into = [&](auto value) {
+    using Value = decltype(value);
+    const Value* from = rows.const_data_ptr<Value>();
+    Value* to = result.mutable_data_ptr<Value>();
+    const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, size * sizeof(Value)));
+    at::parallel_for(0, result.numel(), grain, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; row++) to[row] = kth_largest_of<Value>(from + row * size, size, k);
+    });
+  };
+  x.scalar_type() == at::kDouble ? into(double()) : into(float());
+  return result;
+}
+
 int64_t panel_rows(bool wide) {
   return wide ? kPair<double> : kPair<float>;
 }
@@ -382,10 +444,12 @@ int64_t panel_rows(bool wide) {
 TORCH_LIBRARY(specheads, library) {
   library.def("linear(Tensor x, Tensor panels, Tensor? bias, int num_rows) -> Tensor");
   library.def("attention(Tensor query, Tensor key, Tensor value, Tensor mask, float scale) -> Tensor");
+  library.def("kth_largest(Tensor x, int k) -> Tensor");
   library.def("panel_rows(bool wide) -> int", &panel_rows);
 }
 
 TORCH_LIBRARY_IMPL(specheads, CPU, library) {
   library.impl("linear", &linear);
   library.impl("attention", &attention);
+  library.impl("kth_largest", &kth_largest);
 }

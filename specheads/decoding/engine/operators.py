@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from specheads import sampling
 from specheads.decoding.engine.artefacts import keep_kernels_private
 
 logger = logging.getLogger(__name__)
@@ -34,13 +35,9 @@ def load_operators() -> bool:
         return False
     torch.library.register_fake("specheads::linear", _shape_of_linear)
     torch.library.register_fake("specheads::attention", _shape_of_attention)
+    torch.library.register_fake("specheads::kth_largest", lambda x, k: x.new_empty(*x.shape[:-1], 1))
     logger.info("built or loaded the operators in %.1f s", time.perf_counter() - start)
     return True
-
-
-def panel_rows(dtype: torch.dtype) -> int:
-    """Return how many rows of a weight of this type a panel has."""
-    return torch.ops.specheads.panel_rows(dtype == torch.float64)
 
 
 def packed_linear(x: Tensor, panels: Tensor, bias: Tensor | None, num_rows: int) -> Tensor:
@@ -55,9 +52,12 @@ def packed_linear(x: Tensor, panels: Tensor, bias: Tensor | None, num_rows: int)
 
 
 @contextmanager
-def replaced_attention() -> Iterator[None]:
-    """While it is active, transformers' `sdpa` attention is computed by the operator where it can; for code that is traced."""
-    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+def replaced_operations() -> Iterator[None]:
+    """While it is active, operators compute what they can of a forward pass and of a warp; for code that is traced.
+
+    They replace transformers' `sdpa` attention and the selection of the most likely tokens.
+    """
+    plain, kth_largest = ALL_ATTENTION_FUNCTIONS["sdpa"], sampling.kth_largest
 
     def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
         scale = options.get("scaling")
@@ -66,20 +66,27 @@ def replaced_attention() -> Iterator[None]:
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         return torch.ops.specheads.attention(query, key, value, mask, scale), None
 
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = attend
+    ALL_ATTENTION_FUNCTIONS["sdpa"], sampling.kth_largest = attend, torch.ops.specheads.kth_largest
     try:
         yield
     finally:
-        del ALL_ATTENTION_FUNCTIONS["sdpa"]  # the library's own one, which ours hid, is visible again
+        # The library's own attention, which ours hid, is visible again.
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]
+        sampling.kth_largest = kth_largest
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Return a weight (O, I) in panels, (ceil(O / P), I, P), with zeros in place of missing rows."""
-    rows = panel_rows(weight.dtype)
-    number = -(-weight.shape[0] // rows)
-    padded = weight.new_zeros(number * rows, weight.shape[1])
+    """Return a weight (O, I) in panels, (ceil(O / P), I, P), with zeros in place of missing rows.
+
+    In bfloat16 rows of the panel's two halves alternate, because such pairs become float32 in two instructions.
+    """
+    rows = torch.ops.specheads.panel_rows(weight.dtype == torch.float64)
+    number, size = -(-weight.shape[0] // rows), weight.shape[1]
+    padded = weight.new_zeros(number * rows, size)
     padded[: weight.shape[0]] = weight
-    return padded.reshape(number, rows, weight.shape[1]).transpose(1, 2).contiguous()
+    if weight.dtype == torch.bfloat16:
+        return padded.reshape(number, 2, rows // 2, size).permute(0, 3, 2, 1).reshape(number, size, rows)
+    return padded.reshape(number, rows, size).transpose(1, 2).contiguous()
 
 
 def _shape_of_linear(x: Tensor, panels: Tensor, bias: Tensor | None, num_rows: int) -> Tensor:
