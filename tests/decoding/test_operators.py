@@ -1,4 +1,4 @@
-"""The operators of kernels.cpp compute what float64 references compute, and each row's bits are the same in every batch."""
+"""The operators of kernels.cpp compute what float64 references compute; a token's bits do not depend on the number of tokens."""
 
 import pytest
 import torch
@@ -6,7 +6,8 @@ from fakes import needs_compiler
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from specheads.decoding.engine.operators import load_operators, pack, packed_linear, panel_rows, replaced_attention
+from specheads import Warp, sampling
+from specheads.decoding.engine.operators import load_operators, pack, packed_linear, replaced_operations
 
 pytestmark = needs_compiler
 
@@ -81,14 +82,16 @@ def test_a_linear_map(shape, has_bias, dtype, threads):
         assert_near(linear(x, weight, bias), expected_linear(x, weight, bias), dtype)
 
 
-def test_panels_hold_the_weight_and_zeros():
-    weight = random(70, 3, dtype=torch.float32)
-    panels = pack(weight)
-    rows = panel_rows(weight.dtype)
-    assert panels.shape == (-(-70 // rows), 3, rows) and panels.is_contiguous()
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_panels_hold_the_rows_of_a_weight_and_zeros(dtype):
+    """Column i of a panel has the numbers i of its rows, in bfloat16 those of its two halves alternately."""
+    weight, rows = random(70, 3, dtype=dtype), torch.ops.specheads.panel_rows(dtype == torch.float64)
+    panels, number = pack(weight), -(-70 // rows)
+    assert panels.shape == (number, 3, rows) and panels.is_contiguous() and panels.dtype == dtype
+    if dtype == torch.bfloat16:
+        panels = panels.view(number, 3, rows // 2, 2).transpose(2, 3).reshape(number, 3, rows)
     unpacked = panels.transpose(1, 2).reshape(-1, 3)
     assert torch.equal(unpacked[:70], weight) and not unpacked[70:].any()
-    assert panel_rows(torch.float64) == rows // 2
 
 
 @pytest.mark.parametrize("shape", [(0, 7), (2, 0, 7), (0, 3, 7)], ids=str)
@@ -217,7 +220,7 @@ def test_attention_of_transformers_is_replaced_only_while_asked():
     query, key, value, mask = random(2, 6, 5, 16), random(2, 2, 9, 16), random(2, 2, 9, 16), causal(5, 9)
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
     for options in ({}, {"scaling": 0.7}, {"dropout": 0.0, "is_causal": None, "position_bias": None, "cache": None}):
-        with replaced_attention():
+        with replaced_operations():
             actual, weights = ALL_ATTENTION_FUNCTIONS["sdpa"](Layer(), query, key, value, mask, **options)
         expected, _ = plain(Layer(), query, key, value, mask, **options)
         assert weights is None
@@ -240,7 +243,7 @@ def test_attention_of_transformers_is_replaced_only_while_asked():
 def test_attention_that_the_operator_does_not_have_is_that_of_transformers(options):
     options = {"attention_mask": None, **options}
     tensors, plain = (random(2, 6, 5, 16), random(2, 2, 5, 16), random(2, 2, 5, 16)), ALL_ATTENTION_FUNCTIONS["sdpa"]
-    with replaced_attention():
+    with replaced_operations():
         mask, others = options["attention_mask"], {k: v for k, v in options.items() if k != "attention_mask"}
         actual, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](Layer(), *tensors, mask, **others)
     assert torch.equal(actual, plain(Layer(), *tensors, **options)[0])
@@ -248,7 +251,7 @@ def test_attention_that_the_operator_does_not_have_is_that_of_transformers(optio
 
 def test_attention_is_restored_after_an_error():
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    with pytest.raises(ValueError, match="in between"), replaced_attention():
+    with pytest.raises(ValueError, match="in between"), replaced_operations():
         raise ValueError("in between")
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is plain
 
@@ -259,7 +262,7 @@ def test_attention_that_someone_else_replaced_stays_replaced(monkeypatch):
         return None, None
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", other)
-    with replaced_attention():
+    with replaced_operations():
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not other
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is other
 
@@ -282,3 +285,43 @@ def test_operators_are_traced_with_open_sizes():
     x, key = random(1, 3, 24), random(1, 1, 17, 24)
     assert torch.equal(exported(x, key), module(x, key))
     torch.library.opcheck(torch.ops.specheads.linear.default, (x, module.panels, None, 24), test_utils="test_faketensor")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [1, 2, 7, 16, 63, 257, 2048, 2051])
+def test_the_kth_largest(size, dtype, threads):
+    x = random(3, 2, size, dtype=dtype)
+    rows = [x, x.round(), torch.zeros_like(x), x.sort().values, x.sort(descending=True).values, x.mT.contiguous().mT]
+    hidden = x.masked_fill(x < x.median(), -torch.inf)  # as by another warp
+    for logits in (*rows, hidden, -torch.inf * torch.ones_like(x)):
+        for k in {1, 2, 5, 16, 17, 50, 1000, size - 1, size}:
+            if 0 < k <= size:
+                assert torch.equal(torch.ops.specheads.kth_largest(logits, k), logits.topk(k).values[..., -1:])
+
+
+@pytest.mark.parametrize("place", [0, 5, 299, 303])
+def test_a_row_with_a_nan_has_no_kth_largest(place):
+    x = random(4, 304, dtype=torch.float32)
+    x[2, place] = torch.nan
+    actual = torch.ops.specheads.kth_largest(x, 5)
+    assert actual.isnan().flatten().tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize("k", [0, -1, 8])
+def test_a_kth_largest_that_does_not_exist_is_refused(k):
+    with pytest.raises(RuntimeError, match=f"k is {k} of 7"):
+        torch.ops.specheads.kth_largest(torch.zeros(3, 7), k)
+
+
+def test_no_rows_have_no_kth_largest():
+    assert torch.ops.specheads.kth_largest(torch.zeros(0, 7), 3).shape == (0, 1)
+
+
+@pytest.mark.parametrize("warp", [Warp(top_k=5), Warp(temperature=0.7, top_k=50, top_p=0.9), Warp(top_k=304)], ids=str)
+def test_a_warp_by_the_operator_is_the_same(warp):
+    logits = random(3, 304).round(decimals=1)  # with ties
+    plain = sampling.kth_largest
+    with replaced_operations():
+        assert sampling.kth_largest is not plain
+        actual = warp(logits)
+    assert torch.equal(actual, warp(logits)) and sampling.kth_largest is plain

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fakes import needs_compiler
 from safetensors.torch import load_file, save_file
 
 from specheads.heads.checkpoint import save_head
@@ -86,6 +87,14 @@ def test_a_head_loads_by_the_wheel(environment, tmp_path):
     done = run(environment / "specheads", "inspect", f"head={folder}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "323 inputs, width 16, 1 residual blocks" in done.stdout
+
+
+@needs_compiler
+def test_operators_are_built_from_the_wheel(environment, tmp_path):
+    script = "from specheads.decoding.engine import operators; print(operators.SOURCE, operators.load_operators())"
+    done = run(environment / "python", "-c", script, cwd=tmp_path)
+    source, could_build = done.stdout.split()
+    assert source.startswith(str(environment.parent)) and could_build == "True", done.stderr
 
 
 def truncated(folder):
