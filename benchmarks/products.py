@@ -76,7 +76,7 @@ def plain_way(groups: Sequence[Group]) -> Way:
 
 def onednn_way(groups: Sequence[Group]) -> Way:
     sizes = [group[0].shape[1] for group in groups]
-    packed = [torch.ops.mkldnn._reorder_linear_weight(torch.cat(group).to_mkldnn()) for group in groups]
+    packed = [torch.ops.mkldnn._reorder_linear_weight(torch.cat(group)) for group in groups]
 
     def compute(inputs: dict[int, Tensor]) -> None:
         for size, weight in zip(sizes, packed, strict=True):
