@@ -4,11 +4,13 @@
 
 All linear maps of a model are computed once, with random weights, in three ways: as they are, by `torch.nn.functional.linear`;
 packed by oneDNN, as Inductor freezes weights; packed for this project's operator (`specheads/decoding/engine/kernels.cpp`).
-Packed maps that read the same input are one map. In each repeat every way computes all numbers of tokens in turn, after a run
-that is not timed, so that weights come from where a decoder's do. Prints medians, and their ratios to those of one token.
+Packed maps that read the same input are one map. In each repeat every way computes all numbers of tokens, in random order and
+after a run that is not timed, so that weights come from where a decoder's do. Prints medians, and their ratios to those of one
+token.
 """
 
 import argparse
+import random
 import statistics
 import sys
 import time
@@ -105,9 +107,9 @@ def seconds_of(ways: dict[str, Way], inputs: dict[int, dict[int, Tensor]], repea
     for _ in range(repeats):
         for name, compute in ways.items():
             compute(inputs[1])
-            for count, tokens in inputs.items():
+            for count in random.sample(list(inputs), len(inputs)):
                 start = time.perf_counter()
-                compute(tokens)
+                compute(inputs[count])
                 taken[name][count].append(time.perf_counter() - start)
     return {name: [statistics.median(seconds) for seconds in counts.values()] for name, counts in taken.items()}
 
@@ -130,6 +132,7 @@ def main() -> None:
     if not load_operators():
         parser.error("the operators cannot be built here")
     torch.manual_seed(0)
+    random.seed(0)
     times, ratios = [], []
     for model in arguments.models:
         for name in arguments.types:
