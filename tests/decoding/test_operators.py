@@ -233,10 +233,7 @@ def test_attention_of_transformers_is_replaced_only_while_asked():
     [
         {},
         {"is_causal": True},
-        pytest.param(
-            {"position_bias": random(1, 6, 5, 5), "attention_mask": causal(5, 5)},
-            marks=pytest.mark.xfail(strict=True, reason="a bias of positions is taken for true or false"),
-        ),
+        {"position_bias": random(1, 6, 5, 5), "attention_mask": causal(5, 5)},
     ],
     ids=["no mask", "causal", "bias of positions"],
 )
@@ -256,7 +253,6 @@ def test_attention_is_restored_after_an_error():
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is plain
 
 
-@pytest.mark.xfail(strict=True, reason="the attention of others is lost")
 def test_attention_that_someone_else_replaced_stays_replaced(monkeypatch):
     def other(*args, **options):
         return None, None

@@ -14,7 +14,7 @@ from specheads.decoding.engine.compiled_program import CompiledProgram, modules_
 from specheads.decoding.engine.eager import Epilogue
 from specheads.decoding.engine.operators import load_operators, replaced_operations
 from specheads.decoding.engine.packed import MOST_TOKENS, packed_model
-from specheads.decoding.engine.static import Memory, Runner, StaticEngine, run_step
+from specheads.decoding.engine.static import Memory, Runner, StaticEngine, StepKind, run_step
 from specheads.errors import UserError
 from specheads.language_model import LanguageModel
 
@@ -25,7 +25,9 @@ FEW = 5  # example tokens for "a few": sizes of 1, and those next to them, would
 
 # A step is only called with the shapes it was compiled for (tests/decoding/test_engines.py); checking would cost as much as a
 # layer.
-OPTIONS = {"realize_reads_threshold": 0, "cpp_wrapper": True, "size_asserts": False, "alignment_asserts": False, "cpp.enable_floating_point_contract_flag": "fast"}
+OPTIONS = {"size_asserts": False, "alignment_asserts": False, "cpp.enable_floating_point_contract_flag": "fast"}
+# On a CPU a step calls its kernels from C++, and what several layers read (rotations, masks) is computed once.
+CPU_OPTIONS = {**OPTIONS, "cpp_wrapper": True, "realize_reads_threshold": 0}
 
 
 def width_of(count: int) -> int:
@@ -36,12 +38,12 @@ def width_of(count: int) -> int:
 class StepModule(nn.Module):
     """`run_step` as a module that owns the weights it reads."""
 
-    def __init__(self, lm: LanguageModel, epilogue: Epilogue, all_logits: bool, tree: bool, few: bool) -> None:
+    def __init__(self, lm: LanguageModel, epilogue: Epilogue, kind: StepKind, few: bool) -> None:
         super().__init__()
         self.model, self.others = lm.model, nn.ModuleList(modules_in(epilogue.compile_key))
         self.has_operators = few and lm.device.type == "cpu" and load_operators()
         self.packed = packed_model(lm, list(self.others)) if self.has_operators else None
-        self.compiled_step = partial(run_step, lm, epilogue, all_logits, tree)
+        self.compiled_step = partial(run_step, lm, epilogue, kind)
 
     def forward(self, tokens: Tensor, start: Tensor, places: Tensor, memory: Memory, inputs: tuple[Any, ...]) -> Any:
         with ExitStack() as replaced:
@@ -74,36 +76,38 @@ class CompiledEngine(StaticEngine):
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
         return (width_of(count),)
 
-    def _prepare(self, epilogue: Epilogue, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:
+    def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         """Return the compiled step, from disk if it was kept."""
-        key = (epilogue.compile_key, all_logits, tree, width_of(args[0].shape[1]))
+        key = (epilogue.compile_key, kind, width_of(args[0].shape[1]))
         if key not in self._compiled:
             try:
-                self._compiled[key] = self._compile(epilogue, all_logits, tree, args)
+                self._compiled[key] = self._compile(epilogue, kind, args)
             except Exception as error:  # a compiler has many ways to fail, all with the same remedy
                 reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
                 if self.strict:
                     raise UserError(f"{type(self.lm.model).__name__} cannot be compiled ({reason}); use engine=eager.") from error
                 logger.warning("%s runs uncompiled: %s", type(self.lm.model).__name__, reason)
-                self._compiled[key] = super()._prepare(epilogue, all_logits, tree, args)
+                self._compiled[key] = super()._prepare(epilogue, kind, args)
         return self._compiled[key]
 
-    def _compile(self, epilogue: Epilogue, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:
+    def _compile(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         start = time.perf_counter()
         tokens, first, _, inputs = args
         width = width_of(tokens.shape[1])
         tokens, places = tokens.new_zeros(1, FEW) if width == 1 else tokens, self._places[: self.bucket]
-        module = StepModule(self.lm, epilogue, all_logits, tree, few=width < 2)
+        module = StepModule(self.lm, epilogue, kind, few=width < 2)
+
+        options = CPU_OPTIONS if self.lm.device.type == "cpu" else OPTIONS
 
         def compile_program() -> CompiledProgram:
             logger.info("compiling %s", what)
             return CompiledProgram.compile(
-                module, (tokens, first, places, self._memory, inputs), {0: 1, 2: 0} if width else {2: 0}, OPTIONS
+                module, (tokens, first, places, self._memory, inputs), {0: 1, 2: 0} if width else {2: 0}, options
             )
 
         what = f"{type(epilogue).__name__} of {type(self.lm.model).__name__} for {WIDTHS[width]}"
         replaced = module.has_operators, module.packed is not None
-        name = name_of(self.lm, epilogue, all_logits, tree, width, replaced, OPTIONS, self._memory, inputs)
+        name = name_of(self.lm, epilogue, kind, width, replaced, options, self._memory, inputs)
         compiled_program, was_kept = load_or_compile(name, compile_program)
         logger.info("%s %s in %.1f s", "loaded" if was_kept else "compiled", what, time.perf_counter() - start)
         return compiled_program.bind(module, self._memory)

@@ -16,7 +16,7 @@ from torch.utils._triton import has_triton
 
 from specheads.decoding.engine.compiled import CompiledEngine
 from specheads.decoding.engine.eager import Epilogue
-from specheads.decoding.engine.static import Runner, run_step
+from specheads.decoding.engine.static import Runner, StepKind, run_step
 from specheads.errors import UserError
 from specheads.language_model import LanguageModel
 
@@ -50,14 +50,14 @@ class GraphEngine(CompiledEngine):
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
         return (count, size)
 
-    def _prepare(self, epilogue: Epilogue, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:
+    def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         if self._compiles:
-            compiled_step = super()._prepare(epilogue, all_logits, tree, args)
+            compiled_step = super()._prepare(epilogue, kind, args)
         else:
-            compiled_step = partial(run_step, self.lm, epilogue, all_logits, tree, self._memory)
+            compiled_step = partial(run_step, self.lm, epilogue, kind, self._memory)
         tokens, start, places, inputs = args
         # Graphs of one step share their inputs, whatever their size: a draft's distributions are large.
-        inputs = self._inputs.setdefault((epilogue.compile_key, all_logits, tree), tree_map_only(Tensor, torch.clone, inputs))
+        inputs = self._inputs.setdefault((epilogue.compile_key, kind), tree_map_only(Tensor, torch.clone, inputs))
         static = (tokens.clone(), inputs)
         device = self.lm.device.index if self._pool else -1  # graphs are of the current device; -1 leaves it alone
         try:

@@ -30,8 +30,9 @@ def load_operators() -> bool:
     start = time.perf_counter()
     try:
         CppCodeCache.load(SOURCE.read_text())
-    except Exception as error:  # a compiler has many ways to fail
-        logger.warning("verification is slower than it could be, because operators cannot be built: %s", str(error).splitlines()[0])
+    except (RuntimeError, OSError, AssertionError) as error:
+        reason = next(iter(str(error).splitlines()), "")
+        logger.warning("verification is slower than it could be, because its operators cannot be built: %s", reason)
         return False
     torch.library.register_fake("specheads::linear", _shape_of_linear)
     torch.library.register_fake("specheads::attention", _shape_of_attention)
@@ -61,7 +62,8 @@ def replaced_operations() -> Iterator[None]:
 
     def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
         scale = options.get("scaling")
-        if mask is None or any(options.get(name) for name in OTHER_ATTENTION):
+        others = (options.get(name) for name in OTHER_ATTENTION)
+        if mask is None or any(isinstance(other, Tensor) or other for other in others):
             return plain(module, query, key, value, mask, **options)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         return torch.ops.specheads.attention(query, key, value, mask, scale), None
@@ -70,8 +72,9 @@ def replaced_operations() -> Iterator[None]:
     try:
         yield
     finally:
-        # The library's own attention, which ours hid, is visible again.
-        del ALL_ATTENTION_FUNCTIONS["sdpa"]
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]  # the library's own attention, which ours hid, is visible again
+        if ALL_ATTENTION_FUNCTIONS["sdpa"] is not plain:  # someone else's was hidden
+            ALL_ATTENTION_FUNCTIONS["sdpa"] = plain
         sampling.kth_largest = kth_largest
 
 

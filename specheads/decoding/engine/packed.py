@@ -8,8 +8,9 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
+from typing import TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,16 +24,26 @@ logger = logging.getLogger(__name__)
 MOST_TOKENS = 32  # with more, BLAS on the weights as they are is as fast; the usual longest draft has 20
 SPARE_MEMORY = 0.8  # share of the available memory that copies may take
 
-Place = tuple[int, torch.dtype, int]
 
+class Place:
+    """Where a tensor is and how often it was written to; equal places hold the same numbers."""
 
-def place_of(tensor: Tensor) -> Place:
-    """Return where a tensor is and how often it was written to, so that a change is noticed."""
-    return tensor.data_ptr(), tensor.dtype, 0 if tensor.is_inference() else tensor._version
+    def __init__(self, tensor: Tensor) -> None:
+        # The tensor is held, so that no other one can take its place in memory.
+        self.tensor = tensor
+        self._where = tensor.data_ptr(), tensor.dtype, 0 if tensor.is_inference() else tensor._version
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Place) and self.tensor is other.tensor and self._where == other._where
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class PackedLinear(nn.Module):
     """Linear maps that read the same input, as one packed map."""
+
+    panels: Tensor
+    bias: Tensor | None
 
     def __init__(self, members: Sequence[nn.Linear]) -> None:
         super().__init__()
@@ -47,7 +58,7 @@ class PackedLinear(nn.Module):
     @staticmethod
     def places_of(members: Sequence[nn.Linear]) -> list[Place]:
         """Return the places of all weights."""
-        return [place_of(tensor) for member in members for tensor in member.parameters()]
+        return [Place(tensor) for member in members for tensor in member.parameters()]
 
     def output(self, number: int, x: Tensor) -> Tensor:
         """Return the output (..., O) of one of the maps for `x` (..., I)."""
@@ -69,34 +80,32 @@ class PackedModel(nn.Module):
 
     def __init__(self, groups: Sequence[Sequence[nn.Linear]]) -> None:
         super().__init__()
-        self._groups = groups
-        self.copies = nn.ModuleList([_copy_of(group) for group in groups])
+        self._groups = [(group, _copy_of(group)) for group in groups]
+        self.copies = nn.ModuleList([copied for _, copied in self._groups])
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
         """While it is active, the linear maps compute with their packed copies."""
-        for group, copied in zip(self._groups, self.copies, strict=True):
+        for group, copied in self._groups:
             for number, member in enumerate(group):
                 member.forward = partial(copied.output, number)  # type: ignore[method-assign]
         try:
             yield
         finally:
-            for group in self._groups:
+            for group, _ in self._groups:
                 for member in group:
                     del member.forward
 
 
 def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel | None:
     """Return packed copies of the linear maps of a model on a CPU and of other modules, or None if memory is too small."""
-    groups = [*_groups(lm), *([module] for other in others for module in other.modules() if _is_packable(module))]
+    groups = _groups(lm)
+    groups += [[module] for other in others for module in other.modules() if _is_packable(module)]
     new = [member for group in groups if not _is_current(group) for member in group]
     needed = sum(member.weight.nbytes for member in new)
     available = available_memory()
     if needed > SPARE_MEMORY * available:
-        _warn(
-            f"linear maps are not packed, and verification is slower: packed copies need {needed / 2**20:.0f} MiB, and of "
-            f"{available / 2**20:.0f} MiB of available memory at most {SPARE_MEMORY:.0%} are taken"
-        )
+        _warn_of_memory(needed, available)
         return None
     if needed > 2**20:
         logger.info("packing %d linear maps of %s: %.0f MiB", len(new), type(lm.model).__name__, needed / 2**20)
@@ -130,7 +139,7 @@ def _is_current(group: Sequence[nn.Linear]) -> bool:
     return copied is not None and copied.places == PackedLinear.places_of(group)
 
 
-def _is_packable(module: nn.Module) -> bool:
+def _is_packable(module: nn.Module) -> TypeGuard[nn.Linear]:
     return type(module) is nn.Linear and module.weight.dtype.is_floating_point and module.weight.dtype.itemsize > 1
 
 
@@ -140,7 +149,7 @@ def _groups(lm: LanguageModel) -> list[list[nn.Linear]]:
     inputs: list[Tensor] = []  # kept, so that no tensor takes the place of another
     groups: dict[tuple[int, bool, torch.dtype], list[nn.Linear]] = {}
 
-    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def note(module: nn.Linear, args: tuple[Tensor, ...]) -> None:
         inputs.append(args[0])
         members = groups.setdefault((id(args[0]), module.bias is None, module.weight.dtype), [])
         if module not in members:
@@ -156,6 +165,17 @@ def _groups(lm: LanguageModel) -> list[list[nn.Linear]]:
     return list(groups.values())
 
 
-@cache  # a decoder has two engines, and one warning is enough
-def _warn(message: str) -> None:
-    logger.warning("%s", message)
+_has_warned = False  # every step of every engine asks, and one warning is enough
+
+
+def _warn_of_memory(needed: float, available: float) -> None:
+    global _has_warned
+    if not _has_warned:
+        logger.warning(
+            "linear maps are not packed, and verification is slower: packed copies need %.0f MiB, and of %.0f MiB of available "
+            "memory at most %.0f %% are taken",
+            needed / 2**20,
+            available / 2**20,
+            SPARE_MEMORY * 100,
+        )
+    _has_warned = True

@@ -7,7 +7,7 @@ and trees are read by the eager engine's code, into the same memory.
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,20 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specheads.decoding.engine.compiled_program import modules_in
 from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput
-from specheads.decoding.engine.packed import Place, place_of
+from specheads.decoding.engine.packed import Place
 from specheads.decoding.engine.tree_reading import reading_tree
 from specheads.language_model import LanguageModel
 
 Memory = list[tuple[Tensor, Tensor]]  # keys and values of each layer
+
+
+class StepKind(NamedTuple):
+    """How a step is called; see `Engine.compiled_step`."""
+
+    all_logits: bool = False
+    tree: bool = False
+
+
 # `run_step` for one compile key and size, a function of tokens, start, places and inputs.
 Runner = Callable[[Tensor, Tensor, Tensor, tuple[Any, ...]], Any]
 
@@ -58,8 +67,7 @@ class StaticLayer(CacheLayerMixin):
 def run_step(
     lm: LanguageModel,
     epilogue: Epilogue,
-    all_logits: bool,
-    tree: bool,
+    kind: StepKind,
     memory: Memory,
     tokens: Tensor,
     start: Tensor,
@@ -72,7 +80,7 @@ def run_step(
     """
     size, count = places.shape[0], tokens.shape[1]
     cache = Cache(layers=[StaticLayer(keys, values, start, size) for keys, values in memory])
-    if tree:
+    if kind.tree:
         tree_slots, inputs = inputs[0], inputs[1:]
         reading: AbstractContextManager[dict[str, Any]] = reading_tree(lm, tree_slots, start, count, size)
     else:
@@ -81,12 +89,12 @@ def run_step(
         reading = nullcontext({"position_ids": positions})
     with reading as kwargs:
         hidden = lm.hidden_states(tokens, past_key_values=cache, use_cache=True, **kwargs)
-    return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden if all_logits else hidden[:, -1:])), *inputs)
+    return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden if kind.all_logits else hidden[:, -1:])), *inputs)
 
 
 def _places(module: nn.Module) -> list[Place]:
     """Return where a module's tensors are."""
-    return [place_of(tensor) for tensor in (*module.parameters(), *module.buffers())]
+    return [Place(tensor) for tensor in (*module.parameters(), *module.buffers())]
 
 
 def rounded_capacity(capacity: int, bucket: int) -> int:
@@ -109,7 +117,7 @@ class StaticEngine(EagerEngine):
         whole = rounded_capacity(capacity + spare_capacity, self.bucket)
         super().__init__(lm, capacity, whole - capacity)
         self._reach = whole - self.bucket  # the most that a step reads: code compiled for a part may not fit the whole
-        self._runners: dict[Hashable, Runner] = {}
+        self._runners: dict[Hashable, dict[tuple[int, ...], Runner]] = {}  # of each step, by shape
         self._watched: list[tuple[nn.Module, list]] = []
         self._watch(lm.model)
         super().forward(torch.zeros((1, 1), dtype=torch.long, device=lm.device), num_logits=0)  # allocates the memory
@@ -122,7 +130,8 @@ class StaticEngine(EagerEngine):
         self.num_prepared = 0  # compilations and captures so far; generation adds none after the warm-up
 
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> CompiledStep:
-        runners, layers = self._runners, self._layers
+        layers, kind = self._layers, StepKind(all_logits, tree)
+        runners = self._runners.setdefault((epilogue.compile_key, kind), {})
 
         def run(tokens: Tensor, *inputs: Any) -> Any:
             length, count = self.length, tokens.shape[1]
@@ -132,12 +141,12 @@ class StaticEngine(EagerEngine):
             self._start.fill_(length)
             size = self._size(end)
             args = (tokens, self._start, self._places[:size], inputs)
-            key = (epilogue.compile_key, all_logits, tree, *self._shape(count, size))
+            key = self._shape(count, size)
             runner = runners.get(key)
             if runner is None:
                 for module in modules_in(epilogue.compile_key):
                     self._watch(module)
-                runner = runners[key] = self._prepare(epilogue, all_logits, tree, args)
+                runner = runners[key] = self._prepare(epilogue, kind, args)
                 self.num_prepared += 1
                 self._start.fill_(length)
             out = runner(*args)
@@ -173,7 +182,8 @@ class StaticEngine(EagerEngine):
 
     def _forget(self) -> None:
         """Drop all prepared steps."""
-        self._runners.clear()
+        for runners in self._runners.values():
+            runners.clear()
 
     def _sizes(self) -> list[int]:
         """Return the sizes of memory that steps are prepared for one by one."""
@@ -187,5 +197,5 @@ class StaticEngine(EagerEngine):
         """Return the key of the step that serves forward passes over `count` tokens that read `size` positions of memory."""
         return ()
 
-    def _prepare(self, epilogue: Epilogue, all_logits: bool, tree: bool, args: tuple[Any, ...]) -> Runner:
-        return partial(run_step, self.lm, epilogue, all_logits, tree, self._memory)
+    def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
+        return partial(run_step, self.lm, epilogue, kind, self._memory)
