@@ -35,13 +35,17 @@ class Baseline:
         self._compiled_step = self.engine.compiled_step(TargetStep(self.warp))
         self.startup_seconds, self.is_warm = 0.0, False
 
-    @torch.no_grad()
     def warm_up(self) -> float:
         """Compile, load or capture all that generation will run; return the seconds. The first generation does it otherwise."""
         start = time.perf_counter()
-        self.engine.warm_up(self._compiled_step, (1,), torch.zeros(1, dtype=torch.float64, device=self.engine.lm.device))
+        self.prepare()
         self.startup_seconds, self.is_warm = time.perf_counter() - start, True
         return self.startup_seconds
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Prepare all that generation will run, one step after another."""
+        self.engine.warm_up(self._compiled_step, (1,), torch.zeros(1, dtype=torch.float64, device=self.engine.lm.device))
 
     @torch.no_grad()
     def generate(

@@ -11,7 +11,7 @@ import torch
 
 from specheads.decoding.arguments import check_count
 from specheads.decoding.drafting import Beam, DraftMemory
-from specheads.decoding.engine import make_engine
+from specheads.decoding.engine import compile_ahead, make_engine
 from specheads.decoding.records import Generation, Round
 from specheads.decoding.session import Prompt, checked_window, end_flags, start_session
 from specheads.decoding.stopping import FixedLength
@@ -48,13 +48,18 @@ class BlockSearch:
         self._search = Beam(beams).drafter(self.engine, warp or Warp(), self.rule, memory)
         self.is_warm = False
 
-    @torch.no_grad()
     def warm_up(self) -> float:
         """Compile, load or capture all that generation will run; return the seconds. The first generation does it otherwise."""
         start = time.perf_counter()
-        self._search.warm_up(self._end_flags(()))
+        compile_ahead([self.prepare])
+        self.prepare()
         self.is_warm = True
         return time.perf_counter() - start
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Prepare all that generation will run, one step after another."""
+        self._search.warm_up(self._end_flags(()))
 
     @torch.no_grad()
     def generate(

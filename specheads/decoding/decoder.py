@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.drafting import Autoregressive, Drafting, DraftMemory
-from specheads.decoding.engine import make_engine
+from specheads.decoding.engine import compile_ahead, make_engine
 from specheads.decoding.pairing import check_pairing, default_verification
 from specheads.decoding.records import Draft, DraftKind, Generation, Round
 from specheads.decoding.session import Prompt, Session, checked_window, end_flags, start_session
@@ -106,12 +106,17 @@ class SpeculativeDecoder:
     def warm_up(self) -> float:
         """Compile, load or capture all that generation will run; return the seconds. The first generation does it otherwise."""
         start = time.perf_counter()
-        with torch.no_grad():
-            self._drafter.warm_up(self._end_flags(()))
-            self._verifier.warm_up()
+        compile_ahead([self.prepare])
+        self.prepare()
         self.is_warm = True
         self.startup_seconds += time.perf_counter() - start
         return time.perf_counter() - start
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Prepare all that generation will run, one step after another."""
+        self._drafter.warm_up(self._end_flags(()))
+        self._verifier.warm_up()
 
     def generate(
         self, prompt: Prompt, max_new_tokens: int = 256, seed: int = 0, stop_tokens: Sequence[int] | None = None

@@ -1,6 +1,7 @@
 """Decode the same prompts with many settings, interleaved, so that a slow minute of the machine slows all of them."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from specheads.decoding.baseline import Baseline
 from specheads.decoding.block_search import BlockSearch
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.drafting import Drafting
+from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import VerificationRule
@@ -156,7 +158,11 @@ class Sweep:
             on_generation: called with the number of responses that are done.
         """
         decoders = self._decoders(settings, prompts)
-        logger.info("the engine was ready after %.1f s, which no figure contains", sum(decoder.warm_up() for decoder in decoders))
+        start = time.perf_counter()
+        compile_ahead(decoder.prepare for decoder in decoders)
+        for decoder in decoders:
+            decoder.warm_up()
+        logger.info("the engine was ready after %.1f s, which no figure contains", time.perf_counter() - start)
         for decoder in decoders:
             decoder.generate(prompts[0], self.max_new_tokens, self.seed)
         measured = [Measured(setting) for setting in settings]

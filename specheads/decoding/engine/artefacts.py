@@ -28,6 +28,7 @@ from specheads.storage.files import cache_folder
 
 logger = logging.getLogger(__name__)
 
+KERNELS = "TORCHINDUCTOR_CACHE_DIR"  # the compiler's variable
 # Raised by a damaged or outdated file; compiling again repairs it.
 UNREADABLE = (
     pickle.PickleError,
@@ -50,9 +51,14 @@ def folder() -> Path:
 
 
 def keep_kernels_private() -> None:
-    """Have the compiler keep its files next to the steps that refer to them, and exactly as long, if that folder is private."""
-    if _is_usable(folder()):
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder() / "kernels"))
+    """Have the compiler keep its files next to the steps that refer to them, and exactly as long, if that folder is private.
+
+    A folder that the user chose for the compiler stays; its own default, which importing it sets, does not.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes seconds to import
+
+    if os.environ.get(KERNELS, default_cache_dir()) == default_cache_dir() and _is_usable(folder()):
+        os.environ[KERNELS] = str(folder() / "kernels")
 
 
 def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None:
@@ -77,6 +83,11 @@ def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None
     code = _sources(Path(__file__).parents[2])
     provenance = (_machine(), torch.get_num_threads(), code, sources, model, kinds, epilogue.compile_key, settings)
     return hashlib.sha256(repr(provenance).encode()).hexdigest()[:24]
+
+
+def is_kept(name: str) -> bool:
+    """Return whether a program of this name is on disk, or cannot be kept there."""
+    return not _is_usable(folder()) or (folder() / name).is_file()
 
 
 def load_or_compile(name: str | None, compile_program: Callable[[], CompiledProgram]) -> tuple[CompiledProgram, bool]:

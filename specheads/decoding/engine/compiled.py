@@ -2,19 +2,21 @@
 
 import logging
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from specheads.decoding.engine.artefacts import load_or_compile, name_of
+from specheads.decoding.engine.compile_ahead import Job, Plan
 from specheads.decoding.engine.compiled_program import CompiledProgram, modules_in
-from specheads.decoding.engine.eager import Epilogue
+from specheads.decoding.engine.eager import CompiledStep, Epilogue
 from specheads.decoding.engine.operators import load_operators, replaced_operations
 from specheads.decoding.engine.packed import MOST_TOKENS, packed_model
-from specheads.decoding.engine.static import Memory, Runner, StaticEngine, StepKind, run_step
+from specheads.decoding.engine.static import Memory, Runner, StaticEngine, StaticStep, StepKind, run_step
 from specheads.errors import UserError
 from specheads.language_model import LanguageModel
 
@@ -90,24 +92,39 @@ class CompiledEngine(StaticEngine):
                 self._compiled[key] = super()._prepare(epilogue, kind, args)
         return self._compiled[key]
 
+    def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
+        if Plan.active is None:
+            return super().warm_up(compiled_step, counts, *inputs)
+        assert isinstance(compiled_step, StaticStep)
+        for count in counts:
+            tokens = torch.zeros((1, count), dtype=torch.long, device=self.lm.device)
+            key = (self, compiled_step.epilogue.compile_key, compiled_step.kind, width_of(count))
+            if key[1:] not in self._compiled and key not in Plan.active.jobs:
+                args = (tokens, self._start, self._places[: self.bucket], inputs)
+                Plan.active.jobs[key] = self._job(compiled_step.epilogue, compiled_step.kind, args)[0]
+        return None
+
     def _compile(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         start = time.perf_counter()
+        job, module = self._job(epilogue, kind, args)
+        compiled_program, was_kept = load_or_compile(job.name, job.compile_program)
+        logger.info("%s %s in %.1f s", "loaded" if was_kept else "compiled", job.what, time.perf_counter() - start)
+        return compiled_program.bind(module, self._memory)
+
+    def _job(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> tuple[Job, StepModule]:
+        """Return how a step is compiled, and the module that is traced."""
         tokens, first, _, inputs = args
         width = width_of(tokens.shape[1])
         tokens, places = tokens.new_zeros(1, FEW) if width == 1 else tokens, self._places[: self.bucket]
         module = StepModule(self.lm, epilogue, kind, few=width < 2)
-
-        options = CPU_OPTIONS if self.lm.device.type == "cpu" else OPTIONS
-
-        def compile_program() -> CompiledProgram:
-            logger.info("compiling %s", what)
-            return CompiledProgram.compile(
-                module, (tokens, first, places, self._memory, inputs), {0: 1, 2: 0} if width else {2: 0}, options
-            )
-
+        options = CPU_OPTIONS | {"cpp.threads": torch.get_num_threads()} if self.lm.device.type == "cpu" else OPTIONS
         what = f"{type(epilogue).__name__} of {type(self.lm.model).__name__} for {WIDTHS[width]}"
         replaced = module.has_operators, module.packed is not None
         name = name_of(self.lm, epilogue, kind, width, replaced, options, self._memory, inputs)
-        compiled_program, was_kept = load_or_compile(name, compile_program)
-        logger.info("%s %s in %.1f s", "loaded" if was_kept else "compiled", what, time.perf_counter() - start)
-        return compiled_program.bind(module, self._memory)
+
+        def compile_program() -> CompiledProgram:
+            logger.info("compiling %s", what)
+            example = (tokens, first, places, self._memory, inputs)
+            return CompiledProgram.compile(module, example, {0: 1, 2: 0} if width else {2: 0}, options)
+
+        return Job(what, name, compile_program), module

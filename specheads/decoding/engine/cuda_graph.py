@@ -5,7 +5,7 @@ in first. Without CUDA a stand-in runs the captured step again on the same tenso
 """
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils._triton import has_triton
 
+from specheads.decoding.engine.compile_ahead import Plan
 from specheads.decoding.engine.compiled import CompiledEngine
-from specheads.decoding.engine.eager import Epilogue
+from specheads.decoding.engine.eager import CompiledStep, Epilogue
 from specheads.decoding.engine.static import Runner, StepKind, run_step
 from specheads.errors import UserError
 from specheads.language_model import LanguageModel
@@ -35,6 +36,10 @@ class GraphEngine(CompiledEngine):
         self._compiles = lm.device.type == "cuda" and has_triton()
         self._inputs: dict[Hashable, tuple[Any, ...]] = {}
         self._pool = torch.cuda.graph_pool_handle() if lm.device.type == "cuda" else None
+
+    def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
+        if Plan.active is None:  # what is captured cannot be compiled ahead
+            super().warm_up(compiled_step, counts, *inputs)
 
     def padded(self, count: int) -> int:
         """Return the next of 4, 6, 8, 12, 16, 24, 32, 40, ..."""

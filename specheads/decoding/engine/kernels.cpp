@@ -30,15 +30,18 @@ constexpr int kLanes = Vectorized<SumOf<Value>>::size();
 template <typename Value>
 constexpr int kPair = 2 * kLanes<Value>;  // numbers in the two vectors that are in work at a time
 
-// Tokens at a time: as many as leave their sums in registers. x86 without AVX-512 has 16 of them, others have 32.
+// Tokens at a time: as many as leave their sums in registers. x86 without AVX-512 has 16 of them, others have 32. Fewer in types
+// that models are seldom run in, because each number is compiled.
 #if defined(CPU_CAPABILITY_AVX2)
-constexpr int kMostTokens = 6;
+constexpr int kRegisterTokens = 6;
 #else
-constexpr int kMostTokens = 12;
+constexpr int kRegisterTokens = 12;
 #endif
+template <typename Value>
+constexpr int kMostTokens = std::is_same_v<Value, float> || std::is_same_v<Value, at::BFloat16> ? kRegisterTokens : 4;
 constexpr int kMostRows = 4;  // of attention, at a time
 
-constexpr int64_t kPrefetchBytes = 4096;  // ahead of the column in work; measured, see benchmarks/README.md
+constexpr int64_t kPrefetchBytes = 4096;  // ahead of the column in work; 0, 1024 and 2048 were slower on a Sapphire Rapids
 constexpr int64_t kPrefetchRows = 16;     // of keys and values
 constexpr int64_t kGrainBytes = 32768;    // a further thread pays from so many bytes on that each reads
 
@@ -134,7 +137,7 @@ void panel_product(
   }
 }
 
-template <typename Value, int kTokens = kMostTokens, typename... Arguments>
+template <typename Value, int kTokens = kMostTokens<Value>, typename... Arguments>
 void panel_product_of(int64_t tokens, Arguments... arguments) {
   if constexpr (kTokens > 1) {
     if (tokens < kTokens) return panel_product_of<Value, kTokens - 1>(tokens, arguments...);
@@ -146,7 +149,7 @@ template <typename Value>
 void linear_into(const at::Tensor& x, const at::Tensor& panels, const Value* bias, at::Tensor& result) {
   using Sum = SumOf<Value>;
   const int64_t size = panels.size(1), num_rows = result.size(-1), num_panels = panels.size(0);
-  const int64_t tokens = x.numel() / std::max<int64_t>(1, size), pieces = (tokens + kMostTokens - 1) / kMostTokens;
+  const int64_t tokens = x.numel() / std::max<int64_t>(1, size), pieces = (tokens + kMostTokens<Value> - 1) / kMostTokens<Value>;
   const Value *from = x.const_data_ptr<Value>(), *weight = panels.const_data_ptr<Value>();
   Value* to = result.mutable_data_ptr<Value>();
   const Sum* rows;

@@ -129,32 +129,8 @@ class StaticEngine(EagerEngine):
         self._places = torch.zeros(whole, device=lm.device)
         self.num_prepared = 0  # compilations and captures so far; generation adds none after the warm-up
 
-    def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> CompiledStep:
-        layers, kind = self._layers, StepKind(all_logits, tree)
-        runners = self._runners.setdefault((epilogue.compile_key, kind), {})
-
-        def run(tokens: Tensor, *inputs: Any) -> Any:
-            length, count = self.length, tokens.shape[1]
-            end = length + count
-            if end > self._reach:
-                raise RuntimeError(f"{end} positions do not fit into KV memory for {self._reach}")
-            self._start.fill_(length)
-            size = self._size(end)
-            args = (tokens, self._start, self._places[:size], inputs)
-            key = self._shape(count, size)
-            runner = runners.get(key)
-            if runner is None:
-                for module in modules_in(epilogue.compile_key):
-                    self._watch(module)
-                runner = runners[key] = self._prepare(epilogue, kind, args)
-                self.num_prepared += 1
-                self._start.fill_(length)
-            out = runner(*args)
-            for layer in layers:
-                layer.length = end
-            return out
-
-        return run
+    def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> "StaticStep":
+        return StaticStep(self, epilogue, StepKind(all_logits, tree))
 
     def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
         warmed_up = set()
@@ -197,5 +173,40 @@ class StaticEngine(EagerEngine):
         """Return the key of the step that serves forward passes over `count` tokens that read `size` positions of memory."""
         return ()
 
+    def _prepared(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
+        """Return the prepared step for one shape, which is then watched."""
+        for module in modules_in(epilogue.compile_key):
+            self._watch(module)
+        runner = self._prepare(epilogue, kind, args)
+        self.num_prepared += 1
+        return runner
+
     def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         return partial(run_step, self.lm, epilogue, kind, self._memory)
+
+
+class StaticStep:
+    """A step of a StaticEngine; see `Engine.compiled_step`."""
+
+    def __init__(self, engine: StaticEngine, epilogue: Epilogue, kind: StepKind) -> None:
+        self.epilogue, self.kind, self._engine = epilogue, kind, engine
+        self._runners = engine._runners.setdefault((epilogue.compile_key, kind), {})
+
+    def __call__(self, tokens: Tensor, *inputs: Any) -> Any:
+        engine = self._engine
+        start, count = engine.length, tokens.shape[1]
+        end = start + count
+        if end > engine._reach:
+            raise RuntimeError(f"{end} positions do not fit into KV memory for {engine._reach}")
+        engine._start.fill_(start)
+        size = engine._size(end)
+        args = (tokens, engine._start, engine._places[:size], inputs)
+        shape = engine._shape(count, size)
+        runner = self._runners.get(shape)
+        if runner is None:
+            runner = self._runners[shape] = engine._prepared(self.epilogue, self.kind, args)
+            engine._start.fill_(start)
+        out = runner(*args)
+        for layer in engine._layers:
+            layer.length = end
+        return out
