@@ -4,7 +4,9 @@ The *tap* is the input of a model's output embedding, which `model.base_model` r
 through `LanguageModel`, so a head sees the same vector in both.
 """
 
+import logging
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,12 @@ from specheads.errors import UserError
 from specheads.revisions import from_pretrained, resolve, revision_of
 from specheads.sampling import at_least_float32
 from specheads.synthetic import is_synthetic, synthetic_model, synthetic_tokenizer
+
+logger = logging.getLogger(__name__)
+
+# What torch calls the instructions for products of bfloat16 numbers, of matrices (x86's AMX, ARM's BFMMLA) and of vectors.
+MATRIX_INSTRUCTIONS = ("amx_bf16", "bf16", "sve_bf16")
+VECTOR_INSTRUCTIONS = ("avx512_bf16",)
 
 
 class LanguageModel:
@@ -110,11 +118,12 @@ def load_model(
     device_map: str | None = None,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """Return a model for inference, its weights on `device` or where `device_map` spreads them.
+    """Return a model for inference, its weights on `device` or where `device_map` spreads them; see `chosen_dtype`.
 
     Raises:
         UserError: the model cannot be loaded.
     """
+    dtype = chosen_dtype(dtype, location, revision, device, device_map, trust_remote_code)
     if is_synthetic(location):
         model = synthetic_model(str(location), dtype, device)
     else:
@@ -127,11 +136,17 @@ def load_model(
 
 
 def weightless_model(
-    location: str | Path, revision: str | None, dtype: str | torch.dtype, device: str, trust_remote_code: bool = False
+    location: str | Path,
+    revision: str | None,
+    dtype: str | torch.dtype,
+    device: str,
+    device_map: str | None = None,
+    trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """Return a model without weights, for a process that only needs its shape; a synthetic one keeps them."""
+    """Return what `load_model` does, but without weights, for a process that only needs its shape; a synthetic one keeps them."""
     if is_synthetic(location):
         return load_model(location, revision, dtype, device)
+    dtype = chosen_dtype(dtype, location, revision, device, device_map, trust_remote_code)
     config = from_pretrained(AutoConfig, location, revision, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
@@ -166,3 +181,54 @@ def checked_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     if isinstance(torch_dtype, torch.dtype) and torch_dtype.is_floating_point:
         return torch_dtype
     raise UserError(f"dtype={dtype!r} must be a floating-point type; use auto, float32, bfloat16, float16 or float64.")
+
+
+def chosen_dtype(
+    dtype: str | torch.dtype,
+    location: str | Path,
+    revision: str | None,
+    device: str,
+    device_map: str | None = None,
+    trust_remote_code: bool = False,
+) -> str | torch.dtype:
+    """Return the type to load a model in, which is "auto" where transformers shall take the checkpoint's.
+
+    On a CPU, "auto" becomes bfloat16 if the CPU has instructions for products of matrices in it, or else float32: what is faster,
+    whether the checkpoint is in 16 or 32 bit. With instructions for vectors alone only a checkpoint in bfloat16 keeps that type,
+    for its memory. Checkpoints in float64 and quantized ones keep their type, as all do on a GPU.
+
+    Source: benchmarks/precision.py.
+    """
+    if torch.device(device).type != "cpu" or (device_map and torch.cuda.is_available()):
+        return dtype
+    if dtype == torch.bfloat16 and not has_instructions(*MATRIX_INSTRUCTIONS, *VECTOR_INSTRUCTIONS):
+        _warn_of_slow_bfloat16()
+    if dtype != "auto":
+        return dtype
+    stored = torch.bfloat16
+    if not is_synthetic(location):
+        config = from_pretrained(AutoConfig, location, revision, trust_remote_code=trust_remote_code)
+        stored = config.get_text_config().dtype or config.dtype
+        if stored == torch.float64 or getattr(config, "quantization_config", None):
+            return dtype
+    usable = MATRIX_INSTRUCTIONS + (VECTOR_INSTRUCTIONS if stored == torch.bfloat16 else ())
+    chosen = torch.bfloat16 if has_instructions(*usable) else torch.float32
+    stored_name = "a type that its config does not name" if stored is None else short_name(stored)
+    logger.info("dtype=auto: %s runs in %s, its weights are stored in %s", location, short_name(chosen), stored_name)
+    return chosen
+
+
+def has_instructions(*names: str) -> bool:
+    """Whether this CPU has some of these instructions, and torch the library that uses them."""
+    known = torch.cpu.get_capabilities()
+    return torch.backends.mkldnn.is_available() and any(known.get(name) for name in names)
+
+
+def short_name(dtype: torch.dtype) -> str:
+    """Return the name that `dtype=` has on command lines."""
+    return str(dtype).removeprefix("torch.")
+
+
+@cache  # a pair has two models, and one warning is enough
+def _warn_of_slow_bfloat16() -> None:
+    logger.warning("dtype=bfloat16 is slow on this CPU, which has no instructions for it; dtype=float32 is faster")

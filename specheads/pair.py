@@ -213,7 +213,7 @@ def _models(config: PairConfig, only_draft: bool, new_draft: NewDraft | None) ->
     # The draft first: a target that may be spread over devices takes what is left.
     draft = None if new_draft else load_model(config.draft, config.draft_revision, dtype, device, trust_remote_code=trust)
     if only_draft:
-        target = weightless_model(config.target, config.target_revision, dtype, device, trust)
+        target = weightless_model(config.target, config.target_revision, dtype, device, config.device_map, trust)
     else:
         target = load_model(config.target, config.target_revision, dtype, device, config.device_map, trust)
     if config.device_map and device.startswith("cuda"):

@@ -24,7 +24,8 @@ class PairConfig:
         tokenizer: the tokenizer's location; None: with the target.
         draft_revision: a hub commit or tag.
         target_revision: a hub commit or tag.
-        dtype: a torch dtype or its name; "auto" takes the checkpoint's.
+        dtype: a torch dtype or its name; "auto" takes the checkpoint's on a GPU, and on a CPU bfloat16 or float32, what is
+            faster there (`chosen_dtype`).
         device: where the draft goes, and the target unless `device_map` spreads it; None: cuda if there is one.
         device_map: "auto" spreads the target over all devices.
         chat: whether instructions go through the chat template; None: if the tokenizer has one.

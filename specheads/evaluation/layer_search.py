@@ -119,8 +119,8 @@ def _journal(pair: Pair, texts: Sequence[Text], settings: LayerSearch, run: Path
     path = run / "candidates.jsonl"
     if not is_resumed(run):
         path.unlink(missing_ok=True)
-    provenance = {"target": pair.target_revision, "warp": asdict(settings.warp), "texts": [ids for ids, _ in texts]}
-    return Journal(path, provenance | {"seed": settings.seed})
+    provenance = {"target": pair.target_revision, "dtype": str(pair.target.dtype), "warp": asdict(settings.warp)}
+    return Journal(path, provenance | {"texts": [ids for ids, _ in texts], "seed": settings.seed})
 
 
 def print_sets(sets: Sequence[SkippedLayers], console: Console | None = None) -> None:

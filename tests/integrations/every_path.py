@@ -106,7 +106,9 @@ def new_proposer(pair, folder):
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=LONGEST),
         model_config=SimpleNamespace(max_model_len=pair.window),
-        additional_config={"specheads": {"draft": pair.draft_id, "head": str(folder), "threshold": THRESHOLD}},
+        additional_config={
+            "specheads": {"draft": pair.draft_id, "head": str(folder), "threshold": THRESHOLD, "dtype": "float32"}
+        },
     )
     return HeadProposer(config)
 

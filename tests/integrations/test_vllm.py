@@ -110,7 +110,7 @@ class Server:
 def test_a_server_returns_the_decoders_tokens_in_its_rounds(nano, folder):
     """Prompts of different lengths come and go four at a time."""
     waiting = [nano.encode_instruction(prompt.text) for prompt in NanoSource(10, 0, 0).load(nano.chats)]
-    server, served = Server(nano, config(folder)), []
+    server, served = Server(nano, config(folder, dtype="float32")), []
     for number, prompt in enumerate(waiting):
         while len(server.running) == 4:
             server.step()

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from specheads.errors import UserError
 from specheads.interrupts import deferred
-from specheads.language_model import LanguageModel
+from specheads.language_model import LanguageModel, short_name
 from specheads.pair import Pair, load_draft
 from specheads.prompts.generated_data import GeneratedData
 from specheads.revisions import revision_of
@@ -66,6 +66,7 @@ def distill(
     run = Path(run)
     with seeded_training(settings.seed):
         check_initial_draft(settings, pair)
+        settings = with_precision(settings, pair)
         device_type, dtype = pair.draft_lm.device.type, pair.draft.dtype
         trainer, checkpoints = new_trainer(settings.trainer, settings.checkpoint, run, loggers, device_type)
         check_processes(settings, pair, trainer)
@@ -91,6 +92,15 @@ def distill(
         for each in trainer.loggers:
             each.log_metrics({f"test/{name}": value for name, value in after.items()}, trainer.global_step)
         return DistilledDraft(run / "draft", before, after)
+
+
+def with_precision(settings: Distillation, pair: Pair) -> Distillation:
+    """Return settings whose `trainer.precision` is not auto."""
+    if settings.trainer.precision != "auto":
+        return settings
+    precision = "bf16-mixed" if pair.draft.dtype == torch.bfloat16 else "32-true"
+    logger.info("trainer.precision=auto: %s, as the draft is in %s", precision, short_name(pair.draft.dtype))
+    return settings.but(trainer=settings.trainer.but(precision=precision))
 
 
 def measured(pair: Pair, split: HeldOutSamples, settings: Distillation) -> dict[str, float]:
@@ -138,6 +148,7 @@ def run_provenance(settings: Distillation, pair: Pair, reference: LanguageModel 
     provenance = {
         "draft": [pair.draft_id, pair.draft_revision],
         "target": [pair.target_id, pair.target_revision],
+        "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
         "devices": num_processes,
         **cache_key(settings),
         **cache_key(settings.optimizer.for_width(pair.draft_lm.hidden_size), "optimizer"),

@@ -99,9 +99,10 @@ class DraftLoader(Loader):
 class DraftTrainer(TrainerSettings):
     """Arguments of lightning.Trainer for a whole draft."""
 
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = setting(
-        "32-true",
-        "the precision of arithmetic; weights are always trained in float32, as half-precision weights lose small steps",
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "auto"] = setting(
+        "auto",
+        "the precision of arithmetic; auto: that of a draft in bfloat16 is bf16-mixed, of others 32-true; weights are always "
+        "trained in float32, as half-precision weights lose small steps",
     )
 
 

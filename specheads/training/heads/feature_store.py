@@ -75,6 +75,7 @@ class FeatureStore:
         self.epochs = {name: range(num_epochs if data.varies and name == "train" else 1) for name, data in splits.items()}
         self.provenance = {
             "data": folder.name,
+            "dtype": [None if each is None else str(each.model.dtype) for each in (target, lm)],
             "features": sorted(self.needs),
             "predicts": self.predicts,
             "texts": {name: [data.response_share, data.seed, len(data), data.rolls] for name, data in splits.items()},

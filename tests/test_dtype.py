@@ -1,0 +1,142 @@
+"""The type that models are loaded in: what `dtype=auto` chooses, that it is said, and that nothing is reused in another type."""
+
+import json
+import logging
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from fakes import tiny_llama
+
+from data_gen.run import generate_data
+from data_gen.settings import Generation
+from specheads import Distillation, language_model, load_pair
+from specheads.language_model import chosen_dtype, load_model, weightless_model
+from specheads.prompts.nano_source import NanoSource
+from specheads.training.distill.distillation import run_provenance, with_precision
+from specheads.training.heads.feature_store import FeatureStore
+
+SMALL = {"max_new_tokens": 8, "samples_per_position": 2, "rollouts_per_response": 1, "rollout_tokens": 4}
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """A function that writes a model in some type and returns its folder."""
+
+    def write(dtype):
+        tiny_llama(5, seed=0).to(dtype).save_pretrained(tmp_path)
+        return tmp_path
+
+    return write
+
+
+@pytest.fixture
+def with_instructions(monkeypatch):
+    """A function that gives this CPU instructions, by the names that torch has for them."""
+
+    def give(*names):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(names, True) | {"architecture": "any"})
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+        language_model._warn_of_slow_bfloat16.cache_clear()
+
+    return give
+
+
+TYPES = (torch.float16, torch.bfloat16, torch.float32)
+ALL_HALF, ALL_SINGLE = dict.fromkeys(TYPES, torch.bfloat16), dict.fromkeys(TYPES, torch.float32)
+CHOICES = [  # by the instructions of a CPU, the type for each type of a checkpoint
+    (["avx2", "avx512_f"], ALL_SINGLE),
+    (["avx512_f", "amx_tile", "amx_int8"], ALL_SINGLE),
+    (["avx512_f", "avx512_bf16"], ALL_SINGLE | {torch.bfloat16: torch.bfloat16}),
+    (["avx512_bf16", "amx_tile", "amx_bf16"], ALL_HALF),
+    (["neon", "fp16_arith"], ALL_SINGLE),
+    (["neon", "bf16"], ALL_HALF),
+]
+
+
+@pytest.mark.parametrize(("names", "expected"), CHOICES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_auto_is_the_faster_type_of_a_cpu(stored, with_instructions, monkeypatch, names, expected):
+    with_instructions(*names)
+    for of_checkpoint, wanted in (expected | {torch.float64: torch.float64}).items():
+        folder = stored(of_checkpoint)
+        assert load_model(folder, None, "auto", "cpu").dtype == wanted
+        assert weightless_model(folder, None, "auto", "cpu").dtype == wanted  # as the keys of caches name it
+        assert load_model(folder, None, torch.float16, "cpu").dtype == torch.float16
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert load_model(stored(torch.bfloat16), None, "auto", "cpu").dtype == torch.float32
+
+
+def test_auto_leaves_the_type_to_the_checkpoint_on_a_gpu(monkeypatch):
+    assert chosen_dtype("auto", "nowhere", None, "cuda") == "auto"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert chosen_dtype("auto", "nowhere", None, "cpu", device_map="auto") == "auto"  # the target is spread over GPUs
+
+
+@pytest.mark.parametrize(("names", "chosen"), [(["amx_bf16"], "bfloat16"), ([], "float32")])
+def test_the_choice_is_said(stored, with_instructions, caplog, names, chosen):
+    caplog.set_level(logging.INFO)
+    with_instructions(*names)
+    load_model(stored(torch.float16), None, "auto", "cpu")
+    assert f"runs in {chosen}, its weights are stored in float16" in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_bfloat16_without_instructions_works_and_is_said_once(with_instructions, caplog):
+    with_instructions("avx2")
+    pair = load_pair("synthetic-tiny", device="cpu")
+    assert pair.target.dtype == pair.draft.dtype == torch.bfloat16
+    assert caplog.text.count("dtype=bfloat16 is slow on this CPU") == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_data_of_a_pair_has_labels_in_float32(tmp_path, dtype):
+    pair = load_pair("nano", dtype=dtype)
+    folder = generate_data(pair, NanoSource(3, 0, 0), Generation(**SMALL), tmp_path)
+    assert json.loads((folder / "manifest.json").read_text())["provenance"]["dtype"] == [f"torch.{dtype}"] * 2
+    (shard,) = folder.glob("*.parquet")
+    rows = pq.read_table(shard)
+    for name in ("accept_prob", "overlap", "draft_logprob", "target_logprob"):
+        assert rows.schema.field(name).type.value_type == "float"
+    probs = torch.tensor([prob for row in rows["accept_prob"].to_pylist() for prob in row])
+    assert ((probs >= 0) & (probs <= 1)).all()
+    # In bfloat16 they would be multiples of 1/512 from 1/2 on.
+    fine = probs[(probs > 0.5) & (probs < 1)]
+    assert len(fine) and ((fine * 512) % 1 > 0).any()
+
+
+def test_data_of_another_type_is_not_reused(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    folders = [
+        generate_data(load_pair("nano", dtype=dtype), NanoSource(3, 0, 0), Generation(**SMALL), tmp_path)
+        for dtype in ("float32", "bfloat16")
+    ]
+    assert folders[0] != folders[1] and "responses are taken from" not in caplog.text
+
+
+def test_runs_and_features_of_another_type_are_told_apart(nano, tmp_path):
+    half = load_pair("nano", dtype="bfloat16")
+    settings = Distillation()
+    entries = [run_provenance(settings, pair, None, 1) for pair in (nano, half)]
+    assert [name for name in entries[0] if entries[0][name] != entries[1][name]] == ["dtype"]
+    stores = [FeatureStore(tmp_path, pair.draft_lm, {"train": NoTexts()}, frozenset(["hidden"]), 1) for pair in (nano, half)]
+    assert stores[0].folder != stores[1].folder
+
+
+class NoTexts:
+    """A split without texts."""
+
+    predicts, varies, response_share, seed, rolls = "next_token", False, None, 0, False
+
+    def __len__(self):
+        return 0
+
+    def lengths(self):
+        return []
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("float32", "32-true"), ("bfloat16", "bf16-mixed")])
+def test_distillation_computes_in_the_type_of_the_draft(dtype, expected):
+    pair = load_pair("nano", dtype=dtype)
+    assert with_precision(Distillation(), pair).trainer.precision == expected
+    asked = Distillation(trainer={"precision": "32-true"})
+    assert with_precision(asked, pair).trainer.precision == "32-true"
