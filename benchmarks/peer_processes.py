@@ -71,8 +71,14 @@ class Worker:
         answer = json.loads(line) if line else {"error": "the process ended\n" + self._log.read()[-3000:]}
         if "error" in answer:
             raise PeerError(f"{self.command.file} failed: {answer['error']}")
-        self._signal(signal.SIGSTOP)
+        self._stop()
         return answer
+
+    def _stop(self) -> None:
+        """Stop the process, and wait until it stands still: a signal takes effect only later."""
+        self._signal(signal.SIGSTOP)
+        with suppress(ChildProcessError):
+            os.waitpid(self._process.pid, os.WUNTRACED)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
