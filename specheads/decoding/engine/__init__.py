@@ -7,7 +7,7 @@ allow; a warning says why if that is plain PyTorch.
 import logging
 import os
 
-from specheads.decoding.engine.compile_ahead import compile_ahead
+from specheads.decoding.engine.compile_plan import compile_ahead
 from specheads.decoding.engine.compiled import CompiledEngine
 from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Engine, Epilogue, ForwardOutput

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Hashable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specheads.decoding.engine.artefacts import load_or_compile, name_of
-from specheads.decoding.engine.compile_ahead import Job, Plan
+from specheads.decoding.engine.compile_plan import Job, Plan
 from specheads.decoding.engine.compiled_program import CompiledProgram, modules_in
 from specheads.decoding.engine.eager import CompiledStep, Epilogue
 from specheads.decoding.engine.operators import load_operators, replaced_operations
@@ -101,7 +101,8 @@ class CompiledEngine(StaticEngine):
             key = (self, compiled_step.epilogue.compile_key, compiled_step.kind, width_of(count))
             if key[1:] not in self._compiled and key not in Plan.active.jobs:
                 args = (tokens, self._start, self._places[: self.bucket], inputs)
-                Plan.active.jobs[key] = self._job(compiled_step.epilogue, compiled_step.kind, args)[0]
+                with suppress(Exception):  # a step that cannot be prepared is reported where it is needed
+                    Plan.active.jobs[key] = self._job(compiled_step.epilogue, compiled_step.kind, args)[0]
         return None
 
     def _compile(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils._triton import has_triton
 
-from specheads.decoding.engine.compile_ahead import Plan
+from specheads.decoding.engine.compile_plan import Plan
 from specheads.decoding.engine.compiled import CompiledEngine
 from specheads.decoding.engine.eager import CompiledStep, Epilogue
 from specheads.decoding.engine.static import Runner, StepKind, run_step

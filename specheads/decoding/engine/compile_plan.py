@@ -9,6 +9,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -58,10 +59,11 @@ def compile_ahead(warm_ups: Iterable[Callable[[], Any]]) -> None:
     with Plan() as plan:
         for warm_up in warm_ups:
             warm_up()
-    jobs = [job for job in plan.jobs.values() if job.name is not None and not is_kept(job.name)]
+    jobs = {job.name: job for job in plan.jobs.values() if job.name is not None and not is_kept(job.name)}
     if len(jobs) > 1:
-        load_compiler()
-        run_in_processes(jobs, min(MOST_PROCESSES, os.cpu_count() or 1))
+        with suppress(Exception):  # what fails here fails again where it is needed, and is reported there
+            load_compiler()
+            run_in_processes(list(jobs.values()), min(MOST_PROCESSES, os.cpu_count() or 1))
 
 
 def can_fork() -> bool:
