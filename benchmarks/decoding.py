@@ -8,8 +8,8 @@ and transformers' assisted generation, which cannot do that, is left out.
 
 One process, greedy and sampled. In each repeat all settings decode the same prompts in turn; a figure is the median over repeats.
 Prints tokens per second of transformers' plain and assisted generation and of this project's decoder, of whole calls with the
-reading of the prompt on both sides; where a round's time goes; how near single forward passes come to the limit of memory
-bandwidth; time per token as the context grows; and the head's share of a draft step of Llama-2-7B.
+reading of the prompt on both sides; where a round's time goes; time per token as the context grows; and the head's share of a
+draft step of Llama-2-7B. The steps themselves are timed by steps.py.
 """
 
 import argparse
@@ -31,13 +31,10 @@ from benchmarks.results import Column, Table, prompt_record, text_of, write_resu
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_head, load_pair
 from specheads.decoding.baseline import Baseline
 from specheads.decoding.drafting import Autoregressive
-from specheads.decoding.drafting.autoregressive import ChainState
-from specheads.decoding.engine import Engine
 from specheads.decoding.records import DecodeStats, Round
 from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.decoding.verification import SyntheticVerification, TokenVerification, VerificationRule
 from specheads.integrations.transformers import assist
-from specheads.language_model import LanguageModel
 from specheads.pair import Pair
 from specheads.prompts.nano_source import NanoSource
 
@@ -241,84 +238,6 @@ def never_rows(
     return rows
 
 
-def median_seconds(epilogue: Callable[[], object], device: torch.device, times: int = 50) -> float:
-    """Return the median time of `work` after a warm-up."""
-    taken = []
-    for turn in range(times + 5):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        epilogue()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        if turn >= 5:
-            taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
-
-
-def bandwidth(device: torch.device) -> float:
-    """Return the bytes per second that a large copy reads and writes."""
-    source = torch.ones(2**26, device=device)
-    copied = torch.empty_like(source)
-    return 2 * source.nbytes / median_seconds(lambda: copied.copy_(source), device, 20)
-
-
-def bytes_read(lm: LanguageModel, engine: Engine, context: int) -> int:
-    """Return the bytes of weights and of KV memory that a forward pass over one token needs at `context` positions."""
-    table = lm.model.get_input_embeddings().weight
-    tied = table is lm.output_embedding.weight
-    weights = sum(weight.nbytes for weight in lm.model.parameters()) - (0 if tied else table.nbytes)
-    return weights + sum(kv[:, :, :context].nbytes for layer in engine._layers for kv in (layer.keys, layer.values))
-
-
-def forward_table(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str) -> Table:
-    """Time single compiled steps at a context of 256 positions."""
-    decoder = SpeculativeDecoder(pair, stopping=HeadThreshold(head), warp=warp, engine=engine)
-    plain, target = decoder.with_stopping(FixedLength(8)), Baseline(pair, warp, decoder.target_engine)
-    for each in (decoder, plain, target):
-        each.warm_up()
-    device, context = pair.target_lm.device, 256
-    uniform, ends = (
-        torch.zeros(1, dtype=torch.float64, device=device),
-        torch.zeros(pair.vocab_size, dtype=torch.bool, device=device),
-    )
-    token = torch.zeros(1, 1, dtype=torch.long, device=device)
-
-    def step(each: SpeculativeDecoder) -> Callable[[], object]:
-        state = ChainState(torch.zeros(1, dtype=torch.bool, device=device), each.stopping.start_prompt(1, device))
-        return lambda: (place(each.draft_engine, context), each._drafter._step(token, uniform, ends, state))
-
-    def verify(count: int) -> Callable[[], object]:
-        verifier = decoder._verifier
-        memory, uniforms = verifier._memory, torch.zeros(2, dtype=torch.float64, device=device)
-        inputs = (memory.probs, uniforms, verifier._lengths, verifier.start_prompt())
-        tokens = memory.sequence[:, : decoder.target_engine.padded(count)]
-        return lambda: (place(decoder.target_engine, context), verifier._compiled_step(tokens, *inputs))
-
-    limit = bandwidth(device)
-
-    def alone() -> object:
-        return place(decoder.target_engine, context), target._compiled_step(token, uniform)
-
-    lines = [("target alone", alone, pair.target_lm, decoder.target_engine)]
-    lines += [("draft step, fixed length", step(plain), pair.draft_lm, decoder.draft_engine)]
-    lines += [("draft step with head", step(decoder), pair.draft_lm, decoder.draft_engine)]
-    lines += [(f"verification of {k}", verify(k + 1), pair.target_lm, decoder.target_engine) for k in (2, 4, 8)]
-    rows = []
-    for name, epilogue, lm, memory in lines:
-        seconds, size = median_seconds(epilogue, device), bytes_read(lm, memory, context)
-        rows.append([name, seconds, size / 1e6, size / seconds / limit])
-    columns = [Column("step"), Column("time", "ms:3"), Column("MB that must be read", "fixed:1")]
-    columns.append(Column("read at, of a large copy's bandwidth", "percent"))
-    return Table("steps", f"Sampled, {context} positions of context; a large copy makes {limit / 1e9:,.1f} GB/s", columns, rows)
-
-
-def place(engine: Engine, length: int) -> None:
-    """Pretend that `length` positions are in memory."""
-    for layer in engine._layers:
-        layer.length = length
-
-
 def context_table(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str, text: list[int], length: int, repeats: int) -> Table:
     """Time per token after contexts of several lengths, the prompt itself not counted."""
     decoder = SpeculativeDecoder(pair, stopping=HeadThreshold(head, 0.5), warp=warp, engine=engine)
@@ -380,7 +299,6 @@ def main() -> None:
     columns = [Column("mode"), Column("K"), Column("over the fixed length", "signed_percent")]
     title = f"Time of a head that never stops over a fixed length of as many tokens, medians of {3 * arguments.repeats}"
     keep(tables, Table("never", title, columns, never))
-    keep(tables, forward_table(pair, head, warp, arguments.engine))
     text = [token for prompt in prompts for token in prompt]
     keep(tables, context_table(pair, head, warp, arguments.engine, text, 64, arguments.repeats))
     keep(tables, share_table())

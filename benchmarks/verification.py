@@ -8,11 +8,13 @@ times.
 """
 
 import argparse
+import statistics
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from decoding import median_seconds
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
@@ -30,6 +32,21 @@ from specheads.decoding.verification import (
 )
 
 LAYERS, HIDDEN = 32, 4096
+
+
+def median_seconds(work: Callable[[], object], device: torch.device, times: int = 50) -> float:
+    """Return the median time of `work` after a warm-up."""
+    taken = []
+    for turn in range(times + 5):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        if turn >= 5:
+            taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
 
 
 def forward_seconds(count: int, vocab: int, repeats: int, device: torch.device) -> float:

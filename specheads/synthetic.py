@@ -17,6 +17,7 @@ from specheads.errors import UserError
 SYNTHETIC = "synthetic:"  # how a config names them, `synthetic:llama2-7b`
 SEED = 0
 
+_SMALL: dict[str, Any] = {"vocab_size": 2048, "max_position_embeddings": 2048}
 _LLAMA2: dict[str, Any] = {"vocab_size": 32_000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
 _LLAMA3: dict[str, Any] = {
     "vocab_size": 128_256,
@@ -33,6 +34,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 128,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
+    },
+    "llama-1m": {**_SMALL, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 2},
+    "llama-21m": {**_SMALL, "hidden_size": 448, "intermediate_size": 1280, "num_hidden_layers": 8, "num_attention_heads": 7},
+    "llama-18m": {**_LLAMA2, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "llama-300m": {
+        **_LLAMA2,
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
     },
     "llama2-7b": {
         **_LLAMA2,
