@@ -49,7 +49,7 @@ def linear(x, weight, bias=None):
 
 
 def attention(query, key, value, mask, scale=0.3):
-    return torch.ops.specheads.attention(query, key, value, mask, scale)
+    return torch.ops.specheads.masked_attention(query, key, value, mask, scale)
 
 
 def expected_linear(x, weight, bias=None):
@@ -84,11 +84,16 @@ def test_a_linear_map(shape, has_bias, dtype, threads):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_panels_hold_the_rows_of_a_weight_and_zeros(dtype):
-    """Column i of a panel has the numbers i of its rows, in bfloat16 those of its two halves alternately."""
+    """Column i of a panel has the numbers i of its rows, in bfloat16 pairs of columns or those of its two halves alternately."""
     weight, rows = random(70, 3, dtype=dtype), torch.ops.specheads.panel_rows(dtype == torch.float64)
     panels, number = pack(weight), -(-70 // rows)
-    assert panels.shape == (number, 3, rows) and panels.is_contiguous() and panels.dtype == dtype
-    if dtype == torch.bfloat16:
+    in_pairs = dtype == torch.bfloat16 and torch.ops.specheads.multiplies_pairs()
+    assert panels.shape == (number, 4 if in_pairs else 3, rows) and panels.is_contiguous() and panels.dtype == dtype
+    if in_pairs:
+        panels = panels.view(number, 2, rows, 2).transpose(2, 3).reshape(number, 4, rows)
+        assert not panels[:, 3].any()
+        panels = panels[:, :3]
+    elif dtype == torch.bfloat16:
         panels = panels.view(number, 3, rows // 2, 2).transpose(2, 3).reshape(number, 3, rows)
     unpacked = panels.transpose(1, 2).reshape(-1, 3)
     assert torch.equal(unpacked[:70], weight) and not unpacked[70:].any()
@@ -273,14 +278,14 @@ def test_operators_are_traced_with_open_sizes():
         def forward(self, x, key):
             y = packed_linear(x, self.panels, None, 24)[:, None]
             mask = torch.ones(1, 1, y.shape[2], key.shape[2], dtype=torch.bool)
-            return torch.ops.specheads.attention(y, key, key, mask, 0.5)
+            return torch.ops.specheads.masked_attention(y, key, key, mask, 0.5)
 
     module = Both()
     open_sizes = ({1: torch.export.Dim.DYNAMIC}, {2: torch.export.Dim.DYNAMIC})
     exported = torch.export.export(module, (random(1, 5, 24), random(1, 1, 9, 24)), dynamic_shapes=open_sizes).module()
     x, key = random(1, 3, 24), random(1, 1, 17, 24)
     assert torch.equal(exported(x, key), module(x, key))
-    torch.library.opcheck(torch.ops.specheads.linear.default, (x, module.panels, None, 24), test_utils="test_faketensor")
+    torch.library.opcheck(torch.ops.specheads.packed_linear.default, (x, module.panels, None, 24), test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

@@ -14,7 +14,7 @@ from specheads.decoding.engine.artefacts import load_or_compile, name_of
 from specheads.decoding.engine.compile_plan import Job, Plan
 from specheads.decoding.engine.compiled_program import CompiledProgram, modules_in
 from specheads.decoding.engine.eager import CompiledStep, Epilogue
-from specheads.decoding.engine.operators import load_operators, replaced_operations
+from specheads.decoding.engine.operators import declarations, load_operators, replaced_operations
 from specheads.decoding.engine.packed import MOST_TOKENS, packed_model
 from specheads.decoding.engine.static import Memory, Runner, StaticEngine, StaticStep, StepKind, run_step
 from specheads.errors import UserError
@@ -118,7 +118,11 @@ class CompiledEngine(StaticEngine):
         width = width_of(tokens.shape[1])
         tokens, places = tokens.new_zeros(1, FEW) if width == 1 else tokens, self._places[: self.bucket]
         module = StepModule(self.lm, epilogue, kind, few=width < 2)
-        options = CPU_OPTIONS | {"cpp.threads": torch.get_num_threads()} if self.lm.device.type == "cpu" else OPTIONS
+        options = OPTIONS
+        if self.lm.device.type == "cpu":
+            options = CPU_OPTIONS | {"cpp.threads": torch.get_num_threads()}
+        if module.has_operators:
+            options |= {"aot_inductor.custom_ops_to_c_shims": declarations()}
         what = f"{type(epilogue).__name__} of {type(self.lm.model).__name__} for {WIDTHS[width]}"
         replaced = module.has_operators, module.packed is not None
         name = name_of(self.lm, epilogue, kind, width, replaced, options, self._memory, inputs)

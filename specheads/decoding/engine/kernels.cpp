@@ -9,15 +9,23 @@
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
 #include <ATen/ops/empty.h>
+#include <torch/csrc/inductor/aoti_torch/utils.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
+#include <thread>
 #include <tuple>
 #include <type_traits>
 #include <vector>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 namespace {
 
@@ -30,6 +38,17 @@ constexpr int kLanes = Vectorized<SumOf<Value>>::size();
 template <typename Value>
 constexpr int kPair = 2 * kLanes<Value>;  // numbers in the two vectors that are in work at a time
 
+// What products read: bfloat16 numbers as they are where the processor multiplies them in pairs, else the type of sums.
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
+template <typename Value>
+constexpr bool kMultipliesPairs = std::is_same_v<Value, at::BFloat16>;
+#else
+template <typename Value>
+constexpr bool kMultipliesPairs = false;
+#endif
+template <typename Value>
+using InputOf = std::conditional_t<kMultipliesPairs<Value>, Value, SumOf<Value>>;
+
 // Tokens at a time: as many as leave their sums in registers. x86 without AVX-512 has 16 of them, others have 32. Fewer in types
 // that models are seldom run in, because each number is compiled.
 #if defined(CPU_CAPABILITY_AVX2)
@@ -39,10 +58,8 @@ constexpr int kRegisterTokens = 12;
 #endif
 template <typename Value>
 constexpr int kMostTokens = std::is_same_v<Value, float> || std::is_same_v<Value, at::BFloat16> ? kRegisterTokens : 4;
-constexpr int kMostRows = 4;  // of attention, at a time
 
 constexpr int64_t kPrefetchBytes = 4096;  // ahead of the column in work; 0, 1024 and 2048 were slower on a Sapphire Rapids
-constexpr int64_t kPrefetchRows = 16;     // of keys and values
 constexpr int64_t kGrainBytes = 32768;    // a further thread pays from so many bytes on that each reads
 
 template <typename Value, typename Vector>
@@ -91,6 +108,33 @@ struct Sums {
 template <typename Value>
 struct Sums<Value, 0> {};
 
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
+// The same for numbers of bfloat16, two columns at a time.
+template <int count>
+struct PairSums {
+  __m512 first = _mm512_setzero_ps(), second = _mm512_setzero_ps();
+  PairSums<count - 1> others;
+
+  // sums[r] += factors[r * stride] left[., 0] + factors[r * stride + 1] left[., 1], and the same for right
+  C10_ALWAYS_INLINE void add(__m512i left, __m512i right, const at::BFloat16* factors, int64_t stride) {
+    int32_t both;
+    std::memcpy(&both, factors, sizeof(both));
+    const __m512i factor = _mm512_set1_epi32(both);
+    first = _mm512_dpbf16_ps(first, reinterpret_cast<__m512bh>(left), reinterpret_cast<__m512bh>(factor));
+    second = _mm512_dpbf16_ps(second, reinterpret_cast<__m512bh>(right), reinterpret_cast<__m512bh>(factor));
+    if constexpr (count > 1) others.add(left, right, factors + stride, stride);
+  }
+
+  C10_ALWAYS_INLINE void store(float* to, int64_t stride) const {
+    _mm512_storeu_ps(to, first);
+    _mm512_storeu_ps(to + 16, second);
+    if constexpr (count > 1) others.store(to + stride, stride);
+  }
+};
+template <>
+struct PairSums<0> {};
+#endif
+
 template <typename Sum>
 inline Sum total_of(const Vectorized<Sum>& sums) {
   if constexpr (std::is_same_v<Sum, float>) {
@@ -108,33 +152,93 @@ Sum* scratch(int64_t size) {
   return memory.data();
 }
 
+// Threads that work on several loops in turn: entering a parallel region twice takes as long as a small loop, waiting for each other
+// a fifth of that. Without OpenMP each loop is a region.
+class Team {
+ public:
+  // Run work(team) on all threads.
+  template <typename Work>
+  static void run(const Work& work) {
+#ifdef _OPENMP
+    const int most = omp_in_parallel() ? 1 : at::get_num_threads();
+    std::atomic<int> arrived{0};
+#pragma omp parallel num_threads(most)
+    {
+      Team team(omp_get_thread_num(), omp_get_num_threads(), arrived);
+      work(team);
+    }
+#else
+    std::atomic<int> arrived{0};
+    Team team(0, 1, arrived);
+    work(team);
+#endif
+  }
+
+  // Share the numbers from 0 to count among the threads, at least `grain` for each, and wait until all are done.
+  template <typename Loop>
+  void each(int64_t count, int64_t grain, const Loop& loop) {
+#ifdef _OPENMP
+    const int64_t threads = std::min<int64_t>(size_, (count + grain - 1) / grain);
+    if (rank_ < threads) loop(count * rank_ / threads, count * (rank_ + 1) / threads);
+    wait();
+#else
+    at::parallel_for(0, count, grain, loop);
+#endif
+  }
+
+  // Run `work` on one thread while the others wait.
+  template <typename Work>
+  void once(const Work& work) {
+    if (rank_ == 0) work();
+    wait();
+  }
+
+ private:
+  Team(int rank, int size, std::atomic<int>& arrived) : rank_(rank), size_(size), arrived_(arrived) {}
+
+  void wait() {
+    if (size_ == 1) return;
+    target_ += size_;
+    arrived_.fetch_add(1, std::memory_order_acq_rel);
+    for (int turn = 0; arrived_.load(std::memory_order_acquire) < target_; turn++) {
+      if (turn > kTurns) std::this_thread::yield();  // there are more threads than cores
+    }
+  }
+
+  static constexpr int kTurns = 100000;
+  const int rank_, size_;
+  int target_ = 0;
+  std::atomic<int>& arrived_;
+};
+
 // Linear maps. A weight lies in panels of kPair rows, each stored column by column; see `pack` in operators.py.
 
-// result[t][j] = sum_i x[t][i] panel[i][j] + bias[j], for a panel's first `num_rows` rows j.
+// block[t][j] = sum_i x[t][i] panel[i][j], where columns i of the panel are `stride` apart
 template <typename Value, int kTokens>
-void panel_product(
-    const Value* panel, const SumOf<Value>* x, const Value* bias, Value* result, int64_t size, int64_t stride, int64_t num_rows) {
-  using Sum = SumOf<Value>;
-  using Vector = Vectorized<Sum>;
+void panel_product(const Value* panel, int64_t stride, const InputOf<Value>* x, int64_t size, SumOf<Value>* block) {
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
+  if constexpr (kMultipliesPairs<Value>) {
+    PairSums<kTokens> sums;
+    for (int64_t i = 0; i < size; i += 2) {
+      const Value* columns = panel + i * stride;
+      prefetch(columns + kPrefetchBytes / sizeof(Value));
+      prefetch(columns + kPair<Value> + kPrefetchBytes / sizeof(Value));
+      sums.add(_mm512_loadu_si512(columns), _mm512_loadu_si512(columns + kPair<Value>), x + i, size);
+    }
+    sums.store(block, kPair<Value>);
+    return;
+  }
+#endif
+  using Vector = Vectorized<SumOf<Value>>;
   Sums<Value, kTokens> sums;
   for (int64_t i = 0; i < size; i++) {
-    const Value* column = panel + i * kPair<Value>;
+    const Value* column = panel + i * stride;
     prefetch(column + kPrefetchBytes / sizeof(Value));
     Vector first, second;
     load_pair(column, first, second);
-    sums.add(first, second, x + i, size);
+    if constexpr (!kMultipliesPairs<Value>) sums.add(first, second, x + i, size);
   }
-  Sum rows[kTokens * kPair<Value>];
-  sums.store(rows, kPair<Value>);
-  for (int t = 0; t < kTokens; t++) {
-    const Sum* row = rows + t * kPair<Value>;
-    Value* to = result + t * stride;
-    if (bias) {
-      for (int64_t j = 0; j < num_rows; j++) to[j] = static_cast<Value>(row[j] + static_cast<Sum>(bias[j]));
-    } else {
-      for (int64_t j = 0; j < num_rows; j++) to[j] = static_cast<Value>(row[j]);
-    }
-  }
+  sums.store(block, kPair<Value>);
 }
 
 template <typename Value, int kTokens = kMostTokens<Value>, typename... Arguments>
@@ -145,32 +249,74 @@ void panel_product_of(int64_t tokens, Arguments... arguments) {
   panel_product<Value, kTokens>(arguments...);
 }
 
+// Multiply rows (tokens, size) with all panels, `together` at a time. For each product it calls
+// finish(number of the panel, first token, number of tokens, blocks), a block being (tokens, kPair).
+template <typename Value, typename Finish>
+void for_panels(
+    Team& team, const at::Tensor& panels, int64_t together, const InputOf<Value>* rows, int64_t tokens, const Finish& finish) {
+  using Sum = SumOf<Value>;
+  const int64_t size = panels.size(1), pieces = (tokens + kMostTokens<Value> - 1) / kMostTokens<Value>;
+  const Value* weight = panels.const_data_ptr<Value>();
+  const int64_t bytes = together * size * kPair<Value> * sizeof(Value) * std::max<int64_t>(1, pieces);
+  const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, bytes));
+  team.each(panels.size(0) / together, grain, [&](int64_t begin, int64_t end) {
+    Sum blocks[2 * kMostTokens<Value> * kPair<Value>];
+    for (int64_t number = begin * together; number < end * together; number += together) {
+      for (int64_t piece = 0; piece < pieces; piece++) {
+        const int64_t first = tokens * piece / pieces, several = tokens * (piece + 1) / pieces - first;
+        for (int64_t i = 0; i < together; i++) {
+          const Value* panel = weight + (number + i) * kPair<Value> * size;
+          panel_product_of<Value>(several, panel, kPair<Value>, rows + first * size, size, blocks + i * several * kPair<Value>);
+        }
+        finish(number, first, several, blocks);
+      }
+    }
+  });
+}
+
+// Rows (tokens, size) as products read them, (tokens, columns): where they lie, or converted and padded with zeros.
+template <typename Value, int number>
+const InputOf<Value>* inputs_of(const Value* from, int64_t tokens, int64_t size, int64_t columns) {
+  using Input = InputOf<Value>;
+  if constexpr (std::is_same_v<Input, Value>) {
+    if (size == columns) return from;
+  }
+  Input* to = scratch<Input, number>(tokens * columns);
+  for (int64_t t = 0; t < tokens; t++) {
+    for (int64_t i = 0; i < size; i++) to[t * columns + i] = static_cast<Input>(from[t * size + i]);
+    std::fill(to + t * columns + size, to + (t + 1) * columns, Input(0));
+  }
+  return to;
+}
+
+// to[t][j] = blocks[t][j] + added[t][j], for those of a panel's numbers j that exist; `stride`: of to and added.
+template <typename Sum, typename Added, typename To>
+void add_block(const Sum* block, int64_t width, int64_t tokens, const Added* added, To* to, int64_t stride, int64_t exist) {
+  for (int64_t t = 0; t < tokens; t++) {
+    for (int64_t j = 0; j < exist; j++) {
+      to[t * stride + j] = static_cast<To>(block[t * width + j] + static_cast<Sum>(added[t * stride + j]));
+    }
+  }
+}
+
 template <typename Value>
 void linear_into(const at::Tensor& x, const at::Tensor& panels, const Value* bias, at::Tensor& result) {
   using Sum = SumOf<Value>;
-  const int64_t size = panels.size(1), num_rows = result.size(-1), num_panels = panels.size(0);
-  const int64_t tokens = x.numel() / std::max<int64_t>(1, size), pieces = (tokens + kMostTokens<Value> - 1) / kMostTokens<Value>;
-  const Value *from = x.const_data_ptr<Value>(), *weight = panels.const_data_ptr<Value>();
+  const int64_t num_rows = result.size(-1), size = x.size(-1), tokens = x.numel() / std::max<int64_t>(1, size);
+  const InputOf<Value>* rows = inputs_of<Value, 0>(x.const_data_ptr<Value>(), tokens, size, panels.size(1));
   Value* to = result.mutable_data_ptr<Value>();
-  const Sum* rows;
-  if constexpr (std::is_same_v<Sum, Value>) {
-    rows = from;
-  } else {
-    Sum* converted = scratch<Sum, 0>(x.numel());
-    for (int64_t i = 0; i < x.numel(); i++) converted[i] = static_cast<Sum>(from[i]);
-    rows = converted;
-  }
-  const int64_t panel_bytes = size * kPair<Value> * sizeof(Value) * std::max<int64_t>(1, pieces);
-  at::parallel_for(0, num_panels, std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, panel_bytes)), [&](int64_t begin, int64_t end) {
-    for (int64_t number = begin; number < end; number++) {
-      const int64_t row = number * kPair<Value>;
-      for (int64_t piece = 0; piece < pieces; piece++) {
-        const int64_t first = tokens * piece / pieces, next = tokens * (piece + 1) / pieces;
-        panel_product_of<Value>(
-            next - first, weight + row * size, rows + first * size, bias ? bias + row : nullptr, to + first * num_rows + row, size,
-            num_rows, std::min<int64_t>(kPair<Value>, num_rows - row));
+  Team::run([&](Team& team) {
+    for_panels<Value>(team, panels, 1, rows, tokens, [&](int64_t number, int64_t first, int64_t several, const Sum* block) {
+      const int64_t row = number * kPair<Value>, exist = std::min<int64_t>(kPair<Value>, num_rows - row);
+      for (int64_t t = 0; t < several; t++, block += kPair<Value>) {
+        Value* into = to + (first + t) * num_rows + row;
+        if (bias) {
+          for (int64_t j = 0; j < exist; j++) into[j] = static_cast<Value>(block[j] + static_cast<Sum>(bias[row + j]));
+        } else {
+          for (int64_t j = 0; j < exist; j++) into[j] = static_cast<Value>(block[j]);
+        }
       }
-    }
+    });
   });
 }
 
@@ -178,9 +324,10 @@ void linear_into(const at::Tensor& x, const at::Tensor& panels, const Value* bia
 
 // A head's keys or values as rows of `width` numbers, a multiple of kPair: where they lie, or converted and padded with zeros.
 template <typename Value, int number>
-std::pair<const SumOf<Value>*, int64_t> rows_of(const at::Tensor& memory, int64_t batch, int64_t head, int64_t width) {
+std::pair<const SumOf<Value>*, int64_t> rows_of(
+    const at::Tensor& memory, int64_t batch, int64_t head, int64_t count, int64_t width) {
   using Sum = SumOf<Value>;
-  const int64_t size = memory.size(3), count = memory.size(2), stride = memory.stride(2);
+  const int64_t size = memory.size(3), stride = memory.stride(2);
   const Value* from = memory.const_data_ptr<Value>() + batch * memory.stride(0) + head * memory.stride(1);
   if constexpr (std::is_same_v<Sum, Value>) {
     if (size == width) return {from, stride};
@@ -191,28 +338,6 @@ std::pair<const SumOf<Value>*, int64_t> rows_of(const at::Tensor& memory, int64_
     std::fill(to + place * width + size, to + (place + 1) * width, Sum(0));
   }
   return {to, width};
-}
-
-// scores[r][s] = sum_i queries[r][i] keys[s][i]
-template <typename Value, int kRows>
-void score(
-    const SumOf<Value>* queries, const SumOf<Value>* keys, int64_t stride, int64_t count, int64_t width, SumOf<Value>* scores) {
-  using Vector = Vectorized<SumOf<Value>>;
-  for (int64_t place = 0; place < count; place++) {
-    Vector sums[kRows];
-    for (int64_t i = 0; i < width; i += kPair<Value>) {
-      prefetch(keys + (place + kPrefetchRows) * stride + i);
-      const Vector first = Vector::loadu(keys + place * stride + i);
-      const Vector second = Vector::loadu(keys + place * stride + i + kLanes<Value>);
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; r++) {
-        sums[r] = at::vec::fmadd(Vector::loadu(queries + r * width + i), first, sums[r]);
-        sums[r] = at::vec::fmadd(Vector::loadu(queries + r * width + i + kLanes<Value>), second, sums[r]);
-      }
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; r++) scores[r * count + place] = total_of(sums[r]);
-  }
 }
 
 // Scores plus a mask become probabilities.
@@ -263,36 +388,58 @@ const Sum* mask_row(const at::Tensor& mask, int64_t batch, int64_t head, int64_t
   return memory;
 }
 
-// result[r] = sum_s probs[r][s] values[s], all in float32 or wider.
-template <typename Value, int kRows>
-void weigh(
-    const SumOf<Value>* probs, const SumOf<Value>* values, int64_t stride, int64_t count, int64_t width, SumOf<Value>* result) {
-  using Vector = Vectorized<SumOf<Value>>;
-  for (int64_t i = 0; i < width; i += kPair<Value>) {
-    Sums<Value, kRows> sums;
-    for (int64_t place = 0; place < count; place++) {
-      const SumOf<Value>* from = values + place * stride + i;
-      prefetch(from + kPrefetchRows * stride);
-      sums.add(Vector::loadu(from), Vector::loadu(from + kLanes<Value>), probs + place, count);
+// Multiply rows (R, size) with a panel, and put what exists of the product to result[r * width + j].
+template <typename Sum>
+void rows_product(
+    const Sum* panel, int64_t stride, const Sum* rows, int64_t num_rows, int64_t size, Sum* result, int64_t width, int64_t exist) {
+  Sum block[kMostTokens<Sum> * kPair<Sum>];
+  for (int64_t first = 0; first < num_rows; first += kMostTokens<Sum>) {
+    const int64_t several = std::min<int64_t>(kMostTokens<Sum>, num_rows - first);
+    panel_product_of<Sum>(several, panel, stride, rows + first * size, size, block);
+    for (int64_t r = 0; r < several; r++) std::copy_n(block + r * kPair<Sum>, exist, result + (first + r) * width);
+  }
+}
+
+// Attention of tokens (B, heads, T) to the first positions of keys and values (B, shared, S', D), as many as the mask
+// (B, heads, T, S) has. query(b, head, t, to) writes a scaled query, store(b, head, t, from) takes a result.
+template <typename Value, typename Query, typename Store>
+void attend(
+    Team& team, const at::Tensor& key, const at::Tensor& value, const at::Tensor& mask, const Query& query, const Store& store) {
+  using Sum = SumOf<Value>;
+  const int64_t heads = mask.size(1), tokens = mask.size(2), count = mask.size(3), size = key.size(3), value_size = value.size(3);
+  const int64_t shared = key.size(1), group = heads / shared, rows = group * tokens;
+  const int64_t value_width = (value_size + kPair<Sum> - 1) / kPair<Sum> * kPair<Sum>;
+  const int64_t items = mask.size(0) * shared, pieces = std::min<int64_t>(rows, (at::get_num_threads() + items - 1) / items);
+  const int64_t item_bytes = count * (size + value_width) * sizeof(Sum) * ((rows + pieces - 1) / std::max<int64_t>(1, pieces));
+  team.each(items * pieces, std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, item_bytes)), [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; item++) {
+      const int64_t batch = item / pieces / shared, kv_head = item / pieces % shared, piece = item % pieces;
+      const int64_t first = rows * piece / pieces, next = rows * (piece + 1) / pieces;
+      const auto [keys, key_stride] = rows_of<Value, 1>(key, batch, kv_head, count, size);
+      const auto [values, value_stride] = rows_of<Value, 2>(value, batch, kv_head, count, value_width);
+      Sum *scaled = scratch<Sum, 3>((next - first) * size), *scores = scratch<Sum, 4>((next - first) * count);
+      Sum *panel = scratch<Sum, 5>(size * kPair<Sum>), *added = scratch<Sum, 6>(count);
+      Sum* sums = scratch<Sum, 14>((next - first) * value_width);
+      for (int64_t row = first; row < next; row++) {
+        query(batch, kv_head * group + row / tokens, row % tokens, scaled + (row - first) * size);
+      }
+      for (int64_t place = 0; place < count; place += kPair<Sum>) {
+        const int64_t exist = std::min<int64_t>(kPair<Sum>, count - place);
+        at::vec::transpose_mxn<Sum>(keys + place * key_stride, key_stride, panel, kPair<Sum>, exist, size);
+        rows_product(panel, kPair<Sum>, scaled, next - first, size, scores + place, count, exist);
+      }
+      for (int64_t row = first; row < next; row++) {
+        const Sum* added_to = mask_row<Sum>(mask, batch, kv_head * group + row / tokens, row % tokens, added);
+        softmax<Sum>(scores + (row - first) * count, added_to, count);
+      }
+      for (int64_t i = 0; i < value_width; i += kPair<Sum>) {
+        rows_product(values + i, value_stride, scores, next - first, count, sums + i, value_width, kPair<Sum>);
+      }
+      for (int64_t row = first; row < next; row++) {
+        store(batch, kv_head * group + row / tokens, row % tokens, sums + (row - first) * value_width);
+      }
     }
-    sums.store(result + i, width);
-  }
-}
-
-template <typename Value, int kRows = kMostRows, typename... Arguments>
-void score_of(int64_t rows, Arguments... arguments) {
-  if constexpr (kRows > 1) {
-    if (rows < kRows) return score_of<Value, kRows - 1>(rows, arguments...);
-  }
-  score<Value, kRows>(arguments...);
-}
-
-template <typename Value, int kRows = kMostRows, typename... Arguments>
-void weigh_of(int64_t rows, Arguments... arguments) {
-  if constexpr (kRows > 1) {
-    if (rows < kRows) return weigh_of<Value, kRows - 1>(rows, arguments...);
-  }
-  weigh<Value, kRows>(arguments...);
+  });
 }
 
 template <typename Value>
@@ -300,42 +447,143 @@ void attention_into(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& mask, double scale, at::Tensor& result) {
   using Sum = SumOf<Value>;
   const int64_t heads = query.size(1), tokens = query.size(2), size = query.size(3), value_size = value.size(3);
-  const int64_t shared = key.size(1), group = heads / shared, rows = group * tokens, count = key.size(2);
-  const int64_t width = (size + kPair<Value> - 1) / kPair<Value> * kPair<Value>;
-  const int64_t value_width = (value_size + kPair<Value> - 1) / kPair<Value> * kPair<Value>;
-  const int64_t items = query.size(0) * shared, pieces = std::min<int64_t>(rows, (at::get_num_threads() + items - 1) / items);
-  const int64_t item_bytes = count * (width + value_width) * sizeof(Sum) * ((rows + pieces - 1) / std::max<int64_t>(1, pieces));
   const Value* queries = query.const_data_ptr<Value>();
-  Value* to = result.mutable_data_ptr<Value>();
-  at::parallel_for(0, items * pieces, std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, item_bytes)), [&](int64_t begin, int64_t end) {
-    for (int64_t item = begin; item < end; item++) {
-      const int64_t batch = item / pieces / shared, kv_head = item / pieces % shared, piece = item % pieces;
-      const int64_t first = rows * piece / pieces, next = rows * (piece + 1) / pieces;
-      const auto [keys, key_stride] = rows_of<Value, 1>(key, batch, kv_head, width);
-      const auto [values, value_stride] = rows_of<Value, 2>(value, batch, kv_head, value_width);
-      Sum *scaled = scratch<Sum, 3>(kMostRows * width), *scores = scratch<Sum, 4>(kMostRows * count);
-      Sum *sums = scratch<Sum, 5>(kMostRows * value_width), *added = scratch<Sum, 6>(count);
-      for (int64_t row = first; row < next; row += kMostRows) {
-        const int64_t several = std::min<int64_t>(kMostRows, next - row);
-        for (int64_t r = 0; r < several; r++) {
-          const int64_t head = kv_head * group + (row + r) / tokens, token = (row + r) % tokens;
-          const Value* from = queries + batch * query.stride(0) + head * query.stride(1) + token * query.stride(2);
-          for (int64_t i = 0; i < size; i++) scaled[r * width + i] = static_cast<Sum>(from[i]) * static_cast<Sum>(scale);
-          std::fill(scaled + r * width + size, scaled + (r + 1) * width, Sum(0));
+  Value* results = result.mutable_data_ptr<Value>();
+  const auto read = [&](int64_t batch, int64_t head, int64_t token, Sum* to) {
+    const Value* from = queries + batch * query.stride(0) + head * query.stride(1) + token * query.stride(2);
+    for (int64_t i = 0; i < size; i++) to[i] = static_cast<Sum>(from[i]) * static_cast<Sum>(scale);
+  };
+  const auto store = [&](int64_t batch, int64_t head, int64_t token, const Sum* from) {
+    Value* to = results + ((batch * tokens + token) * heads + head) * value_size;
+    for (int64_t i = 0; i < value_size; i++) to[i] = static_cast<Value>(from[i]);
+  };
+  Team::run([&](Team& team) { attend<Value>(team, key, value, mask, read, store); });
+}
+
+// Decoder layers.
+
+// The tensors of a layer as Llama has them. Maps are packed; panels of gate and up alternate.
+struct Layer {
+  const at::Tensor &norm, &queries_keys_values;
+  const std::optional<at::Tensor>& bias;  // of queries, keys and values
+  const at::Tensor &output, &mlp_norm, &gate_up, &down;
+  double epsilon, scale;
+};
+
+// RMS norm, in float32 as transformers computes it, with the rounding of its steps.
+template <typename Value, typename From>
+void norm_into(const From* x, const Value* weight, int64_t tokens, int64_t size, double epsilon, InputOf<Value>* to) {
+  for (int64_t t = 0; t < tokens; t++, x += size, to += size) {
+    float squares = 0;
+#pragma omp simd reduction(+ : squares)
+    for (int64_t i = 0; i < size; i++) squares += static_cast<float>(x[i]) * static_cast<float>(x[i]);
+    const float factor = 1 / std::sqrt(squares / size + static_cast<float>(epsilon));
+    for (int64_t i = 0; i < size; i++) {
+      to[i] = static_cast<InputOf<Value>>(static_cast<Value>(weight[i] * static_cast<Value>(static_cast<float>(x[i]) * factor)));
+    }
+  }
+}
+
+// Rotate one head's numbers by its position's angles, and scale them.
+template <typename Value, typename To>
+void rotate(const SumOf<Value>* from, const Value* cosine, const Value* sine, int64_t size, SumOf<Value> scale, To* to) {
+  using Sum = SumOf<Value>;
+  const int64_t half = size / 2;
+  for (int64_t i = 0; i < half; i++) {
+    const Sum low = from[i], high = from[i + half];
+    to[i] = static_cast<To>((low * static_cast<Sum>(cosine[i]) - high * static_cast<Sum>(sine[i])) * scale);
+    to[i + half] = static_cast<To>((high * static_cast<Sum>(cosine[i + half]) + low * static_cast<Sum>(sine[i + half])) * scale);
+  }
+}
+
+// to = silu(gate) * up, for blocks of `size` numbers, a multiple of the lanes.
+template <typename Sum>
+void gated(const Sum* gate, const Sum* up, int64_t size, Sum* to) {
+  using Vector = Vectorized<Sum>;
+  for (int64_t i = 0; i < size; i += Vector::size()) {
+    const Vector x = Vector::loadu(gate + i);
+    (x / (Vector(1) + x.neg().exp()) * Vector::loadu(up + i)).store(to + i);
+  }
+}
+
+template <typename Value>
+void decoder_layer_into(
+    const at::Tensor& hidden, const at::Tensor& cosine, const at::Tensor& sine, const at::Tensor& mask, int64_t start,
+    const at::Tensor& keys, const at::Tensor& values, const Layer& layer, at::Tensor& result) {
+  using Sum = SumOf<Value>;
+  using Input = InputOf<Value>;
+  const int64_t batch = hidden.size(0), count = hidden.size(1), size = hidden.size(2), tokens = batch * count;
+  const int64_t head_size = keys.size(3), heads = mask.size(1), shared = keys.size(1), width = (heads + 2 * shared) * head_size;
+  const int64_t inner = layer.down.size(1);
+  const Value* residual = hidden.const_data_ptr<Value>();
+  Sum *projected = scratch<Sum, 9>(tokens * width), *middle = scratch<Sum, 10>(tokens * size);
+  Input *normed = scratch<Input, 11>(tokens * size), *attended = scratch<Input, 12>(tokens * heads * head_size);
+  Input* activated = scratch<Input, 13>(tokens * inner);
+
+  const Value* bias = layer.bias ? layer.bias->const_data_ptr<Value>() : nullptr;
+  const Value *norm = layer.norm.const_data_ptr<Value>(), *mlp_norm = layer.mlp_norm.const_data_ptr<Value>();
+  const Value *cosines = cosine.const_data_ptr<Value>(), *sines = sine.const_data_ptr<Value>();
+  Value *to_keys = keys.mutable_data_ptr<Value>(), *to_values = values.mutable_data_ptr<Value>();
+  Value* results = result.mutable_data_ptr<Value>();
+  const auto memory_of = [&](Value* memory, const at::Tensor& shape, int64_t b, int64_t head, int64_t t) {
+    return memory + b * shape.stride(0) + head * shape.stride(1) + (start + t) * shape.stride(2);
+  };
+
+  const auto project = [&](int64_t number, int64_t first, int64_t several, const Sum* block) {
+    const int64_t row = number * kPair<Value>, exist = std::min<int64_t>(kPair<Value>, width - row);
+    for (int64_t t = 0; t < several; t++, block += kPair<Value>) {
+      Sum* to = projected + (first + t) * width + row;
+      for (int64_t j = 0; j < exist; j++) to[j] = bias ? block[j] + static_cast<Sum>(bias[row + j]) : block[j];
+    }
+  };
+  const auto rotate_and_keep = [&] {
+    for (int64_t b = 0; b < batch; b++) {
+      for (int64_t t = 0; t < count; t++) {
+        Sum* from = projected + (b * count + t) * width;
+        const int64_t angle = (b % cosine.size(0) * count + t) * head_size;
+        for (int64_t head = 0; head < heads; head++, from += head_size) {
+          rotate<Value>(from, cosines + angle, sines + angle, head_size, static_cast<Sum>(layer.scale), from);
         }
-        score_of<Value>(several, scaled, keys, key_stride, count, width, scores);
-        for (int64_t r = 0; r < several; r++) {
-          const int64_t head = kv_head * group + (row + r) / tokens, token = (row + r) % tokens;
-          softmax<Sum>(scores + r * count, mask_row<Sum>(mask, batch, head, token, added), count);
+        for (int64_t head = 0; head < shared; head++, from += head_size) {
+          rotate<Value>(from, cosines + angle, sines + angle, head_size, Sum(1), memory_of(to_keys, keys, b, head, t));
         }
-        weigh_of<Value>(several, scores, values, value_stride, count, value_width, sums);
-        for (int64_t r = 0; r < several; r++) {
-          const int64_t head = kv_head * group + (row + r) / tokens, token = (row + r) % tokens;
-          Value* into = to + ((batch * tokens + token) * heads + head) * value_size;
-          for (int64_t i = 0; i < value_size; i++) into[i] = static_cast<Value>(sums[r * value_width + i]);
+        for (int64_t head = 0; head < shared; head++, from += head_size) {
+          Value* value = memory_of(to_values, values, b, head, t);
+          for (int64_t i = 0; i < head_size; i++) value[i] = static_cast<Value>(from[i]);
         }
       }
     }
+  };
+  const auto query = [&](int64_t b, int64_t head, int64_t t, Sum* to) {
+    std::copy_n(projected + (b * count + t) * width + head * head_size, head_size, to);
+  };
+  const auto store = [&](int64_t b, int64_t head, int64_t t, const Sum* from) {
+    Input* to = attended + ((b * count + t) * heads + head) * head_size;
+    for (int64_t i = 0; i < head_size; i++) to[i] = static_cast<Input>(static_cast<Value>(from[i]));
+  };
+  const auto activate = [&](int64_t number, int64_t first, int64_t several, Sum* blocks) {
+    const int64_t row = number / 2 * kPair<Value>, exist = std::min<int64_t>(kPair<Value>, inner - row);
+    gated(blocks, blocks + several * kPair<Value>, several * kPair<Value>, blocks);
+    for (int64_t t = 0; t < several; t++) {
+      Input* to = activated + (first + t) * inner + row;
+      for (int64_t j = 0; j < exist; j++) to[j] = static_cast<Input>(static_cast<Value>(blocks[t * kPair<Value> + j]));
+    }
+  };
+  const auto adding = [&](const auto* added, auto* to) {
+    return [=](int64_t number, int64_t first, int64_t several, const Sum* block) {
+      const int64_t row = number * kPair<Value>, place = first * size + row;
+      add_block(block, kPair<Value>, several, added + place, to + place, size, std::min<int64_t>(kPair<Value>, size - row));
+    };
+  };
+  Team::run([&](Team& team) {
+    team.once([&] { norm_into<Value>(residual, norm, tokens, size, layer.epsilon, normed); });
+    for_panels<Value>(team, layer.queries_keys_values, 1, normed, tokens, project);
+    team.once(rotate_and_keep);
+    attend<Value>(team, keys, values, mask, query, store);
+    for_panels<Value>(team, layer.output, 1, attended, tokens, adding(residual, middle));
+    team.once([&] { norm_into<Value>(middle, mlp_norm, tokens, size, layer.epsilon, normed); });
+    for_panels<Value>(team, layer.gate_up, 2, normed, tokens, activate);
+    for_panels<Value>(team, layer.down, 1, activated, tokens, adding(middle, results));
   });
 }
 
@@ -389,10 +637,11 @@ void with_type(at::ScalarType type, Function function) {
   }
 }
 
-// x W^T + b (..., O) of x (..., I), W in panels (ceil(O / P), I, P), b (O).
-at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, const std::optional<at::Tensor>& bias, int64_t num_rows) {
+// x W^T + b (..., O) of x (..., I), W in panels (ceil(O / P), I, P), b (O); an odd I is padded in panels of pairs.
+at::Tensor packed_linear(const at::Tensor& x, const at::Tensor& panels, const std::optional<at::Tensor>& bias, int64_t num_rows) {
+  const bool in_pairs = kMultipliesPairs<at::BFloat16> && x.scalar_type() == at::kBFloat16;
   TORCH_CHECK(
-      x.size(-1) == panels.size(1) && x.scalar_type() == panels.scalar_type() && panels.is_contiguous(), "x is ", x.scalar_type(), " ",
+      x.size(-1) + (in_pairs ? x.size(-1) % 2 : 0) == panels.size(1) && x.scalar_type() == panels.scalar_type() && panels.is_contiguous(), "x is ", x.scalar_type(), " ",
       x.sizes(), ", panels are ", panels.scalar_type(), " ", panels.sizes());
   auto shape = x.sizes().vec();
   shape.back() = num_rows;
@@ -405,7 +654,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, const std::opti
 }
 
 // The attention (B, T, heads, D) of query (B, heads, T, D) to key and value (B, shared, S, D); mask broadcasts to (B, heads, T, S).
-at::Tensor attention(
+at::Tensor masked_attention(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& mask, double scale) {
   auto contiguous = [](const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); };
   const at::Tensor rows = contiguous(query), keys = contiguous(key), values = contiguous(value);
@@ -415,6 +664,28 @@ at::Tensor attention(
   const at::Tensor expanded = wide.expand({batch, heads, tokens, key.size(2)});
   at::Tensor result = at::empty({batch, tokens, heads, value.size(3)}, query.options());
   with_type(query.scalar_type(), [&](auto type) { attention_into<decltype(type)>(rows, keys, values, expanded, scale, result); });
+  return result;
+}
+
+// A decoder layer as Llama has it, of hidden (B, T, H) at positions `start` (0-d) and following, whose keys and values it writes to
+// memory (B, shared, S', D). The mask (B, 1, T, S) or one that broadcasts to it tells what of the first S positions is seen.
+// cosine, sine: (1, T, D) or (B, T, D). Weights: see Layer.
+at::Tensor decoder_layer(
+    const at::Tensor& hidden, const at::Tensor& cosine, const at::Tensor& sine, const at::Tensor& mask, const at::Tensor& start,
+    const at::Tensor& keys, const at::Tensor& values, const at::Tensor& norm, const at::Tensor& queries_keys_values,
+    const std::optional<at::Tensor>& bias, const at::Tensor& output, const at::Tensor& mlp_norm, const at::Tensor& gate_up,
+    const at::Tensor& down, double epsilon, double scale) {
+  const at::Tensor x = hidden.contiguous(), cosines = cosine.contiguous(), sines = sine.contiguous();
+  const int64_t heads = output.size(1) / keys.size(3), first = *start.const_data_ptr<int64_t>();
+  TORCH_CHECK(first + x.size(1) <= std::min(mask.size(3), keys.size(2)), x.size(1), " tokens at ", first, " do not fit into memory");
+  const auto sum_type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor wide = mask.scalar_type() == at::kBool ? mask : mask.to(sum_type);
+  const at::Tensor expanded = wide.expand({x.size(0), heads, x.size(1), mask.size(3)});
+  at::Tensor result = at::empty(x.sizes(), x.options());
+  const Layer layer{norm, queries_keys_values, bias, output, mlp_norm, gate_up, down, epsilon, scale};
+  with_type(x.scalar_type(), [&](auto type) {
+    decoder_layer_into<decltype(type)>(x, cosines, sines, expanded, first, keys, values, layer, result);
+  });
   return result;
 }
 
@@ -442,17 +713,75 @@ int64_t panel_rows(bool wide) {
   return wide ? kPair<double> : kPair<float>;
 }
 
+bool multiplies_pairs() {
+  return kMultipliesPairs<at::BFloat16>;
+}
+
+// What a C function calls an operator with, with handles in place of tensors.
+const at::Tensor& plain(AtenTensorHandle handle) {
+  return *torch::aot_inductor::tensor_handle_to_tensor_pointer(handle);
+}
+std::optional<at::Tensor> plain(AtenTensorHandle* handle) {
+  return handle ? std::optional<at::Tensor>(plain(*handle)) : std::nullopt;
+}
+int64_t plain(int64_t number) {
+  return number;
+}
+double plain(double number) {
+  return number;
+}
+
+template <typename Operator, typename... Arguments>
+AOTITorchError call(Operator compute, AtenTensorHandle* result, Arguments... arguments) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({ *result = torch::aot_inductor::new_tensor_handle(compute(plain(arguments)...)); });
+}
+
 }  // namespace
 
+// The operators as compiled steps call them: looking one up by its name takes longer than a small one computes. The signatures
+// follow from the operators' schemas; see `declarations` in operators.py.
+extern "C" {
+AOTITorchError aoti_torch_cpu_packed_linear(
+    AtenTensorHandle x, AtenTensorHandle panels, AtenTensorHandle* bias, int64_t num_rows, AtenTensorHandle* result) {
+  return call(packed_linear, result, x, panels, bias, num_rows);
+}
+
+AOTITorchError aoti_torch_cpu_masked_attention(
+    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle mask, double scale,
+    AtenTensorHandle* result) {
+  return call(masked_attention, result, query, key, value, mask, scale);
+}
+
+AOTITorchError aoti_torch_cpu_decoder_layer(
+    AtenTensorHandle hidden, AtenTensorHandle cosine, AtenTensorHandle sine, AtenTensorHandle mask, AtenTensorHandle start,
+    AtenTensorHandle keys, AtenTensorHandle values, AtenTensorHandle norm, AtenTensorHandle queries_keys_values,
+    AtenTensorHandle* bias, AtenTensorHandle output, AtenTensorHandle mlp_norm, AtenTensorHandle gate_up, AtenTensorHandle down,
+    double epsilon, double scale, AtenTensorHandle* result) {
+  return call(
+      decoder_layer, result, hidden, cosine, sine, mask, start, keys, values, norm, queries_keys_values, bias, output, mlp_norm,
+      gate_up, down, epsilon, scale);
+}
+
+AOTITorchError aoti_torch_cpu_kth_largest(AtenTensorHandle x, int64_t k, AtenTensorHandle* result) {
+  return call(kth_largest, result, x, k);
+}
+}
+
 TORCH_LIBRARY(specheads, library) {
-  library.def("linear(Tensor x, Tensor panels, Tensor? bias, int num_rows) -> Tensor");
-  library.def("attention(Tensor query, Tensor key, Tensor value, Tensor mask, float scale) -> Tensor");
+  library.def("packed_linear(Tensor x, Tensor panels, Tensor? bias, int num_rows) -> Tensor");
+  library.def("masked_attention(Tensor query, Tensor key, Tensor value, Tensor mask, float scale) -> Tensor");
+  library.def(
+      "decoder_layer(Tensor hidden, Tensor cosine, Tensor sine, Tensor mask, Tensor start, Tensor(a!) keys, Tensor(b!) values, "
+      "Tensor norm, Tensor queries_keys_values, Tensor? bias, Tensor output, Tensor mlp_norm, Tensor gate_up, Tensor down, "
+      "float epsilon, float scale) -> Tensor");
   library.def("kth_largest(Tensor x, int k) -> Tensor");
   library.def("panel_rows(bool wide) -> int", &panel_rows);
+  library.def("multiplies_pairs() -> bool", &multiplies_pairs);
 }
 
 TORCH_LIBRARY_IMPL(specheads, CPU, library) {
-  library.impl("linear", &linear);
-  library.impl("attention", &attention);
+  library.impl("packed_linear", &packed_linear);
+  library.impl("masked_attention", &masked_attention);
+  library.impl("decoder_layer", &decoder_layer);
   library.impl("kth_largest", &kth_largest);
 }

@@ -1,5 +1,6 @@
 """The operators of kernels.cpp as `torch.ops.specheads`, built by the first process that needs them on a machine."""
 
+import ctypes
 import logging
 import time
 from collections.abc import Iterator
@@ -29,16 +30,42 @@ def load_operators() -> bool:
     keep_kernels_private()
     start = time.perf_counter()
     try:
-        CppCodeCache.load(SOURCE.read_text())
+        library = CppCodeCache.load(SOURCE.read_text())
+        ctypes.CDLL(library._name, ctypes.RTLD_GLOBAL)  # compiled steps call the operators by symbol
     except (RuntimeError, OSError, AssertionError) as error:
         reason = next(iter(str(error).splitlines()), "")
         logger.warning("verification is slower than it could be, because its operators cannot be built: %s", reason)
         return False
-    torch.library.register_fake("specheads::linear", _shape_of_linear)
-    torch.library.register_fake("specheads::attention", _shape_of_attention)
+    torch.library.register_fake("specheads::packed_linear", _shape_of_linear)
+    torch.library.register_fake("specheads::masked_attention", _shape_of_attention)
+    torch.library.register_fake("specheads::decoder_layer", lambda hidden, *others: torch.empty_like(hidden))
     torch.library.register_fake("specheads::kth_largest", lambda x, k: x.new_empty(*x.shape[:-1], 1))
     logger.info("built or loaded the operators in %.1f s", time.perf_counter() - start)
     return True
+
+
+OPERATORS = ("packed_linear", "masked_attention", "decoder_layer", "kth_largest")
+C_TYPES = {"Tensor": "AtenTensorHandle", "Optional[Tensor]": "AtenTensorHandle*", "int": "int64_t", "float": "double"}
+
+
+class Declarations(dict[str, list[str]]):
+    """The C functions by which compiled steps call operators, in place of a look-up by name; one of the compiler's options.
+
+    The compiler looks for operators, which cannot be kept on disk; here they stand under their names.
+    """
+
+    def __contains__(self, operator: object) -> bool:
+        return super().__contains__(str(operator))
+
+
+def declarations() -> Declarations:
+    """Return the operators' C functions; they must have been loaded."""
+    declared = Declarations()
+    for name in OPERATORS:
+        operator = getattr(torch.ops.specheads, name).default
+        arguments = [f"{C_TYPES[str(each.type)]} {each.name}" for each in operator._schema.arguments]
+        declared[str(operator)] = [f"AOTITorchError aoti_torch_cpu_{name}({', '.join(arguments)}, AtenTensorHandle* result)"]
+    return declared
 
 
 def packed_linear(x: Tensor, panels: Tensor, bias: Tensor | None, num_rows: int) -> Tensor:
@@ -49,7 +76,7 @@ def packed_linear(x: Tensor, panels: Tensor, bias: Tensor | None, num_rows: int)
         bias: (O,).
         num_rows: O.
     """
-    return torch.ops.specheads.linear(x, panels, bias, num_rows)
+    return torch.ops.specheads.packed_linear(x, panels, bias, num_rows)
 
 
 @contextmanager
@@ -66,7 +93,7 @@ def replaced_operations() -> Iterator[None]:
         if mask is None or any(isinstance(other, Tensor) or other for other in others):
             return plain(module, query, key, value, mask, **options)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        return torch.ops.specheads.attention(query, key, value, mask, scale), None
+        return torch.ops.specheads.masked_attention(query, key, value, mask, scale), None
 
     ALL_ATTENTION_FUNCTIONS["sdpa"], sampling.kth_largest = attend, torch.ops.specheads.kth_largest
     try:
@@ -81,12 +108,17 @@ def replaced_operations() -> Iterator[None]:
 def pack(weight: Tensor) -> Tensor:
     """Return a weight (O, I) in panels, (ceil(O / P), I, P), with zeros in place of missing rows.
 
-    In bfloat16 rows of the panel's two halves alternate, because such pairs become float32 in two instructions.
+    In bfloat16, where the processor multiplies pairs of numbers, those of neighbouring columns stand together, and an odd I becomes
+    even; elsewhere rows of a panel's two halves alternate, because such pairs become float32 in two instructions.
     """
     rows = torch.ops.specheads.panel_rows(weight.dtype == torch.float64)
     number, size = -(-weight.shape[0] // rows), weight.shape[1]
+    in_pairs = weight.dtype == torch.bfloat16 and torch.ops.specheads.multiplies_pairs()
+    size += size % 2 if in_pairs else 0
     padded = weight.new_zeros(number * rows, size)
-    padded[: weight.shape[0]] = weight
+    padded[: weight.shape[0], : weight.shape[1]] = weight
+    if in_pairs:
+        return padded.reshape(number, rows, size // 2, 2).transpose(1, 2).reshape(number, size, rows)
     if weight.dtype == torch.bfloat16:
         return padded.reshape(number, 2, rows // 2, size).permute(0, 3, 2, 1).reshape(number, size, rows)
     return padded.reshape(number, rows, size).transpose(1, 2).contiguous()

@@ -1,12 +1,13 @@
 """Packed copies of a model's linear maps, with which a forward pass over few tokens costs hardly more than one over one token.
 
-A weight is copied once, into the order in which the operator of kernels.cpp reads it; maps that read the same input (queries,
-keys and values; gate and up) become one. Copies are shared by all engines of a model and made anew when a weight changes.
+A weight is copied once, into the order in which the operators of kernels.cpp read it; maps that read the same input (queries,
+keys and values; gate and up) become one, and a decoder layer for which there is an operator is copied as a whole. Copies are
+shared by all engines of a model and made anew when a weight changes.
 """
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from specheads.decoding.engine.operators import pack, packed_linear
+from specheads.decoding.engine.packed_layer import PackedLayer, has_operator
 from specheads.language_model import LanguageModel
 
 logger = logging.getLogger(__name__)
@@ -49,16 +51,14 @@ class PackedLinear(nn.Module):
         super().__init__()
         weights = [member.weight for member in members]
         self.sizes = [len(weight) for weight in weights]
-        self.places = self.places_of(members)
         self.register_buffer("panels", pack(torch.cat(weights) if len(weights) > 1 else weights[0]), persistent=False)
         bias = None if members[0].bias is None else torch.cat([member.bias for member in members])
         self.register_buffer("bias", bias, persistent=False)
         self._last: tuple[Tensor | None, Sequence[Tensor]] = (None, ())
 
-    @staticmethod
-    def places_of(members: Sequence[nn.Linear]) -> list[Place]:
-        """Return the places of all weights."""
-        return [Place(tensor) for member in members for tensor in member.parameters()]
+    def forward_of(self, members: Sequence[nn.Module], number: int) -> Callable[[Tensor], Tensor]:
+        """Return what computes the map of this number."""
+        return partial(self.output, number)
 
     def output(self, number: int, x: Tensor) -> Tensor:
         """Return the output (..., O) of one of the maps for `x` (..., I)."""
@@ -72,23 +72,24 @@ class PackedLinear(nn.Module):
         return output
 
 
-_copies: WeakKeyDictionary[nn.Linear, PackedLinear] = WeakKeyDictionary()  # by the first member
+# By the first member, where the weights were that it was made of, and the copy.
+_copies: WeakKeyDictionary[nn.Module, tuple[list[Place], PackedLinear | PackedLayer]] = WeakKeyDictionary()
 
 
 class PackedModel(nn.Module):
-    """The packed copies of some modules' linear maps."""
+    """The packed copies of groups of modules, linear maps that read the same input or one decoder layer."""
 
-    def __init__(self, groups: Sequence[Sequence[nn.Linear]]) -> None:
+    def __init__(self, groups: Sequence[Sequence[nn.Module]]) -> None:
         super().__init__()
         self._groups = [(group, _copy_of(group)) for group in groups]
         self.copies = nn.ModuleList([copied for _, copied in self._groups])
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
-        """While it is active, the linear maps compute with their packed copies."""
+        """While it is active, the modules compute with their packed copies."""
         for group, copied in self._groups:
             for number, member in enumerate(group):
-                member.forward = partial(copied.output, number)  # type: ignore[method-assign]
+                member.forward = copied.forward_of(group, number)
         try:
             yield
         finally:
@@ -99,16 +100,17 @@ class PackedModel(nn.Module):
 
 def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel | None:
     """Return packed copies of the linear maps of a model on a CPU and of other modules, or None if memory is too small."""
-    groups = _groups(lm)
+    groups: list[Sequence[nn.Module]] = [[layer] for layer in lm.model.modules() if has_operator(layer)]
+    groups += _linear_groups(lm, within=[member for group in groups for member in group])
     groups += [[module] for other in others for module in other.modules() if _is_packable(module)]
     new = [member for group in groups if not _is_current(group) for member in group]
-    needed = sum(member.weight.nbytes for member in new)
+    needed = sum(weight.nbytes for member in new for weight in member.parameters())
     available = available_memory()
     if needed > SPARE_MEMORY * available:
         _warn_of_memory(needed, available)
         return None
     if needed > 2**20:
-        logger.info("packing %d linear maps of %s: %.0f MiB", len(new), type(lm.model).__name__, needed / 2**20)
+        logger.info("packing the linear maps of %s: %.0f MiB", type(lm.model).__name__, needed / 2**20)
     return PackedModel(groups)
 
 
@@ -127,16 +129,22 @@ def available_memory() -> float:
     return min(limits)
 
 
-def _copy_of(group: Sequence[nn.Linear]) -> PackedLinear:
+def _copy_of(group: Sequence[nn.Module]) -> PackedLinear | PackedLayer:
     if not _is_current(group):
         with torch.no_grad():
-            _copies[group[0]] = PackedLinear(group)
-    return _copies[group[0]]
+            linears = [module for module in group if _is_packable(module)]
+            _copies[group[0]] = _places(group), PackedLinear(linears) if linears else PackedLayer(group)
+    return _copies[group[0]][1]
 
 
-def _is_current(group: Sequence[nn.Linear]) -> bool:
-    copied = _copies.get(group[0])
-    return copied is not None and copied.places == PackedLinear.places_of(group)
+def _is_current(group: Sequence[nn.Module]) -> bool:
+    kept = _copies.get(group[0])
+    return kept is not None and kept[0] == _places(group)
+
+
+def _places(group: Sequence[nn.Module]) -> list[Place]:
+    """Return the places of all weights."""
+    return [Place(tensor) for member in group for tensor in member.parameters()]
 
 
 def _is_packable(module: nn.Module) -> TypeGuard[nn.Linear]:
@@ -144,8 +152,8 @@ def _is_packable(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 @torch.no_grad()
-def _groups(lm: LanguageModel) -> list[list[nn.Linear]]:
-    """Return the model's linear maps, those together that read the same tensor and all have a bias or none."""
+def _linear_groups(lm: LanguageModel, within: Sequence[nn.Module]) -> list[list[nn.Linear]]:
+    """Return the linear maps outside of some layers, those together that read the same tensor and all have a bias or none."""
     inputs: list[Tensor] = []  # kept, so that no tensor takes the place of another
     groups: dict[tuple[int, bool, torch.dtype], list[nn.Linear]] = {}
 
@@ -155,7 +163,8 @@ def _groups(lm: LanguageModel) -> list[list[nn.Linear]]:
         if module not in members:
             members.append(module)
 
-    linears = [module for module in lm.model.modules() if _is_packable(module)]
+    inside = {module for layer in within for module in layer.modules()}
+    linears = [module for module in lm.model.modules() if _is_packable(module) and module not in inside]
     handles = [module.register_forward_pre_hook(note) for module in linears]
     try:
         lm.logits(lm.hidden_states(torch.zeros((1, 1), dtype=torch.long, device=lm.device), use_cache=False))

@@ -1,0 +1,230 @@
+"""A decoder layer that one operator computes, computes what transformers' layer does, and others are left to their maps."""
+
+import pytest
+import torch
+from fakes import needs_compiler
+from families import CONFIGS, VOCAB_SIZE, WINDOW, tiny_model
+from torch import nn
+from transformers import LlamaConfig, MistralConfig
+
+from specheads.decoding.engine import TreeSlots
+from specheads.decoding.engine.operators import load_operators, replaced_operations
+from specheads.decoding.engine.packed import packed_model
+from specheads.decoding.engine.packed_layer import PackedLayer, has_operator
+from specheads.decoding.engine.static import StaticEngine, StepKind, run_step
+from specheads.language_model import LanguageModel
+
+pytestmark = needs_compiler
+
+SHAPE = CONFIGS["llama"].to_dict()
+SIZES = {name: SHAPE[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")}
+SIZES |= {"num_hidden_layers": 2, "vocab_size": VOCAB_SIZE, "max_position_embeddings": WINDOW}
+FAMILIES = {
+    "llama": CONFIGS["llama"],
+    "qwen2": CONFIGS["qwen2"],  # with biases
+    "mistral": MistralConfig(**SIZES, intermediate_size=48, sliding_window=12),
+    "sizes between vectors": LlamaConfig(
+        hidden_size=70,
+        intermediate_size=94,
+        num_attention_heads=5,
+        num_key_value_heads=5,
+        head_dim=14,
+        num_hidden_layers=2,
+        vocab_size=VOCAB_SIZE,
+        max_position_embeddings=WINDOW,
+    ),
+}
+EVERY_LOGIT = StepKind(all_logits=True)
+STARTS, COUNTS = (0, 7, 60), (1, 2, 5, 12, 13, 25)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built_operators():
+    assert load_operators()
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request):
+    kept = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(kept)
+
+
+def lm_of(name, dtype=torch.float64):
+    return LanguageModel(tiny_model(FAMILIES[name], seed=4).to(dtype))
+
+
+def random_tokens(count, seed=0):
+    return torch.randint(VOCAB_SIZE, (1, count), generator=torch.Generator().manual_seed(seed))
+
+
+class Step:
+    """Forward passes on static memory, in which a text of `start` tokens is already; with or without packed layers."""
+
+    def __init__(self, lm, start):
+        self.lm, self.start = lm, start
+        self.engine = StaticEngine(lm, WINDOW - 64)
+        if start:
+            self.engine.forward(random_tokens(start, seed=1))
+
+    def __call__(self, tokens, packed, kind=EVERY_LOGIT, inputs=(), at=None):
+        memory = [(keys.clone(), values.clone()) for keys, values in self.engine._memory]
+        start = torch.tensor(self.start if at is None else at)
+        args = (self.lm, lambda output, *_: output.logits, kind, memory, tokens, start, self.engine._places[:128], inputs)
+        if not packed:
+            return run_step(*args), memory
+        with packed_model(self.lm, []).replacing(), replaced_operations():
+            return run_step(*args), memory
+
+
+def largest_difference(ones, others):
+    return max(float((one.double() - other.double()).abs().max()) for one, other in zip(ones, others, strict=True))
+
+
+def parts(result):
+    """Return logits, keys and values."""
+    logits, memory = result
+    return [logits, *(each for layer in memory for each in layer)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_step_has_the_logits_keys_and_values_of_transformers(name, start, threads):
+    step = Step(lm_of(name), start)
+    assert all(has_operator(layer) for layer in step.lm.model.model.layers)
+    for count in COUNTS:
+        tokens = random_tokens(count)
+        # Norms are float32 in both, whose last bits depend on the order of sums.
+        assert largest_difference(parts(step(tokens, packed=True)), parts(step(tokens, packed=False))) < 2e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_step_in_narrow_types_is_as_exact_as_transformers(name, dtype):
+    narrow = lm_of(name, dtype)
+    wide = LanguageModel(tiny_model(FAMILIES[name], seed=4))
+    wide.model.load_state_dict({key: value.double() for key, value in narrow.model.state_dict().items()})
+    tokens = random_tokens(20)
+    exact = parts(Step(wide, 0)(tokens, packed=False))[0]
+    errors = [(parts(Step(narrow, 0)(tokens, packed))[0].double() - exact).square().mean().sqrt() for packed in (True, False)]
+    assert errors[0] < 1.1 * errors[1]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "sizes between vectors"])
+def test_a_token_has_the_same_bits_in_every_number_of_tokens(name, dtype, threads):
+    step, tokens = Step(lm_of(name, dtype), 9), random_tokens(25)
+    whole, _ = step(tokens, packed=True)
+    for count in COUNTS[:-1]:
+        logits, memory = step(tokens[:, :count], packed=True)
+        assert torch.equal(logits, whole[:, :count])
+    for (keys, values), (to_keys, to_values) in zip(memory, step.engine._memory, strict=True):
+        to_keys.copy_(keys)
+        to_values.copy_(values)
+    logits, _ = step(tokens[:, 13:14], packed=True, at=9 + 13)
+    assert torch.equal(logits[:, 0], whole[:, 13])
+
+
+@torch.no_grad()
+def test_nodes_of_a_tree_see_their_ancestors():
+    step = Step(lm_of("llama"), 7)
+    slots = TreeSlots.empty(8, torch.device("cpu"))
+    slots.base.fill_(7)
+    results = [step(random_tokens(5), packed, StepKind(True, True), (slots,)) for packed in (True, False)]
+    assert largest_difference(*map(parts, results)) < 2e-5
+
+
+@torch.no_grad()
+def test_rows_of_a_batch_are_computed_each_with_its_memory():
+    lm = lm_of("qwen2")
+    layer, hidden = lm.model.model.layers[0], torch.randn(3, 4, 32, dtype=torch.float64)
+    packed, mask = PackedLayer([layer]), torch.ones(3, 1, 4, 16, dtype=torch.bool).tril(diagonal=5)
+    mask[1, :, :, :2] = False  # a row that begins later
+    angles = lm.model.model.rotary_emb(hidden, torch.arange(5, 9)[None])
+
+    def compute(rows):
+        keys, values = (torch.randn(3, 2, 32, 8, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in (0, 1))
+        keys, values = keys[rows].contiguous(), values[rows].contiguous()
+        weights = (layer.input_layernorm.weight, packed.queries_keys_values, packed.bias, packed.output)
+        weights += (layer.post_attention_layernorm.weight, packed.gate_up, packed.down, 1e-6, 8**-0.5)
+        start = torch.tensor(5)
+        output = torch.ops.specheads.decoder_layer(hidden[rows], *angles, mask[rows], start, keys, values, *weights)
+        return output, keys, values
+
+    together = compute(slice(0, 3))
+    for row in range(3):
+        alone = compute(slice(row, row + 1))
+        assert all(torch.equal(one[0], every[row]) for one, every in zip(alone, together, strict=True))
+    assert not torch.equal(together[0][0], together[0][1])
+
+
+@torch.no_grad()
+def test_too_many_tokens_for_the_memory_are_refused():
+    step = Step(lm_of("llama"), 0)
+    with pytest.raises(RuntimeError, match="5 tokens at 124 do not fit"):
+        step(random_tokens(5), packed=True, at=124)
+
+
+@torch.no_grad()
+def test_a_layer_outside_of_a_step_computes_as_it_did():
+    lm, tokens = lm_of("llama"), random_tokens(6)
+    expected = lm.hidden_states(tokens, use_cache=False)
+    with packed_model(lm, []).replacing():
+        assert torch.equal(lm.hidden_states(tokens, use_cache=False), expected)
+
+
+@torch.no_grad()
+def test_the_copy_of_a_layer_follows_its_weights_and_goes_with_it():
+    step, tokens = Step(lm_of("llama"), 3), random_tokens(4)
+    before, copies = step(tokens, packed=True), packed_model(step.lm, []).copies
+    step.lm.model.model.layers[1].mlp.up_proj.weight *= 2
+    renewed = packed_model(step.lm, []).copies
+    assert [one is not other for one, other in zip(copies, renewed, strict=True)] == [False, True, False]
+    after = step(tokens, packed=True)
+    assert largest_difference(parts(after), parts(step(tokens, packed=False))) < 2e-5
+    assert largest_difference(parts(after), parts(before)) > 1e-3
+
+
+def changed(change):
+    layer = lm_of("llama").model.model.layers[0]
+    change(layer)
+    return layer
+
+
+def twice(linear):
+    class Other(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    other = Other(linear.in_features, linear.out_features, bias=False, dtype=linear.weight.dtype)
+    other.weight = linear.weight
+    return other
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: setattr(layer.mlp, "act_fn", nn.GELU()),
+        lambda layer: setattr(layer.mlp, "up_proj", twice(layer.mlp.up_proj)),
+        lambda layer: setattr(layer.mlp.down_proj, "bias", nn.Parameter(torch.ones(32, dtype=torch.float64))),
+        lambda layer: setattr(layer.self_attn.q_proj, "bias", nn.Parameter(torch.ones(32, dtype=torch.float64))),
+        lambda layer: layer.mlp.bfloat16(),
+        lambda layer: layer.to(torch.float8_e4m3fn),
+        lambda layer: layer.self_attn.register_forward_hook(lambda *args: None),
+        lambda layer: setattr(layer, "__class__", type("Mine", (type(layer),), {})),
+    ],
+    ids=["activation", "class of a map", "bias", "one bias of three", "types", "narrow type", "hook", "class of the layer"],
+)
+def test_a_layer_that_someone_changed_is_left_to_its_maps(change):
+    assert has_operator(lm_of("llama").model.model.layers[0])
+    assert not has_operator(changed(change))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_which_families_have_the_operator(name):
+    layers = [module for module in tiny_model(CONFIGS[name], seed=0).modules() if has_operator(module)]
+    assert len(layers) == (2 if name in ("llama", "llama, tied", "qwen2") else 0)
