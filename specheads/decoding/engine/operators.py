@@ -108,8 +108,8 @@ def replaced_operations() -> Iterator[None]:
 def pack(weight: Tensor) -> Tensor:
     """Return a weight (O, I) in panels, (ceil(O / P), I, P), with zeros in place of missing rows.
 
-    In bfloat16, where the processor multiplies pairs of numbers, those of neighbouring columns stand together, and an odd I becomes
-    even; elsewhere rows of a panel's two halves alternate, because such pairs become float32 in two instructions.
+    In bfloat16, where the processor multiplies pairs of numbers, two neighbouring columns are stored as pairs, and I is made even;
+    elsewhere rows of a panel's two halves alternate, because such pairs become float32 in two instructions.
     """
     rows = torch.ops.specheads.panel_rows(weight.dtype == torch.float64)
     number, size = -(-weight.shape[0] // rows), weight.shape[1]
