@@ -1,10 +1,11 @@
 """The operators of kernels.cpp as `torch.ops.specheads`, built by the first process that needs them on a machine."""
 
+import hashlib
 import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specheads import sampling
 from specheads.decoding.engine.artefacts import keep_kernels_private
+from specheads.decoding.engine.compile_plan import Plan, load_compiler_during
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +27,16 @@ SOURCE = Path(__file__).with_name("kernels.cpp")
 def load_operators() -> bool:
     """Build or load the operators; return whether they can be used, and say why not."""
     from torch._inductor.codecache import CppCodeCache  # takes seconds to import
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     keep_kernels_private()
-    start = time.perf_counter()
+    start, source = time.perf_counter(), SOURCE.read_text()
+    was_built = Path(cache_dir(), f"operators-{hashlib.sha256(source.encode()).hexdigest()[:24]}")  # an empty file
     try:
-        CppCodeCache.load(SOURCE.read_text())
+        if Plan.active is not None and not was_built.exists():
+            load_compiler_during(partial(CppCodeCache.load, source))
+        CppCodeCache.load(source)
+        was_built.touch()
     except (RuntimeError, OSError, AssertionError) as error:
         reason = next(iter(str(error).splitlines()), "")
         logger.warning("verification is slower than it could be, because its operators cannot be built: %s", reason)
