@@ -25,6 +25,7 @@ from specheads.evaluation.tuning import Tuning
 from specheads.forecast import progress
 from specheads.prompts.encoding import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
+from specheads.replay.replay import Counts
 from specheads.storage.journal import Journal
 from specheads.storage.runs import is_resumed
 
@@ -61,7 +62,9 @@ def settle(setup: Setup[Evaluation], outcome: Outcome, tuning: Tuning, probed: S
     settings = chosen_settings(evaluation, outcome.choices)
     for turn in range(1, MOST_TURNS + 1):
         measured = decode(setup, settings, "generations" if turn == 1 else f"generations-turn-{turn}")
-        outcome = replace(outcome, cost_table=measured_costs(setup, [*probed, *measured]), measured=measured)
+        counts = decoded_counts(outcome, settings)
+        costs = measured_costs(setup, [*probed, *measured])
+        outcome = replace(outcome, cost_table=costs, measured=measured, decoded_counts=counts)
         if turn == 1:
             outcome = tuned_again(setup, outcome, tuning)
         choices = choose(outcome.replayed[0], outcome.candidates, outcome.cost_table)
@@ -76,6 +79,13 @@ def settle(setup: Setup[Evaluation], outcome: Outcome, tuning: Tuning, probed: S
         if turn < MOST_TURNS:
             logger.info("at the costs of these rounds other rules are best: %s", ", ".join(setting.name for setting in missing))
     return replace(outcome, undecoded=[setting.name for setting in missing])
+
+
+def decoded_counts(outcome: Outcome, settings: Sequence[Setting]) -> dict[str, Counts]:
+    """Return by name the replayed counts of the settings that were decoded; those of earlier turns stay as they are."""
+    names = {setting.name for setting in settings}
+    counts = zip(outcome.candidates, outcome.replayed[1].counts, strict=False)  # the oracle's come last
+    return {rule.name: of_rule for rule, of_rule in counts if rule.name in names} | dict(outcome.decoded_counts)
 
 
 def tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:

@@ -1,13 +1,14 @@
 """The results that the steps of an evaluation pass to each other."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from specheads.evaluation.candidate import Candidate
 from specheads.evaluation.recordings import RecordedSet
 from specheads.evaluation.replayed_sets import Choices, ReplayedSet
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.sweep import Measured
+from specheads.replay.replay import Counts
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,7 @@ class Outcome:
     replayed: Sequence[ReplayedSet] = ()
     choices: Choices | None = None
     measured: Sequence[Measured] = ()  # the target alone comes first
+    # By name, the replayed counts of each rule that was decoded, on the test prompts. A candidate that was fitted again since
+    # then may have another value, with or without another name.
+    decoded_counts: Mapping[str, Counts] = field(default_factory=dict)
     undecoded: Sequence[str] = ()  # names of rules that are best at the measured costs, but were not decoded
-
-    @property
-    def names(self) -> dict[str, int]:
-        """The number of each candidate, by name."""
-        return {candidate.name: number for number, candidate in enumerate(self.candidates)}

@@ -66,18 +66,16 @@ def _live(setup: Setup[Evaluation], outcome: Outcome, groups: Sequence[Hashable]
 
 def _replayed_speeds(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, float]:
     """Return by setting its tokens per second on the decoded prompts, from replayed counts and measured costs."""
-    first, speeds, numbers = slice(0, setup.settings.num_live_prompts), {}, outcome.names
+    first, speeds = slice(0, setup.settings.num_live_prompts), {}
     for decoded in outcome.measured:
-        name = decoded.setting.name
-        if name in numbers and decoded.setting.verification is None:
-            number = numbers[name]
-            counts = outcome.replayed[1].counts[number]
-            costs_by_prompt = outcome.cost_table.for_prompts(outcome.candidates[number], len(decoded.stats))
+        counts = outcome.decoded_counts.get(decoded.setting.name)
+        if counts is not None and decoded.setting.verification is None:
+            costs_by_prompt = outcome.cost_table.for_prompts(decoded.setting, len(decoded.stats))
             seconds = [
                 float(costs.seconds(counts.drafted[prompt], counts.rounds[prompt]))
                 for prompt, costs in enumerate(costs_by_prompt)
             ]
-            speeds[name] = counts.tokens[first].sum() / sum(seconds)
+            speeds[decoded.setting.name] = counts.tokens[first].sum() / sum(seconds)
     return speeds
 
 

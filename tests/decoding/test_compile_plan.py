@@ -1,9 +1,13 @@
 """Steps are compiled ahead by forked processes, and what fails there is compiled, and reported, where it is needed."""
 
 import logging
+import os
+import time
+from functools import partial
 
 import pytest
 import torch
+from commands import wait_for
 from fakes import needs_compiler, tiny_pair
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -48,6 +52,58 @@ def test_a_process_that_fails_is_said_and_does_no_harm(caplog):
 
     run_in_processes([Job(f"step {number}", f"name{number}", fail) for number in range(3)], most=2)
     assert sorted(record.message for record in caplog.records) == [f"step {number} was not compiled ahead" for number in range(3)]
+
+
+@pytest.mark.skipif(not compile_plan.can_fork(), reason="one core, or no fork")
+def test_the_longest_steps_are_compiled_first(tmp_path):
+    """One at a time, so that the order in which they end is that in which they began."""
+    path = tmp_path / "order"
+
+    def write(size):
+        with path.open("a") as stream:
+            stream.write(f"{size} ")
+        raise RuntimeError("nothing to keep")
+
+    plan = [Job(f"step {size}", f"name{size}", partial(write, size), size) for size in (2, 9, 4)]
+    run_in_processes(compile_plan.longest_first(plan), most=1)
+    assert path.read_text().split() == ["9", "4", "2"]
+
+
+@pytest.mark.skipif(not compile_plan.can_fork(), reason="one core, or no fork")
+@pytest.mark.parametrize("fails", [False, True])
+def test_another_process_builds_while_the_compiler_is_loaded(monkeypatch, tmp_path, fails):
+    """Each waits for the other here, so that neither could come first; a compiler that fails changes nothing."""
+    loading, built = tmp_path / "loading", tmp_path / "built"
+
+    def load():
+        loading.touch()
+        wait_for(built.exists, seconds=600)
+        if fails:
+            raise RuntimeError("no such instruction")
+
+    def build():
+        wait_for(loading.exists, seconds=600)
+        built.touch()
+
+    monkeypatch.setattr(compile_plan, "load_compiler", load)
+    compile_plan.load_compiler_during(build)
+    assert built.exists()
+
+
+@pytest.mark.skipif(not compile_plan.can_fork(), reason="one core, or no fork")
+def test_an_interrupt_ends_the_process_that_builds(monkeypatch):
+    started = []
+    fork = compile_plan.fork
+    monkeypatch.setattr(compile_plan, "fork", lambda run: started.append(fork(run)) or started[0])
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compile_plan, "load_compiler", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compile_plan.load_compiler_during(partial(time.sleep, 600))
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
 
 
 @needs_compiler

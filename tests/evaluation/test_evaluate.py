@@ -2,19 +2,26 @@
 
 import json
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from jsonschema import Draft202012Validator
 
 from specheads import AcceptanceHead, HeadConfig, UserError
+from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification import BlockVerification
-from specheads.evaluation import report_files
+from specheads.evaluation import decode, report_files
+from specheads.evaluation import evaluate as evaluation
+from specheads.evaluation.candidate import Candidate
 from specheads.evaluation.draft_comparison import compared, read_report
-from specheads.evaluation.evaluate import evaluate
+from specheads.evaluation.outcome import Outcome
 from specheads.evaluation.prompt_data import PromptData
+from specheads.evaluation.report import MEASURED
 from specheads.evaluation.settings import Evaluation, RecordingSettings
+from specheads.evaluation.sweep import sweep_settings
 from specheads.prompts.prompt import Prompt, text_id
+from specheads.replay.cost import Costs
 
 SMALL = {"num_prompts": 4, "num_dev_prompts": 3, "max_new_tokens": 8, "fixed_lengths": (1, 3), "thresholds": (0.4, "auto")}
 
@@ -48,7 +55,7 @@ def call(nano, tmp_path):
         settings = Evaluation(**SMALL | {"record": RecordingSettings(num_samples=2)} | values)
         heads = {"mine": head} if with_head else {}
         data = PromptData(FewPrompts())
-        return evaluate(nano, heads, settings, data, (tmp_path / "data", tmp_path / "run"), earlier)
+        return evaluation.evaluate(nano, heads, settings, data, (tmp_path / "data", tmp_path / "run"), earlier)
 
     return run
 
@@ -74,6 +81,34 @@ def test_the_best_rules_are_decoded_and_their_counts_are_kept(call, tmp_path):
     assert report.live[1].replayed_tokens_per_second
     assert {"costs.jsonl", "generations.jsonl"} <= {path.name for path in (tmp_path / "run").iterdir()}
     assert report.doubts  # of two prompts
+
+
+def test_a_rule_that_was_fitted_again_is_still_compared_with_the_replay_of_the_one_decoded(call, monkeypatch):
+    """Costs that change between the probe and the decoding change automatic values, but not what was decoded."""
+    draft_seconds = iter((0.1, 0.4))  # measured by the probe, and with the decoded rules
+
+    def measured_costs(setup, measured):
+        table = setup.counted_costs().at_ratios()
+        return replace(table, costs={MEASURED: Costs(next(draft_seconds), 1.0), **table.costs}, alone=1.0)
+
+    for module in (evaluation, decode):
+        monkeypatch.setattr(module, "measured_costs", measured_costs)
+    monkeypatch.setattr(decode, "MOST_TURNS", 1)
+    report = call(num_live_prompts=2, thresholds=("auto", 0.01))
+    refitted = [row.name for row in report.data_sets[1].rules if row.family == "head_threshold auto" and MEASURED in row.speedup]
+    (*_, live) = report.live
+    assert live.family == "head_threshold auto" and live.name not in refitted
+    assert all(row.replayed_tokens_per_second for row in report.live[1:])
+
+
+def test_the_counts_of_a_decoded_rule_stay_when_it_is_fitted_again():
+    """Under an unchanged name, too: the seconds that a rule was fitted to are not in its name."""
+    rules = [Candidate("online", name, FixedLength(1), FixedLength(1)) for name in ("first", "second", "not decoded")]
+    outcome = Outcome(rules, None, replayed=[SimpleNamespace(counts=[]), SimpleNamespace(counts=[10, 20, 30, "oracle"])])
+    settings = sweep_settings(rules[:2])
+    assert decode.decoded_counts(outcome, settings[:2]) == {"first": 10}
+    later = replace(outcome, decoded_counts={"first": 1})
+    assert decode.decoded_counts(later, settings) == {"first": 1, "second": 20}
 
 
 def test_without_a_head_rules_need_none(call):

@@ -11,13 +11,14 @@ import warnings
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from specheads.decoding.engine.artefacts import is_kept, load_or_compile
-from specheads.decoding.engine.compiled_program import CompiledProgram
+from specheads.decoding.engine.compiled_program import CPU_OPTIONS, CompiledProgram
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class Job:
     what: str
     name: str | None  # of its file; None: it must not be kept
     compile_program: Callable[[], CompiledProgram]
+    size: int = 0  # the larger, the longer it takes to compile
 
 
 class Plan:
@@ -63,7 +65,7 @@ def compile_ahead(warm_ups: Iterable[Callable[[], Any]]) -> None:
     if len(jobs) > 1:
         with suppress(Exception):  # what fails here fails again where it is needed, and is reported there
             load_compiler()
-            run_in_processes(list(jobs.values()), min(MOST_PROCESSES, os.cpu_count() or 1))
+            run_in_processes(longest_first(jobs.values()), min(MOST_PROCESSES, os.cpu_count() or 1))
 
 
 def can_fork() -> bool:
@@ -71,10 +73,28 @@ def can_fork() -> bool:
     return hasattr(os, "fork") and (os.cpu_count() or 1) > 1 and not torch.cuda.is_initialized()
 
 
+@cache
 def load_compiler() -> None:
-    """Compile a small step, after which all modules and headers are there that each fork would load or build for itself."""
+    """Compile a small step, after which all modules and headers are there that each fork would load or build for itself.
+
+    Headers depend on the options, so these are the steps' options.
+    """
     module = Doubled()
-    CompiledProgram.compile(module, (torch.zeros(1, 3), torch.zeros(2)), {0: 1}, {"cpp_wrapper": True})
+    CompiledProgram.compile(module, (torch.zeros(1, 3), torch.zeros(2)), {0: 1}, CPU_OPTIONS)
+
+
+def load_compiler_during(build: Callable[[], object]) -> None:
+    """Load the compiler while another process builds what this process will load from disk; errors show there."""
+    process = fork(build)
+    try:
+        with suppress(Exception):
+            load_compiler()
+        os.waitpid(process, 0)
+        process = 0
+    finally:
+        if process:
+            os.kill(process, 9)
+            os.waitpid(process, 0)
 
 
 class Doubled(nn.Module):
@@ -82,6 +102,11 @@ class Doubled(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return 2 * x, y.exp().sum()
+
+
+def longest_first(jobs: Iterable[Job]) -> list[Job]:
+    """Return the jobs in the order in which cores that take one after another end soonest."""
+    return sorted(jobs, key=lambda job: -job.size)
 
 
 def run_in_processes(jobs: list[Job], most: int) -> None:
@@ -92,7 +117,7 @@ def run_in_processes(jobs: list[Job], most: int) -> None:
         while waiting or started:
             while waiting and len(started) < most:
                 job = waiting.pop(0)
-                started[fork(job)] = job, time.monotonic()
+                started[fork(partial(load_or_compile, job.name, job.compile_program))] = job, time.monotonic()
             for process, (job, start) in list(started.items()):
                 done, status = os.waitpid(process, os.WNOHANG)
                 if not done and time.monotonic() - start > MOST_SECONDS:
@@ -108,8 +133,8 @@ def run_in_processes(jobs: list[Job], most: int) -> None:
             os.waitpid(process, 0)
 
 
-def fork(job: Job) -> int:
-    """Start a process that compiles a step; return its number."""
+def fork(run: Callable[[], object]) -> int:
+    """Start a process that compiles something; return its number."""
     with warnings.catch_warnings():
         # Python warns of threads, which do not exist in the fork; nothing there waits for them.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -122,7 +147,7 @@ def fork(job: Job) -> int:
 
         torch.set_num_threads(1)  # OpenMP's threads do not exist here either
         config.compile_threads = 1
-        load_or_compile(job.name, job.compile_program)
+        run()
         status = 0
     finally:
         os._exit(status)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from specheads.decoding.engine.artefacts import load_or_compile, name_of
 from specheads.decoding.engine.compile_plan import Job, Plan
-from specheads.decoding.engine.compiled_program import CompiledProgram, modules_in
+from specheads.decoding.engine.compiled_program import CPU_OPTIONS, OPTIONS, CompiledProgram, modules_in
 from specheads.decoding.engine.eager import CompiledStep, Epilogue
 from specheads.decoding.engine.operators import declarations, load_operators, replaced_operations
 from specheads.decoding.engine.packed import MOST_TOKENS, packed_model
@@ -24,12 +24,6 @@ logger = logging.getLogger(__name__)
 
 WIDTHS = ("one token", "a few tokens", "many tokens")
 FEW = 5  # example tokens for "a few": sizes of 1, and those next to them, would be compiled as constants
-
-# A step is only called with the shapes it was compiled for (tests/decoding/test_engines.py); checking would cost as much as a
-# layer.
-OPTIONS = {"size_asserts": False, "alignment_asserts": False, "cpp.enable_floating_point_contract_flag": "fast"}
-# On a CPU a step calls its kernels from C++, and what several layers read (rotations, masks) is computed once.
-CPU_OPTIONS = {**OPTIONS, "cpp_wrapper": True, "realize_reads_threshold": 0}
 
 
 def width_of(count: int) -> int:
@@ -132,4 +126,5 @@ class CompiledEngine(StaticEngine):
             example = (tokens, first, places, self._memory, inputs)
             return CompiledProgram.compile(module, example, {0: 1, 2: 0} if width else {2: 0}, options)
 
-        return Job(what, name, compile_program), module
+        size = len(self._memory) * (1 + width)  # its layers, and sizes that are open
+        return Job(what, name, compile_program, size), module

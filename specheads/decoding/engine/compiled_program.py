@@ -16,6 +16,12 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
+# Inductor's options. A step is only called with the shapes it was compiled for (tests/decoding/test_engines.py); checking would
+# cost as much as a layer.
+OPTIONS = {"size_asserts": False, "alignment_asserts": False, "cpp.enable_floating_point_contract_flag": "fast"}
+# On a CPU a step calls its kernels from C++, and what several layers read (rotations, masks) is computed once.
+CPU_OPTIONS = {**OPTIONS, "cpp_wrapper": True, "realize_reads_threshold": 0}
+
 LARGEST_CONSTANT = 64  # numbers; a larger tensor that no module owns may be a weight, which must not be kept on disk
 
 Build = Callable[[Iterator[Tensor]], Any]

@@ -1,11 +1,12 @@
 """The operators of kernels.cpp as `torch.ops.specheads`, built by the first process that needs them on a machine."""
 
 import ctypes
+import hashlib
 import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specheads import sampling
 from specheads.decoding.engine.artefacts import keep_kernels_private
+from specheads.decoding.engine.compile_plan import Plan, load_compiler_during
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +28,17 @@ SOURCE = Path(__file__).with_name("kernels.cpp")
 def load_operators() -> bool:
     """Build or load the operators; return whether they can be used, and say why not."""
     from torch._inductor.codecache import CppCodeCache  # takes seconds to import
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     keep_kernels_private()
-    start = time.perf_counter()
+    start, source = time.perf_counter(), SOURCE.read_text()
+    was_built = Path(cache_dir(), f"operators-{hashlib.sha256(source.encode()).hexdigest()[:24]}")  # an empty file
     try:
-        library = CppCodeCache.load(SOURCE.read_text())
+        if Plan.active is not None and not was_built.exists():
+            load_compiler_during(partial(CppCodeCache.load, source))
+        library = CppCodeCache.load(source)
         ctypes.CDLL(library._name, ctypes.RTLD_GLOBAL)  # compiled steps call the operators by symbol
+        was_built.touch()
     except (RuntimeError, OSError, AssertionError) as error:
         reason = next(iter(str(error).splitlines()), "")
         logger.warning("verification is slower than it could be, because its operators cannot be built: %s", reason)
@@ -108,7 +115,7 @@ def replaced_operations() -> Iterator[None]:
 def pack(weight: Tensor) -> Tensor:
     """Return a weight (O, I) in panels, (ceil(O / P), I, P), with zeros in place of missing rows.
 
-    In bfloat16, where the processor multiplies pairs of numbers, two neighbouring columns are stored as pairs, and I is made even;
+    In bfloat16, where the processor multiplies pairs of numbers, two neighbouring columns are stored as pairs, and I is even;
     elsewhere rows of a panel's two halves alternate, because such pairs become float32 in two instructions.
     """
     rows = torch.ops.specheads.panel_rows(weight.dtype == torch.float64)
