@@ -59,7 +59,7 @@ class Warp:
             probs = kept_softmax(logits, kth_largest(logits, self.top_k))
         else:
             probs = logits.softmax(dim=-1)
-        return _nucleus(probs, self.top_p) if self.top_p < 1 else probs
+        return nucleus(probs, self.top_p) if self.top_p < 1 else probs
 
     def draw(self, probs: Tensor, uniform: Tensor) -> Tensor:
         """Return token ids (...) drawn at `uniform` (...) from distributions (..., V) that this warp made."""
@@ -81,9 +81,12 @@ def kept_softmax(logits: Tensor, least: Tensor) -> Tensor:
     return logits.masked_fill(logits < least, -torch.inf).softmax(dim=-1)
 
 
-def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Keep the smallest set of most likely tokens whose mass reaches `top_p`, renormalised."""
-    ordered, index = probs.sort(dim=-1, descending=True)
+def nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """Return `probs` (..., V) of the smallest set of most likely tokens whose mass reaches `top_p`, renormalised.
+
+    Of equally likely tokens the first are kept.
+    """
+    ordered, index = probs.sort(dim=-1, descending=True, stable=True)
     mass_before = ordered.cumsum(dim=-1) - ordered
     kept = ordered.masked_fill(mass_before >= top_p, 0)
     return torch.zeros_like(probs).scatter_(-1, index, kept / kept.sum(dim=-1, keepdim=True))

@@ -15,7 +15,7 @@ pytestmark = needs_compiler
 operators = torch.ops.specheads
 SIZES = [1, 2, 7, 16, 63, 257, 2048, 2051]
 DTYPES = [torch.float64, torch.float32]
-NEAR = {torch.float64: 1e-14, torch.float32: 1e-6}  # of probabilities: a sum is rounded up to 129 times in each lane
+NEAR = {torch.float64: 1e-12, torch.float32: 1e-6}  # of probabilities: their sums are of up to 2,051 rounded numbers
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,6 +64,28 @@ def test_a_row_without_a_distribution_is_nan(size, value):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("top_p", [1e-3, 0.5, 0.9, 0.999, 1 - 1e-9, 1.0])
+def test_the_nucleus(size, top_p, dtype):
+    x = random(3, 2, size, dtype=dtype)
+    few = (4 * x).masked_fill(x < x.topk(min(5, size)).values[..., -1:], -torch.inf)
+    for logits in (x, 4 * x, (4 * x).round(), torch.zeros_like(x), few, x.mT.contiguous().mT):
+        probs = logits.softmax(dim=-1)
+        actual, expected = operators.nucleus(probs, top_p), sampling.nucleus(probs, top_p)
+        torch.testing.assert_close(actual, expected, atol=NEAR[dtype], rtol=0)
+        assert torch.equal(actual == 0, expected == 0)
+
+
+def test_the_nucleus_of_nan_is_nan():
+    probs = torch.tensor([[0.5, 0.3, 0.2], [torch.nan] * 3])
+    assert (
+        operators.nucleus(probs, 0.6).isnan().tolist()
+        == sampling.nucleus(probs, 0.6).isnan().tolist()
+        == [[False] * 3, [True] * 3]
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES)
 def test_the_most_likely_token(size, dtype, threads):
     x = random(3, 2, size, dtype=dtype)
     nan, infinite = x.clone(), x.clone()
@@ -87,7 +109,7 @@ def test_the_token_at_a_uniform_number(size, dtype, threads):
 
 def test_the_operators_of_no_rows_return_none():
     rows = torch.zeros(0, 7)
-    assert operators.kept_softmax(rows, rows[:, :1]).shape == (0, 7)
+    assert operators.kept_softmax(rows, rows[:, :1]).shape == operators.nucleus(rows, 0.5).shape == (0, 7)
     assert operators.most_likely(rows).shape == operators.token_at(rows, rows[:, 0].double()).shape == (0,)
 
 
@@ -97,6 +119,9 @@ def test_the_operators_of_no_rows_return_none():
         (lambda x: operators.kept_softmax(x.half(), x.half()[:, :1]), "no operator for Half"),
         (lambda x: operators.kept_softmax(x, x), "bounds are Float"),
         (lambda x: operators.kept_softmax(x, x[:, :1].double()), "bounds are Double"),
+        (lambda x: operators.nucleus(x.half(), 0.5), "no operator for Half"),
+        (lambda x: operators.nucleus(x, 0.0), "top_p is 0"),
+        (lambda x: operators.nucleus(x, 1.5), "top_p is 1.5"),
         (lambda x: operators.most_likely(x.long()), "no operator for Long"),
         (lambda x: operators.most_likely(x[:, :0]), "no number"),
         (lambda x: operators.token_at(x, x[:, 0]), "uniform numbers are Float"),
@@ -119,7 +144,7 @@ class Sampling(nn.Module):
             return probs, self.warp.draw(probs, uniform), sample(probs, uniform)
 
 
-@pytest.mark.parametrize("warp", [Warp(top_k=5), Warp(0.7, 50, 0.9), Warp(temperature=0)], ids=str)
+@pytest.mark.parametrize("warp", [Warp(top_k=5), Warp(0.7, 50, 0.9), Warp(top_p=0.5), Warp(temperature=0)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_compiled_sampling_is_that_of_the_warp(warp, dtype):
     logits = random(6, 304).round(decimals=1).to(dtype)  # with ties

@@ -496,6 +496,50 @@ void kept_softmax_of(const Value* row, Value least, int64_t size, Value* probs) 
   }
 }
 
+// The fewest of the most likely tokens that have probability `top_p` together, renormalised; a row of NaN stays one.
+template <typename Value>
+void nucleus_of(const Value* row, double top_p, int64_t size, Value* result) {
+  using Vector = Vectorized<Value>;
+  using Entry = std::pair<Value, int64_t>;
+  constexpr int64_t lanes = Vector::size();
+  Entry* entries = scratch<Entry, 11>(size);
+  int64_t count = 0, kept = 0;
+  double total = 0;
+  const auto collect = [&](Value least) {
+    count = 0;
+    for (int64_t start = 0; start < size; start += lanes) {
+      if (start + lanes <= size && (Vector::loadu(row + start) >= Vector(least)).zero_mask() == (1 << lanes) - 1) continue;
+      for (int64_t i = start; i < std::min(start + lanes, size); i++) {
+        if (row[i] >= least) entries[count++] = {row[i], i};
+      }
+    }
+  };
+  const auto before = [](const Entry& x, const Entry& y) { return x.first > y.first || (x.first == y.first && x.second < y.second); };
+  // Whether the entries reach top_p. Most of the mass is in a few, so they are sorted in pieces, each longer than all before it.
+  const auto reach = [&] {
+    kept = 0, total = 0;
+    for (int64_t sorted = 0, end; sorted < count; sorted = end) {
+      end = std::min(4 * sorted + 256, count);
+      if (end < count) std::nth_element(entries + sorted, entries + end, entries + count, before);
+      std::sort(entries + sorted, entries + end, before);
+      for (; kept < end; kept++) {
+        const double sum = total + entries[kept].first;
+        if (static_cast<Value>(sum) - entries[kept].first >= static_cast<Value>(top_p)) return true;
+        total = sum;
+      }
+    }
+    return false;
+  };
+  // Tokens below this have at most half of what top_p leaves over; only rounding can make them needed.
+  collect(std::max<Value>((1 - top_p) / (2 * size), std::numeric_limits<Value>::denorm_min()));
+  if (!reach()) {
+    collect(std::numeric_limits<Value>::denorm_min());
+    reach();
+  }
+  std::fill(result, result + size, kept ? Value(0) : std::numeric_limits<Value>::quiet_NaN());
+  for (int64_t i = 0; i < kept; i++) result[entries[i].second] = entries[i].first / static_cast<Value>(total);
+}
+
 // The first of the largest numbers, or the first NaN.
 template <typename Value>
 int64_t most_likely_of(const Value* row, int64_t size) {
@@ -580,6 +624,20 @@ at::Tensor kept_softmax(const at::Tensor& logits, const at::Tensor& least) {
   return result;
 }
 
+// The probabilities (..., V) of the nucleus of probs (..., V).
+at::Tensor nucleus(const at::Tensor& probs, double top_p) {
+  check_wide(probs);
+  TORCH_CHECK(0 < top_p && top_p <= 1, "top_p is ", top_p);
+  const int64_t size = probs.size(-1);
+  const at::Tensor rows = probs.contiguous();
+  at::Tensor result = at::empty(probs.sizes(), probs.options());
+  for_each_row(rows, [&](int64_t row, auto value) {
+    using Value = decltype(value);
+    nucleus_of<Value>(rows.const_data_ptr<Value>() + row * size, top_p, size, result.mutable_data_ptr<Value>() + row * size);
+  });
+  return result;
+}
+
 // The index (...) of the largest number of each row of x (..., V), the first of several.
 at::Tensor most_likely(const at::Tensor& x) {
   check_wide(x);
@@ -615,12 +673,14 @@ at::Tensor token_at(const at::Tensor& probs, const at::Tensor& uniform) {
 
 TORCH_LIBRARY_FRAGMENT(specheads, library) {
   library.def("kept_softmax(Tensor logits, Tensor least) -> Tensor");
+  library.def("nucleus(Tensor probs, float top_p) -> Tensor");
   library.def("most_likely(Tensor x) -> Tensor");
   library.def("token_at(Tensor probs, Tensor uniform) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(specheads, CPU, library) {
   library.impl("kept_softmax", &kept_softmax);
+  library.impl("nucleus", &nucleus);
   library.impl("most_likely", &most_likely);
   library.impl("token_at", &token_at);
 }

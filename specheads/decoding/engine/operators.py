@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 OTHER_ATTENTION = ("dropout", "is_causal", "position_bias", "softcap", "cache")  # options that the operator does not have
 # Functions of sampling.py that an operator of the same name computes: with the same result, or with another rounding.
-SAME_SAMPLING, ROUNDED_SAMPLING = ("kth_largest", "most_likely", "token_at"), ("kept_softmax",)
+SAME_SAMPLING, ROUNDED_SAMPLING = ("kth_largest", "most_likely", "token_at"), ("kept_softmax", "nucleus")
 SOURCE = Path(__file__).with_name("kernels.cpp")
 
 
@@ -40,6 +40,7 @@ def load_operators() -> bool:
     torch.library.register_fake("specheads::attention", _shape_of_attention)
     torch.library.register_fake("specheads::kth_largest", lambda x, k: x.new_empty(*x.shape[:-1], 1))
     torch.library.register_fake("specheads::kept_softmax", lambda logits, least: torch.empty_like(logits))
+    torch.library.register_fake("specheads::nucleus", lambda probs, top_p: torch.empty_like(probs))
     torch.library.register_fake("specheads::most_likely", lambda x: x.new_empty(x.shape[:-1], dtype=torch.long))
     torch.library.register_fake("specheads::token_at", lambda probs, uniform: torch.empty_like(uniform, dtype=torch.long))
     logger.info("built or loaded the operators in %.1f s", time.perf_counter() - start)
