@@ -150,8 +150,8 @@ def test_compiled_sampling_is_that_of_the_warp(warp, dtype):
     logits = random(6, 304).round(decimals=1).to(dtype)  # with ties
     uniform = torch.rand(6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     args = logits, uniform, torch.zeros(3), ()
-    program = CompiledProgram.compile(Sampling(warp), args, {}, {"cpp_wrapper": True})
-    probs, token, sampled = program.bind(Sampling(warp), [])(*args)
+    compiled_program = CompiledProgram.compile(Sampling(warp), args, {}, {"cpp_wrapper": True})
+    probs, token, sampled = compiled_program.bind(Sampling(warp), [])(*args)
     expected = warp(logits)
     torch.testing.assert_close(probs, expected, atol=1e-6, rtol=0)
     assert torch.equal(probs == 0, expected == 0)
