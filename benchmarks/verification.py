@@ -34,14 +34,14 @@ from specheads.decoding.verification import (
 LAYERS, HIDDEN = 32, 4096
 
 
-def median_seconds(work: Callable[[], object], device: torch.device, times: int = 50) -> float:
-    """Return the median time of `work` after a warm-up."""
+def median_seconds(call: Callable[[], object], device: torch.device, times: int = 50) -> float:
+    """Return the median time of `call` after a warm-up."""
     taken = []
     for turn in range(times + 5):
         if device.type == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
-        work()
+        call()
         if device.type == "cuda":
             torch.cuda.synchronize()
         if turn >= 5:

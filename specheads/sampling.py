@@ -51,17 +51,24 @@ class Warp:
         """Return probabilities (..., V), float32 or wider, of logits (..., V) of any float type; a NaN makes its row NaN."""
         logits = at_least_float32(logits)
         if self.greedy:
-            best = logits.max(dim=-1, keepdim=True)
-            return torch.zeros_like(logits).scatter_(-1, best.indices, 1.0).add_(0 * best.values)
-        logits = logits / self.temperature
+            best = most_likely(logits).unsqueeze(-1)
+            index = torch.arange(logits.shape[-1], device=logits.device)
+            return torch.where(index == best, 1.0, 0.0).to(logits.dtype) + 0 * logits.gather(-1, best)
+        logits = logits / self.temperature if self.temperature != 1 else logits  # not a copy more
         if 0 < self.top_k < logits.shape[-1]:
-            logits = logits.masked_fill(logits < kth_largest(logits, self.top_k), -torch.inf)
-        probs = logits.softmax(dim=-1)
-        return _nucleus(probs, self.top_p) if self.top_p < 1 else probs
+            probs = kept_softmax(logits, kth_largest(logits, self.top_k))
+        else:
+            probs = logits.softmax(dim=-1)
+        return nucleus(probs, self.top_p) if self.top_p < 1 else probs
 
     def draw(self, probs: Tensor, uniform: Tensor) -> Tensor:
         """Return token ids (...) drawn at `uniform` (...) from distributions (..., V) that this warp made."""
-        return probs.argmax(dim=-1) if self.greedy else sample(probs, uniform)
+        return most_likely(probs) if self.greedy else sample(probs, uniform)
+
+
+def most_likely(x: Tensor) -> Tensor:
+    """Return the index (...) of the largest number of each row of `x` (..., V), the first NaN where there is one."""
+    return x.argmax(dim=-1)
 
 
 def kth_largest(x: Tensor, k: int) -> Tensor:
@@ -69,9 +76,17 @@ def kth_largest(x: Tensor, k: int) -> Tensor:
     return x.topk(k, dim=-1).values[..., -1:]
 
 
-def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Keep the smallest set of most likely tokens whose mass reaches `top_p`, renormalised."""
-    ordered, index = probs.sort(dim=-1, descending=True)
+def kept_softmax(logits: Tensor, least: Tensor) -> Tensor:
+    """Return the probabilities (..., V) of the logits (..., V) that are at least `least` (..., 1); the others have none."""
+    return logits.masked_fill(logits < least, -torch.inf).softmax(dim=-1)
+
+
+def nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """Return `probs` (..., V) of the smallest set of most likely tokens whose mass reaches `top_p`, renormalised.
+
+    Of equally likely tokens the first are kept.
+    """
+    ordered, index = probs.sort(dim=-1, descending=True, stable=True)
     mass_before = ordered.cumsum(dim=-1) - ordered
     kept = ordered.masked_fill(mass_before >= top_p, 0)
     return torch.zeros_like(probs).scatter_(-1, index, kept / kept.sum(dim=-1, keepdim=True))
@@ -87,9 +102,17 @@ def sample(probs: Tensor, uniform: Tensor) -> Tensor:
 
     `probs` need not sum to one, so a residual needs no normalising; its sum must be positive.
     """
+    return token_at(at_least_float32(probs), uniform.to(probs.device).double())
+
+
+def token_at(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Return the first token ids (...) at which the sum of `probs` (..., V) exceeds `uniform` (...) times their total.
+
+    Sums are float64. Rounding must not move the point to the total, which only the tokens after the last possible one reach.
+    """
     cumulative = probs.double().cumsum(dim=-1)
     total = cumulative[..., -1:]
-    point = torch.minimum(uniform.to(probs.device).double().unsqueeze(-1) * total, total.nextafter(torch.zeros_like(total)))
+    point = torch.minimum(uniform.unsqueeze(-1) * total, total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(cumulative, point, right=True).squeeze(-1).clamp_max(probs.shape[-1] - 1)
 
 
@@ -136,9 +159,14 @@ def accept_prob(target_prob: Tensor, draft_prob: Tensor) -> Tensor:
     )
 
 
+def has_nan(probs: Tensor) -> Tensor:
+    """Return which distributions (...) of `probs` (..., V) come from logits with a NaN; a Warp makes all of such a row NaN."""
+    return probs[..., 0].isnan()
+
+
 def check_finite(model_id: str, probs: Tensor) -> None:
-    """Raise UserError if a probability is NaN."""
-    check_no_nan(model_id, bool(probs.isnan().any()))
+    """Raise UserError if a distribution that a Warp made is NaN."""
+    check_no_nan(model_id, bool(has_nan(probs).any()))
 
 
 def check_no_nan(model_id: str, has_nan: bool | int) -> None:

@@ -4,7 +4,7 @@ from statistics_helper import chi_square_p_value
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specheads import UserError, Warp
-from specheads.sampling import Uniforms, accept_prob, overlap, sample, uniforms
+from specheads.sampling import Uniforms, accept_prob, check_finite, has_nan, overlap, sample, uniforms
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
@@ -40,6 +40,17 @@ def test_a_nan_logit_makes_its_row_nan_and_no_other(temperature):
     probs = Warp(temperature, top_k=2)(logits)
     assert not probs[0].isnan().any()
     assert probs[1].isnan().any()
+
+
+@pytest.mark.parametrize("warp", [Warp(), Warp(temperature=0), Warp(0.7, top_k=2), Warp(top_p=0.5), Warp(top_k=3, top_p=0.5)])
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_a_distribution_of_nan_logits_is_found_by_any_of_its_places(warp, place):
+    logits = torch.arange(10.0).reshape(2, 5)
+    logits[1, place] = torch.nan
+    assert has_nan(warp(logits)).tolist() == [False, True]
+    with pytest.raises(UserError, match="nano produced NaN"):
+        check_finite("nano", warp(logits))
+    check_finite("nano", warp(logits[:1]))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from specheads.decoding.engine import Engine, ForwardOutput, make_engine
 from specheads.decoding.records import Generation, Round
 from specheads.decoding.session import Prompt, checked_window, start_session
 from specheads.pair import Pair
-from specheads.sampling import Warp, check_no_nan
+from specheads.sampling import Warp, check_no_nan, has_nan
 
 
 class TargetStep:
@@ -23,7 +23,7 @@ class TargetStep:
     def __call__(self, output: ForwardOutput, uniform: Tensor) -> Tensor:
         """Return the next token and whether there was a NaN, (2,) long."""
         probs = self.warp(output.logits[:, -1])
-        return torch.cat([self.warp.draw(probs, uniform), probs.isnan().any(dim=-1).long()])
+        return torch.cat([self.warp.draw(probs, uniform), has_nan(probs).long()])
 
 
 class Baseline:

@@ -13,7 +13,7 @@ from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft
 from specheads.decoding.verification import TreeBlock, TreeVerification, VerificationRule, VerifyStep
 from specheads.decoding.verification.verify_step import StepResult
-from specheads.sampling import Uniforms, Warp
+from specheads.sampling import Uniforms, Warp, has_nan
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ class TreeVerifier:
         block = TreeBlock.of(draft, self.warp(logits))
         numbers = uniforms.take(self._deepest + 1)
         verdict = self.rule.distribution(block).decide(numbers[:-1], numbers[-1:])
-        nans = [block.target_probs.isnan().any(), torch.zeros_like(verdict.next_token, dtype=torch.bool)[0]]
+        nans = [has_nan(block.target_probs).any(), torch.zeros_like(verdict.next_token, dtype=torch.bool)[0]]
         if block.draft_probs is not None:
             sampled = (block.samples >= 0).any(dim=1)  # other rows are left over from an earlier draft
-            nans[1] = (block.draft_probs.isnan().any(dim=1) & sampled).any()
+            nans[1] = (has_nan(block.draft_probs) & sampled).any()
         packed = torch.cat([verdict.next_token, torch.stack(nans).long(), verdict.accepted_nodes]).tolist()
         next_token, target_nan, draft_nan, *path = packed
         path = [node for node in path if node >= 0]

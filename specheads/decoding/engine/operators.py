@@ -21,6 +21,8 @@ from specheads.decoding.engine.compile_plan import Plan, load_compiler_during
 logger = logging.getLogger(__name__)
 
 OTHER_ATTENTION = ("dropout", "is_causal", "position_bias", "softcap", "cache")  # options that the operator does not have
+# Functions of sampling.py that an operator of the same name computes: with the same result, or with another rounding.
+SAME_SAMPLING, ROUNDED_SAMPLING = ("kth_largest", "most_likely", "token_at"), ("kept_softmax", "nucleus")
 SOURCE = Path(__file__).with_name("kernels.cpp")
 
 
@@ -47,6 +49,10 @@ def load_operators() -> bool:
     torch.library.register_fake("specheads::masked_attention", _shape_of_attention)
     torch.library.register_fake("specheads::decoder_layer", lambda hidden, *others: torch.empty_like(hidden))
     torch.library.register_fake("specheads::kth_largest", lambda x, k: x.new_empty(*x.shape[:-1], 1))
+    torch.library.register_fake("specheads::kept_softmax", lambda logits, least: torch.empty_like(logits))
+    torch.library.register_fake("specheads::nucleus", lambda probs, top_p: torch.empty_like(probs))
+    torch.library.register_fake("specheads::most_likely", lambda x: x.new_empty(x.shape[:-1], dtype=torch.long))
+    torch.library.register_fake("specheads::token_at", lambda probs, uniform: torch.empty_like(uniform, dtype=torch.long))
     logger.info("built or loaded the operators in %.1f s", time.perf_counter() - start)
     return True
 
@@ -90,9 +96,10 @@ def packed_linear(x: Tensor, panels: Tensor, bias: Tensor | None, num_rows: int)
 def replaced_operations() -> Iterator[None]:
     """While it is active, operators compute what they can of a forward pass and of a warp; for code that is traced.
 
-    They replace transformers' `sdpa` attention and the selection of the most likely tokens.
+    They replace transformers' `sdpa` attention and what takes longest in sampling.
     """
-    plain, kth_largest = ALL_ATTENTION_FUNCTIONS["sdpa"], sampling.kth_largest
+    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    sampling_functions = {name: getattr(sampling, name) for name in (*SAME_SAMPLING, *ROUNDED_SAMPLING)}
 
     def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
         scale = options.get("scaling")
@@ -102,14 +109,18 @@ def replaced_operations() -> Iterator[None]:
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         return torch.ops.specheads.masked_attention(query, key, value, mask, scale), None
 
-    ALL_ATTENTION_FUNCTIONS["sdpa"], sampling.kth_largest = attend, torch.ops.specheads.kth_largest
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = attend
+    # Compiled code rounds sums in another order anyway; what runs uncompiled keeps its bits.
+    for name in sampling_functions if torch.compiler.is_compiling() else SAME_SAMPLING:
+        setattr(sampling, name, getattr(torch.ops.specheads, name))
     try:
         yield
     finally:
         del ALL_ATTENTION_FUNCTIONS["sdpa"]  # the library's own attention, which ours hid, is visible again
         if ALL_ATTENTION_FUNCTIONS["sdpa"] is not plain:  # someone else's was hidden
             ALL_ATTENTION_FUNCTIONS["sdpa"] = plain
-        sampling.kth_largest = kth_largest
+        for name, function in sampling_functions.items():
+            setattr(sampling, name, function)
 
 
 def pack(weight: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from specheads.decoding.engine import ForwardOutput
 from specheads.decoding.records import DraftKind, Verdict
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification.chain_distribution import AcceptanceDistribution, Block
-from specheads.sampling import Warp
+from specheads.sampling import Warp, has_nan
 
 
 class VerificationRule:
@@ -95,7 +95,7 @@ class VerifyStep:
         if num_probs_needed is None:
             num_probs_needed = torch.zeros_like(verdict.num_accepted)
         written = torch.arange(draft_probs.shape[1], device=lengths.device) < lengths[2:]
-        draft_nan = (draft_probs.isnan().any(dim=-1) & written).any(dim=1).long()
-        nans = [draft_nan, target_probs.isnan().any().reshape(1).long()]
+        draft_nan = (has_nan(draft_probs) & written).any(dim=1).long()
+        nans = [draft_nan, has_nan(target_probs).any().reshape(1).long()]
         packed = torch.cat([verdict.num_accepted, verdict.next_token, num_probs_needed, *nans, draft_tokens[0]])
         return packed, output.hidden, state
