@@ -717,77 +717,6 @@ bool multiplies_pairs() {
   return kMultipliesPairs<at::BFloat16>;
 }
 
-// What a C function calls an operator with, with handles in place of tensors.
-const at::Tensor& plain(AtenTensorHandle handle) {
-  return *torch::aot_inductor::tensor_handle_to_tensor_pointer(handle);
-}
-std::optional<at::Tensor> plain(AtenTensorHandle* handle) {
-  return handle ? std::optional<at::Tensor>(plain(*handle)) : std::nullopt;
-}
-int64_t plain(int64_t number) {
-  return number;
-}
-double plain(double number) {
-  return number;
-}
-
-template <typename Operator, typename... Arguments>
-AOTITorchError call(Operator compute, AtenTensorHandle* result, Arguments... arguments) {
-  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({ *result = torch::aot_inductor::new_tensor_handle(compute(plain(arguments)...)); });
-}
-
-}  // namespace
-
-// The operators as compiled steps call them: looking one up by its name takes longer than a small one computes. The signatures
-// follow from the operators' schemas; see `declarations` in operators.py.
-extern "C" {
-AOTITorchError aoti_torch_cpu_packed_linear(
-    AtenTensorHandle x, AtenTensorHandle panels, AtenTensorHandle* bias, int64_t num_rows, AtenTensorHandle* result) {
-  return call(packed_linear, result, x, panels, bias, num_rows);
-}
-
-AOTITorchError aoti_torch_cpu_masked_attention(
-    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle mask, double scale,
-    AtenTensorHandle* result) {
-  return call(masked_attention, result, query, key, value, mask, scale);
-}
-
-AOTITorchError aoti_torch_cpu_decoder_layer(
-    AtenTensorHandle hidden, AtenTensorHandle cosine, AtenTensorHandle sine, AtenTensorHandle mask, AtenTensorHandle start,
-    AtenTensorHandle keys, AtenTensorHandle values, AtenTensorHandle norm, AtenTensorHandle queries_keys_values,
-    AtenTensorHandle* bias, AtenTensorHandle output, AtenTensorHandle mlp_norm, AtenTensorHandle gate_up, AtenTensorHandle down,
-    double epsilon, double scale, AtenTensorHandle* result) {
-  return call(
-      decoder_layer, result, hidden, cosine, sine, mask, start, keys, values, norm, queries_keys_values, bias, output, mlp_norm,
-      gate_up, down, epsilon, scale);
-}
-
-AOTITorchError aoti_torch_cpu_kth_largest(AtenTensorHandle x, int64_t k, AtenTensorHandle* result) {
-  return call(kth_largest, result, x, k);
-}
-}
-
-TORCH_LIBRARY(specheads, library) {
-  library.def("packed_linear(Tensor x, Tensor panels, Tensor? bias, int num_rows) -> Tensor");
-  library.def("masked_attention(Tensor query, Tensor key, Tensor value, Tensor mask, float scale) -> Tensor");
-  library.def(
-      "decoder_layer(Tensor hidden, Tensor cosine, Tensor sine, Tensor mask, Tensor start, Tensor(a!) keys, Tensor(b!) values, "
-      "Tensor norm, Tensor queries_keys_values, Tensor? bias, Tensor output, Tensor mlp_norm, Tensor gate_up, Tensor down, "
-      "float epsilon, float scale) -> Tensor");
-  library.def("kth_largest(Tensor x, int k) -> Tensor");
-  library.def("panel_rows(bool wide) -> int", &panel_rows);
-  library.def("multiplies_pairs() -> bool", &multiplies_pairs);
-}
-
-TORCH_LIBRARY_IMPL(specheads, CPU, library) {
-  library.impl("packed_linear", &packed_linear);
-  library.impl("masked_attention", &masked_attention);
-  library.impl("decoder_layer", &decoder_layer);
-  library.impl("kth_largest", &kth_largest);
-}
-
-namespace {
-
 // Sampling: of most distributions only a few tokens have a probability, and vectors without one are skipped.
 
 // The softmax of the logits that are at least `least`; the others have probability 0. A NaN makes the whole row NaN.
@@ -998,18 +927,96 @@ at::Tensor token_at(const at::Tensor& probs, const at::Tensor& uniform) {
   return result;
 }
 
+// What a C function calls an operator with, with handles in place of tensors.
+const at::Tensor& plain(AtenTensorHandle handle) {
+  return *torch::aot_inductor::tensor_handle_to_tensor_pointer(handle);
+}
+std::optional<at::Tensor> plain(AtenTensorHandle* handle) {
+  return handle ? std::optional<at::Tensor>(plain(*handle)) : std::nullopt;
+}
+int64_t plain(int64_t number) {
+  return number;
+}
+double plain(double number) {
+  return number;
+}
+
+template <typename Operator, typename... Arguments>
+AOTITorchError call(Operator compute, AtenTensorHandle* result, Arguments... arguments) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({ *result = torch::aot_inductor::new_tensor_handle(compute(plain(arguments)...)); });
+}
+
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(specheads, library) {
+// The operators as compiled steps call them: looking one up by its name takes longer than a small one computes. The signatures
+// follow from the operators' schemas; see `declarations` in operators.py.
+extern "C" {
+AOTITorchError aoti_torch_cpu_packed_linear(
+    AtenTensorHandle x, AtenTensorHandle panels, AtenTensorHandle* bias, int64_t num_rows, AtenTensorHandle* result) {
+  return call(packed_linear, result, x, panels, bias, num_rows);
+}
+
+AOTITorchError aoti_torch_cpu_masked_attention(
+    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle mask, double scale,
+    AtenTensorHandle* result) {
+  return call(masked_attention, result, query, key, value, mask, scale);
+}
+
+AOTITorchError aoti_torch_cpu_decoder_layer(
+    AtenTensorHandle hidden, AtenTensorHandle cosine, AtenTensorHandle sine, AtenTensorHandle mask, AtenTensorHandle start,
+    AtenTensorHandle keys, AtenTensorHandle values, AtenTensorHandle norm, AtenTensorHandle queries_keys_values,
+    AtenTensorHandle* bias, AtenTensorHandle output, AtenTensorHandle mlp_norm, AtenTensorHandle gate_up, AtenTensorHandle down,
+    double epsilon, double scale, AtenTensorHandle* result) {
+  return call(
+      decoder_layer, result, hidden, cosine, sine, mask, start, keys, values, norm, queries_keys_values, bias, output, mlp_norm,
+      gate_up, down, epsilon, scale);
+}
+
+AOTITorchError aoti_torch_cpu_kth_largest(AtenTensorHandle x, int64_t k, AtenTensorHandle* result) {
+  return call(kth_largest, result, x, k);
+}
+
+AOTITorchError aoti_torch_cpu_kept_softmax(AtenTensorHandle logits, AtenTensorHandle least, AtenTensorHandle* result) {
+  return call(kept_softmax, result, logits, least);
+}
+
+AOTITorchError aoti_torch_cpu_nucleus(AtenTensorHandle probs, double top_p, AtenTensorHandle* result) {
+  return call(nucleus, result, probs, top_p);
+}
+
+AOTITorchError aoti_torch_cpu_most_likely(AtenTensorHandle x, AtenTensorHandle* result) {
+  return call(most_likely, result, x);
+}
+
+AOTITorchError aoti_torch_cpu_token_at(AtenTensorHandle probs, AtenTensorHandle uniform, AtenTensorHandle* result) {
+  return call(token_at, result, probs, uniform);
+}
+}
+
+TORCH_LIBRARY(specheads, library) {
+  library.def("packed_linear(Tensor x, Tensor panels, Tensor? bias, int num_rows) -> Tensor");
+  library.def("masked_attention(Tensor query, Tensor key, Tensor value, Tensor mask, float scale) -> Tensor");
+  library.def(
+      "decoder_layer(Tensor hidden, Tensor cosine, Tensor sine, Tensor mask, Tensor start, Tensor(a!) keys, Tensor(b!) values, "
+      "Tensor norm, Tensor queries_keys_values, Tensor? bias, Tensor output, Tensor mlp_norm, Tensor gate_up, Tensor down, "
+      "float epsilon, float scale) -> Tensor");
+  library.def("kth_largest(Tensor x, int k) -> Tensor");
   library.def("kept_softmax(Tensor logits, Tensor least) -> Tensor");
   library.def("nucleus(Tensor probs, float top_p) -> Tensor");
   library.def("most_likely(Tensor x) -> Tensor");
   library.def("token_at(Tensor probs, Tensor uniform) -> Tensor");
+  library.def("panel_rows(bool wide) -> int", &panel_rows);
+  library.def("multiplies_pairs() -> bool", &multiplies_pairs);
 }
 
 TORCH_LIBRARY_IMPL(specheads, CPU, library) {
+  library.impl("packed_linear", &packed_linear);
+  library.impl("masked_attention", &masked_attention);
+  library.impl("decoder_layer", &decoder_layer);
+  library.impl("kth_largest", &kth_largest);
   library.impl("kept_softmax", &kept_softmax);
   library.impl("nucleus", &nucleus);
   library.impl("most_likely", &most_likely);
   library.impl("token_at", &token_at);
 }
+

@@ -23,7 +23,9 @@ logger = logging.getLogger(__name__)
 OTHER_ATTENTION = ("dropout", "is_causal", "position_bias", "softcap", "cache")  # options that the operator does not have
 # Functions of sampling.py that an operator of the same name computes: with the same result, or with another rounding.
 SAME_SAMPLING, ROUNDED_SAMPLING = ("kth_largest", "most_likely", "token_at"), ("kept_softmax", "nucleus")
+OPERATORS = ("packed_linear", "masked_attention", "decoder_layer", *SAME_SAMPLING, *ROUNDED_SAMPLING)
 SOURCE = Path(__file__).with_name("kernels.cpp")
+C_TYPES = {"Tensor": "AtenTensorHandle", "Optional[Tensor]": "AtenTensorHandle*", "int": "int64_t", "float": "double"}
 
 
 @cache
@@ -55,10 +57,6 @@ def load_operators() -> bool:
     torch.library.register_fake("specheads::token_at", lambda probs, uniform: torch.empty_like(uniform, dtype=torch.long))
     logger.info("built or loaded the operators in %.1f s", time.perf_counter() - start)
     return True
-
-
-OPERATORS = ("packed_linear", "masked_attention", "decoder_layer", "kth_largest")
-C_TYPES = {"Tensor": "AtenTensorHandle", "Optional[Tensor]": "AtenTensorHandle*", "int": "int64_t", "float": "double"}
 
 
 class Declarations(dict[str, list[str]]):
