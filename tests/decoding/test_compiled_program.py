@@ -6,9 +6,11 @@ import pytest
 import torch
 from fakes import needs_compiler
 from torch import Tensor, nn
+from torch._inductor.output_code import CompiledFxGraph
+from torch.utils._pytree import tree_leaves
 
 from specheads.decoding.engine.compiled import OPTIONS
-from specheads.decoding.engine.compiled_program import CompiledProgram, _builder, _leaves
+from specheads.decoding.engine.compiled_program import CompiledProgram, _builder, _first_call
 
 pytestmark = needs_compiler
 
@@ -51,11 +53,13 @@ def test_a_compiled_program_computes_what_its_module_computes(tmp_path):
             module.weight.fill_(weight)
             tokens, start, places, memory, inputs = arguments(count, size)
             expected = module(tokens, start, places, [tuple(x.clone() for x in memory[0])], inputs)
-            actual = loaded.bind(module, memory)(tokens, start, places, inputs)
-            assert torch.equal(actual[0], expected[0])
-            assert isinstance(actual[1], Pair)
-            assert [x.tolist() for x in _leaves(actual)] == [x.tolist() for x in _leaves(expected)]
-            assert memory[0][0][2 : 2 + count].tolist() == tokens[0].tolist()
+            call = loaded.bind(module, memory)
+            for _ in range(2):  # the first call finds the compiled code, the second one is a call of it
+                memory[0][0].zero_()
+                actual = call(tokens, start, places, inputs)
+                assert isinstance(actual[1], Pair)
+                assert [x.tolist() for x in tree_leaves(actual)] == [x.tolist() for x in tree_leaves(expected)]
+                assert memory[0][0][2 : 2 + count].tolist() == tokens[0].tolist()
 
 
 def test_a_kept_program_is_loaded_without_building_anything(monkeypatch, tmp_path):
@@ -83,3 +87,31 @@ def test_a_weight_that_no_module_owns_is_not_kept():
 def test_an_epilogue_returns_tensors_and_tuples():
     with pytest.raises(TypeError, match="returns a dict"):
         _builder((None, {"a": None}))
+
+
+class Graph(CompiledFxGraph):
+    """Compiled code that appends its first input to its results, which a wrapper takes off again."""
+
+    def __init__(self):
+        self.num_calls = 0
+
+    def current_callable(self, inputs):
+        self.num_calls += 1
+        return [inputs[0] + 1, inputs[0]]
+
+
+def test_wrappers_that_do_more_than_pass_results_on_are_called_each_time(monkeypatch):
+    graph, x = Graph(), torch.ones(2)
+    monkeypatch.setattr(CompiledFxGraph, "__call__", lambda self, inputs: self.current_callable(inputs))
+    wrapper = CompiledFxGraph.__call__
+    for artifact, number in ((lambda *args: graph(args)[:1], 1), (lambda *args: [graph(args)[0].clone(), x], 2)):
+        results, run = _first_call(artifact, [x])
+        for tensors in (results, run([x]), run([2 * x])):
+            assert len(tensors) == number
+        assert tensors[0].tolist() == [3, 3]
+    assert graph.num_calls == 6
+    results, run = _first_call(lambda *args: graph(args), [x])
+    assert run.__func__ is Graph.current_callable and run([2 * x])[0].tolist() == [3, 3]
+    results, run = _first_call(lambda *args: [args[0] + 1], [x])  # no compiled code at all
+    assert run([2 * x])[0].tolist() == [3, 3]
+    assert CompiledFxGraph.__call__ is wrapper

@@ -1,5 +1,8 @@
 """The operators of kernels.cpp compute what float64 references compute; a token's bits do not depend on the number of tokens."""
 
+import ctypes
+import pickle
+
 import pytest
 import torch
 from fakes import needs_compiler
@@ -7,7 +10,15 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specheads import Warp, sampling
-from specheads.decoding.engine.operators import load_operators, pack, packed_linear, replaced_operations
+from specheads.decoding.engine.operators import (
+    OPERATORS,
+    SOURCE,
+    declarations,
+    load_operators,
+    pack,
+    packed_linear,
+    replaced_operations,
+)
 
 pytestmark = needs_compiler
 
@@ -326,3 +337,21 @@ def test_a_warp_by_the_operator_is_the_same(warp):
         assert sampling.kth_largest is not plain
         actual = warp(logits)
     assert torch.equal(actual, warp(logits)) and sampling.kth_largest is plain
+
+
+def test_every_operator_is_a_c_function_and_is_declared_for_the_compiler():
+    declared, library = declarations(), ctypes.CDLL(None)
+    for name in OPERATORS:
+        (declaration,) = declared[f"specheads.{name}.default"]
+        assert declaration.startswith(f"AOTITorchError aoti_torch_cpu_{name}(AtenTensorHandle ")
+        assert hasattr(library, f"aoti_torch_cpu_{name}")
+        assert getattr(torch.ops.specheads, name).default in declared
+    assert torch.ops.aten.add.Tensor not in declared
+    assert pickle.loads(pickle.dumps(declared)) == declared
+    source = SOURCE.read_text()
+    assert all(declared_in(source, declaration) for (declaration,) in declared.values())
+
+
+def declared_in(source, declaration):
+    """Return whether kernels.cpp defines a function with this signature, on however many lines."""
+    return declaration.replace(" ", "") in "".join(source.split())
