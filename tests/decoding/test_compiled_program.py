@@ -93,7 +93,7 @@ class Graph(CompiledFxGraph):
     """Compiled code that appends its first input to its results, which a wrapper takes off again."""
 
     def __init__(self):
-        self.num_calls = 0
+        self.num_calls, self.compiled_fn_runner = 0, None
 
     def current_callable(self, inputs):
         self.num_calls += 1

@@ -470,14 +470,15 @@ struct Layer {
   double epsilon, scale;
 };
 
-// RMS norm, in float32 as transformers computes it, with the rounding of its steps.
+// RMS norm of float32 numbers, as transformers computes it, with the rounding of its steps; only the sum is as wide as others.
 template <typename Value, typename From>
 void norm_into(const From* x, const Value* weight, int64_t tokens, int64_t size, double epsilon, InputOf<Value>* to) {
   for (int64_t t = 0; t < tokens; t++, x += size, to += size) {
-    float squares = 0;
+    using Sum = SumOf<Value>;
+    Sum squares = 0;
 #pragma omp simd reduction(+ : squares)
-    for (int64_t i = 0; i < size; i++) squares += static_cast<float>(x[i]) * static_cast<float>(x[i]);
-    const float factor = 1 / std::sqrt(squares / size + static_cast<float>(epsilon));
+    for (int64_t i = 0; i < size; i++) squares += static_cast<Sum>(static_cast<float>(x[i])) * static_cast<float>(x[i]);
+    const float factor = 1 / std::sqrt(static_cast<float>(squares / size) + static_cast<float>(epsilon));
     for (int64_t i = 0; i < size; i++) {
       to[i] = static_cast<InputOf<Value>>(static_cast<Value>(weight[i] * static_cast<Value>(static_cast<float>(x[i]) * factor)));
     }
