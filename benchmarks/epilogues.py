@@ -22,9 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.results import Column, Table, add_result_option, text_of, write_result
 from specheads import Warp
 from specheads.decoding.baseline import TargetStep
+from specheads.decoding.drafting import DraftMemory
 from specheads.decoding.engine import ForwardOutput
 from specheads.decoding.engine.compiled import CPU_OPTIONS
-from specheads.decoding.engine.compiled_program import CompiledProgram
+from specheads.decoding.engine.compiled_program import CompiledProgram, modules_in
 from specheads.decoding.engine.operators import load_operators, replaced_operations
 from specheads.decoding.verification import BlockVerification, TokenVerification, VerificationRule, VerifyStep
 
@@ -41,7 +42,7 @@ class Epilogue(nn.Module):
 
     def __init__(self, step: Callable[..., Any]) -> None:
         super().__init__()
-        self.step = step
+        self.step, self.others = step, nn.ModuleList(modules_in(step.compile_key))
 
     def forward(self, tokens: Tensor, logits: Tensor, places: Tensor, inputs: tuple[Any, ...]) -> Any:
         with replaced_operations():
@@ -66,10 +67,12 @@ def epilogues(warp: Warp, vocab: int) -> dict[str, Callable[[], Any]]:
     tokens[0, 1:] = torch.multinomial(draft_probs[:-1], 1).squeeze(1)
     uniforms, lengths = torch.rand(2, dtype=torch.float64), torch.full((3,), DRAFTED)
     calls = {"the target alone": compiled(TargetStep(warp), tokens[:, :1], logits[:, :1], (uniforms[:1],))}
+    memory = DraftMemory(DRAFTED, vocab, draft_probs.dtype, logits.device)
+    memory.probs.copy_(draft_probs)
     rules: list[VerificationRule] = [TokenVerification(), BlockVerification()]
     for rule in rules:
-        inputs = draft_probs, uniforms, lengths, rule.start_prompt(1, logits.device)
-        calls[f"{rule.label} of {DRAFTED} tokens"] = compiled(VerifyStep(warp, rule, len(draft_probs)), tokens, logits, inputs)
+        inputs = uniforms, lengths, rule.start_prompt(1, logits.device)
+        calls[f"{rule.label} of {DRAFTED} tokens"] = compiled(VerifyStep(warp, rule, memory), tokens, logits, inputs)
     return calls
 
 

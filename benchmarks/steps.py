@@ -89,15 +89,15 @@ def steps_of(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str, context:
 
         def step() -> None:
             place(each.draft_engine, context)
-            each._drafter._step(token, uniform, ends, state)
+            each._drafter._step(token, decoder._memory.indices[0], uniform, ends, state)
 
         return step
 
     def verify(count: int) -> Step:
         verifier, uniforms = decoder._verifier, torch.zeros(2, dtype=torch.float64, device=device)
         verifier._memory.probs.fill_(1 / size)
-        inputs = (verifier._memory.probs, uniforms, verifier._lengths, verifier.start_prompt())
-        tokens = verifier._memory.sequence[:, : decoder.target_engine.padded(count)]
+        inputs = (uniforms, verifier._lengths.tensor, verifier.start_prompt())
+        tokens = verifier._memory.start(decoder.target_engine.padded(count))
 
         def step() -> None:
             place(decoder.target_engine, context)

@@ -125,19 +125,25 @@ class Uniforms:
     """A stream of uniform numbers that depends on its seed alone, made on the host and copied to `device` in blocks."""
 
     BLOCK = 1024
+    LARGEST_PART = 2  # of those that are taken in every round
 
     def __init__(self, device: torch.device, *seed: int) -> None:
         self.device = device
         self._random = np.random.default_rng(seed)
         self._block, self._next = torch.empty(0), 0
+        self._parts: dict[int, tuple[Tensor, ...]] = {}  # the block in parts of one length, made once: a view takes its time
 
     def take(self, count: int) -> Tensor:
         """Return the next numbers (count,), float64 in [0, 1)."""
         if self._next + count > len(self._block):
             drawn = torch.from_numpy(self._random.random(max(self.BLOCK, count)))
-            self._block, self._next = drawn.to(self.device, non_blocking=True), 0
+            self._block, self._next, self._parts = drawn.to(self.device, non_blocking=True), 0, {}
         self._next += count
-        return self._block[self._next - count : self._next]
+        if self._next % count or count > self.LARGEST_PART:
+            return self._block[self._next - count : self._next]
+        if count not in self._parts:
+            self._parts[count] = self._block.split(count)
+        return self._parts[count][self._next // count - 1]
 
     def give_back(self, count: int) -> None:
         """Put the last `count` numbers of the last `take` back, so that the next `take` returns them again."""

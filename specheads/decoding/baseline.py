@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.engine import Engine, ForwardOutput, make_engine
+from specheads.decoding.host_numbers import HostNumbers
 from specheads.decoding.records import Generation, Round
 from specheads.decoding.session import Prompt, checked_window, start_session
 from specheads.pair import Pair
@@ -33,6 +34,7 @@ class Baseline:
         self.pair, self.warp = pair, warp or Warp()
         self.engine = make_engine(engine, pair.target_lm, checked_window(pair, window)) if isinstance(engine, str) else engine
         self._compiled_step = self.engine.compiled_step(TargetStep(self.warp))
+        self._last = HostNumbers((1, 1), self.engine.lm.device)
         self.startup_seconds, self.is_warm = 0.0, False
 
     def warm_up(self) -> float:
@@ -58,8 +60,9 @@ class Baseline:
         rounds = []
         while session.finish_reason is None:
             start = session.clock()
-            last = torch.tensor([session.committed[-1:]], device=self.engine.lm.device)
-            token, nan = self._compiled_step(last, session.verify_uniforms.take(1)).tolist()
+            self._last.numbers[0, 0] = session.committed[-1]
+            self._last.send()
+            token, nan = self._compiled_step(self._last.tensor, session.verify_uniforms.take(1)).tolist()
             verified = session.clock()
             if nan:
                 self.engine.clear()

@@ -44,7 +44,8 @@ class BlockSearch:
         check_count("beams", beams, least=1)
         self.pair, self.rule, window = pair, FixedLength(block), checked_window(pair, window)
         self.engine = make_engine(engine, pair.target_lm, window, Beam(beams).most_read(block))
-        memory = DraftMemory(block, pair.target_lm, pair.target_lm.device)
+        lm = pair.target_lm
+        memory = DraftMemory(block, lm.vocab_size, lm.probs_dtype, lm.device)
         self._search = Beam(beams).drafter(self.engine, warp or Warp(), self.rule, memory)
         self.is_warm = False
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specheads.decoding.drafting import Autoregressive, Drafting, DraftMemory
 from specheads.decoding.engine import compile_ahead, make_engine
+from specheads.decoding.host_numbers import HostNumbers
 from specheads.decoding.pairing import check_pairing, default_verification
 from specheads.decoding.records import Draft, DraftKind, Generation, Round
 from specheads.decoding.session import Prompt, Session, checked_window, end_flags, start_session
@@ -92,8 +93,9 @@ class SpeculativeDecoder:
         self.stopping.bind(self.pair, device)
         # Capacity for the longest draft, and at least what most rules need: few sizes mean few compiled steps.
         most = self.target_engine.padded(max(most_tokens, MAX_TOKENS) + 1) - 1
-        if self._memory is None or len(self._memory.probs) != most + 1:  # decoders that share an engine share it, too
-            self._memory = DraftMemory(most, self.pair.draft_lm, device)
+        if self._memory is None or self._memory.most != most:  # decoders that share an engine share it, too
+            draft = self.pair.draft_lm
+            self._memory = DraftMemory(most, draft.vocab_size, draft.probs_dtype, device)
         self._drafter = self.drafting.drafter(self.draft_engine, self.warp, self.stopping, self._memory)
         self._verifier: Verifier
         if isinstance(self.verification, TreeVerification):
@@ -101,6 +103,9 @@ class SpeculativeDecoder:
             self._verifier = TreeVerifier(self.target_engine, self.warp, self.verification, *sizes)
         else:
             self._verifier = ChainVerifier(self.target_engine, self.warp, self.verification, self._memory, most_tokens)
+        self._reads_planned = isinstance(self.verification, VerificationRule) and self.verification.reads_planned
+        self._counts = HostNumbers((2,), device)
+        self._num_drafted, self._num_accepted = self._counts.tensor.split(1)
         self.is_warm = False
 
     def warm_up(self) -> float:
@@ -163,7 +168,7 @@ class SpeculativeDecoder:
             start = session.clock()
             limit = session.num_open - 1  # the target adds a token after the accepted ones
             state = self.stopping.start_round(state, session.target_hidden)
-            planned = self._planned(state, limit)
+            planned = self._planned(state, limit) if self._reads_planned else 0
             draft = self._drafter.draft(session.committed, state, limit, session.draft_uniforms, ends, num_probs_needed)
             self._check_no_nan(draft.nan, False)
             drafted = session.clock()
@@ -171,19 +176,21 @@ class SpeculativeDecoder:
             last, uniforms = session.committed[-1], session.verify_uniforms
             outcome, rule_state = self._verifier.verify(last, draft, planned, uniforms, rule_state)
             self._check_no_nan(outcome.draft_nan, outcome.target_nan)
-            num_probs_needed, session.target_hidden = outcome.num_probs_needed, outcome.target_hidden
+            num_probs_needed = outcome.num_probs_needed
+            session.target_hidden = outcome.target_hidden if self.stopping.reads_target else None
             verified = session.clock()
 
-            state, *counts = self._drafter.after(outcome.path)
-            state = self.stopping.end_round(state, *(torch.full((1,), count, device=ends.device) for count in counts))
+            state, self._counts.numbers[0], self._counts.numbers[1] = self._drafter.after(outcome.path)
+            self._counts.send()
+            state = self.stopping.end_round(state, self._num_drafted, self._num_accepted)
             self._drafter.keep(outcome.path)
             emitted = session.commit([*outcome.tokens, outcome.next_token])
             yield _round(draft, outcome, emitted, (drafted - start, verified - drafted, session.clock() - verified))
 
-    def _planned(self, state: Any, limit: int) -> Tensor | None:
-        """Return how many tokens the stopping rule will draft whatever they are, (1,) long; None if that depends on them."""
+    def _planned(self, state: Any, limit: int) -> int:
+        """Return how many tokens the stopping rule will draft whatever they are; 0 if that depends on them."""
         planned = self.stopping.planned_length(state)
-        return None if planned is None else planned.clamp_max(min(limit, self.stopping.max_tokens))
+        return 0 if planned is None else min(int(planned), limit, self.stopping.max_tokens)
 
     def _end_flags(self, stop_tokens: Sequence[int] | frozenset[int]) -> Tensor:
         return end_flags(self.pair.vocab_size, stop_tokens, self.draft_engine.lm.device)
@@ -193,8 +200,8 @@ class SpeculativeDecoder:
         if draft or target:
             self.draft_engine.clear()
             self.target_engine.clear()
-        check_no_nan(self.pair.draft_id, draft)
-        check_no_nan(self.pair.target_id, target)
+            check_no_nan(self.pair.draft_id, draft)
+            check_no_nan(self.pair.target_id, target)
 
 
 def _round(draft: Draft, outcome: Outcome, emitted: Sequence[int], seconds: tuple[float, float, float]) -> Round:

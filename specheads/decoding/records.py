@@ -6,6 +6,7 @@ Shapes: B rows, N nodes of a draft, K tokens of a chain, V vocabulary.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,8 +70,7 @@ class TreeVerdict:
     accepted_nodes: Tensor  # (D,) long, from the context down, -1 after the last
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):
     """One cycle of draft, verify and commit, with the host's seconds spent in each."""
 
     tokens: Sequence[int]  # emitted: the accepted ones, then the target's unless the response ended before it

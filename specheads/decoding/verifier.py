@@ -1,8 +1,7 @@
 """The target's forward pass over a draft and its verification: in one compiled step for chains, under a tree's mask for trees."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -10,23 +9,29 @@ from torch import Tensor
 from specheads.decoding.drafting.draft_memory import DraftMemory
 from specheads.decoding.drafting.tree_growth import Nodes, TreeReader
 from specheads.decoding.engine import Engine
+from specheads.decoding.host_numbers import HostNumbers
 from specheads.decoding.records import Draft
 from specheads.decoding.verification import TreeBlock, TreeVerification, VerificationRule, VerifyStep
 from specheads.decoding.verification.verify_step import StepResult
 from specheads.sampling import Uniforms, Warp, has_nan
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of a verification."""
+class Outcome(NamedTuple):
+    """The outcome of a verification. A named tuple, like other records of a round: a dataclass takes several times as long."""
 
     path: Sequence[int]  # the accepted nodes, from the context down
     tokens: Sequence[int]  # those of the accepted nodes
     next_token: int  # the target's
     num_probs_needed: int  # coming tokens whose verification needs the draft's distribution
-    target_hidden: Tensor  # (1, H) that the next token was decided from
+    hidden: Tensor  # (1, N, H), the target's states after the last committed token and after each node
+    decided_from: int  # which of them decided the next token
     draft_nan: bool
     target_nan: bool
+
+    @property
+    def target_hidden(self) -> Tensor:
+        """(1, H), the state that the next token was decided from."""
+        return self.hidden[:, self.decided_from]
 
 
 class Verifier(Protocol):
@@ -38,13 +43,13 @@ class Verifier(Protocol):
     def start_prompt(self) -> Any:
         """Return the rule's state at the start of a prompt."""
 
-    def verify(self, last: int, draft: Draft, planned: Tensor | None, uniforms: Uniforms, state: Any) -> tuple[Outcome, Any]:
+    def verify(self, last: int, draft: Draft, planned: int, uniforms: Uniforms, state: Any) -> tuple[Outcome, Any]:
         """Verify a draft after the `last` committed token, and keep the accepted part in memory.
 
         Return the outcome and the rule's new state.
 
         Args:
-            planned: (1,) long, tokens that would have been drafted whatever they are; None: their number depends on them.
+            planned: tokens that would have been drafted whatever they are; 0: their number depends on them.
         """
 
 
@@ -56,31 +61,29 @@ class ChainVerifier:
         self.engine, self.rule, self._drafted, self._memory = engine, rule, drafted, drafted
         device = engine.lm.device
         if drafted.probs.device != device:
-            self._memory = DraftMemory(drafted.probs.shape[0] - 1, engine.lm, device)
+            self._memory = DraftMemory(drafted.most, engine.lm.vocab_size, engine.lm.probs_dtype, device)
         self._most = most
-        self._lengths = torch.zeros(3, dtype=torch.long, device=device)
-        self._num_drafted, self._planned, self._num_probs = self._lengths.split(1)
-        self._compiled_step = engine.compiled_step(VerifyStep(warp, rule, len(self._memory.probs)), all_logits=True)
+        self._lengths = HostNumbers((3,), device)
+        self._compiled_step = engine.compiled_step(VerifyStep(warp, rule, self._memory), all_logits=True)
 
     def warm_up(self) -> None:
-        longest = self.engine.padded(self._most + 1)
+        longest, lengths = self.engine.padded(self._most + 1), self._lengths.tensor
         counts = sorted({self.engine.padded(count) for count in range(1, longest + 1)})
-        uniforms = torch.zeros(2, dtype=torch.float64, device=self._lengths.device)
-        self.engine.warm_up(self._compiled_step, counts, self._memory.probs, uniforms, self._lengths, self.start_prompt())
+        uniforms = torch.zeros(2, dtype=torch.float64, device=lengths.device)
+        self.engine.warm_up(self._compiled_step, counts, uniforms, lengths, self.start_prompt())
 
     def start_prompt(self) -> Any:
-        return self.rule.start_prompt(1, self._lengths.device)
+        return self.rule.start_prompt(1, self._lengths.tensor.device)
 
-    def verify(self, last: int, draft: Draft, planned: Tensor | None, uniforms: Uniforms, state: Any) -> tuple[Outcome, Any]:
+    def verify(self, last: int, draft: Draft, planned: int, uniforms: Uniforms, state: Any) -> tuple[Outcome, Any]:
         base, num_drafted, memory = self.engine.length, len(draft.tokens), self._memory
         if memory is not self._drafted:
             memory.copy_(self._drafted, num_drafted)
-        memory.sequence[:, :1] = last
-        self._num_drafted.fill_(num_drafted)
-        self._planned.zero_() if planned is None else self._planned.copy_(planned)
-        self._num_probs.fill_(num_drafted + (draft.next_probs is not None))
-        inputs = memory.probs, uniforms.take(2), self._lengths, state
-        packed, hidden, state = self._compiled_step(memory.sequence[:, : self.engine.padded(num_drafted + 1)], *inputs)
+        memory.set_last(last)
+        self._lengths.numbers[:] = num_drafted, planned, num_drafted + (draft.next_probs is not None)
+        self._lengths.send()
+        tokens = memory.start(self.engine.padded(num_drafted + 1))
+        packed, hidden, state = self._compiled_step(tokens, uniforms.take(2), self._lengths.tensor, state)
         result = StepResult.unpacked(packed.tolist())
         self.engine.rewind(base + 1 + result.num_accepted)
         outcome = Outcome(
@@ -88,7 +91,8 @@ class ChainVerifier:
             tokens=result.draft_tokens[: result.num_accepted],
             next_token=result.next_token,
             num_probs_needed=result.num_probs_needed,
-            target_hidden=hidden[:, result.num_accepted],
+            hidden=hidden,
+            decided_from=result.num_accepted,
             draft_nan=result.draft_nan,
             target_nan=result.target_nan,
         )
@@ -109,7 +113,7 @@ class TreeVerifier:
     def start_prompt(self) -> tuple[()]:
         return ()
 
-    def verify(self, last: int, draft: Draft, planned: Tensor | None, uniforms: Uniforms, state: Any) -> tuple[Outcome, Any]:
+    def verify(self, last: int, draft: Draft, planned: int, uniforms: Uniforms, state: Any) -> tuple[Outcome, Any]:
         nodes = Nodes(draft.tokens.tolist(), draft.parents.tolist(), draft.depth.tolist())
         logits, hidden = self.reader.read_whole(nodes, last)
         block = TreeBlock.of(draft, self.warp(logits))
@@ -125,4 +129,4 @@ class TreeVerifier:
         self.reader.keep(path)
         ended = path[-1] + 1 if path else 0
         tokens = [nodes.tokens[node] for node in path]
-        return Outcome(path, tokens, next_token, 0, hidden[None, ended], bool(draft_nan), bool(target_nan)), state
+        return Outcome(path, tokens, next_token, 0, hidden[None], ended, bool(draft_nan), bool(target_nan)), state

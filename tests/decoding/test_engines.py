@@ -9,6 +9,7 @@ from fakes import needs_compiler, tiny_pair
 from families import VOCAB_SIZE, WINDOW, family_pair
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, stopping, verification
+from specheads.decoding.drafting import DraftMemory
 from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
 from specheads.decoding.engine import EagerEngine, compiled, make_engine
 from specheads.decoding.engine.artefacts import folder, name_of
@@ -204,12 +205,16 @@ def test_graphs_of_one_step_share_their_inputs():
     assert len(engine._inputs) == 1
 
 
+def chain_step(lm, rule):
+    return ChainStep(lm, Warp(), rule, DraftMemory(4, lm.vocab_size, lm.probs_dtype, lm.device))
+
+
 def test_names_of_compiled_steps_tell_heads_and_models_apart():
     pair, names = tiny_pair(), []
 
     def name(head=None, rule=None):
         rule = rule or stopping.HeadThreshold(head.requires_grad_(False))
-        return name_of(pair.draft_lm, ChainStep(pair.draft_lm, Warp(), rule))
+        return name_of(pair.draft_lm, chain_step(pair.draft_lm, rule))
 
     for predicts, inputs in (
         ("input_token", ("hidden", "max_prob")),
@@ -233,18 +238,18 @@ def test_an_epilogue_that_cannot_be_described_is_not_kept():
             self.compile_key = object()
 
     lm = tiny_pair().draft_lm
-    assert name_of(lm, ChainStep(lm, Warp(), Mine())) is None
+    assert name_of(lm, chain_step(lm, Mine())) is None
 
 
 def test_code_whose_source_cannot_be_read_or_that_a_hook_may_change_is_not_kept():
     lm = tiny_pair().draft_lm
-    step = ChainStep(lm, Warp(), stopping.FixedLength(2))
+    step = chain_step(lm, stopping.FixedLength(2))
     assert name_of(lm, step) is not None
     handle = lm.model.model.norm.register_forward_hook(lambda *args: None)
     assert name_of(lm, step) is None
     handle.remove()
     mine = type("Mine", (stopping.FixedLength,), {"program": "mine", "__module__": "a notebook"})
-    assert name_of(lm, ChainStep(lm, Warp(), mine(2))) is None
+    assert name_of(lm, chain_step(lm, mine(2))) is None
 
 
 @pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
@@ -263,7 +268,7 @@ def state_reader():
     torch.manual_seed(0)
     head = AcceptanceHead(HeadConfig(16, 1, inputs=("hidden",))).requires_grad_(False)
     torch.nn.init.normal_(head.readout.weight)
-    step = ChainStep(pair.draft_lm, Warp(), stopping.HeadThreshold(head))
+    step = chain_step(pair.draft_lm, stopping.HeadThreshold(head))
     return step, [make_engine(name, pair.draft_lm, 64) for name in ("eager", "compiled")]
 
 
@@ -276,9 +281,8 @@ def test_a_head_that_reads_the_last_of_several_states_does_not_change_the_distri
         engine.rewind(0)
         engine.forward(torch.arange(7)[None] % 3, num_logits=0)
         state = ChainState(torch.tensor([False]), step.rule.start_prompt(1, torch.device("cpu")))
-        _, distribution, new = engine.compiled_step(step)(
-            tokens, torch.tensor([0.4]).double(), torch.zeros(3, dtype=torch.bool), state
-        )
-        actual.append((distribution.clone(), new.rule.survival.clone()))
+        uniform, ends = torch.tensor([0.4]).double(), torch.zeros(3, dtype=torch.bool)
+        new = engine.compiled_step(step)(tokens, step.memory.indices[1], uniform, ends, state)
+        actual.append((step.memory.probs[1].clone(), new.rule.survival.clone()))
     for first, other in zip(*actual, strict=True):
         torch.testing.assert_close(first, other, rtol=0, atol=1e-6)

@@ -12,11 +12,14 @@ from specheads.decoding.arguments import check_flag
 from specheads.decoding.drafting.draft_memory import DraftMemory
 from specheads.decoding.drafting.drafter import Drafting
 from specheads.decoding.engine import Engine, ForwardOutput
+from specheads.decoding.host_numbers import HostNumbers
 from specheads.decoding.records import Draft, DraftKind
 from specheads.decoding.stopping import StoppingRule
 from specheads.features import drafting_features
 from specheads.language_model import LanguageModel
 from specheads.sampling import Uniforms, Warp
+
+PENDING = (1, 2)  # committed tokens that a round's first step reads: two after a fully accepted draft
 
 
 class Autoregressive(Drafting):
@@ -36,7 +39,7 @@ class Autoregressive(Drafting):
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "ChainDrafter":
         """Return the drafter for these choices, which writes into `memory`."""
-        return ChainDrafter(engine, ChainStep(engine.lm, warp, rule), memory, self.ahead)
+        return ChainDrafter(engine, ChainStep(engine.lm, warp, rule, memory), self.ahead)
 
 
 class ChainState(NamedTuple):
@@ -49,26 +52,26 @@ class ChainState(NamedTuple):
 class ChainStep:
     """The epilogue of a draft forward pass: warp, sample, features, stopping rule. An engine may compile it."""
 
-    def __init__(self, lm: LanguageModel, warp: Warp, rule: StoppingRule) -> None:
-        self.lm, self.warp, self.rule = lm, warp, rule
-        self.compile_key = (ChainStep, warp, rule.compile_key)
+    def __init__(self, lm: LanguageModel, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> None:
+        self.lm, self.warp, self.rule, self.memory = lm, warp, rule, memory
+        self.compile_key = (ChainStep, warp, rule.compile_key, memory)
 
-    def __call__(
-        self, output: ForwardOutput, uniform: Tensor, ends: Tensor, state: ChainState
-    ) -> tuple[Tensor, Tensor, ChainState]:
-        """Return the drafted token (B,), its distribution (B, V) and the new state: `stopped` if the draft ends with the token.
+    def __call__(self, output: ForwardOutput, index: Tensor, uniform: Tensor, ends: Tensor, state: ChainState) -> ChainState:
+        """Write the drafted token and its distribution into the memory; return the new state: `stopped` if the draft ends there.
 
         Args:
+            index: (1,) long, of the token in the memory.
             uniform: (B,) in [0, 1), at which the token is sampled.
             ends: (V,) bool, the tokens that end a response and therefore a draft.
         """
         logits = output.logits[:, -1]
         probs = self.warp(logits)
         token = self.warp.draw(probs, uniform)
+        self.memory.write(index, token, probs)
         features = drafting_features(self.rule.needs, logits, token, output.hidden[:, -1], self.lm.embed)
         new, stop = self.rule.step(state.rule, features)
         kept = tree_map(partial(_unless, state.stopped), state.rule, new)
-        return token, probs, ChainState(state.stopped | stop | ends[token], kept)
+        return ChainState(state.stopped | stop | ends[token], kept)
 
 
 def _unless(stopped: Tensor, old: Tensor, new: Tensor) -> Tensor:
@@ -79,50 +82,55 @@ def _unless(stopped: Tensor, old: Tensor, new: Tensor) -> Tensor:
 class ChainDrafter:
     """Drafts chains into a memory."""
 
-    def __init__(self, engine: Engine, step: ChainStep, memory: DraftMemory, ahead: bool = False) -> None:
-        self._engine, self._rule, self._step, self._ahead = engine, step.rule, engine.compiled_step(step), ahead
-        self._memory = memory
-        self._going, self._stopped = torch.tensor([[False], [True]], device=engine.lm.device)
-        self._flag = Flag(engine.lm.device)
+    def __init__(self, engine: Engine, step: ChainStep, ahead: bool = False) -> None:
+        self._engine, self._rule, self._memory = engine, step.rule, step.memory
+        self._step, self._ahead = engine.compiled_step(step), ahead
+        device = engine.lm.device
+        self._going, self._stopped = torch.tensor([[False], [True]], device=device)
+        self._flag = Flag(device)
+        self._pending = [HostNumbers((1, count), device) for count in PENDING]
 
     def warm_up(self, ends: Tensor) -> None:
-        """Prepare the engine for all that drafting runs.
-
-        A forward pass reads one pending token, or two after a fully accepted draft.
-        """
+        """Prepare the engine for all that drafting runs."""
         uniform = torch.zeros(1, dtype=torch.float64, device=ends.device)
-        self._engine.warm_up(self._step, (1, 2), uniform, ends, ChainState(self._going, self._rule.start_prompt(1, ends.device)))
+        state = ChainState(self._going, self._rule.start_prompt(1, ends.device))
+        self._engine.warm_up(self._step, PENDING, self._memory.indices[0], uniform, ends, state)
 
     def draft(
         self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
     ) -> Draft:
         """Return a draft of at most `limit` tokens after the committed ones; see Drafter."""
         memory, calls, limit, self._base = self._memory, 0, min(limit, self._rule.max_tokens), len(committed)
-        tokens = torch.tensor([committed[self._engine.length :]], device=ends.device)
-        count, state, next_probs = 0, ChainState(self._going, state), None
+        tokens = self._unread(committed, ends.device)
+        count, state = 0, ChainState(self._going, state)
         while count < limit:
-            token, probs, state = self._step(tokens, uniforms.take(1), ends, state)
+            state = self._step(tokens, memory.indices[count], uniforms.take(1), ends, state)
             calls += 1
             if self._ahead and count and self._flag.read():
                 uniforms.give_back(1)
-                next_probs = probs
                 break
-            # Copied, because an engine may overwrite a step's outputs in the next one.
-            memory.write(count, token, probs)
-            count += 1
-            self._flag.send(state.stopped)
-            tokens = token[:, None]
-            if not self._ahead and self._flag.read():
+            tokens, count = memory.drafted(count), count + 1
+            if self._ahead:
+                self._flag.send(state.stopped)
+            elif state.stopped.item():
                 break
-        if num_probs_needed > count:
-            if next_probs is None:
-                _, next_probs, state = self._step(tokens, uniforms.take(1), ends, ChainState(self._stopped, state.rule))
-                uniforms.give_back(1)
-                calls += 1
-            memory.probs[count] = next_probs[0]
-        next_probs = memory.probs[count] if num_probs_needed > count else None
+        needs_next = num_probs_needed > count
+        if needs_next and calls == count:  # only the distribution matters, the state stays as it is
+            state = self._step(tokens, memory.indices[count], uniforms.take(1), ends, ChainState(self._stopped, state.rule))
+            uniforms.give_back(1)
+            calls += 1
         self._state, self._count = state.rule, count
-        return Draft.chain(memory.tokens[:count], memory.probs[:count], calls, next_probs)
+        return memory.chain(count, calls, needs_next)
+
+    def _unread(self, committed: Sequence[int], device: torch.device) -> Tensor:
+        """Return the committed tokens (1, n) that the draft has not read."""
+        unread = committed[self._engine.length :]
+        if len(unread) not in PENDING:
+            return torch.tensor([unread], device=device)
+        pending = self._pending[PENDING.index(len(unread))]
+        pending.numbers[0] = unread
+        pending.send()
+        return pending.tensor
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
         """Return the stopping rule's state and the numbers of drafted and accepted tokens, after `path` was accepted."""

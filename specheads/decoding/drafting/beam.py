@@ -59,10 +59,9 @@ class BeamDrafter(TreeDrafter):
         self._path = grown.nodes.path(self._best)
         for index, node in enumerate(self._path):
             token = torch.tensor([grown.nodes.tokens[node]], device=self._probs.device)
-            self._memory.write(index, token, self._probs[grown.nodes.parents[node] + 1][None])
+            self._memory.write(self._memory.indices[index], token, self._probs[grown.nodes.parents[node] + 1][None])
         count = len(self._path)
-        draft = Draft.chain(self._memory.tokens[:count], self._memory.probs[:count], grown.num_draft_calls)
-        return replace(draft, nan=grown.nan)
+        return replace(self._memory.chain(count, grown.num_draft_calls), nan=grown.nan)
 
     def propose(self, frontier: Frontier, uniforms: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
         probs, device = self.distribution(frontier.logits), frontier.logits.device

@@ -1,34 +1,71 @@
 """The tensors in which chains are drafted and verified."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from specheads.language_model import LanguageModel
+from specheads.decoding.engine import StepMemory
+from specheads.decoding.records import Draft
 
 
-class DraftMemory:
+class DraftMemory(StepMemory):
     """Drafted tokens and their distributions, in the same tensors every round: a draft is valid until the next one."""
 
-    def __init__(self, most: int, lm: LanguageModel, device: torch.device) -> None:
+    sequence: Tensor
+    probs: Tensor
+
+    def __init__(self, most: int, vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
         """Allocate for `most` tokens, one distribution more, and the committed token that verification reads first."""
-        self.sequence = torch.zeros(1, most + 1, dtype=torch.long, device=device)
+        super().__init__()
+        self.most = most
+        # One token more: a step that is run for its distribution alone writes one, too.
+        self.register_buffer("sequence", torch.zeros(1, most + 2, dtype=torch.long, device=device))
+        self.register_buffer("probs", torch.zeros(most + 1, vocab_size, dtype=dtype, device=device))
         self.tokens = self.sequence[0, 1:]
-        self.probs = torch.zeros(most + 1, lm.vocab_size, dtype=lm.probs_dtype, device=device)
-        self._probs: Tensor | None = None
-        # Views made once: making one costs as much as a copy.
-        self._rows = list(zip(self.tokens.split(1), self.probs.split(1), strict=False))
+        self._numbers = self.sequence.numpy() if device.type == "cpu" else None
+        self._tree_probs: Tensor | None = None
+        # Made once: making a view costs as much as a copy.
+        self.indices = torch.arange(most + 1, device=device).split(1)
+        self._inputs = self.sequence.split(1, dim=1)
+        self._starts: dict[int, Tensor] = {}
+        self._chains: dict[Any, Draft] = {}
 
     def distributions(self, count: int) -> Tensor:
         """Return a tensor for the distributions (count, V) of a growing tree; drafters share it."""
-        if self._probs is None or len(self._probs) < count:
-            self._probs = self.probs.new_zeros(count, self.probs.shape[1])
-        return self._probs
+        if self._tree_probs is None or len(self._tree_probs) < count:
+            self._tree_probs = self.probs.new_zeros(count, self.probs.shape[1])
+        return self._tree_probs
 
-    def write(self, index: int, token: Tensor, probs: Tensor) -> None:
-        """Write the token (1,) at `index` and the distribution (1, V) it was sampled from."""
-        token_row, probs_row = self._rows[index]
-        token_row.copy_(token)
-        probs_row.copy_(probs)
+    def write(self, index: Tensor, token: Tensor, probs: Tensor) -> None:
+        """Write the token (1,) at `index` (1,) and the distribution (1, V) it was sampled from."""
+        self.sequence.index_copy_(1, index + 1, token[None])
+        self.probs.index_copy_(0, index, probs)
+
+    def set_last(self, token: int) -> None:
+        """Set the committed token that verification reads first."""
+        if self._numbers is None:
+            self._inputs[0].fill_(token)
+        else:
+            self._numbers[0, 0] = token
+
+    def drafted(self, index: int) -> Tensor:
+        """Return the token (1, 1) at `index`."""
+        return self._inputs[index + 1]
+
+    def start(self, count: int) -> Tensor:
+        """Return the first `count` tokens (1, count), beginning with the committed one."""
+        if count not in self._starts:
+            self._starts[count] = self.sequence[:, :count]
+        return self._starts[count]
+
+    def chain(self, count: int, num_draft_calls: int, with_next_probs: bool = False) -> Draft:
+        """Return the draft of the first `count` tokens; `with_next_probs`: with the distribution after them."""
+        key = (count, num_draft_calls, with_next_probs)
+        if key not in self._chains:
+            next_probs = self.probs[count] if with_next_probs else None
+            self._chains[key] = Draft.chain(self.tokens[:count], self.probs[:count], num_draft_calls, next_probs)
+        return self._chains[key]
 
     def copy_(self, other: "DraftMemory", count: int) -> None:
         """Copy the first `count` tokens of another memory and one distribution more."""

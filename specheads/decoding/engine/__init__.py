@@ -10,7 +10,7 @@ import os
 from specheads.decoding.engine.compile_plan import compile_ahead
 from specheads.decoding.engine.compiled import CompiledEngine
 from specheads.decoding.engine.cuda_graph import GraphEngine
-from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Engine, Epilogue, ForwardOutput
+from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Engine, Epilogue, ForwardOutput, StepMemory
 from specheads.decoding.engine.tree_reading import TreeSlots
 from specheads.errors import UserError
 from specheads.language_model import LanguageModel
@@ -21,6 +21,7 @@ __all__ = [
     "Engine",
     "Epilogue",
     "ForwardOutput",
+    "StepMemory",
     "TreeSlots",
     "check_engine",
     "compile_ahead",

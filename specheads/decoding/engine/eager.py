@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specheads.decoding.engine.tree_reading import TreeSlots, reading_tree
@@ -38,6 +38,10 @@ class Epilogue(Protocol):
 
     # With both `*` and `**` a type checker accepts every list of inputs.
     def __call__(self, output: ForwardOutput, /, *inputs: Any, **named: Any) -> Any: ...
+
+
+class StepMemory(nn.Module):
+    """The base of modules whose buffers steps write: an epilogue is bound to them as to weights, but their numbers may change."""
 
 
 CompiledStep = Callable[..., Any]

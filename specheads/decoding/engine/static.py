@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specheads.decoding.engine.compiled_program import modules_in
-from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput
+from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput, StepMemory
 from specheads.decoding.engine.packed import Place
 from specheads.decoding.engine.tree_reading import reading_tree
 from specheads.language_model import LanguageModel
@@ -126,7 +126,9 @@ class StaticEngine(EagerEngine):
         nothing = torch.zeros(0, device=lm.device)  # for a layer that the model skips
         self._memory = [(layer.keys, layer.values) if layer.is_initialized else (nothing, nothing) for layer in self._layers]
         self._start = torch.zeros((), dtype=torch.long, device=lm.device)
+        self._start_number = self._start.numpy() if lm.device.type == "cpu" else None
         self._places = torch.zeros(whole, device=lm.device)
+        self._places_to: dict[int, Tensor] = {}  # views: making one takes as long as a small layer
         self.num_prepared = 0  # compilations and captures so far; generation adds none after the warm-up
 
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> "StaticStep":
@@ -165,6 +167,19 @@ class StaticEngine(EagerEngine):
         """Return the sizes of memory that steps are prepared for one by one."""
         return [self._reach]
 
+    def _set_start(self, start: int) -> None:
+        """Set the position at which the next step writes."""
+        if self._start_number is None:
+            self._start.fill_(start)
+        else:
+            self._start_number[()] = start
+
+    def _places_of(self, size: int) -> Tensor:
+        """Return the first `size` places of memory, which a step reads."""
+        if size not in self._places_to:
+            self._places_to[size] = self._places[:size]
+        return self._places_to[size]
+
     def _size(self, end: int) -> int:
         """Return how much memory a forward pass reads that writes as far as `end`."""
         return -(-end // self.bucket) * self.bucket
@@ -176,7 +191,8 @@ class StaticEngine(EagerEngine):
     def _prepared(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         """Return the prepared step for one shape, which is then watched."""
         for module in modules_in(epilogue.compile_key):
-            self._watch(module)
+            if not isinstance(module, StepMemory):
+                self._watch(module)
         runner = self._prepare(epilogue, kind, args)
         self.num_prepared += 1
         return runner
@@ -198,14 +214,14 @@ class StaticStep:
         end = start + count
         if end > engine._reach:
             raise RuntimeError(f"{end} positions do not fit into KV memory for {engine._reach}")
-        engine._start.fill_(start)
+        engine._set_start(start)
         size = engine._size(end)
-        args = (tokens, engine._start, engine._places[:size], inputs)
+        args = (tokens, engine._start, engine._places_of(size), inputs)
         shape = engine._shape(count, size)
         runner = self._runners.get(shape)
         if runner is None:
             runner = self._runners[shape] = engine._prepared(self.epilogue, self.kind, args)
-            engine._start.fill_(start)
+            engine._set_start(start)
         out = runner(*args)
         for layer in engine._layers:
             layer.length = end

@@ -1,6 +1,7 @@
 """The base of every stopping rule, and what rules share that remember earlier tokens or rounds."""
 
 from collections.abc import Hashable, Mapping
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +29,7 @@ class StoppingRule:
     max_tokens: int  # the longest draft that the rule lets grow
     # Rules with equal keys take the same step from the same state; what they learn in `end_round` may differ.
     compile_key: Hashable
+    reads_target: bool = False  # whether `start_round` reads `target_hidden`
     uses_head: ClassVar[bool] = False  # whether its constructor takes a `head`
     fitted_to_costs: ClassVar[frozenset[str]] = frozenset()  # those open parameters whose values depend on what steps cost
 
@@ -45,7 +47,7 @@ class StoppingRule:
             target_hidden: (B, H), the target's hidden state that the last committed token was decided from; None if there is
                 none.
         """
-        return state._replace(num_drafted=torch.zeros_like(state.num_drafted))
+        return state._replace(num_drafted=constants(0, state.num_drafted))
 
     def planned_length(self, state: Any) -> Tensor | None:
         """Return how many tokens the round will draft, (B,) long, or None if that depends on what is drafted."""
@@ -82,6 +84,18 @@ class StoppingRule:
             costs: of the rule's steps; None if no open parameter is in `fitted_to_costs`.
         """
         return dict(arguments)
+
+
+def constants(value: float, like: Tensor) -> Tensor:
+    """Return a tensor of the shape and type of `like` that is `value` everywhere; for one row it is made once."""
+    if like.numel() == 1:
+        return _constant(value, like.shape, like.dtype, like.device)
+    return torch.full_like(like, value)
+
+
+@cache
+def _constant(value: float, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full(shape, value, dtype=dtype, device=device)
 
 
 def where_drafted(num_drafted: Tensor, new: Any, old: Any) -> Any:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specheads.decoding.arguments import check_finite, check_positive, check_probability
 from specheads.decoding.stopping.fitting import Fitting, StepCosts, cost_ratio
-from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, filled
+from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, constants, filled
 from specheads.errors import UserError, is_count
 from specheads.features import ROUND_INPUTS
 from specheads.heads.calibration import IndexCalibration, calibrated
@@ -58,7 +58,7 @@ class SurvivalRule(StoppingRule):
         return SurvivalState(zeros, ones, *bounds, self.initial_memory(batch, device))
 
     def start_round(self, state: SurvivalState, target_hidden: Tensor | None = None) -> SurvivalState:
-        return super().start_round(state, target_hidden)._replace(survival=torch.ones_like(state.survival))
+        return super().start_round(state, target_hidden)._replace(survival=constants(1, state.survival))
 
     def step(self, state: SurvivalState, features: Mapping[str, Tensor]) -> tuple[SurvivalState, Tensor]:
         memory, acceptance = self.assess(state, features)

@@ -184,6 +184,7 @@ class GreedyBlockVerification(VerificationRule):
     name = "greedy_block"
     label = "greedy block verification"
     reads_next_probs = True
+    reads_planned = True
 
     def __init__(self, num_levels: int = 4) -> None:
         check_count("verification.num_levels", num_levels, least=1)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from specheads.decoding.drafting.draft_memory import DraftMemory
 from specheads.decoding.engine import ForwardOutput
 from specheads.decoding.records import DraftKind, Verdict
 from specheads.decoding.stopping import StoppingRule
@@ -24,6 +25,7 @@ class VerificationRule:
     takes: frozenset[DraftKind] = frozenset({DraftKind.CHAIN})  # drafts that it can verify
     # Whether a block has the draft's distribution after its last token, where `num_probs_needed` asks for it.
     reads_next_probs: bool = False
+    reads_planned: bool = False  # whether it reads a block's `planned`
 
     def start_prompt(self, batch: int, device: torch.device) -> Any:
         """Return the state at the start of a prompt."""
@@ -69,26 +71,23 @@ class StepResult(NamedTuple):
 class VerifyStep:
     """The epilogue of a verification's forward pass. An engine may compile it."""
 
-    def __init__(self, warp: Warp, rule: VerificationRule, most: int) -> None:
-        """`most`: rows of the memory that drafts come in."""
-        self.warp, self.rule = warp, rule
-        self.compile_key = (VerifyStep, warp, rule.compile_key, most)
+    def __init__(self, warp: Warp, rule: VerificationRule, memory: DraftMemory) -> None:
+        """`memory`: in which drafts come."""
+        self.warp, self.rule, self.memory = warp, rule, memory
+        self.compile_key = (VerifyStep, warp, rule.compile_key, memory)
 
-    def __call__(
-        self, output: ForwardOutput, draft_probs: Tensor, uniforms: Tensor, lengths: Tensor, state: Any
-    ) -> tuple[Tensor, Tensor, Any]:
+    def __call__(self, output: ForwardOutput, uniforms: Tensor, lengths: Tensor, state: Any) -> tuple[Tensor, Tensor, Any]:
         """Return a packed StepResult (5 + K,) long, the target's hidden states (1, 1 + K, H) and the rule's new state.
 
         The forward pass read the last committed token and K drafted ones.
 
         Args:
-            draft_probs: memory for `most` > K rows (most, V); rows beyond the length of a draft do not matter.
             uniforms: (2,), for the number of accepted tokens and for the target's token.
             lengths: (3,) long: the drafted tokens, the planned ones (see Block), and the draft's distributions.
         """
         draft_tokens, target_probs = output.tokens[:, 1:], self.warp(output.logits)
         num_drafted = draft_tokens.shape[1]
-        draft_probs = draft_probs[None, : num_drafted + self.rule.reads_next_probs]
+        draft_probs = self.memory.probs[None, : num_drafted + self.rule.reads_next_probs]
         block = Block.of(draft_tokens, draft_probs, target_probs, lengths[:1], lengths[1:2])
         verdict, state = self.rule(state, block, uniforms[:1], uniforms[1:])
         num_probs_needed = verdict.num_probs_needed

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp, stopping
+from specheads.decoding.drafting import DraftMemory
 from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
 from specheads.decoding.engine import ForwardOutput
 from specheads.decoding.engine.compiled_program import modules_in
@@ -192,8 +193,9 @@ class Traced(nn.Module):
         super().__init__()
         self.step, self.others = step, nn.ModuleList(modules_in(step.compile_key))
 
-    def forward(self, hidden, logits, uniform, ends, state):
-        return self.step(ForwardOutput(torch.zeros(1, 1, dtype=torch.long), hidden, logits), uniform, ends, state)
+    def forward(self, hidden, logits, index, uniform, ends, state):
+        state = self.step(ForwardOutput(torch.zeros(1, 1, dtype=torch.long), hidden, logits), index, uniform, ends, state)
+        return state, self.step.memory.sequence.clone(), self.step.memory.probs.clone()
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=named)
@@ -204,9 +206,11 @@ def test_a_traced_step_serves_all_rules_of_its_compile_key(pair):
         uniform = torch.rand(1, generator=generator, dtype=torch.float64)
         state = rule.start_prompt(1, CPU) if seed == 0 else rule.step(rule.start_prompt(1, CPU), random_features(1, generator))[0]
         state = tree_map(torch.clone, state)
-        return hidden, logits, uniform, torch.zeros(VOCAB, dtype=torch.bool), ChainState(torch.tensor([False]), state)
+        index, ends = torch.tensor([1]), torch.zeros(VOCAB, dtype=torch.bool)
+        return hidden, logits, index, uniform, ends, ChainState(torch.tensor([False]), state)
 
-    first, other = (ChainStep(SimpleNamespace(embed=None), Warp(), rule) for rule in pair)
+    memory = DraftMemory(4, VOCAB, torch.float32, CPU)
+    first, other = (ChainStep(SimpleNamespace(embed=None), Warp(), rule, memory) for rule in pair)
     with torch.no_grad():
         traced = torch.export.export(Traced(first), arguments(first.rule, 0), strict=False).module()
         for step, seed in ((first, 0), (first, 1), (other, 2), (other, 3)):
