@@ -68,7 +68,7 @@ def epilogues(warp: Warp, vocab: int) -> dict[str, Callable[[], Any]]:
     uniforms, lengths = torch.rand(2, dtype=torch.float64), torch.full((3,), DRAFTED)
     calls = {"the target alone": compiled(TargetStep(warp), tokens[:, :1], logits[:, :1], (uniforms[:1],))}
     memory = DraftMemory(DRAFTED, vocab, draft_probs.dtype, logits.device)
-    memory.probs.copy_(draft_probs)
+    memory.probs[0] = draft_probs
     rules: list[VerificationRule] = [TokenVerification(), BlockVerification()]
     for rule in rules:
         inputs = uniforms, lengths, rule.start_prompt(1, logits.device)

@@ -145,6 +145,10 @@ class Uniforms:
             self._parts[count] = self._block.split(count)
         return self._parts[count][self._next // count - 1]
 
+    def number(self) -> float:
+        """Return the next number, of a stream on the host."""
+        return self.take(1).item()
+
     def give_back(self, count: int) -> None:
         """Put the last `count` numbers of the last `take` back, so that the next `take` returns them again."""
         self._next -= count
@@ -178,7 +182,12 @@ def check_finite(model_id: str, probs: Tensor) -> None:
 def check_no_nan(model_id: str, has_nan: bool | int) -> None:
     """Raise UserError if a model's logits had a NaN."""
     if has_nan:
-        raise UserError(
-            f"{model_id} produced NaN logits; expected finite numbers. Try dtype=float32 (or bfloat16 in place of float16), "
-            "and check the weights."
-        )
+        raise UserError(nan_message(model_id))
+
+
+def nan_message(model_id: str) -> str:
+    """Return what to say of a model whose logits had a NaN."""
+    return (
+        f"{model_id} produced NaN logits; expected finite numbers. Try dtype=float32 (or bfloat16 in place of float16), and "
+        "check the weights."
+    )

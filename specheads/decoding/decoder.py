@@ -7,12 +7,15 @@ has all but the last committed token, the draft has at most that, and reads the 
 
 import copy
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from specheads.decoding.arguments import check_count
+from specheads.decoding.batch.decoder import BatchDecoder
+from specheads.decoding.batch.rounds import SpeculativeRounds
 from specheads.decoding.drafting import Autoregressive, Drafting, DraftMemory
 from specheads.decoding.engine import compile_ahead, make_engine
 from specheads.decoding.host_numbers import HostNumbers
@@ -59,7 +62,7 @@ class SpeculativeDecoder:
         self.verification = verification or default_verification(self.drafting)
         check_pairing(self.drafting, self.verification)
         self.stopping = stopping or self.verification.stopping or FixedLength()
-        self.warp = warp or Warp()
+        self.warp, self._engine_name = warp or Warp(), engine
         window = checked_window(pair, window)
         self._longest = max(self.stopping.max_tokens, MAX_TOKENS)
         # A chain ends within the window; a tree may have more nodes than positions are left in it.
@@ -106,6 +109,7 @@ class SpeculativeDecoder:
         self._reads_planned = isinstance(self.verification, VerificationRule) and self.verification.reads_planned
         self._counts = HostNumbers((2,), device)
         self._num_drafted, self._num_accepted = self._counts.tensor.split(1)
+        self._batches: dict[int, BatchDecoder] = {}  # by its number of rows
         self.is_warm = False
 
     def warm_up(self) -> float:
@@ -141,6 +145,46 @@ class SpeculativeDecoder:
     ) -> Iterator[str]:
         """Yield the response's text piece by piece, whole characters only; only one stream at a time may use a decoder."""
         return self._pieces(self._start(prompt, max_new_tokens, seed, stop_tokens))
+
+    def generate_batch(
+        self,
+        prompts: Iterable[Prompt],
+        max_batch: int = 8,
+        max_new_tokens: int = 256,
+        seeds: Sequence[int] | None = None,
+        stop_tokens: Sequence[int] | None = None,
+    ) -> Iterator[tuple[int, Generation]]:
+        """Yield `(number, generation)` for each prompt as its response ends, which is not the order of `prompts`.
+
+        Up to `max_batch` prompts are decoded together; one that ends makes room for the next. The tokens of each are those that
+        `generate` returns, up to the rounding of sums.
+
+        Args:
+            prompts: each as for `generate`; read as there is room.
+            max_batch: rows of KV memory, which are allocated once for each number.
+            seeds: one for each prompt; default 0 for all.
+            max_new_tokens, stop_tokens: as for `generate`.
+
+        Raises:
+            UserError: a choice that decodes one prompt at a time; or, after the others have ended, prompts that failed.
+        """
+        return self._batch(max_batch).generate(prompts, max_new_tokens, seeds, stop_tokens)
+
+    def _batch(self, max_batch: int) -> BatchDecoder:
+        check_count("max_batch", max_batch, least=1)
+        if not isinstance(self.drafting, Autoregressive) or not isinstance(self.verification, VerificationRule):
+            raise UserError(
+                f"{type(self.drafting).__name__} with {type(self.verification).__name__} decodes one prompt at a time; batches "
+                "need chains, for example drafting=autoregressive and verification=token."
+            )
+        if max_batch not in self._batches:
+            engines = [
+                make_engine(self._engine_name, engine.lm, engine.capacity, num_rows=max_batch + 1)
+                for engine in (self.target_engine, self.draft_engine)
+            ]
+            rounds = SpeculativeRounds(self.pair, engines, self.stopping, self.verification, self.warp, max_batch)
+            self._batches = {max_batch: BatchDecoder(self.pair, rounds, max_batch)}  # memory of one size at a time
+        return self._batches[max_batch]
 
     def _pieces(self, session: Session) -> Iterator[str]:
         shown = read = 0  # tokens before `shown` are out; [shown, read) decoded to the text that the next piece extends

@@ -100,14 +100,24 @@ class Session:
         )
 
 
-def start_session(
-    pair: Pair, prompt: Prompt, max_new_tokens: int, seed: int, stop_tokens: Sequence[int] | None, engines: Sequence[Engine]
+def open_session(
+    pair: Pair,
+    prompt: Prompt,
+    max_new_tokens: int,
+    seed: int,
+    stop_tokens: Sequence[int] | None,
+    engines: Sequence[Engine],
+    uniforms_device: torch.device | None = None,
 ) -> Session:
-    """Encode a prompt and read all of it but its last token into the engines' memory.
+    """Encode a prompt; nothing is read yet.
 
     Args:
         stop_tokens: ids that end the response; None: the target's generation config.
         engines: the target's, then the draft's if there is one.
+        uniforms_device: of the uniform numbers; None: the engines' devices.
+
+    Raises:
+        UserError: a prompt that does not fit into memory, or a `max_new_tokens` that is not a positive integer.
     """
     if max_new_tokens < 1:
         raise UserError(f"max_new_tokens={max_new_tokens} must be a positive integer.")
@@ -117,17 +127,25 @@ def start_session(
         raise UserError(
             f"the prompt has {len(committed)} tokens, but the decoder has memory for {window}; give it a larger window=."
         )
-    session = Session(
+    return Session(
         committed=committed,
         prompt_length=len(committed),
         limit=min(len(committed) + max_new_tokens, window),
         max_new_tokens=max_new_tokens,
         stop_tokens=pair.stop_tokens if stop_tokens is None else frozenset(stop_tokens),
         # Separate streams, so that a draft's length does not shift the numbers of verification.
-        draft_uniforms=Uniforms(engines[-1].lm.device, seed, 0),
-        verify_uniforms=Uniforms(engines[0].lm.device, seed, 1),
+        draft_uniforms=Uniforms(uniforms_device or engines[-1].lm.device, seed, 0),
+        verify_uniforms=Uniforms(uniforms_device or engines[0].lm.device, seed, 1),
         clock=Clock(engines[0].lm.device),
     )
+
+
+def start_session(
+    pair: Pair, prompt: Prompt, max_new_tokens: int, seed: int, stop_tokens: Sequence[int] | None, engines: Sequence[Engine]
+) -> Session:
+    """Encode a prompt and read all of it but its last token into the engines' memory; see `open_session`."""
+    session = open_session(pair, prompt, max_new_tokens, seed, stop_tokens, engines)
+    committed = session.committed
     start = session.clock()
     for engine in engines:
         engine.rewind(0)

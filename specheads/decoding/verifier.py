@@ -84,7 +84,7 @@ class ChainVerifier:
         self._lengths.send()
         tokens = memory.start(self.engine.padded(num_drafted + 1))
         packed, hidden, state = self._compiled_step(tokens, uniforms.take(2), self._lengths.tensor, state)
-        result = StepResult.unpacked(packed.tolist())
+        result = StepResult.unpacked(packed.tolist()[0])
         self.engine.rewind(base + 1 + result.num_accepted)
         outcome = Outcome(
             path=range(result.num_accepted),

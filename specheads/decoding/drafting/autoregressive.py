@@ -64,14 +64,24 @@ class ChainStep:
             uniform: (B,) in [0, 1), at which the token is sampled.
             ends: (V,) bool, the tokens that end a response and therefore a draft.
         """
-        logits = output.logits[:, -1]
+        token, probs, state = self.draw(output.logits[:, -1], output.hidden[:, -1], uniform, ends, state)
+        self.memory.write(index, token, probs)
+        return state
+
+    def draw(
+        self, logits: Tensor, hidden: Tensor, uniform: Tensor, ends: Tensor, state: ChainState
+    ) -> tuple[Tensor, Tensor, ChainState]:
+        """Return the tokens (B,) drawn after `logits` (B, V), their distributions (B, V), and the new state.
+
+        Args:
+            hidden: (B, H), the states that the logits were computed from.
+        """
         probs = self.warp(logits)
         token = self.warp.draw(probs, uniform)
-        self.memory.write(index, token, probs)
-        features = drafting_features(self.rule.needs, logits, token, output.hidden[:, -1], self.lm.embed)
+        features = drafting_features(self.rule.needs, logits, token, hidden, self.lm.embed)
         new, stop = self.rule.step(state.rule, features)
         kept = tree_map(partial(_unless, state.stopped), state.rule, new)
-        return ChainState(state.stopped | stop | ends[token], kept)
+        return token, probs, ChainState(state.stopped | stop | ends[token], kept)
 
 
 def _unless(stopped: Tensor, old: Tensor, new: Tensor) -> Tensor:

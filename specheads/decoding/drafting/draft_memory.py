@@ -10,37 +10,44 @@ from specheads.decoding.records import Draft
 
 
 class DraftMemory(StepMemory):
-    """Drafted tokens and their distributions, in the same tensors every round: a draft is valid until the next one."""
+    """Drafted tokens and their distributions of R rows, in the same tensors every round: a draft is valid until the next one.
+
+    Without `rows`, methods are about the first row.
+    """
 
     sequence: Tensor
     probs: Tensor
 
-    def __init__(self, most: int, vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, most: int, vocab_size: int, dtype: torch.dtype, device: torch.device, num_rows: int = 1) -> None:
         """Allocate for `most` tokens, one distribution more, and the committed token that verification reads first."""
         super().__init__()
         self.most = most
         # One token more: a step that is run for its distribution alone writes one, too.
-        self.register_buffer("sequence", torch.zeros(1, most + 2, dtype=torch.long, device=device))
-        self.register_buffer("probs", torch.zeros(most + 1, vocab_size, dtype=dtype, device=device))
+        self.register_buffer("sequence", torch.zeros(num_rows, most + 2, dtype=torch.long, device=device))
+        self.register_buffer("probs", torch.zeros(num_rows, most + 1, vocab_size, dtype=dtype, device=device))
         self.tokens = self.sequence[0, 1:]
         self._numbers = self.sequence.numpy() if device.type == "cpu" else None
         self._tree_probs: Tensor | None = None
         # Made once: making a view costs as much as a copy.
         self.indices = torch.arange(most + 1, device=device).split(1)
-        self._inputs = self.sequence.split(1, dim=1)
+        self._inputs = self.sequence[:1].split(1, dim=1)
         self._starts: dict[int, Tensor] = {}
         self._chains: dict[Any, Draft] = {}
 
     def distributions(self, count: int) -> Tensor:
         """Return a tensor for the distributions (count, V) of a growing tree; drafters share it."""
         if self._tree_probs is None or len(self._tree_probs) < count:
-            self._tree_probs = self.probs.new_zeros(count, self.probs.shape[1])
+            self._tree_probs = self.probs.new_zeros(count, self.probs.shape[-1])
         return self._tree_probs
 
-    def write(self, index: Tensor, token: Tensor, probs: Tensor) -> None:
-        """Write the token (1,) at `index` (1,) and the distribution (1, V) it was sampled from."""
-        self.sequence.index_copy_(1, index + 1, token[None])
-        self.probs.index_copy_(0, index, probs)
+    def write(self, index: Tensor, token: Tensor, probs: Tensor, rows: Tensor | None = None) -> None:
+        """Write tokens (B,) and the distributions (B, V) they were sampled from at `index` (1,) of rows (B,), or of all rows."""
+        if rows is None:
+            self.sequence.index_copy_(1, index + 1, token[:, None])
+            self.probs.index_copy_(1, index, probs[:, None])
+        else:
+            self.sequence[rows, index + 1] = token
+            self.probs[rows, index] = probs.to(self.probs.dtype)
 
     def set_last(self, token: int) -> None:
         """Set the committed token that verification reads first."""
@@ -56,18 +63,18 @@ class DraftMemory(StepMemory):
     def start(self, count: int) -> Tensor:
         """Return the first `count` tokens (1, count), beginning with the committed one."""
         if count not in self._starts:
-            self._starts[count] = self.sequence[:, :count]
+            self._starts[count] = self.sequence[:1, :count]
         return self._starts[count]
 
     def chain(self, count: int, num_draft_calls: int, with_next_probs: bool = False) -> Draft:
         """Return the draft of the first `count` tokens; `with_next_probs`: with the distribution after them."""
         key = (count, num_draft_calls, with_next_probs)
         if key not in self._chains:
-            next_probs = self.probs[count] if with_next_probs else None
-            self._chains[key] = Draft.chain(self.tokens[:count], self.probs[:count], num_draft_calls, next_probs)
+            next_probs = self.probs[0, count] if with_next_probs else None
+            self._chains[key] = Draft.chain(self.tokens[:count], self.probs[0, :count], num_draft_calls, next_probs)
         return self._chains[key]
 
     def copy_(self, other: "DraftMemory", count: int) -> None:
-        """Copy the first `count` tokens of another memory and one distribution more."""
-        self.tokens[:count] = other.tokens[:count]
-        self.probs[: count + 1] = other.probs[: count + 1]
+        """Copy the first `count` tokens of each row of another memory, and one distribution more."""
+        self.sequence[:, 1 : count + 1] = other.sequence[:, 1 : count + 1]
+        self.probs[:, : count + 1] = other.probs[:, : count + 1]

@@ -11,6 +11,7 @@ from specheads.decoding.engine.compile_plan import compile_ahead
 from specheads.decoding.engine.compiled import CompiledEngine
 from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Engine, Epilogue, ForwardOutput, StepMemory
+from specheads.decoding.engine.row_reading import RowPlaces
 from specheads.decoding.engine.tree_reading import TreeSlots
 from specheads.errors import UserError
 from specheads.language_model import LanguageModel
@@ -21,6 +22,7 @@ __all__ = [
     "Engine",
     "Epilogue",
     "ForwardOutput",
+    "RowPlaces",
     "StepMemory",
     "TreeSlots",
     "check_engine",
@@ -47,32 +49,33 @@ def resolve_engine(name: str) -> str:
     return name
 
 
-def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int = 0) -> Engine:
+def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int = 0, num_rows: int = 1) -> Engine:
     """Return the engine called `name` for one model.
 
     Args:
         capacity: positions of a text that its memory holds.
         spare_capacity: positions after it, for trees.
+        num_rows: texts that its memory holds.
 
     Raises:
         UserError: an unknown name, or an engine that cannot run this model here.
     """
     name = resolve_engine(name)
     if name == "eager":
-        return EagerEngine(lm, capacity, spare_capacity)
+        return EagerEngine(lm, capacity, spare_capacity, num_rows)
     if name == "cuda_graph" and lm.device.type == "cpu":
         logger.warning("engine=cuda_graph without CUDA only imitates graphs; use engine=compiled for speed.")
-        return GraphEngine(lm, capacity, spare_capacity=spare_capacity)
+        return GraphEngine(lm, capacity, spare_capacity=spare_capacity, num_rows=num_rows)
     obstacle = obstacle_to_compiling(lm)
     if name == "auto" and obstacle:
         logger.warning("%s runs eagerly: %s", type(lm.model).__name__, obstacle)
-        return EagerEngine(lm, capacity, spare_capacity)
+        return EagerEngine(lm, capacity, spare_capacity, num_rows)
     if name == "auto":
         chosen = GraphEngine if lm.device.type == "cuda" else CompiledEngine
-        return chosen(lm, capacity, strict=False, spare_capacity=spare_capacity)
+        return chosen(lm, capacity, strict=False, spare_capacity=spare_capacity, num_rows=num_rows)
     if obstacle:
         raise UserError(f"engine={name} cannot run {type(lm.model).__name__}: {obstacle}. Use engine=eager.")
-    return ENGINES[name](lm, capacity, spare_capacity=spare_capacity)
+    return ENGINES[name](lm, capacity, spare_capacity=spare_capacity, num_rows=num_rows)
 
 
 def obstacle_to_compiling(lm: LanguageModel) -> str | None:

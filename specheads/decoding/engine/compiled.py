@@ -53,8 +53,8 @@ class StepModule(nn.Module):
 class CompiledEngine(StaticEngine):
     """`engine=compiled`. `strict`: raise UserError if a step cannot be compiled, instead of running it uncompiled."""
 
-    def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, spare_capacity: int = 0) -> None:
-        super().__init__(lm, capacity, spare_capacity)
+    def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, spare_capacity: int = 0, num_rows: int = 1) -> None:
+        super().__init__(lm, capacity, spare_capacity, num_rows)
         self.strict = strict
         self._compiled: dict[Hashable, Runner] = {}
 
@@ -68,6 +68,9 @@ class CompiledEngine(StaticEngine):
         Those leave a size of 1, which a compiler takes for a constant.
         """
         return max(3, count)
+
+    def padded_rows(self, count: int) -> int:
+        return self.padded(count)
 
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
         return (width_of(count),)

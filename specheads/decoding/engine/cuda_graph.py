@@ -31,8 +31,8 @@ class GraphEngine(CompiledEngine):
 
     bucket = 128
 
-    def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, spare_capacity: int = 0) -> None:
-        super().__init__(lm, capacity, strict, spare_capacity)
+    def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, spare_capacity: int = 0, num_rows: int = 1) -> None:
+        super().__init__(lm, capacity, strict, spare_capacity, num_rows)
         self._compiles = lm.device.type == "cuda" and has_triton()
         self._inputs: dict[Hashable, tuple[Any, ...]] = {}
         self._pool = torch.cuda.graph_pool_handle() if lm.device.type == "cuda" else None
@@ -45,6 +45,10 @@ class GraphEngine(CompiledEngine):
         """Return the next of 4, 6, 8, 12, 16, 24, 32, 40, ..."""
         step = 2 if count <= 8 else 4 if count <= 16 else 8
         return max(4, -(-count // step) * step)
+
+    def padded_rows(self, count: int) -> int:
+        """Return the next power of two from 4 on."""
+        return max(4, 1 << (count - 1).bit_length())
 
     def _size(self, end: int) -> int:
         return min(self._reach, self.bucket << (-(-end // self.bucket) - 1).bit_length())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from specheads.decoding.engine.row_reading import RowMemory, RowPlaces, reading_rows
 from specheads.decoding.engine.tree_reading import TreeSlots, reading_tree
 from specheads.language_model import LanguageModel
 
@@ -73,11 +74,27 @@ class Engine(Protocol):
             tree: whether tokens are nodes of a tree; then the first input is the TreeSlots.
         """
 
+    def rows_step(self, epilogue: Epilogue) -> CompiledStep:
+        """Return a function of `(tokens, end, places, *inputs)`: a forward pass over `tokens` (N, 1) and then the epilogue.
+
+        The epilogue gets the logits of every token. `end` is an integer above all positions. The lengths of inputs may change
+        from call to call. The caller keeps the lengths of rows; the engine's `length` has no meaning for them.
+        """
+
+    def read_row(self, row: int, tokens: Tensor) -> Tensor:
+        """Read `tokens` (1, T) into the memory of one row, from its start; return their states (1, T, H)."""
+
+    def clear_row(self, row: int) -> None:
+        """Overwrite one row's memory: a NaN would spread even from masked positions."""
+
     def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
         """Prepare a compiled step for `counts` of tokens at any length, with inputs like these; empties the memory."""
 
     def padded(self, count: int) -> int:
         """Return the number of tokens, at least `count`, to which a forward pass over `count` tokens should be padded."""
+
+    def padded_rows(self, count: int) -> int:
+        """Return to which length, at least `count`, the inputs of a `rows_step` of length `count` should be filled up."""
 
     def rewind(self, length: int) -> None:
         """Forget every position from `length` on."""
@@ -115,6 +132,14 @@ class KVLayer(CacheLayerMixin):
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
+    def row(self, row: int) -> "KVLayer":
+        """Return the empty memory of one row, which shares this one's tensors."""
+        other = KVLayer(self.capacity)
+        if self.is_initialized:
+            other.lazy_initialization(self.keys[:0], self.values[:0])
+            other.keys, other.values = self.keys[row : row + 1], self.values[row : row + 1]
+        return other
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
 
@@ -125,17 +150,46 @@ class KVLayer(CacheLayerMixin):
         return self.capacity
 
 
+NO_MEMORY = (torch.zeros(0), torch.zeros(0))  # of a layer that the model skips
+
+
+def read_rows(
+    lm: LanguageModel,
+    epilogue: Epilogue,
+    memory: RowMemory,
+    tokens: Tensor,
+    places: RowPlaces,
+    size: int,
+    inputs: tuple[Any, ...],
+) -> Any:
+    """Run a forward pass over `tokens` (N, 1) at `places` that reads `size` positions of memory, and then the epilogue."""
+    with reading_rows(lm, memory, places, size) as kwargs:
+        hidden = lm.hidden_states(tokens, **kwargs)
+    return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden)), *inputs)
+
+
 class EagerEngine:
-    """The reference engine: no compilation, exact lengths. With B > 1 rows are left-padded and share one length."""
+    """The reference engine: no compilation, exact lengths.
+
+    With B > 1 rows that `forward` reads are left-padded and share one length; `rows_step` reads rows of any lengths.
+    """
 
     num_prepared = 0
 
-    def __init__(self, lm: LanguageModel, capacity: int, spare_capacity: int = 0) -> None:
-        """Allocate for texts of `capacity` positions, and `spare_capacity` after them for trees."""
-        self.lm = lm
+    def __init__(self, lm: LanguageModel, capacity: int, spare_capacity: int = 0, num_rows: int = 1) -> None:
+        """Allocate for `num_rows` texts of `capacity` positions, and `spare_capacity` after them for trees."""
+        self.lm, self.num_rows = lm, num_rows
         self.capacity, self._reach = capacity, capacity + spare_capacity
         self._layers = [KVLayer(self._reach) for _ in range(lm.config.num_hidden_layers)]
         self._cache = Cache(layers=self._layers)
+        if num_rows > 1:
+            EagerEngine.allocate(self)
+
+    @torch.no_grad()
+    def allocate(self) -> None:
+        """Allocate and zero the memory, which `forward` would do."""
+        EagerEngine.forward(self, torch.zeros((self.num_rows, 1), dtype=torch.long, device=self.lm.device), num_logits=0)
+        EagerEngine.clear(self)
 
     @property
     def length(self) -> int:
@@ -184,10 +238,37 @@ class EagerEngine:
 
         return run
 
+    def rows_step(self, epilogue: Epilogue) -> CompiledStep:
+        """Return a function of `(tokens, end, places, *inputs)`; see Engine."""
+
+        @torch.no_grad()
+        def run(tokens: Tensor, end: int, places: RowPlaces, *inputs: Any) -> Any:
+            memory = [(layer.keys, layer.values) if layer.is_initialized else NO_MEMORY for layer in self._layers]
+            return read_rows(self.lm, epilogue, memory, tokens, places, end, inputs)
+
+        return run
+
+    @torch.no_grad()
+    def read_row(self, row: int, tokens: Tensor) -> Tensor:
+        """Read `tokens` (1, T) into the memory of one row, from its start; return their states (1, T, H)."""
+        self._check_fits(tokens.shape[1])
+        cache = Cache(layers=[layer.row(row) for layer in self._layers])
+        positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        return self.lm.hidden_states(tokens, past_key_values=cache, use_cache=True, position_ids=positions)
+
+    def clear_row(self, row: int) -> None:
+        """Zero one row's memory."""
+        for layer in self._written():
+            layer.keys[row].zero_()
+            layer.values[row].zero_()
+
     def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
         self.rewind(0)  # there is nothing to prepare
 
     def padded(self, count: int) -> int:
+        return count
+
+    def padded_rows(self, count: int) -> int:
         return count
 
     def _check_fits(self, end: int) -> None:

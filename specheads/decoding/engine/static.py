@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specheads.decoding.engine.compiled_program import modules_in
-from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput, StepMemory
+from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput, StepMemory, read_rows
 from specheads.decoding.engine.packed import Place
+from specheads.decoding.engine.row_reading import RowPlaces
 from specheads.decoding.engine.tree_reading import reading_tree
 from specheads.language_model import LanguageModel
 
@@ -27,6 +28,7 @@ class StepKind(NamedTuple):
 
     all_logits: bool = False
     tree: bool = False
+    rows: bool = False  # see `Engine.rows_step`
 
 
 # `run_step` for one compile key and size, a function of tokens, start, places and inputs.
@@ -74,11 +76,13 @@ def run_step(
     places: Tensor,
     inputs: tuple[Any, ...],
 ) -> Any:
-    """Run a forward pass over `tokens` (1, T) at position `start`, and then the epilogue.
+    """Run a forward pass over `tokens` (1, T) at position `start`, or in rows, and then the epilogue.
 
     It reads as much memory as `places` is long.
     """
     size, count = places.shape[0], tokens.shape[1]
+    if kind.rows:
+        return read_rows(lm, epilogue, memory, tokens, inputs[0], size, inputs[1:])
     cache = Cache(layers=[StaticLayer(keys, values, start, size) for keys, values in memory])
     if kind.tree:
         tree_slots, inputs = inputs[0], inputs[1:]
@@ -113,16 +117,15 @@ class StaticEngine(EagerEngine):
 
     bucket = 64  # memory is read in multiples of this, so that cost follows the context and loops have no remainder
 
-    def __init__(self, lm: LanguageModel, capacity: int, spare_capacity: int = 0) -> None:
+    def __init__(self, lm: LanguageModel, capacity: int, spare_capacity: int = 0, num_rows: int = 1) -> None:
         whole = rounded_capacity(capacity + spare_capacity, self.bucket)
-        super().__init__(lm, capacity, whole - capacity)
+        super().__init__(lm, capacity, whole - capacity, num_rows)
         self._reach = whole - self.bucket  # the most that a step reads: code compiled for a part may not fit the whole
         self._runners: dict[Hashable, dict[tuple[int, ...], Runner]] = {}  # of each step, by shape
         self._watched: list[tuple[nn.Module, list]] = []
         self._watch(lm.model)
-        super().forward(torch.zeros((1, 1), dtype=torch.long, device=lm.device), num_logits=0)  # allocates the memory
-        self.rewind(0)
-        self.clear()
+        if num_rows == 1:
+            self.allocate()
         nothing = torch.zeros(0, device=lm.device)  # for a layer that the model skips
         self._memory = [(layer.keys, layer.values) if layer.is_initialized else (nothing, nothing) for layer in self._layers]
         self._start = torch.zeros((), dtype=torch.long, device=lm.device)
@@ -133,6 +136,9 @@ class StaticEngine(EagerEngine):
 
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> "StaticStep":
         return StaticStep(self, epilogue, StepKind(all_logits, tree))
+
+    def rows_step(self, epilogue: Epilogue) -> "StaticRowsStep":
+        return StaticRowsStep(self, epilogue, StepKind(all_logits=True, rows=True))
 
     def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
         warmed_up = set()
@@ -211,7 +217,14 @@ class StaticStep:
     def __call__(self, tokens: Tensor, *inputs: Any) -> Any:
         engine = self._engine
         start, count = engine.length, tokens.shape[1]
-        end = start + count
+        out = self._run(tokens, start, count, start + count, inputs)
+        for layer in engine._layers:
+            layer.length = start + count
+        return out
+
+    def _run(self, tokens: Tensor, start: int, count: int, end: int, inputs: tuple[Any, ...]) -> Any:
+        """Run the step over `count` tokens that writes from `start` on, and reads as far as `end`."""
+        engine = self._engine
         if end > engine._reach:
             raise RuntimeError(f"{end} positions do not fit into KV memory for {engine._reach}")
         engine._set_start(start)
@@ -222,7 +235,11 @@ class StaticStep:
         if runner is None:
             runner = self._runners[shape] = engine._prepared(self.epilogue, self.kind, args)
             engine._set_start(start)
-        out = runner(*args)
-        for layer in engine._layers:
-            layer.length = end
-        return out
+        return runner(*args)
+
+
+class StaticRowsStep(StaticStep):
+    """A step of a StaticEngine over tokens of several rows; see `Engine.rows_step`."""
+
+    def __call__(self, tokens: Tensor, end: int, places: RowPlaces, *inputs: Any) -> Any:
+        return self._run(tokens, 0, len(tokens), end, (places, *inputs))

@@ -48,7 +48,7 @@ def reading_tree(lm: LanguageModel, tree_slots: TreeSlots, start: Tensor, count:
     seen = (slot < 0) | (inside & tree_slots.seen[nodes][:, clamped])
     position = tree_slots.base + tree_slots.depth[nodes]
     key_position = torch.where(inside, tree_slots.base + tree_slots.depth[clamped], place)
-    masks = _masks(lm, seen, position, key_position)
+    masks = masks_of(lm, seen[None], position[None, :, None], key_position)
     kwargs = {"position_ids": position.clamp_max(lm.window - 1)[None], "attention_mask": masks}
     base_model = lm.model.base_model
     if not hasattr(base_model, "build_alibi_tensor"):
@@ -65,16 +65,21 @@ def reading_tree(lm: LanguageModel, tree_slots: TreeSlots, start: Tensor, count:
         del base_model.build_alibi_tensor
 
 
-def _masks(lm: LanguageModel, seen: Tensor, position: Tensor, key_position: Tensor) -> Masks:
-    """Return the attention mask of `seen` (T, S) in the form that a model takes, one for each kind of its layers."""
+def masks_of(lm: LanguageModel, seen: Tensor, position: Tensor, key_position: Tensor) -> Masks:
+    """Return the attention mask of `seen` (B, T, S) in the form that a model takes, one for each kind of its layers.
+
+    Args:
+        position: (B, T, 1) long, of the tokens.
+        key_position: (S,) long, of the memory's places.
+    """
 
     def formed(seen: Tensor) -> Tensor:
         if lm.config._attn_implementation == "sdpa":
-            return seen[None, None]
+            return seen[:, None]
         dtype = lm.output_embedding.weight.dtype
-        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)[None, None]
+        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)[:, None]
 
     if "sliding_attention" not in (getattr(lm.config, "layer_types", None) or ()):
         return formed(seen)
-    near = key_position > position[:, None] - lm.config.sliding_window
+    near = key_position > position - lm.config.sliding_window
     return {"full_attention": formed(seen), "sliding_attention": formed(seen & near)}

@@ -77,24 +77,33 @@ class VerifyStep:
         self.compile_key = (VerifyStep, warp, rule.compile_key, memory)
 
     def __call__(self, output: ForwardOutput, uniforms: Tensor, lengths: Tensor, state: Any) -> tuple[Tensor, Tensor, Any]:
-        """Return a packed StepResult (5 + K,) long, the target's hidden states (1, 1 + K, H) and the rule's new state.
+        """Return a packed StepResult (1, 5 + K) long, the target's hidden states (1, 1 + K, H) and the rule's new state.
 
-        The forward pass read the last committed token and K drafted ones.
+        The forward pass read the last committed token and K drafted ones; `decide` describes `uniforms` (2,) and `lengths` (3,).
+        """
+        draft_tokens = output.tokens[:, 1:]
+        draft_probs = self.memory.probs[:, : draft_tokens.shape[1] + self.rule.reads_next_probs]
+        target_probs = self.warp(output.logits)
+        packed, state = self.decide(draft_tokens, draft_probs, target_probs, uniforms[None], lengths[None], state)
+        return packed, output.hidden, state
+
+    def decide(
+        self, draft_tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, lengths: Tensor, state: Any
+    ) -> tuple[Tensor, Any]:
+        """Return packed StepResults (B, 5 + K) long and the rule's new state.
 
         Args:
-            uniforms: (2,), for the number of accepted tokens and for the target's token.
-            lengths: (3,) long: the drafted tokens, the planned ones (see Block), and the draft's distributions.
+            draft_tokens, draft_probs, target_probs: see Block; those beyond the length of a draft do not matter.
+            uniforms: (B, 2), for the number of accepted tokens and for the target's token.
+            lengths: (B, 3) long: the drafted tokens, the planned ones (see Block), and the draft's distributions.
         """
-        draft_tokens, target_probs = output.tokens[:, 1:], self.warp(output.logits)
-        num_drafted = draft_tokens.shape[1]
-        draft_probs = self.memory.probs[None, : num_drafted + self.rule.reads_next_probs]
-        block = Block.of(draft_tokens, draft_probs, target_probs, lengths[:1], lengths[1:2])
-        verdict, state = self.rule(state, block, uniforms[:1], uniforms[1:])
+        num_drafted, planned, num_probs = lengths.unbind(dim=1)
+        block = Block.of(draft_tokens, draft_probs, target_probs, num_drafted, planned)
+        verdict, state = self.rule(state, block, uniforms[:, 0], uniforms[:, 1])
         num_probs_needed = verdict.num_probs_needed
         if num_probs_needed is None:
             num_probs_needed = torch.zeros_like(verdict.num_accepted)
-        written = torch.arange(draft_probs.shape[1], device=lengths.device) < lengths[2:]
-        draft_nan = (has_nan(draft_probs) & written).any(dim=1).long()
-        nans = [draft_nan, has_nan(target_probs).any().reshape(1).long()]
-        packed = torch.cat([verdict.num_accepted, verdict.next_token, num_probs_needed, *nans, draft_tokens[0]])
-        return packed, output.hidden, state
+        written = torch.arange(draft_probs.shape[1], device=lengths.device) < num_probs[:, None]
+        nans = [(has_nan(draft_probs) & written).any(dim=1).long(), has_nan(target_probs).any(dim=1).long()]
+        numbers = torch.stack([verdict.num_accepted, verdict.next_token, num_probs_needed, *nans], dim=1)
+        return torch.cat([numbers, draft_tokens], dim=1), state

@@ -38,4 +38,4 @@ def test_a_step_that_is_run_for_its_distribution_alone_may_write_after_the_longe
 def test_another_memory_takes_a_chain_and_the_distribution_after_it():
     memory, other = filled(), DraftMemory(3, 4, torch.float64, CPU)
     other.copy_(memory, 2)
-    assert other.tokens[:3].tolist() == [1, 2, 0] and other.probs[:, 0].tolist() == [0.5, 1.5, 2.5, 0]
+    assert other.tokens[:3].tolist() == [1, 2, 0] and other.probs[0, :, 0].tolist() == [0.5, 1.5, 2.5, 0]

@@ -1,0 +1,117 @@
+"""The loop over rows: refill, let all rows take a round, commit.
+
+Rows know nothing of each other: each has uniform numbers, states of the rules and a length of its own, so its tokens are those
+of a decoder for one prompt, up to the rounding of sums.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.batch.rounds import Rounds, RowOutcome
+from specheads.decoding.batch.rows import Row
+from specheads.decoding.records import Generation, Round
+from specheads.decoding.session import Clock, Prompt, Session, end_flags, open_session
+from specheads.errors import UserError
+from specheads.pair import Pair
+from specheads.sampling import nan_message
+
+CPU = torch.device("cpu")
+
+
+class BatchDecoder:
+    """Decodes prompts in the rows of a batch; a row whose response has ended takes the next prompt."""
+
+    def __init__(self, pair: Pair, rounds: Rounds, num_rows: int) -> None:
+        self.pair, self._rounds, self.num_rows = pair, rounds, num_rows
+        self._target = rounds.engines[0]
+        self._clock = Clock(self._target.lm.device)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompts: Iterable[Prompt],
+        max_new_tokens: int = 256,
+        seeds: Sequence[int] | None = None,
+        stop_tokens: Sequence[int] | None = None,
+    ) -> Iterator[tuple[int, Generation]]:
+        """Yield the number of a prompt and its response as responses end; see SpeculativeDecoder.generate_batch."""
+        ends = end_flags(self.pair.vocab_size, self._stop_tokens(stop_tokens), self._rounds.engines[-1].lm.device)
+        waiting, failures = enumerate(prompts), []
+        rows: list[Row] = []
+        free = list(range(self.num_rows))[::-1]
+        while True:
+            while free and (item := next(waiting, None)) is not None:
+                number, prompt = item
+                try:
+                    seed = 0 if seeds is None else seeds[number]
+                    session = open_session(
+                        self.pair, prompt, max_new_tokens, seed, stop_tokens, self._rounds.engines, uniforms_device=CPU
+                    )
+                except UserError as error:
+                    failures.append(f"prompt {number}: {error}")
+                    continue
+                rows.append(self._start(number, free.pop(), session))
+            if not rows:
+                break
+            for row, failure in zip(rows, self._take_round(rows, ends), strict=True):
+                if failure is not None:
+                    failures.append(f"prompt {row.number}: {failure}")
+                    self._clear(row)
+                    free.append(row.row)
+                elif row.session.finish_reason is not None:
+                    free.append(row.row)
+                    yield row.number, row.session.finish(self.pair, row.rounds)
+            rows = [row for row in rows if row.row not in free]
+        if failures:
+            raise UserError("; ".join(failures))
+
+    def _stop_tokens(self, stop_tokens: Sequence[int] | None) -> Sequence[int] | frozenset[int]:
+        return self.pair.stop_tokens if stop_tokens is None else stop_tokens
+
+    def _start(self, number: int, place: int, session: Session) -> Row:
+        """Read all of a prompt but its last token into a row of the engines' memory."""
+        row, start, prompt = Row(number, place, session), self._clock(), session.committed[:-1]
+        target_hidden: Tensor | None = None
+        for engine in self._rounds.engines:
+            if prompt:
+                hidden = engine.read_row(place, torch.tensor([prompt], device=engine.lm.device))
+                target_hidden = hidden[:, -1] if engine is self._target else target_hidden
+        row.num_read = len(prompt)
+        self._rounds.start(row, target_hidden)
+        session.prefill_seconds = self._clock() - start
+        return row
+
+    def _take_round(self, rows: Sequence[Row], ends: Tensor) -> list[str | None]:
+        """Decode a round of each row and commit it; return why a row cannot go on."""
+        start = self._clock()
+        outcomes, drafted = self._rounds.take(rows, ends, self._clock)
+        verified = self._clock()
+        failures: list[str | None] = []
+        for row, outcome in zip(rows, outcomes, strict=True):
+            if outcome.nan_in is not None:
+                failures.append(nan_message(outcome.nan_in))
+                continue
+            emitted = row.session.commit(outcome.tokens)
+            row.rounds.append(_round(emitted, outcome, (drafted - start, verified - drafted, self._clock() - verified)))
+            failures.append(None)
+        return failures
+
+    def _clear(self, row: Row) -> None:
+        for engine in self._rounds.engines:
+            engine.clear_row(row.row)
+
+
+def _round(emitted: Sequence[int], outcome: RowOutcome, seconds: tuple[float, float, float]) -> Round:
+    """Return the record of a row's round. Its seconds are those of all rows, which the row waits for."""
+    return Round(
+        tokens=emitted,
+        num_drafted=outcome.num_drafted,
+        num_accepted=outcome.num_accepted,
+        num_discarded=outcome.num_drafted - outcome.num_accepted,
+        num_draft_calls=outcome.num_draft_calls,
+        draft_seconds=seconds[0],
+        verify_seconds=seconds[1],
+        commit_seconds=seconds[2],
+    )

@@ -1,0 +1,140 @@
+"""A round of all rows: with drafts and their verification, or of the target alone."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specheads.decoding.batch.drafter import RowsDrafter
+from specheads.decoding.batch.rows import Row, filled, flat_tokens
+from specheads.decoding.batch.steps import RowsTargetStep
+from specheads.decoding.batch.verifier import RowsVerifier
+from specheads.decoding.drafting import DraftMemory
+from specheads.decoding.drafting.autoregressive import ChainStep
+from specheads.decoding.engine import Engine
+from specheads.decoding.session import Clock
+from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.verification import VerificationRule, VerifyStep
+from specheads.pair import Pair
+from specheads.sampling import Warp
+
+
+class RowOutcome(NamedTuple):
+    """What a round brought to one row."""
+
+    tokens: Sequence[int]  # the accepted ones and the target's
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_draft_calls: int = 0
+    nan_in: str | None = None  # the model whose logits were NaN; then the rest means nothing
+
+
+class Rounds(Protocol):
+    """How rows get their next tokens."""
+
+    engines: Sequence[Engine]  # the target's, then the draft's if there is one
+
+    def start(self, row: Row, target_hidden: Tensor | None) -> None:
+        """Begin a row whose prompt has been read; `target_hidden` (1, H): the target's state at its last token but one."""
+
+    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], float]:
+        """Return what a round brings to each row, and the clock's time when all had drafted.
+
+        Args:
+            ends: (V,) bool, the tokens that end a response and therefore a draft.
+        """
+
+
+class TargetRounds:
+    """One token of the target for each row."""
+
+    def __init__(self, pair: Pair, engine: Engine, warp: Warp, num_rows: int) -> None:
+        self.engines, self._target_id, self._spare_row = (engine,), pair.target_id, num_rows
+        self._step = engine.rows_step(RowsTargetStep(warp))
+
+    def start(self, row: Row, target_hidden: Tensor | None) -> None:
+        """There is nothing to prepare."""
+
+    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], float]:
+        drafted, engine = clock(), self.engines[0]
+        device, least = engine.lm.device, engine.padded_rows(len(rows))
+        last = [row.session.committed[-1:] for row in rows]
+        starts = [len(row.session.committed) - 1 for row in rows]
+        flat = flat_tokens([row.row for row in rows], last, starts, least, self._spare_row, device)
+        uniform = np.array([row.session.verify_uniforms.number() for row in rows])
+        packed = self._step(flat.tokens, flat.end, flat.places, filled(uniform, least, 0.0, device)).tolist()
+        return [RowOutcome([token], nan_in=self._target_id if nan else None) for token, nan in packed[: len(rows)]], drafted
+
+
+class SpeculativeRounds:
+    """Chains drafted in lockstep, and one verification for all of them."""
+
+    def __init__(
+        self,
+        pair: Pair,
+        engines: Sequence[Engine],
+        stopping: StoppingRule,
+        verification: VerificationRule,
+        warp: Warp,
+        num_rows: int,
+    ) -> None:
+        """`engines`: the target's and the draft's, with memory for one row more than `num_rows`."""
+        self.engines, self._pair = engines, pair
+        target, draft = engines
+        most = max(stopping.max_tokens, target.padded(stopping.max_tokens + 1) - 1)
+
+        def memory(engine: Engine) -> DraftMemory:
+            lm = pair.draft_lm
+            return DraftMemory(most, lm.vocab_size, lm.probs_dtype, engine.lm.device, num_rows + 1)
+
+        self._drafted = self._memory = memory(draft)
+        if target.lm.device != draft.lm.device:
+            self._memory = memory(target)
+        self._drafter = RowsDrafter(draft, ChainStep(draft.lm, warp, stopping, self._drafted), num_rows)
+        self._verifier = RowsVerifier(target, VerifyStep(warp, verification, self._memory), num_rows)
+        self._target_hidden: Tensor | None = None
+        if stopping.reads_target:
+            size, dtype = target.lm.hidden_size, target.lm.output_embedding.weight.dtype
+            self._target_hidden = torch.zeros(num_rows + 1, size, dtype=dtype, device=target.lm.device)
+
+    def start(self, row: Row, target_hidden: Tensor | None) -> None:
+        self._drafter.start_row(row.row)
+        self._verifier.start_row(row.row)
+        if self._target_hidden is not None:
+            self._target_hidden[row.row] = 0 if target_hidden is None else target_hidden[0]
+
+    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], float]:
+        drafter, verifier = self._drafter, self._verifier
+        drafter.state = drafter.rule.start_round(drafter.state, self._target_hidden)
+        planned = self._planned(rows)
+        drafter.draft(rows, ends)
+        drafted = clock()
+        if self._memory is not self._drafted:
+            self._memory.copy_(self._drafted, max(len(row.drafted) for row in rows))
+        results, hidden = verifier.verify(rows, planned)
+        if self._target_hidden is not None:
+            self._target_hidden[torch.tensor([row.row for row in rows], device=hidden.device)] = hidden.to(self._target_hidden)
+        counts = np.zeros((2, drafter.num_rows + 1), dtype=np.int64)  # drafted and accepted tokens
+        outcomes = []
+        for row, result in zip(rows, results, strict=True):
+            num_accepted = result.num_accepted
+            counts[:, row.row] = len(row.drafted), num_accepted
+            row.num_probs_needed = result.num_probs_needed
+            drafter.keep(row, num_accepted)
+            nan_in = self._pair.draft_id if result.draft_nan else self._pair.target_id if result.target_nan else None
+            tokens = [*row.drafted[:num_accepted], result.next_token]
+            outcomes.append(RowOutcome(tokens, len(row.drafted), num_accepted, row.num_draft_calls, nan_in))
+        num_drafted, num_accepted = torch.from_numpy(counts).to(ends.device)
+        drafter.state = drafter.rule.end_round(drafter.state, num_drafted, num_accepted)
+        return outcomes, drafted
+
+    def _planned(self, rows: Sequence[Row]) -> list[int]:
+        """Return how many tokens the stopping rule will draft in each row whatever they are; 0 if that depends on them."""
+        rule = self._drafter.rule
+        planned = rule.planned_length(self._drafter.state) if self._verifier.rule.reads_planned else None
+        if planned is None:
+            return [0] * len(rows)
+        lengths = planned.tolist()
+        return [min(lengths[row.row], row.limit, rule.max_tokens) for row in rows]

@@ -1,0 +1,86 @@
+"""Forward passes over tokens of several texts at once, each in a row of the memory.
+
+A token is a row of the batch, with its place in memory: texts of different lengths, and different numbers of tokens of each,
+need no padding. All are written before any of them attends, so tokens of one text may be read together.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from specheads.decoding.engine.tree_reading import masks_of
+from specheads.language_model import LanguageModel
+
+RowMemory = list[tuple[Tensor, Tensor]]  # keys and values (R, heads, capacity, head size) of each layer
+
+
+class RowPlaces(NamedTuple):
+    """Where tokens are: their rows of the memory and their positions, (N,) long each."""
+
+    rows: Tensor
+    positions: Tensor
+
+
+class RowsLayer(CacheLayerMixin):
+    """One attention layer's memory inside such a forward pass, read as far as `size`."""
+
+    is_sliding = False
+    is_compileable = True
+
+    def __init__(self, keys: Tensor, values: Tensor, places: RowPlaces, size: int) -> None:
+        super().__init__()
+        self.keys, self.values, self.places, self.size = keys, values, places, size
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """The memory is there from the start."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        """Write keys and values (N, heads, 1, head size), and return those of each token's row."""
+        rows, positions = self.places
+        self.keys[rows, :, positions] = key_states[:, :, 0]
+        self.values[rows, :, positions] = value_states[:, :, 0]
+        return self.keys[:, :, : self.size][rows], self.values[:, :, : self.size][rows]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.size, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return self.keys.shape[2]
+
+
+@contextmanager
+def reading_rows(lm: LanguageModel, memory: RowMemory, places: RowPlaces, size: int) -> Iterator[dict[str, Any]]:
+    """Yield the arguments with which `lm.hidden_states` reads tokens (N, 1) at their places.
+
+    Args:
+        size: positions of memory that are read.
+    """
+    key_position = torch.arange(size, device=places.rows.device)
+    positions = places.positions[:, None]
+    masks = masks_of(lm, (key_position <= positions)[:, None], positions[:, None], key_position)
+    kwargs = {
+        "position_ids": positions.clamp_max(lm.window - 1),
+        "attention_mask": masks,
+        "past_key_values": Cache(layers=[RowsLayer(keys, values, places, size) for keys, values in memory]),
+        "use_cache": True,
+    }
+    base_model: Any = lm.model.base_model
+    if not hasattr(base_model, "build_alibi_tensor"):
+        yield kwargs
+        return
+    make: Callable[..., Tensor] = base_model.build_alibi_tensor  # from masks of two dimensions; a key's bias is its position's
+    base_model.build_alibi_tensor = lambda mask, num_heads, dtype: make(
+        torch.ones(len(places.rows), size, dtype=torch.long, device=key_position.device), num_heads, dtype
+    )
+    try:
+        yield kwargs
+    finally:
+        del base_model.build_alibi_tensor

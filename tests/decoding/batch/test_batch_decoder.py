@@ -1,0 +1,167 @@
+"""A row of a batch emits what a decoder for one prompt emits, whatever its neighbours do."""
+
+import re
+
+import pytest
+import torch
+from fakes import tiny_pair
+from families import CONFIGS, VOCAB_SIZE, family_pair
+
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, drafting, stopping, verification
+
+VOCAB = 40
+GREEDY, SAMPLED = Warp(temperature=0), Warp(top_k=4, top_p=0.95)
+PROMPTS = [[1, 2, 3], [4], [5, 6, 0, 3, 2, 1, 4], [1, 2], [3, 1, 2, 1], [2], [6, 6]]
+SEEDS = [3, 1, 4, 1, 5, 9, 2]
+
+
+def random_head(hidden_size, predicts="next_token", inputs=(), **sizes):
+    torch.manual_seed(0)
+    head = AcceptanceHead(HeadConfig(hidden_size, depth=1, predicts=predicts, inputs=inputs, **sizes)).double()
+    torch.nn.init.normal_(head.readout.weight)
+    return head.requires_grad_(False)
+
+
+RULES = [
+    stopping.FixedLength(3),
+    stopping.HeadThreshold(random_head(16), 0.6, max_tokens=6),
+    stopping.HeadThreshold(random_head(16, "input_token"), 0.6, max_tokens=6),
+    stopping.HeadThreshold(random_head(16, inputs=("hidden", "target_hidden", "index"), target_size=16), 0.6, max_tokens=6),
+    stopping.Heuristic(start=2, max_tokens=5),
+    stopping.BanditLength((1, 3, 5)),
+    stopping.OnlineLogistic(max_tokens=6),
+    stopping.AdaptiveEntropy(max_tokens=6),
+]
+
+
+def batched(decoder, prompts, max_batch, max_new_tokens, seeds=None, **kwargs):
+    """Return the generations in the order of the prompts."""
+    done = dict(decoder.generate_batch(prompts, max_batch, max_new_tokens, seeds, **kwargs))
+    assert sorted(done) == list(range(len(prompts)))
+    return [done[number] for number in range(len(prompts))]
+
+
+@pytest.mark.parametrize("warp", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_rows_emit_what_a_decoder_for_one_prompt_emits(rule, warp):
+    decoder = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0), stopping=rule, warp=warp, engine="eager")
+    expected = [decoder.generate(prompt, 25, seed) for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
+    for max_batch in (1, 3, 7):
+        for one, other in zip(expected, batched(decoder, PROMPTS, max_batch, 25, SEEDS), strict=True):
+            assert one.tokens.tolist() == other.tokens.tolist()
+            assert [r._replace(draft_seconds=0, verify_seconds=0, commit_seconds=0) for r in other.rounds] == [
+                r._replace(draft_seconds=0, verify_seconds=0, commit_seconds=0) for r in one.rounds
+            ]
+            assert (one.finish_reason, one.prompt_ids.tolist()) == (other.finish_reason, other.prompt_ids.tolist())
+    assert len({r.num_drafted for each in expected for r in each.rounds}) > 1 or warp is GREEDY
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "greedy_block"])
+def test_rows_are_verified_as_alone(rule):
+    make = {
+        "token": verification.TokenVerification,
+        "block": verification.BlockVerification,
+        "greedy_block": verification.GreedyBlockVerification,
+    }[rule]
+    pair = tiny_pair(vocab_size=5, scale=1.0)
+    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), verification=make(), warp=Warp(), engine="eager")
+    expected = [decoder.generate(prompt, 30, seed).tokens.tolist() for seed in (0, 7) for prompt in ([1, 2], [3], [4, 4, 0])]
+    rows = batched(decoder, 2 * [[1, 2], [3], [4, 4, 0]], 4, 30, [0, 0, 0, 7, 7, 7])
+    assert [row.tokens.tolist() for row in rows] == expected
+    assert len({tuple(tokens) for tokens in expected}) == 6
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_rows_are_what_plain_generation_gives(name):
+    pair, prompts, expected = family_pair(name), [], []
+    for seed, length in enumerate((3, 9, 1, 15)):
+        prompt = torch.randint(VOCAB_SIZE, (1, length), generator=torch.Generator().manual_seed(seed))
+        out = pair.target.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=30, do_sample=False, pad_token_id=0
+        )
+        prompts.append(prompt[0].tolist())
+        expected.append(out[0, length:].tolist())
+    rule = stopping.HeadThreshold(random_head_of(pair), 0.7, max_tokens=5)
+    decoder = SpeculativeDecoder(pair, stopping=rule, warp=GREEDY, engine="eager")
+    rows = batched(decoder, prompts, 3, 30)
+    assert [row.tokens.tolist() for row in rows] == expected
+    assert 0 < sum(row.stats.num_accepted for row in rows) < sum(row.stats.num_drafted for row in rows)
+
+
+def random_head_of(pair):
+    size = pair.draft.get_input_embeddings().weight.shape[1]
+    return random_head(pair.draft_lm.hidden_size, embedding_size=size)
+
+
+def test_rows_end_at_stop_tokens_limits_and_windows():
+    pair, prompts = tiny_pair(vocab_size=VOCAB, scale=2.0), [*PROMPTS, [1, 2, 3, 4, 5, 6, 7, 8]]
+    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(4), warp=GREEDY, engine="eager", window=20)
+    stop = decoder.generate(prompts[0], 15).tokens[6].item()
+    expected = [decoder.generate(prompt, 15, stop_tokens=[stop]) for prompt in prompts]
+    rows = batched(decoder, prompts, 3, 15, stop_tokens=[stop])
+    assert [row.tokens.tolist() for row in rows] == [each.tokens.tolist() for each in expected]
+    reasons = [row.finish_reason for row in rows]
+    assert reasons == [each.finish_reason for each in expected]
+    assert set(reasons) == {"stop", "length", "context"}
+
+
+def test_generations_are_yielded_as_they_end_and_prompts_are_read_as_there_is_room():
+    decoder = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0), warp=GREEDY, engine="eager")
+    taken = []
+
+    def prompts():
+        for number, prompt in enumerate(PROMPTS):
+            taken.append(number)
+            yield prompt
+
+    first = next(iter(decoder.generate_batch(prompts(), 2, 10)))
+    assert first[1].stats.num_tokens == 10 and len(taken) == 2
+
+
+def until_error(generations):
+    """Return what was yielded before a UserError, and its text."""
+    done = {}
+    try:
+        for number, generation in generations:
+            done[number] = generation
+    except UserError as error:
+        return done, str(error)
+    raise AssertionError("there was no error")
+
+
+def broken(pair, token):
+    """Make the target's logits NaN wherever it reads `token`."""
+    pair.target.get_input_embeddings().weight[token] = torch.nan
+
+
+def test_a_nan_in_one_row_leaves_the_others_untouched_and_names_the_row():
+    pair = tiny_pair(vocab_size=VOCAB, scale=2.0)
+    rule = stopping.FixedLength(3)
+    prompts = [[1, 2, 3], [4], [5, 6, 0], [1, 2]]
+    free = [SpeculativeDecoder(pair, stopping=rule, warp=GREEDY, engine="eager").generate(p, 12).tokens.tolist() for p in prompts]
+    used = {token for tokens in (*prompts, *free) for token in tokens}
+    unused = next(token for token in range(VOCAB) if token not in used)
+    broken(pair, unused)
+    decoder = SpeculativeDecoder(pair, stopping=rule, warp=GREEDY, engine="eager")
+    done, error = until_error(decoder.generate_batch([prompts[0], [unused, 1], *prompts[1:]], 3, 12))
+    assert re.match("prompt 1: tiny-target produced NaN logits", error) and "prompt 2" not in error
+    assert [done[number].tokens.tolist() for number in (0, 2, 3, 4)] == free
+
+
+def test_a_prompt_that_does_not_fit_does_not_stop_the_others():
+    decoder = SpeculativeDecoder(tiny_pair(vocab_size=7), warp=GREEDY, engine="eager", window=10)
+    done, error = until_error(decoder.generate_batch([[1] * 12, [2], [3]], 2, 4))
+    assert re.match("prompt 0: the prompt has 12 tokens, .* give it a larger window", error)
+    assert sorted(done) == [1, 2]
+
+
+def test_trees_decode_one_prompt_at_a_time():
+    decoder = SpeculativeDecoder(tiny_pair(), drafting=drafting.Tree(), engine="eager")
+    with pytest.raises(UserError, match="Tree with .* decodes one prompt at a time; batches need chains"):
+        decoder.generate_batch([[1]], 2)
+
+
+@pytest.mark.parametrize("size", [0, 2.5, "many"])
+def test_the_number_of_rows_is_checked(size):
+    with pytest.raises(UserError, match="max_batch"):
+        SpeculativeDecoder(tiny_pair(), engine="eager").generate_batch([[1]], size)
