@@ -65,7 +65,8 @@ class Mask {
     const int64_t added = 4 - mask.dim();
     for (int64_t i = 0; i < 4; i++) {
       const int64_t size = i < added ? 1 : mask.size(i - added);
-      TORCH_CHECK(added >= 0 && (size == 1 || size == sizes[i]), "a mask ", mask.sizes(), " does not fit ", at::IntArrayRef(sizes));
+      const bool fits = added >= 0 && (size == 1 || size == sizes[i]);
+      TORCH_CHECK(fits, "a mask ", mask.sizes(), " does not fit ", at::IntArrayRef(sizes));
       strides_[i] = i < added || size != sizes[i] ? 0 : numbers_.stride(i - added);
     }
   }

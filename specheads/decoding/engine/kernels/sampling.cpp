@@ -1,5 +1,6 @@
-// The operators of warps and of drawing tokens: of most distributions only a few tokens have a probability, and vectors without one
-// are skipped.
+// The operators of warps and of drawing tokens.
+//
+// Of most distributions only a few tokens have a probability, and vectors without one are skipped.
 
 #include "operators.h"
 #include "tensors.h"

@@ -1,4 +1,4 @@
-// Pairs of vectors: what the processor multiplies at a time, how weights become vectors, and how their sums are kept in registers.
+// Pairs of vectors: what a processor multiplies at a time, how weights become vectors, how sums are kept in registers.
 //
 // Written once with at::vec, which has every instruction set that PyTorch supports. Sums are float32, or float64 for float64
 // tensors.
