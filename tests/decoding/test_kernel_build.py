@@ -76,7 +76,7 @@ def test_the_name_depends_on_the_compiler_its_options_and_the_machine(folder, mo
 @needs_compiler
 def test_a_damaged_library_is_built_again(folder, caplog):
     path = kernel_build.library_path()
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"no library")
     assert kernel_build.load_library(path).twice() == 14
     assert "cannot be loaded and are built again" in caplog.text
