@@ -3,7 +3,7 @@
     python benchmarks/products.py [--models nano 21M 300M] [--repeats 30]
 
 All linear maps of a model are computed once, with random weights, in three ways: as they are, by `torch.nn.functional.linear`;
-packed by oneDNN, as Inductor freezes weights; packed for this project's operator (`specheads/decoding/engine/kernels.cpp`).
+packed by oneDNN, as Inductor freezes weights; packed for this project's operator (`specheads/decoding/engine/kernels/`).
 Packed maps that read the same input are one map. In each repeat every way computes all numbers of tokens, in random order and
 after a run that is not timed, so that weights come from where a decoder's do. Prints medians, and their ratios to those of one
 token.

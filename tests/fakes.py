@@ -1,4 +1,4 @@
-"""Small models, heads and tokenizers that stand in for real ones."""
+"""Small models, heads, tokenizers and tensors that stand in for real ones."""
 
 import inspect
 import shutil
@@ -16,6 +16,12 @@ needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") and Path(sysconfig.get_path("include"), "Python.h").is_file()),
     reason="compiling needs g++ and Python's headers",
 )
+
+
+def random_tensor(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Return normally distributed numbers, which depend on the shape only."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 class CountingTokenizer:

@@ -1,26 +1,19 @@
-"""The operators of kernels.cpp compute what float64 references compute; a token's bits do not depend on the number of tokens."""
+"""The operators of kernels/ compute what float64 references compute; a token's bits do not depend on the number of tokens."""
 
 import ctypes
 import pickle
 
 import pytest
 import torch
-from fakes import needs_compiler
+from fakes import needs_compiler, random_tensor
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specheads import Warp, sampling
-from specheads.decoding.engine.operators import (
-    OPERATORS,
-    SOURCE,
-    declarations,
-    load_operators,
-    pack,
-    packed_linear,
-    replaced_operations,
-)
+from specheads.decoding.engine.kernel_build import FOLDER
+from specheads.decoding.engine.operators import OPERATORS, declarations, pack, packed_linear, replaced_operations
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 # Sums are rounded to float32 or float64, and results to their type: half a unit in the last place, relative to the result.
@@ -34,25 +27,8 @@ SHAPES = [(1, 1), (5, 3), (31, 17), (32, 64), (33, 65), (130, 100)]  # from less
 COUNTS = [1, 2, 5, 6, 7, 11, 12, 13, 25, 40]  # tokens; at most 12 are computed at a time
 
 
-@pytest.fixture(scope="module", autouse=True)
-def operators():
-    assert load_operators()
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    kept = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(kept)
-
-
 def generator():
     return torch.Generator().manual_seed(0)
-
-
-def random(*shape, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(dtype)
 
 
 def linear(x, weight, bias=None):
@@ -87,16 +63,16 @@ def assert_near(actual, expected, dtype):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("has_bias", [False, True], ids=["no bias", "bias"])
 def test_a_linear_map(shape, has_bias, dtype, threads):
-    weight, bias = random(*shape, dtype=dtype), random(shape[0], dtype=dtype) if has_bias else None
+    weight, bias = random_tensor(*shape, dtype=dtype), random_tensor(shape[0], dtype=dtype) if has_bias else None
     for count in COUNTS:
-        x = random(count, shape[1], dtype=dtype)
+        x = random_tensor(count, shape[1], dtype=dtype)
         assert_near(linear(x, weight, bias), expected_linear(x, weight, bias), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_panels_hold_the_rows_of_a_weight_and_zeros(dtype):
     """Column i of a panel has the numbers i of its rows, in bfloat16 pairs of columns or those of its two halves alternately."""
-    weight, rows = random(70, 3, dtype=dtype), torch.ops.specheads.panel_rows(dtype == torch.float64)
+    weight, rows = random_tensor(70, 3, dtype=dtype), torch.ops.specheads.panel_rows(dtype == torch.float64)
     panels, number = pack(weight), -(-70 // rows)
     in_pairs = dtype == torch.bfloat16 and torch.ops.specheads.multiplies_pairs()
     assert panels.shape == (number, 4 if in_pairs else 3, rows) and panels.is_contiguous() and panels.dtype == dtype
@@ -112,27 +88,27 @@ def test_panels_hold_the_rows_of_a_weight_and_zeros(dtype):
 
 @pytest.mark.parametrize("shape", [(0, 7), (2, 0, 7), (0, 3, 7)], ids=str)
 def test_a_linear_map_of_no_tokens(shape):
-    assert linear(torch.zeros(shape), random(40, 7, dtype=torch.float32)).shape == (*shape[:-1], 40)
+    assert linear(torch.zeros(shape), random_tensor(40, 7, dtype=torch.float32)).shape == (*shape[:-1], 40)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_linear_map_of_rows_of_tokens_in_any_memory_layout(dtype):
-    weight = random(40, 24, dtype=dtype)
-    rows = random(3, 24, 10, dtype=dtype).transpose(1, 2)  # (3, 10, 24), not contiguous
-    for x in (rows, rows[:, ::2], rows[:, -1:], rows[0], rows[0, 0], random(10, 48, dtype=dtype)[:, ::2]):
+    weight = random_tensor(40, 24, dtype=dtype)
+    rows = random_tensor(3, 24, 10, dtype=dtype).transpose(1, 2)  # (3, 10, 24), not contiguous
+    for x in (rows, rows[:, ::2], rows[:, -1:], rows[0], rows[0, 0], random_tensor(10, 48, dtype=dtype)[:, ::2]):
         assert_near(linear(x, weight), expected_linear(x, weight), dtype)
 
 
 def test_a_linear_map_of_a_model_with_wrong_sizes_or_types_is_refused():
-    weight = random(40, 24, dtype=torch.float32)
-    for x in (random(2, 23, dtype=torch.float32), random(2, 24), random(2, 24, dtype=torch.bfloat16)):
+    weight = random_tensor(40, 24, dtype=torch.float32)
+    for x in (random_tensor(2, 23, dtype=torch.float32), random_tensor(2, 24), random_tensor(2, 24, dtype=torch.bfloat16)):
         with pytest.raises(RuntimeError, match="panels are"):
             linear(x, weight)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_token_has_the_same_bits_in_every_number_of_tokens(dtype, threads):
-    weight, bias, x = random(500, 300, dtype=dtype), random(500, dtype=dtype), random(40, 300, dtype=dtype)
+    weight, bias, x = random_tensor(500, 300, dtype=dtype), random_tensor(500, dtype=dtype), random_tensor(40, 300, dtype=dtype)
     whole = linear(x, weight, bias)
     for count in range(1, 41):
         assert torch.equal(linear(x[:count], weight, bias), whole[:count])
@@ -164,7 +140,11 @@ def causal(count, size):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_attention_with_every_mask(dtype, mask):
     for count, size in ((1, 1), (1, 64), (3, 9), (7, 130)):
-        query, key, value = random(2, 6, count, 24, dtype=dtype), random(2, 2, size, 24, dtype=dtype), random(2, 2, size, 24)
+        query, key, value = (
+            random_tensor(2, 6, count, 24, dtype=dtype),
+            random_tensor(2, 2, size, 24, dtype=dtype),
+            random_tensor(2, 2, size, 24),
+        )
         value, made = value.to(dtype), MASKS[mask](causal(count, size))
         assert_near(attention(query, key, value, made), expected_attention(query, key, value, made), dtype)
 
@@ -175,8 +155,8 @@ def test_attention_with_every_mask(dtype, mask):
 def test_attention_with_every_shape_of_heads(heads, size, dtype, threads):
     (query_heads, shared), (head_size, value_size) = heads, size
     for count in (1, 2, 3, 5, 13):
-        query, mask = random(2, query_heads, count, head_size, dtype=dtype), causal(count, 37)
-        key, value = random(2, shared, 37, head_size, dtype=dtype), random(2, shared, 37, value_size, dtype=dtype)
+        query, mask = random_tensor(2, query_heads, count, head_size, dtype=dtype), causal(count, 37)
+        key, value = random_tensor(2, shared, 37, head_size, dtype=dtype), random_tensor(2, shared, 37, value_size, dtype=dtype)
         assert_near(attention(query, key, value, mask), expected_attention(query, key, value, mask), dtype)
 
 
@@ -185,8 +165,8 @@ def test_attention_with_every_shape_of_heads(heads, size, dtype, threads):
 def test_attention_to_tensors_in_any_memory_layout(size, dtype):
     """A model passes views: queries by token, a bucket of the memory."""
     mask = causal(5, 40)
-    query = random(2, 5, 6, size, dtype=dtype).transpose(1, 2)
-    memory = random(2, 2, 64, 2 * size, dtype=dtype)
+    query = random_tensor(2, 5, 6, size, dtype=dtype).transpose(1, 2)
+    memory = random_tensor(2, 2, 64, 2 * size, dtype=dtype)
     views = [
         (memory[:, :, :40, :size], memory[:, :, :40, size:]),
         (memory[:, :, 10:50, ::2], memory[:, :, 24:, 1::2]),
@@ -198,7 +178,7 @@ def test_attention_to_tensors_in_any_memory_layout(size, dtype):
 
 def test_attention_with_large_scores():
     """A softmax that subtracts nothing would overflow."""
-    query, key, value = 100 * random(2, 6, 3, 16), 100 * random(2, 2, 20, 16), random(2, 2, 20, 16)
+    query, key, value = 100 * random_tensor(2, 6, 3, 16), 100 * random_tensor(2, 2, 20, 16), random_tensor(2, 2, 20, 16)
     for dtype in (torch.float64, torch.float32):
         tensors = [x.to(dtype) for x in (query, key, value)]
         actual = attention(*tensors, causal(3, 20)).double()
@@ -207,8 +187,8 @@ def test_attention_with_large_scores():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_an_attending_token_has_the_same_bits_in_every_number_of_tokens(dtype, threads):
-    query, mask = random(1, 6, 13, 24, dtype=dtype), causal(13, 128)[:1]
-    key, value = random(1, 2, 128, 24, dtype=dtype), random(1, 2, 128, 24, dtype=dtype)
+    query, mask = random_tensor(1, 6, 13, 24, dtype=dtype), causal(13, 128)[:1]
+    key, value = random_tensor(1, 2, 128, 24, dtype=dtype), random_tensor(1, 2, 128, 24, dtype=dtype)
     whole = attention(query, key, value, mask)
     for count in range(1, 14):
         for part in (slice(0, count), slice(13 - count, 13)):
@@ -217,7 +197,12 @@ def test_an_attending_token_has_the_same_bits_in_every_number_of_tokens(dtype, t
 
 def test_masked_positions_leave_no_trace():
     """What lies in the memory beyond a text is never seen, in whichever bucket it is read."""
-    query, key, value, mask = random(1, 6, 3, 24), random(1, 2, 64, 24), random(1, 2, 64, 24), causal(3, 64)[:1]
+    query, key, value, mask = (
+        random_tensor(1, 6, 3, 24),
+        random_tensor(1, 2, 64, 24),
+        random_tensor(1, 2, 64, 24),
+        causal(3, 64)[:1],
+    )
     mask[..., 40:] = False
     whole = attention(query, key, value, mask)
     key[:, :, 40:], value[:, :, 40:] = 1e6, 1e6
@@ -233,7 +218,7 @@ class Layer(nn.Module):
 
 
 def test_attention_of_transformers_is_replaced_only_while_asked():
-    query, key, value, mask = random(2, 6, 5, 16), random(2, 2, 9, 16), random(2, 2, 9, 16), causal(5, 9)
+    query, key, value, mask = random_tensor(2, 6, 5, 16), random_tensor(2, 2, 9, 16), random_tensor(2, 2, 9, 16), causal(5, 9)
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
     for options in ({}, {"scaling": 0.7}, {"dropout": 0.0, "is_causal": None, "position_bias": None, "cache": None}):
         with replaced_operations():
@@ -249,13 +234,16 @@ def test_attention_of_transformers_is_replaced_only_while_asked():
     [
         {},
         {"is_causal": True},
-        {"position_bias": random(1, 6, 5, 5), "attention_mask": causal(5, 5)},
+        {"position_bias": random_tensor(1, 6, 5, 5), "attention_mask": causal(5, 5)},
     ],
     ids=["no mask", "causal", "bias of positions"],
 )
 def test_attention_that_the_operator_does_not_have_is_that_of_transformers(options):
     options = {"attention_mask": None, **options}
-    tensors, plain = (random(2, 6, 5, 16), random(2, 2, 5, 16), random(2, 2, 5, 16)), ALL_ATTENTION_FUNCTIONS["sdpa"]
+    tensors, plain = (
+        (random_tensor(2, 6, 5, 16), random_tensor(2, 2, 5, 16), random_tensor(2, 2, 5, 16)),
+        ALL_ATTENTION_FUNCTIONS["sdpa"],
+    )
     with replaced_operations():
         mask, others = options["attention_mask"], {k: v for k, v in options.items() if k != "attention_mask"}
         actual, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](Layer(), *tensors, mask, **others)
@@ -283,7 +271,7 @@ def test_operators_are_traced_with_open_sizes():
     class Both(nn.Module):
         def __init__(self):
             super().__init__()
-            self.weight = nn.Parameter(random(24, 24))
+            self.weight = nn.Parameter(random_tensor(24, 24))
             self.register_buffer("panels", pack(self.weight.detach()))
 
         def forward(self, x, key):
@@ -293,8 +281,10 @@ def test_operators_are_traced_with_open_sizes():
 
     module = Both()
     open_sizes = ({1: torch.export.Dim.DYNAMIC}, {2: torch.export.Dim.DYNAMIC})
-    exported = torch.export.export(module, (random(1, 5, 24), random(1, 1, 9, 24)), dynamic_shapes=open_sizes).module()
-    x, key = random(1, 3, 24), random(1, 1, 17, 24)
+    exported = torch.export.export(
+        module, (random_tensor(1, 5, 24), random_tensor(1, 1, 9, 24)), dynamic_shapes=open_sizes
+    ).module()
+    x, key = random_tensor(1, 3, 24), random_tensor(1, 1, 17, 24)
     assert torch.equal(exported(x, key), module(x, key))
     torch.library.opcheck(torch.ops.specheads.packed_linear.default, (x, module.panels, None, 24), test_utils="test_faketensor")
 
@@ -302,7 +292,7 @@ def test_operators_are_traced_with_open_sizes():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("size", [1, 2, 7, 16, 63, 257, 2048, 2051])
 def test_the_kth_largest(size, dtype, threads):
-    x = random(3, 2, size, dtype=dtype)
+    x = random_tensor(3, 2, size, dtype=dtype)
     rows = [x, x.round(), torch.zeros_like(x), x.sort().values, x.sort(descending=True).values, x.mT.contiguous().mT]
     hidden = x.masked_fill(x < x.median(), -torch.inf)  # as by another warp
     for logits in (*rows, hidden, -torch.inf * torch.ones_like(x)):
@@ -313,7 +303,7 @@ def test_the_kth_largest(size, dtype, threads):
 
 @pytest.mark.parametrize("place", [0, 5, 299, 303])
 def test_a_row_with_a_nan_has_no_kth_largest(place):
-    x = random(4, 304, dtype=torch.float32)
+    x = random_tensor(4, 304, dtype=torch.float32)
     x[2, place] = torch.nan
     actual = torch.ops.specheads.kth_largest(x, 5)
     assert actual.isnan().flatten().tolist() == [False, False, True, False]
@@ -331,7 +321,7 @@ def test_no_rows_have_no_kth_largest():
 
 @pytest.mark.parametrize("warp", [Warp(top_k=5), Warp(temperature=0.7, top_k=50, top_p=0.9), Warp(top_k=304)], ids=str)
 def test_a_warp_by_the_operator_is_the_same(warp):
-    logits = random(3, 304).round(decimals=1)  # with ties
+    logits = random_tensor(3, 304).round(decimals=1)  # with ties
     plain = sampling.kth_largest
     with replaced_operations():
         assert sampling.kth_largest is not plain
@@ -348,10 +338,10 @@ def test_every_operator_is_a_c_function_and_is_declared_for_the_compiler():
         assert getattr(torch.ops.specheads, name).default in declared
     assert torch.ops.aten.add.Tensor not in declared
     assert pickle.loads(pickle.dumps(declared)) == declared
-    source = SOURCE.read_text()
+    source = (FOLDER / "torch.cpp").read_text()
     assert all(declared_in(source, declaration) for (declaration,) in declared.values())
 
 
 def declared_in(source, declaration):
-    """Return whether kernels.cpp defines a function with this signature, on however many lines."""
+    """Return whether a source defines a function with this signature, on however many lines."""
     return declaration.replace(" ", "") in "".join(source.split())

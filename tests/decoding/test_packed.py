@@ -8,7 +8,6 @@ import torch
 from fakes import needs_compiler, tiny_pair
 from families import CONFIGS, VOCAB_SIZE, family_pair
 from torch import nn
-from torch._inductor.codecache import CppCodeCache
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, stopping
 from specheads.decoding.engine import TreeSlots, compiled, make_engine, operators, packed
@@ -16,7 +15,7 @@ from specheads.decoding.engine.compiled_program import CompiledProgram
 from specheads.decoding.engine.operators import load_operators, pack
 from specheads.decoding.engine.packed import MOST_TOKENS, packed_model
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 
 # The numbers of outputs of the maps of one layer, those together that read the same input, and of the maps before and after.
 GATED = [[32, 16, 16], [32], [48, 48], [32]]
@@ -25,11 +24,6 @@ SIZES |= {name: ["a layer", "a layer", [VOCAB_SIZE]] for name in ("llama", "llam
 OPT = [[32, 32, 32], [32], [48], [32]]
 SIZES |= {"opt": [*OPT, *OPT, [VOCAB_SIZE]], "opt-350m": [[32], *OPT, *OPT, [16], [VOCAB_SIZE]]}
 SIZES |= {"bloom": [*[[96], [32], [128], [32]] * 2, [VOCAB_SIZE]], "gpt-neox": [*[[96], [32], [48], [32]] * 2, [VOCAB_SIZE]]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built_operators():
-    assert load_operators()
 
 
 @pytest.fixture
@@ -282,10 +276,10 @@ def test_decoding_without_memory_for_copies(monkeypatch, caplog):
 
 
 def test_decoding_without_operators(monkeypatch, caplog):
-    def fail(source):
+    def fail(path):
         raise RuntimeError("no such header\nand more")
 
-    monkeypatch.setattr(CppCodeCache, "load", fail)
+    monkeypatch.setattr(operators, "load_library", fail)
     monkeypatch.setattr(compiled, "load_operators", cache(load_operators.__wrapped__))
     texts = [
         generate_baseline(tiny_pair(), [0, 1, 2], 24, warp=WARP, engine=name).tokens.tolist() for name in ("compiled", "eager")
@@ -296,10 +290,10 @@ def test_decoding_without_operators(monkeypatch, caplog):
 
 
 def test_operators_that_fail_without_a_reason(monkeypatch, caplog):
-    def fail(source):
+    def fail(path):
         raise NotImplementedError
 
-    monkeypatch.setattr(CppCodeCache, "load", fail)
+    monkeypatch.setattr(operators, "load_library", fail)
     assert operators.load_operators.__wrapped__() is False
     assert "operators cannot be built" in caplog.text
 

@@ -8,13 +8,13 @@ from torch import nn
 from transformers import LlamaConfig, MistralConfig
 
 from specheads.decoding.engine import TreeSlots
-from specheads.decoding.engine.operators import load_operators, replaced_operations
+from specheads.decoding.engine.operators import replaced_operations
 from specheads.decoding.engine.packed import packed_model
 from specheads.decoding.engine.packed_layer import PackedLayer, has_operator
 from specheads.decoding.engine.static import StaticEngine, StepKind, run_step
 from specheads.language_model import LanguageModel
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 
 SHAPE = CONFIGS["llama"].to_dict()
 SIZES = {name: SHAPE[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")}
@@ -36,19 +36,6 @@ FAMILIES = {
 }
 EVERY_LOGIT = StepKind(all_logits=True)
 STARTS, COUNTS = (0, 7, 60), (1, 2, 5, 12, 13, 25)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built_operators():
-    assert load_operators()
-
-
-@pytest.fixture(params=[1, 2, 5])
-def threads(request):
-    kept = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(kept)
 
 
 def lm_of(name, dtype=torch.float64):

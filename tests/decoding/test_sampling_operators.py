@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from fakes import needs_compiler
+from fakes import needs_compiler, random_tensor
 from torch import nn
 
 from specheads import Warp, sampling
 from specheads.decoding.engine.compiled_program import CompiledProgram
-from specheads.decoding.engine.operators import load_operators, replaced_operations
+from specheads.decoding.engine.operators import replaced_operations
 from specheads.sampling import sample
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 
 operators = torch.ops.specheads
 SIZES = [1, 2, 7, 16, 63, 257, 2048, 2051]
@@ -18,27 +18,10 @@ DTYPES = [torch.float64, torch.float32]
 NEAR = {torch.float64: 1e-12, torch.float32: 1e-6}  # of probabilities: their sums are of up to 2,051 rounded numbers
 
 
-@pytest.fixture(scope="module", autouse=True)
-def loaded():
-    assert load_operators()
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    kept = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(kept)
-
-
-def random(*shape, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(dtype)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES)
 def test_the_softmax_of_kept_logits(size, dtype, threads):
-    x = 4 * random(3, 2, size, dtype=dtype)
+    x = 4 * random_tensor(3, 2, size, dtype=dtype)
     hidden = x.masked_fill(x < x.median(), -torch.inf)
     hidden[..., 0] = 0  # a row without any finite logit has no distribution
     for logits in (x, x.round(), torch.zeros_like(x), x.mT.contiguous().mT, hidden):
@@ -66,7 +49,7 @@ def test_a_row_without_a_distribution_is_nan(size, value):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("top_p", [1e-3, 0.5, 0.9, 0.999, 1 - 1e-9, 1.0])
 def test_the_nucleus(size, top_p, dtype):
-    x = random(3, 2, size, dtype=dtype)
+    x = random_tensor(3, 2, size, dtype=dtype)
     few = (4 * x).masked_fill(x < x.topk(min(5, size)).values[..., -1:], -torch.inf)
     for logits in (x, 4 * x, (4 * x).round(), torch.zeros_like(x), few, x.mT.contiguous().mT):
         probs = logits.softmax(dim=-1)
@@ -87,7 +70,7 @@ def test_the_nucleus_of_nan_is_nan():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES)
 def test_the_most_likely_token(size, dtype, threads):
-    x = random(3, 2, size, dtype=dtype)
+    x = random_tensor(3, 2, size, dtype=dtype)
     nan, infinite = x.clone(), x.clone()
     nan[1, :, size // 2 :] = torch.nan
     infinite[0, 1, -1], infinite[1] = torch.inf, -torch.inf
@@ -98,7 +81,7 @@ def test_the_most_likely_token(size, dtype, threads):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES)
 def test_the_token_at_a_uniform_number(size, dtype, threads):
-    weights = random(40, size, dtype=dtype).exp()
+    weights = random_tensor(40, size, dtype=dtype).exp()
     uniform = torch.rand(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     uniform[:4] = torch.tensor([0.0, 0.5, 1 - 2**-53, 1 - 2**-53])
     few, none = weights.where(weights >= weights.topk(min(5, size)).values[:, -1:], 0), torch.zeros_like(weights)
@@ -147,7 +130,7 @@ class Sampling(nn.Module):
 @pytest.mark.parametrize("warp", [Warp(top_k=5), Warp(0.7, 50, 0.9), Warp(top_p=0.5), Warp(temperature=0)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_compiled_sampling_is_that_of_the_warp(warp, dtype):
-    logits = random(6, 304).round(decimals=1).to(dtype)  # with ties
+    logits = random_tensor(6, 304).round(decimals=1).to(dtype)  # with ties
     uniform = torch.rand(6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     args = logits, uniform, torch.zeros(3), ()
     compiled_program = CompiledProgram.compile(Sampling(warp), args, {}, {"cpp_wrapper": True})

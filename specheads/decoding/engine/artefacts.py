@@ -81,7 +81,7 @@ def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None
     model = (type(lm.model).__name__, lm.config.to_json_string(), lm.config._attn_implementation, lm.vocab_size, weights)
     kinds = [(name, type(part), part.training) for name, part in parts]
     code = _sources(Path(__file__).parents[2])
-    provenance = (_machine(), torch.get_num_threads(), code, sources, model, kinds, epilogue.compile_key, settings)
+    provenance = (machine(), torch.get_num_threads(), code, sources, model, kinds, epilogue.compile_key, settings)
     return hashlib.sha256(repr(provenance).encode()).hexdigest()[:24]
 
 
@@ -166,7 +166,8 @@ def _warn(message: str) -> None:
 
 
 @cache
-def _machine() -> tuple[str, ...]:
+def machine() -> tuple[str, ...]:
+    """Return the versions and processors that compiled code depends on."""
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     cpu = (platform.machine(), torch.backends.cpu.get_cpu_capability(), *_cpu_flags())
     return (torch.__version__, transformers.__version__, platform.python_version(), *cpu, *gpus)
@@ -183,7 +184,7 @@ def _cpu_flags() -> list[str]:
 def _sources(package: Path) -> str:
     """Return a hash of a package's code, which compiled code depends on."""
     digest = hashlib.sha256()
-    for path in sorted([*package.rglob("*.py"), *package.rglob("*.cpp")]):
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.cpp"), *package.rglob("*.h")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -1,13 +1,10 @@
-"""The operators of kernels.cpp as `torch.ops.specheads`, built by the first process that needs them on a machine."""
+"""The operators of kernels/ as `torch.ops.specheads`, built by the first process that needs them on a machine."""
 
-import ctypes
-import hashlib
 import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +12,8 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specheads import sampling
-from specheads.decoding.engine.artefacts import keep_kernels_private
 from specheads.decoding.engine.compile_plan import Plan, load_compiler_during
+from specheads.decoding.engine.kernel_build import build, library_path, load_library
 
 logger = logging.getLogger(__name__)
 
@@ -24,25 +21,18 @@ OTHER_ATTENTION = ("dropout", "is_causal", "position_bias", "softcap", "cache") 
 # Functions of sampling.py that an operator of the same name computes: with the same result, or with another rounding.
 SAME_SAMPLING, ROUNDED_SAMPLING = ("kth_largest", "most_likely", "token_at"), ("kept_softmax", "nucleus")
 OPERATORS = ("packed_linear", "masked_attention", "decoder_layer", *SAME_SAMPLING, *ROUNDED_SAMPLING)
-SOURCE = Path(__file__).with_name("kernels.cpp")
 C_TYPES = {"Tensor": "AtenTensorHandle", "Optional[Tensor]": "AtenTensorHandle*", "int": "int64_t", "float": "double"}
 
 
 @cache
 def load_operators() -> bool:
     """Build or load the operators; return whether they can be used, and say why not."""
-    from torch._inductor.codecache import CppCodeCache  # takes seconds to import
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    keep_kernels_private()
-    start, source = time.perf_counter(), SOURCE.read_text()
-    was_built = Path(cache_dir(), f"operators-{hashlib.sha256(source.encode()).hexdigest()[:24]}")  # an empty file
+    start = time.perf_counter()
     try:
-        if Plan.active is not None and not was_built.exists():
-            load_compiler_during(partial(CppCodeCache.load, source))
-        library = CppCodeCache.load(source)
-        ctypes.CDLL(library._name, ctypes.RTLD_GLOBAL)  # compiled steps call the operators by symbol
-        was_built.touch()
+        path = library_path()
+        if Plan.active is not None and not path.exists():
+            load_compiler_during(partial(build, path))
+        load_library(path)  # compiled steps call the operators by symbol
     except (RuntimeError, OSError, AssertionError) as error:
         reason = next(iter(str(error).splitlines()), "")
         logger.warning("verification is slower than it could be, because its operators cannot be built: %s", reason)

@@ -1,6 +1,6 @@
 """Packed copies of a model's linear maps, with which a forward pass over few tokens costs hardly more than one over one token.
 
-A weight is copied once, into the order in which the operators of kernels.cpp read it; maps that read the same input (queries,
+A weight is copied once, into the order in which the operators of kernels/ read it; maps that read the same input (queries,
 keys and values; gate and up) become one, and a decoder layer for which there is an operator is copied as a whole. Copies are
 shared by all engines of a model and made anew when a weight changes.
 """

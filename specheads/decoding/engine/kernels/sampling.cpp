@@ -1,0 +1,287 @@
+// The operators of warps and of drawing tokens.
+//
+// Of most distributions only a few tokens have a probability, and vectors without one are skipped.
+
+#include "operators.h"
+#include "tensors.h"
+#include "threads.h"
+#include "vectors.h"
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace specheads_kernels __attribute__((visibility("hidden"))) {
+
+// The k-th largest of each row. A bound from the largest of many groups leaves few numbers to be ordered.
+template <typename Value>
+Value kth_largest_of(const Value* row, int64_t size, int64_t k) {
+  using Vector = Vectorized<Value>;
+  constexpr int64_t lanes = Vector::size();
+  const int64_t num_vectors = std::max<int64_t>(4, 2 * k / lanes), groups = num_vectors * lanes;
+  Value *most = scratch<Value, 7>(groups), *kept = scratch<Value, 8>(size);
+  const auto kth = [k](Value* first, Value* last) {
+    std::nth_element(first, first + k - 1, last, std::greater<Value>());
+    return first[k - 1];
+  };
+  std::fill(most, most + groups, -std::numeric_limits<Value>::infinity());
+  const int64_t whole = size / lanes * lanes;
+  for (int64_t start = 0; start < whole; start += groups) {
+    const int64_t end = std::min(groups, whole - start);
+    for (int64_t i = 0; i < end; i += lanes) {
+      at::vec::maximum(Vector::loadu(most + i), Vector::loadu(row + start + i)).store(most + i);  // a NaN stays
+    }
+  }
+  bool has_nan = false;
+  for (int64_t i = 0; i < groups; i++) has_nan |= std::isnan(most[i]);
+  for (int64_t i = whole; i < size; i++) has_nan |= std::isnan(row[i]);
+  if (has_nan) return std::numeric_limits<Value>::quiet_NaN();
+  const Value bound = size > 2 * groups ? kth(most, most + groups) : -std::numeric_limits<Value>::infinity();
+  int64_t count = 0;
+  for (int64_t start = 0; start < whole; start += lanes) {
+    if ((Vector::loadu(row + start) >= Vector(bound)).zero_mask() == (1 << lanes) - 1) continue;
+    for (int64_t i = start; i < start + lanes; i++) {
+      kept[count] = row[i];
+      count += row[i] >= bound;
+    }
+  }
+  for (int64_t i = whole; i < size; i++) {
+    kept[count] = row[i];
+    count += row[i] >= bound;
+  }
+  return kth(kept, kept + count);
+}
+
+// The k-th largest (..., 1) of x (..., V), float32 or float64; NaN where a row has a NaN.
+AtenTensorHandle kth_largest(const at::TensorBase& x, int64_t k) {
+  const int64_t size = x.size(-1);
+  TORCH_CHECK(0 < k && k <= size, "k is ", k, " of ", size);
+  auto shape = x.sizes().vec();
+  shape.back() = 1;
+  at::TensorBase result = empty(shape, x.scalar_type()), rows = x.contiguous();
+  const auto into = [&](auto value) {
+    using Value = decltype(value);
+    const Value* from = rows.const_data_ptr<Value>();
+    Value* to = result.mutable_data_ptr<Value>();
+    const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, size * sizeof(Value)));
+    at::parallel_for(0, result.numel(), grain, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; row++) to[row] = kth_largest_of<Value>(from + row * size, size, k);
+    });
+  };
+  x.scalar_type() == at::kDouble ? into(double()) : into(float());
+  return handle_of(result);
+}
+
+// The softmax of the logits that are at least `least`; the others have probability 0. A NaN makes the whole row NaN.
+template <typename Value>
+void kept_softmax_of(const Value* row, Value least, int64_t size, Value* probs) {
+  using Vector = Vectorized<Value>;
+  constexpr int64_t lanes = Vector::size();
+  const Vector hidden(-std::numeric_limits<Value>::infinity());
+  int64_t *starts = scratch<int64_t, 9>(size / lanes + 1), count = 0;
+  Vector most = hidden;
+  const auto hide = [&](const Vector& logits) { return Vector::blendv(logits, hidden, logits < Vector(least)); };
+  const auto load = [&](int64_t start) {
+    const int64_t exist = size - start;
+    return exist >= lanes ? Vector::loadu(row + start) : Vector::set(hidden, Vector::loadu(row + start, exist), exist);
+  };
+  for (int64_t start = 0; start < size; start += lanes) {
+    const Vector kept = hide(load(start));
+    Vector(0).store(probs + start, std::min(lanes, size - start));
+    if ((kept == hidden).zero_mask() == 0) continue;
+    starts[count++] = start;
+    most = at::vec::maximum(most, kept);
+  }
+  const auto larger = [](const Vector& x, const Vector& y) { return at::vec::maximum(x, y); };
+  const Vector largest(at::vec::vec_reduce_all<Value>(larger, most, lanes));
+  Vector sums(0);
+  for (int64_t i = 0; i < count; i++) {
+    const Vector weights = (hide(load(starts[i])) - largest).exp();
+    weights.store(probs + starts[i], std::min(lanes, size - starts[i]));
+    sums = sums + weights;
+  }
+  const Value total = total_of(sums);
+  // Without a kept logit, with an infinite one or with a NaN there is no distribution.
+  if (!(total > 0)) return std::fill(probs, probs + size, std::numeric_limits<Value>::quiet_NaN());
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t number = std::min(lanes, size - starts[i]);
+    (Vector::loadu(probs + starts[i], number) / Vector(total)).store(probs + starts[i], number);
+  }
+}
+
+// The fewest of the most likely tokens that have probability `top_p` together, renormalised; a row of NaN stays one.
+template <typename Value>
+void nucleus_of(const Value* row, double top_p, int64_t size, Value* result) {
+  using Vector = Vectorized<Value>;
+  using Entry = std::pair<Value, int64_t>;
+  constexpr int64_t lanes = Vector::size();
+  Entry* entries = scratch<Entry, 11>(size);
+  int64_t count = 0, kept = 0;
+  double total = 0;
+  const auto collect = [&](Value least) {
+    count = 0;
+    for (int64_t start = 0; start < size; start += lanes) {
+      if (start + lanes <= size && (Vector::loadu(row + start) >= Vector(least)).zero_mask() == (1 << lanes) - 1) continue;
+      for (int64_t i = start; i < std::min(start + lanes, size); i++) {
+        if (row[i] >= least) entries[count++] = {row[i], i};
+      }
+    }
+  };
+  const auto before = [](const Entry& x, const Entry& y) {
+    return x.first > y.first || (x.first == y.first && x.second < y.second);
+  };
+  // Whether the entries reach top_p. Most of the mass is in a few, so they are sorted in pieces, each longer than all before it.
+  const auto reach = [&] {
+    kept = 0, total = 0;
+    for (int64_t sorted = 0, end; sorted < count; sorted = end) {
+      end = std::min(4 * sorted + 256, count);
+      if (end < count) std::nth_element(entries + sorted, entries + end, entries + count, before);
+      std::sort(entries + sorted, entries + end, before);
+      for (; kept < end; kept++) {
+        const double sum = total + entries[kept].first;
+        if (static_cast<Value>(sum) - entries[kept].first >= static_cast<Value>(top_p)) return true;
+        total = sum;
+      }
+    }
+    return false;
+  };
+  // Tokens below this have at most half of what top_p leaves over; only rounding can make them needed.
+  collect(std::max<Value>((1 - top_p) / (2 * size), std::numeric_limits<Value>::denorm_min()));
+  if (!reach()) {
+    collect(std::numeric_limits<Value>::denorm_min());
+    reach();
+  }
+  std::fill(result, result + size, kept ? Value(0) : std::numeric_limits<Value>::quiet_NaN());
+  for (int64_t i = 0; i < kept; i++) result[entries[i].second] = entries[i].first / static_cast<Value>(total);
+}
+
+// The first of the largest numbers, or the first NaN.
+template <typename Value>
+int64_t most_likely_of(const Value* row, int64_t size) {
+  using Vector = Vectorized<Value>;
+  constexpr int64_t lanes = Vector::size();
+  const int64_t whole = size / lanes * lanes;
+  Vector most(-std::numeric_limits<Value>::infinity());
+  for (int64_t start = 0; start < whole; start += lanes) most = at::vec::maximum(most, Vector::loadu(row + start));
+  Value each[lanes], largest = -std::numeric_limits<Value>::infinity();
+  most.store(each);
+  bool has_nan = false;
+  const auto add = [&](Value value) {
+    has_nan |= std::isnan(value);
+    largest = std::max(largest, value);
+  };
+  for (const Value value : each) add(value);  // the maximum of vectors keeps a NaN
+  for (int64_t i = whole; i < size; i++) add(row[i]);
+  const auto found = [&](Value value) { return has_nan ? std::isnan(value) : value == largest; };
+  int64_t i = 0;
+  while (!has_nan && i < whole && (Vector::loadu(row + i) == Vector(largest)).zero_mask() == (1 << lanes) - 1) i += lanes;
+  while (!found(row[i])) i++;
+  return i;
+}
+
+// The first token at which the sum of the probabilities exceeds `uniform` times their total; see `token_at` in sampling.py.
+template <typename Value>
+int64_t token_at_of(const Value* probs, int64_t size, double uniform) {
+  using Vector = Vectorized<Value>;
+  constexpr int64_t lanes = Vector::size(), block = 32 * lanes;
+  // Added one after the other, as cumsum does; a probability of 0 changes no sum.
+  const auto sum = [&](double before, int64_t begin, int64_t end) {
+    for (int64_t start = begin; start < end; start += lanes) {
+      if (start + lanes <= end && Vector::loadu(probs + start).zero_mask() == (1 << lanes) - 1) continue;
+      for (int64_t i = start; i < std::min(start + lanes, end); i++) before += probs[i];
+    }
+    return before;
+  };
+  const int64_t blocks = (size + block - 1) / block;
+  double* sums = scratch<double, 10>(blocks + 1);
+  sums[0] = 0;
+  for (int64_t i = 0; i < blocks; i++) sums[i + 1] = sum(sums[i], i * block, std::min(size, (i + 1) * block));
+  const double total = sums[blocks], point = std::min(uniform * total, std::nextafter(total, 0.0));
+  const int64_t chosen = std::upper_bound(sums + 1, sums + blocks + 1, point) - (sums + 1);
+  if (chosen == blocks) return size - 1;
+  double cumulative = sums[chosen];
+  for (int64_t i = chosen * block; i < size; i++) {
+    cumulative += probs[i];
+    if (cumulative > point) return i;
+  }
+  return size - 1;
+}
+
+// Call `function(row, value)` for every row of x (..., V), float32 or float64; `value` has the type of its numbers.
+template <typename Function>
+void for_each_row(const at::TensorBase& x, Function function) {
+  const int64_t size = x.size(-1), rows = size ? x.numel() / size : 0;
+  const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, size * x.element_size()));
+  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) x.scalar_type() == at::kDouble ? function(row, double()) : function(row, float());
+  });
+}
+
+void check_wide(const at::TensorBase& x) {
+  TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble, "no operator for ", x.scalar_type());
+}
+
+// The probabilities (..., V) of logits (..., V) of which those below `least` (..., 1) are hidden.
+AtenTensorHandle kept_softmax(const at::TensorBase& logits, const at::TensorBase& least) {
+  check_wide(logits);
+  const int64_t size = logits.size(-1);
+  TORCH_CHECK(
+      least.scalar_type() == logits.scalar_type() && least.numel() * size == logits.numel(), "logits are ", logits.sizes(),
+      ", bounds are ", least.scalar_type(), " ", least.sizes());
+  const at::TensorBase rows = logits.contiguous(), bounds = least.contiguous();
+  at::TensorBase result = empty(logits.sizes(), logits.scalar_type());
+  for_each_row(rows, [&](int64_t row, auto value) {
+    using Value = decltype(value);
+    kept_softmax_of<Value>(
+        rows.const_data_ptr<Value>() + row * size, bounds.const_data_ptr<Value>()[row], size,
+        result.mutable_data_ptr<Value>() + row * size);
+  });
+  return handle_of(result);
+}
+
+// The probabilities (..., V) of the nucleus of probs (..., V).
+AtenTensorHandle nucleus(const at::TensorBase& probs, double top_p) {
+  check_wide(probs);
+  TORCH_CHECK(0 < top_p && top_p <= 1, "top_p is ", top_p);
+  const int64_t size = probs.size(-1);
+  const at::TensorBase rows = probs.contiguous();
+  at::TensorBase result = empty(probs.sizes(), probs.scalar_type());
+  for_each_row(rows, [&](int64_t row, auto value) {
+    using Value = decltype(value);
+    nucleus_of<Value>(rows.const_data_ptr<Value>() + row * size, top_p, size, result.mutable_data_ptr<Value>() + row * size);
+  });
+  return handle_of(result);
+}
+
+// The index (...) of the largest number of each row of x (..., V), the first of several.
+AtenTensorHandle most_likely(const at::TensorBase& x) {
+  check_wide(x);
+  const int64_t size = x.size(-1);
+  TORCH_CHECK(size > 0, "there is no number in ", x.sizes());
+  const at::TensorBase rows = x.contiguous();
+  at::TensorBase result = empty(x.sizes().slice(0, x.dim() - 1), at::kLong);
+  for_each_row(rows, [&](int64_t row, auto value) {
+    using Value = decltype(value);
+    result.mutable_data_ptr<int64_t>()[row] = most_likely_of<Value>(rows.const_data_ptr<Value>() + row * size, size);
+  });
+  return handle_of(result);
+}
+
+// Token ids (...) drawn from probs (..., V) at uniform (...), float64.
+AtenTensorHandle token_at(const at::TensorBase& probs, const at::TensorBase& uniform) {
+  check_wide(probs);
+  const int64_t size = probs.size(-1);
+  TORCH_CHECK(
+      uniform.scalar_type() == at::kDouble && uniform.numel() * size == probs.numel(), "probabilities are ", probs.sizes(),
+      ", uniform numbers are ", uniform.scalar_type(), " ", uniform.sizes());
+  const at::TensorBase rows = probs.contiguous(), points = uniform.contiguous();
+  at::TensorBase result = empty(uniform.sizes(), at::kLong);
+  for_each_row(rows, [&](int64_t row, auto value) {
+    using Value = decltype(value);
+    result.mutable_data_ptr<int64_t>()[row] =
+        token_at_of<Value>(rows.const_data_ptr<Value>() + row * size, size, points.const_data_ptr<double>()[row]);
+  });
+  return handle_of(result);
+}
+
+}  // namespace specheads_kernels

@@ -1,0 +1,141 @@
+// Pairs of vectors: what a processor multiplies at a time, how weights become vectors, how sums are kept in registers.
+//
+// Written once with at::vec, which has every instruction set that PyTorch supports. Sums are float32, or float64 for float64
+// tensors.
+
+#pragma once
+
+#include <ATen/cpu/vec/functional.h>
+#include <ATen/cpu/vec/vec.h>
+
+#include <cstring>
+#include <functional>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+namespace specheads_kernels __attribute__((visibility("hidden"))) {
+
+using at::vec::Vectorized;
+
+template <typename Value>
+using SumOf = std::conditional_t<std::is_same_v<Value, double>, double, float>;
+template <typename Value>
+constexpr int kLanes = Vectorized<SumOf<Value>>::size();
+template <typename Value>
+constexpr int kPair = 2 * kLanes<Value>;  // numbers in the two vectors that are in work at a time
+
+// What products read: bfloat16 numbers as they are where the processor multiplies them in pairs, else the type of sums.
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
+template <typename Value>
+constexpr bool kMultipliesPairs = std::is_same_v<Value, at::BFloat16>;
+#else
+template <typename Value>
+constexpr bool kMultipliesPairs = false;
+#endif
+template <typename Value>
+using InputOf = std::conditional_t<kMultipliesPairs<Value>, Value, SumOf<Value>>;
+
+// Tokens at a time: as many as leave their sums in registers. x86 without AVX-512 has 16 of them, others have 32. Fewer in types
+// that models are seldom run in, because each number is compiled.
+#if defined(CPU_CAPABILITY_AVX2)
+constexpr int kRegisterTokens = 6;
+#else
+constexpr int kRegisterTokens = 12;
+#endif
+template <typename Value>
+constexpr int kMostTokens = std::is_same_v<Value, float> || std::is_same_v<Value, at::BFloat16> ? kRegisterTokens : 4;
+
+constexpr int64_t kPrefetchBytes = 4096;  // ahead of the column in work; 0, 1024 and 2048 were slower on a Sapphire Rapids
+
+template <typename Value, typename Vector>
+inline void load_pair(const Value* from, Vector& first, Vector& second) {
+  if constexpr (std::is_same_v<Value, at::BFloat16>) {
+    // A bfloat16 is the upper half of a float32; numbers of the two vectors alternate.
+    const auto both = Vectorized<int32_t>::loadu(from);
+    first = at::vec::cast<float>(both << Vectorized<int32_t>(16));
+    second = at::vec::cast<float>(both & Vectorized<int32_t>(static_cast<int32_t>(0xffff0000)));
+  } else if constexpr (std::is_same_v<Value, at::Half>) {
+    std::tie(first, second) = at::vec::convert_half_float(Vectorized<Value>::loadu(from));
+  } else {
+    first = Vector::loadu(from);
+    second = Vector::loadu(from + kLanes<Value>);
+  }
+}
+
+// Fetch a pair that is read soon, at most two cache lines.
+template <typename Value>
+inline void prefetch(const Value* from) {
+  __builtin_prefetch(from);
+  if constexpr (sizeof(Value) * kPair<Value> > 64) __builtin_prefetch(reinterpret_cast<const char*>(from) + 64);
+}
+
+// Sums of `count` rows of pairs. A chain in place of an array, which compilers keep in memory instead of registers.
+template <typename Value, int count>
+struct Sums {
+  using Vector = Vectorized<SumOf<Value>>;
+  Vector first{SumOf<Value>(0)}, second{SumOf<Value>(0)};
+  Sums<Value, count - 1> others;
+
+  // sums[r] += factors[r * stride] * (left, right)
+  C10_ALWAYS_INLINE void add(const Vector& left, const Vector& right, const SumOf<Value>* factors, int64_t stride) {
+    const Vector factor(*factors);
+    first = at::vec::fmadd(left, factor, first);
+    second = at::vec::fmadd(right, factor, second);
+    if constexpr (count > 1) others.add(left, right, factors + stride, stride);
+  }
+
+  C10_ALWAYS_INLINE void store(SumOf<Value>* to, int64_t stride) const {
+    first.store(to);
+    second.store(to + kLanes<Value>);
+    if constexpr (count > 1) others.store(to + stride, stride);
+  }
+};
+template <typename Value>
+struct Sums<Value, 0> {};
+
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
+// The same for numbers of bfloat16, two columns at a time.
+template <int count>
+struct PairSums {
+  __m512 first = _mm512_setzero_ps(), second = _mm512_setzero_ps();
+  PairSums<count - 1> others;
+
+  // sums[r] += factors[r * stride] left[., 0] + factors[r * stride + 1] left[., 1], and the same for right
+  C10_ALWAYS_INLINE void add(__m512i left, __m512i right, const at::BFloat16* factors, int64_t stride) {
+    int32_t both;
+    std::memcpy(&both, factors, sizeof(both));
+    const __m512i factor = _mm512_set1_epi32(both);
+    first = _mm512_dpbf16_ps(first, reinterpret_cast<__m512bh>(left), reinterpret_cast<__m512bh>(factor));
+    second = _mm512_dpbf16_ps(second, reinterpret_cast<__m512bh>(right), reinterpret_cast<__m512bh>(factor));
+    if constexpr (count > 1) others.add(left, right, factors + stride, stride);
+  }
+
+  C10_ALWAYS_INLINE void store(float* to, int64_t stride) const {
+    _mm512_storeu_ps(to, first);
+    _mm512_storeu_ps(to + 16, second);
+    if constexpr (count > 1) others.store(to + stride, stride);
+  }
+};
+template <>
+struct PairSums<0> {};
+#endif
+
+template <typename Sum>
+inline Sum total_of(const Vectorized<Sum>& sums) {
+  if constexpr (std::is_same_v<Sum, float>) {
+    return at::vec::vec_reduce_all<float>(std::plus<Vectorized<float>>(), sums);
+  } else {
+    return at::vec::vec_reduce_all<Sum>(std::plus<Vectorized<Sum>>(), sums, Vectorized<Sum>::size());
+  }
+}
+
+// Memory of this thread, valid until the next call with the same `number`.
+template <typename Sum, int number>
+Sum* scratch(int64_t size) {
+  static thread_local std::vector<Sum> memory;
+  if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+  return memory.data();
+}
+
+}  // namespace specheads_kernels
