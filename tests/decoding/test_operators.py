@@ -36,7 +36,7 @@ def linear(x, weight, bias=None):
 
 
 def attention(query, key, value, mask, scale=0.3):
-    return torch.ops.specheads.masked_attention(query, key, value, mask, scale)
+    return torch.ops.specheads.masked_attention(query, key, value, mask, None, None, scale)
 
 
 def expected_linear(x, weight, bias=None):
@@ -277,7 +277,7 @@ def test_operators_are_traced_with_open_sizes():
         def forward(self, x, key):
             y = packed_linear(x, self.panels, None, 24)[:, None]
             mask = torch.ones(1, 1, y.shape[2], key.shape[2], dtype=torch.bool)
-            return torch.ops.specheads.masked_attention(y, key, key, mask, 0.5)
+            return torch.ops.specheads.masked_attention(y, key, key, mask, None, None, 0.5)
 
     module = Both()
     open_sizes = ({1: torch.export.Dim.DYNAMIC}, {2: torch.export.Dim.DYNAMIC})

@@ -139,7 +139,7 @@ def test_rows_of_a_batch_are_computed_each_with_its_memory():
         weights = (layer.input_layernorm.weight, packed.queries_keys_values, packed.bias, packed.output)
         weights += (layer.post_attention_layernorm.weight, packed.gate_up, packed.down, 1e-6, 8**-0.5)
         start = torch.tensor(5)
-        output = torch.ops.specheads.decoder_layer(hidden[rows], *angles, mask[rows], start, keys, values, *weights)
+        output = torch.ops.specheads.decoder_layer(hidden[rows], *angles, mask[rows], start, None, keys, values, *weights)
         return output, keys, values
 
     together = compute(slice(0, 3))

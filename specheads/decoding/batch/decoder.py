@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specheads.decoding.batch.rounds import Rounds, RowOutcome
 from specheads.decoding.batch.rows import Row
+from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import Generation, Round
 from specheads.decoding.session import Clock, Prompt, Session, end_flags, open_session
 from specheads.errors import UserError
@@ -26,7 +27,18 @@ class BatchDecoder:
     def __init__(self, pair: Pair, rounds: Rounds, num_rows: int) -> None:
         self.pair, self._rounds, self.num_rows = pair, rounds, num_rows
         self._target = rounds.engines[0]
-        self._clock = Clock(self._target.lm.device)
+        self._clock, self.is_warm = Clock(self._target.lm.device), False
+
+    def warm_up(self) -> None:
+        """Compile, load or capture all that generation will run; the first generation does it otherwise."""
+        compile_ahead([self.prepare])
+        self.prepare()
+        self.is_warm = True
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Prepare all that generation will run, one step after another."""
+        self._rounds.warm_up(self._end_flags(()))
 
     @torch.no_grad()
     def generate(
@@ -37,7 +49,11 @@ class BatchDecoder:
         stop_tokens: Sequence[int] | None = None,
     ) -> Iterator[tuple[int, Generation]]:
         """Yield the number of a prompt and its response as responses end; see SpeculativeDecoder.generate_batch."""
-        ends = end_flags(self.pair.vocab_size, self._stop_tokens(stop_tokens), self._rounds.engines[-1].lm.device)
+        if not self.is_warm:
+            self.warm_up()
+        for engine in self._rounds.engines:
+            engine.rewind(0)  # notices weights that were moved or changed
+        ends = self._end_flags(self.pair.stop_tokens if stop_tokens is None else stop_tokens)
         waiting, failures = enumerate(prompts), []
         rows: list[Row] = []
         free = list(range(self.num_rows))[::-1]
@@ -67,8 +83,8 @@ class BatchDecoder:
         if failures:
             raise UserError("; ".join(failures))
 
-    def _stop_tokens(self, stop_tokens: Sequence[int] | None) -> Sequence[int] | frozenset[int]:
-        return self.pair.stop_tokens if stop_tokens is None else stop_tokens
+    def _end_flags(self, stop_tokens: Iterable[int]) -> Tensor:
+        return end_flags(self.pair.vocab_size, stop_tokens, self._rounds.engines[-1].lm.device)
 
     def _start(self, number: int, place: int, session: Session) -> Row:
         """Read all of a prompt but its last token into a row of the engines' memory."""

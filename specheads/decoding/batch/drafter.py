@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from specheads.decoding.batch.rows import Row, filled, flat_tokens
+from specheads.decoding.batch.rows import Row, RowsExample, filled, flat_tokens
 from specheads.decoding.batch.steps import RowsChainStep, with_rows
 from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
 from specheads.decoding.engine import Engine
@@ -20,9 +21,18 @@ class RowsDrafter:
         """`num_rows`: rows that decode; memory and state have one more."""
         self._engine, self._step, self.rule = engine, engine.rows_step(RowsChainStep(step)), step.rule
         self.num_rows = self._spare_row = num_rows
-        device = engine.lm.device
+        self._memory, device = step.memory, engine.lm.device
         self._going, self._stopped = (torch.full((num_rows + 1,), value, device=device) for value in (False, True))
         self.state: Any = self.rule.start_prompt(num_rows + 1, device)
+
+    def warm_up(self, ends: Tensor) -> None:
+        """Prepare the engine for all that drafting runs."""
+        examples, state = [], ChainState(self._going, self.state)
+        for many in (False, True):
+            example = RowsExample(self._engine, [ends, *tree_leaves(state), *self._memory.buffers()], many)
+            last, rows, index = (example.zeros(example.num_rows) for _ in range(3))
+            examples.append(example.arguments(last, rows, index, last.double(), ends, state))
+        self._engine.warm_up_rows(self._step, examples)
 
     def start_row(self, row: int) -> None:
         """Begin another prompt in a row of the memory."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.batch.drafter import RowsDrafter
-from specheads.decoding.batch.rows import Row, filled, flat_tokens
+from specheads.decoding.batch.rows import Row, RowsExample, filled, flat_tokens
 from specheads.decoding.batch.steps import RowsTargetStep
 from specheads.decoding.batch.verifier import RowsVerifier
 from specheads.decoding.drafting import DraftMemory
@@ -19,6 +19,8 @@ from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import VerificationRule, VerifyStep
 from specheads.pair import Pair
 from specheads.sampling import Warp
+
+LEAST_DRAFTED = 10
 
 
 class RowOutcome(NamedTuple):
@@ -35,6 +37,9 @@ class Rounds(Protocol):
     """How rows get their next tokens."""
 
     engines: Sequence[Engine]  # the target's, then the draft's if there is one
+
+    def warm_up(self, ends: Tensor) -> None:
+        """Prepare the engines for all that rounds run; see `take` for `ends`."""
 
     def start(self, row: Row, target_hidden: Tensor | None) -> None:
         """Begin a row whose prompt has been read; `target_hidden` (1, H): the target's state at its last token but one."""
@@ -53,6 +58,13 @@ class TargetRounds:
     def __init__(self, pair: Pair, engine: Engine, warp: Warp, num_rows: int) -> None:
         self.engines, self._target_id, self._spare_row = (engine,), pair.target_id, num_rows
         self._step = engine.rows_step(RowsTargetStep(warp))
+
+    def warm_up(self, ends: Tensor) -> None:
+        examples = []
+        for many in (False, True):
+            example = RowsExample(self.engines[0], [], many)
+            examples.append(example.arguments(example.zeros(example.num_tokens, dtype=torch.float64)))
+        self.engines[0].warm_up_rows(self._step, examples)
 
     def start(self, row: Row, target_hidden: Tensor | None) -> None:
         """There is nothing to prepare."""
@@ -83,7 +95,8 @@ class SpeculativeRounds:
         """`engines`: the target's and the draft's, with memory for one row more than `num_rows`."""
         self.engines, self._pair = engines, pair
         target, draft = engines
-        most = max(stopping.max_tokens, target.padded(stopping.max_tokens + 1) - 1)
+        # As many at least that a compiler can be shown a number of drafted tokens that is no other size.
+        most = max(LEAST_DRAFTED, target.padded(stopping.max_tokens + 1) - 1)
 
         def memory(engine: Engine) -> DraftMemory:
             lm = pair.draft_lm
@@ -98,6 +111,10 @@ class SpeculativeRounds:
         if stopping.reads_target:
             size, dtype = target.lm.hidden_size, target.lm.output_embedding.weight.dtype
             self._target_hidden = torch.zeros(num_rows + 1, size, dtype=dtype, device=target.lm.device)
+
+    def warm_up(self, ends: Tensor) -> None:
+        self._drafter.warm_up(ends)
+        self._verifier.warm_up()
 
     def start(self, row: Row, target_hidden: Tensor | None) -> None:
         self._drafter.start_row(row.row)

@@ -5,15 +5,15 @@ different numbers of tokens to read. Compiled steps take no sizes of one; what t
 the last one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.engine import RowPlaces
+from specheads.decoding.engine import Engine, RowPlaces
 from specheads.decoding.records import Round
 from specheads.decoding.session import Session
 
@@ -61,6 +61,48 @@ def flat_tokens(
     end = int((np.asarray(starts) + counts).max())
     on_device = torch.from_numpy(flat).to(device)
     return FlatTokens(on_device[0, :, None], end, RowPlaces(on_device[1], on_device[2]), first, counts)
+
+
+class RowsExample:
+    """Arguments with which steps in rows are prepared, in sizes that occur nowhere else.
+
+    A compiler that meets a size which equals a constant, that of the vocabulary for example, takes it for the constant.
+    """
+
+    def __init__(self, engine: Engine, others: Sequence[Tensor], many: bool, most_columns: int = 0) -> None:
+        """Choose the sizes.
+
+        Args:
+            others: tensors of constant sizes.
+            many: whether the step reads many tokens, or a few.
+            most_columns: the largest number of columns that the step's index can have.
+        """
+        weights = [*engine.lm.model.parameters(), *engine.lm.model.buffers()]
+        known = {size for tensor in (*weights, *others) for size in tensor.shape}
+        heads = [getattr(engine.lm.config, name, None) for name in ("num_attention_heads", "num_key_value_heads", "head_dim")]
+        known |= {head for head in heads if head}
+        self._device = engine.lm.device
+
+        def free(sizes: Iterable[int]) -> int:
+            """Return the first of some sizes that is free, and occupy it and its neighbours."""
+            size = next((size for size in sizes if size not in known), None)
+            if size is None:
+                raise RuntimeError(f"no size is free, {sorted(known)} are taken")
+            known.update((size - 1, size, size + 1))
+            return size
+
+        self.num_columns = free(range(min(most_columns, 11), 2, -1)) if most_columns else 0
+        self.num_rows = free(range(5, 24))
+        self.num_tokens = free(range(53, 200) if many else range(32, 8, -1))
+
+    def zeros(self, *shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+        """Return a tensor of zeros."""
+        return torch.zeros(shape, dtype=dtype, device=self._device)
+
+    def arguments(self, *inputs: Any) -> tuple[Any, ...]:
+        """Return the arguments of a step with these inputs."""
+        places = RowPlaces(self.zeros(self.num_tokens), self.zeros(self.num_tokens))
+        return self.zeros(self.num_tokens, 1), 1, places, *inputs
 
 
 def filled(numbers: np.ndarray, least: int, value: float, device: torch.device) -> Tensor:

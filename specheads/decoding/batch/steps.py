@@ -15,6 +15,8 @@ from specheads.sampling import Warp, has_nan
 class RowsChainStep:
     """The epilogue of a draft forward pass: a token for each of some rows."""
 
+    open_inputs = ((0,), (0,), (0,), (0,))
+
     def __init__(self, step: ChainStep) -> None:
         self.step = step
         self.compile_key = (RowsChainStep, *step.compile_key)
@@ -40,6 +42,8 @@ class RowsChainStep:
 
 class RowsVerifyStep:
     """The epilogue of a verification's forward pass over the drafts of some rows."""
+
+    open_inputs = ((0, 1), (0,), (0,), (0,))
 
     def __init__(self, step: VerifyStep) -> None:
         self.step = step
@@ -68,6 +72,8 @@ class RowsVerifyStep:
 
 class RowsTargetStep:
     """The epilogue of a forward pass of the target alone, over one token of each row."""
+
+    open_inputs = ((0,),)
 
     def __init__(self, warp: Warp) -> None:
         self.warp = warp

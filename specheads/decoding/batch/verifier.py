@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from specheads.decoding.batch.rows import Row, filled, flat_tokens
+from specheads.decoding.batch.rows import Row, RowsExample, filled, flat_tokens
 from specheads.decoding.batch.steps import RowsVerifyStep, with_rows
 from specheads.decoding.engine import Engine
 from specheads.decoding.verification import VerifyStep
@@ -20,7 +21,20 @@ class RowsVerifier:
     def __init__(self, engine: Engine, step: VerifyStep, num_rows: int) -> None:
         """`num_rows`: rows that decode; memory and state have one more."""
         self._engine, self._step, self.rule, self._spare_row = engine, engine.rows_step(RowsVerifyStep(step)), step.rule, num_rows
+        self._memory = step.memory
         self.state: Any = self.rule.start_prompt(num_rows + 1, engine.lm.device)
+
+    def warm_up(self) -> None:
+        """Prepare the engine for all that verification runs."""
+        examples = []
+        for many in (False, True):
+            others = [*tree_leaves(self.state), *self._memory.buffers()]
+            example = RowsExample(self._engine, others, many, self._memory.most + 1)
+            count = example.num_rows
+            numbers = example.zeros(count, 2, dtype=torch.float64), example.zeros(count, 3)
+            inputs = example.zeros(count, example.num_columns), example.zeros(count), *numbers, self.state
+            examples.append(example.arguments(*inputs))
+        self._engine.warm_up_rows(self._step, examples)
 
     def start_row(self, row: int) -> None:
         """Begin another prompt in a row of the memory."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from specheads.decoding.engine.artefacts import load_or_compile, name_of
 from specheads.decoding.engine.compile_plan import Job, Plan
 from specheads.decoding.engine.compiled_program import CPU_OPTIONS, OPTIONS, CompiledProgram, modules_in
-from specheads.decoding.engine.eager import CompiledStep, Epilogue
+from specheads.decoding.engine.eager import CompiledStep, Epilogue, RowsEpilogue
 from specheads.decoding.engine.operators import declarations, load_operators, replaced_operations
 from specheads.decoding.engine.packed import MOST_TOKENS, packed_model
-from specheads.decoding.engine.static import Memory, Runner, StaticEngine, StaticStep, StepKind, run_step
+from specheads.decoding.engine.static import Memory, Runner, StaticEngine, StaticRowsStep, StaticStep, StepKind, run_step
 from specheads.errors import UserError
 from specheads.language_model import LanguageModel
 
@@ -37,8 +37,9 @@ class StepModule(nn.Module):
     def __init__(self, lm: LanguageModel, epilogue: Epilogue, kind: StepKind, few: bool) -> None:
         super().__init__()
         self.model, self.others = lm.model, nn.ModuleList(modules_in(epilogue.compile_key))
-        self.has_operators = few and lm.device.type == "cpu" and load_operators()
-        self.packed = packed_model(lm, list(self.others)) if self.has_operators else None
+        self.has_operators = (few or kind.rows) and lm.device.type == "cpu" and load_operators()
+        self.packed = packed_model(lm, list(self.others)) if self.has_operators and few else None
+        self.reads_all_rows = kind.rows and self.has_operators and lm.config._attn_implementation == "sdpa"
         self.compiled_step = partial(run_step, lm, epilogue, kind)
 
     def forward(self, tokens: Tensor, start: Tensor, places: Tensor, memory: Memory, inputs: tuple[Any, ...]) -> Any:
@@ -46,8 +47,8 @@ class StepModule(nn.Module):
             if self.packed is not None:
                 replaced.enter_context(self.packed.replacing())
             if self.has_operators:
-                replaced.enter_context(replaced_operations())
-            return self.compiled_step(memory, tokens, start, places, inputs)
+                replaced.enter_context(replaced_operations(inputs[0] if self.reads_all_rows else None))
+            return self.compiled_step(memory, tokens, start, places, inputs, gathers=not self.reads_all_rows)
 
 
 class CompiledEngine(StaticEngine):
@@ -77,7 +78,7 @@ class CompiledEngine(StaticEngine):
 
     def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         """Return the compiled step, from disk if it was kept."""
-        key = (epilogue.compile_key, kind, width_of(args[0].shape[1]))
+        key = (epilogue.compile_key, kind, width_of(args[0].numel()))
         if key not in self._compiled:
             try:
                 self._compiled[key] = self._compile(epilogue, kind, args)
@@ -95,12 +96,24 @@ class CompiledEngine(StaticEngine):
         assert isinstance(compiled_step, StaticStep)
         for count in counts:
             tokens = torch.zeros((1, count), dtype=torch.long, device=self.lm.device)
-            key = (self, compiled_step.epilogue.compile_key, compiled_step.kind, width_of(count))
-            if key[1:] not in self._compiled and key not in Plan.active.jobs:
-                args = (tokens, self._start, self._places[: self.bucket], inputs)
-                with suppress(Exception):  # a step that cannot be prepared is reported where it is needed
-                    Plan.active.jobs[key] = self._job(compiled_step.epilogue, compiled_step.kind, args)[0]
+            self._plan(compiled_step, (tokens, self._start, self._places[: self.bucket], inputs))
         return None
+
+    def warm_up_rows(self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]) -> None:
+        if Plan.active is None:
+            return super().warm_up_rows(compiled_step, examples)
+        assert isinstance(compiled_step, StaticRowsStep)
+        for tokens, _, places, *inputs in examples:
+            self._plan(compiled_step, (tokens, self._start, self._places[: self.bucket], (places, *inputs)))
+        return None
+
+    def _plan(self, compiled_step: StaticStep, args: tuple[Any, ...]) -> None:
+        """Add a step to the plan, unless it is compiled or planned already."""
+        assert Plan.active is not None
+        key = (self, compiled_step.epilogue.compile_key, compiled_step.kind, width_of(args[0].numel()))
+        if key[1:] not in self._compiled and key not in Plan.active.jobs:
+            with suppress(Exception):  # a step that cannot be prepared is reported where it is needed
+                Plan.active.jobs[key] = self._job(compiled_step.epilogue, compiled_step.kind, args)[0]
 
     def _compile(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         start = time.perf_counter()
@@ -112,8 +125,8 @@ class CompiledEngine(StaticEngine):
     def _job(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> tuple[Job, StepModule]:
         """Return how a step is compiled, and the module that is traced."""
         tokens, first, _, inputs = args
-        width = width_of(tokens.shape[1])
-        tokens, places = tokens.new_zeros(1, FEW) if width == 1 else tokens, self._places[: self.bucket]
+        width = width_of(tokens.numel())
+        tokens, places = tokens.new_zeros(1, FEW) if width == 1 and not kind.rows else tokens, self._places[: self.bucket]
         module = StepModule(self.lm, epilogue, kind, few=width < 2)
         options = OPTIONS
         if self.lm.device.type == "cpu":
@@ -127,6 +140,9 @@ class CompiledEngine(StaticEngine):
         def compile_program() -> CompiledProgram:
             logger.info("compiling %s", what)
             example = (tokens, first, places, self._memory, inputs)
+            if kind.rows:
+                open_inputs = [(0,), *cast(RowsEpilogue, epilogue).open_inputs]  # places, then the epilogue's
+                return CompiledProgram.compile(module, example, {0: 0, 2: 0}, options, open_inputs)
             return CompiledProgram.compile(module, example, {0: 1, 2: 0} if width else {2: 0}, options)
 
         size = len(self._memory) * (1 + width)  # its layers, and sizes that are open

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 # Inductor's options. A step is only called with the shapes it was compiled for (tests/decoding/test_engines.py); checking would
 # cost as much as a layer.
@@ -45,7 +45,12 @@ class CompiledProgram:
 
     @classmethod
     def compile(
-        cls, module: nn.Module, args: tuple[Any, ...], open_sizes: Mapping[int, int], options: Mapping[str, Any]
+        cls,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        open_sizes: Mapping[int, int],
+        options: Mapping[str, Any],
+        open_inputs: Sequence[tuple[int, ...]] = (),
     ) -> "CompiledProgram":
         """Compile a call of `module`.
 
@@ -53,14 +58,19 @@ class CompiledProgram:
             args: example tensors, in tuples and lists.
             open_sizes: by i, the dimension of the tensor `args[i]` whose size may change from call to call.
             options: Inductor's.
+            open_inputs: the dimensions whose sizes may change of the first entries of the last argument.
 
         Raises:
             Exception: of many kinds, if it can be neither traced nor compiled.
         """
         shapes = tree_map(lambda leaf: None, args)
-        shapes = tuple({open_sizes[i]: Dim.DYNAMIC} if i in open_sizes else shape for i, shape in enumerate(shapes))
+        shapes = [{open_sizes[i]: Dim.DYNAMIC} if i in open_sizes else shape for i, shape in enumerate(shapes)]
+        for number, dimensions in enumerate(open_inputs):
+            leaves, structure = tree_flatten(args[-1][number])
+            opened = tree_unflatten([dict.fromkeys(dimensions, Dim.DYNAMIC)] * len(leaves), structure)
+            shapes[-1] = (*shapes[-1][:number], opened, *shapes[-1][number + 1 :])
         with torch.no_grad():
-            exported = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
+            exported = torch.export.export(module, args, dynamic_shapes=tuple(shapes), strict=False)
             _drop_checks(exported.graph_module)
             sources = _sources(exported, module)
             placeholders = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"]

@@ -48,6 +48,14 @@ class StepMemory(nn.Module):
 CompiledStep = Callable[..., Any]
 
 
+class RowsEpilogue(Epilogue, Protocol):
+    """The epilogue of a step in rows; see `Engine.rows_step`."""
+
+    @property
+    def open_inputs(self) -> Sequence[tuple[int, ...]]:
+        """The dimensions of its first inputs whose sizes change from call to call."""
+
+
 class Engine(Protocol):
     """The interface through which the decoder runs a model."""
 
@@ -74,11 +82,17 @@ class Engine(Protocol):
             tree: whether tokens are nodes of a tree; then the first input is the TreeSlots.
         """
 
-    def rows_step(self, epilogue: Epilogue) -> CompiledStep:
+    def rows_step(self, epilogue: RowsEpilogue) -> CompiledStep:
         """Return a function of `(tokens, end, places, *inputs)`: a forward pass over `tokens` (N, 1) and then the epilogue.
 
-        The epilogue gets the logits of every token. `end` is an integer above all positions. The lengths of inputs may change
-        from call to call. The caller keeps the lengths of rows; the engine's `length` has no meaning for them.
+        The epilogue gets the logits of every token. `end` is an integer above all positions. The caller keeps the lengths of
+        rows; the engine's `length` has no meaning for them.
+        """
+
+    def warm_up_rows(self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]) -> None:
+        """Prepare a step in rows for arguments like these `examples`; empties the memory.
+
+        A compiler takes a size for a constant that equals one; see `RowsExample`.
         """
 
     def read_row(self, row: int, tokens: Tensor) -> Tensor:
@@ -161,9 +175,14 @@ def read_rows(
     places: RowPlaces,
     size: int,
     inputs: tuple[Any, ...],
+    gathers: bool = True,
 ) -> Any:
-    """Run a forward pass over `tokens` (N, 1) at `places` that reads `size` positions of memory, and then the epilogue."""
-    with reading_rows(lm, memory, places, size) as kwargs:
+    """Run a forward pass over `tokens` (N, 1) at `places` that reads `size` positions of memory, and then the epilogue.
+
+    Args:
+        gathers: see RowsLayer.
+    """
+    with reading_rows(lm, memory, places, size, gathers) as kwargs:
         hidden = lm.hidden_states(tokens, **kwargs)
     return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden)), *inputs)
 
@@ -189,7 +208,8 @@ class EagerEngine:
     def allocate(self) -> None:
         """Allocate and zero the memory, which `forward` would do."""
         EagerEngine.forward(self, torch.zeros((self.num_rows, 1), dtype=torch.long, device=self.lm.device), num_logits=0)
-        EagerEngine.clear(self)
+        EagerEngine.rewind(self, 0)
+        self._zero()
 
     @property
     def length(self) -> int:
@@ -238,7 +258,7 @@ class EagerEngine:
 
         return run
 
-    def rows_step(self, epilogue: Epilogue) -> CompiledStep:
+    def rows_step(self, epilogue: RowsEpilogue) -> CompiledStep:
         """Return a function of `(tokens, end, places, *inputs)`; see Engine."""
 
         @torch.no_grad()
@@ -247,6 +267,9 @@ class EagerEngine:
             return read_rows(self.lm, epilogue, memory, tokens, places, end, inputs)
 
         return run
+
+    def warm_up_rows(self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]) -> None:
+        """There is nothing to prepare."""
 
     @torch.no_grad()
     def read_row(self, row: int, tokens: Tensor) -> Tensor:
@@ -297,6 +320,9 @@ class EagerEngine:
     def clear(self) -> None:
         """Forget everything and zero it: a NaN would spread even from masked positions."""
         self.rewind(0)
+        self._zero()
+
+    def _zero(self) -> None:
         for layer in self._written():
             layer.keys.zero_()
             layer.values.zero_()

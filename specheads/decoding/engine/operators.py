@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from specheads import sampling
 from specheads.decoding.engine.compile_plan import Plan, load_compiler_during
 from specheads.decoding.engine.kernel_build import build, library_path, load_library
+from specheads.decoding.engine.row_reading import RowPlaces
 
 logger = logging.getLogger(__name__)
 
@@ -81,10 +82,13 @@ def packed_linear(x: Tensor, panels: Tensor, bias: Tensor | None, num_rows: int)
 
 
 @contextmanager
-def replaced_operations() -> Iterator[None]:
+def replaced_operations(places: RowPlaces | None = None) -> Iterator[None]:
     """While it is active, operators compute what they can of a forward pass and of a warp; for code that is traced.
 
     They replace transformers' `sdpa` attention and what takes longest in sampling.
+
+    Args:
+        places: of the tokens, where keys and values are those of all rows of a memory.
     """
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
     sampling_functions = {name: getattr(sampling, name) for name in (*SAME_SAMPLING, *ROUNDED_SAMPLING)}
@@ -93,9 +97,11 @@ def replaced_operations() -> Iterator[None]:
         scale = options.get("scaling")
         others = (options.get(name) for name in OTHER_ATTENTION)
         if mask is None or any(isinstance(other, Tensor) or other for other in others):
+            key, value = (key, value) if places is None else (key[places.rows], value[places.rows])
             return plain(module, query, key, value, mask, **options)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        return torch.ops.specheads.masked_attention(query, key, value, mask, scale), None
+        of_rows = (None, None) if places is None else places
+        return torch.ops.specheads.masked_attention(query, key, value, mask, *of_rows, scale), None
 
     ALL_ATTENTION_FUNCTIONS["sdpa"] = attend
     # Compiled code rounds sums in another order anyway; what runs uncompiled keeps its bits.
@@ -134,6 +140,6 @@ def _shape_of_linear(x: Tensor, panels: Tensor, bias: Tensor | None, num_rows: i
     return x.new_empty(*x.shape[:-1], num_rows)
 
 
-def _shape_of_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _shape_of_attention(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
     batch, heads, tokens, _ = query.shape
     return query.new_empty(batch, tokens, heads, value.shape[-1])

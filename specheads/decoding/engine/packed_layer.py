@@ -13,6 +13,7 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
 from specheads.decoding.engine.operators import pack
+from specheads.decoding.engine.row_reading import RowsLayer
 
 # Layers of transformers that compute x + o(attention(rotated(q(norm x)), ...)), then x + down(silu(gate(norm x)) * up(norm x)).
 KINDS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
@@ -81,11 +82,13 @@ class PackedLayer(nn.Module):
             }
             return type(layer).forward(layer, hidden, **names, **options)
         memory: Any = past_key_values.layers[layer.self_attn.layer_idx]
+        in_rows = isinstance(memory, RowsLayer)
+        start_and_rows = (memory.places.positions, memory.places.rows) if in_rows else (memory.start, None)
         return torch.ops.specheads.decoder_layer(
             hidden,
             *position_embeddings,
             attention_mask,
-            memory.start,
+            *start_and_rows,
             memory.keys,
             memory.values,
             layer.input_layernorm.weight,

@@ -31,20 +31,22 @@ class RowsLayer(CacheLayerMixin):
     is_sliding = False
     is_compileable = True
 
-    def __init__(self, keys: Tensor, values: Tensor, places: RowPlaces, size: int) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, places: RowPlaces, size: int, gathers: bool) -> None:
+        """`gathers`: whether attention gets keys and values of each token's row, copied, or those of all rows."""
         super().__init__()
-        self.keys, self.values, self.places, self.size = keys, values, places, size
+        self.keys, self.values, self.places, self.size, self.gathers = keys, values, places, size, gathers
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """The memory is there from the start."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        """Write keys and values (N, heads, 1, head size), and return those of each token's row."""
+        """Write keys and values (N, heads, 1, head size), and return those that attention gets."""
         rows, positions = self.places
         self.keys[rows, :, positions] = key_states[:, :, 0]
         self.values[rows, :, positions] = value_states[:, :, 0]
-        return self.keys[:, :, : self.size][rows], self.values[:, :, : self.size][rows]
+        keys, values = self.keys[:, :, : self.size], self.values[:, :, : self.size]
+        return (keys[rows], values[rows]) if self.gathers else (keys, values)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.size, 0
@@ -57,11 +59,14 @@ class RowsLayer(CacheLayerMixin):
 
 
 @contextmanager
-def reading_rows(lm: LanguageModel, memory: RowMemory, places: RowPlaces, size: int) -> Iterator[dict[str, Any]]:
+def reading_rows(
+    lm: LanguageModel, memory: RowMemory, places: RowPlaces, size: int, gathers: bool = True
+) -> Iterator[dict[str, Any]]:
     """Yield the arguments with which `lm.hidden_states` reads tokens (N, 1) at their places.
 
     Args:
         size: positions of memory that are read.
+        gathers: whether attention gets keys and values of each token's row, copied, or those of all rows.
     """
     key_position = torch.arange(size, device=places.rows.device)
     positions = places.positions[:, None]
@@ -69,7 +74,7 @@ def reading_rows(lm: LanguageModel, memory: RowMemory, places: RowPlaces, size: 
     kwargs = {
         "position_ids": positions.clamp_max(lm.window - 1),
         "attention_mask": masks,
-        "past_key_values": Cache(layers=[RowsLayer(keys, values, places, size) for keys, values in memory]),
+        "past_key_values": Cache(layers=[RowsLayer(keys, values, places, size, gathers) for keys, values in memory]),
         "use_cache": True,
     }
     base_model: Any = lm.model.base_model
@@ -78,7 +83,7 @@ def reading_rows(lm: LanguageModel, memory: RowMemory, places: RowPlaces, size: 
         return
     make: Callable[..., Tensor] = base_model.build_alibi_tensor  # from masks of two dimensions; a key's bias is its position's
     base_model.build_alibi_tensor = lambda mask, num_heads, dtype: make(
-        torch.ones(len(places.rows), size, dtype=torch.long, device=key_position.device), num_heads, dtype
+        torch.ones(places.rows.shape[0], size, dtype=torch.long, device=key_position.device), num_heads, dtype
     )
     try:
         yield kwargs

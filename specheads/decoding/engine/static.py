@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specheads.decoding.engine.compiled_program import modules_in
-from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput, StepMemory, read_rows
+from specheads.decoding.engine.eager import (
+    CompiledStep,
+    EagerEngine,
+    Epilogue,
+    ForwardOutput,
+    RowsEpilogue,
+    StepMemory,
+    read_rows,
+)
 from specheads.decoding.engine.packed import Place
 from specheads.decoding.engine.row_reading import RowPlaces
 from specheads.decoding.engine.tree_reading import reading_tree
@@ -75,14 +83,18 @@ def run_step(
     start: Tensor,
     places: Tensor,
     inputs: tuple[Any, ...],
+    gathers: bool = True,
 ) -> Any:
     """Run a forward pass over `tokens` (1, T) at position `start`, or in rows, and then the epilogue.
 
     It reads as much memory as `places` is long.
+
+    Args:
+        gathers: of a step in rows, see RowsLayer.
     """
     size, count = places.shape[0], tokens.shape[1]
     if kind.rows:
-        return read_rows(lm, epilogue, memory, tokens, inputs[0], size, inputs[1:])
+        return read_rows(lm, epilogue, memory, tokens, inputs[0], size, inputs[1:], gathers)
     cache = Cache(layers=[StaticLayer(keys, values, start, size) for keys, values in memory])
     if kind.tree:
         tree_slots, inputs = inputs[0], inputs[1:]
@@ -137,8 +149,13 @@ class StaticEngine(EagerEngine):
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False, tree: bool = False) -> "StaticStep":
         return StaticStep(self, epilogue, StepKind(all_logits, tree))
 
-    def rows_step(self, epilogue: Epilogue) -> "StaticRowsStep":
+    def rows_step(self, epilogue: RowsEpilogue) -> "StaticRowsStep":
         return StaticRowsStep(self, epilogue, StepKind(all_logits=True, rows=True))
+
+    def warm_up_rows(self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]) -> None:
+        for example in examples:
+            compiled_step(*example)
+        self.clear()
 
     def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
         warmed_up = set()

@@ -79,7 +79,10 @@ def masks_of(lm: LanguageModel, seen: Tensor, position: Tensor, key_position: Te
         dtype = lm.output_embedding.weight.dtype
         return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)[:, None]
 
-    if "sliding_attention" not in (getattr(lm.config, "layer_types", None) or ()):
+    window, kinds = getattr(lm.config, "sliding_window", None), getattr(lm.config, "layer_types", None)
+    if window is None or (kinds and "sliding_attention" not in kinds):
         return formed(seen)
-    near = key_position > position - lm.config.sliding_window
+    near = key_position > position - window
+    if not kinds:  # the window slides over every layer, as in Mistral
+        return formed(seen & near)
     return {"full_attention": formed(seen), "sliding_attention": formed(seen & near)}

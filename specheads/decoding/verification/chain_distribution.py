@@ -106,7 +106,7 @@ class AcceptanceDistribution:
 
     def next_probs(self, num_accepted: Tensor) -> Tensor:
         """Return the unnormalised distribution of the next token (B, V) after `num_accepted` (B,)."""
-        block, rows = self.block, torch.arange(len(num_accepted), device=num_accepted.device)
+        block, rows = self.block, torch.arange(num_accepted.shape[0], device=num_accepted.device)
         target = block.target_probs[rows, num_accepted]
         if self.weights is None or not block.num_drafted:
             return target

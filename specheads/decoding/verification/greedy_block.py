@@ -117,7 +117,7 @@ class NestedDistribution:
 
     def after(self, num_accepted: Tensor, next_token: Tensor) -> Levels:
         """Return the levels once `num_accepted` (B,) drafted tokens and `next_token` (B,) are emitted."""
-        rows, plain = torch.arange(len(num_accepted), device=num_accepted.device), self.plain
+        rows, plain = torch.arange(num_accepted.shape[0], device=num_accepted.device), self.plain
         here = Levels(self.before.log_ratio[rows, :, num_accepted], self.before.left[rows, :, num_accepted])
         probs = plain.target_probs[rows, num_accepted], plain.draft_probs[rows, num_accepted]
         old, step = _after_token(here, *probs, next_token)

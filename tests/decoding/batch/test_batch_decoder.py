@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from fakes import tiny_pair
+from fakes import needs_compiler, tiny_pair
 from families import CONFIGS, VOCAB_SIZE, family_pair
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, drafting, stopping, verification
@@ -54,6 +54,18 @@ def test_rows_emit_what_a_decoder_for_one_prompt_emits(rule, warp):
             ]
             assert (one.finish_reason, one.prompt_ids.tolist()) == (other.finish_reason, other.prompt_ids.tolist())
     assert len({r.num_drafted for each in expected for r in each.rounds}) > 1 or warp is GREEDY
+
+
+@pytest.mark.parametrize("engine", [pytest.param("compiled", marks=needs_compiler), "cuda_graph"])
+@pytest.mark.parametrize("warp", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_rows_of_other_engines_emit_the_same_tokens(warp, engine):
+    pair, rule = tiny_pair(vocab_size=7, scale=2.0), RULES[1]
+    decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp, engine="eager")
+    expected = [decoder.generate(prompt, 25, seed).tokens.tolist() for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
+    decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp, engine=engine)
+    for max_batch in (2, 7):
+        rows = batched(decoder, PROMPTS, max_batch, 25, SEEDS)
+        assert [row.tokens.tolist() for row in rows] == expected
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "greedy_block"])

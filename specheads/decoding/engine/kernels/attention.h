@@ -82,11 +82,10 @@ class Mask {
   std::array<int64_t, 4> sizes_, strides_;
 };
 
-// What a token's mask adds to the scores of one head, (S,).
+// What a token's mask adds to the first scores of one head, (count,).
 template <typename Sum>
-const Sum* mask_row(const Mask& mask, int64_t batch, int64_t head, int64_t token, Sum* memory) {
+const Sum* mask_row(const Mask& mask, int64_t batch, int64_t head, int64_t token, int64_t count, Sum* memory) {
   const int64_t from = batch * mask.stride(0) + head * mask.stride(1) + token * mask.stride(2), stride = mask.stride(3);
-  const int64_t count = mask.size(3);
   if (!mask.is_bool()) {
     const Sum* added = mask.data<Sum>() + from;
     if (stride == 1) return added;
@@ -115,23 +114,51 @@ void rows_product(
   }
 }
 
-// Attention of tokens (B, heads, T) to the first positions of keys and values (B, shared, S', D), as many as the mask
+// Where the tokens of each batch item are: its row of the memory and its first position, as long as there are numbers, or else
+// the row of its number and the same position for all.
+class Places {
+ public:
+  Places(const at::TensorBase* rows, const at::TensorBase* positions, int64_t batch) {
+    for (const at::TensorBase* numbers : {rows, positions}) {
+      const bool fits = !numbers || numbers->dim() == 0 || (numbers->numel() == batch && numbers->is_contiguous());
+      TORCH_CHECK(fits, "places ", numbers->sizes(), " do not fit ", batch, " rows");
+    }
+    rows_ = rows ? rows->const_data_ptr<int64_t>() : nullptr;
+    positions_ = positions ? positions->const_data_ptr<int64_t>() : nullptr;
+    stride_ = positions && positions->dim() ? 1 : 0;
+  }
+
+  int64_t row(int64_t item) const { return rows_ ? rows_[item] : item; }
+  int64_t position(int64_t item) const { return positions_ ? positions_[item * stride_] : 0; }
+  // How many of `count` positions an item's `tokens` can see.
+  int64_t seen(int64_t item, int64_t tokens, int64_t count) const {
+    return rows_ && positions_ ? std::min(count, position(item) + tokens) : count;
+  }
+
+ private:
+  const int64_t *rows_, *positions_;
+  int64_t stride_;
+};
+
+// Attention of tokens (B, heads, T) to the first positions of keys and values (R, shared, S', D), as many as the mask
 // (B, heads, T, S) has. query(b, head, t, to) writes a scaled query, store(b, head, t, from) takes a result.
 template <typename Value, typename Query, typename Store>
 void attend(
-    Team& team, const at::TensorBase& key, const at::TensorBase& value, const Mask& mask, const Query& query, const Store& store) {
+    Team& team, const at::TensorBase& key, const at::TensorBase& value, const Mask& mask, const Places& places, const Query& query,
+    const Store& store) {
   using Sum = SumOf<Value>;
-  const int64_t heads = mask.size(1), tokens = mask.size(2), count = mask.size(3), size = key.size(3), value_size = value.size(3);
+  const int64_t heads = mask.size(1), tokens = mask.size(2), size = key.size(3), value_size = value.size(3);
   const int64_t shared = key.size(1), group = heads / shared, rows = group * tokens;
   const int64_t value_width = (value_size + kPair<Sum> - 1) / kPair<Sum> * kPair<Sum>;
   const int64_t items = mask.size(0) * shared, pieces = std::min<int64_t>(rows, (at::get_num_threads() + items - 1) / items);
-  const int64_t item_bytes = count * (size + value_width) * sizeof(Sum) * ((rows + pieces - 1) / std::max<int64_t>(1, pieces));
+  const int64_t item_bytes = mask.size(3) * (size + value_width) * sizeof(Sum) * ((rows + pieces - 1) / std::max<int64_t>(1, pieces));
   team.each(items * pieces, std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, item_bytes)), [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; item++) {
       const int64_t batch = item / pieces / shared, kv_head = item / pieces % shared, piece = item % pieces;
       const int64_t first = rows * piece / pieces, next = rows * (piece + 1) / pieces;
-      const auto [keys, key_stride] = rows_of<Value, 1>(key, batch, kv_head, count, size);
-      const auto [values, value_stride] = rows_of<Value, 2>(value, batch, kv_head, count, value_width);
+      const int64_t memory_row = places.row(batch), count = places.seen(batch, tokens, mask.size(3));
+      const auto [keys, key_stride] = rows_of<Value, 1>(key, memory_row, kv_head, count, size);
+      const auto [values, value_stride] = rows_of<Value, 2>(value, memory_row, kv_head, count, value_width);
       Sum *scaled = scratch<Sum, 3>((next - first) * size), *scores = scratch<Sum, 4>((next - first) * count);
       Sum *panel = scratch<Sum, 5>(size * kPair<Sum>), *added = scratch<Sum, 6>(count);
       Sum* sums = scratch<Sum, 14>((next - first) * value_width);
@@ -144,7 +171,7 @@ void attend(
         rows_product(panel, kPair<Sum>, scaled, next - first, size, scores + place, count, exist);
       }
       for (int64_t row = first; row < next; row++) {
-        const Sum* added_to = mask_row<Sum>(mask, batch, kv_head * group + row / tokens, row % tokens, added);
+        const Sum* added_to = mask_row<Sum>(mask, batch, kv_head * group + row / tokens, row % tokens, count, added);
         softmax<Sum>(scores + (row - first) * count, added_to, count);
       }
       for (int64_t i = 0; i < value_width; i += kPair<Sum>) {

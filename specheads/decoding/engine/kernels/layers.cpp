@@ -11,8 +11,8 @@ namespace specheads_kernels __attribute__((visibility("hidden"))) {
 
 template <typename Value>
 void attention_into(
-    const at::TensorBase& query, const at::TensorBase& key, const at::TensorBase& value, const Mask& mask, double scale,
-    at::TensorBase& result) {
+    const at::TensorBase& query, const at::TensorBase& key, const at::TensorBase& value, const Mask& mask,
+    const Places& places, double scale, at::TensorBase& result) {
   using Sum = SumOf<Value>;
   const int64_t heads = query.size(1), tokens = query.size(2), size = query.size(3), value_size = value.size(3);
   const Value* queries = query.const_data_ptr<Value>();
@@ -25,18 +25,27 @@ void attention_into(
     Value* to = results + ((batch * tokens + token) * heads + head) * value_size;
     for (int64_t i = 0; i < value_size; i++) to[i] = static_cast<Value>(from[i]);
   };
-  Team::run([&](Team& team) { attend<Value>(team, key, value, mask, read, store); });
+  Team::run([&](Team& team) { attend<Value>(team, key, value, mask, places, read, store); });
 }
 
-// The attention (B, T, heads, D) of query (B, heads, T, D) to key and value (B, shared, S, D); mask broadcasts to (B, heads, T, S).
+// The attention (B, T, heads, D) of query (B, heads, T, D) to key and value (R, shared, S, D), to rows (B) of them if there are some;
+// those see no position after their tokens, which begin at `positions` (B). The mask broadcasts to (B, heads, T, S).
 AtenTensorHandle masked_attention(
-    const at::TensorBase& query, const at::TensorBase& key, const at::TensorBase& value, const at::TensorBase& mask, double scale) {
+    const at::TensorBase& query, const at::TensorBase& key, const at::TensorBase& value, const at::TensorBase& mask,
+    const at::TensorBase* rows, const at::TensorBase* positions, double scale) {
   auto contiguous = [](const at::TensorBase& x) { return x.stride(3) == 1 ? x : x.contiguous(); };
-  const at::TensorBase rows = contiguous(query), keys = contiguous(key), values = contiguous(value);
+  const at::TensorBase queries = contiguous(query), keys = contiguous(key), values = contiguous(value);
+  const Places places(rows, positions, query.size(0));
+  for (int64_t b = 0; b < query.size(0); b++) {
+    const int64_t row = places.row(b);
+    TORCH_CHECK(row >= 0 && row < key.size(0), "there is no row ", row, " of ", key.size(0));
+  }
   const int64_t batch = query.size(0), heads = query.size(1), tokens = query.size(2);
   const Mask expanded(mask, query.scalar_type(), {batch, heads, tokens, key.size(2)});
   at::TensorBase result = empty({batch, tokens, heads, value.size(3)}, query.scalar_type());
-  with_type(query.scalar_type(), [&](auto type) { attention_into<decltype(type)>(rows, keys, values, expanded, scale, result); });
+  with_type(query.scalar_type(), [&](auto type) { 
+    attention_into<decltype(type)>(queries, keys, values, expanded, places, scale, result);
+  });
   return handle_of(result);
 }
 
@@ -99,8 +108,8 @@ void add_block(const Sum* block, int64_t width, int64_t tokens, const Added* add
 
 template <typename Value>
 void decoder_layer_into(
-    const at::TensorBase& hidden, const at::TensorBase& cosine, const at::TensorBase& sine, const Mask& mask, int64_t start,
-    const at::TensorBase& keys, const at::TensorBase& values, const Layer& layer, at::TensorBase& result) {
+    const at::TensorBase& hidden, const at::TensorBase& cosine, const at::TensorBase& sine, const Mask& mask,
+    const Places& places, const at::TensorBase& keys, const at::TensorBase& values, const Layer& layer, at::TensorBase& result) {
   using Sum = SumOf<Value>;
   using Input = InputOf<Value>;
   const int64_t batch = hidden.size(0), count = hidden.size(1), size = hidden.size(2), tokens = batch * count;
@@ -117,7 +126,7 @@ void decoder_layer_into(
   Value *to_keys = keys.mutable_data_ptr<Value>(), *to_values = values.mutable_data_ptr<Value>();
   Value* results = result.mutable_data_ptr<Value>();
   const auto memory_of = [&](Value* memory, const at::TensorBase& shape, int64_t b, int64_t head, int64_t t) {
-    return memory + b * shape.stride(0) + head * shape.stride(1) + (start + t) * shape.stride(2);
+    return memory + places.row(b) * shape.stride(0) + head * shape.stride(1) + (places.position(b) + t) * shape.stride(2);
   };
 
   const auto project = [&](int64_t number, int64_t first, int64_t several, const Sum* block) {
@@ -170,7 +179,7 @@ void decoder_layer_into(
     team.once([&] { norm_into<Value>(residual, norm, tokens, size, layer.epsilon, normed); });
     for_panels<Value>(team, layer.queries_keys_values, 1, normed, tokens, project);
     team.once(rotate_and_keep);
-    attend<Value>(team, keys, values, mask, query, store);
+    attend<Value>(team, keys, values, mask, places, query, store);
     for_panels<Value>(team, layer.output, 1, attended, tokens, adding(residual, middle));
     team.once([&] { norm_into<Value>(middle, mlp_norm, tokens, size, layer.epsilon, normed); });
     for_panels<Value>(team, layer.gate_up, 2, normed, tokens, activate);
@@ -178,23 +187,28 @@ void decoder_layer_into(
   });
 }
 
-// A decoder layer as Llama has it, of hidden (B, T, H) at positions `start` (0-d) and following, whose keys and values it writes to
-// memory (B, shared, S', D). The mask (B, 1, T, S) or one that broadcasts to it tells what of the first S positions is seen.
+// A decoder layer as Llama has it, of hidden (B, T, H) at positions `start`, () or (B), and following, whose keys and values it
+// writes to memory (R, shared, S', D), in rows (B) if there are some. The mask (B, 1, T, S) or one that broadcasts to it tells what
+// of the first S positions is seen.
 // cosine, sine: (1, T, D) or (B, T, D). Weights: see Layer.
 AtenTensorHandle decoder_layer(
     const at::TensorBase& hidden, const at::TensorBase& cosine, const at::TensorBase& sine, const at::TensorBase& mask,
-    const at::TensorBase& start, const at::TensorBase& keys, const at::TensorBase& values, const at::TensorBase& norm,
+    const at::TensorBase& start, const at::TensorBase* rows, const at::TensorBase& keys, const at::TensorBase& values, const at::TensorBase& norm,
     const at::TensorBase& queries_keys_values, const at::TensorBase* bias, const at::TensorBase& output,
     const at::TensorBase& mlp_norm, const at::TensorBase& gate_up, const at::TensorBase& down, double epsilon, double scale) {
   const at::TensorBase x = hidden.contiguous(), cosines = cosine.contiguous(), sines = sine.contiguous();
-  const int64_t heads = output.size(1) / keys.size(3), first = *start.const_data_ptr<int64_t>();
-  TORCH_CHECK(
-      first + x.size(1) <= std::min(mask.size(3), keys.size(2)), x.size(1), " tokens at ", first, " do not fit into memory");
+  const int64_t heads = output.size(1) / keys.size(3);
+  const Places places(rows, &start, x.size(0));
+  for (int64_t b = 0; b < x.size(0); b++) {
+    const int64_t row = places.row(b), first = places.position(b);
+    const bool fits = row >= 0 && row < keys.size(0) && first >= 0 && first + x.size(1) <= std::min(mask.size(3), keys.size(2));
+    TORCH_CHECK(fits, x.size(1), " tokens at ", first, " of row ", row, " do not fit into memory");
+  }
   const Mask expanded(mask, x.scalar_type(), {x.size(0), heads, x.size(1), mask.size(3)});
   at::TensorBase result = empty(x.sizes(), x.scalar_type());
   const Layer layer{norm, queries_keys_values, bias, output, mlp_norm, gate_up, down, epsilon, scale};
   with_type(x.scalar_type(), [&](auto type) {
-    decoder_layer_into<decltype(type)>(x, cosines, sines, expanded, first, keys, values, layer, result);
+    decoder_layer_into<decltype(type)>(x, cosines, sines, expanded, places, keys, values, layer, result);
   });
   return handle_of(result);
 }

@@ -13,10 +13,11 @@ namespace specheads_kernels __attribute__((visibility("hidden"))) {
 AtenTensorHandle packed_linear(
     const at::TensorBase& x, const at::TensorBase& panels, const at::TensorBase* bias, int64_t num_rows);
 AtenTensorHandle masked_attention(
-    const at::TensorBase& query, const at::TensorBase& key, const at::TensorBase& value, const at::TensorBase& mask, double scale);
+    const at::TensorBase& query, const at::TensorBase& key, const at::TensorBase& value, const at::TensorBase& mask,
+    const at::TensorBase* rows, const at::TensorBase* positions, double scale);
 AtenTensorHandle decoder_layer(
     const at::TensorBase& hidden, const at::TensorBase& cosine, const at::TensorBase& sine, const at::TensorBase& mask,
-    const at::TensorBase& start, const at::TensorBase& keys, const at::TensorBase& values, const at::TensorBase& norm,
+    const at::TensorBase& start, const at::TensorBase* rows, const at::TensorBase& keys, const at::TensorBase& values, const at::TensorBase& norm,
     const at::TensorBase& queries_keys_values, const at::TensorBase* bias, const at::TensorBase& output,
     const at::TensorBase& mlp_norm, const at::TensorBase& gate_up, const at::TensorBase& down, double epsilon, double scale);
 AtenTensorHandle kth_largest(const at::TensorBase& x, int64_t k);

@@ -81,18 +81,18 @@ AOTITorchError aoti_torch_cpu_packed_linear(
 }
 
 AOTITorchError aoti_torch_cpu_masked_attention(
-    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle mask, double scale,
-    AtenTensorHandle* result) {
-  return call(masked_attention, result, query, key, value, mask, scale);
+    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle mask, AtenTensorHandle* rows,
+    AtenTensorHandle* positions, double scale, AtenTensorHandle* result) {
+  return call(masked_attention, result, query, key, value, mask, rows, positions, scale);
 }
 
 AOTITorchError aoti_torch_cpu_decoder_layer(
     AtenTensorHandle hidden, AtenTensorHandle cosine, AtenTensorHandle sine, AtenTensorHandle mask, AtenTensorHandle start,
-    AtenTensorHandle keys, AtenTensorHandle values, AtenTensorHandle norm, AtenTensorHandle queries_keys_values,
+    AtenTensorHandle* rows, AtenTensorHandle keys, AtenTensorHandle values, AtenTensorHandle norm, AtenTensorHandle queries_keys_values,
     AtenTensorHandle* bias, AtenTensorHandle output, AtenTensorHandle mlp_norm, AtenTensorHandle gate_up, AtenTensorHandle down,
     double epsilon, double scale, AtenTensorHandle* result) {
   return call(
-      decoder_layer, result, hidden, cosine, sine, mask, start, keys, values, norm, queries_keys_values, bias, output, mlp_norm,
+      decoder_layer, result, hidden, cosine, sine, mask, start, rows, keys, values, norm, queries_keys_values, bias, output, mlp_norm,
       gate_up, down, epsilon, scale);
 }
 
@@ -119,10 +119,11 @@ AOTITorchError aoti_torch_cpu_token_at(AtenTensorHandle probs, AtenTensorHandle 
 
 STABLE_TORCH_LIBRARY(specheads, library) {
   library.def("packed_linear(Tensor x, Tensor panels, Tensor? bias, int num_rows) -> Tensor");
-  library.def("masked_attention(Tensor query, Tensor key, Tensor value, Tensor mask, float scale) -> Tensor");
   library.def(
-      "decoder_layer(Tensor hidden, Tensor cosine, Tensor sine, Tensor mask, Tensor start, Tensor(a!) keys, Tensor(b!) values, "
-      "Tensor norm, Tensor queries_keys_values, Tensor? bias, Tensor output, Tensor mlp_norm, Tensor gate_up, Tensor down, "
+      "masked_attention(Tensor query, Tensor key, Tensor value, Tensor mask, Tensor? rows, Tensor? positions, float scale) -> Tensor");
+  library.def(
+      "decoder_layer(Tensor hidden, Tensor cosine, Tensor sine, Tensor mask, Tensor start, Tensor? rows, Tensor(a!) keys, "
+      "Tensor(b!) values, Tensor norm, Tensor queries_keys_values, Tensor? bias, Tensor output, Tensor mlp_norm, Tensor gate_up, Tensor down, "
       "float epsilon, float scale) -> Tensor");
   library.def("kth_largest(Tensor x, int k) -> Tensor");
   library.def("kept_softmax(Tensor logits, Tensor least) -> Tensor");

@@ -1,0 +1,103 @@
+"""Tokens of several rows that are read together get what each row would get alone, by transformers' code and by operators."""
+
+import pytest
+import torch
+from fakes import needs_compiler
+from families import CONFIGS, VOCAB_SIZE, WINDOW, tiny_model
+from transformers import MistralConfig
+
+from specheads.decoding.engine import EagerEngine, RowPlaces
+from specheads.decoding.engine.compiled import StepModule
+from specheads.decoding.engine.static import StaticEngine, StepKind
+from specheads.language_model import LanguageModel
+
+SHAPE = CONFIGS["llama"].to_dict()
+SIZES = {name: SHAPE[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")}
+SIZES |= {"num_hidden_layers": 2, "vocab_size": VOCAB_SIZE, "max_position_embeddings": WINDOW, "intermediate_size": 48}
+FAMILIES = {**CONFIGS, "mistral": MistralConfig(**SIZES, sliding_window=12)}
+LENGTHS, NUM_READ = (7, 1, 30), (3, 2, 1)  # of the rows' texts, and tokens of each that are read together
+
+
+def logits_of(output, *inputs):
+    return output.logits[:, 0]
+
+
+logits_of.compile_key = "logits"
+
+
+class Rows:
+    """Texts in the rows of an engine, the first of them in its last row."""
+
+    def __init__(self, name, engine=EagerEngine):
+        generator = torch.Generator().manual_seed(0)
+        self.lm = LanguageModel(tiny_model(FAMILIES[name], seed=4))
+        self.texts = [torch.randint(VOCAB_SIZE, (1, length + 3), generator=generator) for length in LENGTHS]
+        self.engine, self.rows = engine(self.lm, 64, num_rows=4), (3, 0, 2)
+        for row, text, length in zip(self.rows, self.texts, LENGTHS, strict=True):
+            self.engine.read_row(row, text[:, :length])
+        tokens = [text[0, n : n + count] for text, n, count in zip(self.texts, LENGTHS, NUM_READ, strict=True)]
+        rows, positions = zip(
+            *[(r, n + i) for r, n, count in zip(self.rows, LENGTHS, NUM_READ, strict=True) for i in range(count)]
+        )
+        self.tokens, self.places = torch.cat(tokens)[:, None], RowPlaces(torch.tensor(rows), torch.tensor(positions))
+
+    def expected(self):
+        """Return the logits of transformers' plain forward passes over each text."""
+        parts = []
+        for text, length, count in zip(self.texts, LENGTHS, NUM_READ, strict=True):
+            parts.append(self.lm.model(text[:, : length + count], use_cache=False).logits[0, length:])
+        return torch.cat(parts)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rows_are_read_as_alone(name):
+    rows = Rows(name)
+    actual = rows.engine.rows_step(logits_of)(rows.tokens, 40, rows.places)
+    expected = rows.expected()
+    assert len(torch.unique(expected, dim=0)) == len(expected) == 6
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=0)
+
+
+@needs_compiler
+@torch.no_grad()
+@pytest.mark.usefixtures("built_operators")
+@pytest.mark.parametrize("few", [True, False], ids=["packed", "attention alone"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_operators_read_rows_as_alone(name, few, threads):
+    rows = Rows(name, StaticEngine)
+    module = StepModule(rows.lm, logits_of, StepKind(all_logits=True, rows=True), few)
+    assert module.has_operators and module.reads_all_rows == (name not in ("bloom", "gemma2"))
+    actual = module(rows.tokens, torch.tensor(0), rows.engine._places[:64], rows.engine._memory, (rows.places,))
+    torch.testing.assert_close(actual, rows.expected(), atol=2e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_a_row_is_cleared_alone():
+    rows = Rows("llama")
+    before = [layer.keys.clone() for layer in rows.engine._layers]
+    rows.engine.clear_row(0)
+    for layer, keys in zip(rows.engine._layers, before, strict=True):
+        assert not layer.keys[0].any() and keys[0].any()
+        assert torch.equal(layer.keys[1:], keys[1:])
+
+
+@torch.no_grad()
+def test_texts_that_do_not_fit_are_refused():
+    rows = Rows("llama")
+    with pytest.raises(RuntimeError, match="65 positions do not fit"):
+        rows.engine.read_row(0, torch.zeros(1, 65, dtype=torch.long))
+
+
+@needs_compiler
+@torch.no_grad()
+@pytest.mark.usefixtures("built_operators")
+def test_rows_outside_of_the_memory_are_refused():
+    rows = Rows("llama", StaticEngine)
+    module = StepModule(rows.lm, logits_of, StepKind(all_logits=True, rows=True), True)
+    for places in (
+        RowPlaces(rows.places.rows + 1, rows.places.positions),
+        RowPlaces(rows.places.rows, rows.places.positions + 64),
+    ):
+        with pytest.raises(RuntimeError, match="fit into memory"):
+            module(rows.tokens, torch.tensor(0), rows.engine._places[:64], rows.engine._memory, (places,))
