@@ -36,10 +36,8 @@ class Rows:
         for row, text, length in zip(self.rows, self.texts, LENGTHS, strict=True):
             self.engine.read_row(row, text[:, :length])
         tokens = [text[0, n : n + count] for text, n, count in zip(self.texts, LENGTHS, NUM_READ, strict=True)]
-        rows, positions = zip(
-            *[(r, n + i) for r, n, count in zip(self.rows, LENGTHS, NUM_READ, strict=True) for i in range(count)]
-        )
-        self.tokens, self.places = torch.cat(tokens)[:, None], RowPlaces(torch.tensor(rows), torch.tensor(positions))
+        places = [[r, n + i] for r, n, count in zip(self.rows, LENGTHS, NUM_READ, strict=True) for i in range(count)]
+        self.tokens, self.places = torch.cat(tokens)[:, None], RowPlaces(*torch.tensor(places).T.contiguous())
 
     def expected(self):
         """Return the logits of transformers' plain forward passes over each text."""
@@ -95,9 +93,7 @@ def test_texts_that_do_not_fit_are_refused():
 def test_rows_outside_of_the_memory_are_refused():
     rows = Rows("llama", StaticEngine)
     module = StepModule(rows.lm, logits_of, StepKind(all_logits=True, rows=True), True)
-    for places in (
-        RowPlaces(rows.places.rows + 1, rows.places.positions),
-        RowPlaces(rows.places.rows, rows.places.positions + 64),
-    ):
+    for shift in ((1, 0), (0, 64)):
+        places = RowPlaces(rows.places.rows + shift[0], rows.places.positions + shift[1])
         with pytest.raises(RuntimeError, match="fit into memory"):
             module(rows.tokens, torch.tensor(0), rows.engine._places[:64], rows.engine._memory, (places,))
