@@ -152,7 +152,7 @@ def test_rows_of_a_batch_are_computed_each_with_its_memory():
 @torch.no_grad()
 def test_too_many_tokens_for_the_memory_are_refused():
     step = Step(lm_of("llama"), 0)
-    with pytest.raises(RuntimeError, match="5 tokens at 124 do not fit"):
+    with pytest.raises(RuntimeError, match="5 tokens at 124 of row 0 do not fit"):
         step(random_tokens(5), packed=True, at=124)
 
 
