@@ -131,13 +131,14 @@ class Uniforms:
         self.device = device
         self._random = np.random.default_rng(seed)
         self._block, self._next = torch.empty(0), 0
+        self._numbers: list[float] | None = None
         self._parts: dict[int, tuple[Tensor, ...]] = {}  # the block in parts of one length, made once: a view takes its time
 
     def take(self, count: int) -> Tensor:
         """Return the next numbers (count,), float64 in [0, 1)."""
         if self._next + count > len(self._block):
             drawn = torch.from_numpy(self._random.random(max(self.BLOCK, count)))
-            self._block, self._next, self._parts = drawn.to(self.device, non_blocking=True), 0, {}
+            self._block, self._next, self._parts, self._numbers = drawn.to(self.device, non_blocking=True), 0, {}, None
         self._next += count
         if self._next % count or count > self.LARGEST_PART:
             return self._block[self._next - count : self._next]
@@ -146,8 +147,14 @@ class Uniforms:
         return self._parts[count][self._next // count - 1]
 
     def number(self) -> float:
-        """Return the next number, of a stream on the host."""
-        return self.take(1).item()
+        """Return the next number as a number of the host; the stream's device must be the CPU."""
+        if self._next + 1 > len(self._block):
+            self.take(1)
+            self.give_back(1)
+        if self._numbers is None:
+            self._numbers = self._block.tolist()
+        self._next += 1
+        return self._numbers[self._next - 1]
 
     def give_back(self, count: int) -> None:
         """Put the last `count` numbers of the last `take` back, so that the next `take` returns them again."""

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from specheads.decoding.batch.reader import PromptReader
 from specheads.decoding.batch.rounds import Rounds, RowOutcome
 from specheads.decoding.batch.rows import Row
 from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import Generation, Round
-from specheads.decoding.session import Clock, Prompt, Session, end_flags, open_session
+from specheads.decoding.session import Clock, Prompt, end_flags, open_session
 from specheads.errors import UserError
 from specheads.pair import Pair
 from specheads.sampling import nan_message
@@ -26,8 +27,8 @@ class BatchDecoder:
 
     def __init__(self, pair: Pair, rounds: Rounds, num_rows: int) -> None:
         self.pair, self._rounds, self.num_rows = pair, rounds, num_rows
-        self._target = rounds.engines[0]
-        self._clock, self.is_warm = Clock(self._target.lm.device), False
+        self._readers = [PromptReader(engine, num_rows) for engine in rounds.engines]
+        self._clock, self.is_warm = Clock(rounds.engines[0].lm.device), False
 
     def warm_up(self) -> None:
         """Compile, load or capture all that generation will run; the first generation does it otherwise."""
@@ -38,6 +39,8 @@ class BatchDecoder:
     @torch.no_grad()
     def prepare(self) -> None:
         """Prepare all that generation will run, one step after another."""
+        for reader in self._readers:
+            reader.warm_up()
         self._rounds.warm_up(self._end_flags(()))
 
     @torch.no_grad()
@@ -58,6 +61,7 @@ class BatchDecoder:
         rows: list[Row] = []
         free = list(range(self.num_rows))[::-1]
         while True:
+            started = []
             while free and (item := next(waiting, None)) is not None:
                 number, prompt = item
                 try:
@@ -68,7 +72,9 @@ class BatchDecoder:
                 except UserError as error:
                     failures.append(f"prompt {number}: {error}")
                     continue
-                rows.append(self._start(number, free.pop(), session))
+                started.append(Row(number, free.pop(), session))
+            self._start(started)
+            rows += started
             if not rows:
                 break
             for row, failure in zip(rows, self._take_round(rows, ends), strict=True):
@@ -86,18 +92,20 @@ class BatchDecoder:
     def _end_flags(self, stop_tokens: Iterable[int]) -> Tensor:
         return end_flags(self.pair.vocab_size, stop_tokens, self._rounds.engines[-1].lm.device)
 
-    def _start(self, number: int, place: int, session: Session) -> Row:
-        """Read all of a prompt but its last token into a row of the engines' memory."""
-        row, start, prompt = Row(number, place, session), self._clock(), session.committed[:-1]
-        target_hidden: Tensor | None = None
-        for engine in self._rounds.engines:
-            if prompt:
-                hidden = engine.read_row(place, torch.tensor([prompt], device=engine.lm.device))
-                target_hidden = hidden[:, -1] if engine is self._target else target_hidden
-        row.num_read = len(prompt)
-        self._rounds.start(row, target_hidden)
-        session.prefill_seconds = self._clock() - start
-        return row
+    def _start(self, rows: Sequence[Row]) -> None:
+        """Read all of the rows' prompts but their last tokens into the engines' memory."""
+        start = self._clock()
+        prompts = [row.session.committed[:-1] for row in rows]
+        known = [number for number, prompt in enumerate(prompts) if prompt]
+        target_hidden: dict[int, Tensor] = {}
+        for reader in self._readers:
+            read = reader.read([rows[number].row for number in known], [prompts[number] for number in known])
+            target_hidden = target_hidden or dict(zip(known, read, strict=True))  # of the first reader, the target's
+        for number, row in enumerate(rows):
+            row.num_read = len(prompts[number])
+            self._rounds.start(row, target_hidden.get(number))
+        for row in rows:
+            row.session.prefill_seconds = self._clock() - start
 
     def _take_round(self, rows: Sequence[Row], ends: Tensor) -> list[str | None]:
         """Decode a round of each row and commit it; return why a row cannot go on."""

@@ -93,7 +93,7 @@ class RowsExample:
 
         self.num_columns = free(range(min(most_columns, 11), 2, -1)) if most_columns else 0
         self.num_rows = free(range(5, 24))
-        self.num_tokens = free(range(53, 200) if many else range(32, 8, -1))
+        self.num_tokens = free(range(101, 300) if many else range(32, 8, -1))
 
     def zeros(self, *shape: int, dtype: torch.dtype = torch.long) -> Tensor:
         """Return a tensor of zeros."""

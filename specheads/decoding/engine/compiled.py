@@ -70,6 +70,11 @@ class CompiledEngine(StaticEngine):
         """
         return max(3, count)
 
+    @property
+    def reads_rows_together(self) -> bool:
+        """Whether attention reads rows where they lie; copies would cost more than one prompt after another."""
+        return self.lm.device.type == "cpu" and self.lm.config._attn_implementation == "sdpa" and load_operators()
+
     def padded_rows(self, count: int) -> int:
         return self.padded(count)
 

@@ -95,6 +95,10 @@ class Engine(Protocol):
         A compiler takes a size for a constant that equals one; see `RowsExample`.
         """
 
+    @property
+    def reads_rows_together(self) -> bool:
+        """Whether steps in rows are the faster way to read short prompts."""
+
     def read_row(self, row: int, tokens: Tensor) -> Tensor:
         """Read `tokens` (1, T) into the memory of one row, from its start; return their states (1, T, H)."""
 
@@ -270,6 +274,11 @@ class EagerEngine:
 
     def warm_up_rows(self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]) -> None:
         """There is nothing to prepare."""
+
+    @property
+    def reads_rows_together(self) -> bool:
+        """Whether steps in rows are the faster way to read short prompts."""
+        return False
 
     @torch.no_grad()
     def read_row(self, row: int, tokens: Tensor) -> Tensor:

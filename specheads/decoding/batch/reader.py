@@ -1,0 +1,65 @@
+"""The reading of prompts into rows of an engine's memory."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.batch.rows import RowsExample, filled, flat_tokens
+from specheads.decoding.engine import Engine, ForwardOutput
+
+LONG = 256  # tokens: longer prompts are read alone, because steps in rows compute the attention of each token by itself
+TOGETHER = 512  # tokens of several prompts that are read at once, so that activations stay in a CPU's cache
+
+
+class LastStates:
+    """The epilogue of a forward pass over prompts: the states at some tokens."""
+
+    compile_key = ("states of some tokens",)
+    open_inputs = ((0,),)
+
+    def __call__(self, output: ForwardOutput, last: Tensor) -> Tensor:
+        """Return the states (n, H) at the tokens of index `last` (n,)."""
+        return output.hidden[last, 0]
+
+
+class PromptReader:
+    """Reads prompts into one engine's memory: short ones together, where the engine is fast at that."""
+
+    def __init__(self, engine: Engine, num_rows: int) -> None:
+        """`num_rows`: rows that decode; the memory has one more."""
+        self._engine, self._step, self._spare_row = engine, engine.rows_step(LastStates()), num_rows
+
+    def warm_up(self) -> None:
+        """Prepare the engine."""
+        if self._engine.reads_rows_together:
+            examples = [RowsExample(self._engine, [], many) for many in (False, True)]
+            self._engine.warm_up_rows(self._step, [each.arguments(each.zeros(each.num_rows)) for each in examples])
+
+    def read(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Read prompts of at least one token into rows of the memory; return the states (1, H) at their ends."""
+        states: dict[int, Tensor] = {}
+        group: list[int] = []
+        for number, prompt in enumerate(prompts):
+            if not self._engine.reads_rows_together or len(prompt) > LONG:
+                tokens = torch.tensor([prompt], device=self._engine.lm.device)
+                states[number] = self._engine.read_row(rows[number], tokens)[:, -1]
+                continue
+            if group and sum(len(prompts[each]) for each in group) + len(prompt) > TOGETHER:
+                states |= self._read_together(group, rows, prompts)
+                group = []
+            group.append(number)
+        if group:
+            states |= self._read_together(group, rows, prompts)
+        return [states[number] for number in range(len(prompts))]
+
+    def _read_together(self, group: Sequence[int], rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> dict[int, Tensor]:
+        """Read the prompts of these numbers in one step; return the states at their ends by number."""
+        engine, device = self._engine, self._engine.lm.device
+        texts = [prompts[number] for number in group]
+        least = engine.padded_rows(sum(map(len, texts)))
+        flat = flat_tokens([rows[number] for number in group], texts, [0] * len(group), least, self._spare_row, device)
+        last = filled(flat.first + flat.counts - 1, engine.padded_rows(len(group)), 0, device)
+        states = self._step(flat.tokens, flat.end, flat.places, last)
+        # A copy, because an engine may overwrite a step's outputs in the next one.
+        return {number: state[None].clone() for number, state in zip(group, states, strict=False)}
