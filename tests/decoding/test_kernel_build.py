@@ -10,7 +10,7 @@ from fakes import needs_compiler
 from specheads.decoding.engine import kernel_build
 
 SOURCES = {
-    "number.h": "int number();\n",
+    "number.h": "#pragma once\nint number();\n",
     "number.cpp": '#include "number.h"\nint number() { return 7; }\n',
     "twice.cpp": '#include "number.h"\nextern "C" int twice() { return 2 * number(); }\n',
 }
@@ -24,6 +24,7 @@ def folder(tmp_path, monkeypatch):
     for name, text in SOURCES.items():
         (folder / name).write_text(text)
     monkeypatch.setattr(kernel_build, "FOLDER", folder)
+    monkeypatch.setattr(kernel_build, "GROUPS", (("number.cpp",), ("twice.cpp",)))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     return folder
 
@@ -44,8 +45,9 @@ def commands(monkeypatch):
     return commands
 
 
-def test_every_source_of_the_operators_is_compiled():
-    assert [path.name for path in kernel_build.sources()] == ["layers.cpp", "products.cpp", "sampling.cpp", "torch.cpp"]
+def test_every_source_of_the_operators_is_compiled_once():
+    compiled = [name for group in kernel_build.GROUPS for name in group]
+    assert sorted(compiled) == sorted(path.name for path in kernel_build.FOLDER.glob("*.cpp"))
 
 
 @needs_compiler
@@ -94,7 +96,13 @@ def test_a_library_that_is_there_is_not_built(folder, commands):
 
 
 @needs_compiler
-def test_sources_are_compiled_at_the_same_time(folder, commands, monkeypatch):
+def test_sources_that_are_compiled_together(folder, monkeypatch):
+    monkeypatch.setattr(kernel_build, "GROUPS", (("number.cpp", "twice.cpp"),))
+    assert kernel_build.load_library(kernel_build.library_path()).twice() == 14
+
+
+@needs_compiler
+def test_groups_are_compiled_at_the_same_time(folder, commands, monkeypatch):
     """Each compilation waits until the other has begun."""
     run, both = kernel_build._run, threading.Barrier(2, timeout=60)
 

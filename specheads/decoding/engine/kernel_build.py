@@ -19,12 +19,10 @@ from specheads.decoding.engine.artefacts import keep_kernels_private, machine
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).with_name("kernels")
+# The sources that one process compiles, in about equal times. Reading torch's headers takes a process as long as compiling one of
+# the smaller sources, so that a process for each would cost more than it saves where few cores are free.
+GROUPS = (("layers.cpp",), ("products.cpp", "sampling.cpp", "torch.cpp"))
 MOST_CHARACTERS = 200  # of an error that a compiler reports
-
-
-def sources() -> list[Path]:
-    """Return the files to compile; each is compiled by a process."""
-    return sorted(FOLDER.glob("*.cpp"))
 
 
 def library_path() -> Path:
@@ -34,7 +32,7 @@ def library_path() -> Path:
     keep_kernels_private()
     texts = [(path.name, path.read_text()) for path in sorted(FOLDER.iterdir()) if path.suffix in (".cpp", ".h")]
     commands = [_command(name, ["source"], Path("folder")) for name in ("object.o", "library.so")]
-    digest = hashlib.sha256(repr((texts, commands, machine())).encode()).hexdigest()
+    digest = hashlib.sha256(repr((texts, GROUPS, commands, machine())).encode()).hexdigest()
     return Path(cache_dir(), f"operators-{digest[:24]}.so")
 
 
@@ -70,12 +68,19 @@ def build(path: Path) -> None:
         if path.exists():
             return
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="operators-") as name:
-            folder, files = Path(name), sources()
-            with ThreadPoolExecutor(len(files)) as pool:
-                list(pool.map(lambda file: _run(_command(f"{file.stem}.o", [str(file)], folder)), files))
-            objects = [str(folder / f"{file.stem}.o") for file in files]
+            folder = Path(name)
+            with ThreadPoolExecutor(len(GROUPS)) as pool:
+                objects = list(pool.map(lambda names: _compile(names, folder), GROUPS))
             _run(_command("library.so", objects, folder))
             os.replace(folder / "library.so", path)
+
+
+def _compile(names: tuple[str, ...], folder: Path) -> str:
+    """Compile sources together; return the path of their object in `folder`."""
+    together = folder / f"with_{names[0]}"
+    together.write_text("".join(f'#include "{FOLDER / name}"\n' for name in names))
+    _run(_command(f"{together.stem}.o", [str(together)], folder))
+    return str(together.with_suffix(".o"))
 
 
 def _command(name: str, inputs: list[str], folder: Path) -> str:
