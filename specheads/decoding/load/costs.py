@@ -1,7 +1,7 @@
 """What a batch costs: seconds of a draft step by its number of rows, and of a target step by its tokens in flight."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -115,15 +115,8 @@ class LoadCosts:
             raise UserError(f"{path} must have draft, target and provenance; give a JSON file that LoadCosts.write has written.")
         if missing := [name for name in PROVENANCE if name not in content["provenance"]]:
             raise UserError(f"{path} does not say its {missing[0]}; provenance must name {', '.join(PROVENANCE)}.")
-        return cls(*(_table(content[name], f"{path}: {name}") for name in ("draft", "target")), content["provenance"])
-
-    @classmethod
-    def of_rows(
-        cls, draft: Iterable[Sequence[Any]], target: Iterable[Sequence[Any]], provenance: Mapping[str, str]
-    ) -> "LoadCosts":
-        """Return costs from pairs of a size and its seconds."""
-        tables = (SecondsTable(*map(tuple, zip(*rows, strict=True))) for rows in (draft, target))
-        return cls(*tables, provenance)
+        draft, target = (_table(content[name], f"{path}: {name}") for name in ("draft", "target"))
+        return cls(draft, target, content["provenance"])
 
 
 def _table(content: Any, where: str) -> SecondsTable:

@@ -29,13 +29,13 @@ class SurvivalSample:
 
     @cached_property
     def gains(self) -> list[np.ndarray]:
-        """By depth 0 to K, the mean gain of a row for 0, 1/M, 2/M, ... tokens per row, the tokens with the most survival first."""
+        """By depth 0 to K, the mean gain of a row for 0, 1/M, 2/M, ... tokens per row, those with the most survival first."""
         reached = np.minimum.accumulate(self.survival, axis=1)
         sums = [-np.sort(-reached[:, :depth].ravel()) for depth in range(reached.shape[1] + 1)]
         return [np.concatenate([[0.0], values.cumsum()]) / len(reached) for values in sums]
 
     def gain(self, depth: int, num_requests: int) -> np.ndarray:
-        """Return the expected number of accepted tokens of a batch that submits 0, 1, ... of its `num_requests` x depth tokens."""
+        """Return the expected accepted tokens of a batch that submits 0, 1, ... of its `num_requests` x depth tokens."""
         curve, submitted = self.gains[depth], np.arange(num_requests * depth + 1)
         return num_requests * np.interp(submitted / num_requests, np.arange(len(curve)) / len(self.survival), curve)
 

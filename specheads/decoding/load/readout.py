@@ -120,6 +120,6 @@ def check_known_before(logistic: LogisticAcceptance) -> None:
     """Raise UserError if a logistic reads a feature of the token itself, which would make its use for that token lossy."""
     if unknown := [name for name in logistic.weights if name not in KNOWN_BEFORE]:
         raise UserError(
-            f"weights.{unknown[0]} is known only after a token was sampled, but `before` decides whether that token is submitted; "
+            f"weights.{unknown[0]} is known only after a token was sampled, but `before` decides whether it is submitted; "
             f"use some of {', '.join(KNOWN_BEFORE)}."
         )
