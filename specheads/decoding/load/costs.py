@@ -42,10 +42,11 @@ class SecondsTable:
     def __call__(self, size: Any) -> Any:
         """Return the seconds (...) at sizes (...)."""
         beyond = np.maximum(size - self.sizes[-1], 0)
-        return np.interp(size, self.sizes, self.seconds) + beyond * self._last_slope
+        return np.interp(size, self.sizes, self.seconds) + beyond * self.last_slope
 
     @property
-    def _last_slope(self) -> float:
+    def last_slope(self) -> float:
+        """Seconds per unit of size beyond the last entry."""
         return (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
 
     def envelope(self) -> "SecondsTable":
@@ -60,10 +61,10 @@ class SecondsTable:
                 hull.pop()
             hull.append(point)
         # The last slope goes on for ever, so that the envelope can rise no faster before it.
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= self._last_slope:
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= self.last_slope:
             hull.pop()
         size, seconds = hull[-1]
-        hull.append((size + 1, seconds + self._last_slope))
+        hull.append((size + 1, seconds + self.last_slope))
         sizes, values = zip(*hull, strict=True)
         return SecondsTable(sizes, values)
 

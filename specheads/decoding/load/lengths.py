@@ -76,7 +76,7 @@ class GoodputK(PlannedLength):
     def length(self, drafts: Drafts) -> int:
         lengths, rows = np.arange(self.max_tokens + 1), drafts.num_requests
         emitted = rows * (1 + np.concatenate([[0.0], self._shares().cumprod().cumsum()]))
-        seconds = lengths * self.costs.draft(rows) + self.costs.envelope(drafts.base_tokens + rows * lengths)
+        seconds = lengths * self.costs.draft(rows) + self.costs.envelope(rows * (1 + lengths))
         return int(np.argmax(emitted / seconds))
 
     def _shares(self) -> np.ndarray:

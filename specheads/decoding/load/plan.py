@@ -49,11 +49,13 @@ class SurvivalSample:
 class Plan:
     """How a round is drafted: `depth` tokens per row, and the throughput (tokens per second) at which seconds are valued.
 
+    `worth`: the tokens that this is expected to add to those of a round without drafts, less the value of the seconds it takes.
     `adaptive`: verification is free for all that may be drafted, so that depth may follow the drafts; `depth` is the most then.
     """
 
     depth: int
     throughput: float
+    worth: float
     adaptive: bool = False
 
 
@@ -86,10 +88,11 @@ class Planner:
             gains, seconds = self._outcomes(num_requests, prompt_tokens, depth)
             worths.append(float((gains - throughput * seconds).max()))
         depth = int(np.argmax(worths))
+        worth = worths[depth] - worths[0]
         free = (self.costs.envelope.flat_until - prompt_tokens) // num_requests - 1
-        if depth < free:
-            return Plan(min(free, self.max_tokens), throughput, adaptive=True)
-        return Plan(depth, throughput)
+        if 0 < depth < free:
+            return Plan(min(free, self.max_tokens), throughput, worth, adaptive=True)
+        return Plan(depth, throughput, worth)
 
     def throughput(self, num_requests: int) -> float:
         """Return the highest expected throughput of rounds with this number of requests, in tokens per second."""

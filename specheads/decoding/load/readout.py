@@ -11,26 +11,52 @@ from specheads.decoding.load.admission import survival_of
 from specheads.decoding.load.drafts import Drafts
 from specheads.decoding.stopping.logistic import LOGISTIC_INPUTS, checked_weights, logistic_inputs
 from specheads.errors import UserError
+from specheads.features import FEATURES
 from specheads.heads.calibration import IndexCalibration
 
-KNOWN_BEFORE = ("logit_max_prob", "max_prob", "entropy", "bias")  # inputs that do not depend on the token
+
+class Predictor(Protocol):
+    """A prediction of each token's acceptance, if all tokens before it are accepted."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The features that it reads."""
+
+    @property
+    def reads_token(self) -> bool:
+        """Whether it depends on the token itself."""
+
+    def __call__(self, drafts: Drafts) -> np.ndarray:
+        """Return the probability (R, K) that each token is accepted; places without a token are undefined."""
 
 
-class ReadOut(Protocol):
-    """Both predictions, for every place of a batch's drafts; places without a token are undefined."""
+@dataclass(frozen=True)
+class ReadOut:
+    """Both predictions of acceptance: `before` a token is sampled, on which its submission may depend, and `after`.
 
-    needs: frozenset[str]
+    Raises:
+        UserError: `before` reads the token.
+    """
 
-    def overlap(self, drafts: Drafts) -> np.ndarray:
-        """Return each token's acceptance (R, K) as predicted before it was sampled; it must not depend on the token."""
+    before: Predictor
+    after: Predictor
 
-    def acceptance(self, drafts: Drafts) -> np.ndarray:
-        """Return each token's acceptance (R, K) as predicted after it was sampled."""
+    def __post_init__(self) -> None:
+        """Check that the first prediction does not know the token."""
+        if self.before.reads_token:
+            raise UserError(
+                f"before={self.before} reads the token whose submission it decides, which would change the output distribution; "
+                "use max_prob and entropy, or a head that predicts before the token is sampled."
+            )
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """The features that both read."""
+        return self.before.needs | self.after.needs
 
-def survival(read_out: ReadOut, drafts: Drafts) -> np.ndarray:
-    """Return the survival (R, K) on which the submission of each token may depend; see `survival_of`."""
-    return survival_of(read_out.acceptance(drafts), read_out.overlap(drafts))
+    def survival(self, drafts: Drafts) -> np.ndarray:
+        """Return the survival (R, K) on which the submission of each token may depend; see `survival_of`."""
+        return survival_of(self.after(drafts), self.before(drafts))
 
 
 @dataclass(frozen=True)
@@ -48,78 +74,36 @@ class LogisticAcceptance:
         """The features that it reads."""
         return frozenset(LOGISTIC_INPUTS[name][0] for name in self.weights if name != "bias")
 
+    @property
+    def reads_token(self) -> bool:
+        """Whether a feature of the token itself is among its inputs."""
+        return any(FEATURES[name].of_token for name in self.needs)
+
     def __call__(self, drafts: Drafts) -> np.ndarray:
-        """Return the probability (R, K) that each token is accepted."""
         features = {name: torch.from_numpy(drafts.features[name][:, : drafts.longest]) for name in self.needs}
         inputs = logistic_inputs(list(self.weights), features)
         return (inputs @ torch.tensor(list(self.weights.values()), dtype=torch.float64)).sigmoid().numpy()
 
 
 @dataclass(frozen=True)
-class ConfidenceReadOut:
-    """Both predictions without a head, by two logistics of the draft's confidence that were fitted on dev prompts.
+class HeadAcceptance:
+    """The calibrated prediction of a head, whose logits are the feature `name`.
 
-    Raises:
-        UserError: `before` reads the token.
+    `reads_token`: of a look-ahead head true, because its inputs are known once the token was sampled; of a head that predicts the
+    overlap of the distribution that the token is sampled from, false.
     """
 
-    before: LogisticAcceptance
-    after: LogisticAcceptance
-
-    def __post_init__(self) -> None:
-        """Check that the first logistic does not know the token."""
-        check_known_before(self.before)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The features that both read."""
-        return self.before.needs | self.after.needs
-
-    def overlap(self, drafts: Drafts) -> np.ndarray:
-        return self.before(drafts)
-
-    def acceptance(self, drafts: Drafts) -> np.ndarray:
-        return self.after(drafts)
-
-
-@dataclass(frozen=True)
-class HeadReadOut:
-    """A look-ahead head after a token was sampled, and a logistic of the draft's confidence before.
-
-    `feature` is the name of the head's logits; those of token j are computed from inputs known once token j was sampled.
-
-    Raises:
-        UserError: `before` reads the token.
-    """
-
-    before: LogisticAcceptance
-    feature: str
+    name: str
     calibration: IndexCalibration
-
-    def __post_init__(self) -> None:
-        """Check that the logistic does not know the token."""
-        check_known_before(self.before)
+    reads_token: bool = True
 
     @property
     def needs(self) -> frozenset[str]:
-        """The features that both read."""
-        return self.before.needs | {self.feature}
+        """The features that it reads."""
+        return frozenset({self.name})
 
-    def overlap(self, drafts: Drafts) -> np.ndarray:
-        return self.before(drafts)
-
-    def acceptance(self, drafts: Drafts) -> np.ndarray:
-        place = np.arange(drafts.longest)
+    def __call__(self, drafts: Drafts) -> np.ndarray:
         slope, intercept = (np.array(values) for values in (self.calibration.slope, self.calibration.intercept))
-        entry = np.minimum(place, len(slope) - 1)
-        logits = drafts.features[self.feature][:, : drafts.longest]
+        entry = np.minimum(np.arange(drafts.longest), len(slope) - 1)
+        logits = drafts.features[self.name][:, : drafts.longest]
         return 1 / (1 + np.exp(-(slope[entry] * logits + intercept[entry])))
-
-
-def check_known_before(logistic: LogisticAcceptance) -> None:
-    """Raise UserError if a logistic reads a feature of the token itself, which would make its use for that token lossy."""
-    if unknown := [name for name in logistic.weights if name not in KNOWN_BEFORE]:
-        raise UserError(
-            f"weights.{unknown[0]} is known only after a token was sampled, but `before` decides whether it is submitted; "
-            f"use some of {', '.join(KNOWN_BEFORE)}."
-        )

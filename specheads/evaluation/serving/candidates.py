@@ -44,9 +44,7 @@ def families(dev: Recording, costs: LoadCosts, heads: Mapping[str, RecordedHead]
     read_outs |= {f"load-aware, {name}": head_read_out(dev, head) for name, head in heads.items()}
     samples = {name: survival_sample(dev, read_out, max_tokens) for name, read_out in read_outs.items()}
     confidence, sample = read_outs["load-aware"], samples["load-aware"]
-    aware = [
-        Family(name, partial(_aware, costs, read_out, samples[name], max_tokens)) for name, read_out in read_outs.items()
-    ]
+    aware = [Family(name, partial(_aware, costs, read_out, samples[name], max_tokens)) for name, read_out in read_outs.items()]
 
     def bounded_logistic(value: float, requests: int) -> LoadPolicy:
         return LoadBound(PooledLogistic(value, max_tokens=max_tokens), costs, confidence, sample)

@@ -6,7 +6,7 @@ import numpy as np
 
 from specheads.decoding.load.drafts import Drafts
 from specheads.decoding.load.plan import SurvivalSample
-from specheads.decoding.load.readout import ConfidenceReadOut, HeadReadOut, LogisticAcceptance, ReadOut, survival
+from specheads.decoding.load.readout import HeadAcceptance, LogisticAcceptance, ReadOut
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.serving.recorded_drafts import RecordedDrafts, Rows
 from specheads.evaluation.tuning import Tuning
@@ -24,14 +24,15 @@ def fitted_logistic(dev: Recording, names: Sequence[str]) -> LogisticAcceptance:
     return LogisticAcceptance(Tuning(dev, CostTable({})).logistic(names))
 
 
-def confidence_read_out(dev: Recording) -> ConfidenceReadOut:
+def confidence_read_out(dev: Recording) -> ReadOut:
     """Return the read-out that needs no head."""
-    return ConfidenceReadOut(fitted_logistic(dev, BEFORE), fitted_logistic(dev, AFTER))
+    return ReadOut(fitted_logistic(dev, BEFORE), fitted_logistic(dev, AFTER))
 
 
-def head_read_out(dev: Recording, head: RecordedHead) -> HeadReadOut:
-    """Return the read-out of a look-ahead head, whose predictions the recording has."""
-    return HeadReadOut(fitted_logistic(dev, BEFORE), head.name, IndexCalibration.from_dict(head.config.calibration))
+def head_read_out(dev: Recording, head: RecordedHead) -> ReadOut:
+    """Return the read-out of a look-ahead head, whose predictions the recording has, and of confidence before sampling."""
+    after = HeadAcceptance(head.name, IndexCalibration.from_dict(head.config.calibration))
+    return ReadOut(fitted_logistic(dev, BEFORE), after)
 
 
 def survival_sample(dev: Recording, read_out: ReadOut, max_tokens: int, seed: int = 0) -> SurvivalSample:
@@ -51,5 +52,5 @@ def survival_sample(dev: Recording, read_out: ReadOut, max_tokens: int, seed: in
         lengths[which] += 1
         ended[np.setdiff1d(np.arange(NUM_DRAFTS), which)] = True
         ended[which] |= ends
-    drafts = Drafts(np.arange(NUM_DRAFTS), lengths, capacity, features)
-    return SurvivalSample(np.where(drafts.places, survival(read_out, drafts), 0.0))
+    drafts = Drafts(np.arange(NUM_DRAFTS), lengths, capacity, np.ones_like(lengths), features)
+    return SurvivalSample(np.where(drafts.places, read_out.survival(drafts), 0.0))

@@ -55,9 +55,7 @@ class Simulation:
 
     def __init__(self, recorded: RecordedDrafts, traffic: Traffic, costs: LoadCosts, policy: LoadPolicy) -> None:
         if policy.max_tokens > recorded.max_tokens:
-            raise UserError(
-                f"a policy drafts up to {policy.max_tokens} tokens, but {recorded.max_tokens} are recorded."
-            )
+            raise UserError(f"a policy drafts up to {policy.max_tokens} tokens, but {recorded.max_tokens} are recorded.")
         self.recorded, self.traffic, self.costs, self.policy = recorded, traffic, costs, policy
         self.served = Served.nothing(len(traffic.prompts))
         self.position = traffic.starts.copy()
@@ -121,7 +119,7 @@ class Simulation:
         active, width = self.active, max(self.policy.max_tokens, 1)
         features = {name: np.ones((len(active), width)) for name in self.recorded.needs}
         lengths, ended = np.zeros(len(active), dtype=np.int64), np.zeros(len(active), dtype=bool)
-        drafts = Drafts(active, lengths, self.recorded.capacity(rows), features, prompt_tokens)
+        drafts = Drafts(active, lengths, self.recorded.capacity(rows), self.unread[active], features, prompt_tokens)
         seconds = 0.0
         for step in range(self.policy.max_tokens):
             which = np.flatnonzero(drafting_rows(self.policy, drafts, ended))
