@@ -19,6 +19,7 @@ import data_gen.__main__
 import evaluate
 import specheads.evaluation.layer_search
 import specheads.evaluation.learning_curve
+import specheads.evaluation.load
 import train
 from specheads.commands.run_folders import NoteRunKey
 from specheads.decoding import responses as generate
@@ -31,6 +32,7 @@ from specheads.storage.shards import ShardStore
 COMMANDS = {"train.py": train.main, "evaluate.py": evaluate.main, "data_gen": data_gen.__main__.main}
 COMMANDS["learning_curve"] = specheads.evaluation.learning_curve.main
 COMMANDS["layer_search"] = specheads.evaluation.layer_search.main
+COMMANDS["load"] = specheads.evaluation.load.main
 DISTILL = ["train.py", "task=distill"]
 GRAPHS = ["evaluate.py", "drafting=graph", "verification=tree_match", "head=null"]
 SMALL = ["data.num_train=4", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=4"]

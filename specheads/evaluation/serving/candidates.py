@@ -8,6 +8,7 @@ from specheads.decoding.load.bandit import BatchSizeBandit
 from specheads.decoding.load.costs import LoadCosts
 from specheads.decoding.load.lengths import FixedK, FixedKByBatchSize, GoodputK
 from specheads.decoding.load.load_aware import LoadAware, LoadBound
+from specheads.decoding.load.plan import SurvivalSample
 from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.load.pooled_logistic import PooledLogistic
 from specheads.decoding.load.readout import ReadOut
@@ -75,5 +76,7 @@ def by_batch_size(lengths: Mapping[int, int]) -> Family:
     return Family(BY_BATCH, lambda value, requests: FixedKByBatchSize(lengths))
 
 
-def _aware(costs: LoadCosts, read_out: ReadOut, sample, max_tokens: int, value: float, requests: int) -> LoadPolicy:
+def _aware(
+    costs: LoadCosts, read_out: ReadOut, sample: SurvivalSample, max_tokens: int, value: float, requests: int
+) -> LoadPolicy:
     return LoadAware(costs, read_out, sample, max_tokens)

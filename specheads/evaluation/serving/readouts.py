@@ -20,7 +20,7 @@ NUM_DRAFTS = 1024  # of a sample of survival
 
 
 def fitted_logistic(dev: Recording, names: Sequence[str]) -> LogisticAcceptance:
-    """Return the logistic of the draft's confidence that fits the tokens of dev prompts; `names` from LOGISTIC_INPUTS and bias."""
+    """Return the logistic of the draft's confidence that fits the tokens of dev prompts; for `names` see `logistic_inputs`."""
     return LogisticAcceptance(Tuning(dev, CostTable({})).logistic(names))
 
 

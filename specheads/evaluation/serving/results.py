@@ -53,17 +53,24 @@ def result_of(served: Served, traffic: Traffic, lengths: np.ndarray) -> ServingR
     )
     later = emitted > 1
     per_token = 1e3 * (finished - first)[later] / (emitted[later] - 1)
-    return ServingResult(
-        tokens / rounds[-1].end,
-        float(np.median(emitted / (finished - admitted))),
-        *(float(value) for value in np.quantile(per_token, (0.5, 0.9, 0.99))),
-        *(float(value) for value in np.quantile(1e3 * (first - arrived), (0.5, 0.9, 0.99))),
-        block_efficiency=tokens / requests,
-        discard_rate=(drafted - accepted) / tokens,
-        rejected_rate=(submitted - accepted) / tokens,
-        draft_steps=steps / len(decoding),
-        submitted=submitted / requests,
-    )
+    numbers = {
+        "tokens_per_second": tokens / rounds[-1].end,
+        "user_tokens_per_second": float(np.median(emitted / (finished - admitted))),
+        **_quantiles("token_ms", per_token),
+        **_quantiles("first_token_ms", 1e3 * (first - arrived)),
+        "block_efficiency": tokens / requests,
+        "discard_rate": (drafted - accepted) / tokens,
+        "rejected_rate": (submitted - accepted) / tokens,
+        "draft_steps": steps / len(decoding),
+        "submitted": submitted / requests,
+    }
+    return ServingResult(**numbers)
+
+
+def _quantiles(name: str, values: np.ndarray) -> dict[str, float]:
+    levels = (50, 90, 99)
+    quantiles = np.quantile(values, np.array(levels) / 100).tolist()
+    return {f"{name}_p{level}": value for level, value in zip(levels, quantiles, strict=True)}
 
 
 def mean_interval(values: Sequence[float]) -> Interval:

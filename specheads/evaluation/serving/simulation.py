@@ -3,7 +3,8 @@
 A round drafts in lockstep, submits what the policy admits, and verifies it in one step of the target, which also reads the
 prompts of new requests (chunked prefill without a limit on the chunk). The draft reads in its first step of a round what it has
 not read: a prompt, tokens of rounds in which it did not draft. Exact for chains under token verification, like replay, for
-policies that keep the output exact; for others the tokens are the target's and not theirs. Memory is taken to be sufficient.
+policies that keep the output exact; for others the tokens are the target's and not theirs. A head's seconds are left out:
+at the sizes for which costs are given it is a small part of a draft step. Memory is taken to be sufficient.
 """
 
 from dataclasses import dataclass, field
