@@ -42,7 +42,7 @@ class LoadAware(LoadPolicy):
         self.costs, self.read_out, self.needs = costs, read_out, read_out.needs
         self.planner, mean = Planner(costs, sample, self.max_tokens), sample.mean
         self.next_overlap = mean[1:] / np.maximum(mean[:-1], 1e-12)  # expected, by place
-        self.plan = self.proposed = Plan(0, 0.0, 0.0)  # of this round, and what it was if drafts pay for their reading
+        self.plan = self.proposed = Plan(0, 0.0)  # of this round, and what it was if drafts pay for their reading
         self.drafting = True
         # Tokens that the plans since drafts began or ended were worth more than what the draft would have had to read.
         self.balance = 0.0
@@ -68,11 +68,11 @@ class LoadAware(LoadPolicy):
             first, usual = self.costs.draft(drafts.unread.sum()), self.costs.draft(drafts.num_requests)
             if self.proposed.depth and self.balance >= self.proposed.throughput * (first - usual):
                 self.drafting, self.balance = True, 0.0
-        return self.proposed if self.drafting else Plan(0, self.proposed.throughput, 0.0)
+        return self.proposed if self.drafting else Plan(0, self.proposed.throughput)
 
     def learn(self, drafts: Drafts, num_submitted: np.ndarray, num_accepted: np.ndarray, seconds: float) -> None:
         rows, table = drafts.num_requests, self.costs.draft
-        more = int(num_accepted.sum()) + rows + drafts.prompt_tokens  # tokens that the draft is to read
+        more = self.proposed.accepted + rows + drafts.prompt_tokens  # tokens that the draft is to read
         token = table.last_slope * self.proposed.throughput
         # The first step of a draft reads some for the price of one token per row.
         gained = self.proposed.worth - token * (more - max(table.flat_until, rows) * (self.proposed.depth > 0))

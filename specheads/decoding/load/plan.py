@@ -1,6 +1,6 @@
 """How deep a batch should draft, from the survival of drafts of other prompts and from what steps cost."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -49,13 +49,14 @@ class SurvivalSample:
 class Plan:
     """How a round is drafted: `depth` tokens per row, and the throughput (tokens per second) at which seconds are valued.
 
-    `worth`: the tokens that this is expected to add to those of a round without drafts, less the value of the seconds it takes.
+    `accepted`: the tokens that are expected to be; `worth`: these less the value of what drafting and verifying them takes.
     `adaptive`: verification is free for all that may be drafted, so that depth may follow the drafts; `depth` is the most then.
     """
 
     depth: int
     throughput: float
-    worth: float
+    accepted: float = 0.0
+    worth: float = 0.0
     adaptive: bool = False
 
 
@@ -83,16 +84,19 @@ class Planner:
 
     def _planned(self, num_requests: int, prompt_tokens: int) -> Plan:
         throughput = self.throughput(num_requests)
-        worths = []
+        best, nothing = Plan(0, throughput), -np.inf
         for depth in range(self.max_tokens + 1):
             gains, seconds = self._outcomes(num_requests, prompt_tokens, depth)
-            worths.append(float((gains - throughput * seconds).max()))
-        depth = int(np.argmax(worths))
-        worth = worths[depth] - worths[0]
+            worths = gains - throughput * seconds
+            number = int(np.argmax(worths))
+            if not depth:
+                nothing = worths[0]
+            elif worths[number] - nothing > best.worth:
+                best = Plan(depth, throughput, float(gains[number]), float(worths[number] - nothing))
         free = (self.costs.envelope.flat_until - prompt_tokens) // num_requests - 1
-        if 0 < depth < free:
-            return Plan(min(free, self.max_tokens), throughput, worth, adaptive=True)
-        return Plan(depth, throughput, worth)
+        if 0 < best.depth < free:
+            return replace(best, depth=min(free, self.max_tokens), adaptive=True)
+        return best
 
     def throughput(self, num_requests: int) -> float:
         """Return the highest expected throughput of rounds with this number of requests, in tokens per second."""

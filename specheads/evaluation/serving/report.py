@@ -65,15 +65,16 @@ def conclusions(tables: Sequence[LoadTable]) -> list[str]:
         speeds = {number: table.row(row.family).numbers["tokens_per_second"].low for number, (table, _) in closed.items()}
         pays = sorted(number for number, (_, alone) in closed.items() if speeds[number] > alone)
         none = sorted(set(closed) - set(pays))
-        texts.append(
-            f"{row.family}: faster than the target alone at {_list(pays)} requests at once"
-            + (f", not at {_list(none)}." if none else ".")
-        )
+        if not pays:
+            texts.append(f"{row.family}: never faster than the target alone.")
+        else:
+            after = f", not with {_list(none)}" if none else ""
+            texts.append(f"{row.family}: faster than the target alone with {_list(pays)} requests at once{after}.")
     return texts
 
 
 def _list(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers)) or "no number of"
+    return ", ".join(map(str, numbers))
 
 
 def write_tables(tables: Sequence[LoadTable], context: Mapping[str, Any], folder: Path) -> list[Path]:

@@ -50,11 +50,11 @@ def test_prompts_in_the_same_step_take_the_place_of_drafts():
     assert numbers == sorted(numbers, reverse=True) and numbers[0] > numbers[1] and numbers[2] == 0
 
 
-def rounds(policy, requests, count, prompt_tokens):
+def rounds(policy, requests, count):
     """Return the depths of rounds in which all that is submitted is accepted."""
     depths = []
     for number in range(count):
-        drafts = drafted(policy, features(requests, number), prompt_tokens)
+        drafts = drafted(policy, features(requests, number), unread=1 if policy.drafting else 50)
         submitted = policy.admit(drafts)
         policy.learn(drafts, submitted, submitted, 1.0)
         depths.append(drafts.longest)
@@ -65,9 +65,9 @@ def test_drafts_end_where_their_reading_costs_more_than_they_add_and_begin_again
     """A draft that is fast up to 64 tokens and slow beyond: 60 requests emit more than that in every round."""
     slow = LoadCosts(SecondsTable((1, 64, 65), (0.0005, 0.0005, 0.001)), COSTS.target)
     policy = LoadAware(slow, READ_OUT, SAMPLE, 6)
-    depths = rounds(policy, 60, 200, 0)
+    depths = rounds(policy, 60, 200)
     assert depths[0] > 0 and depths[-1] == 0 and not policy.drafting
-    assert rounds(policy, 2, 600, 0)[-1] > 0 and policy.drafting
+    assert rounds(policy, 2, 100)[-1] > 0 and policy.drafting
 
 
 def test_the_bound_submits_no_more_than_the_other_policy_and_no_more_than_pays():
