@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 from specheads.decoding.load.bandit import BatchSizeBandit
 from specheads.decoding.load.costs import LoadCosts
@@ -19,18 +20,20 @@ from specheads.replay.replay import RecordedHead
 
 FIXED, USUAL, BY_BATCH = "fixed K", "K = 7", "fixed K by batch size"
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10)
-THRESHOLDS = (0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9)
+THRESHOLDS, MOST = (0.3, 0.5, 0.7, 0.85), (1, 2, 3, 6)  # of the pooled logistic; its longest drafts hold up the whole batch
 DEPTHS = (1, 2, 3, 4, 5)
-PER_REQUEST = (0.5, 1.0, 2.0, 3.0)  # tokens that TETRIS verifies, per request
+PER_REQUEST, TETRIS_DEPTHS = (0.5, 1.0, 2.0), (1, 2, 3, 5)  # tokens that TETRIS verifies, per request, and drafts
+
+Value = tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Family:
-    """Policies of one kind: `make` returns a new one for a value and the number of requests of the load."""
+    """Policies of one kind: `make` returns a new one for the values of its parameters and the number of requests of the load."""
 
     name: str
-    make: Callable[[float, int], LoadPolicy]
-    values: Sequence[float] = (0,)  # one value: nothing is chosen
+    make: Callable[[Value, int], LoadPolicy]
+    values: Sequence[Value] = ((),)  # those that are tried
     lossless: bool = True
 
 
@@ -47,26 +50,29 @@ def families(dev: Recording, costs: LoadCosts, heads: Mapping[str, RecordedHead]
     confidence, sample = read_outs["load-aware"], samples["load-aware"]
     aware = [Family(name, partial(_aware, costs, read_out, samples[name], max_tokens)) for name, read_out in read_outs.items()]
 
-    def bounded_logistic(value: float, requests: int) -> LoadPolicy:
-        return LoadBound(PooledLogistic(value, max_tokens=max_tokens), costs, confidence, sample)
+    def fixed(value: Value, requests: int) -> LoadPolicy:
+        return FixedK(int(value[0]))
 
-    def bounded_length(value: float, requests: int) -> LoadPolicy:
-        return LoadBound(FixedK(int(value)), costs, confidence, sample)
+    def pooled(value: Value, requests: int) -> LoadPolicy:
+        return PooledLogistic(value[0], max_tokens=int(value[1]))
 
+    def tetris(value: Value, requests: int) -> LoadPolicy:
+        return Tetris(max(round(value[0] * requests), 1), int(value[1]))
+
+    def bounded(make: Callable[[Value, int], LoadPolicy]) -> Callable[[Value, int], LoadPolicy]:
+        return lambda value, requests: LoadBound(make(value, requests), costs, confidence, sample)
+
+    lengths, depths = [(length,) for length in LENGTHS], [(depth,) for depth in DEPTHS]
+    pooled_values = list(product(THRESHOLDS, MOST))
     return [
-        Family(FIXED, lambda value, requests: FixedK(int(value)), LENGTHS),
+        Family(FIXED, fixed, lengths),
         Family(USUAL, lambda value, requests: FixedK(7)),
         Family("goodput K", lambda value, requests: GoodputK(costs, max_tokens=max_tokens)),
         Family("bandit by batch size", lambda value, requests: BatchSizeBandit()),
-        Family("pooled logistic", lambda value, requests: PooledLogistic(value, max_tokens=max_tokens), THRESHOLDS),
-        Family(
-            "TETRIS, lossy",
-            lambda value, requests: Tetris(max(round(value * requests), 1), min(max_tokens, 5)),
-            PER_REQUEST,
-            lossless=False,
-        ),
-        Family("pooled logistic, load bound", bounded_logistic, THRESHOLDS),
-        Family("fixed K, load bound", bounded_length, DEPTHS),
+        Family("pooled logistic", pooled, pooled_values),
+        Family("TETRIS, lossy", tetris, list(product(PER_REQUEST, TETRIS_DEPTHS)), lossless=False),
+        Family("pooled logistic, load bound", bounded(pooled), pooled_values),
+        Family("fixed K, load bound", bounded(fixed), depths),
         *aware,
     ]
 

@@ -15,6 +15,11 @@ from specheads.evaluation.serving.study import LoadTable, PolicyRow
 from specheads.storage.files import write_json, write_whole
 
 NAME = "load"
+WIDTHS = {"tokens/s": 7, "over fixed K": 13, "ms/token, half and 99%": 10, "first ms, half and 99%": 11}
+COLUMNS = (
+    *("value", "tokens/s", "over fixed K", "per user", "ms/token, half and 99%", "first ms, half and 99%"),
+    *("block eff.", "discard rate", "draft steps", "subm."),
+)
 
 
 def print_tables(tables: Sequence[LoadTable], title: str, console: Console | None = None) -> None:
@@ -29,10 +34,8 @@ def print_tables(tables: Sequence[LoadTable], title: str, console: Console | Non
 def _table(table: LoadTable, title: str) -> Table:
     printed = Table(title=f"{title}: {table.load}")
     printed.add_column("policy", no_wrap=True)
-    for column in ("value", "tok/s", "over fixed K", "tok/s per user", "ms/token 50/90/99 %", "first ms 50/90/99 %"):
-        printed.add_column(column, justify="right", no_wrap=True)
-    for column in ("block eff.", "discard", "steps", "submitted"):
-        printed.add_column(column, justify="right", no_wrap=True)
+    for column in COLUMNS:
+        printed.add_column(column, justify="right", min_width=WIDTHS.get(column))
     for row in table.rows:
         printed.add_row(*_cells(row))
     return printed
@@ -43,9 +46,9 @@ def _cells(row: PolicyRow) -> list[str]:
     half = 100 * (row.over_fixed.high - row.over_fixed.low) / 2
     return [
         row.family,
-        "" if row.value is None else f"{row.value:g}",
+        " ".join(f"{number:g}" for number in row.value),
         f"{numbers['tokens_per_second'].value:,.0f}",
-        f"{100 * (row.over_fixed.value - 1):+.1f} ±{half:.1f} %",
+        f"{100 * (row.over_fixed.value - 1):+.1f} ±{half:.1f}%",
         f"{numbers['user_tokens_per_second'].value:,.0f}",
         _quantiles(numbers, "token_ms"),
         _quantiles(numbers, "first_token_ms"),
@@ -54,7 +57,7 @@ def _cells(row: PolicyRow) -> list[str]:
 
 
 def _quantiles(numbers: Mapping[str, Interval], name: str) -> str:
-    return " / ".join(f"{numbers[f'{name}_p{level}'].value:.1f}" for level in (50, 90, 99))
+    return " ".join(f"{numbers[f'{name}_p{level}'].value:.1f}" for level in (50, 99))
 
 
 def conclusions(tables: Sequence[LoadTable]) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from specheads.decoding.load.costs import LoadCosts
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.serving.candidates import FIXED, Family, by_batch_size
+from specheads.evaluation.serving.candidates import FIXED, Family, Value, by_batch_size
 from specheads.evaluation.serving.recorded_drafts import RecordedDrafts
 from specheads.evaluation.serving.results import ServingResult, gain, over_seeds, result_of
 from specheads.evaluation.serving.simulation import Simulation
@@ -50,7 +50,7 @@ class PolicyRow:
     """
 
     family: str
-    value: float | None  # None: nothing was chosen
+    value: Value  # empty: nothing was chosen
     lossless: bool
     numbers: Mapping[str, Interval]
     over_fixed: Interval
@@ -86,7 +86,7 @@ class Study:
         """
         fixed = next(family for family in families if family.name == FIXED)
         best = {load: self._chosen(fixed, load) for load in loads}
-        closed = {load.requests: int(value) for load, value in best.items() if load.rate is None}
+        closed = {load.requests: int(value[0]) for load, value in best.items() if load.rate is None}
         # Without a closed loop there is no table of fixed lengths by batch size.
         others = [family for family in families if family is not fixed] + ([by_batch_size(closed)] if closed else [])
         tables = []
@@ -95,32 +95,31 @@ class Study:
             advance(1)
         return tables
 
-    def _table(self, load: Load, fixed: Family, length: float, others: Sequence[Family]) -> LoadTable:
+    def _table(self, load: Load, fixed: Family, length: Value, others: Sequence[Family]) -> LoadTable:
         base, alone = self._results(fixed, length, load), None
         if load.rate is None:
-            alone = over_seeds(self._results(fixed, 0, load))["tokens_per_second"].value
+            alone = over_seeds(self._results(fixed, (0,), load))["tokens_per_second"].value
         rows = [_row(fixed, length, base, base)]
         for family in others:
             value = self._chosen(family, load)
             rows.append(_row(family, value, self._results(family, value, load), base))
         return LoadTable(load.name, load.requests, alone, rows)
 
-    def _chosen(self, family: Family, load: Load) -> float:
+    def _chosen(self, family: Family, load: Load) -> Value:
         """Return the value with the highest throughput on dev prompts."""
         if len(family.values) == 1:
             return family.values[0]
         traffic = load.traffic(self.dev, DEV_SEED)
         return max(family.values, key=lambda value: self._simulated(family, value, load, self.dev, traffic).tokens_per_second)
 
-    def _results(self, family: Family, value: float, load: Load) -> list[ServingResult]:
+    def _results(self, family: Family, value: Value, load: Load) -> list[ServingResult]:
         return [self._simulated(family, value, load, self.test, load.traffic(self.test, seed)) for seed in range(self.num_seeds)]
 
-    def _simulated(self, family: Family, value: float, load: Load, recording: Recording, traffic: Traffic) -> ServingResult:
+    def _simulated(self, family: Family, value: Value, load: Load, recording: Recording, traffic: Traffic) -> ServingResult:
         policy = family.make(value, load.requests)
         served = Simulation(RecordedDrafts(recording, policy.needs), traffic, self.costs, policy).run()
         return result_of(served, traffic, recording.lengths.numpy())
 
 
-def _row(family: Family, value: float, results: Sequence[ServingResult], base: Sequence[ServingResult]) -> PolicyRow:
-    chosen = value if len(family.values) > 1 else None
-    return PolicyRow(family.name, chosen, family.lossless, over_seeds(results), gain(results, base))
+def _row(family: Family, value: Value, results: Sequence[ServingResult], base: Sequence[ServingResult]) -> PolicyRow:
+    return PolicyRow(family.name, value, family.lossless, over_seeds(results), gain(results, base))

@@ -44,11 +44,11 @@ def test_lengths_are_chosen_on_dev_prompts_for_each_load(tables, monkeypatch):
     monkeypatch.setattr(study, "LEAST_REQUESTS", 8)
     load = LOADS[1]
     fixed = next(family for family in families(DEV, COSTS, {}, 6) if family.name == FIXED)
-    assert fixed.values == LENGTHS and fixed.make(3, 1).max_tokens == FixedK(3).max_tokens
+    assert fixed.values == [(length,) for length in LENGTHS] and fixed.make((3,), 1).max_tokens == FixedK(3).max_tokens
     assert tables[1].row(FIXED).value == Study(DEV, DEV, COSTS, 1)._chosen(fixed, load)
     assert tables[0].row(FIXED).value > tables[1].row(FIXED).value  # more load, shorter drafts
     assert tables[0].row(FIXED).over_fixed.value == 1.0
-    assert tables[0].row(USUAL).value is None
+    assert tables[0].row(USUAL).value == ()
 
 
 def test_tables_are_printed_and_written(tables, tmp_path):
