@@ -32,7 +32,8 @@ class BatchSizeBandit(PlannedLength):
         super().__init__(max(arms))
         self.arms, self.rng = sorted(arms), np.random.default_rng(seed)
         self.sums: dict[int, np.ndarray] = {}  # by group: (2, arms), the tokens and seconds of each length so far
-        self.played: dict[int, tuple[int, int]] = {}  # by group: rounds so far, and the length of this bin as a number of an arm
+        self.played: dict[int, tuple[int, int]] = {}  # by group: rounds so far, and the number of the length in this bin
+        self.chosen: tuple[int, int] | None = None  # the group and its rounds at the newest choice
 
     def length(self, drafts: Drafts) -> int:
         return self.arms[self._arm(drafts.num_requests)]
@@ -42,8 +43,8 @@ class BatchSizeBandit(PlannedLength):
         sums = self.sums.setdefault(group, np.zeros((2, len(self.arms))))
         rounds, arm = self.played.get(group, (0, 0))
         number, within = divmod(rounds, self.BIN)
-        if within == 0 and (group, rounds) != getattr(self, "_chosen", None):
-            self._chosen = group, rounds  # `length` is asked before every draft step
+        if within == 0 and (group, rounds) != self.chosen:  # `length` is asked before every draft step
+            self.chosen = group, rounds
             if number < len(self.arms):
                 arm = number
             elif self.rng.random() < (number - len(self.arms) + 1) ** -0.5:

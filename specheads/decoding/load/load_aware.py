@@ -34,7 +34,7 @@ class LoadAware(LoadPolicy):
     depth of drafts, both conditions for exactness and the account of what the draft reads are ours.
     """
 
-    PATIENCE = 24
+    PATIENCE = 24  # fewer end drafts too early where prompts come in clusters
 
     def __init__(self, costs: LoadCosts, read_out: ReadOut, sample: SurvivalSample, max_tokens: int = MAX_TOKENS) -> None:
         check_count("max_tokens", max_tokens, least=1)

@@ -49,7 +49,8 @@ def drafting_rows(policy: LoadPolicy, drafts: Drafts, ended: np.ndarray) -> np.n
     """
     step = drafts.longest
     able = ~ended & (drafts.lengths == step) & (drafts.lengths < drafts.capacity) & (step < policy.max_tokens)
-    return able & policy.goes_on(drafts) if able.any() else able
+    # A policy begins its round when it is asked before the first token, even if no row can draft.
+    return able & policy.goes_on(drafts) if able.any() or not step else able
 
 
 def decided(drafts: Drafts, num_submitted: np.ndarray, num_accepted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

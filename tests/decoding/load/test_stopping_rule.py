@@ -22,3 +22,12 @@ def test_requests_keep_their_state_while_the_batch_changes_and_lose_it_when_they
     assert second.lengths.tolist() == [2, 3]  # 4 was rejected and moved to the front; 9 is new
     policy.learn(second, second.lengths, np.array([2, 0]), 1.0)
     assert drafted(policy, features, requests=[7, 4]).lengths.tolist() == [3, 4]
+
+
+def test_a_round_in_which_nobody_can_draft_begins_and_ends_like_any_other():
+    policy, features = EachByRule(Heuristic(start=3)), {"max_prob": np.full((2, 8), 0.5)}
+    drafts = drafted(policy, features, requests=[7, 4])
+    policy.learn(drafts, drafts.lengths, drafts.lengths, 1.0)
+    alone = drafted(policy, {"max_prob": np.full((1, 8), 0.5)}, requests=[4], capacity=[0])
+    policy.learn(alone, alone.lengths, alone.lengths, 1.0)
+    assert drafted(policy, features, requests=[4, 5]).lengths.tolist() == [5, 3]
