@@ -33,10 +33,13 @@ class FixedK(PlannedLength):
 
 
 class FixedKByBatchSize(PlannedLength):
-    """Draft as many tokens as a table has for the number of requests: its entry for the largest number that is no larger.
+    """Draft as many tokens as a table has for the number of requests: its entry of the nearest number, by their ratio.
+
+    The nearest and not the largest below, because a batch that is measured at 64 requests often decodes a few less, while the
+    prompts of others are read.
 
     Args:
-        lengths: tokens by number of requests, fitted on dev prompts; below its smallest entry that entry holds.
+        lengths: tokens by number of requests, fitted on dev prompts.
     """
 
     def __init__(self, lengths: Mapping[int, int]) -> None:
@@ -47,7 +50,7 @@ class FixedKByBatchSize(PlannedLength):
         super().__init__(max(self.lengths))
 
     def length(self, drafts: Drafts) -> int:
-        return self.lengths[max(int(np.searchsorted(self.sizes, drafts.num_requests, side="right")) - 1, 0)]
+        return self.lengths[int(np.argmin(np.abs(np.log(self.sizes / drafts.num_requests))))]
 
 
 class GoodputK(PlannedLength):

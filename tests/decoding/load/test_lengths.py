@@ -17,8 +17,8 @@ def test_a_fixed_length_submits_all_that_could_be_drafted():
     assert policy.admit(drafts).tolist() == drafts.lengths.tolist() == [3, 2, 0]
 
 
-@pytest.mark.parametrize(("requests", "expected"), [(1, 5), (2, 5), (4, 3), (7, 3), (8, 0), (9, 0)])
-def test_a_table_is_read_at_the_largest_size_that_is_no_larger(requests, expected):
+@pytest.mark.parametrize(("requests", "expected"), [(1, 5), (2, 5), (3, 3), (4, 3), (5, 3), (6, 0), (8, 0), (99, 0)])
+def test_a_table_is_read_at_the_nearest_size_by_ratio(requests, expected):
     assert drafted(FixedKByBatchSize({8: 0, 2: 5, 4: 3}), blank(requests)).longest == expected
 
 
