@@ -44,7 +44,7 @@ LAYERS = (
     ("specheads",),  # the public names; a new module below it must be given a layer
     (
         *("train", "evaluate", "data_gen.__main__", "specheads.commands"),
-        *("specheads.evaluation.learning_curve", "specheads.evaluation.layer_search"),
+        *("specheads.evaluation.learning_curve", "specheads.evaluation.layer_search", "specheads.evaluation.load"),
     ),
 )
 DOOR = len(LAYERS) - 1

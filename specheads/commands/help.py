@@ -27,6 +27,7 @@ PROGRAMS = {
     "data_gen": "python -m data_gen",
     "learning_curve": "python -m specheads.evaluation.learning_curve",
     "layer_search": "python -m specheads.evaluation.layer_search",
+    "load": "python -m specheads.evaluation.load",
 }
 HYDRA = {
     "+key=value": "adds a key that is not listed; '~key' takes one away",

@@ -1,0 +1,126 @@
+"""What a batch costs: seconds of a draft step by its number of rows, and of a target step by its tokens in flight."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specheads.errors import UserError, is_count, is_number
+from specheads.storage.files import write_json
+
+PROVENANCE = ("target", "draft", "device", "dtype", "command")  # what a measured table must say of itself
+
+
+@dataclass(frozen=True)
+class SecondsTable:
+    """Seconds by size: linear between its entries and beyond the last, constant below the first.
+
+    Raises:
+        UserError: fewer than two entries, sizes that do not rise, seconds that are not positive or that fall at the end.
+    """
+
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Check the entries."""
+        if len(self.sizes) < 2 or len(self.sizes) != len(self.seconds):
+            raise UserError(f"a table with sizes={self.sizes} and seconds={self.seconds} needs two entries or more of each.")
+        if not all(is_count(size, least=1) for size in self.sizes) or (np.diff(self.sizes) <= 0).any():
+            raise UserError(f"sizes={self.sizes} must be positive integers in rising order.")
+        if not all(is_number(value) and 0 < value < float("inf") for value in self.seconds):
+            raise UserError(f"seconds={self.seconds} must be positive numbers.")
+        if self.seconds[-1] < self.seconds[-2]:
+            raise UserError(
+                f"seconds={self.seconds} must not fall at the end, because they are continued beyond it; measure again."
+            )
+
+    def __call__(self, size: Any) -> Any:
+        """Return the seconds (...) at sizes (...)."""
+        beyond = np.maximum(size - self.sizes[-1], 0)
+        return np.interp(size, self.sizes, self.seconds) + beyond * self.last_slope
+
+    @property
+    def last_slope(self) -> float:
+        """Seconds per unit of size beyond the last entry."""
+        return (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
+
+    def envelope(self) -> "SecondsTable":
+        """Return the lower convex envelope: the largest convex function that is nowhere above this one.
+
+        Padded or captured sizes make costs a staircase, on which a scheduler that stops where costs rise would stop at every
+        edge.
+        """
+        hull: list[tuple[int, float]] = []
+        for point in zip(self.sizes, self.seconds, strict=True):
+            while len(hull) > 1 and _slope(hull[-2], point) <= _slope(hull[-2], hull[-1]):
+                hull.pop()
+            hull.append(point)
+        # The last slope goes on for ever, so that the envelope can rise no faster before it.
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= self.last_slope:
+            hull.pop()
+        size, seconds = hull[-1]
+        hull.append((size + 1, seconds + self.last_slope))
+        sizes, values = zip(*hull, strict=True)
+        return SecondsTable(sizes, values)
+
+    @cached_property
+    def flat_until(self) -> int:
+        """The largest size of an entry up to which nothing costs more than the smallest size."""
+        within = [size for size, value in zip(self.sizes, self.seconds, strict=True) if value <= self.seconds[0] * (1 + 1e-9)]
+        return within[-1]
+
+
+def _slope(first: tuple[int, float], second: tuple[int, float]) -> float:
+    return (second[1] - first[1]) / (second[0] - first[0])
+
+
+@dataclass(frozen=True)
+class LoadCosts:
+    """The seconds of a draft step over some tokens, one per row, and of a target step over all tokens in flight.
+
+    `provenance` says where the numbers come from.
+    """
+
+    draft: SecondsTable
+    target: SecondsTable
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def envelope(self) -> SecondsTable:
+        """The lower convex envelope of the target's seconds, which decisions are made on."""
+        return self.target.envelope()
+
+    def write(self, path: Path) -> None:
+        """Write the tables as JSON."""
+        write_json(path, asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> "LoadCosts":
+        """Read measured tables.
+
+        Raises:
+            UserError: no such file, something else in it, a table without its provenance.
+        """
+        try:
+            content = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{path} cannot be read as costs ({error}); give a JSON file that LoadCosts.write has written."
+            ) from None
+        if not isinstance(content, Mapping) or not {"draft", "target", "provenance"} <= content.keys():
+            raise UserError(f"{path} must have draft, target and provenance; give a JSON file that LoadCosts.write has written.")
+        if missing := [name for name in PROVENANCE if name not in content["provenance"]]:
+            raise UserError(f"{path} does not say its {missing[0]}; provenance must name {', '.join(PROVENANCE)}.")
+        draft, target = (_table(content[name], f"{path}: {name}") for name in ("draft", "target"))
+        return cls(draft, target, content["provenance"])
+
+
+def _table(content: Any, where: str) -> SecondsTable:
+    if not isinstance(content, Mapping) or not {"sizes", "seconds"} <= content.keys():
+        raise UserError(f"{where} must have sizes and seconds, two lists of numbers of the same length.")
+    return SecondsTable(tuple(content["sizes"]), tuple(content["seconds"]))

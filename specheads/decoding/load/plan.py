@@ -1,0 +1,115 @@
+"""How deep a batch should draft, from the survival of drafts of other prompts and from what steps cost."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from specheads.decoding.load.costs import LoadCosts
+from specheads.errors import UserError
+
+
+@dataclass(frozen=True)
+class SurvivalSample:
+    """The survival (M, K) of M drafts of dev prompts, as it was predicted before each token was sampled.
+
+    It stands for the survival of the drafts of any batch before they are drafted.
+
+    Raises:
+        UserError: no drafts, or values that are no probabilities.
+    """
+
+    survival: np.ndarray
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        values = self.survival
+        if values.ndim != 2 or not values.size or not ((values >= 0) & (values <= 1)).all():
+            raise UserError(f"a sample of survival with shape {values.shape} must be probabilities of at least one draft.")
+
+    @cached_property
+    def gains(self) -> list[np.ndarray]:
+        """By depth 0 to K, the mean gain of a row for 0, 1/M, 2/M, ... tokens per row, those with the most survival first."""
+        reached = np.minimum.accumulate(self.survival, axis=1)
+        sums = [-np.sort(-reached[:, :depth].ravel()) for depth in range(reached.shape[1] + 1)]
+        return [np.concatenate([[0.0], values.cumsum()]) / len(reached) for values in sums]
+
+    def gain(self, depth: int, num_requests: int) -> np.ndarray:
+        """Return the expected accepted tokens of a batch that submits 0, 1, ... of its `num_requests` x depth tokens."""
+        curve, submitted = self.gains[depth], np.arange(num_requests * depth + 1)
+        return num_requests * np.interp(submitted / num_requests, np.arange(len(curve)) / len(self.survival), curve)
+
+    @cached_property
+    def mean(self) -> np.ndarray:
+        """The mean survival by place, (K,)."""
+        return self.survival.mean(axis=0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a round is drafted: `depth` tokens per row, and the throughput (tokens per second) at which seconds are valued.
+
+    `accepted`: the tokens that are expected to be; `worth`: these less the value of what drafting and verifying them takes.
+    `adaptive`: verification is free for all that may be drafted, so that depth may follow the drafts; `depth` is the most then.
+    """
+
+    depth: int
+    throughput: float
+    accepted: float = 0.0
+    worth: float = 0.0
+    adaptive: bool = False
+
+
+@dataclass
+class Planner:
+    """Plans rounds from the number of requests and of tokens in flight; equal rounds are planned once.
+
+    The throughput that seconds are valued at is the highest that any depth reaches at this number of requests, without prompts:
+    the seconds of reading prompts are the same whatever is drafted, so they do not make other seconds cheaper. With it a round is
+    worth its expected tokens less its seconds' value (renewal reward, Dinkelbach 1967), and the depth of most worth is taken.
+    """
+
+    costs: LoadCosts
+    sample: SurvivalSample
+    max_tokens: int
+    _throughputs: dict[int, float] = field(default_factory=dict)
+    _plans: dict[tuple[int, int], Plan] = field(default_factory=dict)
+
+    def plan(self, num_requests: int, prompt_tokens: int) -> Plan:
+        """Return the plan of a round in which the target also reads `prompt_tokens` tokens of prompts."""
+        key = num_requests, prompt_tokens
+        if key not in self._plans:
+            self._plans[key] = self._planned(*key)
+        return self._plans[key]
+
+    def _planned(self, num_requests: int, prompt_tokens: int) -> Plan:
+        throughput = self.throughput(num_requests)
+        best, nothing = Plan(0, throughput), -np.inf
+        for depth in range(self.max_tokens + 1):
+            gains, seconds = self._outcomes(num_requests, prompt_tokens, depth)
+            worths = gains - throughput * seconds
+            number = int(np.argmax(worths))
+            if not depth:
+                nothing = worths[0]
+            elif worths[number] - nothing > best.worth:
+                best = Plan(depth, throughput, float(gains[number]), float(worths[number] - nothing))
+        free = (self.costs.envelope.flat_until - prompt_tokens) // num_requests - 1
+        if 0 < best.depth < free:
+            return replace(best, depth=min(free, self.max_tokens), adaptive=True)
+        return best
+
+    def throughput(self, num_requests: int) -> float:
+        """Return the highest expected throughput of rounds with this number of requests, in tokens per second."""
+        if num_requests not in self._throughputs:
+            rates = []
+            for depth in range(self.max_tokens + 1):
+                gains, seconds = self._outcomes(num_requests, 0, depth)
+                rates.append(((num_requests + gains) / seconds).max())
+            self._throughputs[num_requests] = float(max(rates))
+        return self._throughputs[num_requests]
+
+    def _outcomes(self, num_requests: int, prompt_tokens: int, depth: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the expected accepted tokens and the seconds of a round by how many tokens are submitted, (n + 1,) each."""
+        gains = self.sample.gain(depth, num_requests)
+        in_flight = num_requests + prompt_tokens + np.arange(len(gains))
+        return gains, depth * self.costs.draft(num_requests) + self.costs.envelope(in_flight)

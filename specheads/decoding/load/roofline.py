@@ -1,0 +1,72 @@
+"""Costs of a batch where nothing was measured: the larger of the time to read a model's weights and the time to compute.
+
+Source: the roofline model (Williams et al. 2009). The sizes of models are those of their cards.
+"""
+
+from dataclasses import dataclass
+
+from specheads.decoding.load.costs import LoadCosts, SecondsTable
+from specheads.errors import UserError
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """What a data sheet promises, in units per second; dense bfloat16 without sparsity."""
+
+    bytes_per_second: float
+    operations_per_second: float
+    source: str
+
+
+ACCELERATORS = {
+    "h200": Accelerator(4.8e12, 989e12, "NVIDIA H200 Tensor Core GPU data sheet, SXM"),
+    "h100": Accelerator(3.35e12, 989e12, "NVIDIA H100 Tensor Core GPU data sheet, SXM"),
+    "a100": Accelerator(2.039e12, 312e12, "NVIDIA A100 80GB data sheet, SXM"),
+    "l4": Accelerator(0.3e12, 121e12, "NVIDIA L4 data sheet"),
+}
+# Shares of the promised rates that steps of an 8B model in bfloat16 reach on an H200-class GPU: 4.5 ms for the weights, and
+# 0.034 ms per token where computing takes longer. The other accelerators are assumed to reach the same shares.
+BYTES_SHARE, OPERATIONS_SHARE = 0.74, 0.48
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """The size of a model in bfloat16."""
+
+    num_parameters: float
+    bytes_per_parameter: float = 2.0
+
+    def table(self, accelerator: Accelerator) -> SecondsTable:
+        """Return the seconds of a step by its number of tokens; reading the cached keys and values is left out."""
+        floor = self.num_parameters * self.bytes_per_parameter / (accelerator.bytes_per_second * BYTES_SHARE)
+        per_token = 2 * self.num_parameters / (accelerator.operations_per_second * OPERATIONS_SHARE)
+        # The entry next to the ridge is the last at which reading the weights takes longer.
+        ridge = max(int(floor / per_token), 2)
+        return SecondsTable((1, ridge, ridge + 1, ridge + 2), (floor, floor, per_token * (ridge + 1), per_token * (ridge + 2)))
+
+
+MODELS = {
+    "0.25B": ModelSize(0.25e9),  # an EAGLE-3 head for an 8B target, with its output embedding of reduced size
+    "1B": ModelSize(1.236e9),  # Llama 3.2 1B
+    "3B": ModelSize(3.213e9),  # Llama 3.2 3B
+    "8B": ModelSize(8.03e9),  # Llama 3.1 8B
+    "70B": ModelSize(70.55e9),  # Llama 3.1 70B
+}
+
+
+def roofline(accelerator: str, target: str, draft: str) -> LoadCosts:
+    """Return the costs of a pair of MODELS on one of ACCELERATORS.
+
+    Raises:
+        UserError: a name that is not known.
+    """
+    for key, name, known in (
+        ("accelerator", accelerator, ACCELERATORS),
+        ("target size", target, MODELS),
+        ("draft size", draft, MODELS),
+    ):
+        if name not in known:
+            raise UserError(f"{key}={name} is not known; expected one of {', '.join(known)}.")
+    device = ACCELERATORS[accelerator]
+    provenance = {"target": target, "draft": draft, "device": accelerator, "dtype": "bfloat16", "command": "roofline"}
+    return LoadCosts(MODELS[draft].table(device), MODELS[target].table(device), provenance | {"source": device.source})

@@ -1,0 +1,100 @@
+"""Tables of seconds: between, beyond and below their entries, and their convex envelopes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from specheads import UserError
+from specheads.decoding.load.costs import PROVENANCE, LoadCosts, SecondsTable
+
+STAIRCASE = SecondsTable((1, 8, 9, 16, 17, 32), (1.0, 1.0, 2.0, 2.0, 3.0, 5.0))
+
+
+def test_seconds_are_linear_between_entries_and_beyond_the_last_and_constant_below_the_first():
+    table = SecondsTable((2, 4, 8), (1.0, 3.0, 5.0))
+    assert table(np.array([1, 2, 3, 4, 6, 8, 10])).tolist() == [1.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert table.last_slope == 0.5
+
+
+def test_the_envelope_of_a_staircase_touches_its_outer_corners():
+    sizes, envelope = np.arange(1, 60), STAIRCASE.envelope()
+    below = STAIRCASE(sizes) - envelope(sizes)
+    assert (below > -1e-12).all()
+    assert (np.diff(envelope(sizes), 2) > -1e-12).all()  # convex
+    assert sizes[np.abs(below) < 1e-12].tolist() == [*range(1, 9), 16]  # beyond 16 with the last slope, which is the flattest
+
+
+def test_the_envelope_of_convex_seconds_is_themselves():
+    table, sizes = SecondsTable((1, 10, 20, 30), (1.0, 1.0, 2.0, 4.0)), np.arange(1, 60)
+    assert table.envelope()(sizes) == pytest.approx(table(sizes), abs=1e-12)
+
+
+def test_no_convex_function_below_rises_faster_than_the_last_slope():
+    """Seconds that flatten: their envelope is the line of the last slope through the lowest point for it."""
+    table, sizes = SecondsTable((1, 2, 10, 20), (1.0, 5.0, 6.0, 6.5)), np.arange(1, 60)
+    envelope = table.envelope()
+    assert envelope(sizes) == pytest.approx(1.0 + 0.05 * (sizes - 1))
+    assert (envelope(sizes) <= table(sizes) + 1e-12).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_envelope_is_the_largest_convex_function_below(seed):
+    """Every convex combination of two points of the table bounds it from above, and the smallest of them is reached."""
+    rng = np.random.default_rng(seed)
+    seconds = rng.random(8) + 0.1
+    seconds[-1] = seconds[-2] + rng.random()
+    table, sizes = SecondsTable(tuple(range(1, 9)), tuple(seconds.tolist())), np.arange(1, 400)
+    values = table(sizes)
+    for size in (1, 2, 4, 7):
+        left, right = sizes[sizes <= size], sizes[sizes >= size]
+        span = np.maximum(right[None] - left[:, None], 1)
+        share = (size - left[:, None]) / span
+        chords = values[left - 1][:, None] * (1 - share) + values[right - 1][None] * share
+        # The last chord ends at 399, not at infinity, so it can lie a little above the envelope.
+        assert table.envelope()(size) == pytest.approx(chords.min(), abs=0.05)
+        assert table.envelope()(size) <= chords.min() + 1e-12
+
+
+def test_flat_until_is_the_last_size_that_costs_no_more_than_the_first():
+    assert STAIRCASE.flat_until == 8
+    assert SecondsTable((1, 2), (1.0, 2.0)).flat_until == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "message"),
+    [
+        ((1,), (1.0,), "two entries"),
+        ((1, 2), (1.0,), "two entries"),
+        ((2, 1), (1.0, 2.0), "rising order"),
+        ((1, 2), (1.0, -2.0), "positive numbers"),
+        ((1, 2), (2.0, 1.0), "must not fall at the end"),
+    ],
+)
+def test_bad_tables_are_refused(sizes, seconds, message):
+    with pytest.raises(UserError, match=message):
+        SecondsTable(sizes, seconds)
+
+
+def test_costs_are_read_as_they_were_written(tmp_path):
+    provenance = dict.fromkeys(PROVENANCE, "x")
+    costs = LoadCosts(SecondsTable((1, 2), (1.0, 1.5)), STAIRCASE, provenance)
+    costs.write(tmp_path / "costs.json")
+    assert LoadCosts.read(tmp_path / "costs.json") == costs
+
+
+def test_costs_that_do_not_say_where_they_come_from_are_refused(tmp_path):
+    path = tmp_path / "costs.json"
+    table = {"sizes": [1, 2], "seconds": [1.0, 2.0]}
+    for content, message in (
+        ("{", "cannot be read as costs"),
+        ("[]", "must have draft, target and provenance"),
+        (json.dumps({"draft": table, "target": table, "provenance": {"target": "x"}}), "does not say its draft"),
+        (
+            json.dumps({"draft": [], "target": table, "provenance": dict.fromkeys(PROVENANCE, "x")}),
+            "must have sizes and seconds",
+        ),
+    ):
+        path.write_text(content)
+        with pytest.raises(UserError, match=message):
+            LoadCosts.read(path)
