@@ -54,9 +54,10 @@ def write_files(folder: Path, files: HeadFiles) -> Path:
     """Write a head's folder, which is made, or whose files are replaced one by one; return it."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in files.tensors.items()}
+    golden = {} if files.golden is None else files.golden.tensors()
     writers = {
         "model.safetensors": lambda path: save_file(tensors, path),
-        "golden.safetensors": lambda path: save_file(files.golden.tensors(), path),
+        "golden.safetensors": lambda path: save_file(golden, path),
         "README.md": lambda path: path.write_text(card(files.config)),
         "config.json": lambda path: path.write_text(json.dumps(files.config.to_dict(), indent=2) + "\n"),
     }
