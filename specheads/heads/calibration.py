@@ -17,7 +17,7 @@ from specheads.heads.metrics import equal_mass_error, fit_logistic
 
 NUM_INDICES = 8  # the last stands for all later ones: few rounds get that far
 PRIOR_SAMPLES = 1000.0  # large, because samples of one response share their logits; on nano 300 to 3000 give the same results
-TEMPERATURES = [2 ** (step / 32) for step in range(-64, 65)]  # 0.25 to 4, neighbours differ by 2 %
+TEMPERATURES = [2 ** (step / 16) for step in range(-32, 33)]  # 0.25 to 4, neighbours differ by 4 %
 
 
 @dataclass(frozen=True)
