@@ -151,9 +151,8 @@ def test_damaged_weights_are_detected(folder):
 
 def test_a_config_with_only_the_required_keys_is_enough(folder):
     config = json.loads((folder / "config.json").read_text())
-    needed = {
-        key: config[key] for key in ("format_version", "hidden_size", "depth", "predicts", "inputs", "width", "target_size")
-    }
+    names = ("format_version", "hidden_size", "depth", "predicts", "inputs", "width", "target_size", "overlap")
+    needed = {key: config[key] for key in names}
     (folder / "config.json").write_text(json.dumps(needed))
     given, index = features(load_head(folder)), torch.arange(9)
     standalone = StandaloneHead.load(folder)
