@@ -169,7 +169,8 @@ def test_training_and_the_decoder_predict_the_same_from_the_same_state_for_both_
 @needs_compiler
 def test_compiled_steps_read_the_second_probability_as_eager_ones_do():
     torch.manual_seed(0)
-    head = AcceptanceHead(HeadConfig(16, 1, inputs=("hidden", "second_prob"), width=8)).requires_grad_(False)
+    # With the second read-out, whose weights no step reads.
+    head = AcceptanceHead(HeadConfig(16, 1, inputs=("hidden", "second_prob"), width=8, overlap=True)).requires_grad_(False)
     torch.nn.init.normal_(head.readout.weight, std=2.0)
     rounds = []
     for engine in ("eager", "compiled"):

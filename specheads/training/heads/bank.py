@@ -71,8 +71,7 @@ class HeadBank(nn.Module):
         networks = self._networks(dict(zip((spec.name for spec in specs), heads, strict=True)))
         self.groups: dict[tuple, list[int]] = {}  # numbers of the read-outs whose networks can be stacked
         for number, (network, read_out) in enumerate(zip(networks, self.read_outs, strict=True)):
-            group = (network.inputs, read_out.spec.config.width, read_out.overlap)
-            self.groups.setdefault(group, []).append(number)
+            self.groups.setdefault((network.inputs, read_out.spec.config.width), []).append(number)
         self.stacks = nn.ModuleList(HeadStack([networks[number] for number in group]) for group in self.groups.values())
 
     def _networks(self, heads: Mapping[str, AcceptanceHead]) -> list[Network]:
