@@ -40,6 +40,7 @@ from specheads.replay.response_tree import RecordSettings
 
 READ_OUTS = {"acceptance of a sampled token": recorded_head, "expected acceptance before sampling": recorded_overlap}
 NUM_DEV = 100  # as train.py calibrates
+TEMPERATURES = [2 ** (step / 16) for step in range(-32, 33)]  # 0.25 to 4, neighbours differ by 4 %
 
 
 def recordings(pair: Pair, data: GeneratedData, head: AcceptanceHead, num_test: int) -> dict[str, Recording]:
@@ -52,13 +53,34 @@ def recordings(pair: Pair, data: GeneratedData, head: AcceptanceHead, num_test: 
     return recorder.record(sets, [head], ground_truth=False)
 
 
+def sequential_temperatures(drafts: DraftLogits) -> IndexCalibration:
+    """Return temperatures, slopes without intercepts, that calibrate the chance that a draft survives up to each token.
+
+    For one index after the other, the temperature is the one of TEMPERATURES with the least calibration error of the product of
+    all chances up to this index, in which the earlier temperatures stay as they are.
+
+    Source: sequential temperature scaling (DSpark).
+    """
+    slopes: list[float] = []
+    product = torch.zeros(len(drafts.logits), dtype=torch.float64)  # its logarithm
+    for logit, survived, known in zip(drafts.logits.double().T, drafts.survived.T, drafts.known.T, strict=True):
+        if not known.any():
+            break
+        logarithms = [product + logsigmoid(logit / temperature) for temperature in TEMPERATURES]
+        errors = [equal_mass_error(each[known].exp(), survived[known].double()) for each in logarithms]
+        best = min(range(len(errors)), key=errors.__getitem__)
+        slopes.append(1 / TEMPERATURES[best])
+        product = logarithms[best]
+    return IndexCalibration(slopes, [0.0] * len(slopes)) if slopes else IndexCalibration.neutral()
+
+
 def log_chances(fitted: IndexCalibration, drafts: DraftLogits) -> Tensor:
     """Return the logarithms of the calibrated chances of the tokens of drafts, (drafts, K)."""
     index = torch.arange(drafts.logits.shape[1]).expand_as(drafts.logits)
     return logsigmoid(fitted(drafts.logits.flatten(), index.flatten()).reshape(drafts.logits.shape))
 
 
-def errors(log_products: Tensor, drafts: DraftLogits) -> list[float]:
+def product_errors(log_products: Tensor, drafts: DraftLogits) -> list[float]:
     """Return the calibration error of products up to each token."""
     columns = zip(log_products.T, drafts.survived.T, drafts.known.T, strict=True)
     return [equal_mass_error(product[known].exp(), survived[known].double()) for product, survived, known in columns]
@@ -69,11 +91,10 @@ def calibrations(recording: Recording, head: AcceptanceHead, num_tokens: int) ->
     recorded = [read_out(head) for read_out in READ_OUTS.values()]
     acceptance = draft_logits(recording, recorded[0], num_tokens)
     by_index = [IndexCalibration.fit(*head_logits(recording, each)) for each in recorded]
-    temperatures = IndexCalibration.fit_products(acceptance.logits, acceptance.survived, acceptance.known)
     return {
         "none": [IndexCalibration.neutral()] * 2,
         "slope and intercept by index": by_index,
-        "sequential temperatures": [temperatures, by_index[1]],
+        "sequential temperatures": [sequential_temperatures(acceptance), by_index[1]],
     }
 
 
@@ -88,7 +109,7 @@ def product_rows(kinds: Mapping[str, Sequence[IndexCalibration]], recording: Rec
             "the last one not yet sampled": chances.cumsum(1) - chances + expected,
         }
         for last, logarithms in products.items():
-            each = errors(logarithms, acceptance)
+            each = product_errors(logarithms, acceptance)
             rows.append([name, last, *each, statistics.mean(each)])
     return rows
 

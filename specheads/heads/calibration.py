@@ -10,14 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from specheads.errors import UserError, is_number
-from specheads.heads.metrics import equal_mass_error, fit_logistic
+from specheads.heads.metrics import fit_logistic
 
 NUM_INDICES = 8  # the last stands for all later ones: few rounds get that far
 PRIOR_SAMPLES = 1000.0  # large, because samples of one response share their logits; on nano 300 to 3000 give the same results
-TEMPERATURES = [2 ** (step / 16) for step in range(-32, 33)]  # 0.25 to 4, neighbours differ by 4 %
 
 
 @dataclass(frozen=True)
@@ -60,32 +58,6 @@ class IndexCalibration:
             weights = at_index + share
             fitted.append(fit_logistic(inputs[:, None], (at_index * labels + share * prior_labels) / weights, weights))
         return cls(*torch.stack(fitted).T.tolist())
-
-    @classmethod
-    def fit_products(cls, logits: Tensor, survived: Tensor, known: Tensor, num_bins: int = 15) -> "IndexCalibration":
-        """Return temperatures, slopes without intercepts, that calibrate the chance that a draft survives up to each token.
-
-        For one index after the other, the temperature is the one of TEMPERATURES with the least calibration error of the product
-        of all chances up to this index, in which the earlier temperatures stay as they are.
-
-        Args:
-            logits: (drafts, indices).
-            survived: whether a token and all before it were accepted, (drafts, indices) bool.
-            known: whether a token was drafted, (drafts, indices) bool; tokens after one that was not drafted are not, either.
-
-        Source: sequential temperature scaling (DSpark).
-        """
-        slopes: list[float] = []
-        product = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)  # its logarithm
-        for logit, alive, drafted in zip(logits.double().T, survived.T, known.T, strict=True):
-            if not drafted.any():
-                break
-            logarithms = [product + logsigmoid(logit / temperature) for temperature in TEMPERATURES]
-            errors = [equal_mass_error(each[drafted].exp(), alive[drafted].double(), num_bins) for each in logarithms]
-            best = min(range(len(errors)), key=errors.__getitem__)
-            slopes.append(1 / TEMPERATURES[best])
-            product = logarithms[best]
-        return cls(slopes, [0.0] * len(slopes)) if slopes else cls.neutral()
 
     def rows(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return slopes and intercepts, (count, indices) each in the heads' float32; all rows share memory."""

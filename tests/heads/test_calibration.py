@@ -11,7 +11,7 @@ from specheads.decoding.stopping import ExpectedThroughput, HeadThreshold
 from specheads.errors import UserError
 from specheads.heads.calibration import NUM_INDICES, IndexCalibration, calibrated, in_rounds
 from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.heads.metrics import calibration, ece_by_index, equal_mass_error, fit_logistic
+from specheads.heads.metrics import calibration, ece_by_index, fit_logistic
 from specheads.replay.head_scores import head_fingerprint
 from specheads.replay.replay import recorded_head
 
@@ -97,52 +97,6 @@ def test_tokens_are_counted_at_every_index_up_to_their_largest():
         (2, 2),
         (2, 3),
     ]
-
-
-# --- temperatures of products
-
-
-def drafts(count, slopes, seed=0):
-    """Logits of `count` drafts, whether each token and all before it were accepted, and which tokens were drafted.
-
-    Tokens are accepted with the sigmoid of slope x logit; all tokens of a draft share a part of their logits.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    shape = (count, len(slopes))
-    logits = 1 + torch.randn(count, 1, generator=generator, dtype=torch.float64) + torch.randn(shape, generator=generator)
-    accepted = torch.rand(shape, generator=generator) < torch.sigmoid(logits * torch.tensor(slopes))
-    length = torch.randint(1, len(slopes) + 1, (count, 1), generator=generator)
-    return logits, accepted.cummin(dim=1).values, torch.arange(len(slopes)) < length
-
-
-def product_errors(fitted, logits, survived, known):
-    """The calibration error of the product up to each token."""
-    index = torch.arange(logits.shape[1]).expand_as(logits).flatten()
-    products = torch.sigmoid(fitted(logits.flatten(), index)).reshape(logits.shape).cumprod(dim=1)
-    rows = zip(products.T, survived.T, known.T, strict=True)
-    return [equal_mass_error(product[drafted], alive[drafted].double()) for product, alive, drafted in rows]
-
-
-def test_temperatures_of_products_are_those_that_the_samples_have():
-    """30,000 drafts at a fixed seed; over six other seeds the standard deviations were at most 0.031, and the bound is five."""
-    slopes = [0.5, 1.0, 0.6]
-    fitted = IndexCalibration.fit_products(*drafts(30_000, slopes))
-    assert fitted.slope == pytest.approx(slopes, abs=0.155) and fitted.intercept == [0.0] * 3
-
-
-def test_temperatures_reduce_the_error_of_products_on_other_drafts():
-    """The logits are twice too large; the errors of 15 exact bins of 4,000 to 20,000 samples are about 0.01 to 0.02."""
-    fitted = IndexCalibration.fit_products(*drafts(20_000, [0.5] * 5))
-    before, after = (product_errors(each, *drafts(20_000, [0.5] * 5, 1)) for each in (IndexCalibration.neutral(), fitted))
-    assert min(before) > 0.09 and max(after) < 0.03
-
-
-def test_an_index_that_no_draft_reached_has_the_last_temperature():
-    logits, survived, known = drafts(500, [0.5, 0.5, 0.5])
-    fitted = IndexCalibration.fit_products(logits, survived, known & (torch.arange(3) < 2))
-    assert len(fitted.slope) == 2 and fitted(torch.ones(1), torch.tensor([7])).item() == pytest.approx(fitted.slope[1])
-    assert IndexCalibration.fit_products(logits, survived, known & False) == IndexCalibration.neutral()
-    assert IndexCalibration.fit_products(logits[:0], survived[:0], known[:0]) == IndexCalibration.neutral()
 
 
 # --- applying
