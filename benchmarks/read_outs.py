@@ -12,8 +12,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
 from torch import Tensor
@@ -24,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.results import Column, Table, Value, add_result_option, prompt_record, text_of, write_result
 from data_gen.__main__ import data_cache
 from specheads import AcceptanceHead, Warp, load_head, load_pair
+from specheads.evaluation.intervals import interval, resample_counts
 from specheads.evaluation.recordings import Recorder
 from specheads.heads.calibration import IndexCalibration
 from specheads.heads.checkpoint import latest_head
@@ -39,7 +42,9 @@ from specheads.replay.replay import head_logits, recorded_head, recorded_overlap
 from specheads.replay.response_tree import RecordSettings
 
 READ_OUTS = {"acceptance of a sampled token": recorded_head, "expected acceptance before sampling": recorded_overlap}
+BY_INDEX = "slope and intercept by index"
 NUM_DEV = 100  # as train.py calibrates
+NUM_BINS = 15
 TEMPERATURES = [2 ** (step / 16) for step in range(-32, 33)]  # 0.25 to 4, neighbours differ by 4 %
 
 
@@ -67,7 +72,7 @@ def sequential_temperatures(drafts: DraftLogits) -> IndexCalibration:
         if not known.any():
             break
         logarithms = [product + logsigmoid(logit / temperature) for temperature in TEMPERATURES]
-        errors = [equal_mass_error(each[known].exp(), survived[known].double()) for each in logarithms]
+        errors = [equal_mass_error(each[known].exp(), survived[known].double(), NUM_BINS) for each in logarithms]
         best = min(range(len(errors)), key=errors.__getitem__)
         slopes.append(1 / TEMPERATURES[best])
         product = logarithms[best]
@@ -83,7 +88,7 @@ def log_chances(fitted: IndexCalibration, drafts: DraftLogits) -> Tensor:
 def product_errors(log_products: Tensor, drafts: DraftLogits) -> list[float]:
     """Return the calibration error of products up to each token."""
     columns = zip(log_products.T, drafts.survived.T, drafts.known.T, strict=True)
-    return [equal_mass_error(product[known].exp(), survived[known].double()) for product, survived, known in columns]
+    return [equal_mass_error(product[known].exp(), survived[known].double(), NUM_BINS) for product, survived, known in columns]
 
 
 def calibrations(recording: Recording, head: AcceptanceHead, num_tokens: int) -> dict[str, list[IndexCalibration]]:
@@ -93,15 +98,44 @@ def calibrations(recording: Recording, head: AcceptanceHead, num_tokens: int) ->
     by_index = [IndexCalibration.fit(*head_logits(recording, each)) for each in recorded]
     return {
         "none": [IndexCalibration.neutral()] * 2,
-        "slope and intercept by index": by_index,
+        BY_INDEX: by_index,
         "sequential temperatures": [sequential_temperatures(acceptance), by_index[1]],
     }
 
 
-def product_rows(kinds: Mapping[str, Sequence[IndexCalibration]], recording: Recording, head: AcceptanceHead, count: int) -> list:
-    """Return the errors of products with each kind of calibration: of acceptances, and with the last token not yet sampled."""
+def error_samples(log_products: Tensor, drafts: DraftLogits, prompt: Tensor, resamples: np.ndarray) -> np.ndarray:
+    """Return the mean over tokens of `product_errors` under each row of `resamples` (R, prompts): (R,), in unchanged bins.
+
+    `prompt` (drafts,) is the number of each draft's prompt.
+    """
+    samples = []
+    for product, survived, known in zip(log_products.T, drafts.survived.T, drafts.known.T, strict=True):
+        distance = product[known].exp() - survived[known].double()
+        bins = torch.empty(len(distance), dtype=torch.long)
+        for number, part in enumerate(product[known].argsort().tensor_split(NUM_BINS)):
+            bins[part] = number
+        sums = torch.zeros(resamples.shape[1], NUM_BINS, dtype=torch.float64)
+        sums.index_put_((prompt[known], bins), distance, accumulate=True)
+        sizes = torch.bincount(prompt[known], minlength=resamples.shape[1])
+        samples.append(np.abs(resamples @ sums.numpy()).sum(axis=1) / (resamples @ sizes.numpy()))
+    return np.mean(samples, axis=0)
+
+
+def product_rows(
+    kinds: Mapping[str, Sequence[IndexCalibration]],
+    recording: Recording,
+    head: AcceptanceHead,
+    count: int,
+    resamples: np.ndarray,
+) -> list[list[Value]]:
+    """Return the errors of products with each kind of calibration: of acceptances, and with the last token not yet sampled.
+
+    After the errors of the first `count` tokens come their mean and what it is above that of BY_INDEX, with intervals.
+    """
     acceptance, overlap = (draft_logits(recording, read_out(head), count) for read_out in READ_OUTS.values())
-    rows = []
+    prompt = torch.repeat_interleave(torch.arange(recording.num_prompts), recording.lengths).repeat(recording.num_samples)
+    means: dict[tuple[str, str], np.ndarray] = {}
+    errors: dict[tuple[str, str], list[float]] = {}
     for name, fitted in kinds.items():
         chances, expected = (log_chances(each, drafts) for each, drafts in zip(fitted, (acceptance, overlap), strict=True))
         products = {
@@ -109,9 +143,17 @@ def product_rows(kinds: Mapping[str, Sequence[IndexCalibration]], recording: Rec
             "the last one not yet sampled": chances.cumsum(1) - chances + expected,
         }
         for last, logarithms in products.items():
-            each = product_errors(logarithms, acceptance)
-            rows.append([name, last, *each, statistics.mean(each)])
-    return rows
+            errors[name, last] = product_errors(logarithms, acceptance)
+            means[name, last] = error_samples(logarithms, acceptance, prompt, resamples)
+    return [
+        [
+            name,
+            last,
+            *each,
+            *(asdict(interval(samples)) for samples in (means[name, last], means[name, last] - means[BY_INDEX, last])),
+        ]
+        for (name, last), each in errors.items()
+    ]
 
 
 def step_rows(head: AcceptanceHead, pair: Pair, repeats: int) -> list[list[Value]]:
@@ -148,14 +190,16 @@ def main() -> None:
     data = data_cache(cfg, pair)
     head = load_head(latest_head(Path("outputs"), pair) if arguments.head == "latest" else arguments.head)
     recorded = recordings(pair, data, head, arguments.prompts)
+    group = {prompt.prompt_id: prompt.group or prompt.prompt_id for prompt in data.prompts}
+    groups = [group[prompt_id] for prompt_id in recorded["test"].prompt_ids]
     kinds = calibrations(recorded["dev"], head, arguments.tokens)
     columns = [Column("calibration"), Column("draft"), *(Column(f"k = {k + 1}", "percent:1") for k in range(arguments.tokens))]
     tables = [
         Table(
             "products",
             "Calibration error of the chance that k tokens are accepted, 15 bins of equal mass, test prompts",
-            [*columns, Column("mean", "percent:1")],
-            product_rows(kinds, recorded["test"], head, arguments.tokens),
+            [*columns, Column("mean", "percent:1"), Column("above that by index", "signed_percent:1")],
+            product_rows(kinds, recorded["test"], head, arguments.tokens, resample_counts(groups)),
         ),
         Table(
             "step",

@@ -1,9 +1,10 @@
 """Temperatures by index that calibrate products, to which the calibration of heads is compared."""
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks.read_outs import log_chances, product_errors, sequential_temperatures
+from benchmarks.read_outs import error_samples, log_chances, product_errors, sequential_temperatures
 from specheads.heads.calibration import IndexCalibration
 from specheads.replay.drafts import DraftLogits
 
@@ -38,3 +39,12 @@ def test_an_index_that_no_draft_reached_has_the_last_temperature():
     assert len(fitted.slope) == 2 and fitted(torch.ones(1), torch.tensor([7])).item() == pytest.approx(fitted.slope[1])
     none = DraftLogits(some.logits, some.survived, torch.zeros_like(some.known))
     assert sequential_temperatures(none) == IndexCalibration.neutral()
+
+
+def test_resampled_errors_are_those_of_the_repeated_drafts_and_the_first_is_the_error_itself():
+    some = drafts(900, [0.5, 1.0])
+    prompt, products = torch.arange(900) % 3, log_chances(IndexCalibration.neutral(), some).cumsum(1)
+    resamples = np.array([[1, 1, 1], [2, 2, 2], [1, 0, 0]])
+    samples = error_samples(products, some, prompt, resamples)
+    assert samples[0] == pytest.approx(np.mean(product_errors(products, some))) and samples[1] == pytest.approx(samples[0])
+    assert abs(samples[2] - samples[0]) > 1e-3
