@@ -23,6 +23,9 @@ def print_heads(trained: "TrainedHeads") -> None:
         table = _table("in rounds on dev prompts", "ECE", "calibrated")
         for name, errors in trained.calibration_errors.items():
             table.add_row(name, f"{errors['raw']:.3f}", f"{errors['cross_fitted']:.3f}")
+            if "overlap_raw" in errors:
+                shown = (f"{errors[f'overlap_{key}']:.3f}" for key in ("raw", "cross_fitted"))
+                table.add_row(f"{name}, before a token is sampled", *shown)
         console.print("", table, "calibrated: fitted on one half of the prompts, measured on the other")
     print(f"\n{'head' if trained.num_heads == 1 else 'heads'}: {trained.folder}")
 

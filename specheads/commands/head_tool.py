@@ -34,6 +34,7 @@ def inspect(head: str) -> str:
     config, size = loaded.config, sum(weight.numel() for weight in loaded.parameters())
     rows = {
         "predicts": f"{config.predicts}, from {', '.join(config.inputs)}",
+        "overlap": "predicts the expected acceptance before a token is sampled, too" if config.overlap else "not predicted",
         "shape": f"{config.input_size} inputs, width {config.width}, {config.depth} residual blocks, {size:,} parameters",
         "trained on": f"{config.label} labels under {_listed(config.warp)}",
         "draft": f"{config.draft.get('id', 'any')} at {config.draft.get('revision', 'any revision')}",

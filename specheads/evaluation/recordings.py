@@ -12,7 +12,7 @@ from specheads.forecast import progress
 from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, ResponseLimits
-from specheads.replay.head_scores import add_predictions, head_fingerprint
+from specheads.replay.head_scores import add_predictions, head_fingerprint, predictor_names
 from specheads.replay.recording import GROUND_TRUTH, Recording, load_recording, make_recording
 from specheads.replay.response_tree import RecordSettings
 from specheads.sampling import Warp
@@ -57,7 +57,7 @@ class Recorder:
         with progress("predicting", (bool(named) + bool(ground_truth)) * total) as advance:
             for folder in folders.values():
                 add_predictions(folder, self.pair, named, ground_truth, advance)
-        names = [*named, *([GROUND_TRUTH] if ground_truth else [])]
+        names = [*predictor_names(named), *([GROUND_TRUTH] if ground_truth else [])]
         return {name: load_recording(folder, names) for name, folder in folders.items()}
 
 

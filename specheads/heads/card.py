@@ -9,10 +9,15 @@ METRICS = {
     "auroc": "AUROC of accepted against rejected tokens",
     "brier": "Brier score",
     "ece": "expected calibration error",
+    "overlap_kl": "expected acceptance before sampling: binary KL divergence, nats",
+    "overlap_ece": "expected acceptance before sampling: expected calibration error",
+    "overlap_correlation": "expected acceptance before sampling: correlation with the true one",
 }
 DEV_ERRORS = {  # on dev prompts, over tokens at every index of a round
     "raw": "expected calibration error in rounds, without calibration",
     "cross_fitted": "the same, calibrated on one half of the prompts and measured on the other",
+    "overlap_raw": "expected acceptance before sampling: expected calibration error in rounds, without calibration",
+    "overlap_cross_fitted": "the same, calibrated on one half of the prompts and measured on the other half",
 }
 USE = """```python
 import specheads
@@ -36,6 +41,7 @@ def card(config: HeadConfig) -> str:
         "target": _model(config.target),
         "predicts": f"{config.predicts}, from {', '.join(config.inputs)}",
         "shape": f"{config.input_size} inputs, width {config.width}, {config.depth} residual blocks",
+        "second read-out": "the expected acceptance of the next token before it is sampled" if config.overlap else "none",
         "labels": f"{config.label}, under {warp or 'a warp that is not named'}",
         "trained on": _data(config),
         "calibrated": "no" if config.calibration is None else f"by {len(config.calibration['slope'])} indices in the round",

@@ -1,11 +1,11 @@
 """The config of a head: everything that decides what it computes and for which models; a head folder's config.json."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from specheads.errors import UserError, is_count
-from specheads.features import FEATURES, input_size, reads_target
+from specheads.features import FEATURES, before_sampling, input_size, reads_target
 from specheads.heads.calibration import IndexCalibration
 
 FORMAT_VERSION = 2
@@ -39,7 +39,9 @@ class HeadConfig:
     warp: Mapping[str, float] = field(default_factory=dict)
     draft: Mapping[str, str] = field(default_factory=dict)
     target: Mapping[str, str] = field(default_factory=dict)
+    overlap: bool = False  # whether it predicts the expected acceptance of the next token too, before that is sampled
     calibration: Mapping[str, Any] | None = None  # of IndexCalibration; stopping rules apply it, the head returns raw logits
+    overlap_calibration: Mapping[str, Any] | None = None  # the same for the logits of the expected acceptance
     recommended: Mapping[str, float] | None = None
     train: Mapping[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
@@ -59,6 +61,11 @@ class HeadConfig:
         if unknown := [name for name in inputs if name not in known]:
             raise UserError(
                 f"head.inputs names {unknown[0]!r}; a head with predicts={self.predicts} can read {', '.join(known)}."
+            )
+        if self.overlap and not can_predict_overlap(self.predicts, inputs):
+            raise UserError(
+                f"overlap=true, but a head with predicts={self.predicts} that reads {', '.join(inputs)} knows nothing of the "
+                "next token before it is sampled; use predicts=next_token and an input such as hidden, or overlap=false."
             )
         self._check_sizes(inputs)
         narrow = min(max(self.hidden_size // NEXT_TOKEN_SHARE, LEAST_WIDTH), LARGEST_WIDTH)
@@ -80,11 +87,6 @@ class HeadConfig:
     def input_size(self) -> int:
         """Number of values that enter the network."""
         return input_size(self.inputs, vars(self))
-
-    @property
-    def projected(self) -> bool:
-        """Whether a linear layer comes before the blocks."""
-        return self.predicts == "next_token" or self.input_size != self.width
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of config.json."""
@@ -117,5 +119,11 @@ class HeadConfig:
             raise UserError(f"{where} has the unknown key {unknown[0]!r}; it was not written by this version of specheads.")
         if missing := sorted({"hidden_size", "depth", "predicts", "inputs", "width"} - values.keys()):
             raise UserError(f"{where} lacks the key {missing[0]!r}; export the head again.")
-        IndexCalibration.from_dict(values.get("calibration"), where)
+        for name in ("calibration", "overlap_calibration"):
+            IndexCalibration.from_dict(values.get(name), where)
         return cls(**{**values, "inputs": tuple(values["inputs"]), "format_version": FORMAT_VERSION})
+
+
+def can_predict_overlap(predicts: str, inputs: Sequence[str]) -> bool:
+    """Whether a head of this kind reads something from which the expected acceptance of the next token can be predicted."""
+    return predicts == "next_token" and bool(before_sampling(inputs))

@@ -12,9 +12,12 @@ def counted_share(head: AcceptanceHead, draft: LanguageModel) -> float:
     """Return the cost of a head as a share of a draft step: the larger of its shares of multiply-adds and of bytes of weights.
 
     Attention over earlier tokens and the time to launch a computation are left out. All experts of a mixture count as used, so
-    next to such a draft a head looks cheaper than it is.
+    next to such a draft a head looks cheaper than it is. A read-out of the expected acceptance does not count: stopping rules do
+    not compute it.
     """
-    (head_count, head_bytes), (draft_count, draft_bytes) = _size(head.parameters()), _size(step_weights(draft))
+    unused = set() if head.overlap is None else set(head.overlap.parameters())
+    computed = [weight for weight in head.parameters() if weight not in unused]
+    (head_count, head_bytes), (draft_count, draft_bytes) = _size(computed), _size(step_weights(draft))
     return max(head_count / draft_count, head_bytes / draft_bytes)
 
 

@@ -3,22 +3,23 @@
 There are two kinds. With `predicts=input_token` (SpecDec++) the head reads the draft's state after y_i and predicts the
 acceptance of y_i, one forward pass of the draft after y_i was sampled. With `predicts=next_token` (look-ahead) it reads the state
 that y_i was sampled from, y_i's embedding and the draft's certainty, and predicts the acceptance of y_i before that forward pass.
+A look-ahead head may have a second read-out, which predicts the expected acceptance of y_i before y_i is sampled.
 """
 
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from huggingface_hub import PyTorchModelHubMixin
-from torch import Tensor
+from torch import Tensor, nn
 
 from specheads.errors import UserError
 from specheads.features import reads_target
 from specheads.heads.config import HeadConfig
 from specheads.heads.head_folder import Golden, HeadFiles, read_files, write_files
-from specheads.heads.portable.network import Network, tensor_mismatch
+from specheads.heads.portable.network import HeadNetwork, tensor_mismatch
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.pair import Pair
 
@@ -26,7 +27,7 @@ NUM_GOLDEN = 32  # golden inputs that are kept
 LEAST_SPREAD = 1e-6  # logits with a smaller standard deviation count as constant
 
 
-class AcceptanceHead(Network, PyTorchModelHubMixin):
+class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
     """A network that knows its config. It computes in float32 (SpecDec++, section 3.2).
 
     `save_pretrained`, `from_pretrained` and `push_to_hub` are huggingface_hub's; they use the folder of `specheads.save_head`.
@@ -34,8 +35,7 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
 
     def __init__(self, config: HeadConfig) -> None:
         """Make a head with random weights."""
-        width = cast(int, config.width)  # HeadConfig fills in the default
-        super().__init__(config.inputs, config.input_size, width, config.depth, config.projected)
+        super().__init__(vars(config))
         self.config = config
         self.golden_inputs: Tensor | None = None  # (N, input_size), on which a loaded head was checked
         self.train_prompts: TrainPrompts | None = None  # None: not known, for heads that were exported without them
@@ -49,7 +49,7 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
         inputs = self.golden_inputs if golden_inputs is None else golden_inputs
         inputs = (head.random_inputs(NUM_GOLDEN) if inputs is None else inputs)[:NUM_GOLDEN].float().cpu().contiguous()
         with torch.no_grad():
-            golden = Golden(inputs, head.score(inputs))
+            golden = Golden(inputs, head.score(inputs), head.overlap_score(inputs) if self.config.overlap else None)
         return write_files(folder, HeadFiles(self.config, head.state_dict(), golden, self.train_prompts))
 
     @classmethod
@@ -76,7 +76,7 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
                 f"{where}/golden.safetensors: inputs have shape {tuple(golden.inputs.shape)} for {tuple(golden.logits.shape)} "
                 f"logits of a head that reads {self.config.input_size} numbers; the files are damaged, export the head again."
             )
-        if (difference := self.deviation(golden.inputs, golden.logits)) is not None:
+        if (difference := self.deviation(golden.inputs, golden.tensors())) is not None:
             raise UserError(
                 f"{where}: outputs differ from the golden vectors by {difference:.3g}; the files are damaged, export the head "
                 "again."
@@ -97,11 +97,11 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
         weight, config = self.readout.weight, self.config
         return f"predicts={config.predicts}, inputs={config.inputs}, {weight.dtype}, {weight.device}, training={self.training}"
 
-    @torch.no_grad()
     def standardise(self, inputs: Tensor) -> None:
         """Set the shift and scale of the inputs from a sample (N, input_size), so that all enter with unit variance."""
-        self.input_mean.copy_(inputs.mean(dim=0))
-        self.input_scale.copy_(1 / inputs.std(dim=0).clamp_min(1e-6))
+        set_scale(self, inputs)
+        if self.overlap is not None:
+            set_scale(self.overlap, inputs[:, self.overlap_columns])
 
     def check_fits(self, pair: Pair) -> None:
         """Raise UserError unless this head was trained for the pair's draft, and for its target if it reads that."""
@@ -127,3 +127,10 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
                 f"{role} is {name} at revision {revision}; load that {role}, or train a head for this one: python train.py "
                 "model=... To use it nevertheless: any_draft=true."
             )
+
+
+@torch.no_grad()
+def set_scale(network: nn.Module, inputs: Tensor) -> None:
+    """Set the buffers `input_mean` and `input_scale` of a network so that inputs (N, input_size) enter with unit variance."""
+    network.get_buffer("input_mean").copy_(inputs.mean(dim=0))
+    network.get_buffer("input_scale").copy_(1 / inputs.std(dim=0).clamp_min(1e-6))

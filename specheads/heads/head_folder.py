@@ -32,6 +32,11 @@ class Golden:
 
     inputs: Tensor
     logits: Tensor
+    overlap_logits: Tensor | None = None  # None: a head without this read-out
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the content of the file by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,10 @@ def write_files(folder: Path, files: HeadFiles) -> Path:
     """Write a head's folder, which is made, or whose files are replaced one by one; return it."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in files.tensors.items()}
+    golden = {} if files.golden is None else files.golden.tensors()
     writers = {
         "model.safetensors": lambda path: save_file(tensors, path),
-        "golden.safetensors": lambda path: save_file(vars(files.golden), path),
+        "golden.safetensors": lambda path: save_file(golden, path),
         "README.md": lambda path: path.write_text(card(files.config)),
         "config.json": lambda path: path.write_text(json.dumps(files.config.to_dict(), indent=2) + "\n"),
     }
@@ -80,13 +86,15 @@ def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
         return HeadFiles(config, tensors, None, None, folder)
     config = HeadConfig.from_dict(values, str(folder / "config.json"))
     tensors, golden = (_read_tensors(folder / name) for name in ("model.safetensors", "golden.safetensors"))
-    if golden.keys() != {"inputs", "logits"}:
+    expected = ["inputs", "logits", *(["overlap_logits"] if config.overlap else [])]
+    if sorted(golden) != expected:
         raise UserError(
-            f"{folder}/golden.safetensors holds {', '.join(sorted(golden))}, expected inputs and logits; export the head again."
+            f"{folder}/golden.safetensors holds {', '.join(sorted(golden))}, expected {' and '.join(expected)}; export the head "
+            "again."
         )
     prompts = folder / train_prompts.FILE
     learned = TrainPrompts.from_tensors(_read_tensors(prompts), str(prompts)) if prompts.exists() else None
-    return HeadFiles(config, tensors, Golden(golden["inputs"], golden["logits"]), learned, folder)
+    return HeadFiles(config, tensors, Golden(**golden), learned, folder)
 
 
 def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:

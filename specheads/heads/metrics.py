@@ -59,6 +59,17 @@ def calibration(probs: Tensor, labels: Tensor, num_bins: int = 15) -> Calibratio
     return Calibration(count / count.sum(), predicted[filled] / count, observed[filled] / count)
 
 
+def equal_mass_error(probs: Tensor, labels: Tensor, num_bins: int = 15) -> float:
+    """Return the expected calibration error of predictions (N,) over bins of equally many of them, in the order of `probs`.
+
+    Bins of equal width leave nearly all products of many chances in the first bin; these divide them. NaN for no prediction.
+    """
+    order = probs.argsort()
+    distance = (probs - labels.to(probs.dtype))[order]
+    # The mean distance of a bin, at the share of its predictions.
+    return sum(part.sum().abs().item() for part in distance.tensor_split(num_bins)) / len(probs) if len(probs) else float("nan")
+
+
 def ece_by_index(probs: Tensor, labels: Tensor, index: Tensor) -> list[float]:
     """Return the expected calibration error of predictions (N,) at each `index` (N,) long, from 0 to the largest."""
     count = int(index.max()) + 1 if len(index) else 0
@@ -73,6 +84,19 @@ def prediction_metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
         "auroc": auroc(logits, labels),
         "brier": brier(probs, labels),
         "ece": calibration(probs, labels).ece,
+    }
+
+
+def overlap_metrics(logits: Tensor, overlap: Tensor) -> dict[str, float]:
+    """Return binary KL, expected calibration error and correlation of predicted expected acceptances against the `overlap` (N,).
+
+    The correlation is NaN where predictions or overlaps are all the same.
+    """
+    probs = torch.sigmoid(logits)
+    return {
+        "kl": binary_kl(logits, overlap).item(),
+        "ece": calibration(probs, overlap).ece,
+        "correlation": torch.corrcoef(torch.stack([probs, overlap]))[0, 1].item(),
     }
 
 

@@ -53,7 +53,7 @@ def write_theirs(head: AcceptanceHead, folder: Path) -> Path:
 def obstacle(head: AcceptanceHead) -> str | None:
     """Return why their network cannot compute the same as this head, or None."""
     config = head.config
-    if config.predicts != "input_token" or config.inputs != ("hidden",) or config.projected:
+    if config.predicts != "input_token" or config.inputs != ("hidden",) or isinstance(head.projection, nn.Linear):
         inputs = ", ".join(config.inputs)
         return f"it reads {inputs} with predicts={config.predicts}, theirs reads the hidden state of the token it predicts"
     blocks = _linears(head)

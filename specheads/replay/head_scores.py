@@ -1,14 +1,15 @@
 """The predictions of heads for the nodes of a recording, and the true acceptance probabilities, which the target knows.
 
 Each predictor's values are added in `predictions/<fingerprint>/` next to the recording, in one pass of one model, when they are
-first needed; the recording does not change. A head with inputs of the round (`features.ROUND_INPUTS`) predicts another value of a
-node for each round index that the node can have.
+first needed; the recording does not change. A head with two read-outs is two predictors: its fingerprint names the acceptance of
+the node's token, `overlap_predictor` of it the expected acceptance before that token was sampled. A head with inputs of the round
+(`features.ROUND_INPUTS`) predicts another value of a node for each round index that the node can have.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,11 +39,12 @@ def add_predictions(
     """
     manifest = read_manifest(folder)
     warp, num_rows = Warp(**manifest["provenance"]["warp"]), sum(shard["rows"] for shard in manifest["shards"].values())
+    predictors = dict(_predictors(heads))
     with exclusive(folder):
-        stores = {name: _store(folder, name, reads_rounds(head)) for name, head in heads.items()}
+        stores = {name: _store(folder, name, reads_rounds(predictor.head)) for name, predictor in predictors.items()}
         missing = {name: store for name, store in stores.items() if not store.is_complete()}
         if missing:
-            asked = [heads[name].to(pair.draft_lm.device) for name in missing]
+            asked = [predictors[name] for name in missing]
             _predict(folder, pair.draft_lm, list(missing.values()), HeadScores(pair, asked), advance)
         elif heads:
             advance(num_rows)
@@ -51,6 +53,31 @@ def add_predictions(
             _predict(folder, pair.target_lm, [target_store], GroundTruthScores(pair.target_lm, warp), advance)
         elif ground_truth:
             advance(num_rows)
+
+
+class Predictor(NamedTuple):
+    """A read-out of a head."""
+
+    head: AcceptanceHead
+    logit: Callable[[Mapping[str, Tensor]], Tensor]
+
+
+def _predictors(heads: Mapping[str, AcceptanceHead]) -> Iterator[tuple[str, Predictor]]:
+    """Yield the read-outs of heads with their names."""
+    for name, head in heads.items():
+        yield name, Predictor(head, head)
+        if head.config.overlap:
+            yield overlap_predictor(name), Predictor(head, head.overlap_logit)
+
+
+def predictor_names(heads: Mapping[str, AcceptanceHead]) -> list[str]:
+    """Return the names of all predictions of `heads` (by fingerprint) in a recording."""
+    return [name for name, _ in _predictors(heads)]
+
+
+def overlap_predictor(name: str) -> str:
+    """Return the name of a head's predictions of the expected acceptance, from the name of its predictions of the acceptance."""
+    return f"{name}-overlap"
 
 
 def reads_rounds(head: AcceptanceHead) -> bool:
@@ -105,9 +132,12 @@ def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], scor
 class HeadScores:
     """Logits of several heads: one for every node, or with inputs of the round one for every (node, round index) pair."""
 
-    def __init__(self, pair: Pair, heads: Sequence[AcceptanceHead]) -> None:
-        self.lm, self.target_lm, self.heads = pair.draft_lm, pair.target_lm, heads
-        inputs = {name for head in heads for name in head.config.inputs}
+    def __init__(self, pair: Pair, predictors: Sequence[Predictor]) -> None:
+        self.lm, self.target_lm, self.predictors = pair.draft_lm, pair.target_lm, predictors
+        inputs = {name for predictor in predictors for name in predictor.head.config.inputs}
+        self.in_rounds = any(reads_rounds(predictor.head) for predictor in predictors)
+        for predictor in predictors:
+            predictor.head.to(self.lm.device)
         self.needs, self.reads_target = frozenset(inputs - set(ROUND_INPUTS)), reads_target(inputs)
 
     @torch.no_grad()
@@ -123,17 +153,17 @@ class HeadScores:
     @torch.no_grad()
     def __call__(self, first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
         pieces = torch.arange(len(tokens), device=tokens.device).split(max(1, SLICE_ELEMENTS // self.lm.vocab_size))
-        logits_by_head: list[list[Tensor]] = [[] for _ in self.heads]
+        parts: list[list[Tensor]] = [[] for _ in self.predictors]
         for piece in pieces:
             logits = self.lm.logits(hidden[piece]) if reads_logits(self.needs) else hidden[piece]
             features = drafting_features(self.needs, logits, tokens[piece], hidden[piece], self.lm.embed)
             node, index, start = (value.to(tokens.device) for value in self.pairs.split(first + int(piece[0]), len(piece)))
-            in_pairs = {name: value[node] for name, value in features.items()} if any(map(reads_rounds, self.heads)) else {}
+            in_pairs = {name: value[node] for name, value in features.items()} if self.in_rounds else {}
             in_pairs |= {} if self.states is None else {"target_hidden": self.states[start]}
-            for head, values in zip(self.heads, logits_by_head, strict=True):
+            for (head, logit), part in zip(self.predictors, parts, strict=True):
                 late = int(head.config.predicts == "input_token")  # it predicts for the token before
-                values.append(head(in_pairs | {"index": (index - late).clamp_min(0)} if reads_rounds(head) else features))
-        return [torch.cat(values) for values in logits_by_head]
+                part.append(logit(in_pairs | {"index": (index - late).clamp_min(0)} if reads_rounds(head) else features))
+        return [torch.cat(part) for part in parts]
 
 
 class GroundTruthScores:

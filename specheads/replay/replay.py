@@ -19,7 +19,7 @@ from specheads.decoding.stopping import HeadThreshold, StoppingRule
 from specheads.errors import UserError
 from specheads.heads.calibration import NUM_INDICES
 from specheads.heads.head import AcceptanceHead
-from specheads.replay.head_scores import head_fingerprint
+from specheads.replay.head_scores import head_fingerprint, overlap_predictor
 from specheads.replay.recording import GROUND_TRUTH, Recording
 
 
@@ -101,6 +101,11 @@ class RecordedHead:
 def recorded_head(head: AcceptanceHead) -> RecordedHead:
     """Return the replacement for `head` in rules that are replayed; `add_predictions` must have added it to the recording."""
     return RecordedHead(head_fingerprint(head), head.config.predicts, head.config.calibration)
+
+
+def recorded_overlap(head: AcceptanceHead) -> RecordedHead:
+    """Return the replacement for the read-out `overlap` of a head: the expected acceptance of a token before it was sampled."""
+    return RecordedHead(overlap_predictor(head_fingerprint(head)), head.config.predicts, head.config.overlap_calibration)
 
 
 def recorded_threshold(head: RecordedHead, threshold: float, max_tokens: int) -> HeadThreshold:

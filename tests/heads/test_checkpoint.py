@@ -65,6 +65,7 @@ CONFIGS = [
     HeadConfig(hidden_size=8, predicts="input_token", depth=0, width=3),
     HeadConfig(hidden_size=8, embedding_size=4, inputs=("max_prob", "embedding"), depth=1, label="overlap"),
     HeadConfig(hidden_size=8, label="block"),  # which no head is trained on any more
+    HeadConfig(hidden_size=8, depth=1, overlap=True, overlap_calibration={"slope": [0.5], "intercept": [0.1]}),
 ]
 
 
@@ -145,7 +146,40 @@ def test_few_golden_inputs_are_enough(tmp_path):
     load_head(save_head(new_head(), tmp_path, inputs(count=3)))
 
 
+def test_a_folder_from_before_the_read_out_of_the_expected_acceptance_is_read_to_the_same_logits(folder):
+    config = json.loads((folder / "config.json").read_text())
+    old = {key: value for key, value in config.items() if key not in ("overlap", "overlap_calibration")}
+    assert len(old) == len(config) - 2
+    (folder / "config.json").write_text(json.dumps(old))
+    loaded = load_head(folder)
+    assert loaded.overlap is None and torch.equal(loaded.score(inputs()), new_head().score(inputs()))
+
+
 # --- strict loading
+
+
+@pytest.fixture
+def two_read_outs(tmp_path):
+    return save_head(new_head(replace(CONFIG, overlap=True)), tmp_path / "two", inputs())
+
+
+def test_the_expected_acceptance_comes_back_as_it_was_saved(two_read_outs):
+    head = new_head(replace(CONFIG, overlap=True))
+    assert torch.equal(load_head(two_read_outs).overlap_score(inputs()), head.overlap_score(inputs()))
+    golden = load_file(two_read_outs / "golden.safetensors")
+    torch.testing.assert_close(golden["overlap_logits"], head.overlap_score(inputs()[:NUM_GOLDEN]))
+
+
+def test_damaged_weights_of_the_expected_acceptance_are_detected(two_read_outs):
+    edit_tensors(two_read_outs, "model.safetensors", lambda tensors: tensors["overlap.readout.bias"].add_(0.1))
+    with pytest.raises(UserError, match=r"differ from the golden vectors by 0\.1;"):
+        load_head(two_read_outs)
+
+
+def test_golden_vectors_without_the_expected_acceptance_are_refused(two_read_outs):
+    edit_tensors(two_read_outs, "golden.safetensors", lambda tensors: tensors.pop("overlap_logits"))
+    with pytest.raises(UserError, match=r"holds inputs, logits, expected inputs and logits and overlap_logits; export"):
+        load_head(two_read_outs)
 
 
 def test_a_missing_tensor_is_named(folder):

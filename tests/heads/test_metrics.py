@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from specheads.heads.metrics import auroc, binary_kl, brier, calibration, fit_logistic, prediction_metrics
+from specheads.heads.metrics import (
+    auroc,
+    binary_kl,
+    brier,
+    calibration,
+    equal_mass_error,
+    fit_logistic,
+    overlap_metrics,
+    prediction_metrics,
+)
 
 
 def soft_labels(count, seed=0, hard=0):
@@ -143,6 +152,32 @@ def test_predictions_of_exactly_zero_and_one_are_in_the_outer_bins():
 
 
 # --- all of them
+
+
+def test_bins_of_equal_mass_of_an_example_worked_by_hand():
+    """In the order of the predictions, two bins of two and one of one: 0.1 and 0.2, 0.3 and 0.6, 0.9."""
+    probs, labels = torch.tensor([0.9, 0.2, 0.6, 0.1, 0.3]).double(), torch.tensor([1.0, 0.0, 0.5, 0.5, 0.5])
+    errors = [abs(0.15 - 0.25), abs(0.45 - 0.5), abs(0.9 - 1.0)]
+    assert equal_mass_error(probs, labels, 3) == pytest.approx((2 * errors[0] + 2 * errors[1] + errors[2]) / 5)
+    assert equal_mass_error(probs, labels, 1) == pytest.approx(abs(probs.mean() - labels.mean()).item())
+    assert math.isnan(equal_mass_error(probs[:0], labels[:0]))
+
+
+def test_bins_of_equal_mass_divide_small_predictions_that_equal_widths_do_not():
+    """Predictions below 1/15 whose errors cancel in one bin."""
+    probs = torch.linspace(0.001, 0.06, 3000, dtype=torch.float64)
+    labels = probs.mean().expand(3000)
+    assert calibration(probs, labels).ece < 1e-9
+    assert equal_mass_error(probs, labels) > 0.01
+    assert equal_mass_error(probs, probs) == 0
+
+
+def test_overlap_metrics_of_exact_and_of_opposite_predictions():
+    overlap = soft_labels(200).clamp(0.01, 0.99)
+    exact, opposite = overlap_metrics(overlap.logit(), overlap), overlap_metrics(-overlap.logit(), overlap)
+    assert exact == pytest.approx({"kl": 0, "ece": 0, "correlation": 1}, abs=1e-9)
+    assert opposite["correlation"] == pytest.approx(-1) and opposite["kl"] > 0.1
+    assert math.isnan(overlap_metrics(torch.zeros(5), overlap[:5])["correlation"])
 
 
 def test_prediction_metrics_are_the_four_metrics():

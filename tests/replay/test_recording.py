@@ -8,8 +8,9 @@ from specheads.features import drafting_features
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
 from specheads.replay import recording as module
-from specheads.replay.head_scores import add_predictions, head_fingerprint
+from specheads.replay.head_scores import add_predictions, head_fingerprint, predictor_names
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
+from specheads.replay.replay import recorded_head, recorded_overlap
 from specheads.replay.response_tree import RecordSettings
 
 
@@ -32,9 +33,9 @@ def make(pair, folder, count=5, warp=SAMPLED, num_samples=2, seed=0, advance=lam
     return make_recording(pair, prompts, warp, ResponseLimits(12), RecordSettings(num_samples, 4, 8), seed, folder, advance)
 
 
-def head(seed, predicts="next_token"):
+def head(seed, predicts="next_token", **kwargs):
     torch.manual_seed(seed)
-    head = AcceptanceHead(HeadConfig(32, 1, predicts, width=8)).eval().requires_grad_(False)
+    head = AcceptanceHead(HeadConfig(32, 1, predicts, width=8, **kwargs)).eval().requires_grad_(False)
     torch.nn.init.normal_(head.readout.weight)
     return head
 
@@ -130,6 +131,30 @@ def test_predictions_are_those_of_decoding_and_are_made_once(pair, tmp_path):
         )
         for name, predictor in heads.items():
             assert recording.features[name][node] == pytest.approx(predictor(features).item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("inputs", [(), ("hidden", "embedding", "entropy", "index")], ids=["", "in rounds"])
+def test_both_read_outs_of_a_head_are_recorded_and_found_by_name(pair, tmp_path, inputs):
+    """In rounds, the branches of one position begin with tokens that were sampled from the same state as the response's."""
+    folder, both = make(pair, tmp_path), head(0, overlap=True, inputs=inputs)
+    named, passes = {head_fingerprint(both): both}, []
+    add_predictions(folder, pair, named, ground_truth=False, advance=passes.append)
+    assert passes == [1] * 5  # one pass for both
+    names = [recorded_head(both).name, recorded_overlap(both).name]
+    assert names == predictor_names(named)
+    recording = load_recording(folder, names)
+    assert set(names) <= (recording.in_rounds if inputs else recording.features).keys()
+    draw, position = recording.branch_length.nonzero(as_tuple=True)
+    first = recording.branch_first[draw, position]
+    acceptance, overlap = (recording.feature(name, position) - recording.feature(name, first) for name in names)
+    other = recording.tokens[first] != recording.tokens[position]
+    assert overlap.abs().max() < 1e-4 and acceptance[other].abs().min() > 1e-3 and other.sum() > 5
+    number, start = 1, int(recording.first[1])
+    text = torch.tensor([recording.prompts[number] + recording.response(number)[:3]])
+    hidden = pair.draft_lm.hidden_states(text, use_cache=False)[:, -1]
+    known = drafting_features(both.config.inputs, pair.draft_lm.logits(hidden), torch.tensor([0]), hidden, pair.draft_lm.embed)
+    expected = both.overlap_logit(known | {"index": torch.tensor([0])}).item()
+    assert recording.feature(names[1], torch.tensor([start + 3])).item() == pytest.approx(expected, abs=1e-4)
 
 
 def test_labels_pair_every_proposed_token_with_its_outcome_and_the_next_token(pair, tmp_path):

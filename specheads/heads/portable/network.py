@@ -1,11 +1,12 @@
 """The network of a head, in torch alone: exported files carry a copy of this source."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from specheads.features import FEATURES
+from specheads.features import FEATURES, before_sampling, columns_of, input_size
 
 
 def assemble(inputs: Sequence[str], features: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
@@ -79,7 +80,58 @@ class Network(nn.Module):
             x = block(x)
         return self.readout(x).squeeze(-1)
 
-    def deviation(self, inputs: Tensor, logits: Tensor) -> float | None:
-        """Return the largest difference from golden logits (N,) of inputs (N, input_size), or None if it is only rounding."""
-        difference = (self.score(inputs) - logits).abs().max().item()
-        return None if difference < 1e-3 * (1 + logits.abs().max().item()) else difference
+
+class HeadNetwork(Network):
+    """The networks of a head: of the acceptance of a drafted token, and where its config asks for it of the expected acceptance.
+
+    The second one, `overlap`, reads only what is known before the token is sampled, so that a decoder may decide by it whether
+    to draft the token. It predicts the mean of `min(1, t/d)` over the tokens that the draft may sample,
+    `sum_x min(t(x), d(x))`. The networks share no weights: each predicts the same with and without the other.
+    """
+
+    # Measured on nano's dev tokens, mean of three seeds, where a constant has a cross-entropy of 0.664 and the overlap itself of
+    # 0.503: a separate network 0.564; the same layers with the token's inputs at their means and a second read-out 0.565, which
+    # couples the two losses and runs all blocks twice as well; a separate network of one block 0.567; a read-out of the layers of
+    # the acceptance, which are not trained for it, 0.572; a linear map 0.575.
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """Make networks with random weights from the keys of a head's config.json."""
+        sizes = {**config, "embedding_size": config.get("embedding_size") or config["hidden_size"]}
+        names, width, depth = tuple(config["inputs"]), config["width"], config["depth"]
+        size = input_size(names, sizes)
+        super().__init__(names, size, width, depth, config["predicts"] == "next_token" or size != width)
+        self.overlap: Network | None = None
+        if config.get("overlap"):
+            known = before_sampling(names)
+            self.overlap = Network(known, input_size(known, sizes), width, depth, projected=True)
+            self.overlap_columns = columns_of(known, names, sizes)
+
+    def overlap_logit(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Return logits (...) of the expected acceptance; features of the sampled token are not read and may be missing.
+
+        Raises:
+            ValueError: a head without this read-out.
+        """
+        return self._overlap()(features)
+
+    def overlap_score(self, inputs: Tensor) -> Tensor:
+        """Return the same logits (...) of assembled inputs (..., input_size) of the head; raises the same error."""
+        return self._overlap().score(inputs[..., self.overlap_columns])
+
+    def _overlap(self) -> Network:
+        if self.overlap is None:
+            raise ValueError("this head does not predict the expected acceptance (overlap: false in its config.json)")
+        return self.overlap
+
+    def deviation(self, inputs: Tensor, golden: Mapping[str, Tensor]) -> float | None:
+        """Return the largest difference from golden logits (N,) of inputs (N, input_size), or None if it is only rounding.
+
+        `golden` has `logits` and, of a head with the read-out `overlap`, `overlap_logits`.
+        """
+        computed = {"logits": self.score(inputs)} | ({"overlap_logits": self.overlap_score(inputs)} if self.overlap else {})
+        worst = None
+        for name, logits in computed.items():
+            difference = (logits - golden[name]).abs().max().item()
+            if not difference < 1e-3 * (1 + golden[name].abs().max().item()):  # also where it is NaN
+                worst = max(difference, worst or 0.0)
+        return worst

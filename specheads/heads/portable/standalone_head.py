@@ -12,7 +12,7 @@ the input of the target's output embedding for the last token before the draft, 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +20,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from specheads.features import input_size
 from specheads.heads.calibration import calibrated
-from specheads.heads.portable.network import Network, tensor_mismatch
+from specheads.heads.portable.network import HeadNetwork, tensor_mismatch
 
 FORMAT_VERSION = 2  # format 1 calls the key `predicts` `judges`
 
 
-class StandaloneHead(Network):
+class StandaloneHead(HeadNetwork):
     """A head and its config, a dict (see config.json)."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Make a head with random weights from the content of a config.json of the present format."""
-        sizes = {**config, "embedding_size": config.get("embedding_size") or config["hidden_size"]}
-        size = input_size(config["inputs"], sizes)
-        projected = config["predicts"] == "next_token" or size != config["width"]
-        super().__init__(config["inputs"], size, config["width"], config["depth"], projected)
+        super().__init__(config)
         self.config = dict(config)
 
     @classmethod
@@ -58,7 +54,7 @@ class StandaloneHead(Network):
         head.load_state_dict(tensors)
         head.requires_grad_(False).eval()
         golden = load_file(Path(folder) / "golden.safetensors")
-        if (difference := head.deviation(golden["inputs"], golden["logits"])) is not None:
+        if (difference := head.deviation(golden.pop("inputs"), golden)) is not None:
             raise ValueError(
                 f"{folder}: outputs differ from golden.safetensors by {difference:.3g}; the files are damaged, get them again."
             )
@@ -66,12 +62,24 @@ class StandaloneHead(Network):
 
     def acceptance(self, features: Mapping[str, Tensor], index: Tensor) -> Tensor:
         """Return the calibrated chances (B,) that tokens at `index` (B,) long in their drafts are accepted."""
+        return self._chances(self, "calibration", features, index)
+
+    def expected_acceptance(self, features: Mapping[str, Tensor], index: Tensor) -> Tensor:
+        """Return the calibrated chances (B,) that tokens at `index` (B,) long will be accepted, before they are sampled.
+
+        Features of the sampled token are not read and may be missing. Raises ValueError for a head without this read-out.
+        """
+        return self._chances(self.overlap_logit, "overlap_calibration", features, index)
+
+    def _chances(
+        self, logit: Callable[[Mapping[str, Tensor]], Tensor], key: str, features: Mapping[str, Tensor], index: Tensor
+    ) -> Tensor:
         device = self.readout.weight.device  # a draft may be spread over several, its head is on one
         index = index.to(device)
         known = {name: value.to(device) for name, value in features.items()} | {"index": index.clamp_min(0)}
-        fitted = self.config.get("calibration") or {"slope": [1.0], "intercept": [0.0]}
+        fitted = self.config.get(key) or {"slope": [1.0], "intercept": [0.0]}
         rows = (torch.tensor(fitted[name], device=index.device)[None].expand(len(index), -1) for name in ("slope", "intercept"))
-        return calibrated(self(known), index, *rows).sigmoid()
+        return calibrated(logit(known), index, *rows).sigmoid()
 
 
 def bounds_of(

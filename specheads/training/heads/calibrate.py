@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,7 +21,7 @@ from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
 from specheads.prompts.generated_data import GeneratedData
 from specheads.prompts.prompt import groups_of
-from specheads.replay.replay import head_logits, predicted_nodes, recorded_head
+from specheads.replay.replay import head_logits, predicted_nodes, recorded_head, recorded_overlap
 from specheads.replay.response_tree import RecordSettings
 from specheads.training.heads.settings import Calibration, HeadTraining
 
@@ -35,8 +34,8 @@ def calibrate(
     """Fit a calibration for every head in `folders` on dev prompts, and write it into the head's config.
 
     Returns the expected calibration errors of each head on the dev prompts, by its name: `raw`, without a calibration, and
-    `cross_fitted`, with a calibration that was fitted on other dev prompts (see `cross_fitted_error`). The `train` section of the
-    config has them too.
+    `cross_fitted`, with a calibration that was fitted on other dev prompts (see `cross_fitted_error`). Names of those of
+    the expected acceptance begin with `overlap_`. The `train` section of the config has them too.
     """
     heads = {folder: load_head(folder) for folder in folders}
     prompts = calibration_prompts(amounts.num_prompts, pair, data, list(heads.values()))
@@ -46,18 +45,20 @@ def calibrate(
     record = RecordSettings(amounts.num_samples, MAX_TOKENS, amounts.batch_size)
     recorder = Recorder(pair, settings.warp, data.limits, record, settings.seed, data.folder.parent)
     recording = recorder.record({"dev": prompts}, list(heads.values()), ground_truth=False)["dev"]
-    errors = {}
+    errors: dict[str, dict[str, float]] = {}
     for folder, head in heads.items():
-        tokens = head_logits(recording, recorded_head(head))
-        prompt = recording.prompt_of(predicted_nodes(recording, recorded_head(head))[0])
-        fitted = IndexCalibration.fit(*tokens).to_dict()
-        head.config = replace(head.config, calibration=fitted)
-        errors[folder.name] = {
-            "raw": error_in_rounds(IndexCalibration.neutral(), *tokens),
-            "cross_fitted": cross_fitted_error(*tokens, prompt, groups),
-        }
+        read_outs = {"": recorded_head(head)} | ({"overlap_": recorded_overlap(head)} if head.config.overlap else {})
+        fitted, errors[folder.name] = {}, {}
+        for prefix, recorded in read_outs.items():
+            tokens = head_logits(recording, recorded)
+            prompt = recording.prompt_of(predicted_nodes(recording, recorded)[0])
+            fitted[f"{prefix}calibration"] = IndexCalibration.fit(*tokens).to_dict()
+            errors[folder.name] |= {
+                f"{prefix}raw": error_in_rounds(IndexCalibration.neutral(), *tokens),
+                f"{prefix}cross_fitted": cross_fitted_error(*tokens, prompt, groups),
+            }
         store_dev_prompts(folder, head, [prompt.text for prompt, _ in prompts])
-        store_in_config(folder, calibration=fitted, train=dict(head.config.train) | {"dev_ece": errors[folder.name]})
+        store_in_config(folder, **fitted, train=dict(head.config.train) | {"dev_ece": errors[folder.name]})
     return errors
 
 

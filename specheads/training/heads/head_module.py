@@ -12,7 +12,7 @@ from specheads.errors import UserError
 from specheads.features import RECORDED
 from specheads.heads.batch import HeadBatch, head_features, target_states
 from specheads.heads.head import LEAST_SPREAD
-from specheads.heads.metrics import auroc, fit_logistic, prediction_metrics
+from specheads.heads.metrics import auroc, fit_logistic, overlap_metrics, prediction_metrics
 from specheads.language_model import LanguageModel
 from specheads.training.curve_module import CurveModule
 from specheads.training.heads.bank import HeadBank
@@ -28,7 +28,7 @@ class HeadModule(CurveModule):
         self.bank = bank
         self.optimizer = optimizer
         self._draft, self._target = (draft,), (target,)  # in tuples, so that their weights are not registered as this module's
-        self._collected: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._collected: list[tuple[Tensor, Tensor, Tensor]] = []  # see `_collect`
         self.test_results: dict[str, dict[str, float]] = {}
 
     def features(self, batch: HeadBatch, needs: frozenset[str] | None = None, predicts: str | None = None) -> dict[str, Tensor]:
@@ -78,7 +78,7 @@ class HeadModule(CurveModule):
         self.bank.scale_gradients(factors)
 
     def named_values(self, values: Sequence[float]) -> dict[str, float]:
-        return {f"{spec.name}/loss": value for spec, value in zip(self.bank.specs, values, strict=True)}
+        return {f"{read_out.name}loss": value for read_out, value in zip(self.bank.read_outs, values, strict=True)}
 
     def configure_gradient_clipping(
         self, optimizer: torch.optim.Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
@@ -96,10 +96,8 @@ class HeadModule(CurveModule):
     def on_validation_epoch_end(self) -> None:
         logits, labels, parts = self._gathered()
         losses, weights = torch.stack(parts).sum(dim=0)
-        metrics: dict[str, float] = {}
-        for spec, row, loss in zip(self.bank.specs, logits, losses / weights, strict=True):
-            values = {"loss": loss.item(), **prediction_metrics(row, labels)}
-            metrics |= {f"dev/{spec.name}/{name}": value for name, value in values.items()}
+        values = self.named_values((losses / weights).tolist()) | self._measured(logits, labels)
+        metrics = {f"dev/{name}": value for name, value in values.items()}
         self.record(metrics)
         best = max(value for name, value in metrics.items() if name.endswith("/auroc"))
         self.log("best dev AUROC", best, prog_bar=True, logger=False)
@@ -109,12 +107,21 @@ class HeadModule(CurveModule):
 
     def on_test_epoch_end(self) -> None:
         logits, labels, rivals = self._gathered()
-        self.test_results = {
-            spec.name: prediction_metrics(row, labels) for spec, row in zip(self.bank.specs, logits, strict=True)
-        }
-        self.test_results |= self._rivals(torch.cat(rivals), labels)
+        self.test_results = {spec.name: {} for spec in self.bank.specs}
+        for name, value in self._measured(logits, labels).items():
+            head, metric = name.split("/")
+            self.test_results[head][metric] = value
+        self.test_results |= self._rivals(torch.cat(rivals), labels[0])
         for name, metrics in self.test_results.items():
             self.log_dict({f"test/{name}/{metric}": value for metric, value in metrics.items()})
+
+    def _measured(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
+        """Return metrics of all read-outs, for logits (read-outs, n) and labels (2, n), see `_collect`."""
+        metrics: dict[str, float] = {}
+        for read_out, row in zip(self.bank.read_outs, logits, strict=True):
+            values = overlap_metrics(row, labels[1]) if read_out.overlap else prediction_metrics(row, labels[0])
+            metrics |= {f"{read_out.name}{name}": value for name, value in values.items()}
+        return metrics
 
     def rival_features(self, batch: HeadBatch) -> Tensor:
         """Return (n, 3) the features of rules without a head, log d(y), max d and entropy, of tokens that follow the response."""
@@ -137,9 +144,13 @@ class HeadModule(CurveModule):
         }
 
     def _collect(self, batch: HeadBatch, logits: Tensor, more: Tensor) -> None:
-        """Keep logits (heads, n) and labels (n,) of the tokens that follow the response, and `more`, until the epoch ends."""
+        """Keep logits (read-outs, n) of the tokens that follow the response, and `more`, until the epoch ends.
+
+        With them go labels (2, n): the tokens' acceptance probabilities and the overlaps, NaN if no head predicts these.
+        """
         kept = batch.of_response
-        self._collected.append((logits[:, kept].cpu(), batch.label[kept].cpu(), more.cpu()))
+        overlap = batch.labels.get("overlap", torch.full_like(batch.label, torch.nan))
+        self._collected.append((logits[:, kept].cpu(), torch.stack([batch.label, overlap])[:, kept].cpu(), more.cpu()))
 
     def _gathered(self) -> tuple[Tensor, Tensor, list[Tensor]]:
         collected = self._collected
@@ -149,7 +160,7 @@ class HeadModule(CurveModule):
             collected = [batch for part in parts for batch in part]
         logits, labels, more = zip(*collected, strict=True)
         self._collected.clear()
-        return torch.cat(logits, dim=1), torch.cat(labels), list(more)
+        return torch.cat(logits, dim=1), torch.cat(labels, dim=1), list(more)
 
     def configure_optimizers(self) -> dict:
         settings = self.optimizer

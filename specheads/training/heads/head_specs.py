@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from specheads.errors import UserError
-from specheads.heads.head import HeadConfig
+from specheads.heads.config import DEFAULT_INPUTS, HeadConfig, can_predict_overlap
 from specheads.pair import Pair
 from specheads.sampling import Warp
 from specheads.training.heads.bank import HeadSpec
@@ -42,12 +42,14 @@ def _choices(head: HeadShape, loss: HeadLoss) -> dict[str, Sequence[Any]]:
 def _spec(predicts: str, values: Mapping[str, Any], warp: Warp, pair: Pair | None) -> HeadSpec:
     """Return the head of these values, without a name."""
     target_size = 1 if pair is None else pair.target_lm.hidden_size
+    inputs = values["head.inputs"] or DEFAULT_INPUTS[predicts]
     config = HeadConfig(
         target_size=target_size if "target_hidden" in values["head.inputs"] else None,
         depth=values["head.depth"],
         width=values["head.width"],
         predicts=predicts,
-        inputs=values["head.inputs"],
+        inputs=inputs,
+        overlap=can_predict_overlap(predicts, inputs),
         label=values["head.label"],
         warp=asdict(warp),
         **_of_pair(pair),

@@ -104,9 +104,11 @@ class _Texts:
     def of(cls, folder: Path, settings: HeadTraining, module: HeadModule) -> "_Texts":
         """Return the texts of the data set in `folder`."""
         labels = list(dict.fromkeys(spec.config.label for spec in module.bank.specs))
+        overlap = ["overlap"] if any(read_out.overlap for read_out in module.bank.read_outs) else []
         mixing = settings.head.predicts, settings.response_share, settings.seed
         in_rounds = bool(module.bank.needs & set(ROUND_INPUTS))
-        by_split = {"train": labels, "dev": labels, "test": ["sampled"]}  # predictions for test prompts need no rollouts
+        # Predictions for test prompts need no rollouts.
+        by_split = {"train": [*labels, *overlap], "dev": [*labels, *overlap], "test": ["sampled", *overlap]}
         splits = {
             split: MixedResponses(load_split(folder, split), *mixing, names, in_rounds) for split, names in by_split.items()
         }

@@ -1,6 +1,6 @@
-"""Heads of one kind, inputs and width as one batched computation, however deep each is: the same numbers as each alone.
+"""Networks of the same inputs and width as one batched computation, however deep each is: the same numbers as each alone.
 
-The deepest head comes first, so that the k-th block of all heads that have one is one product over the first of them.
+The deepest comes first, so that the k-th block of all networks that have one is one product over the first of them.
 """
 
 from collections.abc import Sequence
@@ -10,37 +10,37 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-from specheads.heads.head import AcceptanceHead
+from specheads.heads.head import set_scale
+from specheads.heads.portable.network import Network
 
 
 class HeadStack(nn.Module):
-    """G heads: parameters of the same name and shape are one tensor (G, ...), or (G_k, ...) in the k-th block of G_k heads."""
+    """G networks: parameters of the same name and shape are one tensor (G, ...), or (G_k, ...) in the k-th block of G_k."""
 
     input_mean: Tensor
     input_scale: Tensor
 
-    def __init__(self, heads: Sequence[AcceptanceHead]) -> None:
-        """Take the values of `heads`, which agree in kind, inputs and width."""
+    def __init__(self, networks: Sequence[Network]) -> None:
+        """Take the values of `networks`, which agree in kind, inputs and width."""
         super().__init__()
-        heads = list(heads)
-        self.order = sorted(range(len(heads)), key=lambda number: -heads[number].config.depth)
-        ordered = [heads[number] for number in self.order]
-        self.configs = [head.config for head in ordered]
+        self.order = sorted(range(len(networks)), key=lambda number: -len(networks[number].blocks))
+        ordered = [networks[number] for number in self.order]
+        self.inputs = ordered[0].inputs
         self.register_buffer("input_mean", ordered[0].get_buffer("input_mean").clone())
         self.register_buffer("input_scale", ordered[0].get_buffer("input_scale").clone())
         self.projected = isinstance(ordered[0].projection, nn.Linear)
         if self.projected:
-            self.projection = Stacked([linear_of(head.projection) for head in ordered])
+            self.projection = Stacked([linear_of(network.projection) for network in ordered])
         self.blocks = nn.ModuleList(
-            Stacked([linear_of(head.blocks[level].linear) for head in ordered if head.config.depth > level])
-            for level in range(ordered[0].config.depth)
+            Stacked([linear_of(network.blocks[level].linear) for network in ordered if len(network.blocks) > level])
+            for level in range(len(ordered[0].blocks))
         )
-        self.readout = Stacked([head.readout for head in ordered])
+        self.readout = Stacked([network.readout for network in ordered])
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return logits (G, N), in the order in which the heads were given, of assembled inputs (N, input_size)."""
+        """Return logits (G, N), in the order in which the networks were given, of assembled inputs (N, input_size)."""
         x = (inputs - self.input_mean) * self.input_scale
-        x = self.projection.shared(x) if self.projected else x.expand(len(self.configs), *x.shape)
+        x = self.projection.shared(x) if self.projected else x.expand(len(self.order), *x.shape)
         for block in self.stacked_blocks:
             deep, shallow = x[: len(block)], x[len(block) :]
             deep = deep + silu(block(deep))
@@ -50,33 +50,29 @@ class HeadStack(nn.Module):
 
     @property
     def stacked_blocks(self) -> list["Stacked"]:
-        """The blocks, the first of a head first."""
+        """The blocks, the first of a network first."""
         return cast(list[Stacked], list(self.blocks))
 
     def _places(self, device: torch.device) -> Tensor:
         return torch.tensor(self.order, device=device).argsort()
 
-    def heads(self) -> list[AcceptanceHead]:
-        """Return the heads, in the order in which they were given; they share this stack's memory, so changes appear in both."""
-        heads: dict[int, AcceptanceHead] = {}
-        for place, (number, config) in enumerate(zip(self.order, self.configs, strict=True)):
-            head = AcceptanceHead(config).requires_grad_(False).train(self.training)
-            head.input_mean, head.input_scale = self.input_mean, self.input_scale
+    def lend(self, networks: Sequence[Network]) -> None:
+        """Let networks of the shapes and order of the given ones share this stack's memory, so that changes appear in both."""
+        for place, number in enumerate(self.order):
+            network = networks[number].requires_grad_(False).train(self.training)
+            network.input_mean, network.input_scale = self.input_mean, self.input_scale
             if self.projected:
-                self.projection.lend(linear_of(head.projection), place)
-            for stacked, block in zip(self.stacked_blocks, head.blocks, strict=False):  # a shallow head has fewer
+                self.projection.lend(linear_of(network.projection), place)
+            for stacked, block in zip(self.stacked_blocks, network.blocks, strict=False):  # a shallow network has fewer
                 stacked.lend(linear_of(block.linear), place)
-            self.readout.lend(head.readout, place)
-            heads[number] = head
-        return [heads[number] for number in range(len(heads))]
+            self.readout.lend(network.readout, place)
 
-    @torch.no_grad()
     def standardise(self, inputs: Tensor) -> None:
-        """Fix the shift and scale of the inputs of all heads; see `AcceptanceHead.standardise`."""
-        self.heads()[0].standardise(inputs)
+        """Fix the shift and scale of the inputs (N, input_size) of all networks; see `set_scale`."""
+        set_scale(self, inputs)
 
     def scale_gradients(self, factors: Tensor) -> None:
-        """Multiply each head's gradient by its factor (G,), in the order in which the heads were given."""
+        """Multiply each network's gradient by its factor (G,), in the order in which the networks were given."""
         self._scale_gradients(factors[self.order])
 
     @torch.no_grad()
@@ -88,8 +84,8 @@ class HeadStack(nn.Module):
 
     @torch.no_grad()
     def clip_gradients(self, largest: float) -> None:
-        """Scale each head's gradient down to the norm `largest` if it is longer, as if the head were trained alone."""
-        squares = torch.zeros(len(self.configs), dtype=torch.float64, device=self.input_mean.device)
+        """Scale each network's gradient down to the norm `largest` if it is longer, as if the network were trained alone."""
+        squares = torch.zeros(len(self.order), dtype=torch.float64, device=self.input_mean.device)
         for parameter in self.parameters():
             if parameter.grad is not None:
                 squares[: len(parameter)] += parameter.grad.flatten(1).double().square().sum(dim=1)

@@ -17,6 +17,7 @@ from specheads.heads.portable.loaders import STANDALONE, loader_source, write_lo
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
 
 CALIBRATION = {"slope": [1.2, 0.8, 0.7], "intercept": [0.1, 0.0, -0.2]}
+OVERLAP_CALIBRATION = {"slope": [0.5, 1.5], "intercept": [0.3, -0.1]}
 RECOMMENDED = {"threshold": 0.55, "min_tokens": 1, "max_tokens": 6, "predicted_speedup": 1.3}
 KINDS = KINDS | {"linear": {"predicts": "input_token", "depth": 0}}
 ALONE = """
@@ -34,7 +35,11 @@ from safetensors.torch import load_file, save_file
 head, given = module.StandaloneHead.load("."), load_file("given.safetensors")
 index = given.pop("index")
 logits = head.score(load_file("golden.safetensors")["inputs"])
-save_file({"chances": head.acceptance(given, index), "logits": logits}, "computed.safetensors")
+computed = {"chances": head.acceptance(given, index), "logits": logits}
+if head.overlap is not None:
+    known = {name: given[name] for name in given if name not in ("embedding", "draft_prob")}
+    computed["expected"] = head.expected_acceptance(known, index)
+save_file(computed, "computed.safetensors")
 assert "specheads" not in sys.modules
 """
 
@@ -42,7 +47,9 @@ assert "specheads" not in sys.modules
 @pytest.fixture(params=KINDS)
 def folder(request, nano, tmp_path):
     torch.manual_seed(0)
-    config = HeadConfig(hidden_size=160, calibration=CALIBRATION, recommended=RECOMMENDED, **KINDS[request.param])
+    kind = KINDS[request.param]
+    calibrations = {"calibration": CALIBRATION, "overlap_calibration": OVERLAP_CALIBRATION if "overlap" in kind else None}
+    config = HeadConfig(hidden_size=160, recommended=RECOMMENDED, **calibrations, **kind)
     head = AcceptanceHead(config)
     for tensor in head.state_dict().values():
         tensor.add_(0.1 * torch.randn_like(tensor))
@@ -72,6 +79,12 @@ def test_it_computes_the_same_chances_without_specheads(folder):
     slope, intercept = (torch.tensor(CALIBRATION[name])[index.clamp_max(2)] for name in ("slope", "intercept"))
     torch.testing.assert_close(computed["chances"], (slope * logits + intercept).sigmoid())
     assert rule.needs <= set(given) | {"token"}
+    assert ("expected" in computed) == head.config.overlap
+    if head.config.overlap:
+        slope, intercept = (torch.tensor(OVERLAP_CALIBRATION[name])[index.clamp_max(1)] for name in ("slope", "intercept"))
+        expected = (slope * head.overlap_logit(given | {"index": index}) + intercept).sigmoid()
+        torch.testing.assert_close(computed["expected"], expected)
+        assert (computed["expected"] - computed["chances"]).abs().min() > 0
 
 
 def test_a_round_stops_where_the_rule_stops(folder):
@@ -138,9 +151,8 @@ def test_damaged_weights_are_detected(folder):
 
 def test_a_config_with_only_the_required_keys_is_enough(folder):
     config = json.loads((folder / "config.json").read_text())
-    needed = {
-        key: config[key] for key in ("format_version", "hidden_size", "depth", "predicts", "inputs", "width", "target_size")
-    }
+    names = ("format_version", "hidden_size", "depth", "predicts", "inputs", "width", "target_size", "overlap")
+    needed = {key: config[key] for key in names}
     (folder / "config.json").write_text(json.dumps(needed))
     given, index = features(load_head(folder)), torch.arange(9)
     standalone = StandaloneHead.load(folder)

@@ -12,7 +12,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from specheads.errors import UserError
 from specheads.heads.batch import collate
 from specheads.heads.head import HeadConfig
-from specheads.heads.metrics import prediction_metrics
+from specheads.heads.metrics import overlap_metrics, prediction_metrics
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
@@ -49,6 +49,7 @@ def rows(nano, prompts):
                 "response_ids": generator.integers(2, 12, size=length).tolist(),
                 "draft_ids": drafted.tolist(),
                 "accept_prob": np.where(drafted % 2, 0.1, 1.0).tolist(),
+                "overlap": generator.random(length).tolist(),
                 "more_draft_ids": [],
                 "more_accept_prob": [],
             }
@@ -56,9 +57,9 @@ def rows(nano, prompts):
     return made
 
 
-def data_of(rows, predicts, batch_size=4, response_share=0.15):
+def data_of(rows, predicts, batch_size=4, response_share=0.15, labels=("sampled",)):
     splits = {"train": rows, "dev": rows[:5], "test": rows[5:9]}
-    recorded = {name: Recorded(part, predicts, response_share, 0) for name, part in splits.items()}
+    recorded = {name: Recorded(part, predicts, response_share, 0, labels) for name, part in splits.items()}
     return ResumableData(recorded, batch_size=batch_size, num_workers=0, seed=0, collate=collate)
 
 
@@ -348,6 +349,23 @@ def test_dev_metrics_are_those_of_all_dev_positions_together(nano, rows, tmp_pat
         expected |= {f"dev/{s.name}/{name}": value for name, value in prediction_metrics(row, labels).items()}
     actual = {name: value.item() for name, value in fit.callback_metrics.items() if name.startswith("dev/")}
     assert actual == pytest.approx(expected, rel=1e-5)
+
+
+def test_both_read_outs_have_their_losses_and_metrics(nano, rows, tmp_path):
+    specs = [spec(nano, name="one", depth=0, overlap=True), spec(nano, name="plain", depth=1)]
+    module, data = new_module(nano, *specs), data_of(rows, "next_token", labels=("sampled", "overlap"))
+    fit = trainer(tmp_path, max_epochs=2, log_every_n_steps=1)
+    fit.fit(module, data)
+    fit.test(module, data, verbose=False)
+    recorded = [point for _, point in module.history if "dev/one/overlap_kl" in point][-1]
+    for split, measured, prefix in (("dev", recorded, "dev/one/overlap_"), ("test", module.test_results["one"], "overlap_")):
+        batches = list(data.loader(split))
+        logits = torch.cat([module.bank.heads["one"].overlap_logit(module.features(batch)) for batch in batches])
+        expected = overlap_metrics(logits, torch.cat([batch.labels["overlap"] for batch in batches]))
+        assert {name: measured[f"{prefix}{name}"] for name in expected} == pytest.approx(expected, rel=1e-4)
+    assert module.test_results["one"].keys() - module.test_results["plain"].keys() == {f"overlap_{name}" for name in expected}
+    _, point = module.history[0]
+    assert {"train/one/loss", "train/one/overlap_loss", "train/plain/loss"} <= point.keys()
 
 
 @pytest.mark.parametrize("predicts", KINDS)
