@@ -41,6 +41,13 @@ class GraphEngine(CompiledEngine):
         if Plan.active is None:  # what is captured cannot be compiled ahead
             super().warm_up(compiled_step, counts, *inputs)
 
+    def warm_up_rows(self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]) -> None:
+        """There is nothing to prepare: the sizes of rows are known when they are needed, and captured then."""
+
+    @property
+    def reads_rows_together(self) -> bool:
+        return False
+
     def padded(self, count: int) -> int:
         """Return the next of 4, 6, 8, 12, 16, 24, 32, 40, ..."""
         step = 2 if count <= 8 else 4 if count <= 16 else 8
@@ -59,6 +66,9 @@ class GraphEngine(CompiledEngine):
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
         return (count, size)
 
+    def _rows_shape(self, count: int, size: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (count, size, *(leaf.shape for leaf in tree_leaves(inputs)))
+
     def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         if self._compiles:
             compiled_step = super()._prepare(epilogue, kind, args)
@@ -66,7 +76,8 @@ class GraphEngine(CompiledEngine):
             compiled_step = partial(run_step, self.lm, epilogue, kind, self._memory)
         tokens, start, places, inputs = args
         # Graphs of one step share their inputs, whatever their size: a draft's distributions are large.
-        inputs = self._inputs.setdefault((epilogue.compile_key, kind), tree_map_only(Tensor, torch.clone, inputs))
+        key = (epilogue.compile_key, kind, tuple(leaf.shape for leaf in tree_leaves(inputs)))
+        inputs = self._inputs.setdefault(key, tree_map_only(Tensor, torch.clone, inputs))
         static = (tokens.clone(), inputs)
         device = self.lm.device.index if self._pool else -1  # graphs are of the current device; -1 leaves it alone
         try:

@@ -211,6 +211,10 @@ class StaticEngine(EagerEngine):
         """Return the key of the step that serves forward passes over `count` tokens that read `size` positions of memory."""
         return ()
 
+    def _rows_shape(self, count: int, size: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the key of the step in rows that serves such a call."""
+        return self._shape(count, size)
+
     def _prepared(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         """Return the prepared step for one shape, which is then watched."""
         for module in modules_in(epilogue.compile_key):
@@ -247,16 +251,23 @@ class StaticStep:
         engine._set_start(start)
         size = engine._size(end)
         args = (tokens, engine._start, engine._places_of(size), inputs)
-        shape = engine._shape(count, size)
+        shape = self._shape(count, size, inputs)
         runner = self._runners.get(shape)
         if runner is None:
             runner = self._runners[shape] = engine._prepared(self.epilogue, self.kind, args)
             engine._set_start(start)
         return runner(*args)
 
+    def _shape(self, count: int, size: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the key of the runner that serves a call."""
+        return self._engine._shape(count, size)
+
 
 class StaticRowsStep(StaticStep):
     """A step of a StaticEngine over tokens of several rows; see `Engine.rows_step`."""
+
+    def _shape(self, count: int, size: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self._engine._rows_shape(count, size, inputs)
 
     def __call__(self, tokens: Tensor, end: int, places: RowPlaces, *inputs: Any) -> Any:
         return self._run(tokens, 0, len(tokens), end, (places, *inputs))
