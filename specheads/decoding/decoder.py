@@ -15,10 +15,12 @@ from torch import Tensor
 
 from specheads.decoding.arguments import check_count
 from specheads.decoding.batch.decoder import BatchDecoder
+from specheads.decoding.batch.observation import Observing
 from specheads.decoding.batch.rounds import SpeculativeRounds
 from specheads.decoding.drafting import Autoregressive, Drafting, DraftMemory
 from specheads.decoding.engine import compile_ahead, make_engine
 from specheads.decoding.host_numbers import HostNumbers
+from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.pairing import check_pairing, default_verification
 from specheads.decoding.records import Draft, DraftKind, Generation, Round
 from specheads.decoding.session import Prompt, Session, checked_window, end_flags, start_session
@@ -26,6 +28,7 @@ from specheads.decoding.stopping import MAX_TOKENS, FixedLength, StoppingRule
 from specheads.decoding.verification import TreeVerification, VerificationRule
 from specheads.decoding.verifier import ChainVerifier, Outcome, TreeVerifier, Verifier
 from specheads.errors import UserError
+from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
 from specheads.sampling import Warp, check_no_nan
 
@@ -109,7 +112,7 @@ class SpeculativeDecoder:
         self._reads_planned = isinstance(self.verification, VerificationRule) and self.verification.reads_planned
         self._counts = HostNumbers((2,), device)
         self._num_drafted, self._num_accepted = self._counts.tensor.split(1)
-        self._batches: dict[int, BatchDecoder] = {}  # by its number of rows
+        self._batches: dict[Any, BatchDecoder] = {}  # by its number of rows, policy and head
         self.is_warm = False
 
     def warm_up(self) -> float:
@@ -153,6 +156,8 @@ class SpeculativeDecoder:
         max_new_tokens: int = 256,
         seeds: Sequence[int] | None = None,
         stop_tokens: Sequence[int] | None = None,
+        policy: LoadPolicy | None = None,
+        head: AcceptanceHead | None = None,
     ) -> Iterator[tuple[int, Generation]]:
         """Yield `(number, generation)` for each prompt as its response ends, which is not the order of `prompts`.
 
@@ -164,27 +169,40 @@ class SpeculativeDecoder:
             max_batch: rows of KV memory, which are allocated once for each number.
             seeds: one for each prompt; default 0 for all.
             max_new_tokens, stop_tokens: as for `generate`.
+            policy: decides how many tokens rows draft and submit, by the load, in place of the decoder's stopping rule. Then a
+                row's tokens may depend on its neighbours; their distribution does not, if the policy is lossless.
+            head: that the policy asks.
 
         Raises:
             UserError: a choice that decodes one prompt at a time; or, after the others have ended, prompts that failed.
         """
-        return self._batch(max_batch).generate(prompts, max_new_tokens, seeds, stop_tokens)
+        return self._batch(max_batch, policy, head).generate(prompts, max_new_tokens, seeds, stop_tokens)
 
-    def _batch(self, max_batch: int) -> BatchDecoder:
+    def _batch(self, max_batch: int, policy: LoadPolicy | None = None, head: AcceptanceHead | None = None) -> BatchDecoder:
         check_count("max_batch", max_batch, least=1)
         if not isinstance(self.drafting, Autoregressive) or not isinstance(self.verification, VerificationRule):
             raise UserError(
                 f"{type(self.drafting).__name__} with {type(self.verification).__name__} decodes one prompt at a time; batches "
                 "need chains, for example drafting=autoregressive and verification=token."
             )
-        if max_batch not in self._batches:
+        if policy is not None and self.verification.reads_planned:
+            raise UserError(
+                f"{type(self.verification).__name__} needs lengths that are known before a round; a policy on the load goes with "
+                "verification=token or block."
+            )
+        key = max_batch, policy, head
+        if key not in self._batches:
+            stopping = self.stopping
+            if policy is not None:
+                stopping = Observing(sorted(policy.needs), max(1, policy.max_tokens), head)
+                stopping.bind(self.pair, self.draft_engine.lm.device)
             engines = [
                 make_engine(self._engine_name, engine.lm, engine.capacity, num_rows=max_batch + 1)
                 for engine in (self.target_engine, self.draft_engine)
             ]
-            rounds = SpeculativeRounds(self.pair, engines, self.stopping, self.verification, self.warp, max_batch)
-            self._batches = {max_batch: BatchDecoder(self.pair, rounds, max_batch)}  # memory of one size at a time
-        return self._batches[max_batch]
+            rounds = SpeculativeRounds(self.pair, engines, stopping, self.verification, self.warp, max_batch, policy)
+            self._batches = {key: BatchDecoder(self.pair, rounds, max_batch)}  # memory of one size at a time
+        return self._batches[key]
 
     def _pieces(self, session: Session) -> Iterator[str]:
         shown = read = 0  # tokens before `shown` are out; [shown, read) decoded to the text that the next piece extends

@@ -43,12 +43,13 @@ class RowsDrafter:
         """Draft after the committed tokens of each row; the result is in the rows and in the memory."""
         state = ChainState(self._going, self.state)
         for row in rows:
-            row.drafted, row.num_draft_calls = [], 0
+            row.begin_round()
         drafting = [row for row in rows if row.limit > 0]
         while drafting:
             drawn, state = self._step_rows(drafting, ends, state)
             for row, (token, _) in zip(drafting, drawn, strict=True):
                 row.drafted.append(token)
+                row.num_drafted += 1
             drafting = [
                 row
                 for row, (_, stopped) in zip(drafting, drawn, strict=True)
@@ -84,6 +85,9 @@ class RowsDrafter:
             row.num_read += len(tokens)
             row.num_draft_calls += 1
         return packed.tolist()[: len(rows)], state
+
+    def learn(self, rows: Sequence[Row], num_accepted: Sequence[int]) -> None:
+        """There is nothing to learn beyond the stopping rule's `end_round`."""
 
     def keep(self, row: Row, num_accepted: int) -> None:
         """Forget what a row's draft has read beyond the accepted tokens. Call it before they are committed."""

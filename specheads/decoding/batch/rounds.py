@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.batch.drafter import RowsDrafter
+from specheads.decoding.batch.policy_rounds import PolicyDrafter
 from specheads.decoding.batch.rows import Row, RowsExample, filled, flat_tokens
 from specheads.decoding.batch.steps import RowsTargetStep
 from specheads.decoding.batch.verifier import RowsVerifier
 from specheads.decoding.drafting import DraftMemory
 from specheads.decoding.drafting.autoregressive import ChainStep
 from specheads.decoding.engine import Engine
+from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.session import Clock
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import VerificationRule, VerifyStep
@@ -91,8 +93,14 @@ class SpeculativeRounds:
         verification: VerificationRule,
         warp: Warp,
         num_rows: int,
+        policy: LoadPolicy | None = None,
     ) -> None:
-        """`engines`: the target's and the draft's, with memory for one row more than `num_rows`."""
+        """Allocate memory for drafts.
+
+        Args:
+            engines: the target's and the draft's, with memory for one row more than `num_rows`.
+            stopping: with a policy an `Observing`.
+        """
         self.engines, self._pair = engines, pair
         target, draft = engines
         # As many at least that a compiler can be shown a number of drafted tokens that is no other size.
@@ -105,7 +113,8 @@ class SpeculativeRounds:
         self._drafted = self._memory = memory(draft)
         if target.lm.device != draft.lm.device:
             self._memory = memory(target)
-        self._drafter = RowsDrafter(draft, ChainStep(draft.lm, warp, stopping, self._drafted), num_rows)
+        step = ChainStep(draft.lm, warp, stopping, self._drafted)
+        self._drafter = RowsDrafter(draft, step, num_rows) if policy is None else PolicyDrafter(draft, step, num_rows, policy)
         self._verifier = RowsVerifier(target, VerifyStep(warp, verification, self._memory), num_rows)
         self._target_hidden: Tensor | None = None
         if stopping.reads_target:
@@ -137,12 +146,13 @@ class SpeculativeRounds:
         outcomes = []
         for row, result in zip(rows, results, strict=True):
             num_accepted = result.num_accepted
-            counts[:, row.row] = len(row.drafted), num_accepted
+            counts[:, row.row] = row.num_drafted, num_accepted
             row.num_probs_needed = result.num_probs_needed
             drafter.keep(row, num_accepted)
             nan_in = self._pair.draft_id if result.draft_nan else self._pair.target_id if result.target_nan else None
             tokens = [*row.drafted[:num_accepted], result.next_token]
-            outcomes.append(RowOutcome(tokens, len(row.drafted), num_accepted, row.num_draft_calls, nan_in))
+            outcomes.append(RowOutcome(tokens, row.num_drafted, num_accepted, row.num_draft_calls, nan_in))
+        drafter.learn(rows, [result.num_accepted for result in results])
         num_drafted, num_accepted = torch.from_numpy(counts).to(ends.device)
         drafter.state = drafter.rule.end_round(drafter.state, num_drafted, num_accepted)
         return outcomes, drafted

@@ -27,9 +27,14 @@ class Row:
     session: Session
     num_read: int = 0  # positions in the draft's memory
     num_probs_needed: int = 0  # coming tokens whose verification needs the draft's distribution
-    drafted: list[int] = field(default_factory=list)  # in this round
+    drafted: list[int] = field(default_factory=list)  # in this round, the tokens that go to verification
+    num_drafted: int = 0  # in this round
     num_draft_calls: int = 0  # in this round
     rounds: list[Round] = field(default_factory=list)
+
+    def begin_round(self) -> None:
+        """Forget the last round."""
+        self.drafted, self.num_drafted, self.num_draft_calls = [], 0, 0
 
     @property
     def limit(self) -> int:

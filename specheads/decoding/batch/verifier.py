@@ -54,7 +54,8 @@ class RowsVerifier:
         num_drafted = flat.counts - 1
         width = engine.padded(int(num_drafted.max()) + 1)
         index = flat.first[:, None] + np.minimum(np.arange(width), num_drafted[:, None])
-        num_probs = [max(len(row.drafted), row.num_draft_calls) for row in rows]
+        # One more where the draft's distribution after its last token was needed; a policy may have dropped tokens.
+        num_probs = [len(row.drafted) + (row.num_draft_calls > row.num_drafted) for row in rows]
         lengths = np.stack([num_drafted, np.array(planned), np.array(num_probs)], axis=1)
         uniforms = np.array([[row.session.verify_uniforms.number() for _ in range(2)] for row in rows])
         least = engine.padded_rows(len(rows))

@@ -1,0 +1,68 @@
+"""The drafts of rows whose lengths a policy decides for the whole batch, by the load."""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from specheads.decoding.batch.drafter import RowsDrafter
+from specheads.decoding.batch.observation import Observing
+from specheads.decoding.batch.rows import Row
+from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
+from specheads.decoding.engine import Engine
+from specheads.decoding.load.drafts import Drafts
+from specheads.decoding.load.policy import LoadPolicy, drafting_rows
+
+
+class PolicyDrafter(RowsDrafter):
+    """Drafts as a policy says, and submits what it admits.
+
+    A row's `drafted` then has the submitted tokens, `num_drafted` counts all.
+    """
+
+    def __init__(self, engine: Engine, step: ChainStep, num_rows: int, policy: LoadPolicy) -> None:
+        super().__init__(engine, step, num_rows)
+        assert isinstance(step.rule, Observing)
+        self.policy, self._names = policy, step.rule.names
+
+    def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
+        self._began = time.perf_counter()
+        state = ChainState(self._going, self.state)
+        for row in rows:
+            row.begin_round()
+        unread = np.array([len(row.session.committed) - row.num_read for row in rows])
+        features = {name: np.zeros((len(rows), self.policy.max_tokens)) for name in self._names}
+        ended = np.zeros(len(rows), dtype=bool)
+        while True:
+            self._drafts = self._seen(rows, unread, features)
+            taking_part = np.flatnonzero(drafting_rows(self.policy, self._drafts, ended)).tolist()
+            if not taking_part:
+                break
+            drafting = [rows[number] for number in taking_part]
+            drawn, state = self._step_rows(drafting, ends, state)
+            values = state.rule.values.cpu().numpy()
+            for number, row, (token, stopped) in zip(taking_part, drafting, drawn, strict=True):
+                for place, name in enumerate(self._names):
+                    features[name][number, len(row.drafted)] = values[row.row, place]
+                row.drafted.append(token)
+                row.num_drafted += 1
+                ended[number] = bool(stopped)
+        for row, count in zip(rows, self.policy.admit(self._drafts).tolist(), strict=True):
+            del row.drafted[count:]
+        self.state = state.rule
+
+    def _seen(self, rows: Sequence[Row], unread: np.ndarray, features: dict[str, np.ndarray]) -> Drafts:
+        """Return the drafts so far, as the policy sees them."""
+        return Drafts(
+            requests=np.array([row.number for row in rows]),
+            lengths=np.array([len(row.drafted) for row in rows]),
+            capacity=np.array([max(0, row.limit) for row in rows]),
+            unread=unread,
+            features=features,
+        )
+
+    def learn(self, rows: Sequence[Row], num_accepted: Sequence[int]) -> None:
+        """Let the policy take in the outcome of the last round."""
+        submitted = np.array([len(row.drafted) for row in rows])
+        self.policy.learn(self._drafts, submitted, np.array(num_accepted), time.perf_counter() - self._began)
