@@ -1,11 +1,14 @@
 """The target alone, one token per forward pass: what speculative decoding is compared with."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from specheads.decoding.arguments import check_count
+from specheads.decoding.batch.decoder import BatchDecoder
+from specheads.decoding.batch.rounds import TargetRounds
 from specheads.decoding.engine import Engine, ForwardOutput, make_engine
 from specheads.decoding.host_numbers import HostNumbers
 from specheads.decoding.records import Generation, Round
@@ -31,10 +34,11 @@ class Baseline:
     """The target alone, one token per forward pass, with the engine and the warping of speculative decoding."""
 
     def __init__(self, pair: Pair, warp: Warp | None = None, engine: str | Engine = "auto", window: int | None = None) -> None:
-        self.pair, self.warp = pair, warp or Warp()
+        self.pair, self.warp, self._engine_name = pair, warp or Warp(), engine if isinstance(engine, str) else "auto"
         self.engine = make_engine(engine, pair.target_lm, checked_window(pair, window)) if isinstance(engine, str) else engine
         self._compiled_step = self.engine.compiled_step(TargetStep(self.warp))
         self._last = HostNumbers((1, 1), self.engine.lm.device)
+        self._batch: BatchDecoder | None = None  # with memory for one number of rows at a time
         self.startup_seconds, self.is_warm = 0.0, False
 
     def warm_up(self) -> float:
@@ -70,6 +74,21 @@ class Baseline:
             emitted = session.commit([token])
             rounds.append(Round(emitted, 0, 0, 0, 0, 0.0, verified - start, session.clock() - verified))
         return session.finish(self.pair, rounds)
+
+    def generate_batch(
+        self,
+        prompts: Iterable[Prompt],
+        max_batch: int = 8,
+        max_new_tokens: int = 256,
+        seeds: Sequence[int] | None = None,
+        stop_tokens: Sequence[int] | None = None,
+    ) -> Iterator[tuple[int, Generation]]:
+        """Yield `(number, generation)` for each prompt as its response ends; see SpeculativeDecoder.generate_batch."""
+        check_count("max_batch", max_batch, least=1)
+        if self._batch is None or self._batch.num_rows != max_batch:
+            engine = make_engine(self._engine_name, self.pair.target_lm, self.engine.capacity, num_rows=max_batch + 1)
+            self._batch = BatchDecoder(self.pair, TargetRounds(self.pair, engine, self.warp, max_batch), max_batch)
+        return self._batch.generate(prompts, max_new_tokens, seeds, stop_tokens)
 
 
 def generate_baseline(

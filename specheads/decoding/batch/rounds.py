@@ -58,7 +58,8 @@ class TargetRounds:
     """One token of the target for each row."""
 
     def __init__(self, pair: Pair, engine: Engine, warp: Warp, num_rows: int) -> None:
-        self.engines, self._target_id, self._spare_row = (engine,), pair.target_id, num_rows
+        self.engines: Sequence[Engine] = (engine,)
+        self._target_id, self._spare_row = pair.target_id, num_rows
         self._step = engine.rows_step(RowsTargetStep(warp))
 
     def warm_up(self, ends: Tensor) -> None:

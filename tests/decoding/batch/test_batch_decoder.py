@@ -8,6 +8,7 @@ from fakes import needs_compiler, tiny_pair
 from families import CONFIGS, VOCAB_SIZE, family_pair
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, drafting, stopping, verification
+from specheads.decoding.baseline import Baseline
 
 VOCAB = 40
 GREEDY, SAMPLED = Warp(temperature=0), Warp(top_k=4, top_p=0.95)
@@ -66,6 +67,14 @@ def test_rows_of_other_engines_emit_the_same_tokens(warp, engine):
     for max_batch in (2, 7):
         rows = batched(decoder, PROMPTS, max_batch, 25, SEEDS)
         assert [row.tokens.tolist() for row in rows] == expected
+
+
+@pytest.mark.parametrize("warp", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_rows_of_the_target_alone_emit_what_it_emits_alone(warp):
+    alone = Baseline(tiny_pair(vocab_size=7, scale=2.0), warp, engine="eager")
+    expected = [alone.generate(prompt, 25, seed).tokens.tolist() for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
+    rows = batched(alone, PROMPTS, 3, 25, SEEDS)
+    assert [row.tokens.tolist() for row in rows] == expected
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "greedy_block"])
