@@ -4,6 +4,7 @@
 #include "products.h"
 
 namespace specheads_kernels __attribute__((visibility("hidden"))) {
+namespace {
 
 template <typename Value, int kTokens>
 void product_of(const Value* panel, int64_t stride, const InputOf<Value>* x, int64_t size, SumOf<Value>* block) {
@@ -40,6 +41,8 @@ void product_of_several(int64_t tokens, Arguments... arguments) {
   product_of<Value, kTokens>(arguments...);
 }
 
+}  // namespace
+
 template <typename Value>
 void panel_product(
     int64_t tokens, const Value* panel, int64_t stride, const InputOf<Value>* x, int64_t size, SumOf<Value>* block) {
@@ -50,6 +53,8 @@ template void panel_product<double>(int64_t, const double*, int64_t, const doubl
 template void panel_product<float>(int64_t, const float*, int64_t, const float*, int64_t, float*);
 template void panel_product<at::BFloat16>(int64_t, const at::BFloat16*, int64_t, const InputOf<at::BFloat16>*, int64_t, float*);
 template void panel_product<at::Half>(int64_t, const at::Half*, int64_t, const float*, int64_t, float*);
+
+namespace {
 
 template <typename Value>
 void linear_into(const at::TensorBase& x, const at::TensorBase& panels, const Value* bias, at::TensorBase& result) {
@@ -71,6 +76,8 @@ void linear_into(const at::TensorBase& x, const at::TensorBase& panels, const Va
     });
   });
 }
+
+}  // namespace
 
 // x W^T + b (..., O) of x (..., I), W in panels (ceil(O / P), I, P), b (O); an odd I is padded in panels of pairs.
 AtenTensorHandle packed_linear(

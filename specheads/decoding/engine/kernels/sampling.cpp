@@ -12,6 +12,7 @@
 #include <utility>
 
 namespace specheads_kernels __attribute__((visibility("hidden"))) {
+namespace {
 
 // The k-th largest of each row. A bound from the largest of many groups leaves few numbers to be ordered.
 template <typename Value>
@@ -52,26 +53,6 @@ Value kth_largest_of(const Value* row, int64_t size, int64_t k) {
   return kth(kept, kept + count);
 }
 
-// The k-th largest (..., 1) of x (..., V), float32 or float64; NaN where a row has a NaN.
-AtenTensorHandle kth_largest(const at::TensorBase& x, int64_t k) {
-  const int64_t size = x.size(-1);
-  TORCH_CHECK(0 < k && k <= size, "k is ", k, " of ", size);
-  auto shape = x.sizes().vec();
-  shape.back() = 1;
-  at::TensorBase result = empty(shape, x.scalar_type()), rows = x.contiguous();
-  const auto into = [&](auto value) {
-    using Value = decltype(value);
-    const Value* from = rows.const_data_ptr<Value>();
-    Value* to = result.mutable_data_ptr<Value>();
-    const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, size * sizeof(Value)));
-    at::parallel_for(0, result.numel(), grain, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; row++) to[row] = kth_largest_of<Value>(from + row * size, size, k);
-    });
-  };
-  x.scalar_type() == at::kDouble ? into(double()) : into(float());
-  return handle_of(result);
-}
-
 // The softmax of the logits that are at least `least`; the others have probability 0. A NaN makes the whole row NaN.
 template <typename Value>
 void kept_softmax_of(const Value* row, Value least, int64_t size, Value* probs) {
@@ -82,8 +63,8 @@ void kept_softmax_of(const Value* row, Value least, int64_t size, Value* probs) 
   Vector most = hidden;
   const auto hide = [&](const Vector& logits) { return Vector::blendv(logits, hidden, logits < Vector(least)); };
   const auto load = [&](int64_t start) {
-    const int64_t exist = size - start;
-    return exist >= lanes ? Vector::loadu(row + start) : Vector::set(hidden, Vector::loadu(row + start, exist), exist);
+    return start + lanes <= size ? Vector::loadu(row + start)
+                                 : Vector::set(hidden, Vector::loadu(row + start, size - start), size - start);
   };
   for (int64_t start = 0; start < size; start += lanes) {
     const Vector kept = hide(load(start));
@@ -219,6 +200,28 @@ void for_each_row(const at::TensorBase& x, Function function) {
 
 void check_wide(const at::TensorBase& x) {
   TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble, "no operator for ", x.scalar_type());
+}
+
+}  // namespace
+
+// The k-th largest (..., 1) of x (..., V), float32 or float64; NaN where a row has a NaN.
+AtenTensorHandle kth_largest(const at::TensorBase& x, int64_t k) {
+  const int64_t size = x.size(-1);
+  TORCH_CHECK(0 < k && k <= size, "k is ", k, " of ", size);
+  auto shape = x.sizes().vec();
+  shape.back() = 1;
+  at::TensorBase result = empty(shape, x.scalar_type()), rows = x.contiguous();
+  const auto into = [&](auto value) {
+    using Value = decltype(value);
+    const Value* from = rows.const_data_ptr<Value>();
+    Value* to = result.mutable_data_ptr<Value>();
+    const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, size * sizeof(Value)));
+    at::parallel_for(0, result.numel(), grain, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; row++) to[row] = kth_largest_of<Value>(from + row * size, size, k);
+    });
+  };
+  x.scalar_type() == at::kDouble ? into(double()) : into(float());
+  return handle_of(result);
 }
 
 // The probabilities (..., V) of logits (..., V) of which those below `least` (..., 1) are hidden.
