@@ -2,7 +2,8 @@
 //
 // A layer reads all its weights here; of other models' layers the maps are operators of their own, and this one attends for them.
 //
-// These functions are in no anonymous namespace: g++ 12 then inlines others, and attention takes a quarter to a half longer.
+// These functions are in no anonymous namespace: in one, g++ 12 inlines others, and attention took a quarter to a half longer where
+// that was measured, once.
 
 #include "attention.h"
 #include "operators.h"
