@@ -126,4 +126,4 @@ class HeadConfig:
 
 def can_predict_overlap(predicts: str, inputs: Sequence[str]) -> bool:
     """Whether a head of this kind reads something from which the expected acceptance of the next token can be predicted."""
-    return predicts == "next_token" and bool(before_sampling(inputs))
+    return predicts == "next_token" and bool(before_sampling([name for name in inputs if name in FEATURES]))

@@ -1,7 +1,6 @@
 """What heads know of a round, its tokens' index and the target's state, is in decoding what it is in training."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
@@ -87,6 +86,6 @@ def test_rules_with_both_kinds_of_head_share_a_decoder(nano64, prompts):
     expected = first.generate(prompts[0], 20, seed=3)
     first.with_stopping(stopping.FixedLength(3)).generate(prompts[1], 20, seed=3)
     again = first.generate(prompts[0], 20, seed=3)
-    assert [replace(r, draft_seconds=0, verify_seconds=0, commit_seconds=0) for r in again.rounds] == [
-        replace(r, draft_seconds=0, verify_seconds=0, commit_seconds=0) for r in expected.rounds
+    assert [r._replace(draft_seconds=0, verify_seconds=0, commit_seconds=0) for r in again.rounds] == [
+        r._replace(draft_seconds=0, verify_seconds=0, commit_seconds=0) for r in expected.rounds
     ]

@@ -233,7 +233,8 @@ def is_replaced(names):
 
 
 def test_steps_over_few_tokens_are_made_of_the_operators(traced):
-    decoder = SpeculativeDecoder(tiny_pair(), stopping=stopping.FixedLength(3), warp=Warp(temperature=0), engine="auto")
+    pair = tiny_pair(window=2 * MOST_TOKENS)
+    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), warp=Warp(temperature=0), engine="auto")
     decoder.warm_up()
     decoder.generate(list(range(3)) * (MOST_TOKENS // 2), 8)
     assert {count == 1 for (_, count) in traced} == {True, False}
