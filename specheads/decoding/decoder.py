@@ -162,12 +162,12 @@ class SpeculativeDecoder:
         """Yield `(number, generation)` for each prompt as its response ends, which is not the order of `prompts`.
 
         Up to `max_batch` prompts are decoded together; one that ends makes room for the next. The tokens of each are those that
-        `generate` returns, up to the rounding of sums.
+        `generate` returns, up to the rounding of sums. Only one batch at a time may use a decoder.
 
         Args:
             prompts: each as for `generate`; read as there is room.
             max_batch: rows of KV memory, which are allocated once for each number.
-            seeds: one for each prompt; default 0 for all.
+            seeds: one for each prompt, which are then read at once; default 0 for all.
             max_new_tokens, stop_tokens: as for `generate`.
             policy: decides how many tokens rows draft and submit, by the load, in place of the decoder's stopping rule. Then a
                 row's tokens may depend on its neighbours; their distribution does not, if the policy is lossless.

@@ -4,6 +4,7 @@ Rows know nothing of each other: each has uniform numbers, states of the rules a
 of a decoder for one prompt, up to the rounding of sums.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -19,6 +20,8 @@ from specheads.errors import UserError
 from specheads.pair import Pair
 from specheads.sampling import nan_message
 
+logger = logging.getLogger(__name__)
+
 CPU = torch.device("cpu")
 
 
@@ -27,6 +30,8 @@ class BatchDecoder:
 
     def __init__(self, pair: Pair, rounds: Rounds, num_rows: int) -> None:
         self.pair, self._rounds, self.num_rows = pair, rounds, num_rows
+        size = sum(engine.memory_bytes for engine in rounds.engines)
+        logger.info("a batch of %d: %.1f MiB of KV memory for each row", num_rows, size / (num_rows + 1) / 2**20)
         self._readers = [PromptReader(engine, num_rows) for engine in rounds.engines]
         self._clock, self.is_warm = Clock(rounds.engines[0].lm.device), False
 
@@ -52,6 +57,10 @@ class BatchDecoder:
         stop_tokens: Sequence[int] | None = None,
     ) -> Iterator[tuple[int, Generation]]:
         """Yield the number of a prompt and its response as responses end; see SpeculativeDecoder.generate_batch."""
+        if seeds is not None:
+            prompts = list(prompts)
+            if len(seeds) != len(prompts):
+                raise UserError(f"seeds has {len(seeds)} numbers for {len(prompts)} prompts; give one for each, or none.")
         if not self.is_warm:
             self.warm_up()
         for engine in self._rounds.engines:

@@ -96,6 +96,10 @@ class Engine(Protocol):
         """
 
     @property
+    def memory_bytes(self) -> int:
+        """The bytes of KV memory, of all rows."""
+
+    @property
     def reads_rows_together(self) -> bool:
         """Whether steps in rows are the faster way to read short prompts."""
 
@@ -335,6 +339,11 @@ class EagerEngine:
         for layer in self._written():
             layer.keys.zero_()
             layer.values.zero_()
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes of KV memory, of all rows; 0 before it is allocated."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._written())
 
     def _written(self) -> list[KVLayer]:
         """Return the layers that have memory; layers that the model skips have none."""

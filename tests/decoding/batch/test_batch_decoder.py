@@ -176,6 +176,20 @@ def test_a_prompt_that_does_not_fit_does_not_stop_the_others():
     assert sorted(done) == [1, 2]
 
 
+def test_a_seed_is_needed_for_each_prompt():
+    decoder = SpeculativeDecoder(tiny_pair(), engine="eager")
+    with pytest.raises(UserError, match="seeds has 1 numbers for 2 prompts; give one for each, or none"):
+        next(decoder.generate_batch([[1], [2]], 2, 4, seeds=[0]))
+
+
+def test_the_memory_of_a_row_is_announced(caplog):
+    decoder = SpeculativeDecoder(tiny_pair(window=4096), engine="eager")
+    with caplog.at_level("INFO"):
+        next(decoder.generate_batch([[1]], 3, 4))
+    # Keys and values of 16 float64 numbers at 4,096 positions, in two layers of the target and one of the draft.
+    assert "a batch of 3: 3.0 MiB of KV memory for each row" in caplog.text
+
+
 def test_trees_decode_one_prompt_at_a_time():
     decoder = SpeculativeDecoder(tiny_pair(), drafting=drafting.Tree(), engine="eager")
     with pytest.raises(UserError, match="Tree with .* decodes one prompt at a time; batches need chains"):
