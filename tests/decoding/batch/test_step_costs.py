@@ -4,7 +4,7 @@ import pytest
 from fakes import tiny_pair
 
 from specheads import Warp
-from specheads.decoding.batch.step_costs import measured_costs
+from specheads.decoding.batch.step_costs import measured_costs, without_falls
 from specheads.decoding.load.costs import LoadCosts
 
 
@@ -18,3 +18,8 @@ def test_the_table_covers_what_a_batch_can_have_in_flight(max_batch, tmp_path):
     costs.write(tmp_path / "costs.json")
     assert LoadCosts.read(tmp_path / "costs.json") == costs
     assert (costs.provenance["target"], costs.provenance["dtype"]) == ("tiny-target", "torch.float64")
+
+
+def test_a_disturbed_step_does_not_make_larger_ones_look_free():
+    assert without_falls([9.0, 1.0, 2.0, 4.0, 3.0]) == [1.0, 1.0, 2.0, 3.0, 3.0]
+    assert without_falls([1.0, 2.0, 3.0]) == [1.0, 2.0, 3.0]
