@@ -28,7 +28,7 @@ def survival_sample():
 
 
 def decode(decoder, policy, max_batch=3, head=None, prompts=PROMPTS):
-    done = dict(decoder.generate_batch(prompts, max_batch, 25, SEEDS, policy=policy, head=head))
+    done = dict(decoder.generate_batch(prompts, max_batch, 25, SEEDS[: len(prompts)], policy=policy, head=head))
     return [done[number] for number in range(len(prompts))]
 
 
