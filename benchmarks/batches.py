@@ -53,7 +53,7 @@ def runs_of(pair: Pair, warp: Warp, size: int, prompts: Sequence[list[int]], arg
     decoder = SpeculativeDecoder(pair, warp=warp, engine=arguments.engine, window=WINDOW)
     alone = Baseline(pair, warp, arguments.engine, WINDOW)
     read_out = confidence_read_out(dev)
-    costs = measured_costs(pair, warp, size, arguments.engine, max_tokens=arguments.max_tokens)
+    costs = measured_costs(decoder, size, arguments.max_tokens, read_out.needs)
     policy = LoadAware(costs, read_out, survival_sample(dev, read_out, arguments.max_tokens), arguments.max_tokens)
     rules = {f"fixed K={length}": FixedLength(length) for length in FIXED}
     if head is not None:
@@ -63,6 +63,7 @@ def runs_of(pair: Pair, warp: Warp, size: int, prompts: Sequence[list[int]], arg
     runs: dict[str, Run] = {ALONE: lambda: alone.generate_batch(prompts, size, arguments.new_tokens, seeds)}
     for name, each in decoders.items():
         runs[name] = lambda each=each: each.generate_batch(prompts, size, arguments.new_tokens, seeds)
+    print(costs)
     runs[LOAD_AWARE] = lambda: decoder.generate_batch(prompts, size, arguments.new_tokens, seeds, policy=policy)
     return runs
 

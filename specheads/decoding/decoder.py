@@ -112,7 +112,9 @@ class SpeculativeDecoder:
         self._reads_planned = isinstance(self.verification, VerificationRule) and self.verification.reads_planned
         self._counts = HostNumbers((2,), device)
         self._num_drafted, self._num_accepted = self._counts.tensor.split(1)
-        self._batches: dict[Any, BatchDecoder] = {}  # by its number of rows, policy and head
+        self._batch_key: Any = None  # what the batch was made for: rows, what a policy needs, head
+        self._batch: BatchDecoder | None = None
+        self._batch_rounds: SpeculativeRounds
         self.is_warm = False
 
     def warm_up(self) -> float:
@@ -176,9 +178,9 @@ class SpeculativeDecoder:
         Raises:
             UserError: a choice that decodes one prompt at a time; or, after the others have ended, prompts that failed.
         """
-        return self._batch(max_batch, policy, head).generate(prompts, max_new_tokens, seeds, stop_tokens)
+        return self._batch_of(max_batch, policy, head).generate(prompts, max_new_tokens, seeds, stop_tokens)
 
-    def _batch(self, max_batch: int, policy: LoadPolicy | None = None, head: AcceptanceHead | None = None) -> BatchDecoder:
+    def _batch_of(self, max_batch: int, policy: LoadPolicy | None, head: AcceptanceHead | None) -> BatchDecoder:
         check_count("max_batch", max_batch, least=1)
         if not isinstance(self.drafting, Autoregressive) or not isinstance(self.verification, VerificationRule):
             raise UserError(
@@ -190,19 +192,26 @@ class SpeculativeDecoder:
                 f"{type(self.verification).__name__} needs lengths that are known before a round; a policy on the load goes with "
                 "verification=token or block."
             )
-        key = max_batch, policy, head
-        if key not in self._batches:
+        needs = None if policy is None else (policy.needs, max(1, policy.max_tokens))
+        if self._batch_key != (max_batch, needs, head):
             stopping = self.stopping
-            if policy is not None:
-                stopping = Observing(sorted(policy.needs), max(1, policy.max_tokens), head)
+            if needs is not None:
+                stopping = Observing(sorted(needs[0]), needs[1], head)
                 stopping.bind(self.pair, self.draft_engine.lm.device)
+            self._batch = None  # memory of one size at a time
             engines = [
                 make_engine(self._engine_name, engine.lm, engine.capacity, num_rows=max_batch + 1)
                 for engine in (self.target_engine, self.draft_engine)
             ]
-            rounds = SpeculativeRounds(self.pair, engines, stopping, self.verification, self.warp, max_batch, policy)
-            self._batches = {key: BatchDecoder(self.pair, rounds, max_batch)}  # memory of one size at a time
-        return self._batches[key]
+            self._batch_rounds = SpeculativeRounds(
+                self.pair, engines, stopping, self.verification, self.warp, max_batch, by_policy=policy is not None
+            )
+            self._batch = BatchDecoder(self.pair, self._batch_rounds, max_batch)
+            self._batch_key = max_batch, needs, head
+        assert self._batch is not None
+        if policy is not None:
+            self._batch_rounds.follow(policy)
+        return self._batch
 
     def _pieces(self, session: Session) -> Iterator[str]:
         shown = read = 0  # tokens before `shown` are out; [shown, read) decoded to the text that the next piece extends

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from specheads.decoding.batch.reader import PromptReader
 from specheads.decoding.batch.rounds import Rounds, RowOutcome
 from specheads.decoding.batch.rows import Row
 from specheads.decoding.engine import compile_ahead
@@ -32,7 +31,6 @@ class BatchDecoder:
         self.pair, self._rounds, self.num_rows = pair, rounds, num_rows
         size = sum(engine.memory_bytes for engine in rounds.engines)
         logger.info("a batch of %d: %.1f MiB of KV memory for each row", num_rows, size / (num_rows + 1) / 2**20)
-        self._readers = [PromptReader(engine, num_rows) for engine in rounds.engines]
         self._clock, self.is_warm = Clock(rounds.engines[0].lm.device), False
 
     def warm_up(self) -> None:
@@ -44,7 +42,7 @@ class BatchDecoder:
     @torch.no_grad()
     def prepare(self) -> None:
         """Prepare all that generation will run, one step after another."""
-        for reader in self._readers:
+        for reader in self._rounds.readers:
             reader.warm_up()
         self._rounds.warm_up(self._end_flags(()))
 
@@ -102,16 +100,15 @@ class BatchDecoder:
         return end_flags(self.pair.vocab_size, stop_tokens, self._rounds.engines[-1].lm.device)
 
     def _start(self, rows: Sequence[Row]) -> None:
-        """Read all of the rows' prompts but their last tokens into the engines' memory."""
+        """Read all of the rows' prompts but their last tokens."""
         start = self._clock()
         prompts = [row.session.committed[:-1] for row in rows]
         known = [number for number, prompt in enumerate(prompts) if prompt]
         target_hidden: dict[int, Tensor] = {}
-        for reader in self._readers:
+        for reader in self._rounds.readers:
             read = reader.read([rows[number].row for number in known], [prompts[number] for number in known])
             target_hidden = target_hidden or dict(zip(known, read, strict=True))  # of the first reader, the target's
         for number, row in enumerate(rows):
-            row.num_read = len(prompts[number])
             self._rounds.start(row, target_hidden.get(number))
         for row in rows:
             row.session.prefill_seconds = self._clock() - start

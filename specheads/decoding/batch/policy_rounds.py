@@ -8,11 +8,14 @@ from torch import Tensor
 
 from specheads.decoding.batch.drafter import RowsDrafter
 from specheads.decoding.batch.observation import Observing
+from specheads.decoding.batch.reader import PromptReader
 from specheads.decoding.batch.rows import Row
 from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
 from specheads.decoding.engine import Engine
 from specheads.decoding.load.drafts import Drafts
 from specheads.decoding.load.policy import LoadPolicy, drafting_rows
+
+STEP_TOKENS = 8  # of a row that a draft step reads; more are read before it, without logits
 
 
 class PolicyDrafter(RowsDrafter):
@@ -21,10 +24,17 @@ class PolicyDrafter(RowsDrafter):
     A row's `drafted` then has the submitted tokens, `num_drafted` counts all.
     """
 
-    def __init__(self, engine: Engine, step: ChainStep, num_rows: int, policy: LoadPolicy) -> None:
+    policy: LoadPolicy  # set before the first round
+
+    def __init__(self, engine: Engine, step: ChainStep, num_rows: int, reader: PromptReader) -> None:
+        """`reader`: of the draft's engine."""
         super().__init__(engine, step, num_rows)
         assert isinstance(step.rule, Observing)
-        self.policy, self._names = policy, step.rule.names
+        self._names, self._reader = step.rule.names, reader
+
+    def warm_up(self, ends: Tensor) -> None:
+        super().warm_up(ends)
+        self._reader.warm_up()
 
     def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
         self._began = time.perf_counter()
@@ -40,6 +50,7 @@ class PolicyDrafter(RowsDrafter):
             if not taking_part:
                 break
             drafting = [rows[number] for number in taking_part]
+            self._catch_up(drafting)
             drawn, state = self._step_rows(drafting, ends, state)
             values = state.rule.values.cpu().numpy()
             for number, row, (token, stopped) in zip(taking_part, drafting, drawn, strict=True):
@@ -51,6 +62,15 @@ class PolicyDrafter(RowsDrafter):
         for row, count in zip(rows, self.policy.admit(self._drafts).tolist(), strict=True):
             del row.drafted[count:]
         self.state = state.rule
+
+    def _catch_up(self, rows: Sequence[Row]) -> None:
+        """Read what a draft step would have to read beyond a few tokens: a prompt, or tokens of rounds without drafts."""
+        behind = [row for row in rows if len(row.session.committed) - row.num_read > STEP_TOKENS]
+        starts = [row.num_read if self._reader.continues else 0 for row in behind]
+        texts = [row.session.committed[start:-1] for row, start in zip(behind, starts, strict=True)]
+        self._reader.read([row.row for row in behind], texts, starts)
+        for row in behind:
+            row.num_read = len(row.session.committed) - 1
 
     def _seen(self, rows: Sequence[Row], unread: np.ndarray, features: dict[str, np.ndarray]) -> Drafts:
         """Return the drafts so far, as the policy sees them."""

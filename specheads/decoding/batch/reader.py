@@ -36,29 +36,41 @@ class PromptReader:
             examples = [RowsExample(self._engine, [], many) for many in (False, True)]
             self._engine.warm_up_rows(self._step, [each.arguments(each.zeros(each.num_rows)) for each in examples])
 
-    def read(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Read prompts of at least one token into rows of the memory; return the states (1, H) at their ends."""
+    @property
+    def continues(self) -> bool:
+        """Whether texts need not begin at the start of their rows."""
+        return self._engine.reads_rows_together
+
+    def read(self, rows: Sequence[int], texts: Sequence[Sequence[int]], starts: Sequence[int] | None = None) -> list[Tensor]:
+        """Read texts of at least one token into rows of the memory; return the states (1, H) at their ends.
+
+        Args:
+            starts: positions of the first tokens, up to which rows have been read; None: all are 0. Others need `continues`.
+        """
         states: dict[int, Tensor] = {}
         group: list[int] = []
-        for number, prompt in enumerate(prompts):
-            if not self._engine.reads_rows_together or len(prompt) > LONG:
-                tokens = torch.tensor([prompt], device=self._engine.lm.device)
+        starts = starts or [0] * len(rows)
+        for number, (text, start) in enumerate(zip(texts, starts, strict=True)):
+            if not self.continues or (len(text) > LONG and not start):
+                tokens = torch.tensor([text], device=self._engine.lm.device)
                 states[number] = self._engine.read_row(rows[number], tokens)[:, -1]
                 continue
-            if group and sum(len(prompts[each]) for each in group) + len(prompt) > TOGETHER:
-                states |= self._read_together(group, rows, prompts)
+            if group and sum(len(texts[each]) for each in group) + len(text) > TOGETHER:
+                states |= self._read_together(group, rows, texts, starts)
                 group = []
             group.append(number)
         if group:
-            states |= self._read_together(group, rows, prompts)
-        return [states[number] for number in range(len(prompts))]
+            states |= self._read_together(group, rows, texts, starts)
+        return [states[number] for number in range(len(texts))]
 
-    def _read_together(self, group: Sequence[int], rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> dict[int, Tensor]:
-        """Read the prompts of these numbers in one step; return the states at their ends by number."""
+    def _read_together(
+        self, group: Sequence[int], rows: Sequence[int], texts: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> dict[int, Tensor]:
+        """Read the texts of these numbers in one step; return the states at their ends by number."""
         engine, device = self._engine, self._engine.lm.device
-        texts = [prompts[number] for number in group]
-        least = engine.padded_rows(sum(map(len, texts)))
-        flat = flat_tokens([rows[number] for number in group], texts, [0] * len(group), least, self._spare_row, device)
+        chosen, begins = [texts[number] for number in group], [starts[number] for number in group]
+        least = engine.padded_rows(sum(map(len, chosen)))
+        flat = flat_tokens([rows[number] for number in group], chosen, begins, least, self._spare_row, device)
         last = filled(flat.first + flat.counts - 1, engine.padded_rows(len(group)), 0, device)
         states = self._step(flat.tokens, flat.end, flat.places, last)
         # A copy, because an engine may overwrite a step's outputs in the next one.

@@ -6,9 +6,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from specheads.decoding.batch.drafter import RowsDrafter
 from specheads.decoding.batch.policy_rounds import PolicyDrafter
+from specheads.decoding.batch.reader import PromptReader
 from specheads.decoding.batch.rows import Row, RowsExample, filled, flat_tokens
 from specheads.decoding.batch.steps import RowsTargetStep
 from specheads.decoding.batch.verifier import RowsVerifier
@@ -39,12 +41,13 @@ class Rounds(Protocol):
     """How rows get their next tokens."""
 
     engines: Sequence[Engine]  # the target's, then the draft's if there is one
+    readers: Sequence[PromptReader]  # the target's, and the draft's if that reads prompts before their first round
 
     def warm_up(self, ends: Tensor) -> None:
         """Prepare the engines for all that rounds run; see `take` for `ends`."""
 
     def start(self, row: Row, target_hidden: Tensor | None) -> None:
-        """Begin a row whose prompt has been read; `target_hidden` (1, H): the target's state at its last token but one."""
+        """Begin a row whose prompt was read; `target_hidden` (1, H): the target's state at its last token but one."""
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], float]:
         """Return what a round brings to each row, and the clock's time when all had drafted.
@@ -57,8 +60,11 @@ class Rounds(Protocol):
 class TargetRounds:
     """One token of the target for each row."""
 
-    def __init__(self, pair: Pair, engine: Engine, warp: Warp, num_rows: int) -> None:
+    def __init__(self, pair: Pair, engine: Engine, warp: Warp, num_rows: int, numbers: int = 1) -> None:
+        """`numbers`: uniform numbers that a round takes from a row; the last one draws the token."""
+        self._numbers = numbers
         self.engines: Sequence[Engine] = (engine,)
+        self.readers: Sequence[PromptReader] = (PromptReader(engine, num_rows),)
         self._target_id, self._spare_row = pair.target_id, num_rows
         self._step = engine.rows_step(RowsTargetStep(warp))
 
@@ -78,13 +84,17 @@ class TargetRounds:
         last = [row.session.committed[-1:] for row in rows]
         starts = [len(row.session.committed) - 1 for row in rows]
         flat = flat_tokens([row.row for row in rows], last, starts, least, self._spare_row, device)
-        uniform = np.array([row.session.verify_uniforms.number() for row in rows])
+        uniform = np.array([[row.session.verify_uniforms.number() for _ in range(self._numbers)][-1] for row in rows])
         packed = self._step(flat.tokens, flat.end, flat.places, filled(uniform, least, 0.0, device)).tolist()
         return [RowOutcome([token], nan_in=self._target_id if nan else None) for token, nan in packed[: len(rows)]], drafted
 
 
 class SpeculativeRounds:
-    """Chains drafted in lockstep, and one verification for all of them."""
+    """Chains drafted in lockstep, and one verification for all of them.
+
+    A policy may let rows go without drafts. Such a round is one of the target alone, and the draft reads a prompt before it first
+    drafts after it, which may be never.
+    """
 
     def __init__(
         self,
@@ -94,16 +104,19 @@ class SpeculativeRounds:
         verification: VerificationRule,
         warp: Warp,
         num_rows: int,
-        policy: LoadPolicy | None = None,
+        by_policy: bool = False,
     ) -> None:
         """Allocate memory for drafts.
 
         Args:
             engines: the target's and the draft's, with memory for one row more than `num_rows`.
             stopping: with a policy an `Observing`.
+            by_policy: a policy, which `follow` gives, decides how long drafts are.
         """
         self.engines, self._pair = engines, pair
         target, draft = engines
+        readers = [PromptReader(engine, num_rows) for engine in engines]
+        self.readers: Sequence[PromptReader] = readers[:1] if by_policy else readers
         # As many at least that a compiler can be shown a number of drafted tokens that is no other size.
         most = max(LEAST_DRAFTED, target.padded(stopping.max_tokens + 1) - 1)
 
@@ -115,18 +128,31 @@ class SpeculativeRounds:
         if target.lm.device != draft.lm.device:
             self._memory = memory(target)
         step = ChainStep(draft.lm, warp, stopping, self._drafted)
-        self._drafter = RowsDrafter(draft, step, num_rows) if policy is None else PolicyDrafter(draft, step, num_rows, policy)
+        self._drafter: RowsDrafter = RowsDrafter(draft, step, num_rows)
+        if by_policy:
+            self._drafter = PolicyDrafter(draft, step, num_rows, readers[1])
         self._verifier = RowsVerifier(target, VerifyStep(warp, verification, self._memory), num_rows)
+        self._alone: TargetRounds | None = None
+        if by_policy and not tree_leaves(self._verifier.state):  # a state has to learn of every round
+            self._alone = TargetRounds(pair, target, warp, num_rows, numbers=2)  # as many as a verification
         self._target_hidden: Tensor | None = None
         if stopping.reads_target:
             size, dtype = target.lm.hidden_size, target.lm.output_embedding.weight.dtype
             self._target_hidden = torch.zeros(num_rows + 1, size, dtype=dtype, device=target.lm.device)
 
+    def follow(self, policy: LoadPolicy) -> None:
+        """Let a policy decide from now on."""
+        assert isinstance(self._drafter, PolicyDrafter)
+        self._drafter.policy = policy
+
     def warm_up(self, ends: Tensor) -> None:
         self._drafter.warm_up(ends)
         self._verifier.warm_up()
+        if self._alone is not None:
+            self._alone.warm_up(ends)
 
     def start(self, row: Row, target_hidden: Tensor | None) -> None:
+        row.num_read = len(row.session.committed) - 1 if len(self.readers) > 1 else 0
         self._drafter.start_row(row.row)
         self._verifier.start_row(row.row)
         if self._target_hidden is not None:
@@ -137,6 +163,10 @@ class SpeculativeRounds:
         drafter.state = drafter.rule.start_round(drafter.state, self._target_hidden)
         planned = self._planned(rows)
         drafter.draft(rows, ends)
+        if self._alone is not None and not any(row.num_drafted for row in rows):
+            alone = self._alone.take(rows, ends, clock)
+            drafter.learn(rows, [0] * len(rows))
+            return alone
         drafted = clock()
         if self._memory is not self._drafted:
             self._memory.copy_(self._drafted, max(len(row.drafted) for row in rows))

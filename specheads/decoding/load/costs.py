@@ -1,4 +1,4 @@
-"""What a batch costs: seconds of a draft step by its number of rows, and of a target step by its tokens in flight."""
+"""What a batch costs: the seconds of its steps by their tokens."""
 
 import json
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from specheads.errors import UserError, is_count, is_number
 from specheads.storage.files import write_json
 
 PROVENANCE = ("target", "draft", "device", "dtype", "command")  # what a measured table must say of itself
+TABLES = ("draft", "target", "alone", "drafting", "prompts")  # the fields that are tables
 
 
 @dataclass(frozen=True)
@@ -81,19 +82,41 @@ def _slope(first: tuple[int, float], second: tuple[int, float]) -> float:
 
 @dataclass(frozen=True)
 class LoadCosts:
-    """The seconds of a draft step over some tokens, one per row, and of a target step over all tokens in flight.
+    """The seconds of a batch's steps.
 
-    `provenance` says where the numbers come from.
+    Args:
+        draft: a draft step, by the tokens that it reads: one per row, more in a round's first step.
+        target: a round's step of the target, by the tokens in flight.
+        alone: the same where nothing was drafted; None: as `target`.
+        drafting: what a round with drafts takes besides its steps, by its rows; None: nothing.
+        prompts: the target's reading of prompts by their tokens, in steps of their own; None: the round's step reads them.
+        provenance: where the numbers come from.
     """
 
     draft: SecondsTable
     target: SecondsTable
     provenance: Mapping[str, str] = field(default_factory=dict)
+    alone: SecondsTable | None = None
+    drafting: SecondsTable | None = None
+    prompts: SecondsTable | None = None
 
     @cached_property
     def envelope(self) -> SecondsTable:
         """The lower convex envelope of the target's seconds, which decisions are made on."""
         return self.target.envelope()
+
+    def round_seconds(self, requests: int, depth: int, in_flight: Any) -> Any:
+        """Return the seconds (...) of a round that drafts `depth` tokens for each request, by its tokens in flight (...).
+
+        They are those that decisions are made on: on the envelope, with one token per request in each draft step.
+        """
+        if not depth:
+            return (self.alone or self.envelope)(in_flight)
+        return depth * self.draft(requests) + self.besides(requests) + self.envelope(in_flight)
+
+    def besides(self, requests: int) -> float:
+        """Return what a round with drafts takes besides its steps."""
+        return 0.0 if self.drafting is None else float(self.drafting(requests))
 
     def write(self, path: Path) -> None:
         """Write the tables as JSON."""
@@ -116,8 +139,8 @@ class LoadCosts:
             raise UserError(f"{path} must have draft, target and provenance; give a JSON file that LoadCosts.write has written.")
         if missing := [name for name in PROVENANCE if name not in content["provenance"]]:
             raise UserError(f"{path} does not say its {missing[0]}; provenance must name {', '.join(PROVENANCE)}.")
-        draft, target = (_table(content[name], f"{path}: {name}") for name in ("draft", "target"))
-        return cls(draft, target, content["provenance"])
+        tables = {name: content[name] for name in TABLES if content.get(name) is not None}
+        return cls(provenance=content["provenance"], **{name: _table(each, f"{path}: {name}") for name, each in tables.items()})
 
 
 def _table(content: Any, where: str) -> SecondsTable:

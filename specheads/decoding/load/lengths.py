@@ -77,9 +77,9 @@ class GoodputK(PlannedLength):
         self.accepted, self.tried = np.zeros(max_tokens), np.zeros(max_tokens)
 
     def length(self, drafts: Drafts) -> int:
-        lengths, rows = np.arange(self.max_tokens + 1), drafts.num_requests
+        rows = drafts.num_requests
         emitted = rows * (1 + np.concatenate([[0.0], self._shares().cumprod().cumsum()]))
-        seconds = lengths * self.costs.draft(rows) + self.costs.envelope(rows * (1 + lengths))
+        seconds = [self.costs.round_seconds(rows, length, rows * (1 + length)) for length in range(self.max_tokens + 1)]
         return int(np.argmax(emitted / seconds))
 
     def _shares(self) -> np.ndarray:

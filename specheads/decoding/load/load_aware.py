@@ -44,6 +44,7 @@ class LoadAware(LoadPolicy):
         self.next_overlap = mean[1:] / np.maximum(mean[:-1], 1e-12)  # expected, by place
         self.plan = self.proposed = Plan(0, 0.0)  # of this round, and what it was if drafts pay for their reading
         self.drafting = True
+        self.requests = np.zeros(0, dtype=np.int64)  # of the last round
         # Tokens that the plans since drafts began or ended were worth more than what the draft would have had to read.
         self.balance = 0.0
 
@@ -72,7 +73,9 @@ class LoadAware(LoadPolicy):
 
     def learn(self, drafts: Drafts, num_submitted: np.ndarray, num_accepted: np.ndarray, seconds: float) -> None:
         rows, table = drafts.num_requests, self.costs.draft
-        more = self.proposed.accepted + rows + drafts.prompt_tokens  # tokens that the draft is to read
+        new = np.isin(drafts.requests, self.requests, invert=True)
+        self.requests = drafts.requests
+        more = self.proposed.accepted + rows + drafts.unread[new].sum()  # tokens that the draft is to read
         token = table.last_slope * self.proposed.throughput
         # The first step of a draft reads some for the price of one token per row.
         gained = self.proposed.worth - token * (more - max(table.flat_until, rows) * (self.proposed.depth > 0))

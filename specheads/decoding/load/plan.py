@@ -112,4 +112,4 @@ class Planner:
         """Return the expected accepted tokens and the seconds of a round by how many tokens are submitted, (n + 1,) each."""
         gains = self.sample.gain(depth, num_requests)
         in_flight = num_requests + prompt_tokens + np.arange(len(gains))
-        return gains, depth * self.costs.draft(num_requests) + self.costs.envelope(in_flight)
+        return gains, self.costs.round_seconds(num_requests, depth, in_flight)

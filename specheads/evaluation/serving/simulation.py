@@ -1,8 +1,9 @@
 """A discrete-event simulation of continuous batching: rounds of draft steps and one step of the target, with their costs.
 
-A round drafts in lockstep, submits what the policy admits, and verifies it in one step of the target, which also reads the
-prompts of new requests (chunked prefill without a limit on the chunk). The draft reads in its first step of a round what it has
-not read: a prompt, tokens of rounds in which it did not draft. Exact for chains under token verification, like replay, for
+A round drafts in lockstep, submits what the policy admits, and verifies it in one step of the target. That step also reads the
+prompts of new requests (chunked prefill without a limit on the chunk); where costs have a table of steps that read prompts, they
+are read before the round. The draft reads in its first step of a round what it has not read: a prompt, tokens of rounds in which
+it did not draft. Exact for chains under token verification, like replay, for
 policies that keep the output exact; for others the tokens are the target's and not theirs. A head's seconds are left out:
 at the sizes for which costs are given it is a small part of a draft step. Memory is taken to be sufficient.
 """
@@ -76,12 +77,15 @@ class Simulation:
                 self.now = float(self.traffic.arrivals[self.waiting])
                 continue
             # Requests that were under way before the simulation began have read their prompts.
-            begun = self.traffic.starts[new] > 0
-            self.active = np.concatenate([self.active, new[begun]])
+            unread = new[self.traffic.starts[new] == 0]
             # All of a prompt but its last token, which the first round verifies from.
-            prompt_tokens = int((self.recorded.prompt_lengths[self.traffic.prompts[new[~begun]]] - 1).sum())
+            prompt_tokens = int((self.recorded.prompt_lengths[self.traffic.prompts[unread]] - 1).sum())
+            if self.costs.prompts is not None:
+                self.now += float(self.costs.prompts(prompt_tokens)) if prompt_tokens else 0.0
+                prompt_tokens, unread = 0, unread[:0]
+            self.active = np.concatenate([self.active, np.setdiff1d(new, unread)])
             self._round(prompt_tokens)
-            self.active = np.concatenate([self.active, new[~begun]])
+            self.active = np.concatenate([self.active, unread])
         return self.served
 
     def _admit(self) -> np.ndarray:
@@ -96,7 +100,7 @@ class Simulation:
 
     def _round(self, prompt_tokens: int) -> None:
         """Draft, verify and emit for the active requests, while the target also reads `prompt_tokens`."""
-        active, seconds = self.active, 0.0
+        active, costs, seconds = self.active, self.costs, 0.0
         in_flight, submitted, accepted, tokens, steps, drafts = prompt_tokens, *[np.zeros(0, dtype=np.int64)] * 3, 0, None
         if len(active):
             prompts, samples = self.traffic.prompts[active], self.traffic.samples[active]
@@ -106,7 +110,8 @@ class Simulation:
             accepted = np.minimum(self._accepted(rows, drafts), submitted)
             tokens = np.minimum(accepted + 1, self.recorded.left(rows))
             in_flight += len(active) + int(submitted.sum())
-        seconds += float(self.costs.target(in_flight)) if in_flight else 0.0
+        table = costs.target if costs.alone is None or steps else costs.alone
+        seconds += float(table(in_flight)) if in_flight else 0.0
         self.now += seconds
         counts = (int(values.sum()) for values in (submitted, accepted, tokens))
         drafted = int(drafts.lengths.sum()) if drafts else 0
@@ -131,7 +136,7 @@ class Simulation:
             for name, column in values.items():
                 features[name][which, step] = column
             lengths[which] += 1
-        return drafts, seconds
+        return drafts, seconds + (self.costs.besides(len(active)) if lengths.any() else 0.0)
 
     def _submitted(self, drafts: Drafts) -> np.ndarray:
         submitted = self.policy.admit(drafts)

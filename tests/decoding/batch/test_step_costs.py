@@ -1,23 +1,69 @@
 import math
 
 import pytest
+import torch
 from fakes import tiny_pair
 
-from specheads import Warp
-from specheads.decoding.batch.step_costs import measured_costs, without_falls
-from specheads.decoding.load.costs import LoadCosts
+from specheads import SpeculativeDecoder
+from specheads.decoding.batch.step_costs import Observed, measured_costs, without_falls
+from specheads.decoding.load.costs import TABLES, LoadCosts
+from specheads.decoding.records import DecodeStats, Generation, Round
 
 
-@pytest.mark.parametrize("max_batch", [1, 5])
-def test_the_table_covers_what_a_batch_can_have_in_flight(max_batch, tmp_path):
-    costs = measured_costs(tiny_pair(), Warp(), max_batch, engine="eager", context=8, repeats=2, max_tokens=3)
-    assert costs.draft.sizes[-1] == max(2, max_batch) and costs.target.sizes[-1] == 4 * max_batch
-    for table in (costs.draft, costs.target):
+@pytest.mark.parametrize(("max_batch", "max_tokens"), [(1, 3), (5, 3), (2, 1)])
+def test_tables_cover_what_a_batch_can_have_in_flight(max_batch, max_tokens, tmp_path):
+    decoder = SpeculativeDecoder(tiny_pair(), engine="eager")
+    costs = measured_costs(decoder, max_batch, max_tokens, needs={"max_prob"}, context=8, repeats=2)
+    assert costs.draft.sizes[0] == 1 and costs.target.sizes[-1] == max((1 + max_tokens) * max_batch, 1 + costs.target.sizes[0])
+    for name in TABLES:
+        table = getattr(costs, name)
         assert all(math.isfinite(value) and value > 0 for value in table.seconds)
         assert list(table.seconds) == sorted(table.seconds)
     costs.write(tmp_path / "costs.json")
     assert LoadCosts.read(tmp_path / "costs.json") == costs
     assert (costs.provenance["target"], costs.provenance["dtype"]) == ("tiny-target", "torch.float64")
+
+
+STEP, TOKEN, BESIDES, VERIFIED, ALONE, PROMPT = 0.25, 0.125, 0.5, 0.0625, 3.0, 0.03125
+
+
+def made_up(num_rows, drafted, accepted, prompt=9):
+    """Rows whose rounds cost what the constants above say: a draft step STEP and TOKEN for each token."""
+    rounds, unread = [], prompt
+    for number, kept in zip(drafted, accepted, strict=True):
+        seconds = 0.0
+        if number:
+            first = STEP + TOKEN * num_rows * unread
+            seconds = BESIDES + first + (number - 1) * (STEP + TOKEN * num_rows)
+            unread = 0
+        verify = ALONE if not number else VERIFIED * num_rows * (1 + number)
+        rounds.append(Round(list(range(kept + 1)), number, kept, number - kept, number, seconds, verify, 0.0))
+        unread = kept + 1 - min(kept, number - 1) if number else unread + 1
+    stats = DecodeStats.of(rounds, PROMPT * num_rows * (prompt - 1))
+    row = Generation(torch.zeros(prompt, dtype=torch.long), torch.zeros(9), "", rounds, stats, "length")
+    return [row] * num_rows
+
+
+def test_the_parts_of_a_round_are_told_apart():
+    observed = Observed()
+    for num_rows in (1, 2, 4):
+        observed.add(made_up(num_rows, [2, 0, 1, 3, 2, 0, 1], [2, 0, 0, 3, 1, 0, 1]))
+    costs = observed.costs({})
+    for rows in (1, 2, 4):
+        assert costs.draft(rows) == pytest.approx(STEP + TOKEN * rows)
+        assert costs.besides(rows) == pytest.approx(BESIDES)
+        assert costs.alone(rows) == ALONE
+        assert costs.target(rows * 3) == pytest.approx(VERIFIED * rows * 3)
+        assert costs.prompts(rows * 8) == pytest.approx(PROMPT * rows * 8)
+    assert costs.draft(36) == pytest.approx(STEP + TOKEN * 36)  # four prompts that were read in a first step
+    assert costs.round_seconds(2, 3, 8) == pytest.approx(3 * (STEP + TOKEN * 2) + BESIDES + VERIFIED * 8)
+    assert costs.round_seconds(2, 0, 2) == ALONE
+
+
+def test_rounds_in_which_a_row_was_at_its_limit_do_not_count():
+    observed, rows = Observed(), made_up(1, [2, 3], [0, 0])
+    observed.add(rows + made_up(1, [2, 1], [0, 0]))
+    assert set(observed.target) == {6}
 
 
 def test_a_disturbed_step_does_not_make_larger_ones_look_free():
