@@ -3,8 +3,9 @@
     python benchmarks/batches.py [--head outputs/head/<date_time>/heads/<name>] [--model nano] [--sizes 1 4 16 64] [--repeats 3]
 
 In each repeat all settings decode the same dev prompts in turn; a figure is the median over repeats, of whole runs with the
-reading of prompts. The policy on the load weighs tokens by step costs that are measured first, and predicts acceptance from the
-draft's confidence, by a logistic fitted to a recording of other dev prompts.
+reading of prompts. No token ends a response, so that all settings emit the same number. The policy on the load weighs tokens by
+what rounds cost, which is measured first, and predicts acceptance from the draft's confidence, by a logistic fitted to recordings
+of others.
 """
 
 import argparse
@@ -53,18 +54,17 @@ def runs_of(pair: Pair, warp: Warp, size: int, prompts: Sequence[list[int]], arg
     decoder = SpeculativeDecoder(pair, warp=warp, engine=arguments.engine, window=WINDOW)
     alone = Baseline(pair, warp, arguments.engine, WINDOW)
     read_out = confidence_read_out(dev)
-    costs = measured_costs(decoder, size, arguments.max_tokens, read_out.needs)
+    costs = measured_costs(decoder, size, arguments.max_tokens, read_out)
     policy = LoadAware(costs, read_out, survival_sample(dev, read_out, arguments.max_tokens), arguments.max_tokens)
     rules = {f"fixed K={length}": FixedLength(length) for length in FIXED}
     if head is not None:
         rules["head"] = HeadThreshold(head, "auto" if head.config.recommended else 0.5, max_tokens=arguments.max_tokens)
     seeds = range(len(prompts))
     decoders = {name: decoder.with_stopping(rule) for name, rule in rules.items()}
-    runs: dict[str, Run] = {ALONE: lambda: alone.generate_batch(prompts, size, arguments.new_tokens, seeds)}
+    runs: dict[str, Run] = {ALONE: lambda: alone.generate_batch(prompts, size, arguments.new_tokens, seeds, ())}
     for name, each in decoders.items():
-        runs[name] = lambda each=each: each.generate_batch(prompts, size, arguments.new_tokens, seeds)
-    print(costs)
-    runs[LOAD_AWARE] = lambda: decoder.generate_batch(prompts, size, arguments.new_tokens, seeds, policy=policy)
+        runs[name] = lambda each=each: each.generate_batch(prompts, size, arguments.new_tokens, seeds, ())
+    runs[LOAD_AWARE] = lambda: decoder.generate_batch(prompts, size, arguments.new_tokens, seeds, (), policy)
     return runs
 
 

@@ -42,13 +42,14 @@ class PolicyDrafter(RowsDrafter):
         for row in rows:
             row.begin_round()
         unread = np.array([len(row.session.committed) - row.num_read for row in rows])
-        features = {name: np.zeros((len(rows), self.policy.max_tokens)) for name in self._names}
+        features: dict[str, np.ndarray] = {}
         ended = np.zeros(len(rows), dtype=bool)
         while True:
             self._drafts = self._seen(rows, unread, features)
             taking_part = np.flatnonzero(drafting_rows(self.policy, self._drafts, ended)).tolist()
             if not taking_part:
                 break
+            features = features or {name: np.zeros((len(rows), self.policy.max_tokens)) for name in self._names}
             drafting = [rows[number] for number in taking_part]
             self._catch_up(drafting)
             drawn, state = self._step_rows(drafting, ends, state)

@@ -6,27 +6,39 @@ It is made of rounds that a decoder takes over made-up prompts, so it has everyt
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.load.admission import frontier
 from specheads.decoding.load.costs import LoadCosts, SecondsTable
 from specheads.decoding.load.drafts import Drafts
 from specheads.decoding.load.lengths import PlannedLength
+from specheads.decoding.load.readout import ReadOut
 from specheads.decoding.records import Generation, Round
 from specheads.heads.head import AcceptanceHead
 
+FREE = SecondsTable((1, 2), (1.0, 1.0))
+SAME, NUM_ALONE = 3, 24  # rounds in turn that draft the same number of tokens, or none
+
 
 class ListedLengths(PlannedLength):
-    """Draft lengths one after another, over and over; `needs`: features that are computed for each token."""
+    """Draft lengths one after another, over and over; with a read-out all tokens pass the admission."""
 
-    def __init__(self, lengths: Sequence[int], needs: Collection[str] = ()) -> None:
-        super().__init__(max(lengths))
-        self.lengths, self.needs, self.num_rounds = lengths, frozenset(needs), 0
+    def __init__(self, lengths: Sequence[int], max_tokens: int, read_out: ReadOut | None = None) -> None:
+        super().__init__(max_tokens)
+        self.lengths, self.read_out, self.num_rounds = lengths, read_out, 0
+        if read_out is not None:
+            self.needs = read_out.needs
 
     def length(self, drafts: Drafts) -> int:
         return self.lengths[self.num_rounds % len(self.lengths)]
+
+    def admit(self, drafts: Drafts) -> np.ndarray:
+        if self.read_out is None or not drafts.longest:
+            return drafts.lengths
+        return frontier(self.read_out.survival(drafts), drafts.lengths, FREE, drafts.base_tokens, throughput=0.0)
 
     def learn(self, drafts: Drafts, num_submitted: np.ndarray, num_accepted: np.ndarray, seconds: float) -> None:
         self.num_rounds += 1
@@ -133,7 +145,7 @@ def measured_costs(
     decoder: SpeculativeDecoder,
     max_batch: int,
     max_tokens: int = 8,
-    needs: Collection[str] = (),
+    read_out: ReadOut | None = None,
     head: AcceptanceHead | None = None,
     context: int = 128,
     repeats: int = 4,
@@ -142,27 +154,29 @@ def measured_costs(
 
     Args:
         max_batch: rows; tables go up to `max_batch` x (1 + `max_tokens`) tokens in flight.
-        needs, head: the features that a policy reads, and the head of which some of them are: computing them has its price.
+        read_out, head: what a policy predicts acceptance with, which takes its time, too.
         context: the longest prompt.
     """
-    lengths = list(range(max_tokens + 1))
-    new_tokens = 2 * (sum(lengths) + len(lengths))  # enough to draft every length twice
+    new_tokens = SAME * sum(1 + length for length in range(1, max_tokens + 1)) + 1
     context = max(4, min(context, decoder.target_engine.capacity - new_tokens))
     sizes = sorted({*(2**power for power in range(max_batch.bit_length())), max_batch})
     observed = Observed()
     rng, order = np.random.default_rng(0), random.Random(0)
+
+    def run(size: int, prompt_length: int, lengths: Sequence[int]) -> list[Generation]:
+        prompts = rng.integers(decoder.pair.vocab_size, size=(size, prompt_length)).tolist()
+        policy, most = ListedLengths(lengths, max_tokens, read_out), new_tokens if any(lengths) else NUM_ALONE
+        return [row for _, row in decoder.generate_batch(prompts, max_batch, most, stop_tokens=(), policy=policy, head=head)]
+
     for repeat in range(repeats + 1):
-        length = max(2, context * (max(repeat, 1) * 2 - 1) // (2 * repeats))
+        prompt_length = max(2, context * (max(repeat, 1) * 2 - 1) // (2 * repeats))
         for size in order.sample(sizes, len(sizes)):
-            prompts = rng.integers(decoder.pair.vocab_size, size=(size, length)).tolist()
-            script = order.sample(lengths, len(lengths))
-            if not script[0]:  # the draft reads the prompts in the first round, which therefore drafts
-                script.reverse()
-            policy = ListedLengths(script, needs)
-            rows = decoder.generate_batch(prompts, max_batch, new_tokens, stop_tokens=(), policy=policy, head=head)
-            made = [row for _, row in rows]
-            if repeat:  # the first one warms up
-                observed.add(made)
+            # As decoding does them: the same many times over, so that memory is in the caches that it is in then.
+            drafted = [length for length in order.sample(range(1, max_tokens + 1), max_tokens) for _ in range(SAME)]
+            for lengths in (drafted, [0]):
+                rows = run(size, prompt_length, lengths)
+                if repeat:  # the first one warms up
+                    observed.add(rows)
     pair = decoder.pair
     return observed.costs(
         {

@@ -18,7 +18,7 @@ class Drafts:
     lengths: np.ndarray  # (R,) long, tokens drafted so far
     capacity: np.ndarray  # (R,) long, tokens that a row may draft before its length limit
     unread: np.ndarray  # (R,) long, committed tokens that the draft has not read yet and reads in its first step
-    features: Mapping[str, np.ndarray]  # by name (R, K) float64
+    features: Mapping[str, np.ndarray]  # by name (R, K) float64; before the first token there may be none
     # Tokens of prompts that are read in the same step of the target (chunked prefill, Agrawal et al. 2024).
     prompt_tokens: int = 0
 

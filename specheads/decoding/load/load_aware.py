@@ -65,17 +65,18 @@ class LoadAware(LoadPolicy):
     def _planned(self, drafts: Drafts) -> Plan:
         """Return the plan of the round, and keep the one that it would be if drafts pay for their reading."""
         self.proposed = self.planner.plan(drafts.num_requests, drafts.prompt_tokens)
-        if not self.drafting:
+        if not self.drafting and self.proposed.depth:
             first, usual = self.costs.draft(drafts.unread.sum()), self.costs.draft(drafts.num_requests)
-            if self.proposed.depth and self.balance >= self.proposed.throughput * (first - usual):
+            if self.balance >= self.proposed.throughput * (first - usual):
                 self.drafting, self.balance = True, 0.0
         return self.proposed if self.drafting else Plan(0, self.proposed.throughput)
 
     def learn(self, drafts: Drafts, num_submitted: np.ndarray, num_accepted: np.ndarray, seconds: float) -> None:
         rows, table = drafts.num_requests, self.costs.draft
-        new = np.isin(drafts.requests, self.requests, invert=True)
-        self.requests = drafts.requests
-        more = self.proposed.accepted + rows + drafts.unread[new].sum()  # tokens that the draft is to read
+        more = self.proposed.accepted + rows  # tokens that the draft is to read
+        if not np.array_equal(drafts.requests, self.requests):
+            more += drafts.unread[np.isin(drafts.requests, self.requests, invert=True)].sum()
+            self.requests = drafts.requests
         token = table.last_slope * self.proposed.throughput
         # The first step of a draft reads some for the price of one token per row.
         gained = self.proposed.worth - token * (more - max(table.flat_until, rows) * (self.proposed.depth > 0))

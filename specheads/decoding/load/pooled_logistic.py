@@ -5,8 +5,7 @@ import numpy as np
 from specheads.decoding.arguments import check_positive, check_probability
 from specheads.decoding.load.drafts import Drafts
 from specheads.decoding.load.policy import MAX_TOKENS, LoadPolicy, decided
-
-MARGIN = 1e-6  # probabilities keep this distance from 0 and 1, so that their logits are finite
+from specheads.decoding.stopping.logistic import LOGISTIC_INPUTS
 
 
 class PooledLogistic(LoadPolicy):
@@ -45,8 +44,9 @@ class PooledLogistic(LoadPolicy):
         return self._acceptance(drafts).cumprod(axis=1) >= 1 - self.threshold
 
     def _inputs(self, drafts: Drafts) -> np.ndarray:
-        probs = drafts.features["max_prob"][:, : drafts.longest].clip(MARGIN, 1 - MARGIN)
-        return np.stack([np.ones_like(probs), np.log(probs / (1 - probs))], axis=-1)
+        source, logit = LOGISTIC_INPUTS["logit_max_prob"]
+        logits = logit(drafts.features[source][:, : drafts.longest], np.log)
+        return np.stack([np.ones_like(logits), logits], axis=-1)
 
     def _acceptance(self, drafts: Drafts) -> np.ndarray:
         return 1 / (1 + np.exp(-(self._inputs(drafts) @ self.weights)))

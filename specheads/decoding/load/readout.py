@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from specheads.decoding.load.admission import survival_of
 from specheads.decoding.load.drafts import Drafts
-from specheads.decoding.stopping.logistic import LOGISTIC_INPUTS, checked_weights, logistic_inputs
+from specheads.decoding.stopping.logistic import LOGISTIC_INPUTS, checked_weights
 from specheads.errors import UserError
 from specheads.features import FEATURES
 from specheads.heads.calibration import IndexCalibration
@@ -80,9 +79,11 @@ class LogisticAcceptance:
         return any(FEATURES[name].of_token for name in self.needs)
 
     def __call__(self, drafts: Drafts) -> np.ndarray:
-        features = {name: torch.from_numpy(drafts.features[name][:, : drafts.longest]) for name in self.needs}
-        inputs = logistic_inputs(list(self.weights), features)
-        return (inputs @ torch.tensor(list(self.weights.values()), dtype=torch.float64)).sigmoid().numpy()
+        logits = np.full((drafts.num_requests, drafts.longest), self.weights.get("bias", 0.0))
+        for name, (source, transform) in LOGISTIC_INPUTS.items():
+            if name in self.weights:
+                logits += self.weights[name] * transform(drafts.features[source][:, : drafts.longest], np.log)
+        return 1 / (1 + np.exp(-logits))
 
 
 @dataclass(frozen=True)

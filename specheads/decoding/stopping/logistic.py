@@ -1,6 +1,6 @@
 """A rule on survival that needs no head: a token's acceptance probability is a logistic of the draft's confidence."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,19 +13,23 @@ from specheads.decoding.stopping.survival import REJECTION, SurvivalRule, Surviv
 from specheads.errors import UserError
 
 MARGIN = 1e-6  # probabilities keep this distance from 0 and 1, so that their logarithms are finite
-# The inputs of a logistic, by name: the feature, and its transformation.
-LOGISTIC_INPUTS = {
-    "logit_max_prob": ("max_prob", lambda p: p.logit(MARGIN)),
-    "log_draft_prob": ("draft_prob", lambda p: p.clamp(MARGIN, 1 - MARGIN).log()),
-    "max_prob": ("max_prob", lambda p: p),
-    "entropy": ("entropy", lambda nats: nats),
+# The inputs of a logistic, by name: the feature, and its transformation with the logarithm of tensors or of arrays.
+LOGISTIC_INPUTS: Mapping[str, tuple[str, Callable[[Any, Callable[[Any], Any]], Any]]] = {
+    "logit_max_prob": ("max_prob", lambda p, log: log(_inner(p) / (1 - _inner(p)))),
+    "log_draft_prob": ("draft_prob", lambda p, log: log(_inner(p))),
+    "max_prob": ("max_prob", lambda p, log: p),
+    "entropy": ("entropy", lambda nats, log: nats),
 }
+
+
+def _inner(probs: Any) -> Any:
+    return probs.clip(MARGIN, 1 - MARGIN)
 
 
 def logistic_inputs(names: Sequence[str], features: Mapping[str, Tensor]) -> Tensor:
     """Return a logistic's inputs, (..., len(names)) float64, from features (...); `names` from LOGISTIC_INPUTS, and `bias`."""
     sources = [(name, *LOGISTIC_INPUTS[name]) for name in names if name != "bias"]
-    columns = {name: transform(features[source].double()) for name, source, transform in sources}
+    columns = {name: transform(features[source].double(), torch.log) for name, source, transform in sources}
     columns["bias"] = torch.ones_like(next(iter(columns.values())))
     return torch.stack([columns[name] for name in names], dim=-1)
 

@@ -7,13 +7,16 @@ from fakes import tiny_pair
 from specheads import SpeculativeDecoder
 from specheads.decoding.batch.step_costs import Observed, measured_costs, without_falls
 from specheads.decoding.load.costs import TABLES, LoadCosts
+from specheads.decoding.load.readout import LogisticAcceptance, ReadOut
 from specheads.decoding.records import DecodeStats, Generation, Round
+
+READ_OUT = ReadOut(LogisticAcceptance({"max_prob": 2.0}), LogisticAcceptance({"log_draft_prob": 1.0, "bias": 1.0}))
 
 
 @pytest.mark.parametrize(("max_batch", "max_tokens"), [(1, 3), (5, 3), (2, 1)])
 def test_tables_cover_what_a_batch_can_have_in_flight(max_batch, max_tokens, tmp_path):
     decoder = SpeculativeDecoder(tiny_pair(), engine="eager")
-    costs = measured_costs(decoder, max_batch, max_tokens, needs={"max_prob"}, context=8, repeats=2)
+    costs = measured_costs(decoder, max_batch, max_tokens, READ_OUT, context=8, repeats=2)
     assert costs.draft.sizes[0] == 1 and costs.target.sizes[-1] == max((1 + max_tokens) * max_batch, 1 + costs.target.sizes[0])
     for name in TABLES:
         table = getattr(costs, name)
