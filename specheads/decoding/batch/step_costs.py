@@ -3,21 +3,29 @@
 It is made of rounds that a decoder takes over made-up prompts, so it has everything that a round does, on the host too.
 """
 
+import logging
 import random
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 
 from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.engine import artefacts
 from specheads.decoding.load.admission import frontier
 from specheads.decoding.load.costs import LoadCosts, SecondsTable
 from specheads.decoding.load.drafts import Drafts
 from specheads.decoding.load.lengths import PlannedLength
 from specheads.decoding.load.readout import ReadOut
 from specheads.decoding.records import Generation, Round
+from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead
+from specheads.storage.files import cache_folder
+from specheads.storage.shards import fingerprint
+
+logger = logging.getLogger(__name__)
 
 FREE = SecondsTable((1, 2), (1.0, 1.0))
 SAME, NUM_ALONE = 3, 24  # rounds in turn that draft the same number of tokens, or none
@@ -139,6 +147,44 @@ def without_falls(seconds: Sequence[float]) -> list[float]:
     larger ones raised instead, one disturbed step would make all of them look free.
     """
     return np.minimum.accumulate(np.array(seconds)[::-1])[::-1].tolist()
+
+
+def kept_costs(
+    decoder: SpeculativeDecoder,
+    max_batch: int,
+    max_tokens: int = 8,
+    read_out: ReadOut | None = None,
+    head: AcceptanceHead | None = None,
+) -> LoadCosts:
+    """Return the costs that were measured on this machine before, in the folder `costs` of the cache folder, or measure them now.
+
+    See `measured_costs`.
+    """
+    pair, engine = decoder.pair, decoder.target_engine
+    key = fingerprint(
+        {
+            "machine": [*artefacts.machine(), str(torch.get_num_threads()), str(engine.lm.device), type(engine).__name__],
+            "code": artefacts.sources_of_package(),
+            "pair": [pair.target_id, pair.target_revision, pair.draft_id, pair.draft_revision],
+            "types": [str(lm.output_embedding.weight.dtype) for lm in (pair.target_lm, pair.draft_lm)],
+            "rules": [repr(decoder.warp), repr(decoder.verification.compile_key)],
+            "sizes": [max_batch, max_tokens, engine.capacity],
+            "predictions": [sorted(read_out.needs) if read_out else [], repr(head.config) if head else ""],
+        }
+    )
+    path = cache_folder() / "costs" / f"{key}.json"
+    if path.is_file():
+        try:
+            costs = LoadCosts.read(path)
+            logger.info("costs of rounds: those of %s; remove it to measure them again", path)
+            return costs
+        except UserError as error:
+            logger.warning("%s They are measured again.", error)
+    logger.info("costs of rounds: measured with up to %d rows and %d drafted tokens, into %s", max_batch, max_tokens, path)
+    costs = measured_costs(decoder, max_batch, max_tokens, read_out, head)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    costs.write(path)
+    return costs
 
 
 def measured_costs(

@@ -80,8 +80,7 @@ def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None
     weights, settings = tree_map_only(Tensor, lambda x: (tuple(x.shape), x.stride(), x.dtype, x.device), (weights, settings))
     model = (type(lm.model).__name__, lm.config.to_json_string(), lm.config._attn_implementation, lm.vocab_size, weights)
     kinds = [(name, type(part), part.training) for name, part in parts]
-    code = _sources(Path(__file__).parents[2])
-    provenance = (machine(), torch.get_num_threads(), code, sources, model, kinds, epilogue.compile_key, settings)
+    provenance = (machine(), torch.get_num_threads(), sources_of_package(), sources, model, kinds, epilogue.compile_key, settings)
     return hashlib.sha256(repr(provenance).encode()).hexdigest()[:24]
 
 
@@ -181,9 +180,9 @@ def _cpu_flags() -> list[str]:
 
 
 @cache
-def _sources(package: Path) -> str:
-    """Return a hash of a package's code, which compiled code depends on."""
-    digest = hashlib.sha256()
+def sources_of_package() -> str:
+    """Return a hash of this package's code, which compiled code depends on."""
+    digest, package = hashlib.sha256(), Path(__file__).parents[2]
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.cpp"), *package.rglob("*.h")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()

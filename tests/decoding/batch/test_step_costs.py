@@ -5,7 +5,7 @@ import torch
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder
-from specheads.decoding.batch.step_costs import Observed, measured_costs, without_falls
+from specheads.decoding.batch.step_costs import Observed, kept_costs, measured_costs, without_falls
 from specheads.decoding.load.costs import TABLES, LoadCosts
 from specheads.decoding.load.readout import LogisticAcceptance, ReadOut
 from specheads.decoding.records import DecodeStats, Generation, Round
@@ -72,3 +72,17 @@ def test_rounds_in_which_a_row_was_at_its_limit_do_not_count():
 def test_a_disturbed_step_does_not_make_larger_ones_look_free():
     assert without_falls([9.0, 1.0, 2.0, 4.0, 3.0]) == [1.0, 1.0, 2.0, 3.0, 3.0]
     assert without_falls([1.0, 2.0, 3.0]) == [1.0, 2.0, 3.0]
+
+
+def test_costs_are_kept_for_the_same_machine_pair_and_sizes(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path))
+    decoder = SpeculativeDecoder(tiny_pair(), engine="eager", window=32)
+    first = kept_costs(decoder, 2, 2)
+    assert kept_costs(decoder, 2, 2) == first
+    (path,) = (tmp_path / "costs").iterdir()
+    for other in (kept_costs(decoder, 2, 3), kept_costs(decoder, 2, 2, READ_OUT)):
+        assert other != first
+    assert len(list((tmp_path / "costs").iterdir())) == 3
+    path.write_text("{}")
+    assert kept_costs(decoder, 2, 2).target.sizes == first.target.sizes
+    assert "must have draft, target and provenance" in caplog.text and LoadCosts.read(path)
