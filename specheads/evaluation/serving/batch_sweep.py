@@ -53,7 +53,7 @@ class BatchRun:
 
     seconds: float  # of the whole run: from handing in all requests to the end of the last response
     stats: Sequence[DecodeStats]  # their seconds: from the moment that a request gets a row to its last token
-    rounds: Sequence[Sequence[Sequence[float]]]  # of each response the tokens and the seconds of every round, with the wait before
+    rounds: Sequence[Sequence[Sequence[float]]]  # by response: tokens and seconds of rounds, with the wait before
 
     @classmethod
     def of(cls, entry: Entry) -> "BatchRun":
