@@ -24,10 +24,11 @@ from specheads.evaluation.plot_styles import (
     main_families,
     styles_of,
 )
-from specheads.evaluation.report import DataSet, Report, RuleRow, Winner
+from specheads.evaluation.report import BatchRow, DataSet, Report, RuleRow, Winner
 
 WORST, MOST = -1.0, 1.5  # shares of a gap beyond these are cut off
 
+BEST_FIXED = "best fixed length"
 DOUBTFUL = "doubtful"  # in the layout.meta of a figure that is not to be trusted
 
 Figures = Mapping[str, go.Figure]  # by data set, or by data set and ratio: "0" or "0|measured"
@@ -53,13 +54,13 @@ def figures_of(report: Report) -> dict[str, Figures]:
 
 
 def batch_loads(report: Report) -> dict[str, list[FrontPoint]]:
-    """Return the speeds of batches by the number of their rows."""
-    return {
-        f"{table.concurrency} at once": [
-            FrontPoint(row.name, row.request_tokens_per_second, row.tokens_per_second, row.lossless) for row in table.rows
-        ]
-        for table in report.batches
-    }
+    """Return the speeds of batches by the number of their rows; the best fixed length is another one for each."""
+
+    def point(row: BatchRow) -> FrontPoint:
+        name = BEST_FIXED if row.family == FIXED else row.name
+        return FrontPoint(name, row.request_tokens_per_second, row.tokens_per_second, row.lossless)
+
+    return {f"{table.concurrency} at once": [point(row) for row in table.rows] for table in report.batches}
 
 
 def _doubtful(figure: go.Figure | None) -> go.Figure | None:
@@ -159,7 +160,7 @@ def _level(figure: go.Figure, data_set: DataSet, ratio: str, family: str, style:
     if not speedups:
         return
     top = max(speedups, key=lambda estimate: estimate.value)
-    name = {FIXED: "best fixed length"}.get(family, family)
+    name = {FIXED: BEST_FIXED}.get(family, family)
     figure.add_scatter(
         x=limits,
         y=[top.value] * 2,

@@ -85,7 +85,7 @@ def _figure() -> go.Figure:
     }
     margin = {"l": 10, "r": 10, "t": 40, "b": 10}
     template = go.layout.Template()
-    return go.Figure(layout={"template": template, "height": 500, "hovermode": "closest", "margin": margin, **axes})
+    return go.Figure(layout={"template": template, "height": 440, "hovermode": "closest", "margin": margin, **axes})
 
 
 def front_table(loads: Loads, caption: str) -> Table:

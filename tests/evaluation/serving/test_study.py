@@ -58,6 +58,9 @@ def test_tables_are_printed_and_written(tables, tmp_path):
     assert "a title: 32 at once" in text and "TETRIS, lossy" in text and "load-aware: faster than the target alone" in text
     written = write_tables(tables, {"title": "a title"}, tmp_path)
     assert [path.name for path in written] == ["load.json", "load.csv", "load.png", "load.html"]
+    page = written[3].read_text()
+    assert 'data-figure="front"' in page and page.count('<div class="panel" data-load=') == len(tables) + 1
+    assert "32 at once; the target alone makes" in page and ">lossy</abbr>" in page
     content = json.loads(written[0].read_text())
     assert content["tables"][1]["rows"][0]["numbers"]["tokens_per_second"]["value"] > 0
     assert len(written[1].read_text().splitlines()) == 1 + sum(len(table.rows) for table in tables)
