@@ -9,11 +9,9 @@ of others.
 """
 
 import argparse
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, Value, add_result_option, prompt_record, text_of, write_result
 from specheads import SpeculativeDecoder, Warp, load_head, load_pair
-from specheads.decoding.baseline import Baseline
 from specheads.decoding.batch.step_costs import measured_costs
-from specheads.decoding.load.load_aware import LoadAware
-from specheads.decoding.records import Generation
 from specheads.decoding.stopping import FixedLength, HeadThreshold
-from specheads.evaluation.serving.readouts import confidence_read_out, survival_sample
+from specheads.evaluation.report import BatchRow
+from specheads.evaluation.serving.batch_rows import batch_rows
+from specheads.evaluation.serving.batch_settings import LOAD_AWARE, load_aware, predictions
+from specheads.evaluation.serving.batch_sweep import ALONE, BatchSetting, BatchSweep, num_requests
 from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, ResponseLimits, encode_prompts
 from specheads.prompts.nano_source import NanoSource
@@ -35,10 +33,8 @@ from specheads.replay.recording import Recording, load_recording, make_recording
 from specheads.replay.response_tree import RecordSettings
 
 FIXED = (1, 2, 4)
-ALONE, LOAD_AWARE = "target alone", "load-aware"
+LEAST_REQUESTS = 8
 WINDOW = 512  # positions of each row's memory
-
-Run = Callable[[], Iterator[tuple[int, Generation]]]
 
 
 def recording_of(pair: Pair, prompts: Sequence[EncodedPrompt], warp: Warp, new_tokens: int, max_tokens: int) -> Recording:
@@ -48,46 +44,26 @@ def recording_of(pair: Pair, prompts: Sequence[EncodedPrompt], warp: Warp, new_t
         return load_recording(make_recording(pair, prompts, warp, limits, settings, 0, Path(folder)))
 
 
-def runs_of(pair: Pair, warp: Warp, size: int, prompts: Sequence[list[int]], arguments: argparse.Namespace) -> dict[str, Run]:
-    """Return what decodes all prompts, by setting."""
-    dev, head = arguments.dev, arguments.head and load_head(arguments.head)
+def settings_of(pair: Pair, warp: Warp, size: int, dev: Recording, arguments: argparse.Namespace) -> list[BatchSetting]:
+    """Return what decodes, the target alone first and the policy on the load last."""
+    settings = [ALONE, *(BatchSetting(f"fixed K={length}", "fixed_length", FixedLength(length)) for length in FIXED)]
+    if arguments.head:
+        head = load_head(arguments.head)
+        rule = HeadThreshold(head, "auto" if head.config.recommended else 0.5, max_tokens=arguments.max_tokens)
+        settings.append(BatchSetting("head", "head_threshold", rule))
+    predicted = predictions(dev, {}, arguments.max_tokens)
     decoder = SpeculativeDecoder(pair, warp=warp, engine=arguments.engine, window=WINDOW)
-    alone = Baseline(pair, warp, arguments.engine, WINDOW)
-    read_out = confidence_read_out(dev)
-    costs = measured_costs(decoder, size, arguments.max_tokens, read_out)
-    policy = LoadAware(costs, read_out, survival_sample(dev, read_out, arguments.max_tokens), arguments.max_tokens)
-    rules = {f"fixed K={length}": FixedLength(length) for length in FIXED}
-    if head is not None:
-        rules["head"] = HeadThreshold(head, "auto" if head.config.recommended else 0.5, max_tokens=arguments.max_tokens)
-    seeds = range(len(prompts))
-    decoders = {name: decoder.with_stopping(rule) for name, rule in rules.items()}
-    runs: dict[str, Run] = {ALONE: lambda: alone.generate_batch(prompts, size, arguments.new_tokens, seeds, ())}
-    for name, each in decoders.items():
-        runs[name] = lambda each=each: each.generate_batch(prompts, size, arguments.new_tokens, seeds, ())
-    runs[LOAD_AWARE] = lambda: decoder.generate_batch(prompts, size, arguments.new_tokens, seeds, (), policy)
-    return runs
+    costs = measured_costs(decoder, size, arguments.max_tokens, predicted.read_out)
+    return [*settings, load_aware(predicted, costs, arguments.max_tokens)]
 
 
-def speeds_of(runs: Mapping[str, Run], repeats: int) -> dict[str, tuple[float, float]]:
-    """Return tokens per second in total, and the median of those of a request, of every run."""
-    for run in runs.values():
-        next(run())  # compiles
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    for repeat in range(repeats):
-        names = list(runs)
-        for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
-            start = time.perf_counter()
-            made = [generation.stats for _, generation in runs[name]()]
-            seconds = time.perf_counter() - start
-            of_request = statistics.median(stats.num_tokens / stats.seconds for stats in made)
-            taken[name].append((sum(stats.num_tokens for stats in made) / seconds, of_request))
-    return {name: tuple(map(statistics.median, zip(*values, strict=True))) for name, values in taken.items()}
-
-
-def rows_of(size: int, speeds: Mapping[str, tuple[float, float]]) -> list[list[Value]]:
+def rows_of(size: int, rows: Sequence[BatchRow]) -> list[list[Value]]:
     """Return the rows of the table for one size."""
-    best = max(total for name, (total, _) in speeds.items() if name != LOAD_AWARE)
-    return [[size, name, total, each, total / speeds[ALONE][0], total / best] for name, (total, each) in speeds.items()]
+    best = max(row.tokens_per_second for row in rows if row.family != LOAD_AWARE)
+    return [
+        [size, row.name, row.tokens_per_second, row.request_tokens_per_second, row.over_alone, row.tokens_per_second / best]
+        for row in rows
+    ]
 
 
 def main() -> None:
@@ -106,13 +82,15 @@ def main() -> None:
     pair = load_pair(arguments.model, dtype=arguments.dtype)
     warp = Warp(temperature=arguments.temperature, top_k=50)
     loaded = encode_prompts(pair, list(NanoSource(0, 192, 0).load(pair.chats)), ResponseLimits(arguments.new_tokens))
-    arguments.dev = recording_of(pair, loaded[:48], warp, arguments.new_tokens, arguments.max_tokens)
+    dev = recording_of(pair, loaded[:48], warp, arguments.new_tokens, arguments.max_tokens)
     prompts, rows = loaded[48:], []
     for size in arguments.sizes:
-        chosen = [prompts[number % len(prompts)][1] for number in range(max(8, 2 * size))]
-        rows += rows_of(size, speeds_of(runs_of(pair, warp, size, chosen, arguments), arguments.repeats))
+        chosen = [ids for _, ids in prompts[: num_requests(LEAST_REQUESTS, size)]]
+        settings = settings_of(pair, warp, size, dev, arguments)
+        sweep = BatchSweep(pair, warp, arguments.new_tokens, size, arguments.repeats, 0, arguments.engine, (), WINDOW)
+        rows += rows_of(size, batch_rows(settings, sweep.run(settings, chosen), range(len(chosen))))
         print(text_of(table_of(rows, arguments)), "\n", flush=True)
-    used = [prompt.prompt_id for prompt, _ in prompts[: max(8, 2 * max(arguments.sizes))]]
+    used = [prompt.prompt_id for prompt, _ in prompts[: num_requests(LEAST_REQUESTS, max(arguments.sizes))]]
     write_result(arguments.result, [table_of(rows, arguments)], split="dev", seeds=[0], prompts=prompt_record(used))
 
 

@@ -3,6 +3,7 @@
 import inspect
 import shutil
 import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specheads.errors import UserError
 from specheads.pair import Pair
+from specheads.prompts.prompt import Prompt, text_id
 
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") and Path(sysconfig.get_path("include"), "Python.h").is_file()),
@@ -97,3 +100,21 @@ def drafted_length(rule, state, features):
         if stop:
             return step, state
     raise AssertionError("the rule never stops")
+
+
+@dataclass(frozen=True)
+class FewPrompts:
+    """A source of six prompts for each split."""
+
+    def check(self):
+        pass
+
+    def check_final(self):
+        raise UserError("there are no final prompts.")
+
+    def provenance(self):
+        return {}
+
+    def load(self, chats, responses=False):
+        texts = {(split, i): f"def {split}_{i}(x):\n" for split in ("dev", "test") for i in range(6)}
+        return [Prompt(text_id(text), split, text) for (split, _), text in texts.items()]

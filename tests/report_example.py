@@ -5,6 +5,8 @@ import random
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import (
     BankRow,
+    BatchRow,
+    BatchTable,
     DataSet,
     DraftRow,
     LiveRow,
@@ -79,6 +81,7 @@ def report_example() -> Report:
         data_sets=sets,
         bank=_bank(rng),
         drafts=_drafts(),
+        batches=[_batches(size) for size in (1, 16)],
         notes=[
             "logistic, which needs no head, beats head_threshold shallow on gsm8k & elsewhere.",
             "Only 40 prompts: <wide> intervals.",
@@ -187,6 +190,31 @@ def _live_row(name: str, family: str, value: float, speed: float, off: float | N
         lossless=lossless,
         efficiency_gain=None if lossless else about(1.12),
     )
+
+
+def _batches(size: int) -> BatchTable:
+    rows = []
+    for name, family, speed in (
+        ("target alone", "target", 1.0),
+        ("fixed K=3", "fixed_length", 1.4),
+        ("load-<aware>", "load-aware", 1.5),
+    ):
+        ratio = 1 + (speed - 1) / size**0.5
+        rows.append(
+            BatchRow(
+                name=name,
+                family=family,
+                lossless=True,
+                tokens_per_second=80 * size**0.8 * ratio,
+                over_alone=ratio,
+                request_tokens_per_second=80 * size**-0.2 * ratio,
+                speedup=about(ratio),
+                token_ms={"p50": 9.0 * size, "p90": 30.0 * size, "p99": 60.0 * size},
+                first_token_ms={"p50": 20.0 * size, "p90": 40.0 * size, "p99": 90.0 * size},
+                tokens_per_round=1 + speed,
+            )
+        )
+    return BatchTable(size, 32, rows)
 
 
 def _bank(rng: random.Random) -> list[BankRow]:

@@ -18,7 +18,7 @@ from specheads.decoding.batch.decoder import BatchDecoder
 from specheads.decoding.batch.observation import Observing
 from specheads.decoding.batch.rounds import SpeculativeRounds
 from specheads.decoding.drafting import Autoregressive, Drafting, DraftMemory
-from specheads.decoding.engine import compile_ahead, make_engine
+from specheads.decoding.engine import Engine, compile_ahead, make_engine
 from specheads.decoding.host_numbers import HostNumbers
 from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.pairing import check_pairing, default_verification
@@ -74,6 +74,7 @@ class SpeculativeDecoder:
         if self.drafting.reads_draft:
             self.draft_engine = make_engine(engine, pair.draft_lm, window, self.drafting.most_read(self._longest))
         self._memory: DraftMemory | None = None
+        self._row_engines: dict[int, list[Engine]] = {}  # by the number of rows; decoders that share an engine share them, too
         self.startup_seconds = 0.0  # spent on warming up, which no generation's seconds contain
         self._bind()
 
@@ -198,13 +199,14 @@ class SpeculativeDecoder:
             if needs is not None:
                 stopping = Observing(sorted(needs[0]), needs[1], head)
                 stopping.bind(self.pair, self.draft_engine.lm.device)
-            self._batch = None  # memory of one size at a time
-            engines = [
-                make_engine(self._engine_name, engine.lm, engine.capacity, num_rows=max_batch + 1)
-                for engine in (self.target_engine, self.draft_engine)
-            ]
             self._batch_rounds = SpeculativeRounds(
-                self.pair, engines, stopping, self.verification, self.warp, max_batch, by_policy=policy is not None
+                self.pair,
+                self._engines_of(max_batch),
+                stopping,
+                self.verification,
+                self.warp,
+                max_batch,
+                by_policy=policy is not None,
             )
             self._batch = BatchDecoder(self.pair, self._batch_rounds, max_batch)
             self._batch_key = max_batch, needs, head
@@ -212,6 +214,16 @@ class SpeculativeDecoder:
         if policy is not None:
             self._batch_rounds.follow(policy)
         return self._batch
+
+    def _engines_of(self, max_batch: int) -> list[Engine]:
+        """Return the target's and the draft's engine for a batch."""
+        if max_batch not in self._row_engines:
+            self._row_engines.clear()  # memory of one size at a time
+            self._row_engines[max_batch] = [
+                make_engine(self._engine_name, engine.lm, engine.capacity, num_rows=max_batch + 1)
+                for engine in (self.target_engine, self.draft_engine)
+            ]
+        return self._row_engines[max_batch]
 
     def _pieces(self, session: Session) -> Iterator[str]:
         shown = read = 0  # tokens before `shown` are out; [shown, read) decoded to the text that the next piece extends

@@ -83,11 +83,12 @@ class Round(NamedTuple):
     commit_seconds: float  # for rewinding memory and committing tokens
     used_copy: bool = False  # of a graph: whether a copied node was accepted
     num_target_calls: int = 1
+    wait_seconds: float = 0.0  # in a batch, from the row's last tokens to this round: other rows commit, new prompts are read
 
     @property
     def seconds(self) -> float:
-        """The seconds of the whole round."""
-        return self.draft_seconds + self.verify_seconds + self.commit_seconds
+        """The seconds of the whole round, and of the wait before it."""
+        return self.wait_seconds + self.draft_seconds + self.verify_seconds + self.commit_seconds
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,16 @@
 import sys
 from collections.abc import Mapping, Sequence
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from specheads.evaluation.conclusions import assumed_text, costs_text, fit_text, ratios_of
 from specheads.evaluation.intervals import Interval
+from specheads.evaluation.latencies import LEVELS
 from specheads.evaluation.number_text import ratio_name, share_text
-from specheads.evaluation.report import MEASURED, BankRow, DataSet, LiveRow, Report, Winner
+from specheads.evaluation.report import MEASURED, BankRow, BatchRow, BatchTable, DataSet, LiveRow, Report, Winner
 
 LIVE = (
     "setting",
@@ -24,6 +26,7 @@ LIVE = (
     "accept.",
     "p50/p90/p99 ms",
 )
+BATCHES = ("tok/s", "of a request", "ms per token", "ms to the first", "tok/round")
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
@@ -38,6 +41,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
         _print_bank(report, console)
     if report.live:
         _print_live(report, console)
+    for batches in report.batches:
+        console.print(batch_table(batches, doubtful=bool(report.doubts)))
     if report.drafts:
         _print_drafts(report, console)
     for note in report.notes:
@@ -138,6 +143,33 @@ def _print_live(report: Report, console: Console) -> None:
         if row.efficiency_gain:
             gain = f"block efficiency {_percent(row.efficiency_gain)} over {context.get('verification')}"
             console.print(f"{escape(row.name)}: {gain}", style=style)
+
+
+def batch_table(batches: BatchTable, doubtful: bool = False) -> Table:
+    """Return the table of one number of rows, which fits 80 columns."""
+    title = f"{batches.concurrency} at once: {batches.num_requests} requests decoded; tokens per second of all together and of "
+    title += "a request in its row, each over the target alone; milliseconds p50/p90/p99"
+    style = "dim" if doubtful else ""
+    table = Table(title=title + (", not to be trusted" if doubtful else ""), box=box.SIMPLE_HEAD, style=style, row_styles=[style])
+    table.add_column("setting", min_width=14)
+    for column in BATCHES:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in batches.rows:
+        table.add_row(escape(row.name), *_batch_cells(row))
+    return table
+
+
+def _batch_cells(row: BatchRow) -> list[str]:
+    return [
+        f"{_number(row.tokens_per_second)}\n{row.over_alone:.2f}x",
+        f"{_number(row.request_tokens_per_second)}\n{_speedup(row.speedup)}",
+        *("/".join(_number(times[f"p{level}"]) for level in LEVELS) for times in (row.token_ms, row.first_token_ms)),
+        f"{row.tokens_per_round:.2f}",
+    ]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.{0 if value >= 100 else 1}f}"
 
 
 def _print_gains(gains: Mapping[str, Interval | None], console: Console, style: str) -> None:

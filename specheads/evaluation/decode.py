@@ -1,7 +1,7 @@
 """The decoding of an evaluation: a probe of the costs, then the rules that are best at these costs, until all were decoded."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 
 from specheads.decoding.engine import resolve_engine
 from specheads.decoding.stopping import FixedLength, HeadThreshold
-from specheads.evaluation.candidate import FIXED, RuleChoice
+from specheads.evaluation.candidate import FIXED, Candidate, RuleChoice
 from specheads.evaluation.candidates import candidates
 from specheads.evaluation.conclusions import BOUNDS
 from specheads.evaluation.doubts import doubts_of
@@ -112,12 +112,17 @@ def chosen_settings(evaluation: Evaluation, choices: Choices) -> list[Setting]:
     if evaluation.decodes_all:
         named = [rule for rule in rules if rule.family.split()[0] in evaluation.live_rules]
         return sweep_settings(named, others=evaluation.compare_verification)
+    return sweep_settings(best_of_kinds(choices))
+
+
+def best_of_kinds(choices: Choices) -> list[Candidate]:
+    """Return the best fixed length at the measured costs, the best rule with a head, and the best other one, where there are."""
+    rules, speeds = choices.candidates, choices.speeds[MEASURED]
     best = {family: number for family, number in choices.best[MEASURED].items() if family not in BOUNDS}
     kinds = [[best[FIXED]]] if FIXED in best else []
     rest = [number for family, number in best.items() if family != FIXED]
     kinds += [[n for n in rest if rules[n].head is not None], [n for n in rest if rules[n].head is None]]
-    speeds = choices.speeds[MEASURED]
-    return sweep_settings([rules[max(kind, key=speeds.__getitem__)] for kind in kinds if kind])
+    return [rules[max(kind, key=speeds.__getitem__)] for kind in kinds if kind]
 
 
 def decode(setup: Setup[Evaluation], settings: Sequence[Setting], name: str = "generations") -> list[Measured]:
@@ -139,11 +144,8 @@ def _sweep(setup: Setup[Evaluation], name: str, settings: Sequence[Setting], pro
         "%s: %d settings x %d prompts x %d repeats = %d responses of at most %d tokens, into %s",
         *(name, len(settings), len(prompts), repeats, total, most, setup.run_folder),
     )
-    path = setup.run_folder / f"{name}.jsonl"
-    if not is_resumed(setup.run_folder):
-        path.unlink(missing_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    journal = Journal(path, _provenance(setup, settings, prompts))
+    names = [(setting.name, repr(setting.verification and setting.verification.compile_key)) for setting in settings]
+    journal = open_journal(setup, name, {"settings": names}, prompts)
     sweep = Sweep(
         setup.pair,
         evaluation.warp,
@@ -153,17 +155,30 @@ def _sweep(setup: Setup[Evaluation], name: str, settings: Sequence[Setting], pro
         evaluation.engine,
         evaluation.drafting,
         evaluation.verification,
-        window=min(setup.pair.window, setup.prompt_data.limits.max_prompt_tokens + most),
+        window=window_of(setup),
     )
     with progress("decoding", total) as advance:
         return sweep.run(settings, [ids for _, ids in prompts], journal, advance)
 
 
-def _provenance(setup: Setup[Evaluation], settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
-    """Return the provenance of a journal: everything that decides its content."""
+def window_of(setup: Setup[Evaluation]) -> int:
+    """Return the memory's positions: enough for every prompt and its response."""
+    return min(setup.pair.window, setup.prompt_data.limits.max_prompt_tokens + setup.settings.max_new_tokens)
+
+
+def open_journal(setup: Setup[Evaluation], name: str, settings: Mapping[str, Any], prompts: Sequence[EncodedPrompt]) -> Journal:
+    """Return the journal `name` of this run, empty unless the run is resumed; `settings` is what decides its content besides."""
+    path = setup.run_folder / f"{name}.jsonl"
+    if not is_resumed(setup.run_folder):
+        path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return Journal(path, {**settings, **_provenance(setup, prompts)})
+
+
+def _provenance(setup: Setup[Evaluation], prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
+    """Return the provenance that all journals of an evaluation share."""
     evaluation, pair = setup.settings, setup.pair
     return {
-        "settings": [(setting.name, repr(setting.verification and setting.verification.compile_key)) for setting in settings],
         "prompts": [ids for _, ids in prompts],
         "seed": evaluation.seed,
         "pair": [pair.target_revision, pair.draft_revision],

@@ -6,11 +6,13 @@ decoded prompts in journals in the run's folder.
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from specheads.decoding.drafting import Autoregressive
 from specheads.errors import UserError
+from specheads.evaluation.batches import decode_batches
 from specheads.evaluation.candidates import candidates
 from specheads.evaluation.decode import decode, measured_costs, probe, settle, without_auto
 from specheads.evaluation.draft_comparison import check_context
@@ -74,7 +76,7 @@ def evaluate(
 
 
 def replay_and_decode(setup: Setup[Evaluation]) -> Outcome:
-    """Record, replay every rule, choose the best of each family on dev prompts, and decode what `live` asks for."""
+    """Record, replay every rule, choose the best of each family on dev prompts, decode what `live` and `concurrency` ask for."""
     settings = setup.settings
     if isinstance(settings.drafting, Autoregressive) and settings.drafting.ahead:
         logger.warning("drafting.ahead=true adds a forward pass of the draft to most rounds, which replayed counts leave out")
@@ -85,7 +87,8 @@ def replay_and_decode(setup: Setup[Evaluation]) -> Outcome:
     rules = candidates(setup.rules, setup.heads, tuning)
     replayed = replay_all(recorded, rules)
     outcome = Outcome(rules, cost_table, recorded, replayed, choose(replayed[0], rules, cost_table))
-    return settle(setup, outcome, tuning, probed) if probed else outcome
+    outcome = settle(setup, outcome, tuning, probed) if probed else outcome
+    return replace(outcome, batches=decode_batches(setup, outcome)) if settings.concurrency else outcome
 
 
 def decode_only(setup: Setup[Evaluation]) -> Outcome:

@@ -8,6 +8,7 @@ import numpy as np
 from specheads.decoding.records import DecodeStats
 from specheads.evaluation.candidate import FIXED
 from specheads.evaluation.intervals import interval, predicted_speed, resample_counts, sums
+from specheads.evaluation.latencies import milliseconds
 from specheads.evaluation.report import MEASURED, LiveRow
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.sweep import Measured
@@ -50,7 +51,6 @@ def _live_row(
     """Return a row, as if its verification rule were lossless and the only one."""
     setting, total = measured.setting, DecodeStats.total(measured.stats)
     rates = sums(measured.stats, resamples)
-    percentiles = np.percentile(measured.token_seconds, [50, 90, 99]) * 1e3
     predicted, predicted_speedup = None, {}
     if setting.rule is not None:
         costs = cost_table.for_prompts(setting, len(measured.stats))
@@ -68,7 +68,7 @@ def _live_row(
         verification_rate=interval(rates.verification_rate),
         block_efficiency=total.block_efficiency,
         acceptance_rate=total.acceptance_rate,
-        milliseconds=dict(zip(("p50", "p90", "p99"), percentiles.tolist(), strict=True)),
+        milliseconds=milliseconds(measured.token_seconds),
         predicted_tokens_per_second=predicted,
         replayed_tokens_per_second=replayed,
         predicted_speedup=predicted_speedup,

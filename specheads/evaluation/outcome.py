@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from specheads.evaluation.candidate import Candidate
 from specheads.evaluation.recordings import RecordedSet
 from specheads.evaluation.replayed_sets import Choices, ReplayedSet
+from specheads.evaluation.report import BatchTable
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.sweep import Measured
 from specheads.replay.replay import Counts
@@ -27,4 +28,5 @@ class Outcome:
     # By name, the replayed counts of each rule that was decoded, on the test prompts. A candidate that was fitted again since
     # then may have another value, with or without another name.
     decoded_counts: Mapping[str, Counts] = field(default_factory=dict)
+    batches: Sequence[BatchTable] = ()
     undecoded: Sequence[str] = ()  # names of rules that are best at the measured costs, but were not decoded

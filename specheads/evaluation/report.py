@@ -41,6 +41,35 @@ class LiveRow:
 
 
 @dataclass(frozen=True)
+class BatchRow:
+    """One setting that decoded requests in batches of one size.
+
+    Milliseconds are percentiles by level (p50, p90, p99): `token_ms` of each emitted token, with those of a round shared equally
+    among its tokens; `first_token_ms` from the moment that a request gets a row to its first tokens.
+    """
+
+    name: str
+    family: str
+    lossless: bool
+    tokens_per_second: float  # of all requests together, in a whole run with the reading of prompts; the median over repeats
+    over_alone: float  # the same over that of the target alone in the same repeat, the median over repeats
+    request_tokens_per_second: float  # of a request from the moment that it gets a row, the median over requests
+    speedup: Interval  # tokens per second in a row over those of the target alone
+    token_ms: Mapping[str, float]
+    first_token_ms: Mapping[str, float]
+    tokens_per_round: float  # of a request
+
+
+@dataclass(frozen=True)
+class BatchTable:
+    """All settings that decoded requests in batches of one size."""
+
+    concurrency: int  # rows
+    num_requests: int  # prompts, those that were repeated with other seeds too
+    rows: Sequence[BatchRow]
+
+
+@dataclass(frozen=True)
 class RuleRow:
     """One stopping rule with one set of parameters, replayed on one data set."""
 
@@ -168,6 +197,7 @@ class Report:
     data_sets: Sequence[DataSet] = field(default_factory=list)
     bank: Sequence[BankRow] = field(default_factory=list)
     drafts: Sequence[DraftRow] = field(default_factory=list)  # where other evaluations are compared
+    batches: Sequence[BatchTable] = field(default_factory=list)  # where numbers of rows were asked for
     notes: Sequence[str] = field(default_factory=list)  # for the reader, for example that a simple rule beats the head
 
     @property

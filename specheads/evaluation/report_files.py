@@ -30,9 +30,15 @@ def write_report(report: Report, folder: Path) -> list[Path]:
 
 
 def _write_csv(report: Report, path: Path) -> None:
-    """Write a row for every rule of every data set and every setting that was decoded."""
+    """Write a row for every rule of every data set and every setting that was decoded, alone and in batches."""
     replayed = [{"data_set": data.name, "how": "replayed"} | asdict(row) for data in report.data_sets for row in data.rules]
-    write_rows([*replayed, *({"how": "decoded"} | asdict(row) for row in report.live)], path)
+    decoded = [{"how": "decoded"} | asdict(row) for row in report.live]
+    batches = [
+        {"how": "decoded in batches", "concurrency": table.concurrency, "num_requests": table.num_requests} | asdict(row)
+        for table in report.batches
+        for row in table.rows
+    ]
+    write_rows([*replayed, *decoded, *batches], path)
 
 
 def write_rows(content: Sequence[Mapping[str, Any]], path: Path) -> None:

@@ -50,6 +50,7 @@ def report_of(setup: Setup[Evaluation], outcome: Outcome, config: str | None = N
         _gains(setup, outcome, groups),
         sets,
         ranking,
+        batches=outcome.batches,
     )
     return replace(report, notes=[*notes_on(report), *setup.prompts.notes()])
 

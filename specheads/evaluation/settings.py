@@ -160,6 +160,11 @@ class Evaluation(ReplaySettings):
         {}, "decode the fixed lengths under these rules of conf/verification too: [block, greedy_block]"
     )
     repeats: PositiveCount = setting(1, "times that each prompt is decoded, each time with another seed")
+    concurrency: tuple[PositiveCount, ...] = setting(
+        (),
+        "decode batches of so many rows too, each number for a table by itself: with the target alone, the best fixed length for "
+        "that size, the best rules of the live evaluation, and a policy that knows the load; for example [1,4,16,64]",
+    )
     engine: EngineName = setting("auto", "how models are run: auto (the fastest here), eager, compiled or cuda_graph")
 
     @model_validator(mode="after")
@@ -170,6 +175,7 @@ class Evaluation(ReplaySettings):
             )
         for rule in (self.verification, *self.compare_verification.values()):
             check_pairing(self.drafting, rule)
+        self._check_concurrency()
         if not self.can_replay:
             self._check_decoded()
         return self
@@ -188,6 +194,20 @@ class Evaluation(ReplaySettings):
     def decodes_all(self) -> bool:
         """Whether all of `live_rules` are decoded, and not only the winners."""
         return self.live == "all" or bool(self.compare_verification)
+
+    def _check_concurrency(self) -> None:
+        """Raise UserError for batches that cannot be decoded, or whose settings cannot be chosen."""
+        asked = f"concurrency={list(self.concurrency)}"
+        if self.concurrency and not self.can_replay:
+            raise UserError(
+                f"{asked}, but {self.method} cannot be replayed: settings of batches are chosen by replaying chains under token "
+                "verification; use drafting=autoregressive and verification=token, or concurrency=[]."
+            )
+        if self.concurrency and self.live == "none":
+            raise UserError(
+                f"{asked} decodes with the best rules of the live evaluation, but live=none leaves that out; use live=winners, "
+                "or concurrency=[]."
+            )
 
     def _check_decoded(self) -> None:
         """Raise UserError if `live_rules` drafts nothing, or the same number of tokens in every round.

@@ -17,6 +17,7 @@ from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import VerificationRule
 from specheads.evaluation.candidate import FIXED, Candidate, kind_of
+from specheads.evaluation.latencies import token_seconds
 from specheads.pair import Pair
 from specheads.replay.cost import Costs, RoundTimes
 from specheads.replay.replay import rounds_by_length
@@ -65,9 +66,9 @@ class Measured:
 
     @property
     def token_seconds(self) -> np.ndarray:
-        """The seconds of each emitted token: those of its round, shared equally among the round's tokens."""
+        """The seconds of each emitted token."""
         tokens, _, _, *seconds = np.array([numbers for prompt in self.rounds for numbers in prompt]).T
-        return np.repeat(sum(seconds) / tokens, tokens.astype(int))
+        return token_seconds(tokens, sum(seconds))
 
     def predicted_seconds(self, costs: Costs) -> np.ndarray:
         """Return the seconds (P,) that costs predict for each prompt's rounds."""
@@ -187,7 +188,7 @@ class Sweep:
         stats: list[list[dict[str, Any]]] = [[] for _ in decoders]
         rounds: list[list[RoundNumbers]] = [[] for _ in decoders]
         for repeat in range(self.repeats):
-            seed = int(np.random.SeedSequence([self.seed, number, repeat]).generate_state(1)[0])
+            seed = response_seed(self.seed, number, repeat)
             for turn in range(len(decoders)):
                 index = (turn + number + repeat) % len(decoders)
                 generation: Generation = decoders[index].generate(prompt, self.max_new_tokens, seed)
@@ -210,6 +211,11 @@ class Sweep:
             return baseline if setting.rule is None else shared.with_stopping(setting.rule, setting.verification)
 
         return [decoder_of(setting) for setting in settings]
+
+
+def response_seed(seed: int, number: int, repeat: int) -> int:
+    """Return the seed of a response to prompt `number`, which all settings share."""
+    return int(np.random.SeedSequence([seed, number, repeat]).generate_state(1)[0])
 
 
 def round_numbers(decoded_round: Round) -> RoundNumbers:

@@ -1,11 +1,12 @@
 """An evaluation as a call of the library: no config, no command line."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fakes import FewPrompts
 from jsonschema import Draft202012Validator
 
 from specheads import AcceptanceHead, HeadConfig, UserError
@@ -20,28 +21,9 @@ from specheads.evaluation.prompt_data import PromptData
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.evaluation.sweep import sweep_settings
-from specheads.prompts.prompt import Prompt, text_id
 from specheads.replay.cost import Costs
 
 SMALL = {"num_prompts": 4, "num_dev_prompts": 3, "max_new_tokens": 8, "fixed_lengths": (1, 3), "thresholds": (0.4, "auto")}
-
-
-@dataclass(frozen=True)
-class FewPrompts:
-    """A source of six prompts for each split."""
-
-    def check(self):
-        pass
-
-    def check_final(self):
-        raise UserError("there are no final prompts.")
-
-    def provenance(self):
-        return {}
-
-    def load(self, chats, responses=False):
-        texts = {(split, i): f"def {split}_{i}(x):\n" for split in ("dev", "test") for i in range(6)}
-        return [Prompt(text_id(text), split, text) for (split, _), text in texts.items()]
 
 
 @pytest.fixture

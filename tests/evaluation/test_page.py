@@ -13,6 +13,7 @@ from report_example import NASTY, report_example
 from selenium import webdriver
 from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
@@ -114,7 +115,7 @@ def test_everything_in_the_report_is_on_the_page(report, html, page):
         assert name in text
     assert NASTY in text
     drawn = json.loads(page.figures)
-    assert set(drawn) == {"pareto", "threshold", "gap", "reliability", "positions"}
+    assert set(drawn) == {"pareto", "threshold", "gap", "reliability", "positions", "batches"}
     hovers = [hover for trace in drawn["pareto"]["1"]["data"][1:] for hover in trace["hovertext"]]
     assert len(hovers) == len(report.data_sets[1].rules)
 
@@ -154,8 +155,8 @@ def test_findings_name_the_best_head_and_the_best_rule_without_one(report):
 
 def test_doubts_come_first_and_measured_figures_are_greyed(report, html):
     assert html.index("The machine was &lt;busy&gt;.") < html.index("Key findings")
-    # A table for each data set, one across, one of heads, one of drafts, and the live section.
-    assert html.count('<div class="doubtful">') == len(report.data_sets) + 4
+    # A table for each data set, one across, one of heads, one of drafts, the live section, batches of each size and of all.
+    assert html.count('<div class="doubtful">') == len(report.data_sets) + 4 + len(report.batches) + 1
     decoded = sum(1 for row in report.drafts for ratio in row.speedup)  # decoded speeds stand next to every ratio
     assert html.count('<td class="doubtful"') == decoded
     assert "measured (5.4), doubtful" in html
@@ -262,7 +263,7 @@ def opened(request, browser, path):
 def test_a_browser_shows_every_figure_without_an_error_or_a_request(opened):
     assert (
         opened.execute_script("return [...document.querySelectorAll('.plot')].map(one => !!one.querySelector('.main-svg'))")
-        == [True] * 5
+        == [True] * 6
     )
     assert opened.execute_script("return [...document.querySelectorAll('.plot .points')].length") > 5
     addresses = opened.execute_script("return performance.getEntriesByType('resource').map(one => one.name)")
@@ -305,10 +306,27 @@ def test_selecting_a_ratio_or_a_data_set_changes_tables_and_figures(opened):
     assert not opened.get_log("browser")
 
 
+def test_selecting_a_load_shows_its_table_and_its_front(opened):
+    """By keys, too: the choices are radio buttons."""
+    shown = "return [...document.querySelectorAll('#batches .panel:not([hidden]) caption')].map(one => one.textContent)"
+    drawn = "return document.querySelector('[data-figure=batches]').data.map(one => [...one.x])"
+    assert opened.execute_script(shown)[0].startswith("Tokens per second of all requests together")
+    assert [len(x) for x in opened.execute_script(drawn)] == [2] * 3  # settings at two loads
+    opened.execute_script("document.querySelector('input[data-select=load][value=all]').focus()")
+    opened.switch_to.active_element.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    assert opened.execute_script(shown)[0].startswith("16 at once: 32 requests")
+    front, *points = opened.execute_script(drawn)
+    assert [len(x) for x in points] == [1] * 3 and len(front) == 1  # load-aware is better in both
+    assert not opened.get_log("browser")
+
+
 def test_a_figure_that_is_not_to_be_trusted_is_greyed(opened):
     ratio = "document.querySelector('input[data-select=ratio][value=\"%s\"]').click();"
     greyed = "return document.querySelectorAll('.plot.doubtful').length"
-    assert [opened.execute_script(ratio % value + greyed) for value in ("measured", "10")] == [2, 0]  # thresholds and gaps
+    assert [opened.execute_script(ratio % value + greyed) for value in ("measured", "10")] == [
+        3,
+        1,
+    ]  # thresholds, gaps, batches
     assert not opened.get_log("browser")
 
 

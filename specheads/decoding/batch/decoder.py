@@ -80,7 +80,8 @@ class BatchDecoder:
                     failures.append(f"prompt {number}: {error}")
                     continue
                 started.append(Row(number, free.pop(), session))
-            self._start(started)
+            if started:
+                self._start(started)
             rows += started
             if not rows:
                 break
@@ -111,7 +112,8 @@ class BatchDecoder:
         for number, row in enumerate(rows):
             self._rounds.start(row, target_hidden.get(number))
         for row in rows:
-            row.session.prefill_seconds = self._clock() - start
+            row.ready_at = self._clock()
+            row.session.prefill_seconds = row.ready_at - start
 
     def _take_round(self, rows: Sequence[Row], ends: Tensor) -> list[str | None]:
         """Decode a round of each row and commit it; return why a row cannot go on."""
@@ -124,7 +126,8 @@ class BatchDecoder:
                 failures.append(nan_message(outcome.nan_in))
                 continue
             emitted = row.session.commit(outcome.tokens)
-            row.rounds.append(_round(emitted, outcome, (drafted - start, verified - drafted, self._clock() - verified)))
+            waited, row.ready_at = start - row.ready_at, self._clock()
+            row.rounds.append(_round(emitted, outcome, (waited, drafted - start, verified - drafted, row.ready_at - verified)))
             failures.append(None)
         return failures
 
@@ -133,15 +136,19 @@ class BatchDecoder:
             engine.clear_row(row.row)
 
 
-def _round(emitted: Sequence[int], outcome: RowOutcome, seconds: tuple[float, float, float]) -> Round:
-    """Return the record of a row's round. Its seconds are those of all rows, which the row waits for."""
+def _round(emitted: Sequence[int], outcome: RowOutcome, seconds: tuple[float, float, float, float]) -> Round:
+    """Return the record of a row's round.
+
+    Its seconds (before the round, of drafting, of verification, of the commit) are those of all rows, which the row waits for.
+    """
     return Round(
         tokens=emitted,
         num_drafted=outcome.num_drafted,
         num_accepted=outcome.num_accepted,
         num_discarded=outcome.num_drafted - outcome.num_accepted,
         num_draft_calls=outcome.num_draft_calls,
-        draft_seconds=seconds[0],
-        verify_seconds=seconds[1],
-        commit_seconds=seconds[2],
+        wait_seconds=seconds[0],
+        draft_seconds=seconds[1],
+        verify_seconds=seconds[2],
+        commit_seconds=seconds[3],
     )

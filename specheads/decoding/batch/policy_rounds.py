@@ -66,11 +66,11 @@ class PolicyDrafter(RowsDrafter):
 
     def _catch_up(self, rows: Sequence[Row]) -> None:
         """Read what a draft step would have to read beyond a few tokens: a prompt, or tokens of rounds without drafts."""
-        behind = [row for row in rows if len(row.session.committed) - row.num_read > STEP_TOKENS]
-        starts = [row.num_read if self._reader.continues else 0 for row in behind]
-        texts = [row.session.committed[start:-1] for row, start in zip(behind, starts, strict=True)]
-        self._reader.read([row.row for row in behind], texts, starts)
-        for row in behind:
+        late = [row for row in rows if len(row.session.committed) - row.num_read > STEP_TOKENS]
+        starts = [row.num_read if self._reader.continues else 0 for row in late]
+        texts = [row.session.committed[start:-1] for row, start in zip(late, starts, strict=True)]
+        self._reader.read([row.row for row in late], texts, starts)
+        for row in late:
             row.num_read = len(row.session.committed) - 1
 
     def _seen(self, rows: Sequence[Row], unread: np.ndarray, features: dict[str, np.ndarray]) -> Drafts:

@@ -31,6 +31,7 @@ class Row:
     num_drafted: int = 0  # in this round
     num_draft_calls: int = 0  # in this round
     rounds: list[Round] = field(default_factory=list)
+    ready_at: float = 0.0  # the clock's time when its prompt was read, or its last tokens were committed
 
     def begin_round(self) -> None:
         """Forget the last round."""

@@ -74,15 +74,15 @@ class Observed:
             unread = np.array([_unread(before, each) for before, each in zip(unread, rounds, strict=True)])
 
     def _add_round(self, rounds: Sequence[Round], unread: int, first: bool) -> None:
-        one, rows = rounds[0], len(rounds)
+        done, rows = rounds[0], len(rounds)
         if len({each.num_drafted for each in rounds}) > 1:
             return  # some were at their limits
-        verified = one.verify_seconds + one.commit_seconds
-        if not one.num_drafted:
-            self.alone[rows].append(one.draft_seconds + verified)
+        verified = done.verify_seconds + done.commit_seconds
+        if not done.num_drafted:
+            self.alone[rows].append(done.draft_seconds + verified)
             return
-        self.target[rows * (1 + one.num_drafted)].append(verified)
-        (self.catching_up if first else self.drafting)[rows].append((one.num_drafted, unread, one.draft_seconds))
+        self.target[rows * (1 + done.num_drafted)].append(verified)
+        (self.catching_up if first else self.drafting)[rows].append((done.num_drafted, unread, done.draft_seconds))
 
     def costs(self, provenance: Mapping[str, str]) -> LoadCosts:
         """Return medians as tables."""

@@ -26,8 +26,17 @@ from specheads.evaluation.conclusions import (
     ratios_of,
 )
 from specheads.evaluation.number_text import change, change_limits, ratio_name
-from specheads.evaluation.page.figures import Figures, figures_of
-from specheads.evaluation.page.tables import Table, across_table, bank_table, drafts_table, live_table, winners_table
+from specheads.evaluation.page.figures import Figures, batch_loads, figures_of
+from specheads.evaluation.page.front import ALL, Loads, front_table
+from specheads.evaluation.page.tables import (
+    Table,
+    across_table,
+    bank_table,
+    batch_table,
+    drafts_table,
+    live_table,
+    winners_table,
+)
 from specheads.evaluation.report import MEASURED, Report, TextSample
 from specheads.storage.files import write_whole
 
@@ -76,11 +85,20 @@ PLOTS = {
 }
 
 
+ABOUT_BATCHES = (
+    "Requests decoded in so many rows at once; upper right is better. In all: the tokens of a whole run per second, with the "
+    "reading of prompts, over the target alone in the same run; medians over repeats. Of a request: from the moment that it gets "
+    "a row, the median; its speed-up over the target alone has a 95 % interval over prompts. Milliseconds: per emitted token, "
+    "where the tokens of a round share its time equally, and from the moment that a request gets a row to its first tokens. The "
+    "fixed length was chosen for each load by simulating dev prompts at the measured costs of steps."
+)
+
+
 @dataclass(frozen=True)
 class Panel:
     """A part of the page that is shown while its data set and ratio are selected."""
 
-    values: Mapping[str, Any]  # set, ratio, or both
+    values: Mapping[str, Any]  # set, ratio, or both; or load
     shown: bool  # at first
     table: Table | None = None
     doubtful: bool = False
@@ -95,15 +113,9 @@ def write_page(report: Report, path: Path) -> None:
 
 def html_of(report: Report) -> str:
     """Return the page as text."""
-    environment = Environment(
-        loader=PackageLoader("specheads.evaluation.page", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     figures, ratios = figures_of(report), ratios_of(report)
-    return environment.get_template("page.html").render(
+    return rendered(
+        figures,
         title=_title(report),
         doubts=report.doubts,
         overview=_overview(report),
@@ -115,10 +127,24 @@ def html_of(report: Report) -> str:
         ratios=[(ratio, ratio_text(report, ratio)) for ratio in ratios],
         main_ratio=preferred(ratios),
         sections=list(_sections(report, figures)),
+    )
+
+
+def rendered(figures: Mapping[str, Figures], **content: Any) -> str:
+    """Return a page with `figures`, by name; `content` are the values that page.html asks for."""
+    environment = Environment(
+        loader=PackageLoader("specheads.evaluation.page", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html").render(
         figures=_json(figures),
         plotly=Markup(get_plotlyjs()) if figures else "",
         style=Markup(resource("page.css")),
         script=Markup(resource("page.js")),
+        **content,
     )
 
 
@@ -165,12 +191,15 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
         across = _ratio_panels(report, ratios_of(report), across_table) if len(report.data_sets) > 1 else []
         winners = {"panels": _winner_panels(report), "across": across}
         yield {"key": "winners", "title": "The best of each family", "template": "winners.html", **winners}
-    for name in figures:
+    for name in (name for name in figures if name in PLOTS):
         plot = PLOTS[name]
         yield {"key": name, "title": plot.title, "template": "plot.html", "about": plot.about, "by": plot.by}
     if report.live:
         live = {"texts": _live_texts(report), "table": live_table(report)}
         yield {"key": "live", "title": "Live measurements", "template": "live.html", **live}
+    if report.batches:
+        by_load = [batch_table(report, batches) for batches in report.batches]
+        yield front_section("batches", "Batches", ABOUT_BATCHES, batch_loads(report), by_load, bool(report.doubts))
     if report.bank:
         ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.bank)]
         tables = _ratio_panels(report, ratios, bank_table)
@@ -182,8 +211,18 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
     if any(data_set.texts for data_set in report.data_sets):
         texts = _text_panels(report)
         yield {"key": "texts", "title": "What became of each token", "template": "texts.html", "panels": texts}
-    if parts := _context(report):
-        yield {"key": "context", "title": "Configuration and versions", "template": "context.html", "parts": parts}
+    yield from context_section(report.context)
+
+
+def front_section(
+    key: str, title: str, about: str, loads: Loads, tables: Sequence[Table], doubtful: bool = False
+) -> dict[str, Any]:
+    """Return the section of the front of `loads`, with a table for each of them next to that of all."""
+    caption = "Tokens per second of all requests together, and in brackets of one" + ("; not to be trusted" if doubtful else "")
+    panels = [Panel({"load": ALL}, True, front_table(loads, caption), doubtful)]
+    panels += [Panel({"load": number}, False, table, doubtful) for number, table in enumerate(tables)]
+    choices = [(ALL, "all"), *((str(number), load) for number, load in enumerate(loads))]
+    return {"key": key, "title": title, "template": "front.html", "about": about, "choices": choices, "panels": panels}
 
 
 def _winner_panels(report: Report) -> list[Panel]:
@@ -234,14 +273,16 @@ def _text_panels(report: Report) -> list[Panel]:
     return panels
 
 
-def _context(report: Report) -> list[tuple[str, str]]:
-    rest = {key: value for key, value in report.context.items() if key not in ("config", "versions")}
+def context_section(context: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the section of the configuration, the versions and the rest of a context, if it has any."""
+    rest = {key: value for key, value in context.items() if key not in ("config", "versions")}
     parts = {
-        "Resolved configuration": report.context.get("config"),
-        "Versions": _yaml(report.context.get("versions")),
+        "Resolved configuration": context.get("config"),
+        "Versions": _yaml(context.get("versions")),
         "Context": _yaml(rest),
     }
-    return [(title, str(text)) for title, text in parts.items() if text]
+    if shown := [(title, str(text)) for title, text in parts.items() if text]:
+        yield {"key": "context", "title": "Configuration and versions", "template": "context.html", "parts": shown}
 
 
 def _yaml(content: object) -> str:

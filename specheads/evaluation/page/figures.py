@@ -10,6 +10,7 @@ from specheads.evaluation.candidate import FIXED
 from specheads.evaluation.conclusions import BOUNDS, achievable, is_trusted, preferred, ratio_text, ratios_of, winners_at
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.number_text import change, change_limits, percent, percent_limits, times, times_limits
+from specheads.evaluation.page.front import FrontPoint, front_figures, not_beaten
 from specheads.evaluation.plot_styles import (
     BLUE,
     GREEN,
@@ -23,10 +24,11 @@ from specheads.evaluation.plot_styles import (
     main_families,
     styles_of,
 )
-from specheads.evaluation.report import DataSet, Report, RuleRow, Winner
+from specheads.evaluation.report import BatchRow, DataSet, Report, RuleRow, Winner
 
 WORST, MOST = -1.0, 1.5  # shares of a gap beyond these are cut off
 
+BEST_FIXED = "best fixed length"
 DOUBTFUL = "doubtful"  # in the layout.meta of a figure that is not to be trusted
 
 Figures = Mapping[str, go.Figure]  # by data set, or by data set and ratio: "0" or "0|measured"
@@ -44,8 +46,21 @@ def figures_of(report: Report) -> dict[str, Figures]:
         for ratio in ratios:
             for name, figure in (("threshold", _threshold(data_set, ratio, styles, main)), ("gap", _gap(data_set, ratio))):
                 drawn[name][f"{number}|{ratio}"] = figure if is_trusted(report, ratio) else _doubtful(figure)
+    if report.batches:
+        fronts = front_figures(batch_loads(report))
+        drawn["batches"] = {key: _doubtful(figure) if report.doubts else figure for key, figure in fronts.items()}
     shown = {name: {key: figure for key, figure in figures.items() if figure} for name, figures in drawn.items()}
     return {name: figures for name, figures in shown.items() if figures}
+
+
+def batch_loads(report: Report) -> dict[str, list[FrontPoint]]:
+    """Return the speeds of batches by the number of their rows; the best fixed length is another one for each."""
+
+    def point(row: BatchRow) -> FrontPoint:
+        name = BEST_FIXED if row.family == FIXED else row.name
+        return FrontPoint(name, row.request_tokens_per_second, row.tokens_per_second, row.lossless)
+
+    return {f"{table.concurrency} at once": [point(row) for row in table.rows] for table in report.batches}
 
 
 def _doubtful(figure: go.Figure | None) -> go.Figure | None:
@@ -62,7 +77,8 @@ def _pareto(report: Report, data_set: DataSet, styles: Mapping[str, PlotStyle], 
     figure = _figure(
         "discard rate: drafted tokens thrown away per token", "verification rate: forward passes of the target per token", 540
     )
-    front = _front([row for row in data_set.rules if achievable(row.family)])
+    achieved = [row for row in data_set.rules if achievable(row.family)]
+    front = not_beaten(achieved, lambda row: (row.discard_rate.value, row.verification_rate.value))
     figure.add_scatter(
         x=[row.discard_rate.value for row in front],
         y=[row.verification_rate.value for row in front],
@@ -85,15 +101,6 @@ def _pareto(report: Report, data_set: DataSet, styles: Mapping[str, PlotStyle], 
             **_named(family, style, main),
         )
     return figure
-
-
-def _front(rows: Sequence[RuleRow]) -> list[RuleRow]:
-    """Return the rows that no other row beats in both rates, by discard rate."""
-    front: list[RuleRow] = []
-    for row in sorted(rows, key=lambda row: (row.discard_rate.value, row.verification_rate.value)):
-        if not front or row.verification_rate.value < front[-1].verification_rate.value:
-            front.append(row)
-    return front
 
 
 def _hover(report: Report, row: RuleRow) -> str:
@@ -153,7 +160,7 @@ def _level(figure: go.Figure, data_set: DataSet, ratio: str, family: str, style:
     if not speedups:
         return
     top = max(speedups, key=lambda estimate: estimate.value)
-    name = {FIXED: "best fixed length"}.get(family, family)
+    name = {FIXED: BEST_FIXED}.get(family, family)
     figure.add_scatter(
         x=limits,
         y=[top.value] * 2,

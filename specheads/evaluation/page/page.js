@@ -1,5 +1,5 @@
 "use strict";
-// Shows the data set and the ratio that the reader selects, draws its figures in the page's colours, and sorts tables.
+// Shows the data set, the ratio and the load that the reader selects, draws its figures in the page's colours, and sorts tables.
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const narrow = matchMedia("(max-width: 700px)");
@@ -53,7 +53,7 @@
   const update = () => {
     const state = selected();
     for (const panel of document.querySelectorAll(".panel")) {
-      panel.hidden = ["set", "ratio"].some((name) => name in panel.dataset && panel.dataset[name] !== state[name]);
+      panel.hidden = ["set", "ratio", "load"].some((name) => name in panel.dataset && panel.dataset[name] !== state[name]);
     }
     document.querySelectorAll(".plot").forEach((box) => draw(box, state));
   };

@@ -1,11 +1,12 @@
 """The page's tables, as records that templates show."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from specheads.evaluation.candidate import FIXED
 from specheads.evaluation.conclusions import BOUNDS, achievable, counted_text, ratio_text, winners_at
 from specheads.evaluation.intervals import Interval
+from specheads.evaluation.latencies import LEVELS
 from specheads.evaluation.number_text import (
     change,
     change_limits,
@@ -16,7 +17,7 @@ from specheads.evaluation.number_text import (
     times,
     times_limits,
 )
-from specheads.evaluation.report import DataSet, LiveRow, Report, Winner
+from specheads.evaluation.report import BatchRow, BatchTable, DataSet, LiveRow, Report, Winner
 
 
 @dataclass(frozen=True)
@@ -171,9 +172,41 @@ def _live(row: LiveRow, fastest: bool) -> list[Cell]:
         _rate(row.verification_rate),
         number_cell(row.block_efficiency, 2),
         number_cell(row.acceptance_rate, 2),
-        Cell(" / ".join(f"{row.milliseconds[name]:.1f}" for name in ("p50", "p90", "p99")), row.milliseconds["p50"]),
+        levels_cell(row.milliseconds),
         change_cell(row.efficiency_gain),
     ]
+
+
+def batch_table(report: Report, batches: BatchTable) -> Table:
+    """Return what batches of one size decoded; the setting with the highest throughput is marked."""
+    columns = (
+        *("setting", "tok/s in all", "over target", "tok/s of a request", "speed-up", "ms p50 / p90 / p99"),
+        *("first ms p50 / p90 / p99", "tok/round"),
+    )
+    caption = f"{batches.concurrency} at once: {batches.num_requests} requests"
+    caption += "; not to be trusted" if report.doubts else ""
+    fastest = max((row for row in batches.rows if row.lossless), key=lambda row: row.tokens_per_second)
+    rows = [Row(_batch(row, row is fastest), "best" if row is fastest else "") for row in batches.rows]
+    return Table(_caption(caption), columns, rows, sorted_by=-1)
+
+
+def _batch(row: BatchRow, fastest: bool) -> list[Cell]:
+    return [
+        Cell(row.name, row.name, tag="fastest" if fastest else None, lossy=not row.lossless),
+        number_cell(row.tokens_per_second, 1),
+        Cell(f"{row.over_alone:.2f}×", row.over_alone),
+        number_cell(row.request_tokens_per_second, 1),
+        times_cell(row.speedup),
+        levels_cell(row.token_ms),
+        levels_cell(row.first_token_ms),
+        number_cell(row.tokens_per_round, 2),
+    ]
+
+
+def levels_cell(milliseconds: Mapping[str, float]) -> Cell:
+    """Return the percentiles of a time, sorted by the first."""
+    levels = [f"p{level}" for level in LEVELS]
+    return Cell(" / ".join(f"{milliseconds[name]:.1f}" for name in levels), milliseconds[levels[0]])
 
 
 def _predicted(value: float | None, measured: float) -> Cell:

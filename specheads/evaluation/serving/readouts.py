@@ -29,10 +29,17 @@ def confidence_read_out(dev: Recording) -> ReadOut:
     return ReadOut(fitted_logistic(dev, BEFORE), fitted_logistic(dev, AFTER))
 
 
-def head_read_out(dev: Recording, head: RecordedHead) -> ReadOut:
-    """Return the read-out of a look-ahead head, whose predictions the recording has, and of confidence before sampling."""
-    after = HeadAcceptance(head.name, IndexCalibration.from_dict(head.config.calibration))
-    return ReadOut(fitted_logistic(dev, BEFORE), after)
+def head_read_out(dev: Recording, head: RecordedHead, overlap: RecordedHead | None = None) -> ReadOut:
+    """Return the read-out of a look-ahead head, whose predictions the recording has.
+
+    `overlap`: its predictions before sampling; None: confidence predicts there.
+    """
+    before = fitted_logistic(dev, BEFORE) if overlap is None else _acceptance(overlap, reads_token=False)
+    return ReadOut(before, _acceptance(head, reads_token=True))
+
+
+def _acceptance(head: RecordedHead, reads_token: bool) -> HeadAcceptance:
+    return HeadAcceptance(head.name, IndexCalibration.from_dict(head.config.calibration), reads_token)
 
 
 def survival_sample(dev: Recording, read_out: ReadOut, max_tokens: int, seed: int = 0) -> SurvivalSample:

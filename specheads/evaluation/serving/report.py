@@ -81,12 +81,16 @@ def _list(numbers: Sequence[int]) -> str:
 
 
 def write_tables(tables: Sequence[LoadTable], context: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write the tables as JSON and CSV and the Pareto front as PNG; return the paths."""
-    written = [folder / f"{NAME}.{suffix}" for suffix in ("json", "csv", "png")]
+    """Write the tables as JSON, CSV and a page, and the Pareto front as PNG; return the paths."""
+    from specheads.evaluation.serving.page import html_of  # imports plotly
+
+    written = [folder / f"{NAME}.{suffix}" for suffix in ("json", "csv", "png", "html")]
     write_json(written[0], {"context": dict(context), "tables": [asdict(table) for table in tables]})
     rows = [{"load": table.load, "requests": table.requests} | asdict(row) for table in tables for row in table.rows]
     write_whole(written[1], lambda path: write_rows(rows, path))
     plot_front(tables, str(context["title"]), written[2])
+    page = html_of(tables, conclusions(tables), context)
+    write_whole(written[3], lambda path: path.write_text(page, encoding="utf-8"))
     return written
 
 

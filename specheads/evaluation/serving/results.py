@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from specheads.evaluation.intervals import Interval
+from specheads.evaluation.latencies import milliseconds
 from specheads.evaluation.serving.simulation import Served
 from specheads.evaluation.serving.traffic import Traffic
 
@@ -52,12 +53,12 @@ def result_of(served: Served, traffic: Traffic, lengths: np.ndarray) -> ServingR
         values[whole] for values in (served.arrived, served.admitted, served.first_token, served.finished)
     )
     later = emitted > 1
-    per_token = 1e3 * (finished - first)[later] / (emitted[later] - 1)
+    per_token = (finished - first)[later] / (emitted[later] - 1)
     numbers = {
         "tokens_per_second": tokens / rounds[-1].end,
         "user_tokens_per_second": float(np.median(emitted / (finished - admitted))),
-        **_quantiles("token_ms", per_token),
-        **_quantiles("first_token_ms", 1e3 * (first - arrived)),
+        **_percentiles("token_ms", per_token),
+        **_percentiles("first_token_ms", first - arrived),
         "block_efficiency": tokens / requests,
         "discard_rate": (drafted - accepted) / tokens,
         "rejected_rate": (submitted - accepted) / tokens,
@@ -67,10 +68,8 @@ def result_of(served: Served, traffic: Traffic, lengths: np.ndarray) -> ServingR
     return ServingResult(**numbers)
 
 
-def _quantiles(name: str, values: np.ndarray) -> dict[str, float]:
-    levels = (50, 90, 99)
-    quantiles = np.quantile(values, np.array(levels) / 100).tolist()
-    return {f"{name}_p{level}": value for level, value in zip(levels, quantiles, strict=True)}
+def _percentiles(name: str, seconds: np.ndarray) -> dict[str, float]:
+    return {f"{name}_{level}": value for level, value in milliseconds(seconds).items()}
 
 
 def mean_interval(values: Sequence[float]) -> Interval:

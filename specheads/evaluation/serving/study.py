@@ -85,7 +85,7 @@ class Study:
         Fixed lengths are chosen for all closed loops first, because one policy has the table of them.
         """
         fixed = next(family for family in families if family.name == FIXED)
-        best = {load: self._chosen(fixed, load) for load in loads}
+        best = {load: best_value(fixed, load, self.dev, self.costs) for load in loads}
         closed = {load.requests: int(value[0]) for load, value in best.items() if load.rate is None}
         # Without a closed loop there is no table of fixed lengths by batch size.
         others = [family for family in families if family is not fixed] + ([by_batch_size(closed)] if closed else [])
@@ -101,24 +101,29 @@ class Study:
             alone = over_seeds(self._results(fixed, (0,), load))["tokens_per_second"].value
         rows = [_row(fixed, length, base, base)]
         for family in others:
-            value = self._chosen(family, load)
+            value = best_value(family, load, self.dev, self.costs)
             rows.append(_row(family, value, self._results(family, value, load), base))
         return LoadTable(load.name, load.requests, alone, rows)
 
-    def _chosen(self, family: Family, load: Load) -> Value:
-        """Return the value with the highest throughput on dev prompts."""
-        if len(family.values) == 1:
-            return family.values[0]
-        traffic = load.traffic(self.dev, DEV_SEED)
-        return max(family.values, key=lambda value: self._simulated(family, value, load, self.dev, traffic).tokens_per_second)
-
     def _results(self, family: Family, value: Value, load: Load) -> list[ServingResult]:
-        return [self._simulated(family, value, load, self.test, load.traffic(self.test, seed)) for seed in range(self.num_seeds)]
+        seeds = range(self.num_seeds)
+        return [_simulated(family, value, load, self.test, load.traffic(self.test, seed), self.costs) for seed in seeds]
 
-    def _simulated(self, family: Family, value: Value, load: Load, recording: Recording, traffic: Traffic) -> ServingResult:
-        policy = family.make(value, load.requests)
-        served = Simulation(RecordedDrafts(recording, policy.needs), traffic, self.costs, policy).run()
-        return result_of(served, traffic, recording.lengths.numpy())
+
+def best_value(family: Family, load: Load, dev: Recording, costs: LoadCosts) -> Value:
+    """Return the value with the highest throughput on dev prompts."""
+    if len(family.values) == 1:
+        return family.values[0]
+    traffic = load.traffic(dev, DEV_SEED)
+    return max(family.values, key=lambda value: _simulated(family, value, load, dev, traffic, costs).tokens_per_second)
+
+
+def _simulated(
+    family: Family, value: Value, load: Load, recording: Recording, traffic: Traffic, costs: LoadCosts
+) -> ServingResult:
+    policy = family.make(value, load.requests)
+    served = Simulation(RecordedDrafts(recording, policy.needs), traffic, costs, policy).run()
+    return result_of(served, traffic, recording.lengths.numpy())
 
 
 def _row(family: Family, value: Value, results: Sequence[ServingResult], base: Sequence[ServingResult]) -> PolicyRow:

@@ -9,6 +9,7 @@ from families import CONFIGS, VOCAB_SIZE, family_pair
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, drafting, stopping, verification
 from specheads.decoding.baseline import Baseline
+from specheads.decoding.batch import decoder as batch_decoder
 
 VOCAB = 40
 GREEDY, SAMPLED = Warp(temperature=0), Warp(top_k=4, top_p=0.95)
@@ -42,6 +43,12 @@ def batched(decoder, prompts, max_batch, max_new_tokens, seeds=None, **kwargs):
     return [done[number] for number in range(len(prompts))]
 
 
+def untimed(generation):
+    """Return the rounds without their seconds."""
+    seconds = dict.fromkeys(("wait_seconds", "draft_seconds", "verify_seconds", "commit_seconds"), 0)
+    return [made._replace(**seconds) for made in generation.rounds]
+
+
 @pytest.mark.parametrize("warp", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_rows_emit_what_a_decoder_for_one_prompt_emits(rule, warp):
@@ -50,9 +57,7 @@ def test_rows_emit_what_a_decoder_for_one_prompt_emits(rule, warp):
     for max_batch in (1, 3, 7):
         for one, other in zip(expected, batched(decoder, PROMPTS, max_batch, 25, SEEDS), strict=True):
             assert one.tokens.tolist() == other.tokens.tolist()
-            assert [r._replace(draft_seconds=0, verify_seconds=0, commit_seconds=0) for r in other.rounds] == [
-                r._replace(draft_seconds=0, verify_seconds=0, commit_seconds=0) for r in one.rounds
-            ]
+            assert untimed(one) == untimed(other)
             assert (one.finish_reason, one.prompt_ids.tolist()) == (other.finish_reason, other.prompt_ids.tolist())
     assert len({r.num_drafted for each in expected for r in each.rounds}) > 1 or warp is GREEDY
 
@@ -137,6 +142,41 @@ def test_generations_are_yielded_as_they_end_and_prompts_are_read_as_there_is_ro
 
     first = next(iter(decoder.generate_batch(prompts(), 2, 10)))
     assert first[1].stats.num_tokens == 10 and len(taken) == 2
+
+
+class CountingClock:
+    """A clock that shows how often it was read."""
+
+    count = 0
+
+    def __init__(self, device):
+        pass
+
+    def __call__(self):
+        CountingClock.count += 1
+        return float(CountingClock.count)
+
+
+def test_the_seconds_of_a_row_reach_from_its_start_to_its_last_token(monkeypatch):
+    """Also while others' prompts are read; of one row after another, each begins where the one before it has ended."""
+    monkeypatch.setattr(batch_decoder, "Clock", CountingClock)
+    decoder = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0), warp=GREEDY, engine="eager")
+    CountingClock.count = 0
+    rows = batched(decoder, PROMPTS, 1, 10)
+    assert sum(row.stats.seconds + 1 for row in rows) == CountingClock.count
+    assert all(made.wait_seconds == 1 for row in rows for made in row.rounds)  # until the clock is read again
+    waits = {made.wait_seconds for row in batched(decoder, PROMPTS, 3, 10, SEEDS) for made in row.rounds}
+    assert max(waits) > 3  # others' commits, and a prompt
+
+
+def test_decoders_with_other_rules_share_the_memory_of_rows():
+    shared = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0), warp=SAMPLED, engine="eager")
+    first, second = (shared.with_stopping(stopping.FixedLength(length)) for length in (2, 4))
+    expected = [[decoder.generate(prompt, 20, 3).tokens.tolist() for prompt in PROMPTS] for decoder in (first, second)]
+    for turn in (0, 1, 0):
+        rows = batched((first, second)[turn], PROMPTS, 3, 20, [3] * len(PROMPTS))
+        assert [row.tokens.tolist() for row in rows] == expected[turn]
+    assert first._engines_of(3) is second._engines_of(3) is shared._engines_of(3)
 
 
 def until_error(generations):

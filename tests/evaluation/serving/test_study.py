@@ -13,7 +13,7 @@ from specheads.evaluation.serving import study
 from specheads.evaluation.serving.candidates import BY_BATCH, FIXED, LENGTHS, USUAL, families
 from specheads.evaluation.serving.report import conclusions, print_tables, write_tables
 from specheads.evaluation.serving.settings import LoadSettings
-from specheads.evaluation.serving.study import Load, Study
+from specheads.evaluation.serving.study import Load, Study, best_value
 from specheads.replay.replay import RecordedHead
 
 COSTS = LoadCosts(SecondsTable((1, 40, 80), (0.0005, 0.0005, 0.0007)), SecondsTable((1, 24, 25), (0.004, 0.004, 0.0042)), {})
@@ -45,7 +45,7 @@ def test_lengths_are_chosen_on_dev_prompts_for_each_load(tables, monkeypatch):
     load = LOADS[1]
     fixed = next(family for family in families(DEV, COSTS, {}, 6) if family.name == FIXED)
     assert fixed.values == [(length,) for length in LENGTHS] and fixed.make((3,), 1).max_tokens == FixedK(3).max_tokens
-    assert tables[1].row(FIXED).value == Study(DEV, DEV, COSTS, 1)._chosen(fixed, load)
+    assert tables[1].row(FIXED).value == best_value(fixed, load, DEV, COSTS)
     assert tables[0].row(FIXED).value > tables[1].row(FIXED).value  # more load, shorter drafts
     assert tables[0].row(FIXED).over_fixed.value == 1.0
     assert tables[0].row(USUAL).value == ()
@@ -57,7 +57,10 @@ def test_tables_are_printed_and_written(tables, tmp_path):
     text = console.export_text()
     assert "a title: 32 at once" in text and "TETRIS, lossy" in text and "load-aware: faster than the target alone" in text
     written = write_tables(tables, {"title": "a title"}, tmp_path)
-    assert [path.name for path in written] == ["load.json", "load.csv", "load.png"]
+    assert [path.name for path in written] == ["load.json", "load.csv", "load.png", "load.html"]
+    page = written[3].read_text()
+    assert 'data-figure="front"' in page and page.count('<div class="panel" data-load=') == len(tables) + 1
+    assert "32 at once; the target alone makes" in page and ">lossy</abbr>" in page
     content = json.loads(written[0].read_text())
     assert content["tables"][1]["rows"][0]["numbers"]["tokens_per_second"]["value"] > 0
     assert len(written[1].read_text().splitlines()) == 1 + sum(len(table.rows) for table in tables)

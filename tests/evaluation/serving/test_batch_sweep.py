@@ -1,0 +1,69 @@
+"""Batches decoded side by side: the tokens are those of the decoder, and a journal keeps what is done."""
+
+import pytest
+from fakes import tiny_pair
+
+from specheads import SpeculativeDecoder, Warp, stopping
+from specheads.decoding.load.lengths import FixedK
+from specheads.evaluation.serving.batch_sweep import ALONE, BatchSetting, BatchSweep, num_requests
+from specheads.evaluation.sweep import response_seed
+from specheads.storage.journal import Journal
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 0]]
+FIXED = BatchSetting("fixed K=2", "fixed_length", stopping.FixedLength(2))
+SETTINGS = [ALONE, FIXED, BatchSetting("policy", "load-aware", policy=FixedK(3))]
+
+
+def sweep(repeats=2):
+    return BatchSweep(tiny_pair(7, scale=2.0), Warp(), 12, size=2, repeats=repeats, engine="eager", window=32)
+
+
+def counts(runs):
+    names = ("num_tokens", "num_drafted", "num_accepted", "num_target_calls")
+    return [[[getattr(part, name) for name in names] for part in run.stats] for made in runs for run in made]
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return sweep().run(SETTINGS, PROMPTS)
+
+
+def test_prompts_are_repeated_where_there_are_too_few():
+    assert [num_requests(3, size) for size in (1, 2, 8)] == [3, 4, 16]
+
+
+def test_the_counts_are_those_of_the_decoder(runs):
+    assert [len(made) for made in runs] == [2, 2, 2]
+    requests = [*PROMPTS, PROMPTS[0]]
+    decoder = SpeculativeDecoder(tiny_pair(7, scale=2.0), stopping=FIXED.rule, engine="eager", window=32)
+    for repeat, run in enumerate(runs[1]):
+        seeds = [response_seed(0, number, repeat) for number in range(4)]
+        expected = dict(decoder.generate_batch(requests, 2, 12, seeds))
+        assert [part.num_accepted for part in run.stats] == [expected[number].stats.num_accepted for number in range(4)]
+        assert [[n for n, _ in rounds] for rounds in run.rounds] == [
+            [len(made.tokens) for made in expected[number].rounds] for number in range(4)
+        ]
+    assert {part.num_tokens for made in runs for run in made for part in run.stats} == {12}
+    assert runs[0][0].total.num_drafted == 0 and runs[2][0].total.num_drafted > runs[1][0].total.num_drafted
+
+
+def test_a_users_times_add_up(runs):
+    for run in (run for made in runs for run in made):
+        decoding = sum(part.decode_seconds for part in run.stats)
+        assert run.token_seconds.sum() == pytest.approx(decoding) and len(run.token_seconds) == run.total.num_tokens
+        assert (run.first_token_seconds > 0).all() and max(part.seconds for part in run.stats) <= run.seconds
+        assert run.tokens_per_second == 48 / run.seconds
+
+
+def test_what_a_journal_holds_is_not_decoded_again(runs, tmp_path, monkeypatch):
+    path, progress = tmp_path / "batches.jsonl", []
+    first = sweep().run(SETTINGS, PROMPTS, Journal(path, {}), progress.append)
+    assert counts(first) == counts(runs) and sum(progress) == 2 * 3 * 4
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:3]))  # killed after two of six runs
+    again = sweep().run(SETTINGS, PROMPTS, Journal(path, {}))
+    assert (again[0][0], again[1][0]) == (first[0][0], first[1][0]) and counts(again) == counts(first)
+    progress.clear()
+    monkeypatch.setattr(BatchSweep, "_ready", None)  # nothing is compiled either
+    done = sweep().run(SETTINGS, PROMPTS, Journal(path, {}), progress.append)
+    assert done == again and progress == [24]

@@ -1,0 +1,126 @@
+"""Batches that an evaluation decodes: settings chosen on dev prompts, runs that are kept, tables."""
+
+import json
+
+import pytest
+import torch
+from fakes import FewPrompts
+from jsonschema import Draft202012Validator
+from rich.console import Console
+
+from specheads import AcceptanceHead, HeadConfig, UserError, drafting, verification
+from specheads.decoding.load.costs import LoadCosts, SecondsTable
+from specheads.evaluation import batches, report_files
+from specheads.evaluation.console import print_report
+from specheads.evaluation.evaluate import evaluate
+from specheads.evaluation.prompt_data import PromptData
+from specheads.evaluation.settings import Evaluation, RecordingSettings
+
+SMALL = {"num_prompts": 4, "num_dev_prompts": 3, "max_new_tokens": 8, "fixed_lengths": (1, 3), "thresholds": (0.4,)}
+LIVE = {"num_live_prompts": 3, "record": RecordingSettings(num_samples=2), "engine": "eager", "ratios": (10,)}
+PROVENANCE = dict.fromkeys(("target", "draft", "device", "dtype", "command"), "made up")
+COSTS = LoadCosts(SecondsTable((1, 8), (0.001, 0.001)), SecondsTable((1, 4, 16), (0.01, 0.01, 0.08)), PROVENANCE)
+
+
+@pytest.fixture
+def measured_rows(monkeypatch):
+    """The numbers of rows that costs were asked for; the costs are made up."""
+    asked = []
+
+    def measured(decoder, max_batch, max_tokens, read_out, head):
+        asked.append(max_batch)
+        return COSTS
+
+    monkeypatch.setattr(batches, "kept_costs", measured)
+    return asked
+
+
+@pytest.fixture
+def call(nano, tmp_path, measured_rows):
+    """A function that evaluates a head, or none, with some settings."""
+    torch.manual_seed(0)
+    config = HeadConfig(nano.draft_lm.hidden_size, 0, overlap=True)
+    head = AcceptanceHead(config).eval().requires_grad_(False)
+    torch.nn.init.normal_(head.readout.weight)
+
+    def run(with_head=True, **values):
+        settings = Evaluation(**SMALL | LIVE | values)
+        heads = {"mine": head} if with_head else {}
+        return evaluate(nano, heads, settings, PromptData(FewPrompts()), (tmp_path / "data", tmp_path / "run"))
+
+    return run
+
+
+def test_batches_of_every_size_are_decoded_reported_and_kept(call, measured_rows, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    report = call(concurrency=(1, 2, 2), repeats=2)
+    assert measured_rows == [2]
+    assert [(table.concurrency, table.num_requests) for table in report.batches] == [(1, 3), (2, 4)]
+    for table in report.batches:
+        assert [row.family.split()[0] for row in table.rows] == ["target", "fixed_length", "head_threshold", "load-aware"]
+        assert table.rows[-1].name == "load-aware, head" and all(row.lossless for row in table.rows)
+        assert (table.rows[0].over_alone, table.rows[0].speedup.value, table.rows[0].tokens_per_round) == (1, 1, 1)
+        assert all(row.tokens_per_second > 0 and row.token_ms["p50"] <= row.token_ms["p99"] for row in table.rows)
+    assert "3 prompts are too few for them: they are repeated, each time with another seed" in caplog.text
+    assert f"batches: {2 * 4 * (3 + 4)} responses of at most 8 tokens" in caplog.text
+    assert caplog.text.index("batches: 56 responses") < caplog.text.index("batches of 1: ready after")
+
+    paths = {path.name: path for path in report_files.write_report(report, tmp_path / "written")}
+    content = json.loads(paths["report.json"].read_text())
+    schema = json.loads((report_files.Path(report_files.__file__).parent / "report.schema.json").read_text())
+    Draft202012Validator(schema).validate(content)
+    assert len(content["batches"][1]["rows"]) == 4
+    assert paths["report.csv"].read_text().count("decoded in batches") == 8
+    console = Console(record=True, width=80)
+    print_report(report, console)
+    text = console.export_text()
+    assert "2 at once: 4 requests decoded" in text and "load-aware" in text
+    start = text.index("1 at once")
+    assert all(len(line) <= 80 and "…" not in line for line in text[start:].splitlines())
+
+    # A run that was killed resumes with the same settings and numbers, and decodes only what is missing.
+    monkeypatch.setattr(batches, "is_resumed", lambda folder: True)
+    monkeypatch.setattr("specheads.evaluation.decode.is_resumed", lambda folder: True)
+    journal = tmp_path / "run" / "batches-2.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    assert len(lines) == 1 + 2 * 4
+    journal.write_text("".join(lines[:4]) + lines[4][: len(lines[4]) // 2])
+    again = call(concurrency=(1, 2, 2), repeats=2)
+    assert measured_rows == [2]
+    assert again.batches[0] == report.batches[0]
+    assert again.batches[1].rows[0].tokens_per_round == 1
+    assert journal.read_text().splitlines(keepends=True)[:4] == lines[:4] and len(journal.read_text().splitlines()) == 9
+
+
+def test_without_a_head_the_policy_asks_the_drafts_confidence(call):
+    (table,) = call(with_head=False, concurrency=(2,)).batches
+    assert [row.name for row in table.rows] == ["target alone", table.rows[1].name, "load-aware"]
+
+
+def test_a_report_without_concurrency_has_no_batches(call, measured_rows, tmp_path):
+    assert call(with_head=False).batches == () and measured_rows == []
+    assert not (tmp_path / "run" / "batch-costs.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"concurrency": (0,)}, r"concurrency.*0.* must be a positive integer"),
+        ({"concurrency": (4, 2.5)}, r"concurrency.*2\.5.* must be a positive integer"),
+        ({"concurrency": 4}, r"concurrency=4 must be a list"),
+        ({"concurrency": ("many",)}, r"concurrency.*many.* must be a positive integer"),
+        (
+            {"concurrency": (4,), "drafting": drafting.Tree(2), "verification": verification.TreeMatch()},
+            r"concurrency=\[4\], but tree drafts under .* use drafting=autoregressive and verification=token, or concurrency=",
+        ),
+        (
+            {"concurrency": (1, 4), "verification": verification.BlockVerification()},
+            r"concurrency=\[1, 4\], but autoregressive drafts under .* verification=token, or concurrency=",
+        ),
+        ({"concurrency": (4,), "live": "none"}, r"concurrency=\[4\] .* live=none leaves that out; use live=winners"),
+    ],
+    ids=["zero", "no integer", "no list", "a word", "trees", "another rule", "nothing live"],
+)
+def test_mistakes_get_one_message(values, message):
+    with pytest.raises(UserError, match=message):
+        Evaluation(**values)
