@@ -137,7 +137,7 @@ class Uniforms:
     def take(self, count: int) -> Tensor:
         """Return the next numbers (count,), float64 in [0, 1)."""
         if self._next + count > len(self._block):
-            drawn = torch.from_numpy(self._random.random(max(self.BLOCK, count)))
+            drawn = torch.from_numpy(self._draw(max(self.BLOCK, count)))
             self._block, self._next, self._parts, self._numbers = drawn.to(self.device, non_blocking=True), 0, {}, None
         self._next += count
         if self._next % count or count > self.LARGEST_PART:
@@ -159,6 +159,21 @@ class Uniforms:
     def give_back(self, count: int) -> None:
         """Put the last `count` numbers of the last `take` back, so that the next `take` returns them again."""
         self._next -= count
+
+    def _draw(self, count: int) -> np.ndarray:
+        """Return a new block of at least `count` numbers."""
+        return self._random.random(count)
+
+
+class GivenUniforms(Uniforms):
+    """A stream, on the host, of numbers (n,) that were drawn before; it does not go on after the last."""
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        super().__init__(torch.device("cpu"))
+        self._block = torch.from_numpy(np.ascontiguousarray(numbers))
+
+    def _draw(self, count: int) -> np.ndarray:
+        raise RuntimeError(f"all {len(self._block)} given numbers are taken")
 
 
 def overlap(target_probs: Tensor, draft_probs: Tensor) -> Tensor:

@@ -55,11 +55,11 @@ class Rounds(Protocol):
 
 
 class TargetRounds:
-    """One token of the target for each row."""
+    """One token of the target, or of another model that decodes alone, for each row."""
 
-    def __init__(self, pair: Pair, engine: Engine, warp: Warp, num_rows: int) -> None:
+    def __init__(self, model_id: str, engine: Engine, warp: Warp, num_rows: int) -> None:
         self.engines: Sequence[Engine] = (engine,)
-        self._target_id, self._spare_row = pair.target_id, num_rows
+        self._model_id, self._spare_row = model_id, num_rows
         self._step = engine.rows_step(RowsTargetStep(warp))
 
     def warm_up(self, ends: Tensor) -> None:
@@ -80,7 +80,7 @@ class TargetRounds:
         flat = flat_tokens([row.row for row in rows], last, starts, least, self._spare_row, device)
         uniform = np.array([row.session.verify_uniforms.number() for row in rows])
         packed = self._step(flat.tokens, flat.end, flat.places, filled(uniform, least, 0.0, device)).tolist()
-        return [RowOutcome([token], nan_in=self._target_id if nan else None) for token, nan in packed[: len(rows)]], drafted
+        return [RowOutcome([token], nan_in=self._model_id if nan else None) for token, nan in packed[: len(rows)]], drafted
 
 
 class SpeculativeRounds:

@@ -31,6 +31,12 @@ class Row:
     num_drafted: int = 0  # in this round
     num_draft_calls: int = 0  # in this round
     rounds: list[Round] = field(default_factory=list)
+    failure: str | None = None  # why it cannot go on
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its response has ended, or it failed."""
+        return self.failure is not None or self.session.finish_reason is not None
 
     def begin_round(self) -> None:
         """Forget the last round."""
