@@ -106,14 +106,20 @@ def sample(probs: Tensor, uniform: Tensor) -> Tensor:
 
 
 def token_at(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return the first token ids (...) at which the sum of `probs` (..., V) exceeds `uniform` (...) times their total.
+    """Return the first token ids (...) at which the sum of `probs` (..., V) exceeds `uniform` (...) times their total."""
+    return tokens_at(probs, uniform.unsqueeze(-1)).squeeze(-1)
 
-    Sums are float64. Rounding must not move the point to the total, which only the tokens after the last possible one reach.
+
+def tokens_at(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Return token ids (..., Q) of the distributions `probs` (..., V) at Q numbers each, `uniforms` (..., Q); see `token_at`.
+
+    Sums are float64, and computed once for all numbers. Rounding must not move the point to the total, which only the tokens
+    after the last possible one reach.
     """
-    cumulative = probs.double().cumsum(dim=-1)
+    cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[..., -1:]
-    point = torch.minimum(uniform.unsqueeze(-1) * total, total.nextafter(torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, point, right=True).squeeze(-1).clamp_max(probs.shape[-1] - 1)
+    point = torch.minimum(uniforms * total, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, point, right=True).clamp_max(probs.shape[-1] - 1)
 
 
 def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
