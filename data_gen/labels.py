@@ -93,10 +93,11 @@ def _columns(pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor
         target, draft = target_probs.gather(1, chosen).T, draft_probs.gather(1, chosen).T
         accepted, shared = accept_prob(target[:-1], draft[:-1]), overlap(target_probs, draft_probs)
         parts.append((drafted.T, accepted, shared, target.log(), draft.log()))
-    drafted, accepted, shared, target, draft = (torch.cat(part, dim=-1).cpu().numpy() for part in zip(*parts, strict=True))
+    ids, accept_probs, shares, of_target, of_draft = (torch.cat(part, dim=-1).cpu().numpy() for part in zip(*parts, strict=True))
     for model_id, has in zip((pair.target_id, pair.draft_id), nan.tolist(), strict=True):
         check_no_nan(model_id, has)
-    return [drafted[0], accepted[0], shared, draft[0], target[0], draft[-1], target[-1], drafted[1:], accepted[1:]]
+    logprobs = of_draft[0], of_target[0], of_draft[-1], of_target[-1]
+    return [ids[0], accept_probs[0], shares, *logprobs, ids[1:], accept_probs[1:]]
 
 
 def _states(lm: LanguageModel, tokens: Tensor, row: Tensor, index: Tensor) -> Tensor:
