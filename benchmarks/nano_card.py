@@ -9,25 +9,23 @@ import argparse
 import ast
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from data_gen.labels import label_responses
 from specheads import Pair, Warp, load_pair
-from specheads.decoding.responses import generate_batch, row_uniforms
+from specheads.decoding.responses import Responder, row_uniforms
 from specheads.embedded import corpus
 from specheads.embedded.card import card
 from specheads.embedded.training import response_loss
 from specheads.nano import build
-from specheads.padding import batches_of_rows
+from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.nano_source import NanoSource
 from specheads.prompts.prompt import Prompt
 from specheads.storage.files import write_whole
 
 FOLDER = Path(build.__file__).parent
 WARP = Warp(temperature=1.0, top_k=50)
-BATCH = 64
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -85,11 +83,7 @@ def measure(pair: Pair, num_prompts: int) -> dict[str, float]:
 def responses(pair: Pair, prompts: list[Prompt], ids: list[list[int]], warp: Warp, limit: int) -> list:
     """Return the target's response to each prompt."""
     uniform = np.stack([row_uniforms(0, prompt.prompt_id, limit)[0] for prompt in prompts])
-    made: list[Any] = [None] * len(prompts)
-    for batch in batches_of_rows(list(map(len, ids)), BATCH):
-        for row, response in zip(batch, generate_batch(pair, [ids[i] for i in batch], uniform[batch], warp, limit), strict=True):
-            made[row] = response
-    return made
+    return Responder(pair, list(map(len, ids)), ResponseLimits(limit)).respond(ids, uniform, warp)
 
 
 def parses(text: str) -> bool:

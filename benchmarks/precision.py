@@ -29,11 +29,12 @@ from benchmarks.results import Column, Table, add_result_option, prompt_record, 
 from data_gen.labels import label_responses
 from specheads import Distillation, Pair, SpeculativeDecoder, Warp, load_pair, stopping
 from specheads.decoding.baseline import Baseline
-from specheads.decoding.responses import generate_batch, row_uniforms
+from specheads.decoding.responses import Responder, row_uniforms
 from specheads.features import FEATURES
 from specheads.heads.batch import HeadBatch, head_features
 from specheads.language_model import LanguageModel
 from specheads.padding import right_padded
+from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.nano_source import NanoSource
 from specheads.prompts.prompt import Prompt
 from specheads.sampling import accept_prob, overlap, sample
@@ -85,7 +86,12 @@ def nano_texts(pair: Pair, prompts: Sequence[Prompt]) -> Texts:
     """Return prompts and the target's sampled responses."""
     ids = [pair.encode_instruction(prompt.text) for prompt in prompts]
     uniform = np.stack([row_uniforms(0, prompt.prompt_id, NEW_TOKENS)[0] for prompt in prompts])
-    return ids, [response.ids for response in generate_batch(pair, ids, uniform, WARP, NEW_TOKENS)]
+    return ids, [response.ids for response in responder_to(pair, ids).respond(ids, uniform, WARP)]
+
+
+def responder_to(pair: Pair, prompts: Sequence[Sequence[int]]) -> Responder:
+    """Return what makes responses to these prompts."""
+    return Responder(pair, list(map(len, prompts)), ResponseLimits(NEW_TOKENS))
 
 
 def random_pairs() -> dict[torch.dtype, Pair]:
@@ -122,11 +128,10 @@ def stages_of(pair: Pair, texts: Texts, engine: str) -> dict[str, Stage]:
     prompts, responses = texts
     num_tokens = sum(map(len, responses))
     uniform = np.random.default_rng(0).random((len(prompts), 1, NEW_TOKENS))
-    batch = feature_batch(texts)
+    batch, responder = feature_batch(texts), responder_to(pair, prompts)
 
     def respond() -> int:
-        made = generate_batch(pair, prompts, uniform[:, 0], WARP, NEW_TOKENS)
-        return sum(len(response.ids) for response in made)
+        return sum(len(response.ids) for response in responder.respond(prompts, uniform[:, 0], WARP))
 
     def label() -> int:
         label_responses(pair, prompts, responses, uniform, WARP)

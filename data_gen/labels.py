@@ -2,7 +2,7 @@
 
 Both models read prompt and response once; at every response position a token is sampled from the draft's distribution, and its
 acceptance probability follows from both models' distributions there. Probabilities are in memory for a slice of positions at a
-time, never for a whole response.
+time, never for a whole response, and a batch's labels leave the device together.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from specheads.language_model import LanguageModel
-from specheads.padding import SLICE_ELEMENTS, batches_of_tokens, right_padded, slices
+from specheads.padding import batches_of_tokens, right_padded, slices
 from specheads.pair import Pair
-from specheads.sampling import Warp, accept_prob, check_finite, overlap, sample
+from specheads.sampling import Warp, accept_prob, check_no_nan, has_nan, overlap, tokens_at
 
 BATCH_TOKENS = 16_384  # padded tokens that a model reads at once
+SLICE_ELEMENTS = 2**22  # probabilities of one model that are held at once on a CPU, whose cache takes about as many
+DEVICE_ELEMENTS = 2**26  # on other devices, which small slices would keep waiting for weights and launches
 
 
 @dataclass(frozen=True)
@@ -79,22 +81,23 @@ def _columns(pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor
     row, index = where
     target_hidden = _states(pair.target_lm, tokens, row, index - 1)
     draft_hidden = _states(pair.draft_lm, tokens, row, index - 1)
-    response = tokens[row, index]
-    parts = []
-    for piece in slices(len(row), pair.vocab_size, SLICE_ELEMENTS):
+    device = target_hidden.device
+    response, uniforms = tokens[row, index].to(device)[:, None], uniforms.T.contiguous().to(device)
+    parts, nan = [], torch.zeros(2, dtype=torch.bool, device=device)
+    for piece in slices(len(row), pair.vocab_size, SLICE_ELEMENTS if device.type == "cpu" else DEVICE_ELEMENTS):
         target_probs = warp(pair.target_lm.logits(target_hidden[piece]))
-        draft_probs = warp(pair.draft_lm.logits(draft_hidden[piece]))
-        check_finite(pair.target_id, target_probs)
-        check_finite(pair.draft_id, draft_probs)
-        draft_probs = draft_probs.to(target_probs.device)
-        drafted = torch.stack([sample(draft_probs, numbers) for numbers in uniforms[:, piece]])
-        chosen = torch.cat([drafted, response[piece].to(drafted.device)[None]]).T
+        draft_probs = warp(pair.draft_lm.logits(draft_hidden[piece])).to(device)
+        nan |= torch.stack([has_nan(target_probs).any(), has_nan(draft_probs).any()])
+        drafted = tokens_at(draft_probs, uniforms[piece])
+        chosen = torch.cat([drafted, response[piece]], dim=1)
         target, draft = target_probs.gather(1, chosen).T, draft_probs.gather(1, chosen).T
-        accepted = accept_prob(target[:-1], draft[:-1])
-        columns = [drafted[0], accepted[0], overlap(target_probs, draft_probs), draft[0].log(), target[0].log()]
-        columns += [draft[-1].log(), target[-1].log(), drafted[1:], accepted[1:]]
-        parts.append([column.cpu().numpy() for column in columns])
-    return [np.concatenate(column, axis=-1) for column in zip(*parts, strict=True)]
+        accepted, shared = accept_prob(target[:-1], draft[:-1]), overlap(target_probs, draft_probs)
+        parts.append((drafted.T, accepted, shared, target.log(), draft.log()))
+    ids, accept_probs, shares, of_target, of_draft = (torch.cat(part, dim=-1).cpu().numpy() for part in zip(*parts, strict=True))
+    for model_id, has in zip((pair.target_id, pair.draft_id), nan.tolist(), strict=True):
+        check_no_nan(model_id, has)
+    logprobs = of_draft[0], of_target[0], of_draft[-1], of_target[-1]
+    return [ids[0], accept_probs[0], shares, *logprobs, ids[1:], accept_probs[1:]]
 
 
 def _states(lm: LanguageModel, tokens: Tensor, row: Tensor, index: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 from data_gen.labels import Labels, label_responses
 from data_gen.rollouts import Rollouts, roll_out, rollout_uniforms
 from data_gen.settings import Generation
-from specheads.decoding.responses import Response, make_responses, row_uniforms
+from specheads.decoding.responses import Responder, Response, row_uniforms
 from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt
 from specheads.prompts.prompt import SPLITS
@@ -40,7 +40,7 @@ def plan_shards(prompts: Sequence[EncodedPrompt], settings: Generation) -> dict[
 
 
 def make_rows(
-    pair: Pair,
+    responder: Responder,
     shard: Shard,
     settings: Generation,
     on_step: OnStep = lambda made, done: None,
@@ -50,17 +50,18 @@ def make_rows(
     """Return the finished rows of one shard, in the order of its prompts.
 
     Args:
+        responder: the target's, for a plan with these prompts.
         responses: the target's, where they are known.
         labelled: without labels, the columns that the draft would fill stay empty.
     """
     ids = [ids for _, ids in shard.prompts]
     uniform = np.stack([_uniforms(settings, prompt.prompt_id, shard.sample) for prompt, _ in shard.prompts])
     if responses is None:
-        responses = make_responses(pair, ids, uniform[:, 0], _response_warp(settings, shard), settings.limits, on_step)
+        responses = responder.respond(ids, uniform[:, 0], _response_warp(settings, shard), on_step)
     else:
         on_step(0, settings.max_new_tokens * len(ids))
     if labelled:
-        labels, rollouts = _labels_and_rollouts(pair, shard, responses, uniform[:, 1:], settings, on_step)
+        labels, rollouts = _labels_and_rollouts(responder.pair, shard, responses, uniform[:, 1:], settings, on_step)
     else:
         labels = [Labels(*([] for _ in fields(Labels)))] * len(ids)
         rollouts = [Rollouts(*([] for _ in fields(Rollouts)))] * len(ids)

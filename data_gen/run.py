@@ -9,6 +9,7 @@ from data_gen.progress import Meter, announce, progress_bar
 from data_gen.reuse import reusable_cache, reused_responses
 from data_gen.rows import make_rows, plan_shards
 from data_gen.settings import RESPONSE_LIMITS, Generation
+from specheads.decoding.responses import Responder
 from specheads.pair import Pair
 from specheads.prompts.encoding import encode_prompts, response_provenance
 from specheads.prompts.prompt import SPLITS, Prompt, PromptSource, unique
@@ -49,11 +50,12 @@ def generate_data(
         missing = {name: shard for name, shard in shards.items() if not store.has(name)}
         announce(folder, shards.values(), missing.values(), settings)
         reusable = reusable_cache(root, provenance)
+        responder = Responder(pair, [len(ids) for shard in shards.values() for _, ids in shard.prompts], settings.limits)
         with progress_bar() as bar:
             meter = Meter(bar, settings.tokens_per_response * sum(len(shard.prompts) for shard in missing.values()))
             for name, shard in missing.items():
                 responses = reused_responses(reusable, name, shard.prompts, shard.sample, pair, settings) if reusable else None
-                store.write(name, make_rows(pair, shard, settings, meter.add, responses, labelled))
+                store.write(name, make_rows(responder, shard, settings, meter.add, responses, labelled))
         store.complete(list(shards))
     return folder
 

@@ -58,14 +58,3 @@ def right_padded(texts: Sequence[Sequence[int] | np.ndarray]) -> Tensor:
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = torch.from_numpy(np.asarray(text, dtype=np.int64))
     return tokens
-
-
-def left_padded(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return token ids and mask (B, T) long of texts that end in the same column; padding is token 0 under mask 0."""
-    longest = max(map(len, texts))
-    tokens = torch.zeros((len(texts), longest), dtype=torch.long)
-    mask = torch.zeros((len(texts), longest), dtype=torch.long)
-    for row, text in enumerate(texts):
-        tokens[row, longest - len(text) :] = torch.from_numpy(np.asarray(text, dtype=np.int64))
-        mask[row, longest - len(text) :] = 1
-    return tokens.to(device), mask.to(device)

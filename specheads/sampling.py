@@ -106,14 +106,20 @@ def sample(probs: Tensor, uniform: Tensor) -> Tensor:
 
 
 def token_at(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return the first token ids (...) at which the sum of `probs` (..., V) exceeds `uniform` (...) times their total.
+    """Return the first token ids (...) at which the sum of `probs` (..., V) exceeds `uniform` (...) times their total."""
+    return tokens_at(probs, uniform.unsqueeze(-1)).squeeze(-1)
 
-    Sums are float64. Rounding must not move the point to the total, which only the tokens after the last possible one reach.
+
+def tokens_at(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Return token ids (..., Q) of the distributions `probs` (..., V) at Q numbers each, `uniforms` (..., Q); see `token_at`.
+
+    Sums are float64, and computed once for all numbers. Rounding must not move the point to the total, which only the tokens
+    after the last possible one reach.
     """
-    cumulative = probs.double().cumsum(dim=-1)
+    cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[..., -1:]
-    point = torch.minimum(uniform.unsqueeze(-1) * total, total.nextafter(torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, point, right=True).squeeze(-1).clamp_max(probs.shape[-1] - 1)
+    point = torch.minimum(uniforms * total, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, point, right=True).clamp_max(probs.shape[-1] - 1)
 
 
 def uniforms(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -137,7 +143,7 @@ class Uniforms:
     def take(self, count: int) -> Tensor:
         """Return the next numbers (count,), float64 in [0, 1)."""
         if self._next + count > len(self._block):
-            drawn = torch.from_numpy(self._random.random(max(self.BLOCK, count)))
+            drawn = torch.from_numpy(self._draw(max(self.BLOCK, count)))
             self._block, self._next, self._parts, self._numbers = drawn.to(self.device, non_blocking=True), 0, {}, None
         self._next += count
         if self._next % count or count > self.LARGEST_PART:
@@ -159,6 +165,21 @@ class Uniforms:
     def give_back(self, count: int) -> None:
         """Put the last `count` numbers of the last `take` back, so that the next `take` returns them again."""
         self._next -= count
+
+    def _draw(self, count: int) -> np.ndarray:
+        """Return a new block of at least `count` numbers."""
+        return self._random.random(count)
+
+
+class GivenUniforms(Uniforms):
+    """A stream, on the host, of numbers (n,) that were drawn before; it does not go on after the last."""
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        super().__init__(torch.device("cpu"))
+        self._block = torch.from_numpy(np.ascontiguousarray(numbers))
+
+    def _draw(self, count: int) -> np.ndarray:
+        raise RuntimeError(f"all {len(self._block)} given numbers are taken")
 
 
 def overlap(target_probs: Tensor, draft_probs: Tensor) -> Tensor:

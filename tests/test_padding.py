@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specheads.padding import batches_of_rows, batches_of_tokens, by_length, left_padded, right_padded, slices
+from specheads.padding import batches_of_rows, batches_of_tokens, by_length, right_padded, slices
 
 
 def test_rows_of_equal_length_keep_their_order():
@@ -55,9 +55,3 @@ def test_slices_cover_every_row_once(num_rows, row_size):
 def test_padding_goes_to_the_right_of_texts_that_are_read_whole(of):
     assert right_padded([of([5]), of([6, 7, 8]), of([9, 9])]).tolist() == [[5, 0, 0], [6, 7, 8], [9, 9, 0]]
     assert right_padded([[1, 2], []]).tolist() == [[1, 2], [0, 0]]
-
-
-def test_padding_goes_to_the_left_of_prompts_under_mask_zero():
-    tokens, mask = left_padded([[5], [6, 7, 8], [9, 9]], torch.device("cpu"))
-    assert tokens.tolist() == [[0, 0, 5], [6, 7, 8], [0, 9, 9]]
-    assert mask.tolist() == [[0, 0, 1], [1, 1, 1], [0, 1, 1]]

@@ -87,7 +87,7 @@ class Baseline:
         check_count("max_batch", max_batch, least=1)
         if self._batch is None or self._batch.num_rows != max_batch:
             engine = make_engine(self._engine_name, self.pair.target_lm, self.engine.capacity, num_rows=max_batch + 1)
-            self._batch = BatchDecoder(self.pair, TargetRounds(self.pair, engine, self.warp, max_batch), max_batch)
+            self._batch = BatchDecoder(self.pair, TargetRounds(self.pair.target_id, engine, self.warp, max_batch), max_batch)
         return self._batch.generate(prompts, max_new_tokens, seeds, stop_tokens)
 
 

@@ -108,6 +108,7 @@ def open_session(
     stop_tokens: Sequence[int] | None,
     engines: Sequence[Engine],
     uniforms_device: torch.device | None = None,
+    verify_uniforms: Uniforms | None = None,
 ) -> Session:
     """Encode a prompt; nothing is read yet.
 
@@ -115,6 +116,7 @@ def open_session(
         stop_tokens: ids that end the response; None: the target's generation config.
         engines: the target's, then the draft's if there is one.
         uniforms_device: of the uniform numbers; None: the engines' devices.
+        verify_uniforms: the numbers of verification, and of the target's tokens; None: those of the seed.
 
     Raises:
         UserError: a prompt that does not fit into memory, or a `max_new_tokens` that is not a positive integer.
@@ -135,7 +137,7 @@ def open_session(
         stop_tokens=pair.stop_tokens if stop_tokens is None else frozenset(stop_tokens),
         # Separate streams, so that a draft's length does not shift the numbers of verification.
         draft_uniforms=Uniforms(uniforms_device or engines[-1].lm.device, seed, 0),
-        verify_uniforms=Uniforms(uniforms_device or engines[0].lm.device, seed, 1),
+        verify_uniforms=verify_uniforms or Uniforms(uniforms_device or engines[0].lm.device, seed, 1),
         clock=Clock(engines[0].lm.device),
     )
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.branches import Branches
-from specheads.decoding.responses import make_responses, row_uniforms
+from specheads.decoding.responses import Responder, row_uniforms
 from specheads.features import RECORDED
 from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, ResponseLimits, response_provenance
@@ -200,28 +200,29 @@ def make_recording(
             f"{start:06d}.parquet": prompts[start : start + ROWS_PER_SHARD] for start in range(0, len(prompts), ROWS_PER_SHARD)
         }
         _announce(folder, len(prompts), generation.max_new_tokens, settings)
+        responder = Responder(pair, [len(ids) for _, ids in prompts], generation)
         for name, rows in shards.items():
             if store.has(name):
                 advance(len(rows))
             else:
-                store.write(name, list(_record(pair, rows, warp, generation, settings, seed, advance)))
+                store.write(name, list(_record(responder, rows, warp, generation.max_new_tokens, settings, seed, advance)))
         store.complete(list(shards))
     return folder
 
 
 def _record(
-    pair: Pair,
+    responder: Responder,
     prompts: Sequence[EncodedPrompt],
     warp: Warp,
-    generation: ResponseLimits,
+    most: int,
     settings: RecordSettings,
     seed: int,
     advance: Advance,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the finished rows of one shard."""
-    ids, most = [ids for _, ids in prompts], generation.max_new_tokens
+    """Yield the finished rows of one shard, whose responses have `most` tokens or fewer."""
+    pair, ids = responder.pair, [ids for _, ids in prompts]
     uniform = np.stack([row_uniforms(seed, prompt.prompt_id, most)[0] for prompt, _ in prompts])
-    responses = make_responses(pair, ids, uniform, warp, generation, lambda made, done: None)
+    responses = responder.respond(ids, uniform, warp)
     for (prompt, prompt_ids), response in zip(prompts, responses, strict=True):
         limit = min(most, pair.window - len(prompt_ids))
         uniforms = ResponseUniforms.of(seed, prompt.prompt_id, settings.num_samples, len(response.ids), settings.max_tokens)

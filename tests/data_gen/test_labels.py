@@ -11,9 +11,10 @@ from statistics_helper import chi_square_p_value
 
 from data_gen import labels as label
 from data_gen.labels import Labels, label_responses
-from specheads.decoding.responses import generate_batch
+from specheads.decoding.responses import Responder
 from specheads.errors import UserError
 from specheads.padding import right_padded
+from specheads.prompts.encoding import ResponseLimits
 from specheads.sampling import Warp
 
 WARPS = [Warp(0), Warp(1.0), Warp(0.7, top_k=5), Warp(1.0, top_p=0.8)]
@@ -92,7 +93,8 @@ def test_labels_of_nano_equal_their_definitions(nano64, prompts):
 
 def test_a_response_of_the_target_has_finite_logprobs_there_and_every_draft_token_under_the_draft():
     pair, (prompts, _), warp = tiny_pair(12, scale=3.0), random_texts(), Warp(0.8, top_k=3)
-    responses = [response.ids for response in generate_batch(pair, prompts, uniform(6, 20, seed=4)[:, 0], warp, 20)]
+    responder = Responder(pair, list(map(len, prompts)), ResponseLimits(20))
+    responses = [response.ids for response in responder.respond(prompts, uniform(6, 20, seed=4)[:, 0], warp)]
     made = label_responses(pair, prompts, responses, uniform(6, 20), warp)
     assert all(math.isfinite(value) for labels in made for value in labels.response_target_logprob + labels.draft_logprob)
     # a token outside the warped distribution has minus infinity, not a large number

@@ -12,6 +12,7 @@ from statistics_helper import chi_square_p_value
 from data_gen.rollouts import roll_out, rollout_uniforms
 from data_gen.rows import Shard, make_rows
 from data_gen.settings import Generation
+from specheads.decoding.responses import Responder
 from specheads.errors import UserError
 from specheads.prompts.prompt import Prompt
 from specheads.sampling import Warp
@@ -114,11 +115,15 @@ def test_rollouts_follow_the_drafts_distribution():
     assert chi_square_p_value(counts.flatten().long(), joint.flatten()) > 1e-6
 
 
+def responder_to(prompts, settings):
+    return Responder(stopping_pair(), [len(ids) for _, ids in prompts], settings.limits)
+
+
 def rows_of(chosen=slice(None), batch_size=64, warp=Warp(1.0, top_k=6), **settings):  # noqa: B008
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(texts()[0])][chosen]
     changed = {"rollouts_per_response": 3} | settings
     settings = Generation(seed=7, warp=warp, max_new_tokens=16, batch_size=batch_size, **changed)
-    return make_rows(stopping_pair(), Shard(prompts), settings)
+    return make_rows(responder_to(prompts, settings), Shard(prompts), settings)
 
 
 def test_rollouts_do_not_depend_on_neighbours_and_leave_the_rest_of_the_row_as_it_is():
@@ -148,7 +153,7 @@ def test_progress_reaches_the_announced_total():
     steps, sizes = [], {"max_new_tokens": 16, "batch_size": 4, "rollouts_per_response": 3, "rollout_tokens": 5}
     settings = Generation(seed=7, warp=Warp(1.0), **sizes)
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(texts()[0])]
-    rows = make_rows(stopping_pair(), Shard(prompts), settings, lambda *step: steps.append(step))
+    rows = make_rows(responder_to(prompts, settings), Shard(prompts), settings, lambda *step: steps.append(step))
     made, done = map(sum, zip(*steps, strict=True))
     assert done == len(prompts) * settings.tokens_per_response == 6 * (16 + 15)
     assert made == sum(len(row["response_ids"]) + sum(map(len, row["rollout_ids"])) for row in rows)

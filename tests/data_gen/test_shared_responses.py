@@ -12,6 +12,7 @@ import data_gen.run
 import specheads.storage.shards
 from data_gen.run import generate_data
 from data_gen.settings import Generation
+from specheads.decoding.responses import Responder
 from specheads.prompts.prompt import Prompt
 from specheads.sampling import Warp
 from specheads.storage.data_set import SCHEMA
@@ -41,11 +42,9 @@ def make(pair, root, settings=SETTINGS):
 @pytest.fixture
 def generated(monkeypatch):
     """How many responses were generated."""
-    counts, original = [], data_gen.rows.make_responses
+    counts, original = [], Responder.respond
     monkeypatch.setattr(
-        data_gen.rows,
-        "make_responses",
-        lambda pair, prompts, *rest: counts.append(len(prompts)) or original(pair, prompts, *rest),
+        Responder, "respond", lambda self, prompts, *rest: counts.append(len(prompts)) or original(self, prompts, *rest)
     )
     return counts
 

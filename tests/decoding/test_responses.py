@@ -9,11 +9,13 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from data_gen.rows import Shard, make_rows
 from data_gen.settings import Generation
-from specheads.decoding.engine import EagerEngine
-from specheads.decoding.responses import generate_batch, row_uniforms
+from specheads.decoding import responses as module
+from specheads.decoding.baseline import Baseline
+from specheads.decoding.responses import Responder, Response, engine_worth, row_uniforms
 from specheads.errors import UserError
+from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
-from specheads.sampling import Warp
+from specheads.sampling import Uniforms, Warp, sample
 
 WARPS = [Warp(0), Warp(1.0), Warp(0.7, top_k=5), Warp(1.0, top_p=0.8)]
 
@@ -34,45 +36,56 @@ def uniform(count, max_new_tokens, seed=1):
     return np.random.default_rng(seed).random((count, max_new_tokens))
 
 
+def responder(pair, prompts, max_new_tokens, batch_size=64):
+    return Responder(pair, [len(prompt) for prompt in prompts], ResponseLimits(max_new_tokens, batch_size=batch_size))
+
+
+def respond(pair, prompts, uniforms, warp, max_new_tokens, *on_step, batch_size=64):
+    return responder(pair, prompts, max_new_tokens, batch_size).respond(prompts, uniforms, warp, *on_step)
+
+
 def one_by_one(pair, prompts, uniforms, warp, max_new_tokens):
-    return [generate_batch(pair, [p], uniforms[i : i + 1], warp, max_new_tokens)[0] for i, p in enumerate(prompts)]
+    return [respond(pair, [p], uniforms[i : i + 1], warp, max_new_tokens)[0] for i, p in enumerate(prompts)]
 
 
-@pytest.fixture
-def departures(monkeypatch):
-    """Batch sizes after each time that rows left the batch."""
-    sizes = []
-    select = EagerEngine.select_rows
-
-    def spy(self, rows):
-        sizes.append(len(rows))
-        select(self, rows)
-
-    monkeypatch.setattr(EagerEngine, "select_rows", spy)
-    return sizes
+@torch.no_grad()
+def plain(pair, prompt, numbers, warp):
+    """The target's response by reading the whole text again for each token."""
+    tokens = list(prompt)
+    for number in numbers[: pair.window - len(prompt)]:
+        probs = warp(pair.target(torch.tensor([tokens])).logits[:, -1, : pair.vocab_size])
+        tokens.append(int(sample(probs, torch.tensor([number]))))
+        if tokens[-1] in pair.stop_tokens:
+            break
+    return Response(tokens[len(prompt) :], tokens[-1] in pair.stop_tokens)
 
 
 # --- a batch says what each row alone says
 
 
+@pytest.mark.parametrize("batch_size", [1, 5, 64])
 @pytest.mark.parametrize("warp", WARPS, ids=str)
-def test_a_batch_of_different_lengths_whose_rows_leave_early_equals_each_row_alone(departures, warp):
+def test_responses_equal_those_of_plain_forward_passes_whatever_the_batch(warp, batch_size):
     pair, prompts, uniforms = stopping_pair(3, scale=2.0), random_prompts(24), uniform(24, 24)
-    together = generate_batch(pair, prompts, uniforms, warp, 24)
-    assert len(departures) >= 2 and departures[-1] < 20  # the case that this test is about did occur
+    together = respond(pair, prompts, uniforms, warp, 24, batch_size=batch_size)
     assert len({len(response.ids) for response in together}) > 3
-    assert together == one_by_one(pair, prompts, uniforms, warp, 24)
+    assert together == [plain(pair, *each, warp) for each in zip(prompts, uniforms, strict=True)]
 
 
-def test_a_batch_of_nano_prompts_equals_each_prompt_alone(nano64, prompts, departures):
-    uniforms = uniform(len(prompts), 40, seed=0)
-    together = generate_batch(nano64, prompts, uniforms, Warp(1.0, top_k=50), 40)
-    assert departures and any(response.finished for response in together)
-    assert together == one_by_one(nano64, prompts, uniforms, Warp(1.0, top_k=50), 40)
+def test_a_batch_of_nano_prompts_equals_each_prompt_alone(nano64, prompts):
+    warp = Warp(1.0, top_k=50)
+    uniforms = np.stack([Uniforms(torch.device("cpu"), seed, 1).take(40).numpy() for seed in range(len(prompts))])
+    together = respond(nano64, prompts, uniforms, warp, 40, batch_size=3)
+    assert any(response.finished for response in together)
+    assert together == one_by_one(nano64, prompts, uniforms, warp, 40)
+    alone = Baseline(nano64, warp, engine="eager")
+    expected = [alone.generate(prompt, 40, seed) for seed, prompt in enumerate(prompts)]
+    assert [response.ids for response in together] == [each.tokens.tolist() for each in expected]
+    assert [response.finished for response in together] == [each.finish_reason == "stop" for each in expected]
 
 
 def test_greedy_batches_equal_what_transformers_generates(nano64, prompts):
-    responses = generate_batch(nano64, prompts[:4], uniform(4, 32), Warp(0), 32)
+    responses = respond(nano64, prompts[:4], uniform(4, 32), Warp(0), 32)
     assert {response.finished for response in responses} == {True, False}
     for prompt, response in zip(prompts, responses, strict=False):
         expected = nano64.target.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=32, pad_token_id=1)
@@ -84,7 +97,8 @@ def test_rows_do_not_depend_on_batch_size_order_or_other_prompts():
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(random_prompts(10))]
 
     def rows(chosen, batch_size):
-        return make_rows(pair, Shard(chosen), Generation(seed=7, warp=warp, max_new_tokens=16, batch_size=batch_size))
+        settings = Generation(seed=7, warp=warp, max_new_tokens=16, batch_size=batch_size)
+        return make_rows(responder(pair, [ids for _, ids in chosen], 16, batch_size), Shard(chosen), settings)
 
     alone = {row["prompt_id"]: row for prompt in prompts for row in rows([prompt], 1)}
     for chosen, batch_size in [(prompts, 10), (prompts, 3), (prompts[::-1], 4), (prompts[2:9:3], 2)]:
@@ -100,8 +114,10 @@ def test_rows_do_not_depend_on_batch_size_order_or_other_prompts():
 
 def rows_of(warp, sample=0, **settings):
     """Rows of one random pair's responses to eight prompts."""
-    prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(random_prompts(8))]
-    return make_rows(stopping_pair(3), Shard(prompts, sample), Generation(seed=7, warp=warp, max_new_tokens=16, **settings))
+    texts = random_prompts(8)
+    prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(texts)]
+    settings = Generation(seed=7, warp=warp, max_new_tokens=16, **settings)
+    return make_rows(responder(stopping_pair(3), texts, 16), Shard(prompts, sample), settings)
 
 
 def test_more_samples_and_responses_leave_the_first_ones_unchanged():
@@ -132,8 +148,8 @@ def test_further_responses_differ_and_a_greedy_targets_are_sampled_but_drafts_st
 @pytest.mark.parametrize("stop", [3, [3], [3, 7], [7, 0, 3]])
 def test_a_response_is_cut_right_after_its_first_stop_token(stop):
     prompts, uniforms = random_prompts(12), uniform(12, 20)
-    endless = generate_batch(stopping_pair(None), prompts, uniforms, Warp(), 20)
-    responses = generate_batch(stopping_pair(stop), prompts, uniforms, Warp(), 20)
+    endless = respond(stopping_pair(None), prompts, uniforms, Warp(), 20)
+    responses = respond(stopping_pair(stop), prompts, uniforms, Warp(), 20)
     stops = {stop} if isinstance(stop, int) else set(stop)
     ended = 0
     for full, response in zip(endless, responses, strict=True):
@@ -146,22 +162,22 @@ def test_a_response_is_cut_right_after_its_first_stop_token(stop):
 def test_without_stop_tokens_every_response_has_exactly_the_wanted_length():
     pair = stopping_pair(None)
     assert pair.stop_tokens == frozenset()
-    for response in generate_batch(pair, random_prompts(5), uniform(5, 9), Warp(), 9):
+    for response in respond(pair, random_prompts(5), uniform(5, 9), Warp(), 9):
         assert len(response.ids) == 9 and not response.finished
 
 
 def test_a_stop_token_at_the_last_place_counts_as_finished():
     prompt, uniforms = [[1, 2, 3]], uniform(1, 5)
-    endless = generate_batch(stopping_pair(None), prompt, uniforms, Warp(), 5)[0].ids
+    endless = respond(stopping_pair(None), prompt, uniforms, Warp(), 5)[0].ids
     last = next(i for i in range(5) if endless[i] not in endless[:i] and i > 0)
-    response = generate_batch(stopping_pair(endless[last]), prompt, uniforms, Warp(), last + 1)[0]
+    response = respond(stopping_pair(endless[last]), prompt, uniforms, Warp(), last + 1)[0]
     assert response.ids == endless[: last + 1] and response.finished
 
 
 def test_a_row_near_the_end_of_the_window_stops_there_and_the_others_do_not():
     pair, uniforms = stopping_pair(None, window=32), uniform(3, 12)
     prompts = [[1] * 29, [2] * 4, [3] * 31]
-    responses = generate_batch(pair, prompts, uniforms, Warp(), 12)
+    responses = respond(pair, prompts, uniforms, Warp(), 12)
     assert [len(response.ids) for response in responses] == [3, 12, 1]
     assert responses == one_by_one(pair, prompts, uniforms, Warp(), 12)
 
@@ -170,12 +186,12 @@ def test_responses_end_at_the_window_of_the_smaller_model():
     pair = stopping_pair(None, window=64)
     pair = replace(pair, draft=tiny_llama(12, seed=2, window=16))  # its labels are computed by both models
     assert pair.window == 16
-    for response in generate_batch(pair, [[1] * 12, [2] * 5], uniform(2, 20), Warp(), 20):
+    for response in respond(pair, [[1] * 12, [2] * 5], uniform(2, 20), Warp(), 20):
         assert len(response.ids) <= 11
-    assert len(generate_batch(pair, [[1] * 12], uniform(1, 20), Warp(), 20)[0].ids) == 4
+    assert len(respond(pair, [[1] * 12], uniform(1, 20), Warp(), 20)[0].ids) == 4
 
 
-def test_rows_that_wait_for_others_to_leave_stay_inside_learned_positions():
+def test_rows_at_the_end_of_learned_positions_stay_inside_them():
     torch.manual_seed(0)
     config = OPTConfig(
         vocab_size=12,
@@ -191,9 +207,8 @@ def test_rows_that_wait_for_others_to_leave_stay_inside_learned_positions():
     )
     model = OPTForCausalLM(config).double().eval()
     pair = replace(stopping_pair(None), target=model)
-    # One row of sixteen is at its limit after two tokens: too few to leave, so it is carried on.
     prompts, uniforms = [[1] * 30, *random_prompts(15, longest=6)], uniform(16, 12)
-    responses = generate_batch(pair, prompts, uniforms, Warp(), 12)
+    responses = respond(pair, prompts, uniforms, Warp(), 12, batch_size=4)
     assert [len(response.ids) for response in responses] == [2] + [12] * 15
     assert responses == one_by_one(pair, prompts, uniforms, Warp(), 12)
 
@@ -205,9 +220,10 @@ def test_steps_report_exactly_the_tokens_of_the_responses():
         counts.append(made)
         shares.append(done)
 
-    responses = generate_batch(stopping_pair([3, 7]), random_prompts(12), uniform(12, 20), Warp(), 20, on_step)
+    prompts, uniforms = random_prompts(12), uniform(12, 20)
+    responses = respond(stopping_pair([3, 7]), prompts, uniforms, Warp(), 20, on_step, batch_size=5)
     assert sum(counts) == sum(len(response.ids) for response in responses)
-    assert counts == sorted(counts, reverse=True) and counts[0] == 12
+    assert counts == sorted(counts, reverse=True) and counts[0] == 5  # a row that ends makes room at once
     assert sum(shares) == 12 * 20 and all(done >= made for made, done in zip(counts, shares, strict=True))
 
 
@@ -215,7 +231,31 @@ def test_a_target_with_nan_logits_is_named():
     pair = stopping_pair(None)
     pair.target.get_output_embeddings().weight.data.fill_(torch.nan)
     with pytest.raises(UserError, match="tiny-target produced NaN"):
-        generate_batch(pair, [[1]], uniform(1, 2), Warp(), 2)
+        respond(pair, [[1]], uniform(1, 2), Warp(), 2)
+
+
+def test_memory_is_allocated_once_for_the_longest_prompt_and_not_for_the_models_window(monkeypatch):
+    made, make_engine = [], module.make_engine
+    monkeypatch.setattr(module, "make_engine", lambda *args, **kwargs: made.append(make_engine(*args, **kwargs)) or made[-1])
+    pair, prompts = stopping_pair(None, window=512), random_prompts(9)
+    each = responder(pair, prompts, 7, batch_size=4)
+    assert not made
+    parts = [each.respond(prompts[:5], uniform(9, 7)[:5], Warp(0)), each.respond(prompts[5:], uniform(9, 7)[5:], Warp(1.0))]
+    (engine,) = made
+    assert (engine.capacity, engine.num_rows) == (max(map(len, prompts)) + 7, 5)
+    assert parts[0] == one_by_one(pair, prompts[:5], uniform(9, 7)[:5], Warp(0), 7)
+    assert parts[1] == one_by_one(pair, prompts[5:], uniform(9, 7)[5:], Warp(1.0), 7)
+
+
+def test_few_tokens_are_not_worth_compiling(monkeypatch, caplog):
+    monkeypatch.delenv("SPECHEADS_ENGINE")
+    assert engine_worth(module.TOKENS_WORTH_COMPILING - 1) == "eager"
+    assert engine_worth(module.TOKENS_WORTH_COMPILING) == "auto"
+    caplog.set_level("INFO")
+    respond(stopping_pair(None), [[1, 2]], uniform(1, 9), Warp(), 9)
+    assert "tiny-target runs on engine=eager, 9 tokens at most" in caplog.text
+    monkeypatch.setenv("SPECHEADS_ENGINE", "compiled")
+    assert engine_worth(1) == "compiled"  # a user's choice
 
 
 # --- the distribution
@@ -225,7 +265,7 @@ def test_responses_follow_the_targets_warped_distribution():
     # Fixed numbers; for a new seed the test fails by chance once in a million.
     pair, warp, count = stopping_pair(None, vocab_size=6), Warp(0.9, top_k=4), 8192
     prompt = [2, 5, 1]
-    responses = generate_batch(pair, [prompt] * count, uniform(count, 2, seed=3), warp, 2)
+    responses = respond(pair, [prompt] * count, uniform(count, 2, seed=3), warp, 2)
     first = warp(pair.target(torch.tensor([prompt])).logits[0, -1])
     second = warp(pair.target(torch.tensor([[*prompt, token] for token in range(6)])).logits[:, -1])
     distribution = (first[:, None] * second).flatten()

@@ -6,6 +6,7 @@ of a decoder for one prompt, up to the rounding of sums.
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from specheads.decoding.batch.rounds import Rounds, RowOutcome
 from specheads.decoding.batch.rows import Row
 from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import Generation, Round
-from specheads.decoding.session import Clock, Prompt, end_flags, open_session
+from specheads.decoding.session import Clock, Prompt, Session, end_flags, open_session
 from specheads.errors import UserError
 from specheads.pair import Pair
 from specheads.sampling import nan_message
@@ -31,7 +32,8 @@ class BatchDecoder:
         self.pair, self._rounds, self.num_rows = pair, rounds, num_rows
         size = sum(engine.memory_bytes for engine in rounds.engines)
         logger.info("a batch of %d: %.1f MiB of KV memory for each row", num_rows, size / (num_rows + 1) / 2**20)
-        self._clock, self.is_warm = Clock(rounds.engines[0].lm.device), False
+        self.engines = rounds.engines
+        self._clock, self.is_warm = Clock(self.engines[0].lm.device), False
 
     def warm_up(self) -> None:
         """Compile, load or capture all that generation will run; the first generation does it otherwise."""
@@ -59,46 +61,54 @@ class BatchDecoder:
             prompts = list(prompts)
             if len(seeds) != len(prompts):
                 raise UserError(f"seeds has {len(seeds)} numbers for {len(prompts)} prompts; give one for each, or none.")
+        failures: list[str] = []
+
+        def sessions() -> Iterator[tuple[int, Session]]:
+            for number, prompt in enumerate(prompts):
+                seed, engines = 0 if seeds is None else seeds[number], self.engines
+                try:
+                    yield number, open_session(self.pair, prompt, max_new_tokens, seed, stop_tokens, engines, CPU)
+                except UserError as error:
+                    failures.append(f"prompt {number}: {error}")
+
+        for rows in self.decode(sessions(), self.pair.stop_tokens if stop_tokens is None else stop_tokens):
+            for row in rows:
+                if row.failure is not None:
+                    failures.append(f"prompt {row.number}: {row.failure}")
+                elif row.session.finish_reason is not None:
+                    yield row.number, row.session.finish(self.pair, row.rounds)
+        if failures:
+            raise UserError("; ".join(failures))
+
+    @torch.no_grad()
+    def decode(self, sessions: Iterable[tuple[int, Session]], stop_tokens: Iterable[int]) -> Iterator[list[Row]]:
+        """Yield, after each round, the rows that took it. One that has ended leaves its place to the next session.
+
+        Args:
+            sessions: with the numbers of their prompts; read as there is room.
+            stop_tokens: ids that end a response and therefore a draft.
+        """
         if not self.is_warm:
             self.warm_up()
-        for engine in self._rounds.engines:
+        for engine in self.engines:
             engine.rewind(0)  # notices weights that were moved or changed
-        ends = self._end_flags(self.pair.stop_tokens if stop_tokens is None else stop_tokens)
-        waiting, failures = enumerate(prompts), []
+        ends, waiting = self._end_flags(stop_tokens), iter(sessions)
         rows: list[Row] = []
         free = list(range(self.num_rows))[::-1]
         while True:
-            started = []
-            while free and (item := next(waiting, None)) is not None:
-                number, prompt = item
-                try:
-                    seed = 0 if seeds is None else seeds[number]
-                    session = open_session(
-                        self.pair, prompt, max_new_tokens, seed, stop_tokens, self._rounds.engines, uniforms_device=CPU
-                    )
-                except UserError as error:
-                    failures.append(f"prompt {number}: {error}")
-                    continue
-                started.append(Row(number, free.pop(), session))
+            started = [Row(number, free.pop(), session) for number, session in islice(waiting, len(free))]
             if started:
                 self._start(started)
             rows += started
             if not rows:
-                break
-            for row, failure in zip(rows, self._take_round(rows, ends), strict=True):
-                if failure is not None:
-                    failures.append(f"prompt {row.number}: {failure}")
-                    self._clear(row)
-                    free.append(row.row)
-                elif row.session.finish_reason is not None:
-                    free.append(row.row)
-                    yield row.number, row.session.finish(self.pair, row.rounds)
-            rows = [row for row in rows if row.row not in free]
-        if failures:
-            raise UserError("; ".join(failures))
+                return
+            self._take_round(rows, ends)
+            yield rows
+            free += [row.row for row in rows if row.has_ended]
+            rows = [row for row in rows if not row.has_ended]
 
     def _end_flags(self, stop_tokens: Iterable[int]) -> Tensor:
-        return end_flags(self.pair.vocab_size, stop_tokens, self._rounds.engines[-1].lm.device)
+        return end_flags(self.pair.vocab_size, stop_tokens, self.engines[-1].lm.device)
 
     def _start(self, rows: Sequence[Row]) -> None:
         """Read all of the rows' prompts but their last tokens."""
@@ -111,28 +121,29 @@ class BatchDecoder:
             target_hidden = target_hidden or dict(zip(known, read, strict=True))  # of the first reader, the target's
         for number, row in enumerate(rows):
             self._rounds.start(row, target_hidden.get(number))
+        read_at = self._clock()
         for row in rows:
-            row.ready_at = self._clock()
-            row.session.prefill_seconds = row.ready_at - start
+            row.ready_at, row.session.prefill_seconds = read_at, read_at - start
 
-    def _take_round(self, rows: Sequence[Row], ends: Tensor) -> list[str | None]:
-        """Decode a round of each row and commit it; return why a row cannot go on."""
+    def _take_round(self, rows: Sequence[Row], ends: Tensor) -> None:
+        """Decode a round of each row and commit it, or note why a row cannot go on."""
         start = self._clock()
         outcomes, drafted = self._rounds.take(rows, ends, self._clock)
         verified = self._clock()
-        failures: list[str | None] = []
+        emitted: list[list[int]] = []
         for row, outcome in zip(rows, outcomes, strict=True):
             if outcome.nan_in is not None:
-                failures.append(nan_message(outcome.nan_in))
-                continue
-            emitted = row.session.commit(outcome.tokens)
-            waited, row.ready_at = start - row.ready_at, self._clock()
-            row.rounds.append(_round(emitted, outcome, (waited, drafted - start, verified - drafted, row.ready_at - verified)))
-            failures.append(None)
-        return failures
+                row.failure = nan_message(outcome.nan_in)
+                self._clear(row)
+            emitted.append([] if row.failure else row.session.commit(outcome.tokens))
+        committed = self._clock()
+        for row, tokens, outcome in zip(rows, emitted, outcomes, strict=True):
+            seconds = start - row.ready_at, drafted - start, verified - drafted, committed - verified
+            row.rounds.append(_round(tokens, outcome, seconds))
+            row.ready_at = committed
 
     def _clear(self, row: Row) -> None:
-        for engine in self._rounds.engines:
+        for engine in self.engines:
             engine.clear_row(row.row)
 
 

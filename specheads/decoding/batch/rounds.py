@@ -58,14 +58,14 @@ class Rounds(Protocol):
 
 
 class TargetRounds:
-    """One token of the target for each row."""
+    """One token of the target, or of another model that decodes alone, for each row."""
 
-    def __init__(self, pair: Pair, engine: Engine, warp: Warp, num_rows: int, numbers: int = 1) -> None:
+    def __init__(self, model_id: str, engine: Engine, warp: Warp, num_rows: int, numbers: int = 1) -> None:
         """`numbers`: uniform numbers that a round takes from a row; the last one draws the token."""
         self._numbers = numbers
         self.engines: Sequence[Engine] = (engine,)
         self.readers: Sequence[PromptReader] = (PromptReader(engine, num_rows),)
-        self._target_id, self._spare_row = pair.target_id, num_rows
+        self._model_id, self._spare_row = model_id, num_rows
         self._step = engine.rows_step(RowsTargetStep(warp))
 
     def warm_up(self, ends: Tensor) -> None:
@@ -86,7 +86,7 @@ class TargetRounds:
         flat = flat_tokens([row.row for row in rows], last, starts, least, self._spare_row, device)
         uniform = np.array([[row.session.verify_uniforms.number() for _ in range(self._numbers)][-1] for row in rows])
         packed = self._step(flat.tokens, flat.end, flat.places, filled(uniform, least, 0.0, device)).tolist()
-        return [RowOutcome([token], nan_in=self._target_id if nan else None) for token, nan in packed[: len(rows)]], drafted
+        return [RowOutcome([token], nan_in=self._model_id if nan else None) for token, nan in packed[: len(rows)]], drafted
 
 
 class SpeculativeRounds:
@@ -134,7 +134,7 @@ class SpeculativeRounds:
         self._verifier = RowsVerifier(target, VerifyStep(warp, verification, self._memory), num_rows)
         self._alone: TargetRounds | None = None
         if by_policy and not tree_leaves(self._verifier.state):  # a state has to learn of every round
-            self._alone = TargetRounds(pair, target, warp, num_rows, numbers=2)  # as many as a verification
+            self._alone = TargetRounds(pair.target_id, target, warp, num_rows, numbers=2)  # as many as a verification
         self._target_hidden: Tensor | None = None
         if stopping.reads_target:
             size, dtype = target.lm.hidden_size, target.lm.output_embedding.weight.dtype

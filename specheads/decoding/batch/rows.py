@@ -32,6 +32,12 @@ class Row:
     num_draft_calls: int = 0  # in this round
     rounds: list[Round] = field(default_factory=list)
     ready_at: float = 0.0  # the clock's time when its prompt was read, or its last tokens were committed
+    failure: str | None = None  # why it cannot go on
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its response has ended, or it failed."""
+        return self.failure is not None or self.session.finish_reason is not None
 
     def begin_round(self) -> None:
         """Forget the last round."""

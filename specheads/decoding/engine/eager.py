@@ -367,16 +367,3 @@ class EagerEngine:
             copy.keys[:, :, :width] = source.keys[row, :, place].transpose(1, 2)
             copy.values[:, :, :width] = source.values[row, :, place].transpose(1, 2)
         return other, (index >= 0).long()
-
-    def select_rows(self, rows: Tensor) -> None:
-        """Make row `rows[i]` (n,) the batch row i, so that finished rows of a batch can leave.
-
-        Only rows that change places are copied, and only as far as they are written.
-        """
-        length, moved = self.length, (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
-        for layer in self._written():
-            to = moved.to(layer.keys.device)
-            sources = rows[moved].to(layer.keys.device)
-            for memory in (layer.keys, layer.values):
-                memory[to, :, :length] = memory[sources, :, :length]
-            layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]

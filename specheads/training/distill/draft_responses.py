@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.responses import generate_batch
-from specheads.padding import batches_of_rows
+from specheads.decoding.responses import Responder
 from specheads.pair import Pair
+from specheads.prompts.encoding import ResponseLimits
 from specheads.training.distill.samples import Ragged, Sample
 from specheads.training.distill.settings import Distillation
 
@@ -45,22 +45,23 @@ class DraftResponses:
         was_training = model.training
         model.eval()
         self.responses = {}
-        for rows in batches_of_rows([len(sample.prompt) for sample in samples], self.settings.write_batch_size):
-            self._write_batch([samples[row] for row in rows])
+        limits = ResponseLimits(self.max_new_tokens, batch_size=self.settings.write_batch_size)
+        lengths = [len(sample.prompt) for sample in samples]
+        # Weights change from call to call: code that was compiled for them, and packed copies, would be made for one call.
+        responder = Responder(self.pair, lengths, limits, self.pair.draft_lm, engine="eager")
+        uniform = np.stack([self._uniforms(sample) for sample in samples])
+        responses = responder.respond([sample.prompt.tolist() for sample in samples], uniform, self.warp)
+        for sample, response in zip(samples, responses, strict=True):
+            self.responses[sample.key] = np.array(response.ids, dtype=np.int32)
         model.train(was_training)
         if not self.announced:
             self.announced = True
             tokens, seconds = sum(map(len, self.responses.values())), time.perf_counter() - start
             logger.info("on-policy: the draft wrote %d responses, %d tokens, in %.1f s", len(samples), tokens, seconds)
 
-    def _write_batch(self, samples: Sequence[Sample]) -> None:
-        uniform = np.stack(
-            [np.random.default_rng([self.settings.seed, *sample.key, 3]).random(self.max_new_tokens) for sample in samples]
-        )
-        prompts = [sample.prompt.tolist() for sample in samples]
-        responses = generate_batch(self.pair, prompts, uniform, self.warp, self.max_new_tokens, lm=self.pair.draft_lm)
-        for sample, response in zip(samples, responses, strict=True):
-            self.responses[sample.key] = np.array(response.ids, dtype=np.int32)
+    def _uniforms(self, sample: Sample) -> np.ndarray:
+        """Return the numbers (max_new_tokens,) of a sample's response."""
+        return np.random.default_rng([self.settings.seed, *sample.key, 3]).random(self.max_new_tokens)
 
     def state(self) -> dict[str, Tensor]:
         """Return the present responses, for a checkpoint."""

@@ -132,3 +132,23 @@ def test_mistakes_get_one_message():
     decoder = SpeculativeDecoder(pair, verification=verification.GreedyBlockVerification(), engine="eager")
     with pytest.raises(UserError, match="a policy on the load goes with verification=token or block"):
         decode(decoder, FixedK(2))
+
+
+class Late(FixedK):
+    """Drafts nothing in the first rounds of a prompt, and in some later ones."""
+
+    def length(self, drafts):
+        self.num_rounds = getattr(self, "num_rounds", 0) + 1
+        return self.max_tokens if self.num_rounds > 10 and self.num_rounds % 12 else 0
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 3], [*range(7)] * 3], ids=["short", "long"])
+def test_a_draft_that_begins_late_has_read_everything(prompt):
+    # The draft is the target, so that every token is accepted as long as both have read the same.
+    decoder = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0, same=True), warp=GREEDY, engine="eager")
+    rows = decode(decoder, Late(3), 2, prompts=[prompt, [5, 6]])
+    alone = [decoder.generate(each, 25) for each in (prompt, [5, 6])]
+    for row, expected in zip(rows, alone, strict=True):
+        assert row.tokens.tolist() == expected.tokens.tolist()
+        assert row.stats.num_drafted > 6 and row.stats.num_accepted == row.stats.num_drafted
+        assert row.rounds[0].num_drafted == row.rounds[9].num_drafted == 0
