@@ -36,7 +36,7 @@ def decode_batches(setup: Setup[Evaluation], outcome: Outcome) -> list[BatchTabl
     lengths = [candidate.rule.max_tokens for candidate in outcome.candidates if candidate.family == FIXED]
     counts = {size: num_requests(len(prompts.prompts), size) for size in sizes}
     for size, count in counts.items():
-        logger.info("batches of %d rows: %d requests, %s", size, count, _repeated(count, len(prompts.prompts)))
+        logger.info("batches of %d: %d requests, %s", size, count, _repeated(count, len(prompts.prompts)))
     costs = _costs(setup, max(sizes), max(*lengths, MAX_TOKENS))
     settings = {size: _settings(setup, outcome, costs, lengths, size) for size in sizes}
     total = evaluation.repeats * sum(len(settings[size]) * count for size, count in counts.items())
