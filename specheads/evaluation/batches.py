@@ -37,7 +37,7 @@ def decode_batches(setup: Setup[Evaluation], outcome: Outcome) -> list[BatchTabl
     lengths = [candidate.rule.max_tokens for candidate in outcome.candidates if candidate.family == FIXED]
     counts = {size: num_requests(len(prompts.prompts), size) for size in sizes}
     for size, count in counts.items():
-        logger.info("batches of %d rows: %d requests, %s", size, count, _repeated(count, len(prompts.prompts)))
+        logger.info("batches of %d: %d requests, %s", size, count, _repeated(count, len(prompts.prompts)))
     assert outcome.choices is not None  # rules were replayed
     rules = [rule for rule in best_of_kinds(outcome.choices) if rule.family != FIXED]
     preferred = [rule.head for rule in rules if rule.head is not None]

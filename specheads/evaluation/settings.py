@@ -162,8 +162,8 @@ class Evaluation(ReplaySettings):
     repeats: PositiveCount = setting(1, "times that each prompt is decoded, each time with another seed")
     concurrency: tuple[PositiveCount, ...] = setting(
         (),
-        "decode batches of so many rows too, each number for a table by itself: with the target alone, the best fixed length for "
-        "that size, the best rules of the live evaluation, and a policy that knows the load; for example [1,4,16,64]",
+        "how many prompts are decoded at once, each number for a table by itself, for example [1,4,16,64]: by the target alone, "
+        "the best fixed length for that size, the best rules of the live evaluation, and a policy that knows the load",
     )
     engine: EngineName = setting("auto", "how models are run: auto (the fastest here), eager, compiled or cuda_graph")
 
