@@ -39,6 +39,10 @@ class RowsDrafter:
         place = torch.tensor([row], device=self._going.device)
         self.state = with_rows(self.state, place, self.rule.start_prompt(1, self._going.device))
 
+    def rests(self, rows: Sequence[Row]) -> bool:
+        """Return whether no row drafts in this round."""
+        return False
+
     def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
         """Draft after the committed tokens of each row; the result is in the rows and in the memory."""
         state = ChainState(self._going, self.state)

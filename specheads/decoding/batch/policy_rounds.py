@@ -36,6 +36,13 @@ class PolicyDrafter(RowsDrafter):
         super().warm_up(ends)
         self._reader.warm_up()
 
+    def rests(self, rows: Sequence[Row]) -> bool:
+        if not self.policy.rests(len(rows)):
+            return False
+        for row in rows:
+            row.begin_round()
+        return True
+
     def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
         self._began = time.perf_counter()
         state = ChainState(self._going, self.state)

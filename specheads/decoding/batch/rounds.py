@@ -160,6 +160,8 @@ class SpeculativeRounds:
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], float]:
         drafter, verifier = self._drafter, self._verifier
+        if self._alone is not None and drafter.rests(rows):
+            return self._alone.take(rows, ends, clock)
         drafter.state = drafter.rule.start_round(drafter.state, self._target_hidden)
         planned = self._planned(rows)
         drafter.draft(rows, ends)

@@ -28,6 +28,9 @@ class FixedK(PlannedLength):
     def __init__(self, num_tokens: int) -> None:
         super().__init__(num_tokens)
 
+    def rests(self, num_requests: int) -> bool:
+        return not self.max_tokens
+
     def length(self, drafts: Drafts) -> int:
         return self.max_tokens
 

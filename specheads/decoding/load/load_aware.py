@@ -48,6 +48,13 @@ class LoadAware(LoadPolicy):
         # Tokens that the plans since drafts began or ended were worth more than what the draft would have had to read.
         self.balance = 0.0
 
+    def rests(self, num_requests: int) -> bool:
+        if self.planner.plan(num_requests, 0).depth:
+            return False
+        self.proposed = Plan(0, self.planner.throughput(num_requests))
+        self._settle(num_requests, num_requests)
+        return True
+
     def goes_on(self, drafts: Drafts) -> np.ndarray:
         step = drafts.longest
         if not step:
@@ -72,11 +79,15 @@ class LoadAware(LoadPolicy):
         return self.proposed if self.drafting else Plan(0, self.proposed.throughput)
 
     def learn(self, drafts: Drafts, num_submitted: np.ndarray, num_accepted: np.ndarray, seconds: float) -> None:
-        rows, table = drafts.num_requests, self.costs.draft
-        more = self.proposed.accepted + rows  # tokens that the draft is to read
+        more = self.proposed.accepted + drafts.num_requests
         if not np.array_equal(drafts.requests, self.requests):
             more += drafts.unread[np.isin(drafts.requests, self.requests, invert=True)].sum()
             self.requests = drafts.requests
+        self._settle(drafts.num_requests, more)
+
+    def _settle(self, rows: int, more: float) -> None:
+        """Weigh the plan of a round against `more` tokens, which the draft is to read."""
+        table = self.costs.draft
         token = table.last_slope * self.proposed.throughput
         # The first step of a draft reads some for the price of one token per row.
         gained = self.proposed.worth - token * (more - max(table.flat_until, rows) * (self.proposed.depth > 0))

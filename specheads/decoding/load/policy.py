@@ -29,6 +29,13 @@ class LoadPolicy:
         check_count("max_tokens", max_tokens)
         self.max_tokens = max_tokens
 
+    def rests(self, num_requests: int) -> bool:
+        """Return whether no row of this round drafts, whatever the rows are; then the round has no other calls.
+
+        An answer that needs no `Drafts`, whose arrays take as long as a tenth of a small model's step. Always False is right, too.
+        """
+        return False
+
     def goes_on(self, drafts: Drafts) -> np.ndarray:
         """Return which rows draft one more token, (R,) bool; asked before the first token, too."""
         raise NotImplementedError
