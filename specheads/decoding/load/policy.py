@@ -32,7 +32,7 @@ class LoadPolicy:
     def rests(self, num_requests: int) -> bool:
         """Return whether no row of this round drafts, whatever the rows are; then the round has no other calls.
 
-        An answer that needs no `Drafts`, whose arrays take as long as a tenth of a small model's step. Always False is right, too.
+        It needs no `Drafts`, whose arrays take as long as a tenth of a small model's step. Always False is right, too.
         """
         return False
 
