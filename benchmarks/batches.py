@@ -3,9 +3,9 @@
     python benchmarks/batches.py [--head outputs/head/<date_time>/heads/<name>] [--model nano] [--sizes 1 4 16 64] [--repeats 3]
 
 In each repeat all settings decode the same dev prompts in turn; a figure is the median over repeats, of whole runs with the
-reading of prompts; ratios are medians of those of a repeat. No token ends a response, so that all settings emit the same number. The policy on the load weighs tokens by
-what rounds cost, which is measured first, and predicts acceptance from the draft's confidence, by a logistic fitted to recordings
-of others.
+reading of prompts, and a ratio the median of those within repeats. No token ends a response, so that all settings emit the same
+number. The policy on the load weighs tokens by what rounds cost, which is measured first, and predicts acceptance from the draft's
+confidence, by a logistic fitted to recordings of others.
 """
 
 import argparse
