@@ -4,8 +4,8 @@
 
 In each repeat all settings decode the same dev prompts in turn; a figure is the median over repeats, of whole runs with the
 reading of prompts, and a ratio the median of those within repeats. No token ends a response, so that all settings emit the same
-number. The policy on the load weighs tokens by what rounds cost, which is measured first, and predicts acceptance from the draft's
-confidence, by a logistic fitted to recordings of others.
+number. The policy on the load weighs tokens by what rounds cost, which is measured first, and predicts acceptance from the
+draft's confidence, by a logistic fitted to recordings of others.
 """
 
 import argparse
