@@ -38,7 +38,7 @@ from specheads.integrations.transformers import assist
 from specheads.pair import Pair
 from specheads.prompts.nano_source import NanoSource
 
-FIXED, THRESHOLDS, CONTEXTS = (2, 4, 6, 8), (0.3, 0.5, 0.7), (128, 512, 2048)
+FIXED, THRESHOLDS, CONTEXTS = (2, 3, 4, 6, 8), (0.3, 0.5, 0.7), (128, 512, 2048)
 STAGES = ("draft", "stop", "verify", "commit", "host gaps")
 
 
@@ -179,7 +179,7 @@ def speed_table(made: dict[str, list[Made]], mode: str) -> Table:
     speeds = {name: statistics.median(each.tokens / each.seconds for each in all_) for name, all_ in made.items()}
     plain = speeds["transformers, plain"]
     best = max((name for name in speeds if "assisted" in name), key=speeds.get, default=None)
-    fixed = made[f"fixed K={FIXED[1]}"]
+    fixed = made[f"fixed K={FIXED[2]}"]
     step = statistics.median(each.draft_seconds / DecodeStats.of(each.rounds).num_draft_calls for each in fixed)
     rows = []
     for name, speed in speeds.items():
@@ -222,7 +222,7 @@ def never_rows(
     A round's time is its median over repeats, which disturbances of the machine hardly change.
     """
     decoder, rows = SpeculativeDecoder(pair, warp=warp, engine=engine), []
-    for most in (FIXED[1], FIXED[3]):
+    for most in (FIXED[2], FIXED[4]):
         both = [decoder.with_stopping(rule) for rule in (FixedLength(most), HeadThreshold(head, 1.0, 1, most))]
         seconds = [0.0, 0.0]
         for each in both:
