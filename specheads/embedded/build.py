@@ -12,7 +12,7 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,9 @@ def parse(pair: PairRecipe, argv: list[str] | None) -> argparse.Namespace:
     )
     out = Path("outputs") / pair.name
     parser.add_argument("--out", type=Path, default=out, help="folder for tokenizer, target, draft, card and checkpoints")
-    for role, steps in pair.steps.items():
-        parser.add_argument(f"--{role}-steps", type=int, default=steps, help=f"optimiser steps of the {role} (8,192 tokens each)")
+    for role, recipe in pair.recipes.items():
+        tokens = f"{recipe.tokens_per_step:,} tokens each"
+        parser.add_argument(f"--{role}-steps", type=int, default=recipe.steps, help=f"optimiser steps of the {role} ({tokens})")
     parser.add_argument("--seed", type=int, default=0)
     parser.set_defaults(pin=False, any_corpus=False)
     if pair.manifest is not None:
@@ -96,8 +97,8 @@ def build(pair: PairRecipe, arguments: argparse.Namespace) -> None:
     text = training_text(pair, held_out, arguments)
     logger.info("%d training functions, %d tokens", sum(row["functions"] for row in text.rows), len(text.stream))
     results: dict[str, Any] = {}
-    for role in pair.steps:
-        recipe = Recipe(steps=getattr(arguments, f"{role}_steps"), seed=arguments.seed)
+    for role, usual in pair.recipes.items():
+        recipe = replace(usual, steps=getattr(arguments, f"{role}_steps"), seed=arguments.seed)
         results[role] = train_role(pair, role, recipe, text, held_out, arguments.out)
     results |= {"sources": text.rows, "corpus_tokens": len(text.stream), "total_seconds": round(time.perf_counter() - start)}
     write_json(arguments.out / "training.json", results)

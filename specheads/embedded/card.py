@@ -13,7 +13,8 @@ def card(pair: PairRecipe, results: dict) -> str:
     if pair.tokenizer is None:
         made = f"{models} and a byte-level BPE tokenizer, trained from scratch"
     else:
-        made = f"{models}, trained from scratch with the tokenizer of {pair.tokenizer.name}"
+        start = "from scratch" if pair.start is None else f"from the weights of {pair.start.name}"
+        made = f"{models}, trained {start} with the tokenizer of {pair.tokenizer.name}"
     return (
         f"---\nlicense: apache-2.0\n---\n# {pair.name}, the embedded pair\n\n"
         f"{made} by `python -m specheads.{pair.name}.build` to write the body of a Python function from its signature and "

@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specheads.embedded.growth import grow
+
 VOCAB_SIZE = 2048
 MAX_POSITIONS = 2048
 
@@ -52,18 +54,19 @@ class Recipe:
 
 @dataclass(frozen=True)
 class PairRecipe:
-    """One embedded pair. `target` and `draft` are the roles that name shapes and steps."""
+    """One embedded pair. `target` and `draft` are the roles that name shapes and recipes."""
 
     name: str  # its package: `specheads.<name>`
     shapes: Mapping[str, Mapping[str, int]]  # arguments of LlamaConfig
-    steps: Mapping[str, int]
+    recipes: Mapping[str, Recipe]
     dtype: torch.dtype  # of the weights on disk
+    start: Path | None = None  # folder of the pair whose models these grow from; None: they begin with random weights
     tokenizer: Path | None = None  # folder of another pair's tokenizer; None: train one on the training text
     manifest: Path | None = None  # the training text it is pinned to; None: whatever is installed
     figures_script: str | None = None  # computes the table of figures on its card; None: the card has no such table
 
     def new_model(self, role: str, seed: int) -> LlamaForCausalLM:
-        """Return the untrained model of a role."""
+        """Return the model of a role before its first step."""
         torch.manual_seed(seed)
         config = LlamaConfig(
             vocab_size=VOCAB_SIZE,
@@ -73,4 +76,7 @@ class PairRecipe:
             eos_token_id=1,
             **self.shapes[role],
         )
-        return LlamaForCausalLM(config)
+        model = LlamaForCausalLM(config)
+        if self.start is not None:
+            grow(model, LlamaForCausalLM.from_pretrained(self.start / role, dtype=torch.float32))
+        return model

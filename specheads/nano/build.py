@@ -3,7 +3,7 @@
 import torch
 
 from specheads.embedded import build
-from specheads.embedded.recipe import PairRecipe
+from specheads.embedded.recipe import PairRecipe, Recipe
 
 # Few heads and shared keys and values keep long batches fast on a CPU. Two layers, because one cannot look up what followed the
 # same token earlier: a draft of one layer and equal size overlapped 0.57 with this target after 1,400 steps, one of two layers
@@ -27,7 +27,7 @@ SHAPES = {
 NANO = PairRecipe(
     "nano",
     SHAPES,
-    steps={"target": 1400, "draft": 3000},
+    recipes={"target": Recipe(steps=1400), "draft": Recipe(steps=3000)},
     dtype=torch.float16,
     figures_script="benchmarks/nano_card.py",
 )

@@ -1,6 +1,5 @@
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,11 +33,10 @@ def pair(monkeypatch, tmp_path, sources):
     held_out = {"dev": FUNCTIONS[:2], "test": FUNCTIONS[2:4]}
     monkeypatch.setattr(build, "held_out_functions", lambda: held_out)
     monkeypatch.setattr(build, "training_sources", lambda held_out: sources)
-    monkeypatch.setattr(build, "Recipe", partial(Recipe, tokens_per_step=128, length=64, long_length=64))
     pinned = PairRecipe(
         "tiny",
         {"target": SHAPE, "draft": SHAPE},
-        {"target": 2, "draft": 1},
+        {role: Recipe(steps, tokens_per_step=128, length=64, long_length=64) for role, steps in (("target", 2), ("draft", 1))},
         torch.bfloat16,
         tokenizer=Path(nano.__file__).parent,
         manifest=tmp_path / "corpus.json",

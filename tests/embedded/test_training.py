@@ -12,7 +12,7 @@ SHAPE = {
     "num_key_value_heads": 1,
     "head_dim": 8,
 }
-PAIR = PairRecipe("tiny", {"draft": SHAPE}, {"draft": 1}, torch.float16)
+PAIR = PairRecipe("tiny", {"draft": SHAPE}, {"draft": Recipe(1)}, torch.float16)
 STREAM = torch.arange(2000, dtype=torch.int16) % 17
 
 

@@ -41,7 +41,7 @@ def test_the_card_is_made_of_the_recorded_training():
 def test_the_recipe_is_that_of_the_shipped_weights(nano):
     results = json.loads((FOLDER / "training.json").read_text())
     for role, model in (("target", nano.target), ("draft", nano.draft)):
-        assert results[role]["recipe"]["steps"] == build.NANO.steps[role]
+        assert results[role]["recipe"]["steps"] == build.NANO.recipes[role].steps
         expected = {name: value.shape for name, value in build.NANO.new_model(role, 0).state_dict().items()}
         assert {name: value.shape for name, value in model.state_dict().items()} == expected
 
