@@ -5,6 +5,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class Muon(torch.optim.Optimizer):
         self.dtype = dtype
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # the base class has two forms, of which one is used
         """Move every matrix that has a gradient."""
         for group in self.param_groups:
             by_shape = defaultdict(list)  # the matrices of one shape are orthogonalized together
@@ -40,17 +41,18 @@ class Muon(torch.optim.Optimizer):
                 if matrix.grad is not None:
                     by_shape[matrix.shape].append(matrix)
             for (rows, columns), matrices in by_shape.items():
-                updates = orthogonalized(torch.stack([self._momentum(m, group["momentum"]) for m in matrices]).to(self.dtype))
+                momenta = torch.stack([self._momentum(matrix, matrix.grad, group["momentum"]) for matrix in matrices])
+                updates = orthogonalized(momenta.to(self.dtype))
                 rate = group["lr"] * max(1.0, rows / columns) ** 0.5
                 for matrix, update in zip(matrices, updates, strict=True):
                     matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update.to(matrix.dtype), alpha=rate)
 
-    def _momentum(self, matrix: Tensor, momentum: float) -> Tensor:
+    def _momentum(self, matrix: Tensor, gradient: Tensor, momentum: float) -> Tensor:
         state = self.state[matrix]
         if not state:
             state["momentum"] = torch.zeros_like(matrix)
-        state["momentum"].lerp_(matrix.grad, 1 - momentum)
-        return torch.lerp(matrix.grad, state["momentum"], momentum)
+        state["momentum"].lerp_(gradient, 1 - momentum)
+        return torch.lerp(gradient, state["momentum"], momentum)
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
