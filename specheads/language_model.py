@@ -24,16 +24,18 @@ logger = logging.getLogger(__name__)
 # What torch calls the instructions for products of bfloat16 numbers, of matrices (x86's AMX, ARM's BFMMLA) and of vectors.
 MATRIX_INSTRUCTIONS = ("amx_bf16", "bf16", "sve_bf16")
 VECTOR_INSTRUCTIONS = ("avx512_bf16",)
+DRAFT_TEMPERATURE = "draft_temperature"  # a key of a draft's config.json
 
 
 class LanguageModel:
     """A causal language model as two steps: tokens -> hidden states (the tap) -> logits over the shared vocabulary.
 
-    A model may be spread over devices; inputs and outputs are on the device of its input embedding.
+    A model may be spread over devices; inputs and outputs are on the device of its input embedding. `temperature` divides its
+    logits wherever they are used, before any warp.
     """
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, temperature: float = 1.0) -> None:
+        self.model, self.temperature = model, temperature
         self.config = model.config.get_text_config()
         self.output_embedding = model.get_output_embeddings()
         self.vocab_size = vocab_size or self.output_embedding.weight.shape[0]
@@ -67,7 +69,8 @@ class LanguageModel:
         """Return logits (..., V) of `hidden` (..., H), float32 or wider, without those of padded vocabulary entries."""
         hidden = hidden.to(self.output_embedding.weight.device)
         logits = at_least_float32(self.output_embedding(hidden)[..., : self.vocab_size]).to(self.device)
-        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+        logits = logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+        return logits if self.temperature == 1 else logits / self.temperature
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the input embeddings (..., E) of `tokens` (...)."""
@@ -75,9 +78,9 @@ class LanguageModel:
 
     @torch.no_grad()
     def check(self) -> None:
-        """Raise UserError unless `logits(hidden_states(x))` are the logits of the whole model; a scaled output would differ."""
+        """Raise UserError unless `logits(hidden_states(x))` are the model's over the temperature; a scaled output differs."""
         tokens = torch.arange(4, device=self.device)[None] % self.vocab_size
-        expected = self.model(input_ids=tokens, use_cache=False).logits[..., : self.vocab_size].float()
+        expected = self.model(input_ids=tokens, use_cache=False).logits[..., : self.vocab_size].float() / self.temperature
         logits = self.logits(self.hidden_states(tokens, use_cache=False)).float().to(expected.device)
         if not torch.allclose(logits, expected, atol=1e-2 * expected.abs().max().item(), rtol=0, equal_nan=True):
             raise UserError(
@@ -87,10 +90,20 @@ class LanguageModel:
             )
 
 
+def draft_temperature(draft: PreTrainedModel) -> float:
+    """Return the number that divides this draft's logits, and no target's: `draft_temperature` of its config, or else 1."""
+    return getattr(draft.config.get_text_config(), DRAFT_TEMPERATURE, 1.0)
+
+
+def set_draft_temperature(draft: PreTrainedModel, temperature: float) -> None:
+    """Write a temperature into the draft's config, with which it is saved; a pair's `draft_lm` of before keeps its own."""
+    setattr(draft.config.get_text_config(), DRAFT_TEMPERATURE, float(temperature))
+
+
 def load_language_model(
     location: str | Path, device: str | None = None, dtype: str | torch.dtype = "auto", trust_remote_code: bool = False
 ) -> tuple[LanguageModel, str]:
-    """Return a model without a pair, and its revision; its vocabulary is that of its own tokenizer if it has one.
+    """Return a draft without its pair, and its revision; its vocabulary is that of its own tokenizer if it has one.
 
     Raises:
         UserError: the model cannot be loaded, or computes its logits in a way that `LanguageModel` does not support.
@@ -98,7 +111,7 @@ def load_language_model(
     model = load_model(location, None, checked_dtype(dtype), checked_device(device), trust_remote_code=trust_remote_code)
     has_tokenizer = not Path(resolve(location)).is_dir() or (Path(resolve(location)) / "tokenizer_config.json").is_file()
     vocabulary = load_tokenizer(location, None, trust_remote_code).get_vocab() if has_tokenizer else {}
-    language_model = LanguageModel(model, max(vocabulary.values()) + 1 if vocabulary else None)
+    language_model = LanguageModel(model, max(vocabulary.values()) + 1 if vocabulary else None, draft_temperature(model))
     language_model.check()
     return language_model, revision_of(model, location)
 

@@ -17,8 +17,10 @@ from specheads.language_model import (
     LanguageModel,
     checked_device,
     checked_dtype,
+    draft_temperature,
     load_model,
     load_tokenizer,
+    set_draft_temperature,
     weightless_model,
 )
 from specheads.pair_config import INSTRUCTION, PairConfig, pair_config
@@ -52,8 +54,8 @@ class Pair:
 
     @cached_property
     def draft_lm(self) -> LanguageModel:
-        """The draft in two steps, over the vocabulary of the tokenizer."""
-        return LanguageModel(self.draft, self.vocab_size)
+        """The draft in two steps, over the vocabulary of the tokenizer, at its own temperature."""
+        return LanguageModel(self.draft, self.vocab_size, draft_temperature(self.draft))
 
     @property
     def window(self) -> int:
@@ -172,6 +174,10 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
     tokenizer = _tokenizer(config, new_draft)
     draft, target = _models(config, only_draft, new_draft)
     draft_id = new_draft.name if new_draft else str(config.draft)
+    draft_revision = "not saved" if new_draft else revision_of(draft, draft_id)
+    if config.draft_temperature is not None:
+        set_draft_temperature(draft, config.draft_temperature)
+        draft_revision += f" at temperature {config.draft_temperature:g}"  # so every cache and head knows it
     pair = Pair(
         target=target,
         draft=draft,
@@ -180,7 +186,7 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
         target_id=str(config.target),
         target_revision=revision_of(target, config.target),
         draft_id=draft_id,
-        draft_revision="not saved" if new_draft else revision_of(draft, draft_id),
+        draft_revision=draft_revision,
         chat=config.chat,
         instruction_format=config.instruction_format,
     )
@@ -227,7 +233,7 @@ def load_draft(location: str | Path, pair: Pair, dtype: str | torch.dtype = "aut
     """Return another draft for a pair, on its draft's device. Raises UserError if it cannot be loaded or does not fit."""
     model = load_model(location, None, checked_dtype(dtype), str(pair.draft_lm.device))
     check_vocabulary(replace(pair, draft=model))
-    return LanguageModel(model, pair.vocab_size)
+    return LanguageModel(model, pair.vocab_size, draft_temperature(model))
 
 
 def check_placement(device_map: Mapping[str, Any], target_id: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import yaml
 
-from specheads.errors import UserError
+from specheads.errors import UserError, is_number
 
 INSTRUCTION = "{instruction}"  # where an instruction format takes the text
 MISSING = "???"  # marks a key that the user must set
@@ -30,6 +30,8 @@ class PairConfig:
         device_map: "auto" spreads the target over all devices.
         chat: whether instructions go through the chat template; None: if the tokenizer has one.
         instruction_format: how instructions are wrapped instead, such as "[INST] {instruction} [/INST]".
+        draft_temperature: divides the draft's logits before any warp, and not the target's: a sharper or flatter draft may agree
+            more often, and the output stays the target's; None: the one in the draft's config, which a distillation writes, or 1.
         trust_remote_code: run code that comes with a model.
     """
 
@@ -44,6 +46,7 @@ class PairConfig:
     device_map: str | None = None
     chat: bool | None = None
     instruction_format: str | None = None
+    draft_temperature: float | None = None
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
@@ -52,6 +55,11 @@ class PairConfig:
             raise UserError(
                 f"model.instruction_format={wrap!r} does not say where the instruction goes; "
                 f"write {INSTRUCTION} there, as in '[INST] {INSTRUCTION} [/INST]'."
+            )
+        temperature = self.draft_temperature
+        if temperature is not None and (not is_number(temperature) or temperature <= 0):
+            raise UserError(
+                f"model.draft_temperature={temperature!r} must be a number above 0, such as 0.85, or null for the draft's own."
             )
         if not isinstance(self.trust_remote_code, bool):
             raise UserError(f"model.trust_remote_code={self.trust_remote_code} must be true or false.")

@@ -1,3 +1,4 @@
+import copy
 import json
 import shutil
 from dataclasses import fields, replace
@@ -10,8 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from specheads import UserError, load_pair
-from specheads.language_model import LanguageModel, checked_device
-from specheads.pair import check_placement, check_tokenizers, check_vocabulary
+from specheads.language_model import LanguageModel, checked_device, load_language_model, set_draft_temperature
+from specheads.pair import check_placement, check_tokenizers, check_vocabulary, load_draft
 from specheads.pair_config import PairConfig, config_folder, pair_config
 from specheads.revisions import resolve, revision_of
 
@@ -280,6 +281,38 @@ def test_a_pair_is_loaded_with_its_instruction_format(nano):
     assert pair.chats and not nano.chats
     assert pair.encode_instruction(" sum ") == nano.encode_instruction("# sum\n")
     assert pair.encoding_fingerprint() != nano.encoding_fingerprint()
+
+
+def test_a_draft_of_another_temperature_is_another_draft(nano, copies):
+    flat = load_pair("nano", draft_temperature=2)
+    ids = torch.arange(5, 25)[None]
+    states = nano.draft_lm.hidden_states(ids)
+    assert torch.equal(flat.draft_lm.hidden_states(ids), states)
+    assert torch.equal(flat.draft_lm.logits(states), nano.draft_lm.logits(states) / 2)
+    assert torch.equal(
+        flat.target_lm.logits(flat.target_lm.hidden_states(ids)), nano.target_lm.logits(nano.target_lm.hidden_states(ids))
+    )
+    assert flat.draft_revision == f"{nano.draft_revision} at temperature 2"
+
+
+def test_a_draft_is_saved_with_its_temperature(nano, copies):
+    draft = copy.deepcopy(nano.draft)
+    set_draft_temperature(draft, 0.8)
+    draft.save_pretrained(copies["draft"])
+    pair = load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
+    assert pair.draft_lm.temperature == 0.8 and pair.target_lm.temperature == 1
+    assert pair.draft_revision != nano.draft_revision and "temperature" not in pair.draft_revision
+    assert load_draft(copies["draft"], nano).temperature == 0.8
+    alone, _ = load_language_model(copies["draft"], "cpu", "float32")
+    assert alone.temperature == 0.8
+    above = load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32", draft_temperature=1.5)
+    assert above.draft_lm.temperature == 1.5
+
+
+@pytest.mark.parametrize("temperature", [0, -1, "warm", True])
+def test_a_temperature_that_divides_nothing_is_refused(temperature):
+    with pytest.raises(UserError, match=r"model\.draft_temperature=.* must be a number above 0, such as 0\.85, or null"):
+        load_pair("nano", draft_temperature=temperature)
 
 
 def test_a_target_partly_outside_the_gpus_is_refused():

@@ -8,6 +8,7 @@ from statistics_helper import chi_square_p_value
 
 from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, stopping, verification
 from specheads.heads.batch import HeadBatch, head_features
+from specheads.language_model import set_draft_temperature
 
 ALL_FEATURES = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"})
 GREEDY = Warp(temperature=0)
@@ -259,6 +260,28 @@ def test_blocks_follow_the_targets_distribution(rule, engine):
     decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), verification=rule, warp=Warp(), engine=engine)
     for seed in range(NUM_SAMPLES):
         counts[(decoder.generate([0, 1], 4, seed=seed).tokens * torch.tensor([8, 4, 2, 1])).sum()] += 1
+    # false alarm with probability 1e-6
+    assert chi_square_p_value(counts, distribution) > 1e-6
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [verification.TokenVerification(), verification.BlockVerification(), verification.GreedyBlockVerification(2)],
+    ids=lambda r: r.label,
+)
+def test_a_draft_at_another_temperature_leaves_the_targets_distribution(rule):
+    """Every response of three tokens over two letters; the draft's tokens have other probabilities than without it."""
+    pair, plain = tiny_pair(vocab_size=2, scale=1.5), tiny_pair(vocab_size=2, scale=1.5)
+    set_draft_temperature(pair.draft, 0.4)
+    distribution, counts = exact_distribution(pair, [0, 1], 3, Warp()), torch.zeros(8)
+    decoders = [SpeculativeDecoder(each, stopping=stopping.FixedLength(2), verification=rule) for each in (pair, plain)]
+    differing = 0
+    for seed in range(NUM_SAMPLES // 4):
+        out = decoders[0].generate([0, 1], 3, seed=seed)
+        counts[(out.tokens * torch.tensor([4, 2, 1])).sum()] += 1
+        if seed < 50:
+            differing += out.stats.num_accepted != decoders[1].generate([0, 1], 3, seed=seed).stats.num_accepted
+    assert differing > 2
     # false alarm with probability 1e-6
     assert chi_square_p_value(counts, distribution) > 1e-6
 

@@ -1,5 +1,6 @@
 """transformers' generate decodes with a head as the decoder here does: the same tokens, in the same rounds."""
 
+import copy
 import json
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
@@ -27,6 +28,7 @@ from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.portable.loaders import CUSTOM_GENERATE, loader_source, write_loader
 from specheads.integrations.transformers import assist
+from specheads.language_model import set_draft_temperature
 from specheads.prompts.nano_source import NanoSource
 
 BOUNDS = {"threshold": 0.6, "max_tokens": 7}
@@ -173,6 +175,20 @@ def test_what_users_of_generate_expect(nano, prompts, simple):
         assert len(prompt) + 5 <= cut.shape[1] <= min(len(prompt) + 5 + LONGEST_ROUND, plain.shape[1])
 
 
+def test_a_draft_drafts_at_its_temperature(nano, prompts, simple):
+    draft = copy.deepcopy(nano.draft)
+    set_draft_temperature(draft, 0.01)  # it drafts its argmax, whose probability is 1
+
+    def drawn(drafts):
+        torch.manual_seed(0)
+        with assist(nano.target, drafts, simple, threshold=1.0, max_tokens=5, any_draft=True) as handle:
+            nano.target.generate(**inputs(prompts[0]), assistant_model=drafts, do_sample=True, top_k=0, max_new_tokens=60)
+        return handle.rounds
+
+    cold, usual = drawn(draft), drawn(nano.draft)
+    assert cold != usual and not hasattr(nano.draft.config, "draft_temperature")
+
+
 def test_sampling_is_seeded_and_stays_below_the_limit(nano, prompts, simple):
     def drawn(seed):
         torch.manual_seed(seed)
@@ -186,9 +202,11 @@ def test_sampling_is_seeded_and_stays_below_the_limit(nano, prompts, simple):
     assert len(drawn(0)[0][0]) <= len(prompts[0]) + 20
 
 
-def test_samples_follow_the_targets_distribution(tmp_path):
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_samples_follow_the_targets_distribution(tmp_path, temperature):
     """Two tokens of a tiny pair, by a chi-square test with a false alarm in a million; the head stops after some tokens only."""
     pair = tiny_pair(vocab_size=5)
+    set_draft_temperature(pair.draft, temperature)
     head = AcceptanceHead(
         HeadConfig(hidden_size=pair.draft_lm.hidden_size, depth=0, width=pair.draft_lm.hidden_size, inputs=("draft_prob",))
     )

@@ -27,14 +27,15 @@ _LOCK = threading.Lock()
 class Tap:
     """Keeps the last input of a model's output embedding, `hidden` (1, T, H), and its `logits` (1, T, V), within a `with`.
 
-    Calls in other threads are ignored.
+    A draft's temperature, which its config may name, divides the logits that the model returns meanwhile. Calls in other threads
+    are ignored.
     """
 
     hidden: Tensor
     logits: Tensor
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+    def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:
+        self._model, self._temperature = model, temperature
 
     def __enter__(self) -> Self:
         self._thread = threading.get_ident()
@@ -55,6 +56,8 @@ class Tap:
 
     def _keep_logits(self, module: torch.nn.Module, given: tuple[Any, ...], output: Any) -> None:
         if threading.get_ident() == self._thread:
+            if self._temperature != 1:
+                output.logits = output.logits / self._temperature
             self.logits = output.logits
 
 
@@ -78,7 +81,8 @@ class HeadCandidates(AssistedCandidateGenerator):
         """Return the text (1, T) followed by a draft, and the logits that the draft was sampled from."""
         if self._assisted.reads_target and self._target_hidden is None:
             self._target_hidden = self._assisted.state_before(input_ids, self.assistant_kwargs.get("attention_mask"))
-        self._round, self._tap = self._assisted.new_round(), Tap(self.assistant_model)
+        temperature = getattr(self.assistant_model.config, "draft_temperature", 1.0)
+        self._round, self._tap = self._assisted.new_round(), Tap(self.assistant_model, temperature)
         with self._tap:
             candidates = super().get_candidates(input_ids, **kwargs)
         if self._assisted.reads_target:
