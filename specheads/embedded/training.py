@@ -16,9 +16,8 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from specheads.embedded.corpus import Function
-from specheads.embedded.muon import Muon
 from specheads.embedded.recipe import MAX_POSITIONS, Recipe
-from specheads.language_model import MATRIX_INSTRUCTIONS, VECTOR_INSTRUCTIONS, has_instructions
+from specheads.muon import Muon, multiplied_dtype
 from specheads.storage.files import write_whole
 
 logger = logging.getLogger(__name__)
@@ -47,29 +46,25 @@ class Training:
         self.model, self.stream, self.recipe, self.progress = model, stream, recipe, Progress()
         # Compiled beside the model, which is called with texts of every length for its dev loss.
         self._forward = torch.compile(model, dynamic=False) if recipe.tokens >= TOKENS_WORTH_COMPILING else model
-        matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-        others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
-        self.dtype = torch.bfloat16 if has_instructions(*MATRIX_INSTRUCTIONS, *VECTOR_INSTRUCTIONS) else torch.float32
-        self.muon = Muon(matrices, lr=recipe.muon_lr, momentum=0.95, weight_decay=0.01, dtype=self.dtype)
-        self.adamw = torch.optim.AdamW(others, lr=recipe.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0)
-        self._saved = {"model": model, "muon": self.muon, "adamw": self.adamw}
+        self.optimizer = Muon(model, recipe.muon_lr, recipe.adamw_lr, matrix_decay=0.01)
+        self._peaks = [group["lr"] for group in self.optimizer.param_groups]
+        self._saved = {"model": model, "optimizer": self.optimizer}
         text = hashlib.sha256(stream.numpy().tobytes()).hexdigest()
         self._key = f"{asdict(recipe)} {model.config.to_json_string()} {text}"
 
     def step(self) -> float:
         """Train on the next batch; return its mean loss in nats per token."""
         number = self.progress.step
-        for optimizer, peak in ((self.muon, self.recipe.muon_lr), (self.adamw, self.recipe.adamw_lr)):
-            for group in optimizer.param_groups:
-                group["lr"] = peak * self.recipe.rate(number)
+        for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
+            group["lr"] = peak * self.recipe.rate(number)
         batch = self.recipe.batch(self.stream, number)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+        dtype = multiplied_dtype(batch.device)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
             logits = self._forward(batch[:, :-1], use_cache=False).logits
         loss = cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
-        for optimizer in (self.muon, self.adamw):
-            optimizer.step()
-            optimizer.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         self.progress.step += 1
         return loss.item()
 

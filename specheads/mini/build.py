@@ -19,7 +19,7 @@ MINI = PairRecipe(
     "mini",
     SHAPES,
     recipes={
-        "target": Recipe(700, tokens_per_step=4096, length=256, long_share=0.04, muon_lr=0.01, adamw_lr=1.5e-3, cooldown=0.7),
+        "target": Recipe(520, tokens_per_step=4096, length=256, long_share=0.04, muon_lr=0.01, adamw_lr=1.5e-3, cooldown=0.7),
     },
     dtype=torch.bfloat16,
     start=Path(nano.__file__).parent,

@@ -113,8 +113,7 @@ class DistillModule(CurveModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         settings = self.settings.optimizer.for_width(self.pair.draft_lm.hidden_size)
-        weights = [weight for weight in self.draft.parameters() if weight.requires_grad]
-        optimizer = torch.optim.AdamW(weights, lr=settings.lr, weight_decay=settings.weight_decay)
+        optimizer = settings.optimizer_of(self.draft)
         steps = self.trainer.estimated_stepping_batches
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, cosine_after_warmup(steps, settings.warmup_share))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -19,6 +19,7 @@ from specheads.settings import cache_key, shown
 from specheads.training.distill.distill_module import DistillModule, shards_weights
 from specheads.training.distill.draft_folder import draft_provenance, export
 from specheads.training.distill.draft_quality import draft_quality, live_quality
+from specheads.training.distill.fitted_temperature import with_fitted_temperature
 from specheads.training.distill.sample_splits import OF_DATA, Splits, load_splits
 from specheads.training.distill.samples import HeldOutSamples
 from specheads.training.distill.settings import Distillation
@@ -88,7 +89,12 @@ def distill(
             return DistilledDraft(run / "draft")  # the first process of a distributed run writes for all
         description = draft_provenance(pair, settings, data.folder, len(splits.train))
         description |= {"steps": trainer.global_step, "seconds": round(checkpoints.seconds, 1), "test": {"before": before}}
-        after = export(pair, weights, dtype, run / "draft", description, lambda new: measured(new, splits.test, settings))
+
+        def finish(trained: Pair) -> dict[str, float]:
+            fitted = with_fitted_temperature(trained, splits.dev, settings.warp, settings.loader.batch_size)
+            return measured(fitted, splits.test, settings)
+
+        after = export(pair, weights, dtype, run / "draft", description, finish)
         for each in trainer.loggers:
             each.log_metrics({f"test/{name}": value for name, value in after.items()}, trainer.global_step)
         return DistilledDraft(run / "draft", before, after)
@@ -177,6 +183,11 @@ def check_processes(settings: Distillation, pair: Pair, trainer: "Trainer") -> N
             raise UserError(
                 f"trainer.strategy={strategy} with samples={settings.samples}: no process has a whole draft to write "
                 "samples with; use samples=target or samples=text, or +trainer.strategy=ddp."
+            )
+        if settings.optimizer.name == "muon":
+            raise UserError(
+                f"trainer.strategy={strategy} with optimizer.name=muon: no process has whole matrices to move; use "
+                "optimizer.name=adamw, or +trainer.strategy=ddp."
             )
         if settings.trainer.gradient_clip_val is not None:
             raise UserError(

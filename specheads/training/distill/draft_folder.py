@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from specheads.language_model import draft_temperature
 from specheads.pair import Pair, load_draft
 from specheads.storage.files import write_json
 from specheads.training.distill.settings import Distillation
@@ -22,13 +23,13 @@ def export(
     dtype: torch.dtype,
     folder: Path,
     description: Mapping[str, Any],
-    measure: Callable[[Pair], dict[str, float]],
+    finish: Callable[[Pair], dict[str, float]],
 ) -> dict[str, float]:
     """Write the pair's draft, with `weights` in `dtype`, as a folder; return its quality.
 
     Args:
         description: for `distill.json`; its entry "test" has the quality before training, under "before".
-        measure: returns the quality of a pair's draft. It gets the draft as it is loaded from the folder.
+        finish: returns the quality of a pair's draft, and may change its config. It gets the draft as the folder has it.
     """
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -36,8 +37,10 @@ def export(
     pair.draft.config.dtype = dtype  # save_pretrained has set it to that of the weights in training
     pair.draft.config.save_pretrained(temporary)
     pair.tokenizer.save_pretrained(temporary)
-    after = measure(replace(pair, draft=load_draft(temporary, pair, dtype).model))
-    content = {**description, "test": {**description["test"], "after": after}}
+    finished = replace(pair, draft=load_draft(temporary, pair, dtype).model)
+    after = finish(finished)
+    finished.draft.config.save_pretrained(temporary)
+    content = {**description, "temperature": draft_temperature(finished.draft), "test": {**description["test"], "after": after}}
     write_json(temporary / DESCRIPTION, content)
     (temporary / "README.md").write_text(model_card(content))
     shutil.rmtree(folder, ignore_errors=True)
@@ -75,6 +78,7 @@ def model_card(description: Mapping[str, Any]) -> str:
         f"{description['num_prompts']:,} prompts",
         "loss": ", ".join(f"{name} {value}" for name, value in loss.items()),
         "steps": f"{description['steps']:,} in {description['seconds']:,} s",
+        "draft temperature": f"{description['temperature']:g}, fitted on dev prompts",
         "measured under": ", ".join(f"{name} {value}" for name, value in description["warp"].items()),
     }
     before, after = description["test"]["before"], description["test"]["after"]

@@ -258,6 +258,9 @@ def test_a_draft_that_is_spread_over_processes_cannot_write(cfg, nano):
         check_processes(distillation_of(on_policy), nano, trainer)
     with pytest.raises(UserError, match="give trainer.gradient_clip_val=null"):
         check_processes(distillation_of(cfg("+trainer.strategy=fsdp")), nano, trainer)
+    matrices = cfg("+trainer.strategy=fsdp", "trainer.gradient_clip_val=null", "optimizer.name=muon")
+    with pytest.raises(UserError, match="optimizer.name=muon: no process has whole matrices to move; use optimizer.name=adamw"):
+        check_processes(distillation_of(matrices), nano, trainer)
 
 
 def test_a_loaded_draft_is_not_taken_for_the_initial_draft_that_is_asked_for(cfg, nano):
