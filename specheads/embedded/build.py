@@ -52,6 +52,8 @@ def main(pair: PairRecipe, argv: list[str] | None = None) -> int:
     try:
         if arguments.pin and pair.manifest is not None:
             pin(pair.manifest)
+        elif arguments.functions:
+            write_functions(pair, arguments)
         else:
             build(pair, arguments)
     except UserError as error:
@@ -71,6 +73,11 @@ def parse(pair: PairRecipe, argv: list[str] | None) -> argparse.Namespace:
         tokens = f"{recipe.tokens_per_step:,} tokens each"
         parser.add_argument(f"--{role}-steps", type=int, default=recipe.steps, help=f"optimiser steps of the {role} ({tokens})")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--functions",
+        type=Path,
+        help="write the training functions there as JSON lines, the prompts of a distillation; no training",
+    )
     parser.set_defaults(pin=False, any_corpus=False)
     if pair.manifest is not None:
         parser.add_argument("--any-corpus", action="store_true", help="train on what is installed, whatever the manifest names")
@@ -83,6 +90,19 @@ def pin(manifest: Path) -> None:
     rows = [source.row for source in training_sources(held_out_functions())]
     write_whole(manifest, lambda path: path.write_text(manifest_text(rows)))
     logger.info("%s: %d sources, %d functions", manifest, len(rows), sum(row["functions"] for row in rows))
+
+
+def write_functions(pair: PairRecipe, arguments: argparse.Namespace) -> None:
+    """Write the pair's training functions as JSON lines with `prompt` and `body`, in the order they are trained in."""
+    sources = training_sources(held_out_functions())
+    pinned = pinned_rows(pair)
+    if pinned is not None and not arguments.any_corpus:
+        check_pinned(pair, pinned, [source.row for source in sources])
+    functions = shuffled_functions(sources, arguments.seed)
+    lines = "".join(json.dumps({"prompt": function.prompt, "body": function.body}) + "\n" for function in functions)
+    arguments.functions.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(arguments.functions, lambda path: path.write_text(lines))
+    logger.info("%s: %d functions", arguments.functions, len(functions))
 
 
 def manifest_text(rows: Sequence[Row]) -> str:

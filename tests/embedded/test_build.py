@@ -101,3 +101,17 @@ def test_a_pair_without_a_manifest_or_tokenizer_makes_its_own(pair, tmp_path):
     assert (tmp_path / "tokenizer.json").exists() and not (tmp_path / build.STREAM).exists()
     with pytest.raises(SystemExit):
         build.main(alone, ["--any-corpus"])
+
+
+def test_training_functions_are_written_as_prompts_of_a_distillation(pair, sources, tmp_path):
+    file = tmp_path / "texts" / "functions.jsonl"
+    assert build.main(pair, ["--functions", str(file), "--out", str(tmp_path / "out")]) == 0
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sorted((row["prompt"], row["body"]) for row in rows) == sorted((f.prompt, f.body) for f in FUNCTIONS[4:])
+    assert not (tmp_path / "out" / "target").exists()
+
+
+def test_functions_of_another_text_are_not_written(pair, sources, tmp_path, capsys):
+    sources[1] = replace(sources[1], functions=sources[1].functions[1:])
+    assert build.main(pair, ["--functions", str(tmp_path / "functions.jsonl"), "--out", str(tmp_path / "out")]) == 2
+    assert "1 sources are not what tiny is pinned to" in capsys.readouterr().err and not (tmp_path / "functions.jsonl").exists()
