@@ -33,6 +33,7 @@ class LanguageModel:
     """
 
     def __init__(self, model: PreTrainedModel, vocab_size: int | None = None) -> None:
+        avoid_cudnn_attention()
         self.model = model
         self.config = model.config.get_text_config()
         self.output_embedding = model.get_output_embeddings()
@@ -85,6 +86,15 @@ class LanguageModel:
                 f"(largest difference {(logits - expected).abs().max():.3g}); use a model of a supported family (Llama, Qwen2, "
                 "Qwen3, Gemma 2, OPT, BLOOM, GPT-NeoX)."
             )
+
+
+def avoid_cudnn_attention() -> None:
+    """Have torch's attention choose among its other kernels; every model is read through a LanguageModel, which calls this.
+
+    On Hopper and later cuDNN's attention is torch's first choice. It builds a plan for each new shape, which takes a good part of
+    a second, and texts have a new length at every step. Its gradients under masks have been NaN (pytorch issue 196678).
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)  # a flag of the process, which touches no device
 
 
 def load_language_model(
