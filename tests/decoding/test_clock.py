@@ -1,4 +1,4 @@
-"""The clock marks moments on the GPUs that decode without waiting for them, and reads several after one wait; GPUs are faked here."""
+"""The clock marks moments on GPUs that decode without waiting for them, and reads several after one wait; GPUs are faked."""
 
 import time
 
