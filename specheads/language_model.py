@@ -35,6 +35,7 @@ class LanguageModel:
     """
 
     def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, temperature: float = 1.0) -> None:
+        avoid_cudnn_attention()
         self.model, self.temperature = model, temperature
         self.config = model.config.get_text_config()
         self.output_embedding = model.get_output_embeddings()
@@ -98,6 +99,15 @@ def draft_temperature(draft: PreTrainedModel) -> float:
 def set_draft_temperature(draft: PreTrainedModel, temperature: float) -> None:
     """Write a temperature into the draft's config, with which it is saved; a pair's `draft_lm` of before keeps its own."""
     setattr(draft.config.get_text_config(), DRAFT_TEMPERATURE, float(temperature))
+
+
+def avoid_cudnn_attention() -> None:
+    """Have torch's attention choose among its other kernels; every model is read through a LanguageModel, which calls this.
+
+    On Hopper and later cuDNN's attention is torch's first choice. It builds a plan for each new shape, which takes a good part of
+    a second, and texts have a new length at every step. Its gradients under masks have been NaN (pytorch issue 196678).
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)  # a flag of the process, which touches no device
 
 
 def load_language_model(

@@ -63,16 +63,17 @@ class Baseline:
         session = start_session(self.pair, prompt, max_new_tokens, seed, stop_tokens, (self.engine,))
         rounds = []
         while session.finish_reason is None:
-            start = session.clock()
+            start = session.clock.mark()
             self._last.numbers[0, 0] = session.committed[-1]
             self._last.send()
             token, nan = self._compiled_step(self._last.tensor, session.verify_uniforms.take(1)).tolist()
-            verified = session.clock()
+            verified = session.clock.mark()
             if nan:
                 self.engine.clear()
             check_no_nan(self.pair.target_id, nan)
             emitted = session.commit([token])
-            rounds.append(Round(emitted, 0, 0, 0, 0, 0.0, verified - start, session.clock() - verified))
+            times = session.clock.read(start, verified, session.clock.mark())
+            rounds.append(Round(emitted, 0, 0, 0, 0, 0.0, times[1] - times[0], times[2] - times[1]))
         return session.finish(self.pair, rounds)
 
     def generate_batch(

@@ -73,16 +73,17 @@ class BlockSearch:
         ends = self._end_flags(session.stop_tokens)
         state, rounds = self.rule.start_prompt(1, ends.device), []
         while session.finish_reason is None:
-            start = session.clock()
+            start = session.clock.mark()
             block = self._search.draft(session.committed, state, session.num_open, session.verify_uniforms, ends)
             if block.nan:
                 self.engine.clear()
             check_no_nan(self.pair.target_id, block.nan)
             # The last token is read with the next block, as a decoder's last token is read in the next round.
             self._search.keep(range(len(block.tokens) - 1))
-            searched = session.clock()
+            searched = session.clock.mark()
             emitted = session.commit(block.tokens.tolist())
-            seconds = 0.0, searched - start, session.clock() - searched
+            times = session.clock.read(start, searched, session.clock.mark())
+            seconds = 0.0, times[1] - times[0], times[2] - times[1]
             rounds.append(Round(emitted, 0, 0, 0, 0, *seconds, num_target_calls=block.num_draft_calls))
         return session.finish(self.pair, rounds)
 

@@ -248,27 +248,28 @@ class SpeculativeDecoder:
         state, rule_state = self.stopping.start_prompt(1, ends.device), self._verifier.start_prompt()
         num_probs_needed = 0
         while session.finish_reason is None:
-            start = session.clock()
+            start = session.clock.mark()
             limit = session.num_open - 1  # the target adds a token after the accepted ones
             state = self.stopping.start_round(state, session.target_hidden)
             planned = self._planned(state, limit) if self._reads_planned else 0
             draft = self._drafter.draft(session.committed, state, limit, session.draft_uniforms, ends, num_probs_needed)
             self._check_no_nan(draft.nan, False)
-            drafted = session.clock()
+            drafted = session.clock.mark()
 
             last, uniforms = session.committed[-1], session.verify_uniforms
             outcome, rule_state = self._verifier.verify(last, draft, planned, uniforms, rule_state)
             self._check_no_nan(outcome.draft_nan, outcome.target_nan)
             num_probs_needed = outcome.num_probs_needed
             session.target_hidden = outcome.target_hidden if self.stopping.reads_target else None
-            verified = session.clock()
+            verified = session.clock.mark()
 
             state, self._counts.numbers[0], self._counts.numbers[1] = self._drafter.after(outcome.path)
             self._counts.send()
             state = self.stopping.end_round(state, self._num_drafted, self._num_accepted)
             self._drafter.keep(outcome.path)
             emitted = session.commit([*outcome.tokens, outcome.next_token])
-            yield _round(draft, outcome, emitted, (drafted - start, verified - drafted, session.clock() - verified))
+            times = session.clock.read(start, drafted, verified, session.clock.mark())
+            yield _round(draft, outcome, emitted, times)
 
     def _planned(self, state: Any, limit: int) -> int:
         """Return how many tokens the stopping rule will draft whatever they are; 0 if that depends on them."""
@@ -287,19 +288,19 @@ class SpeculativeDecoder:
             check_no_nan(self.pair.target_id, target)
 
 
-def _round(draft: Draft, outcome: Outcome, emitted: Sequence[int], seconds: tuple[float, float, float]) -> Round:
-    """Return the record of a round; `seconds` of drafting, verification and the commit."""
+def _round(draft: Draft, outcome: Outcome, emitted: Sequence[int], times: Sequence[float]) -> Round:
+    """Return the record of a round; `times` at which it began, had drafted, had verified and ended."""
     num_copies = 0 if draft.copied is None else int(draft.copied[list(outcome.path)].sum())
     num_accepted = len(outcome.path)
-    draft_seconds, verify_seconds, commit_seconds = seconds
+    began, drafted, verified, ended = times
     return Round(
         tokens=emitted,
         num_drafted=draft.num_drafted,
         num_accepted=num_accepted,
         num_discarded=draft.num_drafted - (num_accepted - num_copies),
         num_draft_calls=draft.num_draft_calls,
-        draft_seconds=draft_seconds,
-        verify_seconds=verify_seconds,
-        commit_seconds=commit_seconds,
+        draft_seconds=drafted - began,
+        verify_seconds=verified - drafted,
+        commit_seconds=ended - verified,
         used_copy=num_copies > 0,
     )

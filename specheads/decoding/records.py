@@ -71,7 +71,7 @@ class TreeVerdict:
 
 
 class Round(NamedTuple):
-    """One cycle of draft, verify and commit, with the host's seconds spent in each."""
+    """One cycle of draft, verify and commit, with the seconds spent in each."""
 
     tokens: Sequence[int]  # emitted: the accepted ones, then the target's unless the response ended before it
     num_drafted: int

@@ -1,12 +1,12 @@
 """One generation in progress: the committed text, its uniform numbers, and the start and end of every response."""
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from specheads.decoding.clock import Clock
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.errors import UserError
@@ -31,19 +31,6 @@ def end_flags(vocab_size: int, stop_tokens: Iterable[int], device: torch.device)
     ends = torch.zeros(vocab_size, dtype=torch.bool)
     ends[[token for token in stop_tokens if 0 <= token < vocab_size]] = True
     return ends.to(device)
-
-
-class Clock:
-    """Seconds on the host, once the device has finished its queue."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def __call__(self) -> float:
-        if self.device.type == "cuda":
-            for number in range(torch.cuda.device_count()):  # a target may be spread over all of them
-                torch.cuda.synchronize(number)
-        return time.perf_counter()
 
 
 @dataclass
@@ -138,7 +125,7 @@ def open_session(
         # Separate streams, so that a draft's length does not shift the numbers of verification.
         draft_uniforms=Uniforms(uniforms_device or engines[-1].lm.device, seed, 0),
         verify_uniforms=verify_uniforms or Uniforms(uniforms_device or engines[0].lm.device, seed, 1),
-        clock=Clock(engines[0].lm.device),
+        clock=Clock([engine.lm for engine in engines]),
     )
 
 
@@ -148,11 +135,12 @@ def start_session(
     """Encode a prompt and read all of it but its last token into the engines' memory; see `open_session`."""
     session = open_session(pair, prompt, max_new_tokens, seed, stop_tokens, engines)
     committed = session.committed
-    start = session.clock()
+    start = session.clock.mark()
     for engine in engines:
         engine.rewind(0)
         if len(committed) > 1:
             output = engine.forward(torch.tensor([committed[:-1]], device=engine.lm.device), num_logits=0)
             session.target_hidden = output.hidden[:, -1] if engine is engines[0] else session.target_hidden
-    session.prefill_seconds = session.clock() - start
+    started, read = session.clock.read(start, session.clock.mark())
+    session.prefill_seconds = read - started
     return session

@@ -11,7 +11,7 @@ from families import VOCAB_SIZE, WINDOW, family_pair
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, stopping, verification
 from specheads.decoding.drafting import DraftMemory
 from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
-from specheads.decoding.engine import EagerEngine, compiled, make_engine
+from specheads.decoding.engine import EagerEngine, artefacts, compiled, make_engine
 from specheads.decoding.engine.artefacts import folder, name_of
 from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.static import rounded_capacity
@@ -229,6 +229,22 @@ def test_names_of_compiled_steps_tell_heads_and_models_apart():
     pair.draft.train()
     names.append(name(rule=stopping.FixedLength(3)))
     assert len(set(names)) == len(names)
+
+
+def test_names_of_compiled_steps_tell_kernels_of_attention_and_their_versions_apart(monkeypatch):
+    lm = tiny_pair().draft_lm
+    step = chain_step(lm, stopping.FixedLength(3))
+    names = [name_of(lm, step)]
+    for module, name, value in (
+        (torch.backends.cuda, "cudnn_sdp_enabled", lambda: True),
+        (torch.backends.cuda, "flash_sdp_enabled", lambda: False),
+        (torch.version, "cuda", "13.9"),
+        (torch.backends.cudnn, "version", lambda: 99999),
+        (artefacts, "_triton_version", lambda: "9.9"),
+    ):
+        monkeypatch.setattr(module, name, value)
+        names.append(name_of(lm, step))
+    assert len(set(names)) == 6
 
 
 def test_an_epilogue_that_cannot_be_described_is_not_kept():

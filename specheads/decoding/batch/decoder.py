@@ -13,9 +13,10 @@ from torch import Tensor
 
 from specheads.decoding.batch.rounds import Rounds, RowOutcome
 from specheads.decoding.batch.rows import Row
+from specheads.decoding.clock import Clock
 from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import Generation, Round
-from specheads.decoding.session import Clock, Prompt, Session, end_flags, open_session
+from specheads.decoding.session import Prompt, Session, end_flags, open_session
 from specheads.errors import UserError
 from specheads.pair import Pair
 from specheads.sampling import nan_message
@@ -33,7 +34,7 @@ class BatchDecoder:
         size = sum(engine.memory_bytes for engine in rounds.engines)
         logger.info("a batch of %d: %.1f MiB of KV memory for each row", num_rows, size / (num_rows + 1) / 2**20)
         self.engines = rounds.engines
-        self._clock, self.is_warm = Clock(self.engines[0].lm.device), False
+        self._clock, self.is_warm = Clock([engine.lm for engine in self.engines]), False
 
     def warm_up(self) -> None:
         """Compile, load or capture all that generation will run; the first generation does it otherwise."""
@@ -112,7 +113,7 @@ class BatchDecoder:
 
     def _start(self, rows: Sequence[Row]) -> None:
         """Read all of the rows' prompts but their last tokens."""
-        start = self._clock()
+        start = self._clock.mark()
         prompts = [row.session.committed[:-1] for row in rows]
         known = [number for number, prompt in enumerate(prompts) if prompt]
         target_hidden: dict[int, Tensor] = {}
@@ -121,24 +122,24 @@ class BatchDecoder:
             target_hidden = target_hidden or dict(zip(known, read, strict=True))  # of the first reader, the target's
         for number, row in enumerate(rows):
             self._rounds.start(row, target_hidden.get(number))
-        read_at = self._clock()
+        started, read_at = self._clock.read(start, self._clock.mark())
         for row in rows:
-            row.ready_at, row.session.prefill_seconds = read_at, read_at - start
+            row.ready_at, row.session.prefill_seconds = read_at, read_at - started
 
     def _take_round(self, rows: Sequence[Row], ends: Tensor) -> None:
         """Decode a round of each row and commit it, or note why a row cannot go on."""
-        start = self._clock()
-        outcomes, drafted = self._rounds.take(rows, ends, self._clock)
-        verified = self._clock()
+        start = self._clock.mark()
+        outcomes, has_drafted = self._rounds.take(rows, ends, self._clock)
+        has_verified = self._clock.mark()
         emitted: list[list[int]] = []
         for row, outcome in zip(rows, outcomes, strict=True):
             if outcome.nan_in is not None:
                 row.failure = nan_message(outcome.nan_in)
                 self._clear(row)
             emitted.append([] if row.failure else row.session.commit(outcome.tokens))
-        committed = self._clock()
+        began, drafted, verified, committed = self._clock.read(start, has_drafted, has_verified, self._clock.mark())
         for row, tokens, outcome in zip(rows, emitted, outcomes, strict=True):
-            seconds = start - row.ready_at, drafted - start, verified - drafted, committed - verified
+            seconds = began - row.ready_at, drafted - began, verified - drafted, committed - verified
             row.rounds.append(_round(tokens, outcome, seconds))
             row.ready_at = committed
 

@@ -14,11 +14,11 @@ from specheads.decoding.batch.reader import PromptReader
 from specheads.decoding.batch.rows import Row, RowsExample, filled, flat_tokens
 from specheads.decoding.batch.steps import RowsTargetStep
 from specheads.decoding.batch.verifier import RowsVerifier
+from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.drafting import DraftMemory
 from specheads.decoding.drafting.autoregressive import ChainStep
 from specheads.decoding.engine import Engine
 from specheads.decoding.load.policy import LoadPolicy
-from specheads.decoding.session import Clock
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import VerificationRule, VerifyStep
 from specheads.pair import Pair
@@ -49,8 +49,8 @@ class Rounds(Protocol):
     def start(self, row: Row, target_hidden: Tensor | None) -> None:
         """Begin a row whose prompt was read; `target_hidden` (1, H): the target's state at its last token but one."""
 
-    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], float]:
-        """Return what a round brings to each row, and the clock's time when all had drafted.
+    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
+        """Return what a round brings to each row, and the clock's mark when all had drafted.
 
         Args:
             ends: (V,) bool, the tokens that end a response and therefore a draft.
@@ -78,8 +78,8 @@ class TargetRounds:
     def start(self, row: Row, target_hidden: Tensor | None) -> None:
         """There is nothing to prepare."""
 
-    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], float]:
-        drafted, engine = clock(), self.engines[0]
+    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
+        drafted, engine = clock.mark(), self.engines[0]
         device, least = engine.lm.device, engine.padded_rows(len(rows))
         last = [row.session.committed[-1:] for row in rows]
         starts = [len(row.session.committed) - 1 for row in rows]
@@ -158,7 +158,7 @@ class SpeculativeRounds:
         if self._target_hidden is not None:
             self._target_hidden[row.row] = 0 if target_hidden is None else target_hidden[0]
 
-    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], float]:
+    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
         drafter, verifier = self._drafter, self._verifier
         if self._alone is not None and drafter.rests(rows):
             return self._alone.take(rows, ends, clock)
@@ -169,7 +169,7 @@ class SpeculativeRounds:
             alone = self._alone.take(rows, ends, clock)
             drafter.learn(rows, [0] * len(rows))
             return alone
-        drafted = clock()
+        drafted = clock.mark()
         if self._memory is not self._drafted:
             self._memory.copy_(self._drafted, max(len(row.drafted) for row in rows))
         results, hidden = verifier.verify(rows, planned)

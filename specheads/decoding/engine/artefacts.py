@@ -13,6 +13,7 @@ import platform
 import stat
 from collections.abc import Callable
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None
     weights, settings = tree_map_only(Tensor, lambda x: (tuple(x.shape), x.stride(), x.dtype, x.device), (weights, settings))
     model = (type(lm.model).__name__, lm.config.to_json_string(), lm.config._attn_implementation, lm.vocab_size, weights)
     kinds = [(name, type(part), part.training) for name, part in parts]
-    provenance = (machine(), torch.get_num_threads(), sources_of_package(), sources, model, kinds, epilogue.compile_key, settings)
+    here = (machine(), attention_kernels(), torch.get_num_threads())
+    provenance = (*here, sources_of_package(), sources, model, kinds, epilogue.compile_key, settings)
     return hashlib.sha256(repr(provenance).encode()).hexdigest()[:24]
 
 
@@ -170,6 +172,25 @@ def machine() -> tuple[str, ...]:
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     cpu = (platform.machine(), torch.backends.cpu.get_cpu_capability(), *_cpu_flags())
     return (torch.__version__, transformers.__version__, platform.python_version(), *cpu, *gpus)
+
+
+def attention_kernels() -> tuple[Any, ...]:
+    """Return what torch's attention may choose from on a GPU, and the versions of the libraries: a trace holds its choice."""
+    flags = (
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(),
+        torch.backends.cuda.cudnn_sdp_enabled(),
+    )
+    return *flags, torch.version.cuda, torch.backends.cudnn.version(), _triton_version()
+
+
+@cache
+def _triton_version() -> str | None:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return None
 
 
 def _cpu_flags() -> list[str]:

@@ -1,11 +1,11 @@
 """Steps captured as CUDA graphs, for padded numbers of tokens and doubling sizes of memory.
 
 A replay is one launch where the step has hundreds. It reads and writes the tensors of its capture, so a call's tensors are copied
-in first. Without CUDA a stand-in runs the captured step again on the same tensors, which is slow but the same code.
+in first. Without CUDA the captured step is run again on the same tensors, which is slow but the same code; see capture.py.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils._triton import has_triton
 
+from specheads.decoding.engine.capture import recorder_for
 from specheads.decoding.engine.compile_plan import Plan
 from specheads.decoding.engine.compiled import CompiledEngine
 from specheads.decoding.engine.eager import CompiledStep, Epilogue
@@ -22,8 +23,6 @@ from specheads.errors import UserError
 from specheads.language_model import LanguageModel
 
 logger = logging.getLogger(__name__)
-
-WARM_UPS = 3  # runs before a capture, in which libraries allocate what they need
 
 
 class GraphEngine(CompiledEngine):
@@ -35,7 +34,7 @@ class GraphEngine(CompiledEngine):
         super().__init__(lm, capacity, strict, spare_capacity, num_rows)
         self._compiles = lm.device.type == "cuda" and has_triton()
         self._inputs: dict[Hashable, tuple[Any, ...]] = {}
-        self._pool = torch.cuda.graph_pool_handle() if lm.device.type == "cuda" else None
+        self._recorder = recorder_for(lm.device)
 
     def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
         if Plan.active is None:  # what is captured cannot be compiled ahead
@@ -79,10 +78,8 @@ class GraphEngine(CompiledEngine):
         key = (epilogue.compile_key, kind, tuple(leaf.shape for leaf in tree_leaves(inputs)))
         inputs = self._inputs.setdefault(key, tree_map_only(Tensor, torch.clone, inputs))
         static = (tokens.clone(), inputs)
-        device = self.lm.device.index if self._pool else -1  # graphs are of the current device; -1 leaves it alone
         try:
-            with torch.cuda.device(device):
-                graph, out = self._capture(lambda: compiled_step(static[0], start, places, static[1]))
+            replay, out = self._recorder.capture(lambda: compiled_step(static[0], start, places, static[1]))
         except RuntimeError as error:  # a forward pass that waits for the device cannot be captured
             reason = next(iter(str(error).strip().splitlines()), "")
             if self.strict:
@@ -93,8 +90,7 @@ class GraphEngine(CompiledEngine):
 
         def run(tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]) -> Any:
             torch._foreach_copy_(held, tree_leaves((tokens, inputs)), non_blocking=True)
-            with torch.cuda.device(device):
-                graph.replay()
+            replay()
             return out
 
         return run
@@ -102,31 +98,3 @@ class GraphEngine(CompiledEngine):
     def _forget(self) -> None:
         super()._forget()
         self._inputs.clear()
-
-    def _capture(self, compiled_step: Callable[[], Any]) -> tuple[Any, Any]:
-        """Return a graph of a compiled step and the tensors that its replays write to."""
-        if self._pool is None:
-            fake = FakeGraph(compiled_step)
-            return fake, fake.out
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
-                compiled_step()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            out = compiled_step()
-        return graph, out
-
-
-class FakeGraph:
-    """A CUDA graph's replay without CUDA: runs the captured step again and writes into the captured outputs."""
-
-    def __init__(self, compiled_step: Callable[[], Any]) -> None:
-        self.out, self._compiled_step = tree_map_only(Tensor, torch.clone, compiled_step()), compiled_step
-
-    def replay(self) -> None:
-        """Run the step again."""
-        for held, new in zip(tree_leaves(self.out), tree_leaves(self._compiled_step()), strict=True):
-            held.copy_(new)

@@ -1,0 +1,138 @@
+"""Steps are captured on the device and the stream of their engine; CUDA is a record of calls here."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from specheads.decoding.engine.capture import WARM_UPS, GraphRecorder, ImitatingRecorder, recorder_for
+
+
+class Stream:
+    def __init__(self, device):
+        self.device, self.waited_for = device, []
+
+    def wait_stream(self, other):
+        self.waited_for.append(other)
+
+
+class FakeCuda:
+    """What a recorder calls of torch.cuda, for any number of devices."""
+
+    def __init__(self):
+        self.device_now, self.stream_now, self.capturing = torch.device("cuda:0"), {}, None
+        self.streams, self.captures = [], []
+
+    def Stream(self, device=None):
+        self.streams.append(Stream(device or self.device_now))
+        return self.streams[-1]
+
+    def current_stream(self, device=None):
+        return self.stream_now.setdefault(device or self.device_now, Stream(device or self.device_now))
+
+    @contextmanager
+    def device(self, device):
+        kept, self.device_now = self.device_now, device
+        try:
+            yield
+        finally:
+            self.device_now = kept
+
+    @contextmanager
+    def stream(self, stream):
+        kept = self.current_stream(stream.device)
+        self.stream_now[stream.device] = stream
+        try:
+            yield
+        finally:
+            self.stream_now[stream.device] = kept
+
+    @contextmanager
+    def graph(self, graph, **options):
+        """As torch's: an error leaves its stream the current one."""
+        self.captures.append(options)
+        kept, self.stream_now[options["stream"].device] = self.current_stream(options["stream"].device), options["stream"]
+        self.capturing = graph
+        yield
+        self.capturing, self.stream_now[options["stream"].device] = None, kept
+
+    def CUDAGraph(self):
+        cuda = self
+
+        class Graph:
+            def __init__(self):
+                self.replayed_on = []
+
+            def replay(self):
+                self.replayed_on.append(cuda.device_now)
+
+        return Graph()
+
+    def graph_pool_handle(self):
+        return object()
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    fake = FakeCuda()
+    for name in ("Stream", "current_stream", "device", "stream", "graph", "CUDAGraph", "graph_pool_handle"):
+        monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
+    return fake
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_step_is_warmed_up_and_captured_on_its_own_device_and_stream(cuda, number):
+    device, runs, graphs = torch.device("cuda", number), [], []
+    recorder = recorder_for(device)
+    assert isinstance(recorder, GraphRecorder)
+
+    def step():
+        runs.append((cuda.device_now, cuda.current_stream(device), cuda.capturing is not None))
+        graphs.append(cuda.capturing)
+        return "results"
+
+    replay, out = recorder.capture(step)
+    (stream,) = [each for each in cuda.streams if each.device == device]
+    assert runs == [(device, stream, False)] * WARM_UPS + [(device, stream, True)] and out == "results"
+    assert cuda.captures == [{"pool": recorder._pool, "stream": stream, "capture_error_mode": "thread_local"}]
+    # What was issued before is finished first, and what comes later waits for the runs.
+    caller = cuda.current_stream(device)
+    assert stream.waited_for == [caller] and caller.waited_for == [stream]
+    assert cuda.device_now == torch.device("cuda:0")
+    replay()
+    assert graphs[-1].replayed_on == [device] and cuda.device_now == torch.device("cuda:0")
+
+
+def test_two_engines_capture_on_streams_of_their_own_and_each_always_on_the_same(cuda):
+    recorders = [recorder_for(torch.device("cuda", number)) for number in (0, 1)]
+    for recorder in (*recorders, *recorders):
+        recorder.capture(lambda: None)
+    streams = [options["stream"] for options in cuda.captures]
+    assert streams[:2] == streams[2:] and streams[0] is not streams[1]
+    assert [stream.device.index for stream in streams[:2]] == [0, 1]
+    assert len({id(options["pool"]) for options in cuda.captures}) == 2
+
+
+def test_a_step_that_cannot_be_captured_leaves_the_stream_of_its_engine(cuda):
+    device = torch.device("cuda:0")
+    caller, recorder = cuda.current_stream(device), recorder_for(device)
+
+    def step():
+        if cuda.capturing is not None:
+            raise RuntimeError("waits for the device")
+
+    with pytest.raises(RuntimeError, match="waits"):
+        recorder.capture(step)
+    assert cuda.current_stream(device) is caller
+
+
+def test_a_replay_of_the_stand_in_writes_where_the_first_run_wrote():
+    given = torch.zeros(2)
+    recorder = recorder_for(torch.device("cpu"))
+    assert isinstance(recorder, ImitatingRecorder)
+    replay, (out,) = recorder.capture(lambda: (given + 1,))
+    assert out.tolist() == [1, 1]
+    given.fill_(4)
+    assert out.tolist() == [1, 1]
+    replay()
+    assert out.tolist() == [5, 5]
