@@ -143,10 +143,10 @@ def weightless_model(
     device_map: str | None = None,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """Return what `load_model` does, but without weights, for a process that only needs its shape; a synthetic one keeps them."""
-    if is_synthetic(location):
-        return load_model(location, revision, dtype, device)
+    """Return what `load_model` does, but without weights, for a process that only needs its shape."""
     dtype = chosen_dtype(dtype, location, revision, device, device_map, trust_remote_code)
+    if is_synthetic(location):
+        return synthetic_model(str(location), dtype, "meta").requires_grad_(False).eval()
     config = from_pretrained(AutoConfig, location, revision, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
