@@ -22,8 +22,8 @@ from specheads.language_model import (
     weightless_model,
 )
 from specheads.pair_config import INSTRUCTION, PairConfig, pair_config
+from specheads.quantization import revision_with
 from specheads.revisions import resolve, revision_of
-
 
 @dataclass
 class Pair:
@@ -168,6 +168,11 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
         raise UserError(
             f"draft={config.draft or None} and target={config.target or None}: a pair needs both; give folders or hub ids."
         )
+    if new_draft and (config.quantization or config.draft_quantization):
+        raise UserError(
+            f"the draft '{new_draft.name}' is made of a target whose weights are as they are; leave out model.quantization and "
+            "model.draft_quantization."
+        )
     config = replace(config, device=checked_device(config.device), dtype=checked_dtype(config.dtype))
     tokenizer = _tokenizer(config, new_draft)
     draft, target = _models(config, only_draft, new_draft)
@@ -178,9 +183,9 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
         tokenizer=tokenizer,
         name=config.name or f"{Path(draft_id).name}-to-{Path(config.target).name}",
         target_id=str(config.target),
-        target_revision=revision_of(target, config.target),
+        target_revision=revision_with(revision_of(target, config.target), config.quantization),
         draft_id=draft_id,
-        draft_revision="not saved" if new_draft else revision_of(draft, draft_id),
+        draft_revision="not saved" if new_draft else revision_with(revision_of(draft, draft_id), config.draft_quantization),
         chat=config.chat,
         instruction_format=config.instruction_format,
     )
@@ -211,11 +216,15 @@ def _models(config: PairConfig, only_draft: bool, new_draft: NewDraft | None) ->
     """Return the draft and the target of a config, for inference."""
     device, dtype, trust = str(config.device), config.dtype, config.trust_remote_code
     # The draft first: a target that may be spread over devices takes what is left.
-    draft = None if new_draft else load_model(config.draft, config.draft_revision, dtype, device, trust_remote_code=trust)
+    draft = (
+        None
+        if new_draft
+        else load_model(config.draft, config.draft_revision, dtype, device, None, trust, config.draft_quantization)
+    )
     if only_draft:
         target = weightless_model(config.target, config.target_revision, dtype, device, config.device_map, trust)
     else:
-        target = load_model(config.target, config.target_revision, dtype, device, config.device_map, trust)
+        target = load_model(config.target, config.target_revision, dtype, device, config.device_map, trust, config.quantization)
     if config.device_map and device.startswith("cuda"):
         check_placement(getattr(target, "hf_device_map", {}), str(config.target))
     if new_draft:

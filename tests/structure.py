@@ -30,7 +30,10 @@ CODE = ("specheads", "data_gen", "train.py", "evaluate.py")
 LAYERS = (
     ("specheads.errors", "specheads.forecast", "specheads.interrupts", "specheads.settings"),
     ("specheads.storage",),
-    ("specheads.sampling", "specheads.synthetic", "specheads.revisions", "specheads.language_model", "specheads.padding"),
+    (
+        *("specheads.sampling", "specheads.synthetic", "specheads.revisions", "specheads.quantization"),
+        *("specheads.language_model", "specheads.padding"),
+    ),
     ("specheads.nano", "specheads.mini", "specheads.embedded"),
     ("specheads.pair_config", "specheads.pair"),
     ("specheads.prompts",),

@@ -14,13 +14,14 @@ from specheads.interrupts import deferred
 from specheads.language_model import LanguageModel, short_name
 from specheads.pair import Pair, load_draft
 from specheads.prompts.generated_data import GeneratedData
+from specheads.quantization import is_quantized
 from specheads.revisions import revision_of
 from specheads.settings import cache_key, shown
 from specheads.training.distill.distill_module import DistillModule, shards_weights
 from specheads.training.distill.draft_folder import draft_provenance, export
 from specheads.training.distill.draft_quality import draft_quality, live_quality
 from specheads.training.distill.memory import Plan, arithmetic
-from specheads.training.distill.memory_plan import chosen_precision, forecast_of, plan_of
+from specheads.training.distill.memory_plan import check_trainable, chosen_precision, forecast_of, plan_of
 from specheads.training.distill.sample_splits import OF_DATA, Splits, TrainTexts, load_splits
 from specheads.training.distill.samples import HeldOutSamples
 from specheads.training.distill.settings import Distillation
@@ -69,6 +70,7 @@ def distill(
     run = Path(run)
     with seeded_training(settings.seed):
         check_initial_draft(settings, pair)
+        check_trainable(is_quantized(pair.draft), pair.draft_id)
         settings = with_precision(settings, pair)
         device_type, dtype = pair.draft_lm.device.type, pair.draft.dtype
         trainer, checkpoints = new_trainer(settings.trainer, settings.checkpoint, run, loggers, device_type)
@@ -190,7 +192,7 @@ def check_processes(settings: Distillation, pair: Pair, trainer: "Trainer") -> N
                 f"trainer.gradient_clip_val={settings.trainer.gradient_clip_val} with trainer.strategy={strategy}: the norm of a "
                 "gradient that is spread over processes cannot be limited; give trainer.gradient_clip_val=null."
             )
-    if trainer.world_size > 1 and getattr(pair.target, "hf_device_map", None):
+    if trainer.world_size > 1 and getattr(pair.target, "hf_device_map", None) and not is_quantized(pair.target):
         raise UserError(
             f"trainer.devices={shown(settings.trainer.devices)} with model.device_map: each process would spread a target "
             "over all GPUs; use trainer.devices=1, or a target that fits each GPU and model.device_map=null."

@@ -6,9 +6,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from specheads.errors import UserError
 from specheads.language_model import LanguageModel, checked_device, checked_dtype, weightless_model
 from specheads.pair import Pair
 from specheads.pair_config import PairConfig
+from specheads.quantization import QUANTIZATIONS, is_quantized, stored_bytes
 from specheads.training.distill.memory import USABLE, Batch, Forecast, ModelSizes, Plan, planned
 from specheads.training.distill.settings import Distillation
 
@@ -52,7 +54,7 @@ def forecast_of(
     `longest` is the number of tokens of the longest text.
     """
     sizes, size = ModelSizes.of(draft), draft.dtype.itemsize
-    here = sum(weight.nbytes for weight in target.parameters() if weight.device == device or weight.is_meta)
+    here = sum(stored_bytes(weight) for weight in target.parameters() if weight.device == device or weight.is_meta)
     return Forecast(
         draft=sizes,
         batch=Batch(settings.loader.batch_size, longest),
@@ -80,11 +82,21 @@ def plan_of(pair: Pair, settings: Distillation, longest: int, can_store: bool) -
 
 def is_movable(target: PreTrainedModel) -> bool:
     """Whether a target is on one device and can go to another."""
-    return not getattr(target, "hf_device_map", None)
+    return not getattr(target, "hf_device_map", None) and not is_quantized(target)
+
+
+def check_trainable(quantized: bool, draft_id: str) -> None:
+    """Raise UserError for a draft whose weights are quantized."""
+    if quantized:
+        raise UserError(
+            f"the draft {draft_id} is quantized, and its weights cannot be trained; leave out model.draft_quantization, and "
+            "quantize the draft that training makes."
+        )
 
 
 def check_config(config: PairConfig, settings: Distillation, longest: int) -> None:
     """Raise UserError if training cannot fit, from the configs of models alone; nothing is allocated."""
+    check_trainable(config.draft_quantization is not None, str(config.draft))
     device = torch.device(checked_device(config.device))
     usable = None if is_sharded(settings) else usable_memory(device)
     if usable is None:
@@ -100,6 +112,9 @@ def check_config(config: PairConfig, settings: Distillation, longest: int) -> No
     forecast = forecast_of(draft, target, settings, longest, device)
     if config.device_map:  # how much of it comes to this device is known once it is loaded
         forecast = replace(forecast, target=0)
+    if config.quantization:
+        share = QUANTIZATIONS[config.quantization].num_bytes / target.dtype.itemsize
+        forecast = replace(forecast, target=int(share * forecast.target))
     asked = settings.gradient_checkpointing
     planned(forecast, usable, may_leave(settings), None if asked == "auto" else asked)
 
