@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,6 +25,9 @@ from specheads.language_model import (
 from specheads.pair_config import INSTRUCTION, PairConfig, pair_config
 from specheads.quantization import revision_with
 from specheads.revisions import resolve, revision_of
+
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class Pair:
@@ -226,7 +230,9 @@ def _models(config: PairConfig, only_draft: bool, new_draft: NewDraft | None) ->
     else:
         target = load_model(config.target, config.target_revision, dtype, device, config.device_map, trust, config.quantization)
     if config.device_map and device.startswith("cuda"):
-        check_placement(getattr(target, "hf_device_map", {}), str(config.target))
+        device_map = getattr(target, "hf_device_map", {})
+        check_placement(device_map, str(config.target))
+        log_spread(device_map, str(config.target))
     if new_draft:
         return new_draft.make(target).requires_grad_(False).eval(), target
     return draft, target
@@ -247,6 +253,20 @@ def check_placement(device_map: Mapping[str, Any], target_id: str) -> None:
             f"the target {target_id} does not fit: {len(outside)} of {len(device_map)} parts, {outside[0]!r} first, "
             "would lie outside the GPUs and slow down every token. Use more or larger GPUs, model.dtype=bfloat16, or move "
             "the draft with model.device=cuda:1."
+        )
+
+
+def log_spread(device_map: Mapping[str, Any], target_id: str) -> None:
+    """Log what it costs if `device_map` (module -> device) spreads the target over several devices."""
+    devices = sorted({str(place) for place in device_map.values()})
+    if len(devices) > 1:
+        logger.warning(
+            "the target %s is spread over %d devices (%s): it runs without compilation, layer by layer, with one device busy at "
+            "a time. Faster are a target that fits one of them (model.quantization=fp8 model.device_map=null) and vLLM, which "
+            "computes each layer on all of them.",
+            target_id,
+            len(devices),
+            ", ".join(devices),
         )
 
 
