@@ -39,7 +39,7 @@ from specheads.training.distill.distill_module import DistillModule
 from specheads.training.distill.distillation import prepare
 from specheads.training.distill.divergences import DIVERGENCES
 from specheads.training.distill.draft_quality import draft_quality, quality_sums
-from specheads.training.distill.sample_splits import load_splits
+from specheads.training.distill.sample_splits import TrainTexts, load_splits
 from specheads.training.distill.settings import KINDS, Distillation
 from specheads.training.loaders import ResumableData
 from specheads.training.trainer import CHATTER
@@ -101,7 +101,7 @@ def train(cfg: DictConfig, pair: Pair, settings: Distillation, steps: int) -> di
     """Return the figures by test prompt after `steps` steps, the overlap before, and the seconds that training took."""
     torch.manual_seed(settings.seed)
     data = responses_of(cfg, pair, settings, data_cache)
-    splits, _ = load_splits(data, pair, settings)
+    splits, _ = load_splits(data, TrainTexts.of(data, pair, settings), settings)
     before = draft_quality(pair, splits.test, settings.warp, settings.loader.batch_size)["overlap"]
     prepare(pair.draft)
     module = DistillModule(pair, settings, data.limits.max_new_tokens)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from specheads.errors import UserError
+from specheads.errors import UserError, is_out_of_memory
+from specheads.quantization import QUANTIZATIONS, quantize
 from specheads.revisions import from_pretrained, resolve, revision_of
 from specheads.sampling import at_least_float32
 from specheads.synthetic import is_synthetic, synthetic_model, synthetic_tokenizer
@@ -140,6 +141,7 @@ def load_model(
     device: str,
     device_map: str | None = None,
     trust_remote_code: bool = False,
+    quantization: str | None = None,
 ) -> PreTrainedModel:
     """Return a model for inference, its weights on `device` or where `device_map` spreads them; see `chosen_dtype`.
 
@@ -149,13 +151,33 @@ def load_model(
     dtype = chosen_dtype(dtype, location, revision, device, device_map, trust_remote_code)
     if is_synthetic(location):
         model = synthetic_model(str(location), dtype, device)
+        model = quantize(model, quantization) if quantization else model
     else:
-        placement = {"device_map": device_map} if device_map else {}
-        model = from_pretrained(
-            AutoModelForCausalLM, location, revision, dtype=dtype, trust_remote_code=trust_remote_code, **placement
-        )
-        model = model if device_map else model.to(device)
+        keys: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
+        if device_map:
+            keys["device_map"] = device_map
+        elif quantization and torch.device(device).type != "cpu":
+            keys["device_map"] = {"": device}  # some layouts can only be made on the GPU
+        if quantization:
+            model = _quantized(location, revision, quantization, keys)
+        else:
+            model = from_pretrained(AutoModelForCausalLM, location, revision, **keys)
+        model = model if "device_map" in keys else model.to(device)
     return model.requires_grad_(False).eval()
+
+
+def _quantized(location: str | Path, revision: str | None, name: str, keys: dict[str, Any]) -> PreTrainedModel:
+    """Return a model that is quantized while it is read; raises UserError where this machine cannot."""
+    config = QUANTIZATIONS[name].make()
+    try:
+        return from_pretrained(AutoModelForCausalLM, location, revision, quantization_config=config, **keys)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"{location} cannot be loaded in quantization={name} on this machine; int8 and fp8 need no special GPU. The log has "
+            f"the reason of each weight: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def weightless_model(
@@ -166,10 +188,10 @@ def weightless_model(
     device_map: str | None = None,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """Return what `load_model` does, but without weights, for a process that only needs its shape; a synthetic one keeps them."""
-    if is_synthetic(location):
-        return load_model(location, revision, dtype, device)
+    """Return what `load_model` does, but without weights, for a process that only needs its shape."""
     dtype = chosen_dtype(dtype, location, revision, device, device_map, trust_remote_code)
+    if is_synthetic(location):
+        return synthetic_model(str(location), dtype, "meta").requires_grad_(False).eval()
     config = from_pretrained(AutoConfig, location, revision, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(

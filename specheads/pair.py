@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,7 +25,10 @@ from specheads.language_model import (
     weightless_model,
 )
 from specheads.pair_config import INSTRUCTION, PairConfig, pair_config
+from specheads.quantization import revision_with
 from specheads.revisions import resolve, revision_of
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -170,11 +174,16 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
         raise UserError(
             f"draft={config.draft or None} and target={config.target or None}: a pair needs both; give folders or hub ids."
         )
+    if new_draft and (config.quantization or config.draft_quantization):
+        raise UserError(
+            f"the draft '{new_draft.name}' is made of a target whose weights are as they are; leave out model.quantization and "
+            "model.draft_quantization."
+        )
     config = replace(config, device=checked_device(config.device), dtype=checked_dtype(config.dtype))
     tokenizer = _tokenizer(config, new_draft)
     draft, target = _models(config, only_draft, new_draft)
     draft_id = new_draft.name if new_draft else str(config.draft)
-    draft_revision = "not saved" if new_draft else revision_of(draft, draft_id)
+    draft_revision = "not saved" if new_draft else revision_with(revision_of(draft, draft_id), config.draft_quantization)
     if config.draft_temperature is not None:
         set_draft_temperature(draft, config.draft_temperature)
         draft_revision += f" at temperature {config.draft_temperature:g}"  # so every cache and head knows it
@@ -184,7 +193,7 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
         tokenizer=tokenizer,
         name=config.name or f"{Path(draft_id).name}-to-{Path(config.target).name}",
         target_id=str(config.target),
-        target_revision=revision_of(target, config.target),
+        target_revision=revision_with(revision_of(target, config.target), config.quantization),
         draft_id=draft_id,
         draft_revision=draft_revision,
         chat=config.chat,
@@ -217,13 +226,19 @@ def _models(config: PairConfig, only_draft: bool, new_draft: NewDraft | None) ->
     """Return the draft and the target of a config, for inference."""
     device, dtype, trust = str(config.device), config.dtype, config.trust_remote_code
     # The draft first: a target that may be spread over devices takes what is left.
-    draft = None if new_draft else load_model(config.draft, config.draft_revision, dtype, device, trust_remote_code=trust)
+    draft = (
+        None
+        if new_draft
+        else load_model(config.draft, config.draft_revision, dtype, device, None, trust, config.draft_quantization)
+    )
     if only_draft:
         target = weightless_model(config.target, config.target_revision, dtype, device, config.device_map, trust)
     else:
-        target = load_model(config.target, config.target_revision, dtype, device, config.device_map, trust)
+        target = load_model(config.target, config.target_revision, dtype, device, config.device_map, trust, config.quantization)
     if config.device_map and device.startswith("cuda"):
-        check_placement(getattr(target, "hf_device_map", {}), str(config.target))
+        device_map = getattr(target, "hf_device_map", {})
+        check_placement(device_map, str(config.target))
+        log_spread(device_map, str(config.target))
     if new_draft:
         return new_draft.make(target).requires_grad_(False).eval(), target
     return draft, target
@@ -244,6 +259,20 @@ def check_placement(device_map: Mapping[str, Any], target_id: str) -> None:
             f"the target {target_id} does not fit: {len(outside)} of {len(device_map)} parts, {outside[0]!r} first, "
             "would lie outside the GPUs and slow down every token. Use more or larger GPUs, model.dtype=bfloat16, or move "
             "the draft with model.device=cuda:1."
+        )
+
+
+def log_spread(device_map: Mapping[str, Any], target_id: str) -> None:
+    """Log what it costs if `device_map` (module -> device) spreads the target over several devices."""
+    devices = sorted({str(place) for place in device_map.values()})
+    if len(devices) > 1:
+        logger.warning(
+            "the target %s is spread over %d devices (%s): it runs without compilation, layer by layer, with one device busy at "
+            "a time. Faster are a target that fits one of them (model.quantization=fp8 model.device_map=null) and vLLM, which "
+            "computes each layer on all of them.",
+            target_id,
+            len(devices),
+            ", ".join(devices),
         )
 
 

@@ -8,6 +8,7 @@ import torch
 import yaml
 
 from specheads.errors import UserError, is_number
+from specheads.quantization import check_quantization
 
 INSTRUCTION = "{instruction}"  # where an instruction format takes the text
 MISSING = "???"  # marks a key that the user must set
@@ -26,6 +27,8 @@ class PairConfig:
         target_revision: a hub commit or tag.
         dtype: a torch dtype or its name; "auto" takes the checkpoint's on a GPU, and on a CPU bfloat16 or float32, what is
             faster there (`chosen_dtype`).
+        quantization: how the target's weights are stored: int8, fp8 or int4 (torchao), nf4 or llm_int8 (bitsandbytes).
+        draft_quantization: the same for the draft; the output distribution stays the target's.
         device: where the draft goes, and the target unless `device_map` spreads it; None: cuda if there is one.
         device_map: "auto" spreads the target over all devices.
         chat: whether instructions go through the chat template; None: if the tokenizer has one.
@@ -42,6 +45,8 @@ class PairConfig:
     draft_revision: str | None = None
     target_revision: str | None = None
     dtype: str | torch.dtype = "auto"
+    quantization: str | None = None
+    draft_quantization: str | None = None
     device: str | None = None
     device_map: str | None = None
     chat: bool | None = None
@@ -61,6 +66,8 @@ class PairConfig:
             raise UserError(
                 f"model.draft_temperature={temperature!r} must be a number above 0, such as 0.85, or null for the draft's own."
             )
+        check_quantization("model.quantization", self.quantization)
+        check_quantization("model.draft_quantization", self.draft_quantization)
         if not isinstance(self.trust_remote_code, bool):
             raise UserError(f"model.trust_remote_code={self.trust_remote_code} must be true or false.")
         if self.chat is not None and not isinstance(self.chat, bool):

@@ -28,7 +28,7 @@ def from_pretrained(loader: Any, location: str | Path, revision: str | None = No
     """
     try:
         return loader.from_pretrained(resolve(location), **({"revision": revision} if revision else {}), **kwargs)
-    except (OSError, ValueError) as error:  # what transformers raises for a missing or unreadable model
+    except (OSError, ValueError, ImportError) as error:  # what transformers raises for a missing or unreadable model
         raise UserError(
             f"the {what} {str(location)!r} could not be loaded; expected a local folder, or a hub id that is reachable or "
             f"cached. Reason: {str(error).splitlines()[0] if str(error) else type(error).__name__}"

@@ -31,8 +31,8 @@ LAYERS = (
     ("specheads.errors", "specheads.forecast", "specheads.interrupts", "specheads.settings"),
     ("specheads.storage",),
     (
-        *("specheads.sampling", "specheads.synthetic", "specheads.revisions", "specheads.language_model"),
-        *("specheads.muon", "specheads.padding"),
+        *("specheads.sampling", "specheads.synthetic", "specheads.revisions", "specheads.quantization"),
+        *("specheads.language_model", "specheads.muon", "specheads.padding"),
     ),
     ("specheads.nano", "specheads.mini", "specheads.embedded"),
     ("specheads.pair_config", "specheads.pair"),

@@ -135,7 +135,7 @@ class NoTexts:
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("float32", "32-true"), ("bfloat16", "bf16-mixed")])
-def test_distillation_computes_in_the_type_of_the_draft(dtype, expected):
+def test_distillation_on_a_cpu_computes_in_the_type_of_the_draft(dtype, expected):
     pair = load_pair("nano", dtype=dtype)
     assert with_precision(Distillation(), pair).trainer.precision == expected
     asked = Distillation(trainer={"precision": "32-true"})

@@ -28,6 +28,7 @@ from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.storage.shards import ShardStore
+from specheads.training.distill import memory_plan
 
 COMMANDS = {"train.py": train.main, "evaluate.py": evaluate.main, "data_gen": data_gen.__main__.main}
 COMMANDS["learning_curve"] = specheads.evaluation.learning_curve.main
@@ -659,6 +660,17 @@ def test_a_test_set_of_nothing_but_train_prompts_is_refused(head, run, folder):
 def test_a_file_of_train_prompts_that_holds_something_else_is_named(head, run):
     save_file({"train": torch.zeros(2)}, head / "train_prompts.safetensors")
     assert_told(run("evaluate.py", "head=head"), "train_prompts.safetensors holds train float32 .*export the head again")
+
+
+def test_a_draft_whose_training_does_not_fit_the_gpu_is_refused_before_anything_is_loaded(run, monkeypatch):
+    """The shape of Llama 2 7B on a stand-in for a GPU of 80 GB."""
+    monkeypatch.setattr(memory_plan, "usable_memory", lambda device: 0.9 * 79 * 2**30)
+    monkeypatch.setattr("specheads.pair.load_model", lambda *args, **keys: pytest.fail("a model was loaded"))
+    message = (
+        r"training the draft does not fit the GPU: 100\.4 GiB for 6\.74 billion weights .*"
+        r"activations of 16 texts of 1,536 tokens in .* with gradient checkpointing .* = 1.*GiB, but 71\.1 GiB can be used"
+    )
+    assert_told(run(*DISTILL, "model=synthetic-llama2", "data.max_prompt_tokens=1024", "data.max_new_tokens=512"), message)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specheads import UserError, load_pair
 from specheads.language_model import LanguageModel, checked_device, load_language_model, set_draft_temperature
-from specheads.pair import check_placement, check_tokenizers, check_vocabulary, load_draft
+from specheads.pair import check_placement, check_tokenizers, check_vocabulary, load_draft, log_spread
 from specheads.pair_config import PairConfig, config_folder, pair_config
 from specheads.revisions import resolve, revision_of
 
@@ -319,3 +319,14 @@ def test_a_target_partly_outside_the_gpus_is_refused():
     check_placement({"model.embed_tokens": 0, "model.layers.0": 1, "lm_head": "cuda:1"}, "t")
     with pytest.raises(UserError, match=r"target t does not fit: 2 of 3 parts, 'model.layers.1' first.*model\.device=cuda:1"):
         check_placement({"model.layers.0": 0, "model.layers.1": "cpu", "lm_head": "disk"}, "t")
+
+
+def test_a_target_on_several_devices_is_said_to_be_slow_once(caplog):
+    log_spread({"model.layers.0": 0, "lm_head": 0}, "t")
+    log_spread({}, "t")
+    assert not caplog.records
+    log_spread({"model.layers.0": 1, "model.layers.1": 0, "lm_head": 1}, "t")
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert message.startswith("the target t is spread over 2 devices (0, 1): it runs without compilation")
+    assert "model.quantization=fp8" in message and "vLLM" in message

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from specheads.commands.run_settings import Paths, RunSettings
 from specheads.errors import UserError
 from specheads.pair import NewDraft, Pair, load_pair
+from specheads.pair_config import PairConfig, pair_config
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.nano_source import NanoSource
 from specheads.prompts.sources import prompt_source
@@ -71,8 +72,16 @@ def check_every_split(cfg: DictConfig) -> None:
 
 def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: NewDraft | None = None) -> Pair:
     """Return the pair of `cfg.model`, without the target's weights if `only_draft`, with `new_draft` in place of its draft."""
-    keys = OmegaConf.to_container(cfg.model, resolve=True, throw_on_missing=True)
-    return load_pair(only_draft=only_draft, new_draft=new_draft, **cast(dict[str, Any], keys))
+    return load_pair(only_draft=only_draft, new_draft=new_draft, **_model_keys(cfg))
+
+
+def model_config(cfg: DictConfig) -> PairConfig:
+    """Return the description of a composed config's pair. Raises UserError for an unknown key."""
+    return pair_config(**_model_keys(cfg))
+
+
+def _model_keys(cfg: DictConfig) -> dict[str, Any]:
+    return cast(dict[str, Any], OmegaConf.to_container(cfg.model, resolve=True, throw_on_missing=True))
 
 
 def plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from specheads.commands.compose import check_every_split, load_configured_pair, settings_of, source_of
+from specheads.commands.compose import check_every_split, load_configured_pair, model_config, settings_of, source_of
 from specheads.commands.loggers import open_loggers
 from specheads.pair import Pair
 from specheads.prompts.generated_data import GeneratedData
@@ -25,13 +25,17 @@ def distill_configured_draft(cfg: DictConfig, make_data: MakeData, pair: Pair | 
     """Distil the draft of a composed config's pair, which may be loaded already.
 
     Raises:
-        UserError: see distillation_of; a model that cannot be loaded; see distill.
+        UserError: see distillation_of; a draft whose training does not fit the GPU; a model that cannot be loaded; see
+            distill.
     """
     settings, run = distillation_of(cfg), Path(cfg.paths.run)
     with open_loggers(cfg, run) as loggers:  # a failed login is reported before the models are loaded
         from specheads.training.distill.distillation import distill  # slow: imports lightning
+        from specheads.training.distill.memory_plan import check_config
 
-        pair = pair or load_configured_pair(cfg, new_draft=settings.initial_draft)
+        if pair is None:
+            check_config(model_config(cfg), settings, cfg.data.max_prompt_tokens + cfg.data.max_new_tokens)
+            pair = load_configured_pair(cfg, new_draft=settings.initial_draft)
         return distill(pair, partial(responses_of, cfg, pair, settings, make_data), settings, run, loggers)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import LightningEnvironment
@@ -35,6 +36,18 @@ def seeded_training(seed: int) -> Iterator[None]:
         warnings.filterwarnings("ignore", message)
     L.seed_everything(seed, workers=True, verbose=False)
     yield
+
+
+@contextlib.contextmanager
+def fast_products(precision: str, device_type: str) -> Iterator[None]:
+    """Let a GPU multiply float32 matrices in TF32 while the block runs, if `precision` is half anyway."""
+    before = torch.get_float32_matmul_precision()
+    if device_type == "cuda" and precision != "32-true":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def new_trainer(

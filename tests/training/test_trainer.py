@@ -1,12 +1,14 @@
 """What a training config asks for, without training."""
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 
 from specheads import UserError
 from specheads.commands.compose import settings_of
 from specheads.pair_config import config_folder
 from specheads.training.heads.settings import HeadTraining
+from specheads.training.trainer import fast_products
 
 
 def specs(nano, *overrides):
@@ -59,3 +61,15 @@ def test_differences_are_part_of_the_name(nano):
 def test_an_impossible_grid_is_refused(nano, override, message):
     with pytest.raises(UserError, match=message):
         specs(nano, override)
+
+
+def test_float32_products_are_fast_on_a_gpu_in_half_precision_alone():
+    before = torch.get_float32_matmul_precision()
+    for precision, device_type, expected in (
+        ("bf16-mixed", "cuda", "high"),
+        ("32-true", "cuda", before),
+        ("bf16-mixed", "cpu", before),
+    ):
+        with fast_products(precision, device_type):
+            assert torch.get_float32_matmul_precision() == expected
+        assert torch.get_float32_matmul_precision() == before != "high"

@@ -25,22 +25,32 @@ from specheads.training.distill.draft_responses import DraftResponses
 from specheads.training.distill.response_batch import ResponseBatch
 from specheads.training.distill.samples import Sample
 from specheads.training.distill.settings import Distillation
+from specheads.training.distill.target_place import TargetPlace
 from specheads.training.optimizer import cosine_after_warmup
 
 
 class DistillModule(CurveModule):
     """A draft, its loss against the target's distributions, and the figures that say how good it is."""
 
-    def __init__(self, pair: Pair, settings: Distillation, max_new_tokens: int, reference: LanguageModel | None = None) -> None:
+    def __init__(
+        self,
+        pair: Pair,
+        settings: Distillation,
+        max_new_tokens: int,
+        reference: LanguageModel | None = None,
+        target_place: TargetPlace | None = None,
+    ) -> None:
         """Train the pair's draft.
 
         Args:
             max_new_tokens: of the draft's own responses.
             reference: chooses the tokens that the draft learns from (AdaSPEC: Hu et al. 2025).
+            target_place: where the target is while the draft trains; None: where it is now.
         """
         super().__init__()
         self.draft, self.settings = pair.draft, settings
         self.draft_responses = DraftResponses(pair, settings, max_new_tokens)
+        self.target_place = target_place or TargetPlace(pair.target, leaves=False)
         self._models = (pair, reference)  # in a tuple, so that Lightning does not count their weights as the module's
         self._quality_sums: list[Tensor] = []
         self.before: dict[str, float] = {}  # quality on dev prompts before the first step
@@ -56,6 +66,7 @@ class DistillModule(CurveModule):
         """Begin the curves, or write those of a resumed run."""
         if reference := self._models[1]:
             reference.model.to(self.device)
+        self.target_place.leave()
         self.log_history()
         if not self.history:
             self.record({f"dev/{name}": value for name, value in self.before.items()}, beforehand=True)
@@ -119,6 +130,12 @@ class DistillModule(CurveModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     # --- validation
+
+    def on_validation_start(self) -> None:
+        self.target_place.come_back()
+
+    def on_validation_end(self) -> None:
+        self.target_place.leave()
 
     def validation_step(self, samples: Sequence[Sample], batch_index: int) -> None:
         with torch.autocast(self.device.type, enabled=False):  # as before training and after it

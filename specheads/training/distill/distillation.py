@@ -14,17 +14,21 @@ from specheads.interrupts import deferred
 from specheads.language_model import LanguageModel, short_name
 from specheads.pair import Pair, load_draft
 from specheads.prompts.generated_data import GeneratedData
+from specheads.quantization import is_quantized
 from specheads.revisions import revision_of
 from specheads.settings import cache_key, shown
 from specheads.training.distill.distill_module import DistillModule, shards_weights
 from specheads.training.distill.draft_folder import draft_provenance, export
 from specheads.training.distill.draft_quality import draft_quality, live_quality
 from specheads.training.distill.fitted_temperature import with_fitted_temperature
-from specheads.training.distill.sample_splits import OF_DATA, Splits, load_splits
+from specheads.training.distill.memory import Plan, arithmetic
+from specheads.training.distill.memory_plan import check_trainable, chosen_precision, forecast_of, plan_of
+from specheads.training.distill.sample_splits import OF_DATA, Splits, TrainTexts, load_splits
 from specheads.training.distill.samples import HeldOutSamples
 from specheads.training.distill.settings import Distillation
+from specheads.training.distill.target_place import TargetPlace
 from specheads.training.loaders import ResumableData
-from specheads.training.trainer import check_named_checkpoint, checkpoint_to_resume, new_trainer, seeded_training
+from specheads.training.trainer import check_named_checkpoint, checkpoint_to_resume, fast_products, new_trainer, seeded_training
 
 if TYPE_CHECKING:
     from lightning import Trainer
@@ -67,6 +71,7 @@ def distill(
     run = Path(run)
     with seeded_training(settings.seed):
         check_initial_draft(settings, pair)
+        check_trainable(is_quantized(pair.draft), pair.draft_id)
         settings = with_precision(settings, pair)
         device_type, dtype = pair.draft_lm.device.type, pair.draft.dtype
         trainer, checkpoints = new_trainer(settings.trainer, settings.checkpoint, run, loggers, device_type)
@@ -75,15 +80,17 @@ def distill(
         checkpoints.provenance = run_provenance(settings, pair, reference, trainer.world_size)
         check_named_checkpoint(settings.resume, checkpoints.provenance, but=OF_DATA)
         data = data() if callable(data) else data
-        splits, provenance = load_splits(data, pair, settings)
+        texts = TrainTexts.of(data, pair, settings)
+        plan = plan_of(pair, settings, texts.longest, texts.can_be_stored(settings.target_probs))
+        splits, provenance = load_splits(data, texts, settings, plan.target_leaves)
         checkpoints.provenance |= provenance
         check_sizes(splits, trainer.world_size)
         earlier = checkpoint_to_resume(settings.resume, checkpoints)
-        announce(pair, settings, len(splits.train), run)
+        announce(pair, settings, texts, plan, run)
         before = measured(pair, splits.test, settings)
-        module = prepared_module(pair, settings, splits.dev, data.limits.max_new_tokens, reference)
+        module = prepared_module(pair, settings, splits.dev, data.limits.max_new_tokens, reference, plan)
         batches = ResumableData(vars(splits), **settings.loader.values(), seed=settings.seed, collate=list)
-        with deferred() as checkpoints.request:
+        with deferred() as checkpoints.request, fast_products(settings.trainer.precision, device_type), module.target_place:
             weights = trained_weights(trainer, module, batches, earlier)
         if not trainer.is_global_zero:
             return DistilledDraft(run / "draft")  # the first process of a distributed run writes for all
@@ -104,8 +111,9 @@ def with_precision(settings: Distillation, pair: Pair) -> Distillation:
     """Return settings whose `trainer.precision` is not auto."""
     if settings.trainer.precision != "auto":
         return settings
-    precision = "bf16-mixed" if pair.draft.dtype == torch.bfloat16 else "32-true"
-    logger.info("trainer.precision=auto: %s, as the draft is in %s", precision, short_name(pair.draft.dtype))
+    dtype, device_type = pair.draft.dtype, pair.draft_lm.device.type
+    precision = chosen_precision("auto", dtype, device_type)
+    logger.info("trainer.precision=auto: %s, as the draft is in %s on %s", precision, short_name(dtype), device_type)
     return settings.but(trainer=settings.trainer.but(precision=precision))
 
 
@@ -115,12 +123,13 @@ def measured(pair: Pair, split: HeldOutSamples, settings: Distillation) -> dict[
 
 
 def prepared_module(
-    pair: Pair, settings: Distillation, dev: HeldOutSamples, max_new_tokens: int, reference: LanguageModel | None
+    pair: Pair, settings: Distillation, dev: HeldOutSamples, max_new_tokens: int, reference: LanguageModel | None, plan: Plan
 ) -> DistillModule:
     """Return the module to train, with the draft's quality on dev prompts before training; the draft is ready to be trained."""
-    module = DistillModule(pair, settings, max_new_tokens, reference)
+    place = TargetPlace(pair.target, plan.target_leaves)
+    module = DistillModule(pair, settings, max_new_tokens, reference, place)
     module.before = measured(pair, dev, settings) | live_quality(pair, dev, settings.warp, settings.validation)
-    prepare(pair.draft, settings.gradient_checkpointing)
+    prepare(pair.draft, plan.gradient_checkpointing)
     return module
 
 
@@ -194,7 +203,7 @@ def check_processes(settings: Distillation, pair: Pair, trainer: "Trainer") -> N
                 f"trainer.gradient_clip_val={settings.trainer.gradient_clip_val} with trainer.strategy={strategy}: the norm of a "
                 "gradient that is spread over processes cannot be limited; give trainer.gradient_clip_val=null."
             )
-    if trainer.world_size > 1 and getattr(pair.target, "hf_device_map", None):
+    if trainer.world_size > 1 and getattr(pair.target, "hf_device_map", None) and not is_quantized(pair.target):
         raise UserError(
             f"trainer.devices={shown(settings.trainer.devices)} with model.device_map: each process would spread a target "
             "over all GPUs; use trainer.devices=1, or a target that fits each GPU and model.device_map=null."
@@ -211,22 +220,22 @@ def check_sizes(splits: Splits, num_processes: int) -> None:
             )
 
 
-def announce(pair: Pair, settings: Distillation, num_prompts: int, run: Path) -> None:
-    """Log what is trained, how large it is and on what."""
-    num_weights = sum(weight.numel() for weight in pair.draft.parameters())
+def announce(pair: Pair, settings: Distillation, texts: TrainTexts, plan: Plan, run: Path) -> None:
+    """Log what is trained, on what, and the memory that it takes."""
+    forecast = forecast_of(pair.draft, pair.target, settings, texts.longest, pair.draft_lm.device)
     shares = settings.shares
     if settings.samples == "mixed" and len(shares) == 1:
         logger.warning("samples=mixed contains only %s samples", *shares)
     logger.info(
-        "distilling %s (%.1f M weights, %.2f GiB with gradients and the optimizer's state) for %s: %d prompts, responses %s, %d "
-        "epochs, into %s",
+        "distilling %s for %s: %d prompts, responses %s, %d epochs, into %s",
         pair.draft_id,
-        num_weights / 1e6,
-        16 * num_weights / 2**30,  # all in float32: the weights, their gradients, AdamW's two moments
         pair.target_id,
-        num_prompts,
+        len(texts.prompts),
         ", ".join(f"{share:.0%} {kind}" for kind, share in shares.items()),
         settings.trainer.max_epochs,
         run,
     )
+    logger.info("a step takes at most %s", arithmetic(forecast, forecast.training(plan), plan))
+    if plan.target_leaves:
+        logger.info("the target's distributions are stored, and the target leaves the GPU while the draft trains")
     logger.info("measuring the draft before training")

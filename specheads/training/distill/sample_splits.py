@@ -13,7 +13,7 @@ from specheads.prompts.encoding import EncodedPrompt, encode_prompts
 from specheads.prompts.generated_data import GeneratedData
 from specheads.storage.data_set import load_split
 from specheads.training.distill.samples import HeldOutSamples, Ragged, Responses, TrainSamples
-from specheads.training.distill.settings import Distillation
+from specheads.training.distill.settings import Distillation, TargetStorage
 from specheads.training.distill.target_store import TargetStore, texts_fingerprint
 
 OF_DATA = ("data", "texts", "stored distributions")  # what `load_splits` adds to a run's provenance
@@ -28,20 +28,50 @@ class Splits:
     test: HeldOutSamples
 
 
-def load_splits(data: GeneratedData, pair: Pair, settings: Distillation) -> tuple[Splits, dict[str, Any]]:
+@dataclass(frozen=True)
+class TrainTexts:
+    """The train prompts, the responses to them that exist before training, by kind, and the store of each kind's distributions.
+
+    `longest` is the number of tokens of the longest text that training can read.
+    """
+
+    prompts: Ragged
+    responses: dict[str, Responses]
+    stores: dict[str, TargetStore]
+    longest: int
+
+    @classmethod
+    def of(cls, data: GeneratedData, pair: Pair, settings: Distillation) -> "TrainTexts":
+        """Return the texts of a data set. Raises UserError if no train prompt has the responses that are asked for."""
+        prompts, responses = train_responses(data, pair, settings)
+        root, top_k = data.folder.parent, settings.target_probs.top_k
+        stores = {kind: TargetStore(root, pair, prompts, known, settings.loss, top_k) for kind, known in responses.items()}
+        lengths = [store.text_lengths.max() for store in stores.values()]
+        if "on_policy" in settings.shares:
+            lengths.append(min(prompts.lengths.max() + data.limits.max_new_tokens, pair.window))
+        return cls(prompts, responses, stores, int(max(lengths)))
+
+    def can_be_stored(self, storage: TargetStorage) -> bool:
+        """Return whether all distributions that training reads fit the store. Raises UserError: see TargetStore.fits."""
+        return all(store.fits(storage) for store in self.stores.values())
+
+
+def load_splits(
+    data: GeneratedData, texts: TrainTexts, settings: Distillation, target_leaves: bool = False
+) -> tuple[Splits, dict[str, Any]]:
     """Return the splits and their provenance (OF_DATA).
 
-    If the target's distributions along train responses are stored, the missing ones are computed here.
+    If the target's distributions along train responses are stored, as they are if `target_leaves` its device, the missing ones
+    are computed here.
 
     Raises:
-        UserError: no train prompt has the responses that are asked for, or their distributions do not fit the store.
+        UserError: the distributions do not fit the store.
     """
     dev, test = held_out_samples(data, "dev", settings.validation.num_prompts), held_out_samples(data, "test")
-    prompts, responses = train_responses(data, pair, settings)
-    stored = stored_distributions(data.folder.parent, pair, prompts, responses, settings)
-    train = TrainSamples(prompts, responses, settings.shares, settings.seed, stored)
+    stored = stored_distributions(texts, settings, target_leaves)
+    train = TrainSamples(texts.prompts, texts.responses, settings.shares, settings.seed, stored)
     distributions = {kind: store.provenance["distribution"] for kind, store in stored.items()}
-    provenance = data.folder.name, texts_fingerprint(prompts, responses), json.dumps(distributions)
+    provenance = data.folder.name, texts_fingerprint(texts.prompts, texts.responses), json.dumps(distributions)
     return Splits(train, dev, test), dict(zip(OF_DATA, provenance, strict=True))
 
 
@@ -51,15 +81,13 @@ def held_out_samples(data: GeneratedData, split: str, most: int | None = None) -
     return HeldOutSamples(*(Ragged.of_column(rows.column(name)) for name in ("prompt_ids", "response_ids")))
 
 
-def stored_distributions(
-    root: Path, pair: Pair, prompts: Ragged, responses: Mapping[str, Responses], settings: Distillation
-) -> dict[str, TargetStore]:
-    """Return by kind of response the stores that `settings.target_probs` asks for, after computing what is missing in them."""
+def stored_distributions(texts: TrainTexts, settings: Distillation, target_leaves: bool) -> dict[str, TargetStore]:
+    """Return by kind of response the stores that are wanted, after computing what is missing in them."""
     stores = {}
-    for kind, known in responses.items():
-        store = TargetStore(root, pair, prompts, known, settings.loss, settings.target_probs.top_k)
-        num_reads = settings.trainer.max_epochs * settings.shares[kind] * len(prompts) / max(1, len(known.tokens))
-        if store.is_wanted(settings.target_probs, num_reads):
+    for kind, store in texts.stores.items():
+        num_responses = max(1, len(texts.responses[kind].tokens))
+        num_reads = settings.trainer.max_epochs * settings.shares[kind] * len(texts.prompts) / num_responses
+        if store.is_wanted(settings.target_probs, num_reads, target_leaves):
             store.make()
             stores[kind] = store
     return stores

@@ -76,7 +76,8 @@ class TargetStorage(Settings):
     keep: Literal["auto", "cached", "recomputed"] = setting(
         "auto",
         "where the target's distributions come from; cached: the most likely tokens and the rest are stored on disk; recomputed: "
-        "a target forward pass per text and epoch; auto: cached if they are read again and fit the budget",
+        "a target forward pass per text and epoch; auto: cached if they fit the budget and are read again, or if the GPU has no "
+        "memory for the target while the draft trains",
     )
     top_k: PositiveCount = setting(64, "the number of tokens of each distribution that are stored, at 6 bytes each")
     budget: NonNegativeNumber = setting(16, "the largest size of the store, in GiB")
@@ -101,8 +102,9 @@ class DraftTrainer(TrainerSettings):
 
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "auto"] = setting(
         "auto",
-        "the precision of arithmetic; auto: that of a draft in bfloat16 is bf16-mixed, of others 32-true; weights are always "
-        "trained in float32, as half-precision weights lose small steps",
+        "the precision of arithmetic; auto: bf16-mixed on CUDA and for a draft in bfloat16, else 32-true; with half precision "
+        "the other products on CUDA are in TF32; weights are always trained in float32, as half-precision weights lose small "
+        "steps",
     )
 
 
@@ -135,9 +137,10 @@ class Distillation(Settings):
     target_probs: TargetStorage = setting(
         TargetStorage(), "how the target's distributions along text and target responses are kept", decides=False
     )  # which responses are read from the store decides, see sample_splits.py
-    gradient_checkpointing: Flag = setting(
-        False,
-        "whether the draft's layers run again for the gradient, which takes less memory and a third more time",
+    gradient_checkpointing: Flag | Literal["auto"] = setting(
+        "auto",
+        "whether the draft's layers run again for the gradient, which takes less memory and a third more time; auto: if they do "
+        "not fit a GPU otherwise",
         decides=False,
     )
     optimizer: DraftOptimizer = setting(DraftOptimizer(), "how weights are updated")

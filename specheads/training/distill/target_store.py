@@ -60,6 +60,11 @@ class TargetStore:
         return self.__dict__ | {"target": None}  # a loader's process reads the store, and does not make it
 
     @property
+    def text_lengths(self) -> np.ndarray:
+        """Tokens of each response with its prompt."""
+        return self.prompts.lengths[self.prompt_of] + self.responses.tokens.lengths
+
+    @property
     def sizes(self) -> np.ndarray:
         """Bytes of each response; per position, an id and a log-probability for each kept token, and one log-probability."""
         return self.responses.tokens.lengths * (6 * self.num_kept + 2)
@@ -68,8 +73,8 @@ class TargetStore:
         """Return the size of the whole store."""
         return int(self.sizes.sum())
 
-    def is_wanted(self, storage: TargetStorage, num_reads: float) -> bool:
-        """Return whether to keep the distributions: `auto` does if they are read more than once and fit the budget and the disk.
+    def fits(self, storage: TargetStorage) -> bool:
+        """Return whether the distributions may be kept: they fit the budget and the disk.
 
         Raises:
             UserError: `cached`, but they do not fit the budget or the disk.
@@ -84,7 +89,15 @@ class TargetStore:
                 f"has {free:.1f} GiB free; raise the budget, keep fewer tokens (target_probs.top_k), or use "
                 "target_probs.keep=recomputed."
             )
-        return storage.keep == "cached" or (storage.keep == "auto" and fits and num_reads > 1)
+        return fits and storage.keep != "recomputed"
+
+    def is_wanted(self, storage: TargetStorage, num_reads: float, target_leaves: bool = False) -> bool:
+        """Return whether to keep the distributions: `auto` does if they are read again, or if the target leaves its device.
+
+        Raises:
+            UserError: see `fits`.
+        """
+        return self.fits(storage) and (storage.keep == "cached" or target_leaves or num_reads > 1)
 
     def make(self) -> None:
         """Compute what is missing."""

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +18,12 @@ from specheads.commands.distillation import distillation_of, responses_of
 from specheads.embedded import corpus
 from specheads.evaluation.head_folders import find_heads
 from specheads.pair_config import config_folder
+from specheads.training.distill import distillation
 from specheads.training.distill.distillation import check_processes, distill, prepare
 from specheads.training.distill.draft_quality import draft_quality
-from specheads.training.distill.sample_splits import encoded_response, load_splits
+from specheads.training.distill.memory import Plan
+from specheads.training.distill.sample_splits import TrainTexts, encoded_response, load_splits
+from specheads.training.distill.target_place import TargetPlace
 from train import distill_draft, train_head
 
 SMALL = ["data.num_train=12", "data.num_dev=4", "data.num_test=4", "data.max_new_tokens=12", "data.max_prompt_tokens=200"]
@@ -145,6 +149,22 @@ def test_gradient_checkpointing_changes_no_number(cfg, monkeypatch):
         torch.testing.assert_close(weight, folders[1][name], atol=1e-5, rtol=0)
 
 
+def test_a_target_that_leaves_has_stored_its_distributions_first(cfg, tmp_path, monkeypatch):
+    """The same as storing them when asked to, although they are read only once; the target is away but for validation."""
+    words, moves = ["trainer.max_epochs=1", "samples=text"], []
+    cached = distill_draft(cfg(*words, "target_probs.keep=cached"), load_pair("nano"))
+    weights = (cached / "model.safetensors").read_bytes()
+    shutil.rmtree(tmp_path / "data" / "target_probs")
+    (cached.parent / "checkpoints" / "last.ckpt").unlink()
+    monkeypatch.setattr(distillation, "plan_of", lambda *args: Plan(target_leaves=True))
+    monkeypatch.setattr(TargetPlace, "leave", lambda place: moves.append("away"))
+    monkeypatch.setattr(TargetPlace, "come_back", lambda place: moves.append("back"))
+    left = distill_draft(cfg(*words), load_pair("nano"))
+    assert (left / "model.safetensors").read_bytes() == weights
+    assert list(tmp_path.glob("data/target_probs/*/manifest.json"))
+    assert moves == ["away", "back", "away", "back"]  # training, validation after the only epoch, the end
+
+
 def test_a_reference_chooses_tokens(cfg, nano):
     folder = distill_draft(cfg("trainer.max_epochs=1", "reference=embedded:nano/draft", "loss.token_share=0.4"))
     assert description_of(folder)["loss"]["token_share"] == 0.4
@@ -200,7 +220,8 @@ def test_the_quality_in_the_folder_is_that_of_the_folder(cfg):
     folder = distill_draft(half)
     pair = load_pair("nano", draft=str(folder), dtype="bfloat16")
     settings, initial_pair = distillation_of(half), load_pair("nano", dtype="bfloat16")
-    splits, _ = load_splits(responses_of(half, initial_pair, settings, data_cache), initial_pair, settings)
+    data = responses_of(half, initial_pair, settings, data_cache)
+    splits, _ = load_splits(data, TrainTexts.of(data, initial_pair, settings), settings)
     assert draft_quality(pair, splits.test, Warp(1.0, 50), 4) == description_of(folder)["test"]["after"]
 
 

@@ -1,0 +1,95 @@
+"""Models whose weights are stored in fewer bits: short names for transformers' quantization configs, and the packages they need.
+
+Only the weights of linear layers are quantized; embeddings and the output embedding keep their type.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from transformers import BitsAndBytesConfig, PreTrainedModel, TorchAoConfig
+from transformers.utils import is_bitsandbytes_available, is_torchao_available
+
+from specheads.errors import UserError
+
+
+def _torchao(name: str) -> Callable[[], TorchAoConfig]:
+    """Return a function that makes transformers' config of one of torchao's."""
+
+    def make() -> TorchAoConfig:
+        import torchao.quantization  # optional, and slow to import
+
+        return TorchAoConfig(getattr(torchao.quantization, name)())
+
+    return make
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """A way to store weights: the package that does it, bytes per weight, and what makes transformers' config."""
+
+    package: str
+    num_bytes: float
+    make: Callable[[], Any]
+
+
+QUANTIZATIONS = {
+    "int8": Quantization("torchao", 1, _torchao("Int8WeightOnlyConfig")),
+    "fp8": Quantization("torchao", 1, _torchao("Float8WeightOnlyConfig")),
+    "int4": Quantization("torchao", 0.5, _torchao("Int4WeightOnlyConfig")),
+    "nf4": Quantization(  # Dettmers et al. 2023
+        "bitsandbytes",
+        0.5,
+        lambda: BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16),
+    ),
+    "llm_int8": Quantization("bitsandbytes", 1, lambda: BitsAndBytesConfig(load_in_8bit=True)),  # Dettmers et al. 2022
+}
+
+
+def check_quantization(key: str, name: str | None) -> None:
+    """Raise UserError unless `name`, the value of `key`, is None or a known quantization whose package is installed."""
+    if name is None:
+        return
+    if name not in QUANTIZATIONS:
+        raise UserError(f"{key}={name} is not known; expected {', '.join(QUANTIZATIONS)}, or null for the weights as they are.")
+    package = QUANTIZATIONS[name].package
+    if not {"torchao": is_torchao_available, "bitsandbytes": is_bitsandbytes_available}[package]():
+        raise UserError(f"{key}={name} needs the package {package}, which is missing or too old: pip install -U {package}")
+
+
+def quantize(model: PreTrainedModel, name: str) -> PreTrainedModel:
+    """Return a model that was not read from files, its linear layers quantized in place except the output embedding.
+
+    Raises:
+        UserError: a quantization that only works while files are read.
+    """
+    if QUANTIZATIONS[name].package != "torchao":
+        known = ", ".join(other for other, each in QUANTIZATIONS.items() if each.package == "torchao")
+        raise UserError(f"quantization={name} does not work for synthetic models; expected {known}.")
+    from torchao.quantization import quantize_
+
+    config, output = QUANTIZATIONS[name].make(), model.get_output_embeddings()
+    quantize_(model, config.quant_type, lambda module, _: isinstance(module, nn.Linear) and module is not output)
+    model.config.quantization_config = config  # as from_pretrained leaves it; names of compiled code depend on it
+    return model
+
+
+def is_quantized(model: PreTrainedModel) -> bool:
+    """Whether a model's weights are quantized."""
+    return getattr(model.config, "quantization_config", None) is not None
+
+
+def revision_with(revision: str, name: str | None) -> str:
+    """Return the revision of a model that is loaded in a quantization, which every cache key then has."""
+    return revision if name is None else f"{revision}-{name}"
+
+
+def stored_bytes(weight: torch.Tensor) -> int:
+    """Return the bytes of a weight, which a quantized one spreads over several tensors."""
+    if not is_traceable_wrapper_subclass(weight):
+        return weight.nbytes
+    names, _ = weight.__tensor_flatten__()
+    return sum(stored_bytes(getattr(weight, name)) for name in names)
