@@ -1,4 +1,4 @@
-"""Do the pairs that the other scripts time load here, how fast, how large are they, and does the target do what transformers does?
+"""Do the pairs that the other scripts time load here, how fast, how large are they, and are greedy tokens those of transformers?
 
     python -m benchmarks.gpu.build_pairs [--device cuda] [--tiny]
 

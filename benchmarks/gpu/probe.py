@@ -136,7 +136,7 @@ def attention_of(device: torch.device, dtype: torch.dtype, form: str, count: int
 def flexible_row(
     attend: Callable[..., Tensor], device: torch.device, count: int, context: int, size: int, repeats: int
 ) -> dict[str, Any]:
-    """Return the seconds of FlexAttention over a memory of `size` positions that reads the first `context`, a number on the device.
+    """Return the seconds of FlexAttention that reads the first `context` of `size` positions, a number on the device.
 
     The first call of each number of queries compiles.
     """

@@ -99,7 +99,7 @@ class Rounds:
         return {"acceptance": ACCEPTANCE, "rows": rows, "goals": {"round": rows[0]["over_forward_passes"]}}
 
     def _rounds_of(self, name: str, rule: HeadThreshold | FixedLength) -> dict[str, Any]:
-        """Return the seconds of a rule's rounds: whole, of forward passes that run alone, and as events on the device saw them."""
+        """Return the seconds of a rule's rounds: whole, over forward passes that run alone, and as the device saw them."""
         decoder = self.decoder.with_stopping(rule)
         decoder.warm_up()
         device, drafter, verifier = self.setup.device, decoder._drafter, decoder._verifier

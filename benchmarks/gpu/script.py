@@ -6,10 +6,10 @@ nothing else.
 
 import argparse
 import json
+import logging
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -22,6 +22,8 @@ from benchmarks.gpu.machine import Limits, description, limits_of
 from specheads.errors import UserError
 from specheads.language_model import checked_device
 from specheads.storage.files import write_json
+
+logger = logging.getLogger(__name__)
 
 SECONDS = 460  # after which a script stops measuring and prints what it has; `python -m benchmarks.gpu` ends it at 480
 Part = Callable[[], dict[str, Any]]  # returns what it measured; `goals` are values of GOALS by name
@@ -114,7 +116,7 @@ def _content_of(part: Part) -> dict[str, Any]:
     try:
         content = part()
     except Exception as error:  # whatever it is, the parts after it are worth measuring
-        traceback.print_exc()
+        logger.exception("%s failed", part.__name__)
         content = {"failed": f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"}
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
