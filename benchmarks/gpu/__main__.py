@@ -103,7 +103,8 @@ def summary(documents: Documents) -> list[str]:
     for name, document in documents.items():
         failed = {part: content["failed"] for part, content in document["parts"].items() if "failed" in content}
         lines += [f"FAILED: {name}, {part}: {reason}" for part, reason in failed.items()]
-        lines += [f"STOPPED: {name} {document['stopped']}"] * ("stopped" in document)
+        if "stopped" in document:
+            lines.append(f"STOPPED: {name} {document['stopped']}")
     return lines
 
 
