@@ -129,8 +129,8 @@ def head_ratio(hidden_size: int, draft: Sizes) -> float:
     with torch.device("meta"):
         banks = [grid(hidden_size, DEPTHS, REJECT_WEIGHTS), grid(hidden_size, [ALONE], [1.0])]
         sizes = [sum(w.numel() for spec in specs for w in AcceptanceHead(spec.config).parameters()) for specs in banks]
-    twenty, one = (draft.layers + 3 * LABELLED * size for size in sizes)
-    return twenty / one
+    twenty, single = (draft.layers + 3 * LABELLED * size for size in sizes)
+    return twenty / single
 
 
 def _rows(documents: Documents, script: str, part: str) -> list[Mapping[str, Any]]:
