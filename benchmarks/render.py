@@ -1,4 +1,4 @@
-"""Write every table of README.md and benchmarks/README.md from `benchmarks/results/*.json`.
+"""Write every table of README.md and of the README.md files in benchmarks from `benchmarks/results/*.json`.
 
     python benchmarks/render.py [--check]
 
@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 # Whether a document shows where its numbers come from; the README, which is read first, does not.
-DOCUMENTS = {"README.md": False, "benchmarks/README.md": True}
+DOCUMENTS = {"README.md": False, "benchmarks/README.md": True, "benchmarks/gpu/README.md": True}
 BLOCK = re.compile(r"(<!-- table: ([\w-]+)/([\w-]+)(; [^\n]*?)? -->\n).*?(<!-- end -->)", re.DOTALL)
 # By name: (factor of the number, format of its sign, unit after it, default number of digits); `name:digits` sets the digits.
 FORMATS = {
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def update(root: Path, results: Path, check: bool = False) -> list[str]:
-    """Render both documents in `root` and return the tables that differed, as `document: result/key`."""
+    """Render all documents in `root` and return the tables that differed, as `document: result/key`."""
     differing = []
     for document, provenance in DOCUMENTS.items():
         path = root / document

@@ -32,7 +32,7 @@ from specheads.storage.files import write_json
 
 Value = float | int | str | None | Mapping[str, float]
 FINAL_PARTS = "final_parts.json"
-RENDERED = ("README.md", "benchmarks/README.md", "benchmarks/results", f"benchmarks/{FINAL_PARTS}")
+RENDERED = ("README.md", "benchmarks/README.md", "benchmarks/gpu/README.md", "benchmarks/results", f"benchmarks/{FINAL_PARTS}")
 
 
 @dataclass(frozen=True)

@@ -68,9 +68,9 @@ def place(engine: Engine, length: int) -> None:
         layer.length = length
 
 
-def steps_of(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str, context: int) -> dict[str, tuple[Step, int]]:
-    """Return the steps of a decoder by name, and the bytes that each must read."""
-    decoder = SpeculativeDecoder(pair, stopping=HeadThreshold(head), warp=warp, engine=engine)
+def steps_of(decoder: SpeculativeDecoder, context: int, verified: Sequence[int] = VERIFIED) -> dict[str, tuple[Step, int]]:
+    """Return the steps of a decoder that has a head by name, and the bytes that each must read."""
+    pair, warp = decoder.pair, decoder.warp
     plain, target = decoder.with_stopping(FixedLength(8)), Baseline(pair, warp, decoder.target_engine)
     makers = [each.prepare for each in (decoder, plain, target)]
     compile_ahead(makers)
@@ -107,7 +107,7 @@ def steps_of(pair: Pair, head: AcceptanceHead, warp: Warp, engine: str, context:
 
     of_target, of_draft = (bytes_read(each.lm, each, context) for each in (decoder.target_engine, decoder.draft_engine))
     steps = {ALONE: (alone, of_target)}
-    steps |= {f"verification of {count}": (verify(count), of_target) for count in VERIFIED}
+    steps |= {f"verification of {count}": (verify(count), of_target) for count in verified}
     return steps | {DRAFT: (draft(plain), of_draft), DRAFT_WITH_HEAD: (draft(decoder), of_draft)}
 
 
@@ -131,7 +131,7 @@ def measure(pair: Pair, dtype: str, engine: str, context: int, repeats: int) -> 
     limit = bandwidth(device)
     head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size)).to(device).requires_grad_(False)
     for mode, warp in WARPS.items():
-        steps = steps_of(pair, head, warp, engine, context)
+        steps = steps_of(SpeculativeDecoder(pair, stopping=HeadThreshold(head), warp=warp, engine=engine), context)
         seconds = seconds_of(steps, device, repeats)
         rows = [[pair.name, dtype, mode, name, taken, steps[name][1] / taken / limit] for name, taken in seconds.items()]
         over = [seconds[f"verification of {count}"] / seconds[ALONE] for count in VERIFIED]

@@ -112,15 +112,16 @@ def test_no_table_is_typed_by_hand(document):
 def test_a_changed_number_is_found(tmp_path, capsys):
     """The check names the table of each number that is changed by hand."""
     for document in DOCUMENTS:
-        (tmp_path / document).parent.mkdir(exist_ok=True)
+        (tmp_path / document).parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(ROOT / document, tmp_path / document)
     folder = tmp_path / "results"
     shutil.copytree(RESULTS, folder)
     assert update(tmp_path, folder, check=True) == []
-    shown = {name: (key, part) for name, key, part in reversed(blocks("benchmarks/README.md"))}
+    documents = [document for document, shows_source in DOCUMENTS.items() if shows_source]
+    shown = {name: (document, key, part) for document in documents for name, key, part in reversed(blocks(document))}
     for name, content in MEASURED.items():
         changed = copy.deepcopy(content)
-        key, part = shown[name]
+        document, key, part = shown[name]
         table = next(table for table in changed["tables"] if table["key"] == key)
         names = [column["name"] for column in part_of(table, part or "")["columns"]]
         columns = [(place, column) for place, column in enumerate(table["columns"]) if column["name"] in names]
@@ -132,20 +133,21 @@ def test_a_changed_number_is_found(tmp_path, capsys):
         value = row[place]["value"] if isinstance(row[place], dict) else row[place]
         row[place] = row[place] | {"value": value + 1} if isinstance(row[place], dict) else value + 1
         (folder / f"{name}.json").write_text(json.dumps(changed))
-        assert f"benchmarks/README.md: {name}/{key}" in update(tmp_path, folder, check=True)
+        assert f"{document}: {name}/{key}" in update(tmp_path, folder, check=True)
         (folder / f"{name}.json").write_text(json.dumps(content))
     assert update(tmp_path, folder, check=True) == []
 
 
 def test_rendered_documents_pass_the_check(tmp_path):
-    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "gpu").mkdir(parents=True)
     folder = tmp_path / "benchmarks" / "results"
     columns = [Column("rule"), Column("speed", "ratio:1"), Column("overlap", "percent:1")]
     write_result("made", [Table("up", "Up", columns, [["a|b", 1.25, interval(0.5, 0.4, 0.6)]])], "python train.py", folder=folder)
     for document in DOCUMENTS:
         (tmp_path / document).write_text("Text.\n\n<!-- table: made/up -->\nold\n<!-- end -->\n\nMore.\n")
-    assert len(update(tmp_path, folder)) == 2 and update(tmp_path, folder, check=True) == []
-    short, long = ((tmp_path / document).read_text() for document in DOCUMENTS)
+    assert len(update(tmp_path, folder)) == len(DOCUMENTS) and update(tmp_path, folder, check=True) == []
+    short, long, of_gpu = ((tmp_path / document).read_text() for document in DOCUMENTS)
+    assert of_gpu == long
     assert "*Up*\n\n| rule | speed | overlap |\n|---|---:|---:|\n| a\\|b | 1.2x | 50.0 % [40.0, 60.0] |\n" in short
     assert "`python train.py`" not in short and "`python train.py`" in long
     assert short.startswith("Text.\n") and short.endswith("<!-- end -->\n\nMore.\n")

@@ -5,6 +5,7 @@ They are not kept for the gradient either.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,7 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from specheads.language_model import LanguageModel
 from specheads.padding import SLICE_ELEMENTS, slices
 from specheads.training.distill.divergences import acceptance
-from specheads.training.distill.settings import DistillLoss
+
+if TYPE_CHECKING:
+    from specheads.training.distill.settings import DistillLoss  # a computation of the loss needs no pydantic
 
 
 @dataclass(frozen=True)
@@ -48,19 +51,19 @@ def most_likely(log_probs: Tensor, count: int) -> TargetDistributions:
     return TargetDistributions(with_rest(top.values), top.indices)
 
 
-def target_log_probs(logits: Tensor, loss: DistillLoss) -> Tensor:
+def target_log_probs(logits: Tensor, loss: "DistillLoss") -> Tensor:
     """Return the target's log-probabilities (..., V) that the draft is to learn, minus infinity where they are cut off."""
     if not loss.top_k and loss.top_p == 1:
         return (logits / loss.temperature).log_softmax(dim=-1)
     return loss.warp(logits).log()
 
 
-def draft_log_probs(logits: Tensor, loss: DistillLoss) -> Tensor:
+def draft_log_probs(logits: Tensor, loss: "DistillLoss") -> Tensor:
     """Return the draft's log-probabilities (..., V)."""
     return (logits / loss.temperature).log_softmax(dim=-1)
 
 
-def computed_distributions(target: LanguageModel, hidden: Tensor, loss: DistillLoss) -> DistributionSource:
+def computed_distributions(target: LanguageModel, hidden: Tensor, loss: "DistillLoss") -> DistributionSource:
     """Return a source that computes the target's distributions from its states `hidden` (N, H)."""
 
     @torch.no_grad()
@@ -76,7 +79,7 @@ def stored_distributions(ids: Tensor, log_probs: Tensor) -> DistributionSource:
 
 
 def token_losses(
-    draft: LanguageModel, hidden: Tensor, distributions: DistributionSource, tokens: Tensor, loss: DistillLoss
+    draft: LanguageModel, hidden: Tensor, distributions: DistributionSource, tokens: Tensor, loss: "DistillLoss"
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of every token (N,), and the overlap of both distributions there (N,), its expected acceptance.
 

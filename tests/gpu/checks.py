@@ -1,0 +1,49 @@
+"""What the checks on a GPU share: pairs there, heads for them, and references by transformers."""
+
+import torch
+from families import VOCAB_SIZE, family_pair
+
+from specheads import AcceptanceHead, HeadConfig
+
+ENGINES = ("eager", "cuda_graph")
+
+
+def moved(pair, device):
+    """Return the pair with both models on the device."""
+    pair.target.to(device)
+    pair.draft.to(device)
+    return pair
+
+
+def family_there(name, device):
+    """Return a pair of a family on the device."""
+    return moved(family_pair(name), device)
+
+
+def random_prompt(length, seed=0, vocab_size=VOCAB_SIZE):
+    """Return `length` token ids."""
+    return torch.randint(vocab_size, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def plain_greedy(pair, prompt, count):
+    """Return transformers' plain greedy response, without a token that would end it."""
+    ids = torch.tensor([prompt], device=pair.target_lm.device)
+    out = pair.target.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=-1,
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+def random_head(pair, predicts="next_token"):
+    """Return an untrained head whose predictions differ from token to token."""
+    torch.manual_seed(0)
+    size = pair.draft.get_input_embeddings().weight.shape[1]
+    head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, embedding_size=size, depth=1, predicts=predicts))
+    torch.nn.init.normal_(head.readout.weight, std=0.3)
+    return head.to(pair.draft_lm.device).requires_grad_(False)
