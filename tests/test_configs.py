@@ -1,5 +1,6 @@
 """Every config composes, and so does every command line that the README or a config shows."""
 
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -10,7 +11,10 @@ from omegaconf import OmegaConf
 
 from data_gen.settings import Generation
 from specheads.commands.compose import plain, settings_of, source_of
-from specheads.commands.help import PROGRAMS
+from specheads.commands.evaluation import evaluation_settings
+from specheads.commands.help import PROGRAMS, help_text
+from specheads.decoding.load.load_aware import LoadAware, LoadBound
+from specheads.evaluation.policies import DEFAULT, FITTED, PolicyChoice
 from specheads.pair_config import config_folder
 from specheads.prompts.sources import prompt_source
 from specheads.settings import fields_of
@@ -125,6 +129,30 @@ def test_the_papers_prompt_sets_have_its_formats(name, where, template, completi
     assert (data.path, data.name, data.split, data.test_split) == where
     assert (data.template, data.completion_template) == (template, completion_template)
     assert (data.num_train, data.num_dev, data.num_test) == counts
+
+
+POLICIES = {"load_aware": (LoadAware, {"max_tokens": 8}), "load_bound": (LoadBound, {})}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_are_chosen_like_rules(name):
+    cls, arguments = POLICIES[name]
+    lines = (config_folder() / "stopping" / f"{name}.yaml").read_text().splitlines()
+    assert lines[0] == f"# @package stopping.{name}" and lines[1].startswith("# For batches, see concurrency: ")
+    settings = evaluation_settings(composed("evaluate", [f"stopping={name}", "concurrency=[1,4]", "fixed_lengths=[2,5]"]))
+    assert settings.policies == {name: PolicyChoice(cls, arguments)} and settings.rules["fixed_length"].arguments == {
+        "num_tokens": [2, 5]
+    }
+    both = evaluation_settings(composed("evaluate", [f"stopping=[all,{name}]", "concurrency=[4]"]))
+    assert list(both.policies) == [name] and len(both.rules) > 10
+    assert "For batches" in help_text("evaluate", [f"stopping={name}"])
+
+
+def test_batches_have_the_policy_of_the_config_if_none_is_named():
+    settings = evaluation_settings(composed("evaluate", ["concurrency=[4]"]))
+    assert not settings.policies and set(DEFAULT) == {"load_aware"} == set(POLICIES) - {"load_bound"}
+    policy = LoadAware(**FITTED)
+    assert policy.max_tokens == 1 and inspect.signature(LoadAware).parameters["max_tokens"].default == 8
 
 
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml")))

@@ -9,9 +9,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from data_gen.settings import Generation
 from specheads.commands.compose import plain, settings_of, source_of
+from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError, is_count
 from specheads.evaluation.candidate import RuleChoice
+from specheads.evaluation.policies import PolicyChoice
 from specheads.evaluation.prompt_data import PromptData, TestSet, file_source
 from specheads.evaluation.settings import Evaluation, ReplaySettings
 from specheads.pair_config import config_folder
@@ -58,13 +60,14 @@ def check_complete(cls: type[Settings], cfg: DictConfig) -> None:
             raise UserError(f"{field.key} is missing; give it a value: it is {field.help}.")
 
 
-def rule_choices(stopping: DictConfig | Mapping[str, Mapping[str, Any]]) -> dict[str, RuleChoice]:
-    """Return the classes of stopping rules with their arguments, by name."""
+def rule_choices(stopping: DictConfig | Mapping[str, Mapping[str, Any]]) -> dict[str, RuleChoice | PolicyChoice]:
+    """Return the classes of stopping rules and of policies with their arguments, by name."""
     values = OmegaConf.to_container(stopping, resolve=True) if isinstance(stopping, DictConfig) else stopping
-    choices = {}
+    choices: dict[str, RuleChoice | PolicyChoice] = {}
     for name, rule in cast(Mapping[str, Mapping[str, Any]], values).items():
         arguments = dict(rule)
-        choices[name] = RuleChoice(get_class(arguments.pop("_target_")), arguments)
+        cls: Any = get_class(arguments.pop("_target_"))
+        choices[name] = PolicyChoice(cls, arguments) if issubclass(cls, LoadPolicy) else RuleChoice(cls, arguments)
     return choices
 
 

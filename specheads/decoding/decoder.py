@@ -172,8 +172,9 @@ class SpeculativeDecoder:
             max_batch: rows of KV memory, which are allocated once for each number.
             seeds: one for each prompt, which are then read at once; default 0 for all.
             max_new_tokens, stop_tokens: as for `generate`.
-            policy: decides how many tokens rows draft and submit, by the load, in place of the decoder's stopping rule. Then a
-                row's tokens may depend on its neighbours; their distribution does not, if the policy is lossless.
+            policy: decides how many tokens rows draft and submit, by the load, in place of the decoder's stopping rule or
+                besides it (`keeps_rule`). Then a row's tokens may depend on its neighbours; their distribution does not, if the
+                policy is lossless.
             head: that the policy asks.
 
         Raises:
@@ -193,11 +194,11 @@ class SpeculativeDecoder:
                 f"{type(self.verification).__name__} needs lengths that are known before a round; a policy on the load goes with "
                 "verification=token or block."
             )
-        needs = None if policy is None else (policy.needs, max(1, policy.max_tokens))
+        needs = None if policy is None else (policy.needs, max(1, policy.max_tokens), policy.keeps_rule)
         if self._batch_key != (max_batch, needs, head):
             stopping = self.stopping
             if needs is not None:
-                stopping = Observing(sorted(needs[0]), needs[1], head)
+                stopping = Observing(sorted(needs[0]), needs[1], head, self.stopping if needs[2] else None)
                 stopping.bind(self.pair, self.draft_engine.lm.device)
             self._batch_rounds = SpeculativeRounds(
                 self.pair,

@@ -8,14 +8,14 @@ from typing import Any
 from specheads.decoding.batch.step_costs import kept_costs
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.load.costs import LoadCosts
-from specheads.decoding.load.policy import MAX_TOKENS
 from specheads.evaluation.candidate import FIXED
 from specheads.evaluation.decode import best_of_kinds, open_journal, window_of
 from specheads.evaluation.outcome import Outcome
+from specheads.evaluation.policies import DEFAULT
 from specheads.evaluation.prompt_sets import PromptSet
 from specheads.evaluation.report import BatchTable
 from specheads.evaluation.serving.batch_rows import batch_rows
-from specheads.evaluation.serving.batch_settings import Predictions, best_fixed, load_aware, predictions
+from specheads.evaluation.serving.batch_settings import Predictions, best_fixed, by_load, longest_draft, predictions
 from specheads.evaluation.serving.batch_sweep import ALONE, BatchSetting, BatchSweep, num_requests
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 def decode_batches(setup: Setup[Evaluation], outcome: Outcome) -> list[BatchTable]:
     """Return a table for every number of rows.
 
-    Each has the target alone, the best fixed length for this size, the best rules with and without a head, and the policy that
-    knows the load. The first and the last are chosen and fitted on dev prompts at the measured costs of steps in rows.
+    Each has the target alone, the best fixed length for this size, the best rules with and without a head, and the policies that
+    know the load. Fixed lengths and policies are chosen and fitted on dev prompts at the measured costs of steps in rows.
     """
     evaluation = setup.settings
     prompts = setup.prompts.decoded(evaluation.num_live_prompts)
@@ -43,11 +43,13 @@ def decode_batches(setup: Setup[Evaluation], outcome: Outcome) -> list[BatchTabl
     preferred = [rule.head for rule in rules if rule.head is not None]
     heads = {name: setup.heads[name] for name in dict.fromkeys([*preferred, *setup.heads])}
     dev = outcome.recorded[0].recording
-    predicted = predictions(dev, heads)
-    costs = _costs(setup, predicted, max(sizes), max(*lengths, MAX_TOKENS))
-    chosen = [BatchSetting(rule.name, rule.family, rule.live) for rule in rules]
-    last = load_aware(predicted, costs)
-    settings = {size: [ALONE, best_fixed(dev, costs, lengths, size), *chosen, last] for size in sizes}
+    policies = evaluation.policies or DEFAULT
+    predicted = predictions(dev, heads, longest_draft(policies))
+    costs = _costs(setup, predicted, max(sizes), max(*lengths, longest_draft(policies)))
+    settings = {}
+    for size in sizes:
+        plain = [best_fixed(dev, costs, lengths, size), *(BatchSetting(rule.name, rule.family, rule.live) for rule in rules)]
+        settings[size] = [ALONE, *plain, *by_load(policies, plain, predicted, costs)]
     total = evaluation.repeats * sum(len(settings[size]) * count for size, count in counts.items())
     logger.info("batches: %d responses of at most %d tokens, into %s", total, evaluation.max_new_tokens, setup.run_folder)
     with progress("decoding batches", total) as advance:
@@ -85,7 +87,8 @@ def _table(
     advance: Callable[[int], Any],
 ) -> BatchTable:
     evaluation = setup.settings
-    decided = {"settings": [setting.name for setting in settings], "rows": size, "costs": asdict(costs)}
+    policies = [setting.policy and setting.policy.max_tokens for setting in settings]
+    decided = {"settings": [setting.name for setting in settings], "longest": policies, "rows": size, "costs": asdict(costs)}
     journal = open_journal(setup, f"batches-{size}", decided, prompts.prompts)
     sweep = BatchSweep(
         setup.pair,

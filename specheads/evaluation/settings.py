@@ -13,6 +13,7 @@ from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError, is_number
 from specheads.evaluation.candidate import FIXED, RuleChoice
 from specheads.evaluation.candidates import check_rules, takes_head
+from specheads.evaluation.policies import Policies, PolicyChoice, check_policies
 from specheads.evaluation.prompt_data import TestSet
 from specheads.sampling import Warp
 from specheads.settings import (
@@ -72,8 +73,10 @@ class ReplaySettings(Settings):
 
     seed: Seed = setting(0, "seed of everything that is sampled")
     warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
-    stopping: SkipValidation[Rules] | None = setting(
-        None, "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of the two keys below"
+    stopping: SkipValidation[Mapping[str, RuleChoice | PolicyChoice]] | None = setting(
+        None,
+        "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of the two keys below; those for "
+        "batches alone (load_aware, load_bound) are compared with the fixed lengths",
     )
     fixed_lengths: tuple[PositiveCount, ...] = setting((1, 2, 3, 4, 5, 6, 8, 10, 12, 14), "fixed draft lengths to try, in tokens")
     thresholds: tuple[Threshold, ...] = setting(
@@ -116,14 +119,19 @@ class ReplaySettings(Settings):
     @property
     def rules(self) -> Rules:
         """The stopping rules by name, with all values that are tried."""
-        if self.stopping is not None:
-            return self.stopping
-        return {
-            FIXED: RuleChoice(FixedLength, {"num_tokens": list(self.fixed_lengths)}),
-            "head_threshold": RuleChoice(
-                HeadThreshold, {"threshold": list(self.thresholds), "min_tokens": None, "max_tokens": MAX_TOKENS}
-            ),
-        }
+        named = {name: choice for name, choice in (self.stopping or {}).items() if isinstance(choice, RuleChoice)}
+        if named or (self.stopping is not None and not self.policies):
+            return named
+        fixed = {FIXED: RuleChoice(FixedLength, {"num_tokens": list(self.fixed_lengths)})}
+        if self.policies:
+            return fixed
+        threshold = {"threshold": list(self.thresholds), "min_tokens": None, "max_tokens": MAX_TOKENS}
+        return {**fixed, "head_threshold": RuleChoice(HeadThreshold, threshold)}
+
+    @property
+    def policies(self) -> Policies:
+        """The policies that `stopping` names, which decide for requests that are decoded together."""
+        return {name: choice for name, choice in (self.stopping or {}).items() if isinstance(choice, PolicyChoice)}
 
 
 class Evaluation(ReplaySettings):
@@ -163,7 +171,8 @@ class Evaluation(ReplaySettings):
     concurrency: tuple[PositiveCount, ...] = setting(
         (),
         "how many prompts are decoded at once, each number for a table by itself, for example [1,4,16,64]: by the target alone, "
-        "the best fixed length for that size, the best rules of the live evaluation, and a policy that knows the load",
+        "the best fixed length for that size, the best rules of the live evaluation, and stopping=load_aware, or what else of "
+        "conf/stopping is for batches",
     )
     engine: EngineName = setting("auto", "how models are run: auto (the fastest here), eager, compiled or cuda_graph")
 
@@ -197,6 +206,9 @@ class Evaluation(ReplaySettings):
 
     def _check_concurrency(self) -> None:
         """Raise UserError for batches that cannot be decoded, or whose settings cannot be chosen."""
+        check_policies(self.policies, self.concurrency)
+        if others := [name for name in self.live_rules if name in self.policies]:
+            raise UserError(f"live_rules names {others[0]}, which decodes batches only; leave it out, and keep it in stopping=.")
         asked = f"concurrency={list(self.concurrency)}"
         if self.concurrency and not self.can_replay:
             raise UserError(
@@ -265,6 +277,7 @@ class LearningCurve(ReplaySettings):
         for key in ("shares", "ratios"):
             if not getattr(self, key):
                 raise UserError(f"{key}=[] leaves nothing to compare; leave it out for the usual ones.")
+        check_policies(self.policies, ())
         if not any(takes_head(choice) for choice in self.rules.values()):
             raise UserError("stopping has no rule that takes a head; use for example 'stopping=[fixed_length,head_threshold]'.")
         return self

@@ -10,9 +10,11 @@ from rich.console import Console
 
 from specheads import AcceptanceHead, HeadConfig, UserError, drafting, verification
 from specheads.decoding.load.costs import LoadCosts, SecondsTable
+from specheads.decoding.load.load_aware import LoadAware, LoadBound
 from specheads.evaluation import batches, report_files
 from specheads.evaluation.console import print_report
 from specheads.evaluation.evaluate import evaluate
+from specheads.evaluation.policies import PolicyChoice
 from specheads.evaluation.prompt_data import PromptData
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 
@@ -95,6 +97,15 @@ def test_batches_of_every_size_are_decoded_reported_and_kept(call, measured_rows
 def test_without_a_head_the_policy_asks_the_drafts_confidence(call):
     (table,) = call(with_head=False, concurrency=(2,)).batches
     assert [row.name for row in table.rows] == ["target alone", table.rows[1].name, "load-aware"]
+
+
+def test_policies_are_chosen_and_bound_every_rule(call):
+    chosen = {"load_bound": PolicyChoice(LoadBound), "load_aware": PolicyChoice(LoadAware, {"max_tokens": 2})}
+    (table,) = call(with_head=False, concurrency=(2,), stopping=chosen).batches
+    fixed = table.rows[1].name
+    assert [row.name for row in table.rows] == ["target alone", fixed, f"{fixed}, load bound", "load-aware"]
+    assert [row.family for row in table.rows][2:] == ["fixed_length, load bound", "load-aware"]
+    assert all(row.lossless and row.tokens_per_second > 0 for row in table.rows)
 
 
 def test_a_report_without_concurrency_has_no_batches(call, measured_rows, tmp_path):

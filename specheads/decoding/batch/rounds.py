@@ -133,7 +133,8 @@ class SpeculativeRounds:
             self._drafter = PolicyDrafter(draft, step, num_rows, readers[1])
         self._verifier = RowsVerifier(target, VerifyStep(warp, verification, self._memory), num_rows)
         self._alone: TargetRounds | None = None
-        if by_policy and not tree_leaves(self._verifier.state):  # a state has to learn of every round
+        # A state has to learn of every round, and a rule may have to know the target's state after it.
+        if by_policy and not stopping.reads_target and not tree_leaves(self._verifier.state):
             self._alone = TargetRounds(pair.target_id, target, warp, num_rows, numbers=2)  # as many as a verification
         self._target_hidden: Tensor | None = None
         if stopping.reads_target:
@@ -175,19 +176,19 @@ class SpeculativeRounds:
         results, hidden = verifier.verify(rows, planned)
         if self._target_hidden is not None:
             self._target_hidden[torch.tensor([row.row for row in rows], device=hidden.device)] = hidden.to(self._target_hidden)
-        counts = np.zeros((2, drafter.num_rows + 1), dtype=np.int64)  # drafted and accepted tokens
+        counts = np.zeros((2, drafter.num_rows + 1), dtype=np.int64)  # submitted and accepted tokens
         outcomes = []
         for row, result in zip(rows, results, strict=True):
             num_accepted = result.num_accepted
-            counts[:, row.row] = row.num_drafted, num_accepted
+            counts[:, row.row] = len(row.drafted), num_accepted
             row.num_probs_needed = result.num_probs_needed
             drafter.keep(row, num_accepted)
             nan_in = self._pair.draft_id if result.draft_nan else self._pair.target_id if result.target_nan else None
             tokens = [*row.drafted[:num_accepted], result.next_token]
             outcomes.append(RowOutcome(tokens, row.num_drafted, num_accepted, row.num_draft_calls, nan_in))
         drafter.learn(rows, [result.num_accepted for result in results])
-        num_drafted, num_accepted = torch.from_numpy(counts).to(ends.device)
-        drafter.state = drafter.rule.end_round(drafter.state, num_drafted, num_accepted)
+        num_submitted, num_accepted = torch.from_numpy(counts).to(ends.device)
+        drafter.state = drafter.rule.end_round(drafter.state, num_submitted, num_accepted)
         return outcomes, drafted
 
     def _planned(self, rows: Sequence[Row]) -> list[int]:

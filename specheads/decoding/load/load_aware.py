@@ -116,7 +116,7 @@ class LoadBound(LoadPolicy):
     def __init__(self, policy: LoadPolicy, costs: LoadCosts, read_out: ReadOut, sample: SurvivalSample) -> None:
         super().__init__(policy.max_tokens)
         self.policy, self.costs, self.read_out = policy, costs, read_out
-        self.needs = policy.needs | read_out.needs
+        self.needs, self.keeps_rule = policy.needs | read_out.needs, policy.keeps_rule
         self.planner = Planner(costs, sample, min(policy.max_tokens, sample.survival.shape[1]))
 
     def goes_on(self, drafts: Drafts) -> np.ndarray:

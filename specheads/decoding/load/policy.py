@@ -24,6 +24,7 @@ class LoadPolicy:
 
     lossless: ClassVar[bool] = True
     needs: frozenset[str] = frozenset()  # the features of drafted tokens that it reads
+    keeps_rule: bool = False  # whether the decoder's stopping rule ends the drafts of rows, too
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         check_count("max_tokens", max_tokens)

@@ -12,6 +12,18 @@ from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.stopping.rule import StoppingRule
 
 
+class UntilStopped(LoadPolicy):
+    """Every row drafts until the decoder's stopping rule ends its draft; all that it drafts is submitted.
+
+    Unlike `EachByRule` it knows no rule, so the rule may read all that a draft step has, for example hidden states.
+    """
+
+    keeps_rule = True
+
+    def goes_on(self, drafts: Drafts) -> np.ndarray:
+        return np.ones(drafts.num_requests, dtype=bool)
+
+
 class EachByRule(LoadPolicy):
     """Every request drafts as a stopping rule says for it alone; all that it drafts is submitted.
 

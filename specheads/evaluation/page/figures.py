@@ -57,7 +57,7 @@ def batch_loads(report: Report) -> dict[str, list[FrontPoint]]:
     """Return the speeds of batches by the number of their rows; the best fixed length is another one for each."""
 
     def point(row: BatchRow) -> FrontPoint:
-        name = BEST_FIXED if row.family == FIXED else row.name
+        name = BEST_FIXED + row.family.removeprefix(FIXED) if row.family.startswith(FIXED) else row.name
         return FrontPoint(name, row.request_tokens_per_second, row.tokens_per_second, row.lossless)
 
     return {f"{table.concurrency} at once": [point(row) for row in table.rows] for table in report.batches}

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from specheads.decoding.batch.observation import ACCEPTANCE, OVERLAP, Observing
 from specheads.decoding.load.costs import LoadCosts
 from specheads.decoding.load.lengths import FixedK
-from specheads.decoding.load.load_aware import LoadAware
+from specheads.decoding.load.load_aware import LoadAware, LoadBound
 from specheads.decoding.load.plan import SurvivalSample
 from specheads.decoding.load.policy import MAX_TOKENS
 from specheads.decoding.load.readout import HeadAcceptance, Predictor, ReadOut
+from specheads.decoding.load.stopping_rule import UntilStopped
 from specheads.decoding.stopping import FixedLength
 from specheads.errors import UserError
 from specheads.evaluation.candidate import FIXED
+from specheads.evaluation.policies import Policies
 from specheads.evaluation.serving.batch_sweep import BatchSetting
 from specheads.evaluation.serving.candidates import Family
 from specheads.evaluation.serving.readouts import confidence_read_out, head_read_out, survival_sample
@@ -24,7 +26,7 @@ from specheads.replay.replay import recorded_head, recorded_overlap
 
 logger = logging.getLogger(__name__)
 
-LOAD_AWARE = "load-aware"
+LOAD_AWARE, LOAD_BOUND = "load-aware", "load bound"
 
 
 def best_fixed(dev: Recording, costs: LoadCosts, lengths: Sequence[int], size: int) -> BatchSetting:
@@ -64,6 +66,29 @@ def load_aware(predicted: Predictions, costs: LoadCosts, max_tokens: int = MAX_T
     """Return the policy that knows the load."""
     policy = LoadAware(costs, predicted.read_out, predicted.sample, max_tokens)
     return BatchSetting(predicted.title, LOAD_AWARE, policy=policy, head=predicted.head)
+
+
+def bounded(setting: BatchSetting, predicted: Predictions, costs: LoadCosts) -> BatchSetting:
+    """Return a stopping rule of whose drafts only those tokens are verified that are worth it at this load."""
+    assert setting.rule is not None
+    policy = LoadBound(UntilStopped(setting.rule.max_tokens), costs, predicted.read_out, predicted.sample)
+    return BatchSetting(f"{setting.name}, {LOAD_BOUND}", f"{setting.family}, {LOAD_BOUND}", setting.rule, policy, predicted.head)
+
+
+def by_load(policies: Policies, rules: Sequence[BatchSetting], predicted: Predictions, costs: LoadCosts) -> list[BatchSetting]:
+    """Return the settings that know the load; `rules` are those that may be bounded."""
+    settings: list[BatchSetting] = []
+    for choice in policies.values():
+        if choice.cls is LoadBound:
+            settings += [bounded(rule, predicted, costs) for rule in rules]
+        else:
+            settings.append(load_aware(predicted, costs, **choice.arguments))
+    return settings
+
+
+def longest_draft(policies: Policies) -> int:
+    """Return the longest draft of policies that choose its length."""
+    return max((choice.arguments.get("max_tokens", MAX_TOKENS) for choice in policies.values()), default=MAX_TOKENS)
 
 
 def _can_be_asked(name: str, head: AcceptanceHead) -> bool:

@@ -30,7 +30,7 @@ DecodeBatch = Callable[..., Iterator[tuple[int, Generation]]]  # of prompts, row
 
 @dataclass(frozen=True)
 class BatchSetting:
-    """How batches are decoded: by the target alone (neither a rule nor a policy), a stopping rule, or a policy on the load."""
+    """How batches are decoded: by the target alone, or with a stopping rule, a policy on the load, or both."""
 
     name: str
     family: str
@@ -137,7 +137,7 @@ class BatchSweep:
 
         def decoder_of(setting: BatchSetting) -> DecodeBatch:
             if setting.policy is not None:
-                decoder = shared.with_stopping(shared.stopping)
+                decoder = shared.with_stopping(setting.rule or shared.stopping)
                 return partial(decoder.generate_batch, policy=setting.policy, head=setting.head)
             return alone.generate_batch if setting.rule is None else shared.with_stopping(setting.rule).generate_batch
 

@@ -12,7 +12,7 @@ from specheads.decoding.load.lengths import FixedK
 from specheads.decoding.load.load_aware import LoadAware, LoadBound
 from specheads.decoding.load.plan import SurvivalSample
 from specheads.decoding.load.readout import LogisticAcceptance, ReadOut
-from specheads.decoding.load.stopping_rule import EachByRule
+from specheads.decoding.load.stopping_rule import EachByRule, UntilStopped
 from specheads.features import drafting_features
 
 GREEDY, SAMPLED = Warp(temperature=0), Warp(top_k=4)
@@ -32,6 +32,14 @@ def decode(decoder, policy, max_batch=3, head=None, prompts=PROMPTS):
     return [done[number] for number in range(len(prompts))]
 
 
+def head_of(**values):
+    torch.manual_seed(0)
+    head = AcceptanceHead(HeadConfig(16, depth=1, **values)).double().requires_grad_(False)
+    for weight in head.parameters():
+        torch.nn.init.normal_(weight, std=0.5)
+    return head
+
+
 @pytest.mark.parametrize("warp", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
     ("policy", "rule"),
@@ -39,8 +47,11 @@ def decode(decoder, policy, max_batch=3, head=None, prompts=PROMPTS):
         (FixedK(3), stopping.FixedLength(3)),
         (EachByRule(stopping.DraftProduct(0.6, max_tokens=5)), stopping.DraftProduct(0.6, max_tokens=5)),
         (EachByRule(stopping.Heuristic(start=2, max_tokens=5)), stopping.Heuristic(start=2, max_tokens=5)),
+        (UntilStopped(5), stopping.OnlineLogistic(threshold=0.6, max_tokens=5)),
+        (UntilStopped(5), stopping.HeadThreshold(head_of(), 0.6, max_tokens=5)),
+        (UntilStopped(5), stopping.HeadThreshold(head_of(inputs=("hidden", "target_hidden"), target_size=16), 0.6, max_tokens=5)),
     ],
-    ids=["fixed", "by a rule", "by a rule that learns"],
+    ids=["fixed", "by a rule", "by a rule that learns", "stopped and learning", "stopped by a head", "by the target's state"],
 )
 def test_a_policy_that_does_as_a_rule_emits_the_same_tokens(policy, rule, warp):
     decoder = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0), stopping=rule, warp=warp, engine="eager")
@@ -54,11 +65,12 @@ def policies():
     return {
         "load-aware": LoadAware(COSTS, READ_OUT, survival_sample()),
         "bound": LoadBound(FixedK(5), COSTS, READ_OUT, survival_sample()),
+        "bound on a rule": LoadBound(UntilStopped(5), COSTS, READ_OUT, survival_sample()),
         "no drafts": FixedK(0),
     }
 
 
-@pytest.mark.parametrize("name", ["load-aware", "bound", "no drafts"])
+@pytest.mark.parametrize("name", ["load-aware", "bound", "bound on a rule", "no drafts"])
 def test_greedy_rows_are_the_targets_whatever_a_policy_does(name):
     pair = tiny_pair(vocab_size=7, scale=2.0)
     decoder = SpeculativeDecoder(pair, warp=GREEDY, engine="eager")
@@ -91,16 +103,8 @@ class Recording(FixedK):
         self.outcomes.append((drafts, num_submitted, num_accepted))
 
 
-def head_with_both_read_outs():
-    torch.manual_seed(0)
-    head = AcceptanceHead(HeadConfig(16, depth=1, overlap=True)).double().requires_grad_(False)
-    for weight in head.parameters():
-        torch.nn.init.normal_(weight, std=0.5)
-    return head
-
-
 def test_a_policy_sees_the_features_of_training_and_what_became_of_its_tokens():
-    pair, policy, head = tiny_pair(vocab_size=7, scale=2.0, same=True), Recording(4), head_with_both_read_outs()
+    pair, policy, head = tiny_pair(vocab_size=7, scale=2.0, same=True), Recording(4), head_of(overlap=True)
     decoder = SpeculativeDecoder(pair, warp=GREEDY, engine="eager")
     (row,) = decode(decoder, policy, 2, head, PROMPTS[2:3])
     text, places = [*PROMPTS[2], *row.tokens.tolist()], 0
@@ -119,6 +123,33 @@ def test_a_policy_sees_the_features_of_training_and_what_became_of_its_tokens():
             assert drafts.features[OVERLAP][0, place] == pytest.approx(float(head.overlap_logit(features)), abs=1e-9)
         places += len(made.tokens)
     assert sum(made.num_accepted for made in row.rounds) > 10
+
+
+class Outcomes(stopping.FixedLength):
+    """A fixed length that keeps what it was told of every round."""
+
+    def end_round(self, state, num_drafted, num_accepted):
+        self.rounds.append((num_drafted.tolist(), num_accepted.tolist()))
+        return state
+
+
+def test_a_rule_with_a_bound_learns_of_the_submitted_tokens_only():
+    """What was drafted, but not submitted, has no outcome."""
+    rule, spied = Outcomes(4), []
+    rule.rounds = []
+
+    class Spy(LoadBound):
+        def admit(self, drafts):
+            spied.append((drafts.lengths.tolist(), super().admit(drafts).tolist()))
+            return np.array(spied[-1][1])
+
+    decoder = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0), stopping=rule, warp=SAMPLED, engine="eager")
+    decode(decoder, Spy(UntilStopped(4), COSTS, READ_OUT, survival_sample()), prompts=PROMPTS[:3])
+    first = [sorted(numbers[:3]) for numbers, _ in rule.rounds[:3]]
+    assert first == [sorted(submitted) for _, submitted in spied[:3]] and len(rule.rounds) == sum(
+        any(drafted) for drafted, _ in spied
+    )
+    assert spied[0][0] == [4, 4, 4] and sum(spied[0][1]) < 12
 
 
 def test_mistakes_get_one_message():

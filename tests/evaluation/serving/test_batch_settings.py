@@ -4,10 +4,13 @@ import pytest
 import torch
 from fakes import tiny_pair
 
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, stopping
 from specheads.decoding.batch.observation import ACCEPTANCE, OVERLAP
 from specheads.decoding.load.costs import LoadCosts, SecondsTable
-from specheads.evaluation.serving.batch_settings import LOAD_AWARE, best_fixed, load_aware, predictions
+from specheads.decoding.load.load_aware import LoadAware, LoadBound
+from specheads.evaluation.policies import PolicyChoice
+from specheads.evaluation.serving.batch_settings import LOAD_AWARE, best_fixed, by_load, load_aware, longest_draft, predictions
+from specheads.evaluation.serving.batch_sweep import BatchSetting
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
 from specheads.replay.head_scores import add_predictions, head_fingerprint, predictor_names
@@ -67,3 +70,19 @@ def test_the_policy_decodes(dev, names):
     decoder = SpeculativeDecoder(PAIR, engine="eager")
     done = dict(decoder.generate_batch([[1], [2, 3], [4]], 2, 10, policy=setting.policy, head=setting.head))
     assert sum(made.stats.num_accepted for made in done.values()) > 0
+
+
+def test_a_bound_keeps_the_rule_and_asks_the_same_predictions(dev):
+    policies = {"load_bound": PolicyChoice(LoadBound), "load_aware": PolicyChoice(LoadAware, {"max_tokens": 3})}
+    rules = [BatchSetting("fixed K=4", "fixed_length", stopping.FixedLength(4))]
+    rules.append(BatchSetting("head 0.5", "head_threshold", stopping.HeadThreshold(HEADS["late"], 0.5, max_tokens=6)))
+    predicted = predictions(dev, {"good": HEADS["good"]}, longest_draft(policies))
+    settings = by_load(policies, rules, predicted, COSTS)
+    assert [setting.name for setting in settings] == ["fixed K=4, load bound", "head 0.5, load bound", "load-aware, head"]
+    assert [setting.policy.max_tokens for setting in settings] == [4, 6, 3]
+    assert [setting.rule for setting in settings] == [rules[0].rule, rules[1].rule, None]
+    assert longest_draft(policies) == 8 and longest_draft({"load_aware": policies["load_aware"]}) == 3
+    for setting in settings[:2]:
+        decoder = SpeculativeDecoder(PAIR, stopping=setting.rule, engine="eager")
+        done = dict(decoder.generate_batch([[1], [2, 3], [4]], 3, 10, policy=setting.policy, head=setting.head))
+        assert sum(made.stats.num_accepted for made in done.values()) > 0
