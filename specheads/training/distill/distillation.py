@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,12 +97,7 @@ def distill(
             return DistilledDraft(run / "draft")  # the first process of a distributed run writes for all
         description = draft_provenance(pair, settings, data.folder, len(splits.train))
         description |= {"steps": trainer.global_step, "seconds": round(checkpoints.seconds, 1), "test": {"before": before}}
-
-        def finish(trained: Pair) -> dict[str, float]:
-            fitted = with_fitted_temperature(trained, splits.dev, settings.warp, settings.loader.batch_size)
-            return measured(fitted, splits.test, settings)
-
-        after = export(pair, weights, dtype, run / "draft", description, finish)
+        after = export(pair, weights, dtype, run / "draft", description, partial(finished, splits=splits, settings=settings))
         for each in trainer.loggers:
             each.log_metrics({f"test/{name}": value for name, value in after.items()}, trainer.global_step)
         return DistilledDraft(run / "draft", before, after)
@@ -120,6 +116,12 @@ def with_precision(settings: Distillation, pair: Pair) -> Distillation:
 def measured(pair: Pair, split: HeldOutSamples, settings: Distillation) -> dict[str, float]:
     """Return the quality of a pair's draft on a split."""
     return draft_quality(pair, split, settings.warp, settings.loader.batch_size)
+
+
+def finished(pair: Pair, splits: Splits, settings: Distillation) -> dict[str, float]:
+    """Fit the temperature of a trained draft on dev prompts; return its quality on test prompts."""
+    fitted = with_fitted_temperature(pair, splits.dev, settings.warp, settings.loader.batch_size)
+    return measured(fitted, splits.test, settings)
 
 
 def prepared_module(
