@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from specheads.errors import UserError, is_out_of_memory
 from specheads.quantization import QUANTIZATIONS, quantize
-from specheads.revisions import from_pretrained, resolve, revision_of
+from specheads.revisions import DRAFT_TEMPERATURE, from_pretrained, resolve, revision_of
 from specheads.sampling import at_least_float32
 from specheads.synthetic import is_synthetic, synthetic_model, synthetic_tokenizer
 
@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 # What torch calls the instructions for products of bfloat16 numbers, of matrices (x86's AMX, ARM's BFMMLA) and of vectors.
 MATRIX_INSTRUCTIONS = ("amx_bf16", "bf16", "sve_bf16")
 VECTOR_INSTRUCTIONS = ("avx512_bf16",)
-DRAFT_TEMPERATURE = "draft_temperature"  # a key of a draft's config.json
 
 
 class LanguageModel:

@@ -183,10 +183,8 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
     tokenizer = _tokenizer(config, new_draft)
     draft, target = _models(config, only_draft, new_draft)
     draft_id = new_draft.name if new_draft else str(config.draft)
-    draft_revision = "not saved" if new_draft else revision_with(revision_of(draft, draft_id), config.draft_quantization)
     if config.draft_temperature is not None:
         set_draft_temperature(draft, config.draft_temperature)
-        draft_revision += f" at temperature {config.draft_temperature:g}"  # so every cache and head knows it
     pair = Pair(
         target=target,
         draft=draft,
@@ -195,7 +193,7 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
         target_id=str(config.target),
         target_revision=revision_with(revision_of(target, config.target), config.quantization),
         draft_id=draft_id,
-        draft_revision=draft_revision,
+        draft_revision="not saved" if new_draft else revision_with(revision_of(draft, draft_id), config.draft_quantization),
         chat=config.chat,
         instruction_format=config.instruction_format,
     )

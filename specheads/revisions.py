@@ -1,6 +1,7 @@
 """Where a model lies and which version of it that is: the hub's commit, or a hash of a local folder's weights."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers.utils.hub import extract_commit_hash
 from specheads.errors import UserError
 
 EMBEDDED = "embedded:"  # models that ship inside the package, `embedded:nano/target`
+DRAFT_TEMPERATURE = "draft_temperature"  # a key of a draft's config.json: what divides its logits
 PIECE_BYTES, NUM_PIECES = 2**16, 64  # what is read of each weight file
 
 
@@ -36,16 +38,26 @@ def from_pretrained(loader: Any, location: str | Path, revision: str | None = No
 
 
 def revision_of(model: nn.Module, location: str | Path) -> str:
-    """Return the version of a loaded model: the hub commit, or the `folder_revision` of a local folder."""
-    return getattr(model.config, "_commit_hash", None) or folder_revision(location)
+    """Return the version of a loaded model: the hub commit, or the `folder_revision` of a local folder, and its temperature."""
+    revision = getattr(model.config, "_commit_hash", None) or folder_revision(location)
+    return _at_temperature(revision, getattr(model.config.get_text_config(), DRAFT_TEMPERATURE, 1.0))
 
 
 def revision_at(location: str | Path) -> str:
     """Return `revision_of` a model that is not loaded. Raises UserError if it cannot be found."""
     folder = Path(resolve(location))
     if folder.is_dir() or str(location).startswith(".") or str(location).count("/") != 1:
-        return extract_commit_hash(str(folder / "config.json"), None) or folder_revision(location)
-    return from_pretrained(AutoConfig, location)._commit_hash
+        file = folder / "config.json"
+        revision = extract_commit_hash(str(file), None) or folder_revision(location)
+        content = json.loads(file.read_text()) if file.is_file() else {}
+        return _at_temperature(revision, content.get("text_config", content).get(DRAFT_TEMPERATURE, 1.0))
+    config = from_pretrained(AutoConfig, location)
+    return _at_temperature(config._commit_hash, getattr(config.get_text_config(), DRAFT_TEMPERATURE, 1.0))
+
+
+def _at_temperature(revision: str, temperature: float) -> str:
+    """Return the version of a draft whose config names a temperature: every cache and head knows it by that."""
+    return revision if temperature == 1 else f"{revision} at temperature {temperature:g}"
 
 
 def folder_revision(location: str | Path) -> str:
