@@ -5,24 +5,27 @@ from specheads.embedded.recipe import PairRecipe
 
 def card(pair: PairRecipe, results: dict) -> str:
     """Return the card for `results`, the content of `training.json`."""
-    target, draft = results["target"], results["draft"]
+    roles = [role for role in ("target", "draft") if role in results]
     columns = [("parameters", "{parameters:,}"), ("tokens seen", "{tokens:,}"), ("seconds of training", "{seconds:,}")]
-    rows = "".join(f"| {name} | {text.format(**target)} | {text.format(**draft)} |\n" for name, text in columns)
+    if pair.figures_script is None:  # which computes them, too
+        columns += [(f"{split} loss, nats per response token", f"{{loss[{split}]}}") for split in ("dev", "test")]
+    rows = "".join(f"| {name} | {' | '.join(text.format(**results[role]) for role in roles)} |\n" for name, text in columns)
     sources = "".join("| {name} | {version} | {licence} | {functions:,} |\n".format(**row) for row in results["sources"])
-    models = "Two Llama-architecture models"
+    models = "Two Llama-architecture models" if len(roles) == 2 else f"A Llama-architecture {roles[0]}"
     if pair.tokenizer is None:
         made = f"{models} and a byte-level BPE tokenizer, trained from scratch"
     else:
         start = "from scratch" if pair.start is None else f"from the weights of {pair.start.name}"
         made = f"{models}, trained {start} with the tokenizer of {pair.tokenizer.name}"
+    seed = results["target"]["recipe"]["seed"]
     return (
         f"---\nlicense: apache-2.0\n---\n# {pair.name}, the embedded pair\n\n"
         f"{made} by `python -m specheads.{pair.name}.build` to write the body of a Python function from its signature and "
-        "docstring. They exist so that every part of specheads runs on a laptop; their code is Python-like, not useful.\n\n"
-        f"| | target | draft |\n|---|---|---|\n{rows}\n"
+        "docstring, so that every part of specheads runs on a laptop. The code that it writes is Python-like, not useful.\n\n"
+        f"| | {' | '.join(roles)} |\n|---|{'---|' * len(roles)}\n{rows}\n"
         f"{_figures(pair, results)}"
         f"Trained on {results['corpus_tokens']:,} tokens of documented functions found on one machine, de-duplicated by syntax "
-        f"tree; seed {target['recipe']['seed']}, recipe in `training.json`; on a 2-core CPU that had other work to do. Files of "
+        f"tree; seed {seed}, recipe in `training.json`; on a 2-core CPU that had other work to do. Files of "
         "the standard library were split by a hash of their path before training: half of them (dev) and a quarter (test) were "
         "never trained on, nor any function elsewhere with the same body or the same signature and docstring.\n\n"
         f"| source | version | licence | functions |\n|---|---|---|---|\n{sources}"
