@@ -97,7 +97,7 @@ def _rolled(pair: Pair, texts: Tensor, starts: RolloutStarts, uniform: Tensor, w
     distribution = warp(pair.draft_lm.logits(draft.before(text, prefix)))
     check_finite(pair.draft_id, distribution)
     first_tokens = Branches(text, prefix, warp.draw(distribution, uniform[:, 0])[:, None], lengths)
-    branches = draft.grow(pair, first_tokens, uniform, warp, batch_size)
+    branches = draft.grow(pair, first_tokens, uniform, warp, batch_size * (texts.shape[1] + uniform.shape[1]))
     ids = [row[:length] for row, length in zip(branches.tokens.tolist(), branches.lengths.tolist(), strict=True)]
     accepted: list[list[float]] = []
     for (rows, draft_states), (_, target_states) in zip(

@@ -5,24 +5,39 @@ Only the weights of linear layers are quantized; embeddings and the output embed
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from transformers import BitsAndBytesConfig, PreTrainedModel, TorchAoConfig
-from transformers.utils import is_bitsandbytes_available, is_torchao_available
 
 from specheads.errors import UserError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def _torchao(name: str) -> Callable[[], TorchAoConfig]:
+# Imports inside functions: the packages are optional, and they and transformers take seconds to import, also for `--help`.
+
+
+def _torchao(name: str) -> Callable[[], Any]:
     """Return a function that makes transformers' config of one of torchao's."""
 
-    def make() -> TorchAoConfig:
-        import torchao.quantization  # optional, and slow to import
+    def make() -> Any:
+        import torchao.quantization
+        from transformers import TorchAoConfig
 
         return TorchAoConfig(getattr(torchao.quantization, name)())
+
+    return make
+
+
+def _bitsandbytes(**keys: Any) -> Callable[[], Any]:
+    """Return a function that makes transformers' config of bitsandbytes."""
+
+    def make() -> Any:
+        from transformers import BitsAndBytesConfig
+
+        return BitsAndBytesConfig(**keys)
 
     return make
 
@@ -43,10 +58,17 @@ QUANTIZATIONS = {
     "nf4": Quantization(  # Dettmers et al. 2023
         "bitsandbytes",
         0.5,
-        lambda: BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16),
+        _bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16),
     ),
-    "llm_int8": Quantization("bitsandbytes", 1, lambda: BitsAndBytesConfig(load_in_8bit=True)),  # Dettmers et al. 2022
+    "llm_int8": Quantization("bitsandbytes", 1, _bitsandbytes(load_in_8bit=True)),  # Dettmers et al. 2022
 }
+
+
+def is_usable(package: str) -> bool:
+    """Whether transformers can use a package: it is installed and new enough."""
+    from transformers import utils
+
+    return {"torchao": utils.is_torchao_available, "bitsandbytes": utils.is_bitsandbytes_available}[package]()
 
 
 def check_quantization(key: str, name: str | None) -> None:
@@ -56,11 +78,11 @@ def check_quantization(key: str, name: str | None) -> None:
     if name not in QUANTIZATIONS:
         raise UserError(f"{key}={name} is not known; expected {', '.join(QUANTIZATIONS)}, or null for the weights as they are.")
     package = QUANTIZATIONS[name].package
-    if not {"torchao": is_torchao_available, "bitsandbytes": is_bitsandbytes_available}[package]():
+    if not is_usable(package):
         raise UserError(f"{key}={name} needs the package {package}, which is missing or too old: pip install -U {package}")
 
 
-def quantize(model: PreTrainedModel, name: str) -> PreTrainedModel:
+def quantize(model: "PreTrainedModel", name: str) -> "PreTrainedModel":
     """Return a model that was not read from files, its linear layers quantized in place except the output embedding.
 
     Raises:
@@ -77,7 +99,7 @@ def quantize(model: PreTrainedModel, name: str) -> PreTrainedModel:
     return model
 
 
-def is_quantized(model: PreTrainedModel) -> bool:
+def is_quantized(model: "PreTrainedModel") -> bool:
     """Whether a model's weights are quantized."""
     return getattr(model.config, "quantization_config", None) is not None
 

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from specheads.decoding.engine import EagerEngine
 from specheads.language_model import LanguageModel
+from specheads.padding import SLICE_ELEMENTS, batches_of_tokens
 from specheads.pair import Pair
 from specheads.sampling import Warp, check_finite
+
+LOGITS_ELEMENTS = 4 * SLICE_ELEMENTS  # of all branches that are drafted together; a pass over more takes longer per branch only
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,26 @@ class Branches:
         """Return the branches on a device."""
         return Branches(*(value.to(device) for value in vars(self).values()))
 
+    def rows(self, rows: slice) -> "Branches":
+        """Return some of the branches."""
+        return Branches(*(value[rows] for value in vars(self).values()))
+
     @property
     def used(self) -> Tensor:
         """(B, K) bool, which of `tokens` exist."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
+
+
+def branch_batches(positions: Tensor, most_positions: int, most_rows: int) -> Iterator[Tensor]:
+    """Yield rows of branches that are drafted together, those of similar size.
+
+    Args:
+        positions: (B,) long, what each takes of a memory that is padded to the longest.
+        most_positions: of a batch, unless a single branch takes more.
+        most_rows: of a batch.
+    """
+    for batch in batches_of_tokens(positions.tolist(), most_positions):
+        yield from torch.tensor(batch, device=positions.device).split(most_rows)
 
 
 Seen = Callable[[Tensor, int, Tensor, Tensor, Tensor], None]
@@ -63,7 +82,7 @@ class ReadTexts:
         begun: Branches,
         uniform: Tensor,
         warp: Warp,
-        batch_size: int,
+        num_positions: int,
         seen: Seen = lambda rows, depth, logits, probs, tokens: None,
     ) -> Branches:
         """Return branches that grow from their first tokens to their lengths, or to a token that ends a response.
@@ -71,7 +90,7 @@ class ReadTexts:
         Args:
             begun: branches whose `tokens` are the first tokens, (B, 1).
             uniform: (B, K) in [0, 1), the numbers at which tokens are sampled; those of first tokens are not used.
-            batch_size: branches drafted together.
+            num_positions: of memory for the branches that are drafted together; a single branch may take more.
             seen: called with rows (b,), their depth, logits and probabilities (b, V) there and the sampled tokens (b,).
         """
         count, width = uniform.shape
@@ -79,7 +98,8 @@ class ReadTexts:
         tokens[:, :1] = begun.tokens
         lengths = begun.lengths.clone()
         stops = torch.tensor(sorted(pair.stop_tokens), dtype=torch.long, device=tokens.device)
-        for rows in torch.arange(count, device=tokens.device).split(batch_size) if count else ():
+        most_rows = max(1, LOGITS_ELEMENTS // pair.vocab_size)
+        for rows in branch_batches(begun.prefix + width, num_positions, most_rows):
             prefix = begun.prefix[rows]
             fork, mask = self.engine.fork(begun.text[rows], prefix, width)
             for depth in range(1, int(lengths[rows].max())):

@@ -77,7 +77,7 @@ class Responder:
         self._model_id = pair.target_id if self._lm is pair.target_lm else pair.draft_id
         self._num_tokens = sum(min(limits.max_new_tokens, pair.window - length) for length in lengths)
         self._engine_name = engine or engine_worth(self._num_tokens)
-        self._capacity = min(pair.window, max(lengths) + limits.max_new_tokens)
+        self.capacity = min(pair.window, max(lengths) + limits.max_new_tokens)
         self._num_rows = min(limits.batch_size, len(lengths))
         self._engine: Engine | None = None
         self._decoders: dict[Warp, BatchDecoder] = {}
@@ -125,7 +125,7 @@ class Responder:
         """Return the decoder of a warp; all have the same memory."""
         if self._engine is None:
             logger.info("responses: %s runs on engine=%s, %d tokens at most", self._model_id, self._engine_name, self._num_tokens)
-            self._engine = make_engine(self._engine_name, self._lm, self._capacity, num_rows=self._num_rows + 1)
+            self._engine = make_engine(self._engine_name, self._lm, self.capacity, num_rows=self._num_rows + 1)
         if warp not in self._decoders:
             rounds = TargetRounds(self._model_id, self._engine, warp, self._num_rows)
             self._decoders[warp] = BatchDecoder(self.pair, rounds, self._num_rows)

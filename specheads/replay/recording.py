@@ -1,4 +1,4 @@
-"""Recordings on disk and in memory: Parquet shards of `record_response`'s rows in `recordings/<fingerprint>/` of the data folder.
+"""Recordings on disk and in memory: Parquet shards of `record_responses`' rows in `recordings/<fingerprint>/` of the data folder.
 
 The predictions of heads for every node are next to them in `predictions/` (see head_scores.py). Complete shards are renamed into
 place and have checksums; a restart makes the missing ones.
@@ -20,9 +20,10 @@ from torch import Tensor
 from specheads.decoding.branches import Branches
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.features import RECORDED
+from specheads.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, ResponseLimits, response_provenance
-from specheads.replay.response_tree import COLUMNS, RecordSettings, ResponseUniforms, record_response
+from specheads.replay.response_tree import COLUMNS, RecordSettings, ResponseToRecord, ResponseUniforms, record_responses
 from specheads.sampling import Warp
 from specheads.storage.shards import ShardStore, exclusive, fingerprint, read_manifest
 
@@ -223,12 +224,19 @@ def _record(
     pair, ids = responder.pair, [ids for _, ids in prompts]
     uniform = np.stack([row_uniforms(seed, prompt.prompt_id, most)[0] for prompt, _ in prompts])
     responses = responder.respond(ids, uniform, warp)
+    texts = []
     for (prompt, prompt_ids), response in zip(prompts, responses, strict=True):
-        limit = min(most, pair.window - len(prompt_ids))
         uniforms = ResponseUniforms.of(seed, prompt.prompt_id, settings.num_samples, len(response.ids), settings.max_tokens)
-        row = record_response(pair, prompt_ids, response.ids, limit, warp, uniforms, settings)
-        yield {"prompt_id": prompt.prompt_id, "prompt_ids": prompt_ids, **row}
-        advance(1)
+        texts.append(ResponseToRecord(prompt_ids, response.ids, min(most, pair.window - len(prompt_ids)), uniforms))
+    rows: dict[int, dict[str, Any]] = {}
+    for batch in batches_of_tokens([len(text.read) for text in texts], BATCH_TOKENS):
+        # As much memory as the branches of the longest text take.
+        num_positions = settings.batch_size * (responder.capacity + settings.max_tokens)
+        recorded = record_responses(pair, [texts[row] for row in batch], warp, settings, num_positions)
+        rows |= zip(batch, recorded, strict=True)
+        advance(len(batch))
+    for row, (prompt, prompt_ids) in enumerate(prompts):
+        yield {"prompt_id": prompt.prompt_id, "prompt_ids": prompt_ids, **rows[row]}
 
 
 def _announce(folder: Path, num_prompts: int, num_tokens: int, settings: RecordSettings) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from specheads.decoding.branches import Branches, ReadTexts
 from specheads.features import RECORDED, drafting_features
 from specheads.language_model import LanguageModel
+from specheads.padding import right_padded
 from specheads.pair import Pair
 from specheads.sampling import Warp, accept_prob, check_finite, sample
 
@@ -32,7 +33,7 @@ class RecordSettings:
 
     num_samples: int = 4
     max_tokens: int = 20  # the longest draft that can be replayed
-    batch_size: int = 64  # branches drafted together
+    batch_size: int = 64  # branches of the longest text that are drafted together
 
 
 @dataclass(frozen=True)
@@ -51,55 +52,117 @@ class ResponseUniforms:
         return cls(*(torch.from_numpy(rng.random(shape)) for shape in shapes))
 
 
+@dataclass(frozen=True)
+class ResponseToRecord:
+    """A response to a prompt, ids of both, with its uniform numbers.
+
+    `limit` is the number of tokens at which it would have ended; decoding drafts no further than the one before.
+    """
+
+    prompt: Sequence[int]
+    response: Sequence[int]
+    limit: int
+    uniforms: ResponseUniforms
+
+    @property
+    def read(self) -> list[int]:
+        """What models read of it: all but the last token."""
+        return [*self.prompt, *self.response][:-1]
+
+
 @torch.no_grad()
-def record_response(
-    pair: Pair,
-    prompt: Sequence[int],
-    response: Sequence[int],
-    limit: int,
-    warp: Warp,
-    uniforms: ResponseUniforms,
-    settings: RecordSettings,
-) -> dict[str, Any]:
-    """Return the columns of one response; see `recording.SCHEMA`.
+def record_responses(
+    pair: Pair, texts: Sequence[ResponseToRecord], warp: Warp, settings: RecordSettings, num_positions: int
+) -> list[dict[str, Any]]:
+    """Return the columns of each response; see `recording.SCHEMA`. Their branches are drafted together.
 
     Args:
-        limit: tokens at which the response would have ended; decoding drafts no further than the one before.
+        num_positions: of the draft's memory for branches that are drafted together.
     """
-    draft_read = _read(pair.draft_lm, prompt, response)
-    draft_hidden = draft_read.hidden[0, len(prompt) - 1 :]
-    target_hidden = _read(pair.target_lm, prompt, response).hidden[0, len(prompt) - 1 :]
-    tokens = torch.tensor(list(response), device=pair.draft_lm.device)
-    uniforms = ResponseUniforms(*(value.to(tokens.device) for value in vars(uniforms).values()))
-    parts = []
-    for piece in torch.arange(len(tokens), device=tokens.device).split(_slice_size(pair, settings)):
-        draft_logits = pair.draft_lm.logits(draft_hidden[piece])
-        target_logits = pair.target_lm.logits(target_hidden[piece.to(target_hidden.device)]).to(tokens.device)
-        parts.append(_outcomes(pair, draft_logits, target_logits, tokens[piece], piece, limit, warp, uniforms))
-    accepted, values, draft_sample, start, first, first_values = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
-    # By position, so that rows of a batch are of similar length.
-    order = torch.argsort(start * settings.num_samples + draft_sample)
-    draft_sample, start = draft_sample[order], start[order]
-    lengths = (limit - 1 - start).clamp_max(settings.max_tokens)
-    begun = Branches(torch.zeros_like(start), len(prompt) + start, first[order, None], lengths)
+    read = right_padded([text.read for text in texts])
+    draft_read = ReadTexts.of(pair.draft_lm, read)
+    target_hidden = pair.target_lm.hidden_states(read.to(pair.target_lm.device), use_cache=False)
+    starts = [
+        _start(pair, number, text, (draft_read.hidden[number], target_hidden[number]), warp, settings)
+        for number, text in enumerate(texts)
+    ]
+    begun = Branches(*(torch.cat(values) for values in zip(*(vars(start.begun).values() for start in starts), strict=True)))
+    first_values = torch.cat([start.first_values for start in starts], dim=1)
     branch_values = first_values.new_zeros((*first_values.shape, settings.max_tokens))
-    branch_values[:, :, 0] = first_values[:, order]
+    branch_values[:, :, 0] = first_values
 
     def keep(rows: Tensor, depth: int, logits: Tensor, distribution: Tensor, sampled: Tensor) -> None:
         branch_values[:, rows, depth] = _values(logits, distribution, sampled)
 
-    branches = draft_read.grow(pair, begun, uniforms.branch[draft_sample, start], warp, settings.batch_size, keep)
-    return {
-        "response_ids": list(response),
-        "limit": limit,
-        "finished": response[-1] in pair.stop_tokens,
-        "accepted": accepted.flatten().cpu().numpy(),
-        "branch_draw": draft_sample.cpu().numpy(),
-        "branch_start": start.cpu().numpy(),
-        "branch_length": branches.lengths.cpu().numpy(),
-        "branch_ids": branches.tokens[branches.used].cpu().numpy(),
-        **dict(zip(COLUMNS, torch.cat([values, branch_values[:, branches.used]], dim=1).cpu().numpy(), strict=True)),
-    }
+    uniform = torch.cat([start.uniform for start in starts])
+    branches = draft_read.grow(pair, begun, uniform, warp, num_positions, keep)
+    columns, first = [], 0
+    for text, start in zip(texts, starts, strict=True):
+        rows = slice(first, first + len(start.sample))
+        columns.append(start.columns(pair, text, branches.rows(rows), branch_values[:, rows]))
+        first = rows.stop
+    return columns
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What follows from the states along one response: its outcomes, and the first tokens of its b branches.
+
+    `accepted` (Q, N) bool and the columns `values` (C, N) of its tokens; `sample` (b,) and `position` (b,) of the branches in
+    `begun`, the columns `first_values` (C, b) of their first tokens, and their numbers `uniform` (b, K).
+    """
+
+    accepted: Tensor
+    values: Tensor
+    sample: Tensor
+    position: Tensor
+    begun: Branches
+    first_values: Tensor
+    uniform: Tensor
+
+    def columns(self, pair: Pair, text: ResponseToRecord, branches: Branches, branch_values: Tensor) -> dict[str, Any]:
+        """Return the columns of the response from its grown branches and their columns (C, b, K)."""
+        return {
+            "response_ids": list(text.response),
+            "limit": text.limit,
+            "finished": text.response[-1] in pair.stop_tokens,
+            "accepted": self.accepted.flatten().cpu().numpy(),
+            "branch_draw": self.sample.cpu().numpy(),
+            "branch_start": self.position.cpu().numpy(),
+            "branch_length": branches.lengths.cpu().numpy(),
+            "branch_ids": branches.tokens[branches.used].cpu().numpy(),
+            **dict(zip(COLUMNS, torch.cat([self.values, branch_values[:, branches.used]], dim=1).cpu().numpy(), strict=True)),
+        }
+
+
+def _start(
+    pair: Pair,
+    number: int,
+    text: ResponseToRecord,
+    hidden: tuple[Tensor, Tensor],
+    warp: Warp,
+    settings: RecordSettings,
+) -> _Start:
+    """Return the start of recording the response in row `number` of a batch.
+
+    Args:
+        hidden: the states (T, H) of the draft and of the target in that row; those after its end mean nothing.
+    """
+    used = slice(len(text.prompt) - 1, len(text.prompt) + len(text.response) - 1)
+    draft_hidden, target_hidden = (each[used] for each in hidden)
+    tokens = torch.tensor(list(text.response), device=pair.draft_lm.device)
+    uniforms = ResponseUniforms(*(value.to(tokens.device) for value in vars(text.uniforms).values()))
+    parts = []
+    for piece in torch.arange(len(tokens), device=tokens.device).split(_slice_size(pair, settings)):
+        draft_logits = pair.draft_lm.logits(draft_hidden[piece])
+        target_logits = pair.target_lm.logits(target_hidden[piece.to(target_hidden.device)]).to(tokens.device)
+        parts.append(_outcomes(pair, draft_logits, target_logits, tokens[piece], piece, text.limit, warp, uniforms))
+    accepted, values, draft_sample, start, first, first_values = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
+    order = torch.argsort(start * settings.num_samples + draft_sample)  # branches are stored by position
+    draft_sample, start = draft_sample[order], start[order]
+    lengths = (text.limit - 1 - start).clamp_max(settings.max_tokens)
+    begun = Branches(torch.full_like(start, number), len(text.prompt) + start, first[order, None], lengths)
+    return _Start(accepted, values, draft_sample, start, begun, first_values[:, order], uniforms.branch[draft_sample, start])
 
 
 def _slice_size(pair: Pair, settings: RecordSettings) -> int:

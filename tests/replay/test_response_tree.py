@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,14 @@ from statistics_helper import chi_square_p_value
 from specheads import Warp
 from specheads.decoding.branches import Branches
 from specheads.features import RECORDED, drafting_features
-from specheads.replay.response_tree import RecordSettings, ResponseUniforms, node_states, record_response
+from specheads.replay.response_tree import (
+    COLUMNS,
+    RecordSettings,
+    ResponseToRecord,
+    ResponseUniforms,
+    node_states,
+    record_responses,
+)
 
 PROMPT, RESPONSE = [2, 0, 1], [1, 1, 0, 2, 0, 1, 2, 2, 0, 1]
 
@@ -16,7 +25,9 @@ PROMPT, RESPONSE = [2, 0, 1], [1, 1, 0, 2, 0, 1, 2, 2, 0, 1]
 def record(pair, warp, response=RESPONSE, prompt=PROMPT, num_samples=3, max_tokens=5, batch_size=4, limit=None, seed=0):
     settings = RecordSettings(num_samples, max_tokens, batch_size)
     uniforms = ResponseUniforms.of(seed, "ab", num_samples, len(response), max_tokens)
-    return record_response(pair, prompt, response, limit or len(response), warp, uniforms, settings)
+    text = ResponseToRecord(prompt, response, limit or len(response), uniforms)
+    (row,) = record_responses(pair, [text], warp, settings, batch_size * (len(text.read) + max_tokens))
+    return row
 
 
 def branches_of(row):
@@ -150,3 +161,29 @@ def test_batches_of_branches_do_not_matter():
     assert single.keys() == many.keys()
     for name in single:
         np.testing.assert_allclose(single[name], many[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("num_positions", [1, 100, 10_000])
+def test_responses_that_are_recorded_together_are_recorded_as_alone(name, num_positions):
+    """In float64, of different lengths, one of them without a branch; features are kept in float32."""
+    pair, generator, settings = family_pair(name), np.random.default_rng(6), RecordSettings(8, 4, 8)
+    lengths = [(3, 9), (11, 1), (6, 13), (1, 2)]
+    texts = [
+        ResponseToRecord(
+            generator.integers(29, size=before).tolist(),
+            generator.integers(29, size=after).tolist(),
+            max(2, after),
+            ResponseUniforms.of(number, "ab", 8, after, 4),
+        )
+        for number, (before, after) in enumerate(lengths)
+    ]
+    texts.append(replace(texts[0], response=texts[0].response[:1], limit=1))  # what the limit ends is not drafted
+    together = record_responses(pair, texts, Warp(0.8), settings, num_positions)
+    assert len(together) == 5 and not len(together[4]["branch_ids"]) and len(together[0]["branch_ids"])
+    for text, row in zip(texts, together, strict=True):
+        (alone,) = record_responses(pair, [text], Warp(0.8), settings, 100)
+        assert row.keys() == alone.keys()
+        for column, values in alone.items():
+            tolerance = 1e-6 if column in COLUMNS else 0
+            np.testing.assert_allclose(row[column], values, rtol=tolerance, atol=tolerance)

@@ -71,7 +71,7 @@ class Calibration(Settings):
         "same",
     )
     batch_size: Annotated[int, count(1, 2**16)] = setting(
-        64, "the number of branches that the draft reads together; fewer take less memory"
+        64, "the number of branches of the longest text that the draft reads together; fewer take less memory"
     )
 
 
