@@ -1,4 +1,4 @@
-"""Sampled rows of a live batch follow the target whatever their neighbours draft; a policy that looks at a token first is seen."""
+"""Sampled rows of a live batch follow the target whatever their neighbours draft; a policy that peeks at a token is seen."""
 
 import itertools
 
