@@ -6,8 +6,9 @@ from fakes import needs_compiler
 from families import CONFIGS, VOCAB_SIZE, WINDOW, tiny_model
 from transformers import MistralConfig
 
-from specheads.decoding.engine import EagerEngine, RowPlaces
+from specheads.decoding.engine import EagerEngine, RowPlaces, eager
 from specheads.decoding.engine.compiled import StepModule
+from specheads.decoding.engine.row_reading import RowsLayer, slice_of
 from specheads.decoding.engine.static import StaticEngine, StepKind
 from specheads.language_model import LanguageModel
 
@@ -55,6 +56,33 @@ def test_rows_are_read_as_alone(name):
     expected = rows.expected()
     assert len(torch.unique(expected, dim=0)) == len(expected) == 6
     torch.testing.assert_close(actual, expected, atol=2e-5, rtol=0)
+
+
+def test_rows_that_follow_each_other_are_a_slice():
+    slices = [slice_of(torch.tensor(rows)) for rows in ([0, 1, 2], [2, 3], [1], [0, 2], [1, 0], [0, 0], [0, 1, 1])]
+    assert slices == [slice(0, 3), slice(2, 4), slice(1, 2), None, None, None, None]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rows_in_order_are_read_where_they_lie_to_the_last_bit(name, monkeypatch):
+    """Whether attention gets views or copies does not matter for its sums."""
+    sizes, (rows, other) = [], (Rows(name), Rows(name))
+    places = RowPlaces(torch.tensor([1, 2, 3]), torch.tensor([4, 30, 7]))
+    update = RowsLayer.update
+
+    def seen(self, *states):
+        keys, values = update(self, *states)
+        sizes.append((keys.shape[0], keys.untyped_storage().data_ptr() == self.keys.untyped_storage().data_ptr()))
+        return keys, values
+
+    monkeypatch.setattr(RowsLayer, "update", seen)
+    views = rows.engine.rows_step(logits_of)(rows.tokens[:3], 40, places)
+    monkeypatch.setattr(eager, "slice_of", lambda rows: None)
+    copies = other.engine.rows_step(logits_of)(rows.tokens[:3], 40, places)
+    assert torch.equal(views, copies) and len(torch.unique(views, dim=0)) == 3
+    half = len(sizes) // 2
+    assert set(sizes[:half]) == {(3, True)} and set(sizes[half:]) == {(3, False)}
 
 
 @needs_compiler

@@ -100,7 +100,7 @@ class BatchDecoder:
             started = [Row(number, free.pop(), session) for number, session in islice(waiting, len(free))]
             if started:
                 self._start(started)
-            rows += started
+            rows = sorted([*rows, *started], key=lambda row: row.row)  # in the order of memory, which saves engines copies
             if not rows:
                 return
             self._take_round(rows, ends)

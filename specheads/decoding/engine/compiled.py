@@ -48,7 +48,8 @@ class StepModule(nn.Module):
                 replaced.enter_context(self.packed.replacing())
             if self.has_operators:
                 replaced.enter_context(replaced_operations(inputs[0] if self.reads_all_rows else None))
-            return self.compiled_step(memory, tokens, start, places, inputs, gathers=not self.reads_all_rows)
+            chosen = slice(None) if self.reads_all_rows else None
+            return self.compiled_step(memory, tokens, start, places, inputs, chosen=chosen)
 
 
 class CompiledEngine(StaticEngine):

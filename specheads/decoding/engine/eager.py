@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from specheads.decoding.engine.row_reading import RowMemory, RowPlaces, reading_rows
+from specheads.decoding.engine.row_reading import RowMemory, RowPlaces, reading_rows, slice_of
 from specheads.decoding.engine.tree_reading import TreeSlots, reading_tree
 from specheads.language_model import LanguageModel
 
@@ -183,14 +183,14 @@ def read_rows(
     places: RowPlaces,
     size: int,
     inputs: tuple[Any, ...],
-    gathers: bool = True,
+    chosen: slice | None = None,
 ) -> Any:
     """Run a forward pass over `tokens` (N, 1) at `places` that reads `size` positions of memory, and then the epilogue.
 
     Args:
-        gathers: see RowsLayer.
+        chosen: see RowsLayer.
     """
-    with reading_rows(lm, memory, places, size, gathers) as kwargs:
+    with reading_rows(lm, memory, places, size, chosen) as kwargs:
         hidden = lm.hidden_states(tokens, **kwargs)
     return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden)), *inputs)
 
@@ -272,7 +272,9 @@ class EagerEngine:
         @torch.no_grad()
         def run(tokens: Tensor, end: int, places: RowPlaces, *inputs: Any) -> Any:
             memory = [(layer.keys, layer.values) if layer.is_initialized else NO_MEMORY for layer in self._layers]
-            return read_rows(self.lm, epilogue, memory, tokens, places, end, inputs)
+            # A token of each of all rows: what it attends to lies in memory as attention wants it.
+            chosen = slice_of(places.rows) if places.rows.device.type == "cpu" else None
+            return read_rows(self.lm, epilogue, memory, tokens, places, end, inputs, chosen)
 
         return run
 

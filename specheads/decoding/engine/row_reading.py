@@ -25,16 +25,22 @@ class RowPlaces(NamedTuple):
     positions: Tensor
 
 
+def slice_of(rows: Tensor) -> slice | None:
+    """Return the slice that takes `rows` (N,), or None if they do not follow each other; on a CPU, where asking costs no wait."""
+    first = int(rows[0])
+    return slice(first, first + len(rows)) if torch.equal(rows, torch.arange(first, first + len(rows))) else None
+
+
 class RowsLayer(CacheLayerMixin):
     """One attention layer's memory inside such a forward pass, read as far as `size`."""
 
     is_sliding = False
     is_compileable = True
 
-    def __init__(self, keys: Tensor, values: Tensor, places: RowPlaces, size: int, gathers: bool) -> None:
-        """`gathers`: whether attention gets keys and values of each token's row, copied, or those of all rows."""
+    def __init__(self, keys: Tensor, values: Tensor, places: RowPlaces, size: int, chosen: slice | None) -> None:
+        """`chosen`: the rows whose keys and values attention gets; None: each token's, copied."""
         super().__init__()
-        self.keys, self.values, self.places, self.size, self.gathers = keys, values, places, size, gathers
+        self.keys, self.values, self.places, self.size, self.chosen = keys, values, places, size, chosen
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -46,7 +52,7 @@ class RowsLayer(CacheLayerMixin):
         self.keys[rows, :, positions] = key_states[:, :, 0]
         self.values[rows, :, positions] = value_states[:, :, 0]
         keys, values = self.keys[:, :, : self.size], self.values[:, :, : self.size]
-        return (keys[rows], values[rows]) if self.gathers else (keys, values)
+        return (keys[rows], values[rows]) if self.chosen is None else (keys[self.chosen], values[self.chosen])
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.size, 0
@@ -60,13 +66,13 @@ class RowsLayer(CacheLayerMixin):
 
 @contextmanager
 def reading_rows(
-    lm: LanguageModel, memory: RowMemory, places: RowPlaces, size: int, gathers: bool = True
+    lm: LanguageModel, memory: RowMemory, places: RowPlaces, size: int, chosen: slice | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield the arguments with which `lm.hidden_states` reads tokens (N, 1) at their places.
 
     Args:
         size: positions of memory that are read.
-        gathers: whether attention gets keys and values of each token's row, copied, or those of all rows.
+        chosen: the rows whose keys and values attention gets; None: each token's, copied.
     """
     key_position = torch.arange(size, device=places.rows.device)
     positions = places.positions[:, None]
@@ -74,7 +80,7 @@ def reading_rows(
     kwargs = {
         "position_ids": positions.clamp_max(lm.window - 1),
         "attention_mask": masks,
-        "past_key_values": Cache(layers=[RowsLayer(keys, values, places, size, gathers) for keys, values in memory]),
+        "past_key_values": Cache(layers=[RowsLayer(keys, values, places, size, chosen) for keys, values in memory]),
         "use_cache": True,
     }
     base_model: Any = lm.model.base_model

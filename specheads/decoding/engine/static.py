@@ -83,18 +83,18 @@ def run_step(
     start: Tensor,
     places: Tensor,
     inputs: tuple[Any, ...],
-    gathers: bool = True,
+    chosen: slice | None = None,
 ) -> Any:
     """Run a forward pass over `tokens` (1, T) at position `start`, or in rows, and then the epilogue.
 
     It reads as much memory as `places` is long.
 
     Args:
-        gathers: of a step in rows, see RowsLayer.
+        chosen: of a step in rows, see RowsLayer.
     """
     size, count = places.shape[0], tokens.shape[1]
     if kind.rows:
-        return read_rows(lm, epilogue, memory, tokens, inputs[0], size, inputs[1:], gathers)
+        return read_rows(lm, epilogue, memory, tokens, inputs[0], size, inputs[1:], chosen)
     cache = Cache(layers=[StaticLayer(keys, values, start, size) for keys, values in memory])
     if kind.tree:
         tree_slots, inputs = inputs[0], inputs[1:]

@@ -10,6 +10,7 @@ from families import CONFIGS, VOCAB_SIZE, family_pair
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, drafting, stopping, verification
 from specheads.decoding.baseline import Baseline
 from specheads.decoding.batch import decoder as batch_decoder
+from specheads.decoding.batch.rounds import SpeculativeRounds
 
 VOCAB = 40
 GREEDY, SAMPLED = Warp(temperature=0), Warp(top_k=4, top_p=0.95)
@@ -243,3 +244,18 @@ def test_trees_decode_one_prompt_at_a_time():
 def test_the_number_of_rows_is_checked(size):
     with pytest.raises(UserError, match="max_batch"):
         SpeculativeDecoder(tiny_pair(), engine="eager").generate_batch([[1]], size)
+
+
+def test_rows_stay_in_the_order_of_memory(monkeypatch):
+    """So an engine can read them without an index, also after others took the places of some."""
+    decoder, seen = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0), engine="eager"), []
+    take = SpeculativeRounds.take
+
+    def spied(self, rows, *arguments):
+        seen.append(([row.row for row in rows], [row.number for row in rows]))
+        return take(self, rows, *arguments)
+
+    monkeypatch.setattr(SpeculativeRounds, "take", spied)
+    batched(decoder, PROMPTS, 3, 25, SEEDS)
+    assert all(places == sorted(places) for places, _ in seen)
+    assert any(numbers != sorted(numbers) for _, numbers in seen)
