@@ -5,8 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 from transformers.utils.hub import extract_commit_hash
 
 from specheads.errors import UserError
@@ -37,7 +36,7 @@ def from_pretrained(loader: Any, location: str | Path, revision: str | None = No
         ) from error
 
 
-def revision_of(model: nn.Module, location: str | Path) -> str:
+def revision_of(model: PreTrainedModel, location: str | Path) -> str:
     """Return the version of a loaded model: the hub commit, or the `folder_revision` of a local folder, and its temperature."""
     revision = getattr(model.config, "_commit_hash", None) or folder_revision(location)
     return _at_temperature(revision, getattr(model.config.get_text_config(), DRAFT_TEMPERATURE, 1.0))
