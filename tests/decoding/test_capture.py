@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from specheads.decoding.engine.capture import WARM_UPS, GraphRecorder, ImitatingRecorder, recorder_for
+from specheads.decoding.engine.capture import WARM_UPS, GraphRecorder, HeldInputs, ImitatingRecorder, recorder_for
 
 
 class Stream:
@@ -136,3 +136,46 @@ def test_a_replay_of_the_stand_in_writes_where_the_first_run_wrote():
     assert out.tolist() == [1, 1]
     replay()
     assert out.tolist() == [5, 5]
+
+
+def test_a_result_that_lies_in_one_place_is_there_after_a_replay():
+    state = torch.zeros(2)
+    replay, (out, other) = recorder_for(torch.device("cpu")).capture(lambda: (state.add_(1), state + 1))
+    assert out is state and other.data_ptr() != state.data_ptr()
+    number = state[0].item()
+    replay()
+    assert out.tolist() == [number + 1] * 2 and other.tolist() == [number + 2] * 2
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    """The lists of tensors that were copied by one call each."""
+    calls, copy = [], torch._foreach_copy_
+
+    def counted(held, given, non_blocking):
+        calls.append((list(held), list(given)))
+        copy(held, given, non_blocking=non_blocking)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", counted)
+    return calls
+
+
+def test_inputs_of_one_type_are_copied_together_and_those_in_place_not_at_all(copies):
+    held = [torch.zeros(2), torch.zeros(3, dtype=torch.long), torch.zeros(()), torch.zeros(1, dtype=torch.bool)]
+    inputs = HeldInputs(held)
+    given = [torch.ones(2), torch.arange(3), torch.tensor(7.0), torch.tensor([True])]
+    inputs.fill(given)
+    assert all(torch.equal(old, new) for old, new in zip(held, given, strict=True))
+    assert [[tensor.dtype for tensor in new] for _, new in copies] == [[torch.float32] * 2, [torch.int64], [torch.bool]]
+    copies.clear()
+    inputs.fill([held[0], given[1], held[2].view(()), held[3]])
+    assert [len(new) for _, new in copies] == [1] and copies[0][1][0] is given[1]
+
+
+def test_inputs_that_lie_in_the_places_of_others_are_not_lost():
+    held = [torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])]
+    HeldInputs(held).fill([held[1], held[2], held[0]])
+    assert [tensor.item() for tensor in held] == [2, 3, 1]
+    wide = torch.arange(4.0)
+    HeldInputs([wide]).fill([wide.flip(0)[:4]])
+    assert wide.tolist() == [3, 2, 1, 0]

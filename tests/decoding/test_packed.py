@@ -302,3 +302,49 @@ def test_operators_that_fail_without_a_reason(monkeypatch, caplog):
 def test_the_panels_of_a_group_are_those_of_its_weights_in_turn(lm):
     layer = lm.model.model.layers[0].mlp
     assert torch.equal(packed_model(lm, []).copies[2].panels, pack(torch.cat([layer.gate_proj.weight, layer.up_proj.weight])))
+
+
+class Scaled(torch.Tensor):
+    """A weight that is made of two tensors, as quantized ones are, and has no memory of its own."""
+
+    @staticmethod
+    def __new__(cls, numbers, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=scale.dtype)
+
+    def __init__(self, numbers, scale):
+        self.numbers, self.scale = numbers, scale
+
+    def __tensor_flatten__(self):
+        return ["numbers", "scale"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts, context, size, stride):
+        return cls(parts["numbers"], parts["scale"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].numbers, args[0].scale)
+        plain = [arg.numbers * arg.scale if isinstance(arg, Scaled) else arg for arg in args]
+        return function(*plain, **(kwargs or {}))
+
+
+def test_a_weight_that_is_made_of_tensors_has_their_places():
+    weight = Scaled(torch.ones(4, 6, dtype=torch.int8), torch.tensor(0.5))
+    place = packed.Place(weight)
+    assert place == packed.Place(weight)
+    assert place != packed.Place(Scaled(weight.numbers, weight.scale))
+    weight.scale.fill_(2.0)
+    assert place != packed.Place(weight)
+    place = packed.Place(weight)
+    weight.numbers = weight.numbers.clone()  # a module that is moved keeps the weight and exchanges what it is made of
+    assert place != packed.Place(weight)
+
+
+def test_a_layer_with_a_weight_that_is_made_of_tensors_is_left_as_it_is():
+    lm = family_pair("llama").target_lm
+    layer = lm.model.model.layers[0]
+    weight = layer.mlp.up_proj.weight
+    layer.mlp.up_proj.weight = nn.Parameter(Scaled(weight.round().to(torch.int8), torch.ones((), dtype=weight.dtype)), False)
+    assert not packed.has_operator(layer) and not packed._is_packable(layer.mlp.up_proj)
+    assert packed.has_operator(lm.model.model.layers[1]) and packed._is_packable(layer.mlp.down_proj)

@@ -52,6 +52,8 @@ class ChainState(NamedTuple):
 class ChainStep:
     """The epilogue of a draft forward pass: warp, sample, features, stopping rule. An engine may compile it."""
 
+    updates_last_input = True
+
     def __init__(self, lm: LanguageModel, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> None:
         self.lm, self.warp, self.rule, self.memory = lm, warp, rule, memory
         self.compile_key = (ChainStep, warp, rule.compile_key, memory)
@@ -122,7 +124,7 @@ class ChainDrafter:
             tokens, count = memory.drafted(count), count + 1
             if self._ahead:
                 self._flag.send(state.stopped)
-            elif state.stopped.item():
+            elif self._flag.wait_for(state.stopped):
                 break
         needs_next = num_probs_needed > count
         if needs_next and calls == count:  # only the distribution matters, the state stays as it is
@@ -163,6 +165,13 @@ class Flag:
         self._flag.copy_(flag, non_blocking=True)
         if self._arrived is not None:
             self._arrived.record(torch.cuda.current_stream(flag.device))
+
+    def wait_for(self, flag: Tensor) -> bool:
+        """Return the value of `flag` (1,) as soon as the device has it, and not what it does afterwards."""
+        if self._arrived is None:
+            return bool(flag.item())
+        self.send(flag)
+        return self.read()
 
     def read(self) -> bool:
         """Return the value that was sent last."""

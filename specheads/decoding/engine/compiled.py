@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Hashable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any, cast
 
@@ -22,6 +22,8 @@ from specheads.language_model import LanguageModel
 
 logger = logging.getLogger(__name__)
 
+Replacing = Callable[[], AbstractContextManager[None]]
+
 WIDTHS = ("one token", "a few tokens", "many tokens")
 FEW = 5  # example tokens for "a few": sizes of 1, and those next to them, would be compiled as constants
 
@@ -34,8 +36,9 @@ def width_of(count: int) -> int:
 class StepModule(nn.Module):
     """`run_step` as a module that owns the weights it reads."""
 
-    def __init__(self, lm: LanguageModel, epilogue: Epilogue, kind: StepKind, few: bool) -> None:
+    def __init__(self, lm: LanguageModel, epilogue: Epilogue, kind: StepKind, few: bool, replacing: Replacing) -> None:
         super().__init__()
+        self.replacing = replacing
         self.model, self.others = lm.model, nn.ModuleList(modules_in(epilogue.compile_key))
         self.has_operators = (few or kind.rows) and lm.device.type == "cpu" and load_operators()
         self.packed = packed_model(lm, list(self.others)) if self.has_operators and few else None
@@ -44,6 +47,7 @@ class StepModule(nn.Module):
 
     def forward(self, tokens: Tensor, start: Tensor, places: Tensor, memory: Memory, inputs: tuple[Any, ...]) -> Any:
         with ExitStack() as replaced:
+            replaced.enter_context(self.replacing())
             if self.packed is not None:
                 replaced.enter_context(self.packed.replacing())
             if self.has_operators:
@@ -54,6 +58,8 @@ class StepModule(nn.Module):
 
 class CompiledEngine(StaticEngine):
     """`engine=compiled`. `strict`: raise UserError if a step cannot be compiled, instead of running it uncompiled."""
+
+    replacing: Replacing = nullcontext  # what steps compute in another way
 
     def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, spare_capacity: int = 0, num_rows: int = 1) -> None:
         super().__init__(lm, capacity, spare_capacity, num_rows)
@@ -81,6 +87,11 @@ class CompiledEngine(StaticEngine):
 
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
         return (width_of(count),)
+
+    @property
+    def _example_size(self) -> int:
+        """The positions that a step reads while it is traced."""
+        return self.bucket
 
     def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         """Return the compiled step, from disk if it was kept."""
@@ -132,15 +143,15 @@ class CompiledEngine(StaticEngine):
         """Return how a step is compiled, and the module that is traced."""
         tokens, first, _, inputs = args
         width = width_of(tokens.numel())
-        tokens, places = tokens.new_zeros(1, FEW) if width == 1 and not kind.rows else tokens, self._places[: self.bucket]
-        module = StepModule(self.lm, epilogue, kind, few=width < 2)
+        tokens, places = tokens.new_zeros(1, FEW) if width == 1 and not kind.rows else tokens, self._places[: self._example_size]
+        module = StepModule(self.lm, epilogue, kind, few=width < 2, replacing=self.replacing)
         options = OPTIONS
         if self.lm.device.type == "cpu":
             options = CPU_OPTIONS | {"cpp.threads": torch.get_num_threads()}
         if module.has_operators:
             options |= {"aot_inductor.custom_ops_to_c_shims": declarations()}
         what = f"{type(epilogue).__name__} of {type(self.lm.model).__name__} for {WIDTHS[width]}"
-        replaced = module.has_operators, module.packed is not None
+        replaced = module.has_operators, module.packed is not None, self.replacing.__name__
         name = name_of(self.lm, epilogue, kind, width, replaced, options, self._memory, inputs)
 
         def compile_program() -> CompiledProgram:

@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils._triton import has_triton
 
-from specheads.decoding.engine.capture import recorder_for
+from specheads.decoding.engine.capture import HeldInputs, Replay, Step, recorder_for
 from specheads.decoding.engine.compile_plan import Plan
 from specheads.decoding.engine.compiled import CompiledEngine
+from specheads.decoding.engine.compiled_program import leaves_of
 from specheads.decoding.engine.eager import CompiledStep, Epilogue
+from specheads.decoding.engine.grouped_attention import PART, attending_in_groups, is_faster
 from specheads.decoding.engine.static import Runner, StepKind, run_step
 from specheads.errors import UserError
 from specheads.language_model import LanguageModel
@@ -28,13 +30,30 @@ logger = logging.getLogger(__name__)
 class GraphEngine(CompiledEngine):
     """`engine=cuda_graph`: captures compiled steps where Triton can compile them, and plain ones elsewhere."""
 
-    bucket = 128
+    bucket = PART  # of attention in groups
+    _joined: Tensor | None = None  # the memory of one text, (layers * 2, 1, heads, capacity, head size), if layers are alike
 
     def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, spare_capacity: int = 0, num_rows: int = 1) -> None:
         super().__init__(lm, capacity, strict, spare_capacity, num_rows)
         self._compiles = lm.device.type == "cuda" and has_triton()
         self._inputs: dict[Hashable, tuple[Any, ...]] = {}
         self._recorder = recorder_for(lm.device)
+        if self._groups_queries():
+            self.replacing = attending_in_groups
+
+    @torch.no_grad()
+    def allocate(self) -> None:
+        """Allocate the memory of all layers as one tensor: two launches move what a tree keeps, where each layer takes four."""
+        super().allocate()
+        tensors = self._key_value_tensors()
+        if len({(memory.shape, memory.dtype, memory.device) for memory in tensors}) != 1:
+            return
+        self._joined = tensors[0].new_zeros(len(tensors), *tensors[0].shape)
+        for layer, memory in zip(self._written(), self._joined.split(2), strict=True):
+            layer.keys, layer.values = memory
+
+    def _key_value_tensors(self) -> list[Tensor]:
+        return super()._key_value_tensors() if self._joined is None else [self._joined]
 
     def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
         if Plan.active is None:  # what is captured cannot be compiled ahead
@@ -62,6 +81,10 @@ class GraphEngine(CompiledEngine):
     def _sizes(self) -> list[int]:
         return sorted({self._size(end) for end in range(self.bucket, self._reach + 1, self.bucket)})
 
+    @property
+    def _example_size(self) -> int:
+        return 2 * self.bucket  # a compiler takes the number of parts of attention for a constant if it is 1
+
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
         return (count, size)
 
@@ -69,31 +92,63 @@ class GraphEngine(CompiledEngine):
         return (count, size, *(leaf.shape for leaf in tree_leaves(inputs)))
 
     def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
-        if self._compiles:
-            compiled_step = super()._prepare(epilogue, kind, args)
-        else:
-            compiled_step = partial(run_step, self.lm, epilogue, kind, self._memory)
+        compiled_step = super()._prepare(epilogue, kind, args) if self._compiles else partial(self._run_step, epilogue, kind)
         tokens, start, places, inputs = args
-        # Graphs of one step share their inputs, whatever their size: a draft's distributions are large.
+        # Graphs of one step share their inputs, whatever their size: the state that one leaves lies where the next reads it.
         key = (epilogue.compile_key, kind, tuple(leaf.shape for leaf in tree_leaves(inputs)))
         inputs = self._inputs.setdefault(key, tree_map_only(Tensor, torch.clone, inputs))
-        static = (tokens.clone(), inputs)
+        tokens = tokens.clone()
+        step = partial(compiled_step, tokens, start, places, inputs)
         try:
-            replay, out = self._recorder.capture(lambda: compiled_step(static[0], start, places, static[1]))
+            if getattr(epilogue, "updates_last_input", False):
+                replay, out = self._capture_update(step, inputs[-1])
+            else:
+                replay, out = self._recorder.capture(step)
         except RuntimeError as error:  # a forward pass that waits for the device cannot be captured
             reason = next(iter(str(error).strip().splitlines()), "")
             if self.strict:
                 raise UserError(f"{type(self.lm.model).__name__} cannot be captured ({reason}); use engine=compiled.") from error
             logger.warning("%s runs uncaptured: %s", type(self.lm.model).__name__, reason)
             return compiled_step
-        held = tree_leaves(static)
+        held = HeldInputs(leaves_of((tokens, inputs)))
 
         def run(tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]) -> Any:
-            torch._foreach_copy_(held, tree_leaves((tokens, inputs)), non_blocking=True)
+            held.fill(leaves_of((tokens, inputs)))
             replay()
             return out
 
         return run
+
+    def _run_step(self, epilogue: Epilogue, kind: StepKind, *args: Any) -> Any:
+        with self.replacing():
+            return run_step(self.lm, epilogue, kind, self._memory, *args)
+
+    def _groups_queries(self) -> bool:
+        """Whether attention in groups is the better one for steps; a GPU is asked for it. Without one, it is the one to test."""
+        keys = next((keys for keys, _ in self._memory if keys.numel()), None)
+        if self.lm.config._attn_implementation != "sdpa" or keys is None:
+            return False
+        if self.lm.device.type != "cuda":
+            return True
+        shape = keys.shape[1], self._reach, keys.shape[3]
+        return is_faster(keys.device, keys.dtype, self.lm.config.num_attention_heads, shape)
+
+    def _capture_update(self, step: Step, state: Any) -> tuple[Replay, Any]:
+        """Capture a step that writes its result, the new state, where it reads the old one: the next call copies nothing."""
+        held = leaves_of((state,))
+
+        def update() -> Any:
+            for old, new in zip(held, leaves_of((step(),)), strict=True):
+                if new is not old:
+                    old.copy_(new)
+            return state
+
+        kept = [tensor.clone() for tensor in held]  # the call's state, if that lies here; warm-ups overwrite it
+        try:
+            return self._recorder.capture(update)
+        finally:
+            for old, new in zip(held, kept, strict=True):
+                old.copy_(new)
 
     def _forget(self) -> None:
         super()._forget()

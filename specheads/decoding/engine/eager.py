@@ -37,6 +37,9 @@ class Epilogue(Protocol):
     def compile_key(self) -> Hashable:
         """Epilogues with equal keys compute the same, so an engine compiles one of them."""
 
+    # One with a true attribute `updates_last_input` returns the new value of its last input, which its caller passes to the next
+    # call in place of the old one; an engine may then overwrite the old one.
+
     # With both `*` and `**` a type checker accepts every list of inputs.
     def __call__(self, output: ForwardOutput, /, *inputs: Any, **named: Any) -> Any: ...
 
@@ -325,12 +328,15 @@ class EagerEngine:
         count = len(accepted_nodes)
         stay = next((i for i, node in enumerate(accepted_nodes) if i != node), count)  # those before it are in place already
         if stay < count:
-            moved, written = torch.tensor(accepted_nodes[stay:]) + base, self._written()
-            places = {device: moved.to(device) for device in {layer.keys.device for layer in written}}
-            for layer in written:
-                for memory in (layer.keys, layer.values):
-                    memory[:, :, base + stay : base + count] = memory[:, :, places[memory.device]]
+            moved, tensors = torch.tensor(accepted_nodes[stay:]) + base, self._key_value_tensors()
+            places = {device: moved.to(device) for device in {memory.device for memory in tensors}}
+            for memory in tensors:
+                memory[..., base + stay : base + count, :] = memory[..., places[memory.device], :]
         self.rewind(base + count)
+
+    def _key_value_tensors(self) -> list[Tensor]:
+        """Return the tensors (..., capacity, head size) that memory consists of."""
+        return [memory for layer in self._written() for memory in (layer.keys, layer.values)]
 
     def clear(self) -> None:
         """Forget everything and zero it: a NaN would spread even from masked positions."""

@@ -13,12 +13,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specheads import sampling
 from specheads.decoding.engine.compile_plan import Plan, load_compiler_during
+from specheads.decoding.engine.grouped_attention import OTHER_ATTENTION, replaced_sdpa
 from specheads.decoding.engine.kernel_build import build, library_path, load_library
 from specheads.decoding.engine.row_reading import RowPlaces
 
 logger = logging.getLogger(__name__)
 
-OTHER_ATTENTION = ("dropout", "is_causal", "position_bias", "softcap", "cache")  # options that the operator does not have
 # Functions of sampling.py that an operator of the same name computes: with the same result, or with another rounding.
 SAME_SAMPLING, ROUNDED_SAMPLING = ("kth_largest", "most_likely", "token_at"), ("kept_softmax", "nucleus")
 OPERATORS = ("packed_linear", "masked_attention", "decoder_layer", *SAME_SAMPLING, *ROUNDED_SAMPLING)
@@ -103,16 +103,13 @@ def replaced_operations(places: RowPlaces | None = None) -> Iterator[None]:
         of_rows = (None, None) if places is None else places
         return torch.ops.specheads.masked_attention(query, key, value, mask, *of_rows, scale), None
 
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = attend
     # Compiled code rounds sums in another order anyway; what runs uncompiled keeps its bits.
     for name in sampling_functions if torch.compiler.is_compiling() else SAME_SAMPLING:
         setattr(sampling, name, getattr(torch.ops.specheads, name))
     try:
-        yield
+        with replaced_sdpa(attend):
+            yield
     finally:
-        del ALL_ATTENTION_FUNCTIONS["sdpa"]  # the library's own attention, which ours hid, is visible again
-        if ALL_ATTENTION_FUNCTIONS["sdpa"] is not plain:  # someone else's was hidden
-            ALL_ATTENTION_FUNCTIONS["sdpa"] = plain
         for name, function in sampling_functions.items():
             setattr(sampling, name, function)
 

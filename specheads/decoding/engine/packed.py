@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_made_of_tensors
 
 from specheads.decoding.engine.operators import pack, packed_linear
 from specheads.decoding.engine.packed_layer import PackedLayer, has_operator
@@ -33,7 +34,11 @@ class Place:
     def __init__(self, tensor: Tensor) -> None:
         # The tensor is held, so that no other one can take its place in memory.
         self.tensor = tensor
-        self._where = tensor.data_ptr(), tensor.dtype, 0 if tensor.is_inference() else tensor._version
+        self._where: tuple[Any, ...] = tensor.dtype, 0 if tensor.is_inference() else tensor._version
+        if is_made_of_tensors(tensor):  # it has no address, and a module that is moved may exchange what it is made of
+            self._where += tuple(Place(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
+        else:
+            self._where += (tensor.data_ptr(),)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Place) and self.tensor is other.tensor and self._where == other._where
@@ -148,7 +153,9 @@ def _places(group: Sequence[nn.Module]) -> list[Place]:
 
 
 def _is_packable(module: nn.Module) -> TypeGuard[nn.Linear]:
-    return type(module) is nn.Linear and module.weight.dtype.is_floating_point and module.weight.dtype.itemsize > 1
+    if type(module) is not nn.Linear or is_made_of_tensors(module.weight):
+        return False
+    return module.weight.dtype.is_floating_point and module.weight.dtype.itemsize > 1
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_made_of_tensors
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
@@ -31,6 +32,7 @@ def has_operator(module: nn.Module) -> bool:
     return (
         all(type(each) is nn.Linear and each.in_features % 2 == 0 for each in (*inputs, *others))  # no row needs padding
         and len(dtypes) == 1
+        and not any(is_made_of_tensors(weight) for weight in layer.parameters())  # such as quantized ones
         and all(dtype.is_floating_point and dtype.itemsize > 1 for dtype in dtypes)
         and len({each.bias is None for each in inputs}) == 1
         and all(each.bias is None for each in others)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specheads import SpeculativeDecoder, UserError, Warp, stopping
 from specheads.decoding.drafting import Autoregressive
+from specheads.decoding.drafting.autoregressive import Flag
 
 
 class Count(NamedTuple):
@@ -62,3 +63,24 @@ def test_a_step_ahead_of_the_flag_gives_the_same_tokens(warp, rule, engine):
 def test_ahead_is_true_or_false():
     with pytest.raises(UserError, match=r"drafting\.ahead=3"):
         Autoregressive(ahead=3)
+
+
+@pytest.mark.parametrize("value", [False, True])
+def test_a_flag_of_a_gpu_is_waited_for_by_its_event(monkeypatch, value):
+    """The host goes on when the flag has arrived; it does not wait for what was issued after it."""
+    calls = []
+
+    class Event:
+        def record(self, stream):
+            calls.append(("record", stream))
+
+        def synchronize(self):
+            calls.append("synchronize")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the queue")
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, pin_memory, **options: zeros(*size, **options))  # pinning needs a GPU
+    flag = Flag(torch.device("cuda:1"))
+    assert flag.wait_for(torch.tensor([value])) is value
+    assert calls == [("record", "the queue"), "synchronize"]

@@ -1,0 +1,134 @@
+"""Attention of steps on a GPU: the queries of a group together, and memory in parts that are read at the same time.
+
+Static memory needs a mask, which torch's flash attention does not take. For the kernel that takes one, transformers copies keys
+and values once for every query head, and that kernel has one block of threads for a head, however long the memory is. Here the
+queries that share keys are rows of one query, nothing is copied, and each part of the memory has its block of threads. The parts'
+results are weighted by their sums of exponentials (Dao et al. 2023, Flash-Decoding). Masks of trees are masks like others.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from specheads.decoding.engine.capture import GraphRecorder
+from specheads.sampling import at_least_float32
+
+logger = logging.getLogger(__name__)
+
+PART = 128  # keys; sizes of memory that a captured step reads are multiples of it
+MASKED = -1e30  # added to a masked score; with infinity, a part that is masked throughout would be NaN
+OTHER_ATTENTION = ("dropout", "is_causal", "position_bias", "softcap", "cache")  # options that only transformers' attention has
+PROBE_TOKENS, PROBE_RUNS = 8, 20  # of a usual verification; attentions in a graph that is timed
+LARGEST_ERROR = 0.02  # of the results' largest number, between two ways to round them in 16 bits
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
+    """Return the attention (B, T, H, D) of `query` (B, H, T, D) over `key` and `value` (B, G, S, D), S a multiple of PART.
+
+    Args:
+        mask: (B or 1, 1, T, S) bool, which keys a token attends to, one at least.
+        scale: of scores; default 1 / sqrt(D).
+    """
+    batch, heads, tokens, _ = query.shape
+    groups, num_parts, share = key.shape[1], key.shape[2] // PART, heads // key.shape[1]
+
+    def in_parts(memory: Tensor) -> Tensor:
+        return memory[:, :, : num_parts * PART].unflatten(2, (num_parts, PART)).flatten(0, 1)  # (B G, P, PART, D)
+
+    rows = query.reshape(batch * groups, 1, share * tokens, query.shape[-1]).expand(-1, num_parts, -1, -1)
+    bias = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device)
+    bias = bias.masked_fill(~mask, max(MASKED, torch.finfo(query.dtype).min))[:, 0, :, : num_parts * PART]
+    bias = bias.unflatten(2, (num_parts, PART)).transpose(1, 2)[:, None, :, None]  # (B or 1, 1, P, 1, T, PART)
+    bias = bias.expand(batch, groups, -1, share, -1, -1) if mask.shape[0] > 1 else bias.expand(-1, -1, -1, share, -1, -1)
+    bias = bias.reshape(-1, num_parts, share * tokens, PART).expand(batch * groups, -1, -1, -1)
+    out, log_sums = attend_parts(rows, in_parts(key), in_parts(value), bias, query.shape[-1] ** -0.5 if scale is None else scale)
+    whole = (log_sums.softmax(dim=1)[..., None] * out).sum(dim=1).to(query.dtype)
+    return whole.reshape(batch, heads, tokens, -1).transpose(1, 2).contiguous()
+
+
+def attend_parts(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Return each part's attention (N, P, R, D), and the logarithms of its sums of exponentials (N, P, R)."""
+    if query.is_cuda and query.dtype != torch.float64:  # which the kernel does not have
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+        out, log_sums, *_ = efficient(query, key, value, bias, True, scale=scale)
+        return out, log_sums[..., : query.shape[2]]  # the kernel fills rows up
+    query, key, value = (at_least_float32(tensor) for tensor in (query, key, value))
+    scores = scale * query @ key.transpose(-1, -2) + bias
+    log_sums = scores.logsumexp(dim=-1)
+    return (scores - log_sums[..., None]).exp() @ value, log_sums
+
+
+@contextmanager
+def attending_in_groups() -> Iterator[None]:
+    """While it is active, `attend` replaces transformers' attention `sdpa` under a mask; for code that is traced or captured."""
+    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def chosen(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
+        others = (options.get(name) for name in OTHER_ATTENTION)
+        if mask is None or mask.dtype != torch.bool or mask.shape[1] > 1 or any(isinstance(x, Tensor) or x for x in others):
+            return plain(module, query, key, value, mask, **options)
+        return attend(query, key, value, mask, options.get("scaling")), None
+
+    with replaced_sdpa(chosen):
+        yield
+
+
+@contextmanager
+def replaced_sdpa(attention: Callable[..., Any]) -> Iterator[None]:
+    """While it is active, `attention` is transformers' attention `sdpa`."""
+    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
+    try:
+        yield
+    finally:
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]  # the library's own attention, which ours hid, is visible again
+        if ALL_ATTENTION_FUNCTIONS["sdpa"] is not plain:  # someone else's was hidden
+            ALL_ATTENTION_FUNCTIONS["sdpa"] = plain
+
+
+@cache  # engines of one model take the same
+def is_faster(device: torch.device, dtype: torch.dtype, num_heads: int, key_shape: tuple[int, int, int]) -> bool:
+    """Whether `attend` is faster on a GPU than transformers' attention, over keys (G, S, D); both are captured.
+
+    False where it fails or computes something else, which is said.
+    """
+    (groups, size, head_size), count = key_shape, PROBE_TOKENS
+    query = torch.randn(1, num_heads, count, head_size, dtype=dtype, device=device)
+    keys, values = torch.randn(2, 1, *key_shape, dtype=dtype, device=device)
+    mask = torch.ones(count, size, dtype=torch.bool, device=device).tril(size - count)[None, None]
+    layer: Any = SimpleNamespace(num_key_value_groups=num_heads // groups, is_causal=True)
+    try:
+        expected, actual = sdpa_attention_forward(layer, query, keys, values, mask)[0], attend(query, keys, values, mask)
+        if not bool((actual - expected).abs().max() <= LARGEST_ERROR * expected.abs().max()):
+            logger.warning("attention in groups computes something else on this GPU; transformers' attention is used")
+            return False
+        plain = milliseconds(lambda: sdpa_attention_forward(layer, query, keys, values, mask), device)
+        grouped = milliseconds(lambda: attend(query, keys, values, mask), device)
+    except RuntimeError as error:
+        reason = next(iter(str(error).strip().splitlines()), "")
+        logger.warning("attention in groups fails on this GPU (%s); transformers' attention is used", reason)
+        return False
+    logger.info("attention over %d keys: %.3f ms in groups, %.3f ms as transformers does it", size, grouped, plain)
+    return grouped < plain
+
+
+def milliseconds(run: Callable[[], Any], device: torch.device) -> float:
+    """Return the time that a GPU takes for `run`, captured, without the launches of its kernels."""
+    replay, _ = GraphRecorder(device).capture(lambda: [run() for _ in range(PROBE_RUNS)])
+    queue, times = torch.cuda.current_stream(device), []
+    for _ in range(5):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record(queue)
+        replay()
+        end.record(queue)
+        end.synchronize()
+        times.append(start.elapsed_time(end) / PROBE_RUNS)
+    return min(times)
