@@ -7,29 +7,19 @@ import os
 
 import pytest
 import torch
+from draftings import DRAFTINGS
 from fakes import needs_compiler, tiny_pair
 from families import CONFIGS, VOCAB_SIZE, family_pair
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 from statistics_helper import chi_square_p_value
 
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, drafting, generate_baseline, stopping
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, generate_baseline, stopping
 from specheads.decoding.block_search import BlockSearch
 from specheads.decoding.pairing import DEFAULTS, check_pairing, default_verification, named_rules
 from specheads.decoding.records import DraftKind
 from specheads.pair_config import config_folder
 
-DRAFTINGS = {
-    "chain": drafting.Autoregressive(),
-    "layer_skip": drafting.LayerSkip([0]),
-    "lookup": drafting.Lookup(),
-    "beam": drafting.Beam(3),
-    "multi": drafting.Multi(3),
-    "batch": drafting.Multi(3, merge=False),
-    "distinct": drafting.Multi(3, replacement=False),
-    "tree": drafting.Tree(3, 0.02, 0.02, max_nodes=20, max_width=5),
-    "graph": drafting.Graph(tau=1, max_verified=24, top_k=3, theta_prob=0.02, theta_sib=0.02, max_nodes=20, max_width=5),
-}
 RULES = named_rules()
 LOSSLESS = [
     (name, rule)

@@ -1,12 +1,12 @@
 """Nano and every model family in float64: eager steps, captured ones and transformers' plain generation emit the same tokens."""
 
 import pytest
+from draftings import DRAFTINGS
 from families import CONFIGS, WINDOW
 
 from specheads import SpeculativeDecoder, Warp, generate_baseline, stopping
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.verification import TreeMatch
-from tests.decoding.test_pairings import DRAFTINGS
 from tests.gpu.checks import ENGINES, family_there, plain_greedy, random_head, random_prompt
 
 NUM_TOKENS = 40  # beyond Gemma 2's sliding window
