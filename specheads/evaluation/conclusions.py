@@ -1,9 +1,9 @@
 """The conclusions of a report: which ratios and rules matter, and the key findings and notes as sentences."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
-from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
+from specheads.evaluation.candidate import CEILING, FIXED, LOAD_AWARE, ORACLE, TARGET
 from specheads.evaluation.number_text import (
     change,
     change_limits,
@@ -11,10 +11,11 @@ from specheads.evaluation.number_text import (
     percent_limits,
     ratio_name,
     share_text,
+    signed,
     times,
     times_limits,
 )
-from specheads.evaluation.report import MEASURED, DataSet, Report, Winner
+from specheads.evaluation.report import MEASURED, BatchRow, BatchTable, DataSet, Report, Winner
 from specheads.replay.cost import CostFit
 
 BOUNDS = (CEILING, ORACLE)  # these use knowledge that no decoder has
@@ -77,7 +78,7 @@ def best(winners: Iterable[Winner], head: bool) -> Winner | None:
 
 
 def key_findings(report: Report) -> list[str]:
-    """Return the key findings: one sentence or two per ratio for the first test data set, then the fastest decoded setting.
+    """Return the key findings: a sentence or two per ratio for the first test data set, the fastest decoded setting, batches.
 
     Measured figures are left out where they are not to be trusted.
     """
@@ -85,7 +86,7 @@ def key_findings(report: Report) -> list[str]:
     if number is not None:
         ratios = [ratio for ratio in ratios_of(report) if is_trusted(report, ratio)]
         findings = [text for ratio in ratios if (text := _replayed(report, report.data_sets[number], ratio))]
-    return findings + ([] if report.doubts else _live(report))
+    return findings + ([] if report.doubts else [*_live(report), *batch_findings(report)])
 
 
 def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
@@ -167,6 +168,36 @@ def _live(report: Report) -> list[str]:
     row = max(rows, key=lambda row: row.speedup.value)
     text = f"Measured: the fastest setting, {row.name}, decodes {row.tokens_per_second.value:,.1f} tokens per second, "
     return [f"{text}{times(row.speedup)} {times_limits(row.speedup)} as fast as the target alone."]
+
+
+def batch_findings(report: Report) -> list[str]:
+    """Return up to which size of batches speculation pays here, and what the load-aware policy makes of the best other setting.
+
+    Both are of the tokens of all requests per second, of settings that keep the output distribution.
+    """
+    if not report.batches:
+        return []
+    pays: list[str] = []
+    fails: list[str] = []
+    for table in report.batches:
+        row = _most_tokens(table, lambda row: row.family != TARGET)
+        (pays if row.over_alone > 1 else fails).append(f"{table.concurrency} ({row.over_alone:.2f}×, {row.name})")
+    text = f"In batches, the best setting is faster than the target alone with {', '.join(pays)} requests at once"
+    if not pays:
+        text = f"In batches, no setting is faster than the target alone: {', '.join(fails)} requests at once"
+    elif fails:
+        text += f", but not with {', '.join(fails)}"
+    changes = []
+    for table in report.batches:
+        aware = [row for row in table.rows if row.family == LOAD_AWARE]
+        if aware:
+            other = _most_tokens(table, lambda row: row.family != LOAD_AWARE)
+            changes.append(f"{signed(aware[0].tokens_per_second / other.tokens_per_second)}\u00a0% with {table.concurrency}")
+    return [f"{text}." + (f" Over the best other setting, {LOAD_AWARE} makes {', '.join(changes)}." if changes else "")]
+
+
+def _most_tokens(table: BatchTable, asked: Callable[[BatchRow], bool]) -> BatchRow:
+    return max((row for row in table.rows if row.lossless and asked(row)), key=lambda row: row.tokens_per_second)
 
 
 def notes_on(report: Report) -> list[str]:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from specheads.evaluation.conclusions import assumed_text, costs_text, fit_text, ratios_of
+from specheads.evaluation.conclusions import assumed_text, batch_findings, costs_text, fit_text, ratios_of
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.latencies import LEVELS
 from specheads.evaluation.number_text import ratio_name, share_text
@@ -43,6 +43,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
         _print_live(report, console)
     for batches in report.batches:
         console.print(batch_table(batches, doubtful=bool(report.doubts)))
+    for finding in [] if report.doubts else batch_findings(report):
+        console.print(finding, highlight=False, markup=False)
     if report.drafts:
         _print_drafts(report, console)
     for note in report.notes:

@@ -16,6 +16,10 @@ WINNERS = ("rule", "chosen", "ratio", "speed-up", "low", "high", "gain", "gap to
 BANK = ("head", "ratio", "speed-up", "low", "high", "threshold", "AUROC", *COSTS)
 DRAFTS = ("draft", "with", "rule", "ratio", "speed-up", "low", "high", "block efficiency", COSTS[-1])
 LIVE = ("setting", "tokens/s", "predicted", "replayed")
+BATCHES = (
+    *("at once", "requests", "setting", "tokens/s", "over target alone", "tokens/s of a request", "speed-up", "low", "high"),
+    *("ms per token p50", "ms per token p99", "ms to the first p50", "ms to the first p99", "tokens per round", "lossless"),
+)
 
 
 def log_report(report: Report, loggers: Sequence[Logger]) -> None:
@@ -28,7 +32,7 @@ def log_report(report: Report, loggers: Sequence[Logger]) -> None:
 
 
 def contents(report: Report) -> dict[str, Any]:
-    """Return the logged tables, of winners for each data set, heads, drafts and live measurements, and the figures, by name.
+    """Return the logged tables, of winners for each data set, heads, drafts, live measurements and batches, and the figures.
 
     Where measured figures are not to be trusted, the reasons are logged in their place.
     """
@@ -71,8 +75,19 @@ def _tables(report: Report) -> dict[str, tuple[Sequence[str], list[list[Any]]]]:
         "heads": (BANK, heads),
         "drafts": (DRAFTS, drafts),
         "live": (LIVE, [] if report.doubts else live),
+        "batches": (BATCHES, [] if report.doubts else _batches(report)),
         "doubts": (["what was measured is not to be trusted"], [[doubt] for doubt in report.doubts]),
     }
+
+
+def _batches(report: Report) -> list[list[Any]]:
+    return [
+        [table.concurrency, table.num_requests, row.name, row.tokens_per_second, row.over_alone, row.request_tokens_per_second]
+        + [*_limits(row.speedup), *(times[level] for times in (row.token_ms, row.first_token_ms) for level in ("p50", "p99"))]
+        + [row.tokens_per_round, row.lossless]
+        for table in report.batches
+        for row in table.rows
+    ]
 
 
 def _limits(estimate: Interval) -> tuple[float, float, float]:

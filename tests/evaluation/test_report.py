@@ -198,13 +198,27 @@ def test_no_note_rests_on_untrusted_figures():
 def test_logged_tables_hold_no_measured_figure_where_it_is_not_to_be_trusted():
     doubtful, trusted = (contents(report) for report in (report_example(), replace(report_example(), doubts=[])))
     assert doubtful["doubts"].data == [["The machine was <busy>."]] and "doubts" not in trusted
-    assert "live" in trusted and "live" not in doubtful
+    assert {"live", "batches"} <= set(trusted) and not {"live", "batches"} & set(doubtful)
     for name in ("replay/alpaca", "heads", "drafts"):
         ratios = [{row[table.columns.index("ratio")] for row in table.data} for table in (doubtful[name], trusted[name])]
         assert ratios == [{"5", "10", "20"}, {"measured", "5", "10", "20"}]
     assert {"gap/0|measured", "threshold/1|measured"} <= set(trusted) - set(doubtful)
     row = dict(zip(doubtful["heads"].columns, doubtful["heads"].data[0], strict=True))
     assert (row["head's cost"], row["break-even"], row["cost of one more verified token"]) == (0.05, 0.12, 0.01)
+
+
+def test_batches_are_logged_row_by_row():
+    report = replace(report_example(), doubts=[])
+    table = contents(report)["batches"]
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.data]
+    expected = [(batch, row) for batch in report.batches for row in batch.rows]
+    assert len(rows) == len(expected) > 3
+    for logged, (batch, row) in zip(rows, expected, strict=True):
+        assert (logged["at once"], logged["requests"], logged["setting"]) == (batch.concurrency, batch.num_requests, row.name)
+        assert (logged["tokens/s"], logged["over target alone"]) == (row.tokens_per_second, row.over_alone)
+        assert (logged["low"], logged["speed-up"], logged["high"]) == (row.speedup.low, row.speedup.value, row.speedup.high)
+        assert (logged["ms per token p99"], logged["ms to the first p50"]) == (row.token_ms["p99"], row.first_token_ms["p50"])
+        assert logged["tokens per round"] == row.tokens_per_round and logged["lossless"]
 
 
 def test_a_head_that_does_not_pay_for_itself_is_named():

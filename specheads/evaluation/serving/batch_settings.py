@@ -14,7 +14,7 @@ from specheads.decoding.load.readout import HeadAcceptance, Predictor, ReadOut
 from specheads.decoding.load.stopping_rule import UntilStopped
 from specheads.decoding.stopping import FixedLength
 from specheads.errors import UserError
-from specheads.evaluation.candidate import FIXED
+from specheads.evaluation.candidate import FIXED, LOAD_AWARE, LOAD_BOUND
 from specheads.evaluation.policies import Policies
 from specheads.evaluation.serving.batch_sweep import BatchSetting
 from specheads.evaluation.serving.candidates import Family
@@ -25,8 +25,6 @@ from specheads.replay.recording import Recording
 from specheads.replay.replay import recorded_head, recorded_overlap
 
 logger = logging.getLogger(__name__)
-
-LOAD_AWARE, LOAD_BOUND = "load-aware", "load bound"
 
 
 def best_fixed(dev: Recording, costs: LoadCosts, lengths: Sequence[int], size: int) -> BatchSetting:

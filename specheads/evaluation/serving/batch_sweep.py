@@ -14,6 +14,7 @@ from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.stopping import StoppingRule
+from specheads.evaluation.candidate import TARGET
 from specheads.evaluation.latencies import token_seconds
 from specheads.evaluation.sweep import response_seed
 from specheads.heads.head import AcceptanceHead
@@ -44,7 +45,7 @@ class BatchSetting:
         return self.policy is None or self.policy.lossless
 
 
-ALONE = BatchSetting("target alone", "target")
+ALONE = BatchSetting("target alone", TARGET)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, stop
 from specheads.decoding.batch.observation import ACCEPTANCE, OVERLAP
 from specheads.decoding.load.costs import LoadCosts, SecondsTable
 from specheads.decoding.load.load_aware import LoadAware, LoadBound
+from specheads.evaluation.candidate import LOAD_AWARE
 from specheads.evaluation.policies import PolicyChoice
-from specheads.evaluation.serving.batch_settings import LOAD_AWARE, best_fixed, by_load, load_aware, longest_draft, predictions
+from specheads.evaluation.serving.batch_settings import best_fixed, by_load, load_aware, longest_draft, predictions
 from specheads.evaluation.serving.batch_sweep import BatchSetting
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt

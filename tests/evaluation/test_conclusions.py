@@ -1,0 +1,74 @@
+"""What a report concludes from decoded batches."""
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from specheads.evaluation.conclusions import batch_findings, key_findings
+from specheads.evaluation.console import print_report
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.report import BatchRow, BatchTable, Report
+
+LEVELS = {"p50": 1.0, "p90": 1.0, "p99": 1.0}
+
+
+def batch(size, *settings):
+    """A table of settings, each a name, a family, tokens per second and whether it is lossless."""
+    rows = [
+        BatchRow(name, family, lossless, speed, speed / 100, 1.0, Interval(1, 1, 1), LEVELS, LEVELS, 1.0)
+        for name, family, speed, lossless in settings
+    ]
+    return BatchTable(size, 8, rows)
+
+
+ALONE = ("target alone", "target", 100.0, True)
+
+
+OVER = "Over the best other setting, load-aware makes −2.0\u00a0% with 1"
+EXPECTED = {
+    "up to a size": (
+        (150, 90),
+        (
+            "the best setting is faster than the target alone with 1 (1.50×, fixed K=3) requests at once, "
+            f"but not with 64 (0.98×, load-aware). {OVER}, −2.0\u00a0% with 64."
+        ),
+    ),
+    "always": (
+        (150, 140),
+        (
+            "the best setting is faster than the target alone with 1 (1.50×, fixed K=3), 64 (1.40×, fixed K=3) requests at once. "
+            f"{OVER}, −30.0\u00a0% with 64."
+        ),
+    ),
+    "never": (
+        (80, 90),
+        (
+            "no setting is faster than the target alone: 1 (0.98×, load-aware), 64 (0.98×, load-aware) requests at once. "
+            f"{OVER}, −2.0\u00a0% with 64."
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_finding_says_up_to_which_batch_speculation_pays(name):
+    fast, text = EXPECTED[name][0], f"In batches, {EXPECTED[name][1]}"
+    aware = 147.0 if fast[0] > 100 else 98.0
+    lossy = ("TETRIS", "tetris", 500.0, False)
+    tables = [
+        batch(1, ALONE, ("fixed K=3", "fixed_length", fast[0], True), ("load-aware", "load-aware", aware, True), lossy),
+        batch(64, ALONE, ("fixed K=3", "fixed_length", fast[1], True), ("load-aware", "load-aware", 98.0, True), lossy),
+    ]
+    report = Report({"model": "tiny"}, None, batches=tables)
+    assert batch_findings(report) == [text] and key_findings(report) == [text]
+    assert batch_findings(replace(report, batches=[])) == []
+    for doubts, said in (([], True), (["busy"], False)):
+        console = Console(record=True, width=400)
+        print_report(replace(report, doubts=doubts), console)
+        assert (text in console.export_text()) == said
+
+
+def test_batches_without_the_policy_have_no_comparison_with_it():
+    (text,) = batch_findings(Report({}, None, batches=[batch(4, ALONE, ("fixed K=3", "fixed_length", 150.0, True))]))
+    assert text == "In batches, the best setting is faster than the target alone with 4 (1.50×, fixed K=3) requests at once."
