@@ -18,12 +18,12 @@ from specheads.evaluation.head_folders import find_heads
 from specheads.evaluation.machine import versions
 from specheads.evaluation.recordings import record
 from specheads.evaluation.serving.candidates import families
+from specheads.evaluation.serving.readouts import read_out_of
 from specheads.evaluation.serving.report import print_tables, write_tables
 from specheads.evaluation.serving.settings import LoadSettings
 from specheads.evaluation.serving.study import Load, LoadTable, Study
 from specheads.evaluation.setup import Setup
 from specheads.forecast import progress
-from specheads.replay.replay import recorded_head
 
 
 def simulate(cfg: DictConfig) -> list[LoadTable]:
@@ -45,7 +45,7 @@ def simulate(cfg: DictConfig) -> list[LoadTable]:
             )
     setup = Setup(pair, located, settings.replay_settings(), data, Path(cfg.paths.data), run)
     dev, test = (recorded.recording for recorded in record(setup)[:2])
-    heads = {name: recorded_head(head) for name, head in setup.heads.items()}
+    heads = {name: read_out_of(dev, head) for name, head in setup.heads.items()}
     loads = [Load(number, turnover=settings.turnover) for number in settings.concurrencies]
     loads += [Load(settings.max_batch, rate, settings.burst, settings.turnover) for rate in settings.rates]
     policies = families(dev, costs, heads, settings.max_tokens)

@@ -18,11 +18,10 @@ from specheads.evaluation.candidate import FIXED, LOAD_AWARE, LOAD_BOUND
 from specheads.evaluation.policies import Policies
 from specheads.evaluation.serving.batch_sweep import BatchSetting
 from specheads.evaluation.serving.candidates import Family
-from specheads.evaluation.serving.readouts import confidence_read_out, head_read_out, survival_sample
+from specheads.evaluation.serving.readouts import confidence_read_out, read_out_of, survival_sample
 from specheads.evaluation.serving.study import Load, best_value
 from specheads.heads.head import AcceptanceHead
 from specheads.replay.recording import Recording
-from specheads.replay.replay import recorded_head, recorded_overlap
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +52,7 @@ def predictions(dev: Recording, heads: Mapping[str, AcceptanceHead], max_tokens:
     name, head = next(((name, head) for name, head in heads.items() if _can_be_asked(name, head)), (None, None))
     recorded, title = confidence_read_out(dev), LOAD_AWARE
     if head is not None:
-        overlap = recorded_overlap(head) if head.config.overlap else None
-        recorded = head_read_out(dev, recorded_head(head), overlap)
+        recorded = read_out_of(dev, head)
         title = f"{LOAD_AWARE}, {name}" if len(heads) > 1 else f"{LOAD_AWARE}, head"
     sample = survival_sample(dev, recorded, max_tokens)
     return Predictions(title, ReadOut(_live(recorded.before), _live(recorded.after)), sample, head)

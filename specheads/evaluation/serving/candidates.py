@@ -14,9 +14,8 @@ from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.load.pooled_logistic import PooledLogistic
 from specheads.decoding.load.readout import ReadOut
 from specheads.decoding.load.tetris import Tetris
-from specheads.evaluation.serving.readouts import confidence_read_out, head_read_out, survival_sample
+from specheads.evaluation.serving.readouts import confidence_read_out, survival_sample
 from specheads.replay.recording import Recording
-from specheads.replay.replay import RecordedHead
 
 FIXED, USUAL, BY_BATCH = "fixed K", "K = 7", "fixed K by batch size"
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10)
@@ -37,15 +36,15 @@ class Family:
     lossless: bool = True
 
 
-def families(dev: Recording, costs: LoadCosts, heads: Mapping[str, RecordedHead], max_tokens: int) -> list[Family]:
+def families(dev: Recording, costs: LoadCosts, heads: Mapping[str, ReadOut], max_tokens: int) -> list[Family]:
     """Return all policies; what they fit, they fit to a recording of dev prompts.
 
     Args:
-        heads: look-ahead heads by name, with predictions in the recording.
+        heads: read-outs of look-ahead heads by name, with predictions in the recording.
         max_tokens: the longest draft of the policies that adapt.
     """
     read_outs: dict[str, ReadOut] = {"load-aware": confidence_read_out(dev)}
-    read_outs |= {f"load-aware, {name}": head_read_out(dev, head) for name, head in heads.items()}
+    read_outs |= {f"load-aware, {name}": read_out for name, read_out in heads.items()}
     samples = {name: survival_sample(dev, read_out, max_tokens) for name, read_out in read_outs.items()}
     confidence, sample = read_outs["load-aware"], samples["load-aware"]
     aware = [Family(name, partial(_aware, costs, read_out, samples[name], max_tokens)) for name, read_out in read_outs.items()]

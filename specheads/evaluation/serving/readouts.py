@@ -11,8 +11,9 @@ from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.serving.recorded_drafts import RecordedDrafts, Rows
 from specheads.evaluation.tuning import Tuning
 from specheads.heads.calibration import IndexCalibration
+from specheads.heads.head import AcceptanceHead
 from specheads.replay.recording import Recording
-from specheads.replay.replay import RecordedHead
+from specheads.replay.replay import RecordedHead, recorded_head, recorded_overlap
 
 BEFORE = ("logit_max_prob", "max_prob", "entropy", "bias")
 AFTER = ("logit_max_prob", "log_draft_prob", "max_prob", "entropy", "bias")
@@ -27,6 +28,11 @@ def fitted_logistic(dev: Recording, names: Sequence[str]) -> LogisticAcceptance:
 def confidence_read_out(dev: Recording) -> ReadOut:
     """Return the read-out that needs no head."""
     return ReadOut(fitted_logistic(dev, BEFORE), fitted_logistic(dev, AFTER))
+
+
+def read_out_of(dev: Recording, head: AcceptanceHead) -> ReadOut:
+    """Return the read-out of a look-ahead head with all that it predicts; the recording has its predictions."""
+    return head_read_out(dev, recorded_head(head), recorded_overlap(head) if head.config.overlap else None)
 
 
 def head_read_out(dev: Recording, head: RecordedHead, overlap: RecordedHead | None = None) -> ReadOut:

@@ -11,6 +11,7 @@ from specheads.decoding.load.costs import LoadCosts, SecondsTable
 from specheads.decoding.load.lengths import FixedK
 from specheads.evaluation.serving import study
 from specheads.evaluation.serving.candidates import BY_BATCH, FIXED, LENGTHS, USUAL, families
+from specheads.evaluation.serving.readouts import head_read_out
 from specheads.evaluation.serving.report import conclusions, print_tables, write_tables
 from specheads.evaluation.serving.settings import LoadSettings
 from specheads.evaluation.serving.study import Load, Study, best_value
@@ -24,7 +25,7 @@ LOADS = [Load(1, turnover=1), Load(32, turnover=1), Load(8, rate=40.0, burst=2, 
 @pytest.fixture(scope="module")
 def tables():
     head = RecordedHead("draft_prob", "next_token")
-    policies = families(DEV, COSTS, {"other": head}, 4)
+    policies = families(DEV, COSTS, {"other": head_read_out(DEV, head)}, 4)
     assert {family.name for family in policies if not family.lossless} == {"TETRIS, lossy"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study, "LEAST_REQUESTS", 8)  # short simulations
