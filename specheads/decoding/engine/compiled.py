@@ -36,7 +36,9 @@ def width_of(count: int) -> int:
 class StepModule(nn.Module):
     """`run_step` as a module that owns the weights it reads."""
 
-    def __init__(self, lm: LanguageModel, epilogue: Epilogue, kind: StepKind, few: bool, replacing: Replacing) -> None:
+    def __init__(
+        self, lm: LanguageModel, epilogue: Epilogue, kind: StepKind, few: bool, replacing: Replacing = nullcontext
+    ) -> None:
         super().__init__()
         self.replacing = replacing
         self.model, self.others = lm.model, nn.ModuleList(modules_in(epilogue.compile_key))
