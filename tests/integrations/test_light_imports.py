@@ -56,7 +56,8 @@ def closed(value):
     value = SHARED[value] if isinstance(value, str) and value in SHARED else value
     return 0.5 if value is None else value[0] if isinstance(value, list) else value
 
-rules = [config for path in Path(sys.argv[1]).glob("*.yaml") if "_target_" in (config := yaml.safe_load(path.read_text()))]
+configs = [yaml.safe_load(path.read_text()) for path in Path(sys.argv[1]).glob("*.yaml")]
+rules = [config for config in configs if ".stopping." in config.get("_target_", "")]  # the others are policies of batches
 assert len(rules) > 10, rules
 for arguments in rules:
     module, _, name = arguments.pop("_target_").rpartition(".")
