@@ -22,8 +22,17 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from specheads.embedded.card import card
 from specheads.embedded.corpus import Function
+from specheads.embedded.notice import notice
 from specheads.embedded.recipe import PairRecipe, Recipe
-from specheads.embedded.sources import MOST_LINES, Row, differences, held_out_functions, shuffled_functions, training_sources
+from specheads.embedded.sources import (
+    MOST_LINES,
+    Row,
+    Source,
+    differences,
+    held_out_functions,
+    shuffled_functions,
+    training_sources,
+)
 from specheads.embedded.tokens import tokenize, train_tokenizer
 from specheads.embedded.training import dev_subset, fit, response_loss
 from specheads.errors import UserError
@@ -54,6 +63,8 @@ def main(pair: PairRecipe, argv: list[str] | None = None) -> int:
             pin(pair.manifest)
         elif arguments.functions:
             write_functions(pair, arguments)
+        elif arguments.notice:
+            write_notice(pair, arguments)
         else:
             build(pair, arguments)
     except UserError as error:
@@ -78,6 +89,7 @@ def parse(pair: PairRecipe, argv: list[str] | None) -> argparse.Namespace:
         type=Path,
         help="write the training functions there as JSON lines, the prompts of a distillation; no training",
     )
+    parser.add_argument("--notice", type=Path, help="write the licences of the training text there; no training")
     parser.set_defaults(pin=False, any_corpus=False)
     if pair.manifest is not None:
         parser.add_argument("--any-corpus", action="store_true", help="train on what is installed, whatever the manifest names")
@@ -94,15 +106,31 @@ def pin(manifest: Path) -> None:
 
 def write_functions(pair: PairRecipe, arguments: argparse.Namespace) -> None:
     """Write the pair's training functions as JSON lines with `prompt` and `body`, in the order they are trained in."""
-    sources = training_sources(held_out_functions())
-    pinned = pinned_rows(pair)
+    functions = shuffled_functions(checked_sources(pair, arguments), arguments.seed)
+    lines = "".join(json.dumps({"prompt": function.prompt, "body": function.body}) + "\n" for function in functions)
+    write_text(arguments.functions, lines)
+    logger.info("%s: %d functions", arguments.functions, len(functions))
+
+
+def write_notice(pair: PairRecipe, arguments: argparse.Namespace) -> None:
+    """Write the licence texts of the pair's training text."""
+    rows = [source.row for source in checked_sources(pair, arguments)]
+    write_text(arguments.notice, notice(rows))
+    logger.info("%s: licences of %d sources", arguments.notice, len(rows))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file into a folder that may not exist yet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, lambda temporary: temporary.write_text(text))
+
+
+def checked_sources(pair: PairRecipe, arguments: argparse.Namespace) -> list[Source]:
+    """Return the training text that is on this machine. Raises UserError if it is not what the pair is pinned to."""
+    sources, pinned = training_sources(held_out_functions()), pinned_rows(pair)
     if pinned is not None and not arguments.any_corpus:
         check_pinned(pair, pinned, [source.row for source in sources])
-    functions = shuffled_functions(sources, arguments.seed)
-    lines = "".join(json.dumps({"prompt": function.prompt, "body": function.body}) + "\n" for function in functions)
-    arguments.functions.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(arguments.functions, lambda path: path.write_text(lines))
-    logger.info("%s: %d functions", arguments.functions, len(functions))
+    return sources
 
 
 def manifest_text(rows: Sequence[Row]) -> str:

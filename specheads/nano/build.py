@@ -29,7 +29,7 @@ NANO = PairRecipe(
     SHAPES,
     recipes={"target": Recipe(steps=1400), "draft": Recipe(steps=3000)},
     dtype=torch.float16,
-    figures_script="benchmarks/nano_card.py",
+    figures_script="benchmarks/embedded_card.py nano",
 )
 
 

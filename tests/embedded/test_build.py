@@ -111,6 +111,15 @@ def test_training_functions_are_written_as_prompts_of_a_distillation(pair, sourc
     assert not (tmp_path / "out" / "target").exists()
 
 
+def test_the_licences_of_the_text_are_written(pair, monkeypatch, tmp_path):
+    monkeypatch.setattr("specheads.embedded.notice.licence_texts", lambda name: [f"Copyright of {name}\n", "  Do what\nyou like"])
+    assert build.main(pair, ["--notice", str(tmp_path / "of" / "NOTICE"), "--out", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "of" / "NOTICE").read_text()
+    line = "=" * 100
+    assert f"{line}\none 1.0, two 2.0\n{line}\n\n  Do what\nyou like\n" in text
+    assert text.count("Copyright of ") == 2 and not (tmp_path / "out" / "target").exists()
+
+
 def test_functions_of_another_text_are_not_written(pair, sources, tmp_path, capsys):
     sources[1] = replace(sources[1], functions=sources[1].functions[1:])
     assert build.main(pair, ["--functions", str(tmp_path / "functions.jsonl"), "--out", str(tmp_path / "out")]) == 2

@@ -1,13 +1,16 @@
-"""`python benchmarks/nano_card.py`: recompute the figures on the embedded pair's card, and name those that differ.
+"""`python benchmarks/embedded_card.py nano`: recompute the figures on an embedded pair's card, and name those that differ.
 
 On held-out functions of the standard library (none was trained on): the loss of both models per response token; along the
-target's own sampled responses, how much the two distributions overlap; how many of the target's greedy responses make the prompt
-a Python function that parses. `--write` puts the figures into the card. About two minutes on 2 cores.
+target's own sampled responses, how much the two distributions overlap; how many of the target's responses make the prompt a
+Python function that parses; and the longest runs of tokens that 1,000 sampled responses share with the training text, which is
+read from this machine. `--write` puts the figures into the card. Five to ten minutes on 2 cores.
 """
 
 import argparse
 import ast
 import json
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -17,52 +20,58 @@ from specheads import Pair, Warp, load_pair
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.embedded import corpus
 from specheads.embedded.card import card
+from specheads.embedded.copies import longest_copies
+from specheads.embedded.sources import held_out_functions, shuffled_functions, training_sources
+from specheads.embedded.tokens import tokenize
 from specheads.embedded.training import response_loss
-from specheads.nano import build
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.nano_source import NanoSource
 from specheads.prompts.prompt import Prompt
 from specheads.storage.files import write_whole
 
-FOLDER = Path(build.__file__).parent
+PAIRS = ("nano", "mini")
 WARP = Warp(temperature=1.0, top_k=50)
+NUM_RESPONSES, LONG_COPY = 1000, 50  # sampled responses that are searched for copies, and tokens of a copy that is counted
 
 
 def main(argv: list[str] | None = None) -> int:
     """Print the figures next to the card's; the exit code is 1 where they differ."""
-    parser = argparse.ArgumentParser(prog="benchmarks/nano_card.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the pair, its tokenizer and its card are")
+    parser = argparse.ArgumentParser(prog="benchmarks/embedded_card.py", description=__doc__.splitlines()[0])
+    parser.add_argument("pair", choices=PAIRS)
+    parser.add_argument("--folder", type=Path, help="where the pair and its card are (default: inside the package)")
     parser.add_argument("--prompts", type=int, default=300, help="test prompts for overlap and greedy responses")
+    parser.add_argument("--responses", type=int, default=NUM_RESPONSES, help="sampled responses to search for copies")
     parser.add_argument("--write", action="store_true", help="put the figures into the card")
     arguments = parser.parse_args(argv)
-    folder = arguments.folder
-    parts = {"draft": folder / "draft", "target": folder / "target", "tokenizer": folder}
+    build = import_module(f"specheads.{arguments.pair}.build")
+    recipe, folder = getattr(build, arguments.pair.upper()), arguments.folder or Path(build.__file__).parent
+    parts = {"draft": folder / "draft", "target": folder / "target", "tokenizer": recipe.tokenizer or folder}
     pair = load_pair(**parts, dtype="float32", device="cpu")
     results = json.loads((folder / "training.json").read_text())
-    figures = measure(pair, arguments.prompts)
+    figures = measure(pair, arguments.prompts) | copies(pair, arguments.responses)
     differing = 0
-    print(f"{'':<44}{'now':>10}{'card':>10}")
+    print(f"{'':<60}{'now':>10}{'card':>10}")
     for name, value in figures.items():
         written = results.get("figures", {}).get(name)
         differing += value != written
-        print(f"{name:<44}{value:>10}{'-' if written is None else written:>10}")
+        print(f"{name:<60}{value:>10}{'-' if written is None else written:>10}")
     if arguments.write:
         results["figures"] = figures
         write_whole(folder / "training.json", lambda path: path.write_text(json.dumps(results, indent=2) + "\n"))
-        write_whole(folder / "README.md", lambda path: path.write_text(card(build.NANO, results)))
+        write_whole(folder / "README.md", lambda path: path.write_text(card(recipe, results)))
         return 0
     return int(differing > 0)
 
 
 def measure(pair: Pair, num_prompts: int) -> dict[str, float]:
-    """Return every figure, rounded as on the card."""
+    """Return losses, overlap and shares of responses, rounded as on the card."""
     figures = {}
     for split in ("dev", "test"):
         functions = list(corpus.standard_library(split))
         for role in ("target", "draft"):
             loss = response_loss(getattr(pair, role), pair.tokenizer, functions)
             figures[f"{split} loss of the {role}, nats per token"] = round(loss, 3)
-    prompts = [prompt for prompt in NanoSource(0, 0, num_prompts).load(False) if prompt.split == "test"]
+    prompts = prompts_of("test", num_prompts)
     ids = [pair.encode_instruction(prompt.text) for prompt in prompts]
     sampled = responses(pair, prompts, ids, WARP, 128)
     uniform = np.stack([row_uniforms(0, prompt.prompt_id, 128)[1] for prompt in prompts])
@@ -80,7 +89,27 @@ def measure(pair: Pair, num_prompts: int) -> dict[str, float]:
     return figures
 
 
-def responses(pair: Pair, prompts: list[Prompt], ids: list[list[int]], warp: Warp, limit: int) -> list:
+def copies(pair: Pair, num_responses: int) -> dict[str, float]:
+    """Return what sampled responses to train prompts repeat of the text that an embedded pair of today would train on."""
+    prompts = prompts_of("train", num_responses)
+    ids = [pair.encode_instruction(prompt.text) for prompt in prompts]
+    made = [response.ids for response in responses(pair, prompts, ids, WARP, 256)]
+    text = tokenize(pair.tokenizer, shuffled_functions(training_sources(held_out_functions()), 0)).numpy()
+    longest = longest_copies(text, made)
+    return {
+        "sampled responses that are searched for copies of training text": len(made),
+        "longest copy, tokens": int(longest.max()),
+        f"responses with a copy of {LONG_COPY} tokens or more": int((longest >= LONG_COPY).sum()),
+    }
+
+
+def prompts_of(split: str, count: int) -> list[Prompt]:
+    """Return prompts of the standard library that no embedded pair was trained on."""
+    counts = {"train": 0, "dev": 0, "test": 0} | {split: count}
+    return [prompt for prompt in NanoSource(*counts.values()).load(False) if prompt.split == split]
+
+
+def responses(pair: Pair, prompts: Sequence[Prompt], ids: list[list[int]], warp: Warp, limit: int) -> list:
     """Return the target's response to each prompt."""
     uniform = np.stack([row_uniforms(0, prompt.prompt_id, limit)[0] for prompt in prompts])
     return Responder(pair, list(map(len, ids)), ResponseLimits(limit)).respond(ids, uniform, warp)
