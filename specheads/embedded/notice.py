@@ -42,8 +42,8 @@ def licence_texts(name: str) -> Iterable[str]:
         paths = [Path(sysconfig.get_path("stdlib")) / "LICENSE.txt"]
     else:
         files = metadata.distribution(name).files or ()
-        own = [file for file in files if NAMES.match(file.name) and is_of_the_whole(file)]
-        paths = sorted(Path(str(file.locate())) for file in own)
+        files = [file for file in files if NAMES.match(file.name) and is_of_the_whole(file)]
+        paths = sorted(Path(str(file.locate())) for file in files)
     return [path.read_text(encoding="utf-8", errors="replace") for path in paths if path.is_file()]
 
 
