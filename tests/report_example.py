@@ -82,6 +82,7 @@ def report_example() -> Report:
         bank=_bank(rng),
         drafts=_drafts(),
         batches=[_batches(size) for size in (1, 16)],
+        recommended="head 0.5",
         notes=[
             "logistic, which needs no head, beats head_threshold shallow on gsm8k & elsewhere.",
             "Only 40 prompts: <wide> intervals.",

@@ -23,6 +23,7 @@ from benchmarks.steps import now
 from specheads import HeadConfig, Warp, load_pair
 from specheads.heads.batch import HeadBatch, head_features
 from specheads.language_model import LanguageModel
+from specheads.replay.response_batch import ResponseBatch
 from specheads.training.distill.distill_loss import (
     DistributionSource,
     computed_distributions,
@@ -32,7 +33,6 @@ from specheads.training.distill.distill_loss import (
     token_losses,
 )
 from specheads.training.distill.divergences import Divergence, total_variation
-from specheads.training.distill.response_batch import ResponseBatch
 from specheads.training.heads.bank import HeadBank, HeadSpec
 
 DEPTHS, REJECT_WEIGHTS, ALONE = range(5), (1.0, 3.0, 6.0, 12.0), 3  # the depth of the head that is trained alone

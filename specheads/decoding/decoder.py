@@ -22,6 +22,7 @@ from specheads.decoding.engine import Engine, compile_ahead, make_engine
 from specheads.decoding.host_numbers import HostNumbers
 from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.pairing import check_pairing, default_verification
+from specheads.decoding.recommendation import recommended_rules
 from specheads.decoding.records import Draft, DraftKind, Generation, Round
 from specheads.decoding.session import Prompt, Session, checked_window, end_flags, start_session
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, StoppingRule
@@ -77,6 +78,19 @@ class SpeculativeDecoder:
         self._row_engines: dict[int, list[Engine]] = {}  # by the number of rows; decoders that share an engine share them, too
         self.startup_seconds = 0.0  # spent on warming up, which no generation's seconds contain
         self._bind()
+
+    @classmethod
+    def recommended(cls, pair: Pair, head: AcceptanceHead, **choices: Any) -> "SpeculativeDecoder":
+        """Return a decoder with the stopping rule and the verification that `evaluate.py` found best for a head and stored in it.
+
+        Args:
+            choices: warp, engine and window, as for a decoder.
+
+        Raises:
+            UserError: nothing is stored, as the head was not evaluated or does not pay for itself.
+        """
+        stopping, verification = recommended_rules(head)
+        return cls(pair, stopping=stopping, verification=verification, **choices)
 
     def with_stopping(self, stopping: StoppingRule, verification: VerificationRule | None = None) -> "SpeculativeDecoder":
         """Return a decoder with other rules that shares this one's memory; only one of them may be decoding at a time."""

@@ -1,6 +1,6 @@
 """The conclusions of a report: which ratios and rules matter, and the key findings and notes as sentences."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 from specheads.evaluation.candidate import CEILING, FIXED, LOAD_AWARE, ORACLE, TARGET
@@ -17,10 +17,12 @@ from specheads.evaluation.number_text import (
 )
 from specheads.evaluation.report import MEASURED, BatchRow, BatchTable, DataSet, Report, Winner
 from specheads.replay.cost import CostFit
+from specheads.replay.draft_temperature import best_temperature
 
 BOUNDS = (CEILING, ORACLE)  # these use knowledge that no decoder has
 HEAD_RULES = ("head_threshold", "online_head", "expected_throughput")
 PREFERRED = "10"  # ratio to begin with
+WORTH_A_TRY = 0.002  # of overlap, what another temperature of the draft has to gain to be mentioned
 
 
 def ratios_of(report: Report) -> list[str]:
@@ -78,7 +80,7 @@ def best(winners: Iterable[Winner], head: bool) -> Winner | None:
 
 
 def key_findings(report: Report) -> list[str]:
-    """Return the key findings: a sentence or two per ratio for the first test data set, the fastest decoded setting, batches.
+    """Return the key findings: what to use here, a sentence or two per ratio for the first test data set, batches.
 
     Measured figures are left out where they are not to be trusted.
     """
@@ -86,7 +88,21 @@ def key_findings(report: Report) -> list[str]:
     if number is not None:
         ratios = [ratio for ratio in ratios_of(report) if is_trusted(report, ratio)]
         findings = [text for ratio in ratios if (text := _replayed(report, report.data_sets[number], ratio))]
-    return findings + ([] if report.doubts else [*_live(report), *batch_findings(report)])
+    if report.doubts:
+        return findings
+    return [*recommendation(report), *findings, *([] if report.recommended else _live(report)), *batch_findings(report)]
+
+
+def recommendation(report: Report) -> list[str]:
+    """Return the setting that was fastest on dev prompts with its speed on the decoded ones; nothing where none was tried."""
+    row = next((row for row in report.live if row.name == report.recommended), None)
+    if row is None:
+        return []
+    speed = f"{row.tokens_per_second.value:,.1f} tokens per second"
+    if row.family == TARGET:
+        return [f"For this pair on this machine, use the target alone, {speed}: on dev prompts no setting was faster."]
+    faster = f"{times(row.speedup)} {times_limits(row.speedup)} as fast as the target alone"
+    return [f"For this pair on this machine, use {row.name}: it decodes {speed}, {faster} (it was the fastest on dev prompts)."]
 
 
 def _replayed(report: Report, data_set: DataSet, ratio: str) -> str:
@@ -221,6 +237,24 @@ def notes_on(report: Report) -> list[str]:
                 text = f"On {data_set.name} prompts, at {ratio_name(ratio)}, {other.name} ({other.speedup.value:.3f}x) is faster "
                 notes.append(f"{text}than the head ({head.name}, {head.speedup.value:.3f}x).")
     return notes if report.doubts else notes + _slower(report)
+
+
+def draft_temperature_notes(overlaps: Mapping[float, float]) -> list[str]:
+    """Return a note that another temperature of the draft is worth a try; nothing where it would gain little.
+
+    Args:
+        overlaps: on dev prompts by temperature, the draft's own first.
+    """
+    if not overlaps:
+        return []
+    present, best = next(iter(overlaps)), best_temperature(overlaps)
+    if overlaps[best] - overlaps[present] < WORTH_A_TRY:
+        return []
+    text = (
+        f"At a temperature of {best:g} of its own, the draft's overlap with the target on dev prompts is {overlaps[best]:.3f}, "
+    )
+    text += f"at {present:g} as it is now {overlaps[present]:.3f}: distil it, which fits the temperature, or train a head with "
+    return [f"{text}model.draft_temperature={best:g}."]
 
 
 def _slower(report: Report) -> list[str]:

@@ -20,7 +20,7 @@ from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rule_costs import CostTable, with_measured
 from specheads.evaluation.settings import Evaluation, Rules
 from specheads.evaluation.setup import Setup
-from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, Sweep, sweep_settings
+from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, Sweep, sweep_settings, under_block
 from specheads.evaluation.tuning import Tuning
 from specheads.forecast import progress
 from specheads.prompts.encoding import EncodedPrompt
@@ -42,7 +42,7 @@ def probe(setup: Setup[Evaluation]) -> list[Measured]:
     for name in dict.fromkeys(sizes[:1] + sizes[-1:]):
         rule = HeadThreshold(setup.heads[name], 0.5)
         settings.append(Setting(f"head {name}", "head_threshold", 0.5, rule, head=name))
-    return _sweep(setup, "costs", settings, setup.prompts.dev.first(NUM_PROBED).prompts)
+    return sweep(setup, "costs", settings, setup.prompts.dev.first(NUM_PROBED).prompts)
 
 
 def measured_costs(setup: Setup, measured: Sequence[Measured]) -> CostTable:
@@ -112,7 +112,8 @@ def chosen_settings(evaluation: Evaluation, choices: Choices) -> list[Setting]:
     if evaluation.decodes_all:
         named = [rule for rule in rules if rule.family.split()[0] in evaluation.live_rules]
         return sweep_settings(named, others=evaluation.compare_verification)
-    return sweep_settings(best_of_kinds(choices))
+    settings = sweep_settings(best_of_kinds(choices))
+    return settings + under_block(settings) if evaluation.tries_block else settings
 
 
 def best_of_kinds(choices: Choices) -> list[Candidate]:
@@ -132,10 +133,10 @@ def decode(setup: Setup[Evaluation], settings: Sequence[Setting], name: str = "g
         search = evaluation.block, evaluation.beams
         title = f"MJGD of {search[0]} tokens, {search[1]} beams, lossy"
         settings = [*settings, Setting(title, "mjgd", None, None, search=search)]
-    return _sweep(setup, name, settings, setup.prompts.decoded(evaluation.num_live_prompts).prompts)
+    return sweep(setup, name, settings, setup.prompts.decoded(evaluation.num_live_prompts).prompts)
 
 
-def _sweep(setup: Setup[Evaluation], name: str, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> list[Measured]:
+def sweep(setup: Setup[Evaluation], name: str, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> list[Measured]:
     """Decode with every setting; finished prompts are kept in the journal `name`."""
     evaluation = setup.settings
     most, repeats = evaluation.max_new_tokens, evaluation.repeats
@@ -146,7 +147,7 @@ def _sweep(setup: Setup[Evaluation], name: str, settings: Sequence[Setting], pro
     )
     names = [(setting.name, repr(setting.verification and setting.verification.compile_key)) for setting in settings]
     journal = open_journal(setup, name, {"settings": names}, prompts)
-    sweep = Sweep(
+    runs = Sweep(
         setup.pair,
         evaluation.warp,
         most,
@@ -158,7 +159,7 @@ def _sweep(setup: Setup[Evaluation], name: str, settings: Sequence[Setting], pro
         window=window_of(setup),
     )
     with progress("decoding", total) as advance:
-        return sweep.run(settings, [ids for _, ids in prompts], journal, advance)
+        return runs.run(settings, [ids for _, ids in prompts], journal, advance)
 
 
 def window_of(setup: Setup[Evaluation]) -> int:

@@ -15,6 +15,7 @@ from specheads.errors import UserError
 from specheads.evaluation.batches import decode_batches
 from specheads.evaluation.candidates import candidates
 from specheads.evaluation.decode import decode, measured_costs, probe, settle, without_auto
+from specheads.evaluation.dev_trial import draft_overlaps, tried_on_dev
 from specheads.evaluation.draft_comparison import check_context
 from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.outcome import Outcome
@@ -87,7 +88,10 @@ def replay_and_decode(setup: Setup[Evaluation]) -> Outcome:
     rules = candidates(setup.rules, setup.heads, tuning)
     replayed = replay_all(recorded, rules)
     outcome = Outcome(rules, cost_table, recorded, replayed, choose(replayed[0], rules, cost_table))
+    outcome = replace(outcome, draft_overlaps=draft_overlaps(setup, recorded[0].recording))
     outcome = settle(setup, outcome, tuning, probed) if probed else outcome
+    if probed and not settings.decodes_all:
+        outcome = replace(outcome, tried=tried_on_dev(setup, outcome))
     return replace(outcome, batches=decode_batches(setup, outcome)) if settings.concurrency else outcome
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 
 from specheads.decoding.records import DecodeStats
-from specheads.evaluation.candidate import FIXED
 from specheads.evaluation.intervals import interval, predicted_speed, resample_counts, sums
 from specheads.evaluation.latencies import milliseconds
 from specheads.evaluation.report import MEASURED, LiveRow
@@ -31,7 +30,11 @@ def live_rows(
     """
     resamples = resample_counts(groups or len(measured[0].stats))
     alone = sums(measured[0].stats, resamples).tokens_per_second
-    fixed = {decoded.setting.value: sums(decoded.stats, resamples) for decoded in measured if decoded.setting.family == FIXED}
+    plain = {
+        id(decoded.setting.rule): sums(decoded.stats, resamples)
+        for decoded in measured
+        if decoded.setting.rule is not None and decoded.setting.verification is None
+    }
     rows = []
     for decoded in measured:
         setting, other = decoded.setting, decoded.setting.verification
@@ -39,7 +42,7 @@ def live_rows(
         if setting.search is not None or (setting.rule is not None and not (lossless if other is None else other.lossless)):
             row = replace(row, lossless=False)
         if other:
-            gain = fixed[setting.value].verification_rate / sums(decoded.stats, resamples).verification_rate
+            gain = plain[id(setting.rule)].verification_rate / sums(decoded.stats, resamples).verification_rate
             row = replace(row, efficiency_gain=interval(gain))
         rows.append(row)
     return rows

@@ -29,4 +29,8 @@ class Outcome:
     # then may have another value, with or without another name.
     decoded_counts: Mapping[str, Counts] = field(default_factory=dict)
     batches: Sequence[BatchTable] = ()
+    tried: Mapping[str, float] = field(default_factory=dict)  # by setting, tokens per second on dev prompts (dev_trial.py)
+    draft_overlaps: Mapping[float, float] = field(
+        default_factory=dict
+    )  # on dev prompts, by the draft's temperature, its own first
     undecoded: Sequence[str] = ()  # names of rules that are best at the measured costs, but were not decoded

@@ -37,7 +37,7 @@ class LiveRow:
     replayed_tokens_per_second: float | None
     predicted_speedup: Mapping[str, Interval]  # by ratio, from its own counts
     lossless: bool  # whether the output follows the target's distribution
-    efficiency_gain: Interval | None  # block efficiency over that of the same length under the sweep's verification rule, a ratio
+    efficiency_gain: Interval | None  # block efficiency over that of the same rule under the sweep's verification rule, a ratio
 
 
 @dataclass(frozen=True)
@@ -198,6 +198,8 @@ class Report:
     bank: Sequence[BankRow] = field(default_factory=list)
     drafts: Sequence[DraftRow] = field(default_factory=list)  # where other evaluations are compared
     batches: Sequence[BatchTable] = field(default_factory=list)  # where numbers of rows were asked for
+    # The setting that was fastest on dev prompts, by its name among those that were decoded; None where that was not tried.
+    recommended: str | None = None
     notes: Sequence[str] = field(default_factory=list)  # for the reader, for example that a simple rule beats the head
 
     @property

@@ -9,7 +9,8 @@ import torch
 import yaml
 
 from specheads.evaluation.candidate import FIXED, Candidate
-from specheads.evaluation.conclusions import BOUNDS, notes_on
+from specheads.evaluation.conclusions import BOUNDS, draft_temperature_notes, notes_on
+from specheads.evaluation.dev_trial import fastest
 from specheads.evaluation.doubts import REMEDY, doubts_of
 from specheads.evaluation.intervals import Interval, gain_over_fixed
 from specheads.evaluation.live_rows import live_rows
@@ -51,8 +52,9 @@ def report_of(setup: Setup[Evaluation], outcome: Outcome, config: str | None = N
         sets,
         ranking,
         batches=outcome.batches,
+        recommended=fastest(outcome.tried) if outcome.tried else None,
     )
-    return replace(report, notes=[*notes_on(report), *setup.prompts.notes()])
+    return replace(report, notes=[*notes_on(report), *draft_temperature_notes(outcome.draft_overlaps), *setup.prompts.notes()])
 
 
 def _live(setup: Setup[Evaluation], outcome: Outcome, groups: Sequence[Hashable]) -> list[LiveRow]:

@@ -202,6 +202,11 @@ class Evaluation(ReplaySettings):
         return f"{type(self.drafting).__name__.lower()} drafts under {self.verification.label}"
 
     @property
+    def tries_block(self) -> bool:
+        """Whether the chosen rules are decoded under block verification, too: it accepts more of sampled drafts than token's."""
+        return self.warp.temperature > 0 and type(self.verification) is TokenVerification and self.can_replay
+
+    @property
     def decodes_all(self) -> bool:
         """Whether all of `live_rules` are decoded, and not only the winners."""
         return self.live == "all" or bool(self.compare_verification)

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from specheads.decoding.drafting import Drafting
 from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.stopping import StoppingRule
-from specheads.decoding.verification import VerificationRule
+from specheads.decoding.verification import BlockVerification, VerificationRule
 from specheads.evaluation.candidate import FIXED, Candidate, kind_of
 from specheads.evaluation.latencies import token_seconds
 from specheads.pair import Pair
@@ -35,8 +35,7 @@ OF_VERIFICATION = "of_verification"  # the family of a verification rule's own s
 class Setting:
     """One row of the sweep; `rule` is None for the target alone.
 
-    `family` is `target`, a family of candidates, OF_VERIFICATION, or the name of another verification rule, which verifies
-    fixed lengths.
+    `family` is `target`, a family of candidates, OF_VERIFICATION, or the name of another verification rule.
     """
 
     name: str
@@ -125,6 +124,16 @@ def sweep_settings(
         for fixed in (candidate for candidate in candidates if candidate.family == FIXED):
             settings.append(Setting(f"{name} K={fixed.value}{lossy}", name, fixed.value, fixed.live, rule))
     return settings
+
+
+def under_block(settings: Sequence[Setting]) -> list[Setting]:
+    """Return the settings that draft, under block verification."""
+    rule = BlockVerification()
+    return [
+        replace(setting, name=f"{setting.name}, {rule.label}", family=rule.name, verification=rule)
+        for setting in settings
+        if setting.rule is not None
+    ]
 
 
 @dataclass(frozen=True)

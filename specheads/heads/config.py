@@ -42,7 +42,7 @@ class HeadConfig:
     overlap: bool = False  # whether it predicts the expected acceptance of the next token too, before that is sampled
     calibration: Mapping[str, Any] | None = None  # of IndexCalibration; stopping rules apply it, the head returns raw logits
     overlap_calibration: Mapping[str, Any] | None = None  # the same for the logits of the expected acceptance
-    recommended: Mapping[str, float] | None = None
+    recommended: Mapping[str, Any] | None = None
     train: Mapping[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 

@@ -1,14 +1,14 @@
-"""What a report concludes from decoded batches."""
+"""What a report concludes from decoded batches, and what it recommends."""
 
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from specheads.evaluation.conclusions import batch_findings, key_findings
+from specheads.evaluation.conclusions import batch_findings, draft_temperature_notes, key_findings
 from specheads.evaluation.console import print_report
 from specheads.evaluation.intervals import Interval
-from specheads.evaluation.report import BatchRow, BatchTable, Report
+from specheads.evaluation.report import BatchRow, BatchTable, LiveRow, Report
 
 LEVELS = {"p50": 1.0, "p90": 1.0, "p99": 1.0}
 
@@ -72,3 +72,38 @@ def test_a_finding_says_up_to_which_batch_speculation_pays(name):
 def test_batches_without_the_policy_have_no_comparison_with_it():
     (text,) = batch_findings(Report({}, None, batches=[batch(4, ALONE, ("fixed K=3", "fixed_length", 150.0, True))]))
     assert text == "In batches, the best setting is faster than the target alone with 4 (1.50×, fixed K=3) requests at once."
+
+
+def live(name, family, speed):
+    """A setting that was decoded, `speed` times as fast as the target alone."""
+    values = Interval(100 * speed, 90 * speed, 110 * speed), Interval(speed, speed - 0.1, speed + 0.1)
+    rates = Interval(0, 0, 0), Interval(1, 1, 1)
+    return LiveRow(name, family, None, *values, *rates, 1.0, None, LEVELS, None, None, {}, True, None)
+
+
+LIVE = [live("target alone", "target", 1.0), live("fixed K=3", "fixed_length", 1.5), live("head 0.4", "head_threshold", 1.4)]
+
+
+def test_the_first_finding_says_what_to_use():
+    """Dev prompts chose it, so the fastest on the decoded prompts need not be it."""
+    report = Report({}, None, live=LIVE, recommended="head 0.4")
+    (text,) = key_findings(report)
+    assert text.startswith("For this pair on this machine, use head 0.4: it decodes 140.0 tokens per second, 1.4")
+    assert "as fast as the target alone" in text and "K=3" not in text
+    assert key_findings(replace(report, doubts=["busy"])) == []
+
+
+def test_where_nothing_is_faster_it_says_so():
+    (text,) = key_findings(Report({}, None, live=LIVE, recommended="target alone"))
+    assert text.startswith("For this pair on this machine, use the target alone, 100.0 tokens per second")
+
+
+def test_where_nothing_was_tried_the_fastest_is_named():
+    (text,) = key_findings(Report({}, None, live=LIVE))
+    assert text.startswith("Measured: the fastest setting, fixed K=3,")
+
+
+def test_a_temperature_is_named_where_it_gains():
+    (note,) = draft_temperature_notes({1.0: 0.6, 0.9: 0.61, 0.8: 0.6})
+    assert "At a temperature of 0.9 of its own" in note and "0.610, at 1 as it is now 0.600" in note
+    assert draft_temperature_notes({0.9: 0.61, 1.0: 0.6, 0.8: 0.6101}) == draft_temperature_notes({}) == []

@@ -22,6 +22,8 @@ from specheads.evaluation.report import MEASURED
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.evaluation.sweep import sweep_settings
 from specheads.replay.cost import Costs
+from specheads.replay.draft_temperature import TEMPERATURES
+from specheads.sampling import Warp
 
 SMALL = {"num_prompts": 4, "num_dev_prompts": 3, "max_new_tokens": 8, "fixed_lengths": (1, 3), "thresholds": (0.4, "auto")}
 
@@ -61,7 +63,8 @@ def test_the_best_rules_are_decoded_and_their_counts_are_kept(call, tmp_path):
     report = call(num_live_prompts=2)
     assert [row.family.split()[0] for row in report.live][:2] == ["target", "fixed_length"]
     assert report.live[1].replayed_tokens_per_second
-    assert {"costs.jsonl", "generations.jsonl"} <= {path.name for path in (tmp_path / "run").iterdir()}
+    journals = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"costs.jsonl", "generations.jsonl", "dev-trial.jsonl"} <= journals
     assert report.doubts  # of two prompts
 
 
@@ -78,9 +81,44 @@ def test_a_rule_that_was_fitted_again_is_still_compared_with_the_replay_of_the_o
     monkeypatch.setattr(decode, "MOST_TURNS", 1)
     report = call(num_live_prompts=2, thresholds=("auto", 0.01))
     refitted = [row.name for row in report.data_sets[1].rules if row.family == "head_threshold auto" and MEASURED in row.speedup]
-    (*_, live) = report.live
-    assert live.family == "head_threshold auto" and live.name not in refitted
-    assert all(row.replayed_tokens_per_second for row in report.live[1:])
+    _, *plain = (row for row in report.live if row.efficiency_gain is None)
+    assert plain[-1].family == "head_threshold auto" and plain[-1].name not in refitted
+    assert all(row.replayed_tokens_per_second for row in plain)
+
+
+def test_chosen_rules_are_decoded_under_block_verification_and_dev_prompts_decide(call, monkeypatch):
+    asked = []
+
+    def speeds(setup, outcome):
+        asked.extend(decoded.setting.name for decoded in outcome.measured)
+        return {name: float(name.endswith("block verification")) for name in asked}
+
+    monkeypatch.setattr(evaluation, "tried_on_dev", speeds)
+    report = call(num_live_prompts=2)
+    _, *drafting = (row for row in report.live if row.efficiency_gain is None)
+    block = [row for row in report.live if row.efficiency_gain is not None]
+    assert [row.name for row in block] == [f"{row.name}, block verification" for row in drafting]
+    assert all(row.family == "block" and row.lossless and row.efficiency_gain.value >= 1 for row in block)
+    assert asked == [row.name for row in report.live] and report.recommended == block[0].name
+
+
+def test_greedy_drafts_are_not_decoded_under_block_verification(call):
+    report = call(num_live_prompts=2, warp=Warp(0))
+    assert all(row.efficiency_gain is None for row in report.live)
+    assert report.recommended in [row.name for row in report.live]
+
+
+def test_a_temperature_of_the_draft_that_would_gain_is_named(call, monkeypatch):
+    monkeypatch.setattr(evaluation, "draft_overlaps", lambda setup, recording: {1.0: 0.5, 0.8: 0.6})
+    assert any("model.draft_temperature=0.8" in note for note in call(live="none").notes)
+
+
+def test_the_drafts_own_temperature_comes_first(call, monkeypatch):
+    seen = []
+    found = evaluation.draft_overlaps
+    monkeypatch.setattr(evaluation, "draft_overlaps", lambda *given: seen.append(found(*given)) or seen[0])
+    call(with_head=False, live="none")
+    assert next(iter(seen[0])) == 1.0 and set(seen[0]) == set(TEMPERATURES) and len(set(seen[0].values())) > 5
 
 
 def test_the_counts_of_a_decoded_rule_stay_when_it_is_fitted_again():

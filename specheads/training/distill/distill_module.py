@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specheads.language_model import LanguageModel
 from specheads.pair import Pair
+from specheads.replay.response_batch import ResponseBatch
 from specheads.training.curve_module import CurveModule
 from specheads.training.distill.distill_loss import (
     DistributionSource,
@@ -22,8 +23,7 @@ from specheads.training.distill.distill_loss import (
 )
 from specheads.training.distill.draft_quality import live_quality, quality_of, quality_sums
 from specheads.training.distill.draft_responses import DraftResponses
-from specheads.training.distill.response_batch import ResponseBatch
-from specheads.training.distill.samples import Sample
+from specheads.training.distill.samples import Sample, batch_of
 from specheads.training.distill.settings import Distillation
 from specheads.training.distill.target_place import TargetPlace
 from specheads.training.optimizer import cosine_after_warmup
@@ -105,7 +105,7 @@ class DistillModule(CurveModule):
     def _losses(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return losses, overlaps and a reference's losses (N,); either all samples have stored distributions, or none."""
         (pair, reference), loss = self._models, self.settings.loss
-        batch = ResponseBatch.of_samples(samples, self.device)
+        batch = batch_of(samples, self.device)
         distributions, tokens = self._distributions(samples, batch), batch.response_tokens
         losses, overlaps = token_losses(pair.draft_lm, batch.states(pair.draft_lm), distributions, tokens, loss)
         if reference is None:

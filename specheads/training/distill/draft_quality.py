@@ -12,8 +12,7 @@ from specheads.padding import SLICE_ELEMENTS, slices
 from specheads.pair import Pair
 from specheads.sampling import Warp, overlap
 from specheads.training.distill.divergences import forward_kl
-from specheads.training.distill.response_batch import ResponseBatch
-from specheads.training.distill.samples import HeldOutSamples, Sample
+from specheads.training.distill.samples import HeldOutSamples, Sample, batch_of
 from specheads.training.distill.settings import Validation
 
 BLOCK = 4  # drafted tokens per round of the block efficiencies that are recorded
@@ -30,7 +29,7 @@ def block_efficiency(overlap: float, num_tokens: int = BLOCK) -> float:
 @torch.no_grad()
 def quality_sums(pair: Pair, samples: Sequence[Sample], warp: Warp, device: torch.device) -> Tensor:
     """Return (4,) sums over response tokens: overlap under `warp`, KL(t || d), same most likely token (1 or 0), and 1."""
-    batch = ResponseBatch.of_samples(samples, device)
+    batch = batch_of(samples, device)
     models = (pair.target_lm, pair.draft_lm)
     states = [batch.states(lm) for lm in models]
     sums = torch.zeros(4, dtype=torch.float64)

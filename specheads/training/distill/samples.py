@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+
+from specheads.replay.response_batch import ResponseBatch
 
 
 class Ragged:
@@ -58,6 +61,12 @@ class Sample:
     response: np.ndarray | None
     number: int = -1
     stored: Mapping[str, Tensor] | None = None
+
+
+def batch_of(samples: Sequence[Sample], device: torch.device) -> ResponseBatch:
+    """Return the batch of samples, all of which have responses."""
+    responses = [sample.response for sample in samples if sample.response is not None]
+    return ResponseBatch.of([sample.prompt for sample in samples], responses, device)
 
 
 class HeldOutSamples(Dataset):

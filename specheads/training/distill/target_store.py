@@ -17,10 +17,10 @@ from torch import Tensor
 from specheads.errors import UserError
 from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, slices
 from specheads.pair import Pair
+from specheads.replay.response_batch import ResponseBatch
 from specheads.storage.shards import fingerprint
 from specheads.storage.tensor_shards import GIB, ShardReader, make_missing, packed, spans
 from specheads.training.distill.distill_loss import most_likely, target_log_probs
-from specheads.training.distill.response_batch import ResponseBatch
 from specheads.training.distill.samples import Ragged, Responses
 from specheads.training.distill.settings import DistillLoss, TargetStorage
 

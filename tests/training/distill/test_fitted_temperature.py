@@ -5,7 +5,7 @@ from fakes import tiny_pair
 from specheads.language_model import set_draft_temperature
 from specheads.sampling import Warp
 from specheads.training.distill.draft_quality import draft_quality
-from specheads.training.distill.fitted_temperature import TEMPERATURES, overlaps_at, with_fitted_temperature
+from specheads.training.distill.fitted_temperature import with_fitted_temperature
 from specheads.training.distill.samples import HeldOutSamples, Ragged
 
 VOCAB, WARP = 10, Warp(1.0, top_k=6)
@@ -31,15 +31,6 @@ def test_a_draft_that_is_too_flat_becomes_as_sharp_as_its_target(pair, samples):
     sharp = with_fitted_temperature(pair, samples, WARP, 2)
     assert sharp.draft.config.draft_temperature == sharp.draft_lm.temperature == 0.8
     assert draft_quality(sharp, samples, WARP, 2)["overlap"] == pytest.approx(1)
-
-
-def test_overlaps_are_those_of_drafts_at_each_temperature(pair, samples):
-    overlaps = overlaps_at(pair, samples, WARP, 2)
-    assert set(overlaps) == set(TEMPERATURES) and len(set(overlaps.values())) == len(TEMPERATURES)
-    for temperature in (0.9, 1.2):
-        set_draft_temperature(pair.draft, temperature)
-        pair.__dict__.pop("draft_lm", None)
-        assert draft_quality(pair, samples, WARP, 5)["overlap"] == pytest.approx(overlaps[temperature])
 
 
 def test_a_temperature_of_before_is_replaced_and_not_multiplied(pair, samples):

@@ -8,6 +8,7 @@ import torch
 from fakes import tiny_pair
 
 from specheads import UserError
+from specheads.replay.response_batch import ResponseBatch
 from specheads.training.distill.distill_loss import (
     TargetDistributions,
     computed_distributions,
@@ -17,7 +18,6 @@ from specheads.training.distill.distill_loss import (
     with_rest,
 )
 from specheads.training.distill.divergences import DIVERGENCES
-from specheads.training.distill.response_batch import ResponseBatch
 from specheads.training.distill.samples import Ragged, Responses
 from specheads.training.distill.settings import DistillLoss, TargetStorage
 from specheads.training.distill.target_store import TargetStore

@@ -5,8 +5,8 @@ import pytest
 import torch
 from fakes import tiny_pair
 
-from specheads.training.distill import response_batch as module
-from specheads.training.distill.response_batch import ResponseBatch
+from specheads.replay import response_batch as module
+from specheads.replay.response_batch import ResponseBatch
 
 RANDOM = np.random.default_rng(0)
 PROMPTS = [RANDOM.integers(0, 10, size) for size in (2, 5, 3)]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from specheads.language_model import LanguageModel
 from specheads.padding import BATCH_TOKENS, right_padded, slices
-from specheads.training.distill.samples import Sample
 
 
 @dataclass(frozen=True)
@@ -31,12 +30,6 @@ class ResponseBatch:
         for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
             predicting[row, len(prompt) - 1 : len(prompt) + len(response) - 1] = True
         return cls(tokens.to(device), predicting.to(device))
-
-    @classmethod
-    def of_samples(cls, samples: Sequence[Sample], device: torch.device) -> "ResponseBatch":
-        """Return the batch of samples, all of which have responses."""
-        responses = [sample.response for sample in samples if sample.response is not None]
-        return cls.of([sample.prompt for sample in samples], responses, device)
 
     @property
     def response_tokens(self) -> Tensor:
