@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from specheads.embedded.card import card
 from specheads.embedded.corpus import Function
@@ -41,6 +41,7 @@ from specheads.storage.files import write_json, write_whole
 logger = logging.getLogger(__name__)
 
 HeldOut = dict[str, list[Function]]
+DISTIL = "give the folder of a draft that python train.py task=distill made from this pair's draft"
 STREAM, STREAM_CARD = "stream.npy", "stream.json"  # the tokenized text, kept while a build is under way
 
 
@@ -65,6 +66,8 @@ def main(pair: PairRecipe, argv: list[str] | None = None) -> int:
             write_functions(pair, arguments)
         elif arguments.notice:
             write_notice(pair, arguments)
+        elif arguments.draft:
+            adopt_draft(pair, arguments.draft, arguments.out)
         else:
             build(pair, arguments)
     except UserError as error:
@@ -90,6 +93,7 @@ def parse(pair: PairRecipe, argv: list[str] | None) -> argparse.Namespace:
         help="write the training functions there as JSON lines, the prompts of a distillation; no training",
     )
     parser.add_argument("--notice", type=Path, help="write the licences of the training text there; no training")
+    parser.add_argument("--draft", type=Path, help="add a draft that task=distill made for this pair's target; no training")
     parser.set_defaults(pin=False, any_corpus=False)
     if pair.manifest is not None:
         parser.add_argument("--any-corpus", action="store_true", help="train on what is installed, whatever the manifest names")
@@ -117,6 +121,32 @@ def write_notice(pair: PairRecipe, arguments: argparse.Namespace) -> None:
     rows = [source.row for source in checked_sources(pair, arguments)]
     write_text(arguments.notice, notice(rows))
     logger.info("%s: licences of %d sources", arguments.notice, len(rows))
+
+
+def adopt_draft(pair: PairRecipe, distilled: Path, out: Path) -> None:
+    """Write a distilled draft next to the target in `out`, in the pair's type, and into the card.
+
+    Raises:
+        UserError: no target there, or a folder that is no distilled draft of the pair's shape.
+    """
+    for path, what in ((out / "training.json", f"train the target first: --out {out}"), (distilled / "distill.json", DISTIL)):
+        if not path.is_file():
+            raise UserError(f"{path} is missing; {what}.")
+    draft = LlamaForCausalLM.from_pretrained(distilled, dtype=torch.float32)
+    expected = pair.new_model("draft", 0)
+    if {n: w.shape for n, w in draft.state_dict().items()} != {n: w.shape for n, w in expected.state_dict().items()}:
+        raise UserError(f"{distilled} is not of the shape of {pair.name}'s draft, {dict(pair.shapes['draft'])}; {DISTIL}.")
+    draft.to(pair.dtype).save_pretrained(out / "draft")
+    (out / "draft" / "model.safetensors").chmod(0o644)
+    content = json.loads((distilled / "distill.json").read_text())
+    results = json.loads((out / "training.json").read_text())
+    tokenizer, held_out = AutoTokenizer.from_pretrained(pair.tokenizer or out), held_out_functions()
+    losses = {split: response_loss(draft.float(), tokenizer, held_out[split]) for split in held_out}
+    figures = {"parameters": draft.num_parameters(), "seconds": round(content["seconds"]), "loss": losses}
+    results["draft"] = figures | {"distilled": content}
+    write_json(out / "training.json", results)
+    write_text(out / "README.md", card(pair, results))
+    logger.info("%s: the draft of %s", out / "draft", distilled)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -150,7 +180,7 @@ def build(pair: PairRecipe, arguments: argparse.Namespace) -> None:
         results[role] = train_role(pair, role, recipe, text, held_out, arguments.out)
     results |= {"sources": text.rows, "corpus_tokens": len(text.stream), "total_seconds": round(time.perf_counter() - start)}
     write_json(arguments.out / "training.json", results)
-    write_whole(arguments.out / "README.md", lambda path: path.write_text(card(pair, results)))
+    write_text(arguments.out / "README.md", card(pair, results))
 
 
 def training_text(pair: PairRecipe, held_out: HeldOut, arguments: argparse.Namespace) -> Text:

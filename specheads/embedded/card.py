@@ -1,22 +1,29 @@
 """The model card of an embedded pair."""
 
+from collections.abc import Callable
+
 from specheads.embedded.recipe import PairRecipe
 
 
 def card(pair: PairRecipe, results: dict) -> str:
     """Return the card for `results`, the content of `training.json`."""
     roles = [role for role in ("target", "draft") if role in results]
-    columns = [("parameters", "{parameters:,}"), ("tokens seen", "{tokens:,}"), ("seconds of training", "{seconds:,}")]
+    start = None if pair.start is None else pair.start.name
+    columns: list[tuple[str, Callable[[dict], str]]] = [
+        ("parameters", "{parameters:,}".format_map),
+        (f"tokens seen{f', after those of {start}' if start else ''}", _tokens_seen),
+        ("seconds of training", "{seconds:,}".format_map),
+    ]
     if pair.figures_script is None:  # which computes them, too
-        columns += [(f"{split} loss, nats per response token", f"{{loss[{split}]}}") for split in ("dev", "test")]
-    rows = "".join(f"| {name} | {' | '.join(text.format(**results[role]) for role in roles)} |\n" for name, text in columns)
+        columns += [(f"{split} loss, nats per response token", f"{{loss[{split}]}}".format_map) for split in ("dev", "test")]
+    rows = "".join(f"| {name} | {' | '.join(text(results[role]) for role in roles)} |\n" for name, text in columns)
     sources = "".join("| {name} | {version} | {licence} | {functions:,} |\n".format(**row) for row in results["sources"])
     models = "Two Llama-architecture models" if len(roles) == 2 else f"A Llama-architecture {roles[0]}"
     if pair.tokenizer is None:
         made = f"{models} and a byte-level BPE tokenizer, trained from scratch"
     else:
-        start = "from scratch" if pair.start is None else f"from the weights of {pair.start.name}"
-        made = f"{models}, trained {start} with the tokenizer of {pair.tokenizer.name}"
+        begun = f"from the weights of {start}" if start else "from scratch"
+        made = f"{models}, trained {begun} with the tokenizer of {pair.tokenizer.name}"
     seed = results["target"]["recipe"]["seed"]
     return (
         f"---\nlicense: apache-2.0\n---\n# {pair.name}, the embedded pair\n\n"
@@ -30,6 +37,14 @@ def card(pair: PairRecipe, results: dict) -> str:
         "never trained on, nor any function elsewhere with the same body or the same signature and docstring.\n\n"
         f"| source | version | licence | functions |\n|---|---|---|---|\n{sources}"
     )
+
+
+def _tokens_seen(results: dict) -> str:
+    """Return how much a model was trained on; a distilled draft learned from responses of its target."""
+    if "distilled" not in results:
+        return f"{results['tokens']:,}"
+    distilled = results["distilled"]
+    return f"{distilled['steps']:,} steps of distillation on {distilled['num_prompts']:,} prompts"
 
 
 def _figures(pair: PairRecipe, results: dict) -> str:

@@ -10,6 +10,7 @@ from specheads import nano
 from specheads.embedded import build, corpus
 from specheads.embedded.recipe import PairRecipe, Recipe
 from specheads.embedded.sources import Source, differences
+from specheads.language_model import set_draft_temperature
 
 SHAPE = {
     "num_hidden_layers": 1,
@@ -109,6 +110,42 @@ def test_training_functions_are_written_as_prompts_of_a_distillation(pair, sourc
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert sorted((row["prompt"], row["body"]) for row in rows) == sorted((f.prompt, f.body) for f in FUNCTIONS[4:])
     assert not (tmp_path / "out" / "target").exists()
+
+
+@pytest.fixture
+def distilled(tmp_path, pair):
+    """A folder as task=distill writes it."""
+    draft = pair.new_model("draft", 7)
+    set_draft_temperature(draft, 0.9)
+    draft.save_pretrained(tmp_path / "distilled")
+    (tmp_path / "distilled" / "distill.json").write_text('{"steps": 1200, "num_prompts": 3000, "seconds": 61.4}')
+    return tmp_path / "distilled"
+
+
+def test_a_distilled_draft_joins_its_target(pair, distilled, tmp_path):
+    out = tmp_path / "out"
+    alone = replace(pair, recipes={"target": pair.recipes["target"]})
+    assert build.main(alone, ["--out", str(out)]) == 0
+    assert build.main(alone, ["--out", str(out), "--draft", str(distilled)]) == 0
+    expected = load_file(distilled / "model.safetensors")
+    for name, weight in weights(out)["draft"].items():
+        assert torch.equal(weight, expected[name].bfloat16())
+    assert json.loads((out / "draft" / "config.json").read_text())["draft_temperature"] == 0.9
+    assert json.loads((out / "training.json").read_text())["draft"]["distilled"]["steps"] == 1200
+    text = (out / "README.md").read_text()
+    assert "| 1,200 steps of distillation on 3,000 prompts |" in text and "| seconds of training | 0 | 61 |" in text
+
+
+def test_a_draft_that_does_not_belong_to_the_pair_is_refused(pair, distilled, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert build.main(pair, ["--out", str(out), "--draft", str(distilled)]) == 2
+    assert "training.json is missing; train the target first" in capsys.readouterr().err
+    assert build.main(pair, ["--out", str(out)]) == 0
+    assert build.main(pair, ["--out", str(out), "--draft", str(out / "draft")]) == 2
+    assert "distill.json is missing; give the folder of a draft" in capsys.readouterr().err
+    other = replace(pair, shapes=pair.shapes | {"draft": SHAPE | {"num_hidden_layers": 2}})
+    assert build.main(other, ["--out", str(out), "--draft", str(distilled)]) == 2
+    assert "is not of the shape of tiny's draft, {'num_hidden_layers': 2" in capsys.readouterr().err
 
 
 def test_the_licences_of_the_text_are_written(pair, monkeypatch, tmp_path):

@@ -102,11 +102,14 @@ class Simulation:
         """Draft, verify and emit for the active requests, while the target also reads `prompt_tokens`."""
         active, costs, seconds = self.active, self.costs, 0.0
         in_flight, submitted, accepted, tokens, steps, drafts = prompt_tokens, *[np.zeros(0, dtype=np.int64)] * 3, 0, None
+        # As live, where prompts are read in steps of their own; while others are read here, a policy sees the drafts' load.
+        rests = len(active) > 0 and not prompt_tokens and self.policy.rests(len(active))
         if len(active):
             prompts, samples = self.traffic.prompts[active], self.traffic.samples[active]
             rows = Rows.at(prompts, samples, self.position[active])
-            drafts, seconds = self._drafted(rows, prompt_tokens)
-            steps, submitted = drafts.longest, self._submitted(drafts)
+            drafts = self._undrafted(rows, prompt_tokens)
+            seconds = 0.0 if rests else self._draft(rows, drafts)
+            steps, submitted = drafts.longest, drafts.lengths if rests else self._submitted(drafts)
             accepted = np.minimum(self._accepted(rows, drafts), submitted)
             tokens = np.minimum(accepted + 1, self.recorded.left(rows))
             in_flight += len(active) + int(submitted.sum())
@@ -118,15 +121,19 @@ class Simulation:
         self.served.rounds.append(ServedRound(self.now, seconds, len(active), steps, drafted, *counts))
         if drafts is not None:
             self._emit(drafts, accepted, tokens)
-            self.policy.learn(drafts, submitted, accepted, seconds)
+            if not rests:
+                self.policy.learn(drafts, submitted, accepted, seconds)
 
-    def _drafted(self, rows: Rows, prompt_tokens: int) -> tuple[Drafts, float]:
-        """Return the drafts of a round, and the seconds of drafting them."""
+    def _undrafted(self, rows: Rows, prompt_tokens: int) -> Drafts:
+        """Return the drafts of a round before its first draft step."""
         active, width = self.active, max(self.policy.max_tokens, 1)
         features = {name: np.ones((len(active), width)) for name in self.recorded.needs}
-        lengths, ended = np.zeros(len(active), dtype=np.int64), np.zeros(len(active), dtype=bool)
-        drafts = Drafts(active, lengths, self.recorded.capacity(rows), self.unread[active], features, prompt_tokens)
-        seconds = 0.0
+        lengths = np.zeros(len(active), dtype=np.int64)
+        return Drafts(active, lengths, self.recorded.capacity(rows), self.unread[active], features, prompt_tokens)
+
+    def _draft(self, rows: Rows, drafts: Drafts) -> float:
+        """Draft all tokens of a round; return the seconds that it takes."""
+        active, lengths, ended, seconds = self.active, drafts.lengths, np.zeros(len(drafts.lengths), dtype=bool), 0.0
         for step in range(self.policy.max_tokens):
             which = np.flatnonzero(drafting_rows(self.policy, drafts, ended))
             if not len(which):
@@ -134,9 +141,9 @@ class Simulation:
             seconds += float(self.costs.draft(self.unread[active[which]].sum() if step == 0 else len(which)))
             values, ended[which] = self.recorded.draft(rows, which, step)
             for name, column in values.items():
-                features[name][which, step] = column
+                drafts.features[name][which, step] = column
             lengths[which] += 1
-        return drafts, seconds + (self.costs.besides(len(active)) if lengths.any() else 0.0)
+        return seconds + (self.costs.besides(len(active)) if lengths.any() else 0.0)
 
     def _submitted(self, drafts: Drafts) -> np.ndarray:
         submitted = self.policy.admit(drafts)

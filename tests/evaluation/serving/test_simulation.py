@@ -179,6 +179,34 @@ def test_runs_with_equal_seeds_are_equal_and_others_are_not():
     assert results[0] == results[1] != results[2]
 
 
+class Resting(FixedK):
+    """Rests while a second request is there; a round that rests has no other calls."""
+
+    def __init__(self):
+        super().__init__(2)
+        self.asked = []
+
+    def rests(self, num_requests):
+        self.asked.append(num_requests)
+        return num_requests > 1
+
+    def goes_on(self, drafts):
+        assert drafts.num_requests == 1 or drafts.prompt_tokens
+        return super().goes_on(drafts)
+
+    def learn(self, drafts, num_submitted, num_accepted, seconds):
+        assert drafts.num_requests == 1 or drafts.prompt_tokens
+
+
+def test_a_policy_that_rests_is_asked_nothing_else():
+    policy = Resting()
+    result = served(random_recording(3, 1), traffic([0, 1, 2], [0, 0, 0], [0.0, 0.0, 0.0], 2), policy)
+    assert {1, 2} == set(policy.asked)
+    assert all(r.steps == 0 and r.tokens == 2 for r in result.rounds if r.requests == 2 and r.steps == 0)
+    assert any(r.steps == 0 for r in result.rounds if r.requests == 2) and any(r.steps for r in result.rounds if r.requests == 1)
+    assert np.isfinite(result.finished).all()
+
+
 def test_a_policy_that_drafts_more_than_was_recorded_is_refused():
     with pytest.raises(UserError, match="up to 9 tokens, but 8 are recorded"):
         served(random_recording(), traffic([0], [0], [0.0], 1), FixedK(9))
