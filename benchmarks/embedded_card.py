@@ -93,7 +93,7 @@ def copies(pair: Pair, num_responses: int) -> dict[str, float]:
     """Return what sampled responses to train prompts repeat of the text that an embedded pair of today would train on."""
     prompts = prompts_of("train", num_responses)
     ids = [pair.encode_instruction(prompt.text) for prompt in prompts]
-    made = [response.ids for response in responses(pair, prompts, ids, WARP, 256)]
+    made = [response.ids[:-1] if response.finished else response.ids for response in responses(pair, prompts, ids, WARP, 256)]
     text = tokenize(pair.tokenizer, shuffled_functions(training_sources(held_out_functions()), 0)).numpy()
     longest = longest_copies(text, made)
     return {

@@ -87,7 +87,7 @@ class SpeculativeDecoder:
             choices: warp, engine and window, as for a decoder.
 
         Raises:
-            UserError: nothing is stored, as the head was not evaluated or does not pay for itself.
+            UserError: nothing is stored, as the head was not evaluated or something else was faster.
         """
         stopping, verification = recommended_rules(head)
         return cls(pair, stopping=stopping, verification=verification, **choices)

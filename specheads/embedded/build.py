@@ -36,12 +36,13 @@ from specheads.embedded.sources import (
 from specheads.embedded.tokens import tokenize, train_tokenizer
 from specheads.embedded.training import dev_subset, fit, response_loss
 from specheads.errors import UserError
+from specheads.revisions import folder_revision
 from specheads.storage.files import write_json, write_whole
 
 logger = logging.getLogger(__name__)
 
 HeldOut = dict[str, list[Function]]
-DISTIL = "give the folder of a draft that python train.py task=distill made from this pair's draft"
+DISTIL = "give the folder of a draft that python train.py task=distill made for this pair's target"
 STREAM, STREAM_CARD = "stream.npy", "stream.json"  # the tokenized text, kept while a build is under way
 
 
@@ -127,19 +128,24 @@ def adopt_draft(pair: PairRecipe, distilled: Path, out: Path) -> None:
     """Write a distilled draft next to the target in `out`, in the pair's type, and into the card.
 
     Raises:
-        UserError: no target there, or a folder that is no distilled draft of the pair's shape.
+        UserError: no target there, or a folder that is no distilled draft of the pair's shape for this target.
     """
     for path, what in ((out / "training.json", f"train the target first: --out {out}"), (distilled / "distill.json", DISTIL)):
         if not path.is_file():
             raise UserError(f"{path} is missing; {what}.")
+    content = json.loads((distilled / "distill.json").read_text())
+    if content["target"]["revision"] != folder_revision(out / "target"):
+        raise UserError(
+            f"{distilled} was distilled for another target than {out / 'target'}, {content['target']['id']}; {DISTIL}."
+        )
     draft = LlamaForCausalLM.from_pretrained(distilled, dtype=torch.float32)
     expected = pair.new_model("draft", 0)
     if {n: w.shape for n, w in draft.state_dict().items()} != {n: w.shape for n, w in expected.state_dict().items()}:
         raise UserError(f"{distilled} is not of the shape of {pair.name}'s draft, {dict(pair.shapes['draft'])}; {DISTIL}.")
     draft.to(pair.dtype).save_pretrained(out / "draft")
     (out / "draft" / "model.safetensors").chmod(0o644)
-    content = json.loads((distilled / "distill.json").read_text())
     results = json.loads((out / "training.json").read_text())
+    results.pop("figures", None)  # of another draft
     tokenizer, held_out = AutoTokenizer.from_pretrained(pair.tokenizer or out), held_out_functions()
     losses = {split: response_loss(draft.float(), tokenizer, held_out[split]) for split in held_out}
     figures = {"parameters": draft.num_parameters(), "seconds": round(content["seconds"]), "loss": losses}

@@ -13,7 +13,8 @@ def longest_copies(text: np.ndarray, responses: Sequence[Sequence[int]]) -> np.n
     """Return for each response the number of tokens of its longest run that `text` contains.
 
     Args:
-        text: ids (N,) of all that was trained on. Tokens that end a function occur in no response, so that no run goes beyond it.
+        text: ids (N,) of all that was trained on.
+        responses: ids of each, without the token that ends it, which also ends functions: so no run goes beyond a function.
     """
     lengths = np.array([len(response) for response in responses], dtype=np.int64)
     row = np.repeat(np.arange(len(lengths)), lengths)

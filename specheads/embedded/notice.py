@@ -6,7 +6,7 @@ they may repeat short pieces of them, the texts are passed on anyway.
 
 import re
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def notice(rows: Sequence[Row]) -> str:
     packages: dict[str, list[str]] = {}  # by text, without differences of layout
     texts: dict[str, str] = {}
     for row in rows:
-        for text in licence_texts(row["name"]):
+        for text in licence_texts(row["name"]) or [stated_licence(row)]:
             key = " ".join(text.split()).lower()
             texts.setdefault(key, text.strip("\n").rstrip())
             packages.setdefault(key, []).append(f"{row['name']} {row['version']}")
@@ -36,7 +36,14 @@ def notice(rows: Sequence[Row]) -> str:
     return "\n".join([TITLE, *parts])
 
 
-def licence_texts(name: str) -> Iterable[str]:
+def stated_licence(row: Row) -> str:
+    """Return what a source without a licence file says of its licence and its authors."""
+    about = metadata.metadata(row["name"])
+    authors = about["Author"] or about["Author-email"] or "not named"
+    return f"Its licence, as stated: {row['licence']}. Authors: {authors}."
+
+
+def licence_texts(name: str) -> list[str]:
     """Return the licence files of a source, in the order of their names."""
     if name == LIBRARY:
         paths = [Path(sysconfig.get_path("stdlib")) / "LICENSE.txt"]

@@ -75,7 +75,9 @@ def settle(setup: Setup[Evaluation], outcome: Outcome, tuning: Tuning, probed: S
         busy = fit is not None and missing and doubts_of(measured[0], fit, (), len(measured[0].stats))
         if evaluation.decodes_all or not missing or busy:
             break
-        settings = [*settings, *missing]
+        chosen = {setting.name for setting in chosen_settings(evaluation, choices)}
+        # Rules that are no longer chosen keep their rounds for the costs, but not under block verification.
+        settings = [*(each for each in settings if each.verification is None or each.name in chosen), *missing]
         if turn < MOST_TURNS:
             logger.info("at the costs of these rounds other rules are best: %s", ", ".join(setting.name for setting in missing))
     return replace(outcome, undecoded=[setting.name for setting in missing])

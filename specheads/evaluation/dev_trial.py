@@ -9,8 +9,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.records import DecodeStats
 from specheads.evaluation.decode import sweep
+from specheads.evaluation.doubts import FEWEST_GROUPS
 from specheads.evaluation.outcome import Outcome
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
@@ -20,20 +22,28 @@ from specheads.replay.recording import Recording
 logger = logging.getLogger(__name__)
 
 TEXTS_AT_ONCE = 16
-NUM_TRIED = 16  # dev prompts: their texts take about half as long as those that a report shows
+NUM_TRIED = 16  # dev prompts at most, and half as many as are decoded for the report
 
 
 def tried_on_dev(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, float]:
-    """Return the tokens per second of the decoded settings on dev prompts, the target alone among them."""
+    """Return the tokens per second of the decoded settings on dev prompts, the target alone among them.
+
+    Nothing is tried where the dev prompts are too few, or too much alike, to choose by.
+    """
+    dev = setup.prompts.dev.first(min(NUM_TRIED, max(FEWEST_GROUPS, setup.settings.num_live_prompts // 2)))
+    if len(set(dev.groups)) < FEWEST_GROUPS:
+        logger.warning(
+            "%d independent dev prompts are too few to choose a setting by; give more (data.num_dev)", len(set(dev.groups))
+        )
+        return {}
     lossless = setup.settings.verification.lossless
     settings = [
         decoded.setting
         for decoded in outcome.measured
         if decoded.setting.search is None and (decoded.setting.rule is None or lossless)
     ]
-    prompts = setup.prompts.dev.first(NUM_TRIED).prompts
     speeds = {}
-    for decoded in sweep(setup, "dev-trial", settings, prompts):
+    for decoded in sweep(setup, "dev-trial", settings, dev.prompts):
         speeds[decoded.setting.name] = DecodeStats.total(decoded.stats).tokens_per_second
     logger.info("on dev prompts %s is the fastest", fastest(speeds))
     return speeds
@@ -45,7 +55,13 @@ def fastest(speeds: Mapping[str, float]) -> str:
 
 
 def draft_overlaps(setup: Setup[Evaluation], recording: Recording) -> dict[float, float]:
-    """Return the draft's overlap with the target along recorded responses by its temperature; the present one comes first."""
-    texts = [(np.array(prompt), np.array(recording.response(number))) for number, prompt in enumerate(recording.prompts)]
+    """Return the draft's overlap with the target along recorded responses by its temperature; the present one comes first.
+
+    Nothing where no temperature matters: greedily, and for a draft that is made of the target.
+    """
+    if setup.settings.warp.greedy or type(setup.settings.drafting) is not Autoregressive:
+        return {}
+    prompts = recording.prompts[:NUM_TRIED]
+    texts = [(np.array(prompt), np.array(recording.response(number))) for number, prompt in enumerate(prompts)]
     temperatures = tuple(dict.fromkeys((setup.pair.draft_lm.temperature, *TEMPERATURES)))
     return overlaps_at(setup.pair, [text for text in texts if len(text[1])], setup.settings.warp, TEXTS_AT_ONCE, temperatures)

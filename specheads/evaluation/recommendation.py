@@ -4,17 +4,20 @@
 """
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specheads.decoding.stopping import HeadThreshold, StoppingRule
+from specheads.decoding.stopping import HeadThreshold
+from specheads.decoding.verification import TokenVerification
 from specheads.evaluation.candidate import FIXED
 from specheads.evaluation.head_folders import store_in_config
 from specheads.evaluation.outcome import Outcome
+from specheads.evaluation.replayed_sets import Choices
 from specheads.evaluation.report import MEASURED, Report
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
-from specheads.evaluation.sweep import TARGET_ALONE
+from specheads.evaluation.sweep import TARGET_ALONE, Setting
 
 logger = logging.getLogger(__name__)
 
@@ -41,46 +44,61 @@ def recommend(setup: Setup[Evaluation], outcome: Outcome, report: Report) -> Non
 
 
 def recommendations(setup: Setup[Evaluation], outcome: Outcome, report: Report) -> dict[Path, dict[str, Any] | None]:
-    """Return by local folder the threshold that was best on dev prompts, with its predicted speed-up.
+    """Return by local folder the best setting of each head: threshold, lengths, verification, and how fast it is.
 
-    For a rule that was decoded there, too, `verification` is the faster one and `measured_speedup` its speed over the target
-    alone. The value is None where no threshold of the head beats the best fixed length.
+    Of a head that was tried on dev prompts it is the fastest setting there, of another one the threshold that is predicted to be
+    best. The value is None where nothing with the head beats the best fixed length, or all else that was tried.
     """
-    choices = outcome.choices
-    if choices is None:
+    if outcome.choices is None:
         return {}
-    ratio = MEASURED if MEASURED in choices.best else choices.middle
     recommended: dict[Path, dict[str, Any] | None] = {}
     for name, located in setup.located_heads.items():
-        family = f"head_threshold {name}" if len(setup.located_heads) > 1 else "head_threshold"
-        number = choices.best[ratio].get(family)
-        if number is None or not Path(located.where).is_dir():
+        if not Path(located.where).is_dir():
             continue
-        rule, speeds = outcome.candidates[number].live, choices.speeds[ratio]
-        assert isinstance(rule, HeadThreshold)  # of this family
-        values: dict[str, Any] = {"threshold": rule.threshold, "min_tokens": rule.min_tokens, "max_tokens": rule.max_tokens}
-        values["predicted_speedup"] = report.data_sets[1].rules[number].speedup[ratio].value
-        values |= tried_values(outcome, rule)
-        pays = speeds[number] > speeds[choices.best[ratio][FIXED]]
-        recommended[Path(located.where)] = values if pays else None
+        tried = [each.setting for each in outcome.measured if each.setting.name in outcome.tried]
+        of_head = [setting for setting in tried if isinstance(setting.rule, HeadThreshold) and setting.head == name]
+        if of_head:
+            recommended[Path(located.where)] = _tried(outcome, report, of_head, [each for each in tried if each not in of_head])
+        elif (number := _predicted(setup, outcome.choices, name)) is not None:
+            recommended[Path(located.where)] = _replayed(outcome, outcome.choices, report, number)
     return recommended
 
 
-def tried_values(outcome: Outcome, rule: HeadThreshold) -> dict[str, Any]:
-    """Return the verification under which a rule was fastest on dev prompts, and its speed there over the target alone."""
-    speeds = {
-        "token" if decoded.setting.verification is None else decoded.setting.verification.name: outcome.tried[
-            decoded.setting.name
-        ]
-        for decoded in outcome.measured
-        if _is_same(decoded.setting.rule, rule) and decoded.setting.name in outcome.tried
-    }
-    if not speeds:
-        return {}
-    best = max(speeds, key=speeds.__getitem__)
-    return {"verification": best, "measured_speedup": speeds[best] / outcome.tried[TARGET_ALONE.name]}
+def _tried(outcome: Outcome, report: Report, of_head: Sequence[Setting], others: Sequence[Setting]) -> dict[str, Any] | None:
+    """Return the fastest setting of a head on dev prompts; None if another one is faster."""
+    speeds = outcome.tried
+    best = max(of_head, key=lambda setting: speeds[setting.name])
+    if any(speeds[other.name] > speeds[best.name] for other in others):
+        return None
+    assert isinstance(best.rule, HeadThreshold)
+    verification = TokenVerification.name if best.verification is None else best.verification.name
+    measured = {"verification": verification, "measured_speedup": speeds[best.name] / speeds[TARGET_ALONE.name]}
+    plain = next(each.name for each in of_head if each.rule is best.rule and each.verification is None)
+    predicted = next((row.speedup for row in report.data_sets[1].rules if row.name == plain), {})
+    if MEASURED in predicted:
+        measured["predicted_speedup"] = predicted[MEASURED].value
+    return _values(best.rule) | measured
 
 
-def _is_same(decoded: StoppingRule | None, rule: HeadThreshold) -> bool:
-    """Whether a rule was decoded with this head and threshold; it may have been fitted again since then."""
-    return isinstance(decoded, HeadThreshold) and (decoded.head, decoded.threshold) == (rule.head, rule.threshold)
+def _predicted(setup: Setup[Evaluation], choices: Choices, name: str) -> int | None:
+    """Return the number of the candidate with a head's best threshold on dev prompts, None where no threshold was a candidate."""
+    family = f"head_threshold {name}" if len(setup.located_heads) > 1 else "head_threshold"
+    return choices.best[_ratio(choices)].get(family)
+
+
+def _replayed(outcome: Outcome, choices: Choices, report: Report, number: int) -> dict[str, Any] | None:
+    """Return a candidate's threshold with its predicted speed-up; None if the best fixed length is faster."""
+    ratio, rule = _ratio(choices), outcome.candidates[number].live
+    assert isinstance(rule, HeadThreshold)  # of this family
+    speeds = choices.speeds[ratio]
+    if speeds[number] <= speeds[choices.best[ratio][FIXED]]:
+        return None
+    return _values(rule) | {"predicted_speedup": report.data_sets[1].rules[number].speedup[ratio].value}
+
+
+def _ratio(choices: Choices) -> str:
+    return MEASURED if MEASURED in choices.best else choices.middle
+
+
+def _values(rule: HeadThreshold) -> dict[str, Any]:
+    return {"threshold": rule.threshold, "min_tokens": rule.min_tokens, "max_tokens": rule.max_tokens}

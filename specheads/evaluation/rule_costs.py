@@ -121,7 +121,7 @@ def with_measured(table: CostTable, measured: Sequence[Measured], sizes: Mapping
 def _head_seconds(fit: CostFit, measured: Sequence[Measured], sizes: Mapping[str, float]) -> dict[str, float]:
     """Return by head the seconds that it adds to a draft step: the mean of its rules', or interpolated between other heads."""
     steps: dict[str, list[float]] = {}
-    heads = {decoded.setting.kind: decoded.setting.head for decoded in measured}
+    heads = {decoded.setting.kind: decoded.setting.head for decoded in measured if decoded.setting.verification is None}
     for kind, head in heads.items():
         if head is not None:
             steps.setdefault(head, []).append(max(fit.rules[kind].step_seconds, 0.0))
@@ -138,10 +138,13 @@ def _untimed(fit: CostFit, measured: Sequence[Measured], kinds: Mapping[str, boo
 
     The costs per step of rules with a head are left out, because those of heads are known separately.
     """
-    has_head = {decoded.setting.kind: decoded.setting.head is not None for decoded in measured}
+    # Untimed rules are replayed under the sweep's verification, so what was decoded under another one says nothing of them.
+    has_head = {
+        decoded.setting.kind: decoded.setting.head is not None for decoded in measured if decoded.setting.verification is None
+    }
     medians = {}
     for head in (False, True):
-        timed = [fit.rules[kind] for kind, plain in kinds.items() if not plain and has_head[kind] == head]
+        timed = [fit.rules[kind] for kind, plain in kinds.items() if not plain and has_head.get(kind) == head]
         if timed:
             step = 0.0 if head else float(np.median([rule.step_seconds for rule in timed]))
             medians[head] = RuleCosts(max(step, 0.0), max(float(np.median([rule.round_seconds for rule in timed])), 0.0))

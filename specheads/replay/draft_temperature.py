@@ -26,16 +26,17 @@ def overlaps_at(
 ) -> dict[float, float]:
     """Return the mean overlap under `warp` along the target's responses for each temperature of the pair's draft."""
     device, target = pair.draft_lm.device, pair.target_lm
-    drafts = [LanguageModel(pair.draft, pair.vocab_size, temperature) for temperature in temperatures]
-    sums, count = torch.zeros(len(drafts), dtype=torch.float64), 0
+    draft = LanguageModel(pair.draft, pair.vocab_size)  # without a temperature of its own
+    sums, count = torch.zeros(len(temperatures), dtype=torch.float64), 0
     for first in range(0, len(texts), batch_size):
         prompts, responses = zip(*texts[first : first + batch_size], strict=True)
         batch = ResponseBatch.of(prompts, responses, device)
-        target_states, draft_states = batch.states(target), batch.states(drafts[0])
+        target_states, draft_states = batch.states(target), batch.states(draft)
         for piece in slices(len(draft_states), pair.vocab_size, SLICE_ELEMENTS):
             expected = warp(target.logits(target_states[piece]).to(device))
-            for number, draft in enumerate(drafts):
-                sums[number] += overlap(expected, warp(draft.logits(draft_states[piece]))).sum().item()
+            logits = draft.logits(draft_states[piece])
+            for number, temperature in enumerate(temperatures):
+                sums[number] += overlap(expected, warp(logits / temperature)).sum().item()
         count += len(draft_states)
     return dict(zip(temperatures, (sums / count).tolist(), strict=True))
 

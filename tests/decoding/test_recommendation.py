@@ -30,5 +30,10 @@ def test_a_decoder_with_what_a_head_recommends():
 
 
 def test_a_head_without_a_recommendation_is_refused():
-    with pytest.raises(UserError, match="recommends none"):
+    with pytest.raises(UserError, match=r"recommends no setting: python evaluate\.py head=<folder> stores one"):
         recommended_rules(head_with(None))
+
+
+def test_a_verification_that_is_not_known_is_refused():
+    with pytest.raises(UserError, match="recommends verification='typical'; expected one of token, block"):
+        recommended_rules(head_with({"threshold": 0.4, "verification": "typical"}))

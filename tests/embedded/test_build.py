@@ -11,6 +11,7 @@ from specheads.embedded import build, corpus
 from specheads.embedded.recipe import PairRecipe, Recipe
 from specheads.embedded.sources import Source, differences
 from specheads.language_model import set_draft_temperature
+from specheads.revisions import folder_revision
 
 SHAPE = {
     "num_hidden_layers": 1,
@@ -118,15 +119,25 @@ def distilled(tmp_path, pair):
     draft = pair.new_model("draft", 7)
     set_draft_temperature(draft, 0.9)
     draft.save_pretrained(tmp_path / "distilled")
-    (tmp_path / "distilled" / "distill.json").write_text('{"steps": 1200, "num_prompts": 3000, "seconds": 61.4}')
     return tmp_path / "distilled"
+
+
+def describe(distilled, target):
+    """Write what task=distill says of a draft for a target."""
+    content = {"steps": 1200, "num_prompts": 3000, "seconds": 61.4}
+    content["target"] = {"id": str(target), "revision": folder_revision(target)}
+    (distilled / "distill.json").write_text(json.dumps(content))
 
 
 def test_a_distilled_draft_joins_its_target(pair, distilled, tmp_path):
     out = tmp_path / "out"
     alone = replace(pair, recipes={"target": pair.recipes["target"]})
     assert build.main(alone, ["--out", str(out)]) == 0
+    describe(distilled, out / "target")
+    results = json.loads((out / "training.json").read_text())
+    (out / "training.json").write_text(json.dumps(results | {"figures": {"overlap": "of another draft"}}))
     assert build.main(alone, ["--out", str(out), "--draft", str(distilled)]) == 0
+    assert "figures" not in json.loads((out / "training.json").read_text())
     expected = load_file(distilled / "model.safetensors")
     for name, weight in weights(out)["draft"].items():
         assert torch.equal(weight, expected[name].bfloat16())
@@ -143,6 +154,10 @@ def test_a_draft_that_does_not_belong_to_the_pair_is_refused(pair, distilled, tm
     assert build.main(pair, ["--out", str(out)]) == 0
     assert build.main(pair, ["--out", str(out), "--draft", str(out / "draft")]) == 2
     assert "distill.json is missing; give the folder of a draft" in capsys.readouterr().err
+    describe(distilled, out / "draft")
+    assert build.main(pair, ["--out", str(out), "--draft", str(distilled)]) == 2
+    assert f"was distilled for another target than {out / 'target'}, {out / 'draft'}" in capsys.readouterr().err
+    describe(distilled, out / "target")
     other = replace(pair, shapes=pair.shapes | {"draft": SHAPE | {"num_hidden_layers": 2}})
     assert build.main(other, ["--out", str(out), "--draft", str(distilled)]) == 2
     assert "is not of the shape of tiny's draft, {'num_hidden_layers': 2" in capsys.readouterr().err

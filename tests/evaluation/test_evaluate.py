@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from specheads import AcceptanceHead, HeadConfig, UserError
 from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification import BlockVerification
-from specheads.evaluation import decode, report_files
+from specheads.evaluation import decode, dev_trial, report_files
 from specheads.evaluation import evaluate as evaluation
 from specheads.evaluation.candidate import Candidate
 from specheads.evaluation.draft_comparison import compared, read_report
@@ -64,7 +64,8 @@ def test_the_best_rules_are_decoded_and_their_counts_are_kept(call, tmp_path):
     assert [row.family.split()[0] for row in report.live][:2] == ["target", "fixed_length"]
     assert report.live[1].replayed_tokens_per_second
     journals = {path.name for path in (tmp_path / "run").iterdir()}
-    assert {"costs.jsonl", "generations.jsonl", "dev-trial.jsonl"} <= journals
+    assert {"costs.jsonl", "generations.jsonl"} <= journals
+    assert "dev-trial.jsonl" not in journals and report.recommended is None  # three dev prompts choose nothing
     assert report.doubts  # of two prompts
 
 
@@ -105,7 +106,16 @@ def test_chosen_rules_are_decoded_under_block_verification_and_dev_prompts_decid
 def test_greedy_drafts_are_not_decoded_under_block_verification(call):
     report = call(num_live_prompts=2, warp=Warp(0))
     assert all(row.efficiency_gain is None for row in report.live)
-    assert report.recommended in [row.name for row in report.live]
+
+
+def test_the_trial_decodes_dev_prompts_and_no_lossy_search(call, monkeypatch, nano, tmp_path):
+    monkeypatch.setattr(dev_trial, "FEWEST_GROUPS", 3)
+    report = call(num_live_prompts=2, baseline="mjgd", block=2, beams=2)
+    header, *rows = (tmp_path / "run" / "dev-trial.jsonl").read_text().splitlines()
+    dev = [nano.encode_instruction(prompt.text) for prompt in FewPrompts().load(False) if prompt.split == "dev"][:3]
+    assert json.loads(header)["provenance"]["prompts"] == dev and len(rows) == 3
+    assert report.recommended in [row.name for row in report.live if row.lossless]
+    assert len(json.loads(rows[0])["entry"]["stats"]) == len(report.live) - 1
 
 
 def test_a_temperature_of_the_draft_that_would_gain_is_named(call, monkeypatch):
@@ -113,12 +123,18 @@ def test_a_temperature_of_the_draft_that_would_gain_is_named(call, monkeypatch):
     assert any("model.draft_temperature=0.8" in note for note in call(live="none").notes)
 
 
-def test_the_drafts_own_temperature_comes_first(call, monkeypatch):
+def test_the_drafts_own_temperature_comes_first(call, monkeypatch, nano):
     seen = []
     found = evaluation.draft_overlaps
-    monkeypatch.setattr(evaluation, "draft_overlaps", lambda *given: seen.append(found(*given)) or seen[0])
+    monkeypatch.setattr(evaluation, "draft_overlaps", lambda *given: seen.append(found(*given)) or seen[-1])
     call(with_head=False, live="none")
     assert next(iter(seen[0])) == 1.0 and set(seen[0]) == set(TEMPERATURES) and len(set(seen[0].values())) > 5
+    monkeypatch.setattr(nano.draft_lm, "temperature", 0.93)
+    call(with_head=False, live="none")
+    assert next(iter(seen[1])) == 0.93 and set(seen[1]) == {0.93, *TEMPERATURES}
+    assert all(seen[1][temperature] == overlap for temperature, overlap in seen[0].items())
+    call(with_head=False, live="none", warp=Warp(0))
+    assert seen[2] == {}
 
 
 def test_the_counts_of_a_decoded_rule_stay_when_it_is_fitted_again():

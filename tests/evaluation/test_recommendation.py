@@ -1,4 +1,4 @@
-"""What is stored in a head's folder of the settings that were tried on dev prompts."""
+"""What is stored in a head's folder: the fastest setting with it of those that were tried on dev prompts."""
 
 from types import SimpleNamespace
 
@@ -6,32 +6,69 @@ import pytest
 
 from specheads import AcceptanceHead, HeadConfig
 from specheads.decoding.stopping import FixedLength, HeadThreshold
-from specheads.evaluation.recommendation import tried_values
+from specheads.evaluation.recommendation import recommendations
+from specheads.evaluation.report import MEASURED
 from specheads.evaluation.sweep import TARGET_ALONE, Measured, Setting, under_block
 
 HEAD, OTHER = (AcceptanceHead(HeadConfig(8, 0)) for _ in range(2))
+SETTINGS = [
+    Setting("head 0.4", "head_threshold", 0.4, HeadThreshold(HEAD, 0.4, max_tokens=8), head="mine"),
+    Setting("head 0.53 (auto)", "head_threshold auto", 0.53, HeadThreshold(HEAD, 0.53), head="mine"),
+    Setting("fixed K=2", "fixed_length", 2, FixedLength(2)),
+]
+BLOCK = ", block verification"
 
 
-def outcome(speeds):
-    settings = [
-        Setting("head 0.4", "head_threshold", 0.4, HeadThreshold(HEAD, 0.4)),
-        Setting("head 0.6", "head_threshold", 0.6, HeadThreshold(OTHER, 0.4)),
-        Setting("fixed K=2", "fixed_length", 2, FixedLength(2)),
-    ]
-    measured = [Measured(setting) for setting in [TARGET_ALONE, *settings, *under_block(settings)]]
-    assert len(measured) == 7
-    return SimpleNamespace(measured=measured, tried=speeds)
+@pytest.fixture
+def stored(tmp_path):
+    """What is stored of the head `mine`, and of one that was not decoded, after a trial with these speeds."""
+    folders = {name: tmp_path / name for name in ("mine", "other")}
+    for folder in folders.values():
+        folder.mkdir()
+    setup = SimpleNamespace(located_heads={name: SimpleNamespace(where=str(folder)) for name, folder in folders.items()})
+    measured = [Measured(setting) for setting in [TARGET_ALONE, *SETTINGS, *under_block(SETTINGS)]]
+    rules = [SimpleNamespace(name="head 0.53 (auto)", speedup={MEASURED: SimpleNamespace(value=1.7), "5": None})]
+    rules.append(SimpleNamespace(name="other 0.3", speedup={MEASURED: SimpleNamespace(value=1.3)}))
+    report = SimpleNamespace(data_sets=[None, SimpleNamespace(rules=rules)])
+    candidates = [None, SimpleNamespace(live=HeadThreshold(OTHER, 0.3)), None]
+
+    def run(tried, fixed=1.2):
+        choices = SimpleNamespace(
+            best={MEASURED: {"fixed_length": 2, "head_threshold other": 1, "head_threshold mine": 0}},
+            speeds={MEASURED: [9.0, 1.3, fixed]},
+        )
+        outcome = SimpleNamespace(choices=choices, measured=measured, tried=tried, candidates=candidates)
+        found = recommendations(setup, outcome, report)
+        return found[folders["mine"]], found[folders["other"]]
+
+    return run
 
 
-@pytest.mark.parametrize(("block", "expected"), [(150.0, ("block", 1.5)), (110.0, ("token", 1.2))])
-def test_the_faster_verification_of_the_same_rule_is_stored(block, expected):
-    speeds = {"target alone": 100.0, "head 0.4": 120.0, "head 0.4, block verification": block}
-    speeds |= {"head 0.6": 500.0, "head 0.6, block verification": 600.0, "fixed K=2": 700.0}
-    again = HeadThreshold(HEAD, 0.4)  # fitted again, to the same value
-    values = tried_values(outcome(speeds), again)
-    assert (values["verification"], values["measured_speedup"]) == (expected[0], pytest.approx(expected[1]))
+SPEEDS = {"target alone": 100.0, "head 0.4": 120.0, f"head 0.4{BLOCK}": 130.0, "head 0.53 (auto)": 140.0, "fixed K=2": 125.0}
 
 
-def test_nothing_is_stored_of_a_rule_that_was_not_tried():
-    assert tried_values(outcome({"target alone": 100.0, "head 0.4": 120.0}), HeadThreshold(HEAD, 0.5)) == {}
-    assert tried_values(outcome({}), HeadThreshold(HEAD, 0.4)) == {}
+def test_the_fastest_rule_of_the_head_is_stored_with_the_faster_verification(stored):
+    values, _ = stored(SPEEDS | {f"head 0.53 (auto){BLOCK}": 150.0})
+    assert values == {
+        "threshold": 0.53,
+        "min_tokens": 1,
+        "max_tokens": 20,
+        "verification": "block",
+        "measured_speedup": pytest.approx(1.5),
+        "predicted_speedup": 1.7,
+    }
+    values, _ = stored(SPEEDS | {f"head 0.53 (auto){BLOCK}": 110.0})
+    assert (values["verification"], values["measured_speedup"]) == ("token", pytest.approx(1.4))
+    values, _ = stored(SPEEDS | {f"head 0.4{BLOCK}": 160.0})
+    assert (values["threshold"], values["max_tokens"], values["verification"]) == (0.4, 8, "block")
+    assert "predicted_speedup" not in values  # that rule is not in the report
+
+
+@pytest.mark.parametrize("faster", ["target alone", "fixed K=2", f"fixed K=2{BLOCK}"])
+def test_a_head_that_was_slower_than_another_setting_recommends_nothing(stored, faster):
+    assert stored(SPEEDS | {faster: 141.0})[0] is None
+
+
+def test_a_head_that_was_not_decoded_recommends_what_replay_predicts(stored):
+    assert stored(SPEEDS)[1] == {"threshold": 0.3, "min_tokens": 1, "max_tokens": 20, "predicted_speedup": 1.3}
+    assert stored(SPEEDS, fixed=1.4)[1] is None
