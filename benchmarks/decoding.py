@@ -63,7 +63,7 @@ class Stopwatch:
     """Runs a compiled step and adds up the seconds that the device spent on it."""
 
     def __init__(self, compiled_step: Callable, device: torch.device) -> None:
-        self.compiled_step, self.on_gpu, self.spans = compiled_step, device.type == "cuda", []
+        self.compiled_step, self.device, self.on_gpu, self.spans = compiled_step, device, device.type == "cuda", []
 
     def __call__(self, *args: object) -> object:
         start = self._now()
@@ -80,7 +80,7 @@ class Stopwatch:
         if not self.on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         return event
 
 

@@ -50,7 +50,7 @@ def bandwidth(device: torch.device) -> float:
 def now(device: torch.device) -> float:
     """Return the time once the device has finished its queue."""
     if device.type == "cuda":
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
     return time.perf_counter()
 
 

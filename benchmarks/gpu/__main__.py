@@ -123,8 +123,12 @@ def write_budget(documents: Documents, results: Path) -> int:
     machine = {"cpu": f"counted, from the data sheet of one {budget.GPU}"}
     if documents:
         machine = next(iter(documents.values()))["machine"]
-    ratio = budget.head_ratio(4096, budget.Sizes.of("llama2-7b"))
-    note = f"20 heads on a draft of the shape of Llama 2 7B: {ratio:.2f} times the multiply-adds of a step of one."
+    draft = budget.Sizes.of("llama2-7b")
+    ratios = [budget.head_ratio(4096, draft, of_heads) for of_heads in (1.0, 2.0, budget.FLOAT32)]
+    note = (
+        "20 heads on a draft of the shape of Llama 2 7B: {:.2f} times the multiply-adds of a step of one; in time, at the peaks, "
+        "{:.1f} times with the heads in TF32 and {:.1f} times in float32, in which they are trained.".format(*ratios)
+    )
     command = "python -m benchmarks.gpu --budget"
     write_result("gpu_budget", tables(documents), command, notes=note, machine=machine, folder=results)
     return 0

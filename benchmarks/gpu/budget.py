@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.gpu.goals import GOALS
-from benchmarks.gpu.machine import DATA_SHEETS
+from benchmarks.gpu.machine import DATA_SHEETS, is_called
 from benchmarks.gpu.training import ALONE, DEPTHS, LABELLED, REJECT_WEIGHTS, grid
 from benchmarks.results import Column, Table, Value
 from specheads import AcceptanceHead
@@ -20,6 +20,7 @@ from specheads.synthetic import SHAPES
 
 GPU = "H200"
 BYTES = 2  # of a weight in bfloat16
+FLOAT32 = 989 / 67  # the peak of bfloat16 operations over that of float32 without TF32, of its data sheet
 CONTEXT = 256  # positions in memory
 Documents = Mapping[str, Mapping[str, Any]]  # a script's JSON by the script's name
 
@@ -94,7 +95,7 @@ def step_seconds(target: float, draft: float, verification: float, overhead: flo
 def gpu_of(documents: Documents) -> str:
     """Return the name of the data sheet of the GPU that was measured, or of the one that the arithmetic is for."""
     names = [document["machine"]["gpu"] or "" for document in documents.values()]
-    return next((sheet for name in names for sheet in DATA_SHEETS if sheet in name), GPU)
+    return next((sheet for name in names for sheet in DATA_SHEETS if is_called(name, sheet)), GPU)
 
 
 def speed_table(documents: Documents) -> Table:
@@ -121,15 +122,18 @@ def speed_table(documents: Documents) -> Table:
     )
 
 
-def head_ratio(hidden_size: int, draft: Sizes) -> float:
+def head_ratio(hidden_size: int, draft: Sizes, of_heads: float = 1.0) -> float:
     """Return the multiply-adds of a training step of the paper's 20 heads over those of a single one.
 
     A step reads the draft's states once, and multiplies by a head's weights in three products for each labelled position.
+
+    Args:
+        of_heads: the time of one of a head's multiply-adds, which are in float32, in those of the draft in bfloat16.
     """
     with torch.device("meta"):
         banks = [grid(hidden_size, DEPTHS, REJECT_WEIGHTS), grid(hidden_size, [ALONE], [1.0])]
         sizes = [sum(w.numel() for spec in specs for w in AcceptanceHead(spec.config).parameters()) for specs in banks]
-    twenty, single = (draft.layers + 3 * LABELLED * size for size in sizes)
+    twenty, single = (draft.layers + 3 * LABELLED * size * of_heads for size in sizes)
     return twenty / single
 
 

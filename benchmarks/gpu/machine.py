@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import statistics
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,9 @@ from benchmarks.steps import bandwidth, now
 # Bytes per second of memory and dense bfloat16 operations per second, from the makers' data sheets; the first name that fits.
 DATA_SHEETS = {
     "B200": (8.0e12, 2250e12),
+    "H200 NVL": (4.8e12, 835e12),
     "H200": (4.8e12, 989e12),
+    "H100 NVL": (3.9e12, 835e12),
     "H100 PCIe": (2.0e12, 756e12),
     "H100": (3.35e12, 989e12),
     "A100-SXM4-40GB": (1.555e12, 312e12),
@@ -42,10 +45,15 @@ def limits_of(device: torch.device, size: int = 8192) -> Limits:
         size: of the square matrices that are multiplied where no data sheet is known.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    sheet = next((limits for known, limits in DATA_SHEETS.items() if known in name), None)
+    sheet = next((limits for known, limits in DATA_SHEETS.items() if is_called(name, known)), None)
     if sheet:
         return Limits(*sheet, source=f"data sheet of {name}")
     return Limits(bandwidth(device), product_speed(device, size), source="a large copy and a large product")
+
+
+def is_called(name: str, known: str) -> bool:
+    """Whether a GPU's name contains a known one as whole words: a GH200 is no H200."""
+    return re.search(rf"\b{re.escape(known)}\b", name) is not None
 
 
 def product_speed(device: torch.device, size: int) -> float:

@@ -115,11 +115,11 @@ def _content_of(part: Part) -> dict[str, Any]:
     print(f"{part.__name__} ...", file=sys.stderr, flush=True)
     try:
         content = part()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
     except Exception as error:  # whatever it is, the parts after it are worth measuring
         logger.exception("%s failed", part.__name__)
         content = {"failed": f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"}
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
     return content | {"seconds": round(time.perf_counter() - start, 1)}
 
 

@@ -149,17 +149,20 @@ class Distilling:
         texts = random_texts(setup, DISTILL_TEXTS, self.pair.vocab_size)
         half = texts.shape[1] // 2
         self.batch = ResponseBatch.of(texts[:, :half], texts[:, half:], setup.device)
-        self.optimizer = torch.optim.AdamW(self.draft.parameters(), lr=1e-5, fused=setup.device.type == "cuda")
-        self.autocast = torch.autocast(setup.device.type, torch.bfloat16, enabled=setup.device.type == "cuda")
+        self.optimizer = torch.optim.AdamW(self.draft.parameters(), lr=1e-5)
+        # As in `task=distill`: Lightning keeps no casts, and products in float32 are in TF32.
+        self.autocast = torch.autocast(setup.device.type, torch.bfloat16, setup.device.type == "cuda", cache_enabled=False)
 
     def measured(self) -> dict[str, Any]:
         """Return steps with the target's distributions computed and stored, each with and without activations kept."""
         rows = []
+        torch.set_float32_matmul_precision("high")
         for is_kept in (True, False):
             if not is_kept:
                 self.draft.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             for source in (self._computed, self._stored()):
                 rows.append({"distributions": source.__name__.strip("_"), "activations_kept": is_kept, **self._row(source)})
+        torch.set_float32_matmul_precision("highest")  # as heads are trained
         share = rows[0]["of_peak"]
         return {"texts": list(self.batch.tokens.shape), "rows": rows, "goals": {"distillation": share}}
 

@@ -106,7 +106,7 @@ class CompiledEngine(StaticEngine):
                 if self.strict:
                     raise UserError(f"{type(self.lm.model).__name__} cannot be compiled ({reason}); use engine=eager.") from error
                 logger.warning("%s runs uncompiled: %s", type(self.lm.model).__name__, reason)
-                self._compiled[key] = super()._prepare(epilogue, kind, args)
+                self._compiled[key] = self._uncompiled(epilogue, kind)
         return self._compiled[key]
 
     def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:

@@ -21,7 +21,7 @@ from specheads.decoding.engine.compiled_program import leaves_of
 from specheads.decoding.engine.eager import CompiledStep, Epilogue
 from specheads.decoding.engine.grouped_attention import PART, attending_in_groups, is_faster
 from specheads.decoding.engine.static import Runner, StepKind, run_step
-from specheads.errors import UserError
+from specheads.errors import UserError, is_out_of_memory
 from specheads.language_model import LanguageModel
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,11 @@ class GraphEngine(CompiledEngine):
         tensors = self._key_value_tensors()
         if len({(memory.shape, memory.dtype, memory.device) for memory in tensors}) != 1:
             return
-        self._joined = tensors[0].new_zeros(len(tensors), *tensors[0].shape)
+        shape, like = (len(tensors), *tensors[0].shape), tensors[0].new_empty(0)
+        del tensors
+        for layer in self._written():  # so that the memory is never there twice
+            layer.keys = layer.values = like
+        self._joined = like.new_zeros(shape)
         for layer, memory in zip(self._written(), self._joined.split(2), strict=True):
             layer.keys, layer.values = memory
 
@@ -92,12 +96,15 @@ class GraphEngine(CompiledEngine):
         return (count, size, *(leaf.shape for leaf in tree_leaves(inputs)))
 
     def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
-        compiled_step = super()._prepare(epilogue, kind, args) if self._compiles else partial(self._run_step, epilogue, kind)
+        compiled_step = super()._prepare(epilogue, kind, args) if self._compiles else self._uncompiled(epilogue, kind)
         tokens, start, places, inputs = args
+        given = leaves_of((tokens, inputs))
         # Graphs of one step share their inputs, whatever their size: the state that one leaves lies where the next reads it.
         key = (epilogue.compile_key, kind, tuple(leaf.shape for leaf in tree_leaves(inputs)))
         inputs = self._inputs.setdefault(key, tree_map_only(Tensor, torch.clone, inputs))
         tokens = tokens.clone()
+        held = HeldInputs(leaves_of((tokens, inputs)))
+        held.fill(given)  # warm-ups write memory, too: at the places of this call, not at those of an earlier one
         step = partial(compiled_step, tokens, start, places, inputs)
         try:
             if getattr(epilogue, "updates_last_input", False):
@@ -105,12 +112,15 @@ class GraphEngine(CompiledEngine):
             else:
                 replay, out = self._recorder.capture(step)
         except RuntimeError as error:  # a forward pass that waits for the device cannot be captured
-            reason = next(iter(str(error).strip().splitlines()), "")
+            self._recorder = recorder_for(self.lm.device)  # a capture that failed may leave its pool unusable
+            if is_out_of_memory(error):
+                raise
+            cause = error.__context__ or error  # the end of a capture only says that something failed in it
+            reason = next(iter(str(cause).strip().splitlines()), "")
             if self.strict:
                 raise UserError(f"{type(self.lm.model).__name__} cannot be captured ({reason}); use engine=compiled.") from error
             logger.warning("%s runs uncaptured: %s", type(self.lm.model).__name__, reason)
             return compiled_step
-        held = HeldInputs(leaves_of((tokens, inputs)))
 
         def run(tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]) -> Any:
             held.fill(leaves_of((tokens, inputs)))
@@ -118,6 +128,9 @@ class GraphEngine(CompiledEngine):
             return out
 
         return run
+
+    def _uncompiled(self, epilogue: Epilogue, kind: StepKind) -> Runner:
+        return partial(self._run_step, epilogue, kind)
 
     def _run_step(self, epilogue: Epilogue, kind: StepKind, *args: Any) -> Any:
         with self.replacing():
@@ -153,3 +166,4 @@ class GraphEngine(CompiledEngine):
     def _forget(self) -> None:
         super()._forget()
         self._inputs.clear()
+        self._recorder = recorder_for(self.lm.device)  # results of the dropped graphs may still lie in their pool

@@ -25,10 +25,13 @@ from specheads.decoding.engine.eager import (
 )
 from specheads.decoding.engine.packed import Place
 from specheads.decoding.engine.row_reading import RowPlaces
-from specheads.decoding.engine.tree_reading import reading_tree
+from specheads.decoding.engine.tree_reading import masks_of, reading_tree
 from specheads.language_model import LanguageModel
 
 Memory = list[tuple[Tensor, Tensor]]  # keys and values of each layer
+
+# Without a mask these make one of as many places as the text is long, for which the host would wait for the device.
+MAKES_MASKS = ("opt",)
 
 
 class StepKind(NamedTuple):
@@ -102,9 +105,13 @@ def run_step(
     else:
         # Padding at the end of the window shares the last position.
         positions = (start + torch.arange(count, device=tokens.device)).clamp_max(lm.window - 1)[None]
-        reading = nullcontext({"position_ids": positions})
-    with reading as kwargs:
-        hidden = lm.hidden_states(tokens, past_key_values=cache, use_cache=True, **kwargs)
+        kwargs: dict[str, Any] = {"position_ids": positions}
+        if lm.config.model_type in MAKES_MASKS:
+            key_position = torch.arange(size, device=tokens.device)
+            kwargs["attention_mask"] = masks_of(lm, key_position <= positions[..., None], positions[..., None], key_position)
+        reading = nullcontext(kwargs)
+    with reading as arguments:
+        hidden = lm.hidden_states(tokens, past_key_values=cache, use_cache=True, **arguments)
     return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden if kind.all_logits else hidden[:, -1:])), *inputs)
 
 
@@ -225,6 +232,10 @@ class StaticEngine(EagerEngine):
         return runner
 
     def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
+        return self._uncompiled(epilogue, kind)
+
+    def _uncompiled(self, epilogue: Epilogue, kind: StepKind) -> Runner:
+        """Return the step as it is."""
         return partial(run_step, self.lm, epilogue, kind, self._memory)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from specheads.decoding.baseline import Baseline
 from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.stopping import StoppingRule
@@ -107,8 +108,8 @@ class BatchSweep:
         """Decode all requests (see `num_requests`) `repeats` times with every setting; return the runs of each setting.
 
         The order of settings rotates from repeat to repeat. Every setting first decodes the requests of a full batch that are
-        not counted, for compilation and captured graphs. Runs that are in the journal are not made again; a policy learns on
-        from run to run.
+        not counted, for compilation; where steps are captured for each combination of sizes, it decodes all requests once. Runs
+        that are in the journal are not made again; a policy learns on from run to run.
 
         Args:
             on_generation: called with the number of responses that are done.
@@ -143,8 +144,9 @@ class BatchSweep:
             return alone.generate_batch if setting.rule is None else shared.with_stopping(setting.rule).generate_batch
 
         decoders = [decoder_of(setting) for setting in settings]
+        captures = isinstance(shared.target_engine, GraphEngine)
         for decode in decoders:
-            self._decoded(decode, requests[: self.size], 0)
+            self._decoded(decode, requests if captures else requests[: self.size], 0)
         logger.info("batches of %d: ready after %.1f s, which no figure contains", self.size, time.perf_counter() - start)
         return decoders
 

@@ -141,7 +141,10 @@ def trained_weights(
     """Train the module, from a checkpoint if there is one; return the draft's weights, gathered from all processes."""
     if earlier:
         logger.info("resuming %s", earlier)
+    device = module.pair.draft_lm.device
     trainer.fit(module, data, ckpt_path=earlier)
+    if not shards_weights(trainer.strategy):
+        module.draft.to(device)  # from the CPU, where Lightning leaves it: it is measured next
     states = trainer.strategy.lightning_module_state_dict()
     return {name.removeprefix("draft."): weight for name, weight in states.items() if name.startswith("draft.")}
 

@@ -11,6 +11,7 @@ from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError,
 from specheads.decoding.baseline import Baseline
 from specheads.decoding.batch import decoder as batch_decoder
 from specheads.decoding.batch.rounds import SpeculativeRounds
+from specheads.decoding.engine.grouped_attention import PART
 
 VOCAB = 40
 GREEDY, SAMPLED = Warp(temperature=0), Warp(top_k=4, top_p=0.95)
@@ -73,6 +74,18 @@ def test_rows_of_other_engines_emit_the_same_tokens(warp, engine):
     for max_batch in (2, 7):
         rows = batched(decoder, PROMPTS, max_batch, 25, SEEDS)
         assert [row.tokens.tolist() for row in rows] == expected
+
+
+@pytest.mark.parametrize("warp", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_captured_rows_go_on_in_larger_memory(warp):
+    """A step is captured again where a row outgrows what it reads, with the inputs of that call and not of the one before."""
+    pair, rule, prompts = tiny_pair(vocab_size=7, scale=2.0, window=512), RULES[1], [[1, 2, 3], [4], [5, 6]]
+    made = {}
+    for engine in ("eager", "cuda_graph"):
+        decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp, engine=engine)
+        rows = batched(decoder, prompts, 2, 3 * PART // 2, [0, 1, 2], stop_tokens=())
+        made[engine] = [row.tokens.tolist() for row in rows]
+    assert made["eager"] == made["cuda_graph"] and min(map(len, made["eager"])) > PART
 
 
 @pytest.mark.parametrize("warp", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
