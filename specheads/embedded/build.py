@@ -256,12 +256,16 @@ def train_role(pair: PairRecipe, role: str, recipe: Recipe, text: Text, held_out
     model = pair.new_model(role, recipe.seed)
     logger.info("%s: %d parameters, %d steps of %d tokens", role, model.num_parameters(), recipe.steps, recipe.tokens_per_step)
     watched = dev_subset(held_out["dev"])
-    progress = fit(
-        model, text.stream, recipe, out / f"{role}.ckpt", lambda trained: response_loss(trained, text.tokenizer, watched)
-    )
+    steps, seconds, dev_losses = 0, 0.0, {}
+    for number, stage in enumerate(recipe.stages, 1):
+        checkpoint = out / f"{role}-{number}.ckpt"
+        progress = fit(model, text.stream, stage, checkpoint, lambda trained: response_loss(trained, text.tokenizer, watched))
+        dev_losses |= {steps + step: loss for step, loss in progress.dev_losses.items()}
+        steps, seconds = steps + stage.steps, seconds + progress.seconds
     model.to(pair.dtype).save_pretrained(out / role)
     (out / role / "model.safetensors").chmod(0o644)
     losses = {split: response_loss(model.float(), text.tokenizer, held_out[split]) for split in held_out}
-    logger.info("%s: %s nats per response token, %.0f s", role, losses, progress.seconds)
-    results = {"parameters": model.num_parameters(), "recipe": asdict(recipe), "tokens": recipe.tokens}
-    return results | {"seconds": round(progress.seconds), "loss": losses, "dev_losses": progress.dev_losses}
+    logger.info("%s: %s nats per response token, %.0f s", role, losses, seconds)
+    tokens = sum(stage.tokens for stage in recipe.stages)
+    results = {"parameters": model.num_parameters(), "recipe": asdict(recipe), "tokens": tokens}
+    return results | {"seconds": round(seconds), "loss": losses, "dev_losses": dev_losses}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,10 +28,16 @@ class Recipe:
     warmup: int = 50
     cooldown: float = 0.5  # share of the steps over which the rate falls to zero
     seed: int = 0
+    then: "Recipe | None" = None  # what follows, with optimizers of its own
+
+    @property
+    def stages(self) -> "list[Recipe]":
+        """This recipe and all that follow it."""
+        return [self, *([] if self.then is None else replace(self.then, seed=self.seed).stages)]
 
     @property
     def tokens(self) -> int:
-        """Tokens of all steps."""
+        """Tokens of the steps of this stage."""
         return self.steps * self.tokens_per_step
 
     def shape(self, step: int) -> tuple[int, int]:

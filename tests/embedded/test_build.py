@@ -2,6 +2,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -76,6 +77,33 @@ def test_a_build_continues_with_the_text_it_kept(pair, sources, tmp_path):
         assert all(torch.equal(tensor, weights(again)[role][name]) for name, tensor in part.items())
     (again / build.STREAM).write_bytes((first / build.STREAM).read_bytes()[:-2] + b"\0\0")  # damaged
     assert build.main(pair, ["--out", str(again)]) == 2
+
+
+def test_stages_follow_each_other(pair, tmp_path, monkeypatch):
+    stages = [
+        Recipe(2, tokens_per_step=128, length=64, long_length=64),
+        Recipe(1, tokens_per_step=128, length=32, long_length=32),
+    ]
+    two = replace(pair, recipes={"target": replace(stages[0], then=stages[1])})
+    seen, fit = [], build.fit
+
+    def kept(model, stream, recipe, *others):
+        seen.append((recipe.length, recipe.seed))
+        return fit(model, stream, recipe, *others)
+
+    monkeypatch.setattr(build, "fit", kept)
+    for out in ("once", "again"):
+        assert build.main(two, ["--out", str(tmp_path / out), "--seed", "3"]) == 0
+    assert seen == 2 * [(64, 3), (32, 3)]
+    results = json.loads((tmp_path / "once" / "training.json").read_text())["target"]
+    assert results["tokens"] == 3 * 128 and list(results["dev_losses"]) == ["2", "3"]
+    assert results["recipe"]["then"]["length"] == 32
+    model = two.new_model("target", 3)
+    for stage in stages:
+        fit(model, torch.from_numpy(np.load(tmp_path / "once" / build.STREAM)), replace(stage, seed=3))
+    for out in ("once", "again"):
+        made = load_file(tmp_path / out / "target" / "model.safetensors")
+        assert all(torch.equal(weight, model.state_dict()[name].bfloat16()) for name, weight in made.items())
 
 
 def test_another_text_is_an_error_that_names_the_differences(pair, sources, tmp_path, capsys):
