@@ -103,7 +103,8 @@ class GraphEngine(CompiledEngine):
         key = (epilogue.compile_key, kind, tuple(leaf.shape for leaf in tree_leaves(inputs)))
         inputs = self._inputs.setdefault(key, tree_map_only(Tensor, torch.clone, inputs))
         tokens = tokens.clone()
-        held = HeldInputs(leaves_of((tokens, inputs)))
+        tensors = leaves_of((tokens, inputs))
+        held, earlier = HeldInputs(tensors), [tensor.clone() for tensor in tensors]
         held.fill(given)  # warm-ups write memory, too: at the places of this call, not at those of an earlier one
         step = partial(compiled_step, tokens, start, places, inputs)
         try:
@@ -121,6 +122,9 @@ class GraphEngine(CompiledEngine):
                 raise UserError(f"{type(self.lm.model).__name__} cannot be captured ({reason}); use engine=compiled.") from error
             logger.warning("%s runs uncaptured: %s", type(self.lm.model).__name__, reason)
             return compiled_step
+        finally:  # the call's tensors may be some of these, in other places; warm-ups have changed a state
+            for tensor, value in zip(tensors, earlier, strict=True):
+                tensor.copy_(value)
 
         def run(tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]) -> Any:
             held.fill(leaves_of((tokens, inputs)))
@@ -156,12 +160,7 @@ class GraphEngine(CompiledEngine):
                     old.copy_(new)
             return state
 
-        kept = [tensor.clone() for tensor in held]  # the call's state, if that lies here; warm-ups overwrite it
-        try:
-            return self._recorder.capture(update)
-        finally:
-            for old, new in zip(held, kept, strict=True):
-                old.copy_(new)
+        return self._recorder.capture(update)
 
     def _forget(self) -> None:
         super()._forget()
