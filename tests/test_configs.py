@@ -58,7 +58,7 @@ def test_every_model_composes_with_every_command(command, model):
     cfg = composed(command, [f"model={model}"])
     assert cfg.model.name == model
     source = prompt_source(plain(cfg.data))
-    assert (type(source).__name__ == "NanoSource") == (model == "nano")
+    assert (type(source).__name__ == "NanoSource") == (model in ("nano", "mini"))
 
 
 TASK = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
