@@ -256,7 +256,8 @@ def train_role(pair: PairRecipe, role: str, recipe: Recipe, text: Text, held_out
     model = pair.new_model(role, recipe.seed)
     logger.info("%s: %d parameters, %d steps of %d tokens", role, model.num_parameters(), recipe.steps, recipe.tokens_per_step)
     watched = dev_subset(held_out["dev"])
-    steps, seconds, dev_losses = 0, 0.0, {}
+    steps, seconds = 0, 0.0
+    dev_losses: dict[int, float] = {}  # by the steps of all stages
     for number, stage in enumerate(recipe.stages, 1):
         checkpoint = out / f"{role}-{number}.ckpt"
         progress = fit(model, text.stream, stage, checkpoint, lambda trained: response_loss(trained, text.tokenizer, watched))
