@@ -48,10 +48,10 @@ def _tokens_seen(results: dict) -> str:
 
 
 def _figures(pair: PairRecipe, results: dict) -> str:
-    """Return the table of figures, for a pair with a script that computes them."""
-    if pair.figures_script is None:
-        return ""
+    """Return the table of figures that the pair's script has computed; nothing before it has."""
     rows = "".join(f"| {name} | {value} |\n" for name, value in results.get("figures", {}).items())
+    if not rows:
+        return ""
     return (
         f"On functions that were held out, sampling at temperature 1, top-k 50 (`python {pair.figures_script}` recomputes this "
         f"table):\n\n| | |\n|---|---|\n{rows}\n"

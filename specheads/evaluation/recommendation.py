@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def recommend(setup: Setup[Evaluation], outcome: Outcome, report: Report) -> None:
-    """Store the best setting in each local head, or None where the head does not pay for itself.
+    """Store the best setting in each local head, or None where something else was faster.
 
     Nothing is stored where the measured costs are doubtful.
     """
@@ -37,7 +37,7 @@ def recommend(setup: Setup[Evaluation], outcome: Outcome, report: Report) -> Non
             logger.warning("nothing could be stored in %s (%s)", folder, error.strerror)
             continue
         if values is None:
-            logger.info("%s does not pay for itself: it recommends no threshold", folder)
+            logger.info("%s now recommends nothing, for another setting was faster", folder)
         else:
             verification = f" under {values['verification']} verification" if "verification" in values else ""
             logger.info("%s now recommends threshold %g, for threshold=auto%s", folder, values["threshold"], verification)
