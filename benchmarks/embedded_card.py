@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from data_gen.labels import label_responses
 from specheads import Pair, Warp, load_pair
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.embedded import corpus
@@ -27,6 +26,7 @@ from specheads.embedded.training import response_loss
 from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.nano_source import NanoSource
 from specheads.prompts.prompt import Prompt
+from specheads.replay.draft_temperature import overlaps_at
 from specheads.storage.files import write_whole
 
 PAIRS = ("nano", "mini")
@@ -74,11 +74,10 @@ def measure(pair: Pair, num_prompts: int) -> dict[str, float]:
     prompts = prompts_of("test", num_prompts)
     ids = [pair.encode_instruction(prompt.text) for prompt in prompts]
     sampled = responses(pair, prompts, ids, WARP, 128)
-    uniform = np.stack([row_uniforms(0, prompt.prompt_id, 128)[1] for prompt in prompts])
-    labels = label_responses(pair, ids, [response.ids for response in sampled], uniform, WARP)
-    overlap = np.concatenate([label.overlap for label in labels])
+    texts_read = [(np.array(prompt), np.array(response.ids)) for prompt, response in zip(ids, sampled, strict=True)]
+    present = pair.draft_lm.temperature
     figures["test prompts"] = len(prompts)
-    figures["overlap of the two distributions, 1 - TV"] = round(float(overlap.mean()), 3)
+    figures["overlap of the two distributions, 1 - TV"] = round(overlaps_at(pair, texts_read, WARP, 16, (present,))[present], 3)
     greedy = responses(pair, prompts, ids, Warp(temperature=0), 256)
     texts = [prompt.text + pair.decode(response.ids) for prompt, response in zip(prompts, greedy, strict=True)]
     figures["greedy responses that end within 256 tokens"] = round(np.mean([response.finished for response in greedy]), 3)
