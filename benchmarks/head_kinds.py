@@ -3,6 +3,7 @@
     python benchmarks/head_kinds.py --result none                                   # test prompts that were read before
     python benchmarks/head_kinds.py --compare recipes --seeds 0 --result head_recipes --tables dev  # chooses the recipe
     python benchmarks/head_kinds.py split=final 'data.final_part=[0,1]'             # once, for the tables
+    python benchmarks/head_kinds.py --model mini --compare defaults split=final 'data.final_part=[0,1]'  # once, for the README
 
 Every bank is one command of train.py, which a rerun resumes, for each seed: responses, mixing, initial weights and the
 order of the prompts differ. All heads are replayed at every threshold on one recording of dev prompts, where each head's
@@ -58,6 +59,10 @@ BANKS = {  # by what is compared, and by a bank's name, the overrides of train.p
         "next_token_015": ("head.predicts=next_token", "mixing.response_share=0.15", "head.width=160", *GRID),
         "next_token_05": ("head.predicts=next_token", "mixing.response_share=0.5", "head.width=160", *GRID),
     },
+    "defaults": {
+        "default": (),
+        "the paper's": ("head.predicts=input_token", "mixing.response_share=0.15", "loss.reject_weight=6.0", RAW),
+    },
     "recipes": {
         "as it is": (RAW,),
         "one drafted token at each position": ("generation.samples_per_position=1", RAW),
@@ -89,10 +94,10 @@ class Kind:
     reject_weight: float
 
 
-def bank_folder(bank: str, words: Sequence[str], seed: int) -> Path:
+def bank_folder(model: str, bank: str, words: Sequence[str], seed: int) -> Path:
     """Return the folder of a bank's heads, training them first if need be."""
-    outputs = OUTPUTS / re.sub(r"[^\w-]+", "_", bank) / str(seed)
-    command = [sys.executable, "train.py", f"paths.outputs={outputs}", f"seed={seed}", *words]
+    outputs = OUTPUTS / model / re.sub(r"[^\w-]+", "_", bank) / str(seed)
+    command = [sys.executable, "train.py", f"model={model}", f"paths.outputs={outputs}", f"seed={seed}", *words]
     if not (runs := finished(outputs, words)):
         print(shlex.join(command[1:]), flush=True)
         subprocess.run(command, check=True)
@@ -107,13 +112,13 @@ def finished(outputs: Path, words: Sequence[str]) -> list[Path]:
     return [run for run in runs if set(words) <= set(given[run])]
 
 
-def all_heads(banks: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> dict[Kind, list[LocatedHead]]:
+def all_heads(model: str, banks: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> dict[Kind, list[LocatedHead]]:
     """Return the heads of every kind, one for each seed."""
     by_kind: dict[Kind, list[LocatedHead]] = {}
     for bank, words in banks.items():
         kept = [float(word.split("=")[1]) for word in words if word.startswith("mixing.response_share=")] or [1.0]
         for seed in seeds:
-            for folder in sorted(bank_folder(bank, words, seed).glob("*/config.json")):
+            for folder in sorted(bank_folder(model, bank, words, seed).glob("*/config.json")):
                 config = json.loads(folder.read_text())
                 described = (
                     config["predicts"],
@@ -186,17 +191,18 @@ class Reported:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compare", choices=BANKS, default="kinds")
+    parser.add_argument("--model", default="nano", help="a file of conf/model, on the prompts of the embedded pairs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("words", nargs="*", help="more words for evaluate.py, such as split=final")
     parser.add_argument("--tables", choices=("dev", "test"), nargs="+", default=["dev", "test"], help="prompts to report")
     add_result_option(parser, "head_kinds")
     arguments = parser.parse_intermixed_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    kinds, by_bank = all_heads(BANKS[arguments.compare], arguments.seeds), arguments.compare == "recipes"
+    kinds, by_bank = all_heads(arguments.model, BANKS[arguments.compare], arguments.seeds), arguments.compare == "recipes"
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        words = ["model=nano", "num_prompts=1000", "num_dev_prompts=200", *RULES, "paths.run=.", *arguments.words]
+        words = [f"model={arguments.model}", "num_prompts=1000", "num_dev_prompts=200", *RULES, "paths.run=.", *arguments.words]
         cfg = compose("evaluate", words)
-    pair = load_pair("nano")
+    pair = load_pair(arguments.model)
     names = {kind: [f"{number}-{seed}" for seed in arguments.seeds] for number, kind in enumerate(kinds)}
     heads = {name: head for kind, located in kinds.items() for name, head in zip(names[kind], located, strict=True)}
     setup = Setup(pair, heads, evaluation_settings(cfg), prompt_data(cfg), Path(cfg.paths.data), Path(cfg.paths.run))

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.results import Column, Table, add_result_option, text_of, write_result
 
 ROOT = Path(__file__).parents[1]
-SMALL = ["data.num_train=256", "data.num_dev=32", "data.num_test=32", "data.max_new_tokens=48"]
+SMALL = ["model=nano", "data.num_train=256", "data.num_dev=32", "data.num_test=32", "data.max_new_tokens=48"]
 COMMANDS = {
     "data_gen": ["-m", "data_gen", *SMALL, "generation.batch_size=16", "generation.rows_per_shard=32"],
     "train.py": [

@@ -79,7 +79,8 @@ def run(folder, monkeypatch, capfd):
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def give(*words):
-        monkeypatch.setattr(sys, "argv", list(words))
+        pair = () if any(word.startswith("model=") for word in words) else ("model=nano",)  # the smallest
+        monkeypatch.setattr(sys, "argv", [*words, *pair])
         NoteRunKey.key = ""
         capfd.readouterr()
         code = 0

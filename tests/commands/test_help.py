@@ -92,7 +92,7 @@ def test_keys_are_listed_in_order_under_their_choices():
     text = help_text("train", ["experiment=specdecpp", "data=alpaca"])
     assert "\n\n\n" not in text
     titles = re.findall(r"^(\w+=[\w.-]+|general|Hydra)\b", text, re.MULTILINE)
-    expected = ["model=nano", "data=alpaca", "trainer=default", "task=head", "logger=default", "experiment=specdecpp"]
+    expected = ["model=mini", "data=alpaca", "trainer=default", "task=head", "logger=default", "experiment=specdecpp"]
     assert titles == ["general", *expected, "Hydra"]
     places = [text.index(f"\n  {key}") for key in ("seed=", "model.draft=", "data.path=", "trainer.precision=", "head.predicts=")]
     assert places == sorted(places)
@@ -100,9 +100,9 @@ def test_keys_are_listed_in_order_under_their_choices():
 
 def test_overrides_change_what_is_shown():
     plain, changed = help_text("train"), help_text("train", ["model=llama2-7b", "head.depth=2", "paths.outputs=elsewhere"])
-    assert "[nano]" in plain and "model.draft=embedded:nano/draft" in plain and "head.depth=3" in plain
+    assert "[mini]" in plain and "model.draft=embedded:mini/draft" in plain and "head.depth=3" in plain
     assert "[llama2-7b]" in changed and "model.draft=meta-llama/Llama-2-7b-chat-hf" in changed and "head.depth=2" in changed
-    assert "data.path=" in changed and "data.path=" not in plain  # nano brings its own prompts
+    assert "data.path=" in changed and "data.path=" not in plain  # mini brings its own prompts
     assert "paths.run=outputs/head/<date_time>" in plain and "paths.run=elsewhere/head/<date_time>" in changed
     assert "max_new_tokens=77\n" in column(help_text("evaluate", ["data.max_new_tokens=77"])).replace(
         "data.max_new_tokens=77", ""

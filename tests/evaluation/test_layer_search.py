@@ -43,7 +43,9 @@ def test_the_search_skips_layers_that_add_nothing(pair, tmp_path, monkeypatch, c
     dev = PromptSet("dev", "dev", [(Prompt("a", "dev", "a"), [0, 1, 2]), (Prompt("b", "dev", "b"), [3, 4])])
     monkeypatch.setattr(layer_search, "PromptSets", lambda data, pair, heads: SimpleNamespace(dev=dev))
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        cfg = compose("layer_search", [f"paths.run={tmp_path}", "max_new_tokens=20", "most_skipped=0.8", "engine=eager"])
+        cfg = compose(
+            "layer_search", ["model=nano", f"paths.run={tmp_path}", "max_new_tokens=20", "most_skipped=0.8", "engine=eager"]
+        )
     sets = layer_search.layer_search(cfg)
     assert sets[0].skipped == (1, 3) and sets[0].acceptance > 0.98
     assert sets[0].cost == pytest.approx(cost_without(pair, [1, 3])) and 0.3 < sets[0].cost < 0.7

@@ -13,7 +13,7 @@ from specheads.training.trainer import fast_products
 
 def specs(nano, *overrides):
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        return settings_of(HeadTraining, compose("train", list(overrides))).specs(nano)
+        return settings_of(HeadTraining, compose("train", ["model=nano", *overrides])).specs(nano)
 
 
 def test_one_head_unless_lists_are_given(nano):

@@ -26,8 +26,13 @@ from specheads.training.distill.sample_splits import TrainTexts, encoded_respons
 from specheads.training.distill.target_place import TargetPlace
 from train import distill_draft, train_head
 
-SMALL = ["data.num_train=12", "data.num_dev=4", "data.num_test=4", "data.max_new_tokens=12", "data.max_prompt_tokens=200"]
-SMALL += ["trainer.max_epochs=2", "loader.batch_size=4", "validation={num_prompts: 3, live_prompts: 1, live_tokens: 8}"]
+SMALL = ["model=nano", "data.num_train=12", "data.num_dev=4", "data.num_test=4", "data.max_new_tokens=12"]
+SMALL += [
+    "data.max_prompt_tokens=200",
+    "trainer.max_epochs=2",
+    "loader.batch_size=4",
+    "validation={num_prompts: 3, live_prompts: 1, live_tokens: 8}",
+]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The number of training batches"),
