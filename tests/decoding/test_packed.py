@@ -9,8 +9,8 @@ from fakes import needs_compiler, tiny_pair
 from families import CONFIGS, VOCAB_SIZE, family_pair
 from torch import nn
 
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, stopping
-from specheads.decoding.engine import TreeSlots, compiled, make_engine, operators, packed
+from specheads import SpeculativeDecoder, Warp, generate_baseline, stopping
+from specheads.decoding.engine import TreeSlots, compiled, make_engine, operators, packed, packed_layer
 from specheads.decoding.engine.compiled_program import CompiledProgram
 from specheads.decoding.engine.operators import load_operators, pack
 from specheads.decoding.engine.packed import MOST_TOKENS, packed_model
@@ -93,16 +93,6 @@ def test_maps_that_someone_changed_are_left_as_they_are(lm):
     attention.o_proj.weight = weight
     assert [copied.sizes for copied in packed_model(lm, []).copies][:2] == [[32, 16, 16], [48, 48]]
     assert_packed_as_it_is(lm)
-
-
-def test_a_head_is_packed_too(lm):
-    head = AcceptanceHead(HeadConfig(32, depth=2)).requires_grad_(False)
-    nn.init.normal_(head.readout.weight)
-    inputs = head.random_inputs(3)
-    expected, copies = head.score(inputs), packed_model(lm, [head])
-    assert len(copies.copies) == len(SIZES["qwen3"]) + sum(type(module) is nn.Linear for module in head.modules())
-    with copies.replacing():
-        torch.testing.assert_close(head.score(inputs), expected, atol=1e-5, rtol=0)
 
 
 def test_copies_are_shared_by_all_engines_of_a_model(lm):
@@ -346,5 +336,5 @@ def test_a_layer_with_a_weight_that_is_made_of_tensors_is_left_as_it_is():
     layer = lm.model.model.layers[0]
     weight = layer.mlp.up_proj.weight
     layer.mlp.up_proj.weight = nn.Parameter(Scaled(weight.round().to(torch.int8), torch.ones((), dtype=weight.dtype)), False)
-    assert not packed.has_operator(layer) and not packed._is_packable(layer.mlp.up_proj)
-    assert packed.has_operator(lm.model.model.layers[1]) and packed._is_packable(layer.mlp.down_proj)
+    assert not packed_layer.has_operator(layer) and not packed._is_packable(layer.mlp.up_proj)
+    assert packed_layer.has_operator(lm.model.model.layers[1]) and packed._is_packable(layer.mlp.down_proj)

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 FOLDER = Path(__file__).with_name("kernels")
 # The sources that one process compiles, in about equal times. Reading torch's headers takes a process as long as compiling one of
 # the smaller sources, so that a process for each would cost more than it saves where few cores are free.
-GROUPS = (("layers.cpp",), ("products.cpp", "sampling.cpp", "torch.cpp"))
+GROUPS = (("layers.cpp",), ("products.cpp", "networks.cpp", "sampling.cpp", "torch.cpp"))
 MOST_CHARACTERS = 200  # of an error that a compiler reports
 
 

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 # Functions of sampling.py that an operator of the same name computes: with the same result, or with another rounding.
 SAME_SAMPLING, ROUNDED_SAMPLING = ("kth_largest", "most_likely", "token_at"), ("kept_softmax", "nucleus")
-OPERATORS = ("packed_linear", "masked_attention", "decoder_layer", *SAME_SAMPLING, *ROUNDED_SAMPLING)
+OPERATORS = ("packed_linear", "masked_attention", "decoder_layer", "head_network", *SAME_SAMPLING, *ROUNDED_SAMPLING)
 C_TYPES = {"Tensor": "AtenTensorHandle", "Optional[Tensor]": "AtenTensorHandle*", "int": "int64_t", "float": "double"}
 
 
@@ -41,6 +41,7 @@ def load_operators() -> bool:
     torch.library.register_fake("specheads::packed_linear", _shape_of_linear)
     torch.library.register_fake("specheads::masked_attention", _shape_of_attention)
     torch.library.register_fake("specheads::decoder_layer", lambda hidden, *others: torch.empty_like(hidden))
+    torch.library.register_fake("specheads::head_network", lambda inputs, *others: inputs.new_empty(inputs.shape[:-1]))
     torch.library.register_fake("specheads::kth_largest", lambda x, k: x.new_empty(*x.shape[:-1], 1))
     torch.library.register_fake("specheads::kept_softmax", lambda logits, least: torch.empty_like(logits))
     torch.library.register_fake("specheads::nucleus", lambda probs, top_p: torch.empty_like(probs))

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_made_of_tensors
 
+from specheads.decoding.engine import packed_head, packed_layer
 from specheads.decoding.engine.operators import pack, packed_linear
-from specheads.decoding.engine.packed_layer import PackedLayer, has_operator
+from specheads.decoding.engine.packed_head import PackedNetwork
+from specheads.decoding.engine.packed_layer import PackedLayer
 from specheads.language_model import LanguageModel
 
 logger = logging.getLogger(__name__)
@@ -78,11 +80,11 @@ class PackedLinear(nn.Module):
 
 
 # By the first member, where the weights were that it was made of, and the copy.
-_copies: WeakKeyDictionary[nn.Module, tuple[list[Place], PackedLinear | PackedLayer]] = WeakKeyDictionary()
+_copies: WeakKeyDictionary[nn.Module, tuple[list[Place], PackedLinear | PackedLayer | PackedNetwork]] = WeakKeyDictionary()
 
 
 class PackedModel(nn.Module):
-    """The packed copies of groups of modules, linear maps that read the same input or one decoder layer."""
+    """The packed copies of groups of modules: linear maps that read the same input, one decoder layer, or a head's network."""
 
     def __init__(self, groups: Sequence[Sequence[nn.Module]]) -> None:
         super().__init__()
@@ -105,9 +107,12 @@ class PackedModel(nn.Module):
 
 def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel | None:
     """Return packed copies of the linear maps of a model on a CPU and of other modules, or None if memory is too small."""
-    groups: list[Sequence[nn.Module]] = [[layer] for layer in lm.model.modules() if has_operator(layer)]
-    groups += _linear_groups(lm, within=[member for group in groups for member in group])
-    groups += [[module] for other in others for module in other.modules() if _is_packable(module)]
+    layers = [module for module in lm.model.modules() if packed_layer.has_operator(module)]
+    networks = [module for other in others for module in other.modules() if packed_head.has_operator(module)]
+    linears = [module for other in others for module in other.modules() if _is_packable(module)]
+    groups: list[Sequence[nn.Module]] = [[module] for module in (*layers, *networks)]
+    groups += _linear_groups(lm, within=layers)
+    groups += [[module] for module in linears if not any(module in network.modules() for network in networks)]
     new = [member for group in groups if not _is_current(group) for member in group]
     needed = sum(weight.nbytes for member in new for weight in member.parameters())
     available = available_memory()
@@ -134,11 +139,13 @@ def available_memory() -> float:
     return min(limits)
 
 
-def _copy_of(group: Sequence[nn.Module]) -> PackedLinear | PackedLayer:
+def _copy_of(group: Sequence[nn.Module]) -> PackedLinear | PackedLayer | PackedNetwork:
     if not _is_current(group):
         with torch.no_grad():
             linears = [module for module in group if _is_packable(module)]
-            _copies[group[0]] = _places(group), PackedLinear(linears) if linears else PackedLayer(group)
+            of_head = packed_head.has_operator(group[0])
+            copied = PackedLinear(linears) if linears else PackedNetwork(group) if of_head else PackedLayer(group)
+            _copies[group[0]] = _places(group), copied
     return _copies[group[0]][1]
 
 

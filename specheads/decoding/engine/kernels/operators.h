@@ -20,6 +20,10 @@ AtenTensorHandle decoder_layer(
     const at::TensorBase& start, const at::TensorBase* rows, const at::TensorBase& keys, const at::TensorBase& values, const at::TensorBase& norm,
     const at::TensorBase& queries_keys_values, const at::TensorBase* bias, const at::TensorBase& output,
     const at::TensorBase& mlp_norm, const at::TensorBase& gate_up, const at::TensorBase& down, double epsilon, double scale);
+AtenTensorHandle head_network(
+    const at::TensorBase& inputs, const at::TensorBase& mean, const at::TensorBase& scale, const at::TensorBase* projection,
+    const at::TensorBase* projection_bias, const at::TensorBase* blocks, const at::TensorBase* block_biases,
+    const at::TensorBase& readout, const at::TensorBase& readout_bias);
 AtenTensorHandle kth_largest(const at::TensorBase& x, int64_t k);
 AtenTensorHandle kept_softmax(const at::TensorBase& logits, const at::TensorBase& least);
 AtenTensorHandle nucleus(const at::TensorBase& probs, double top_p);

@@ -62,7 +62,8 @@ void linear_into(const at::TensorBase& x, const at::TensorBase& panels, const Va
   const int64_t num_rows = result.size(-1), size = x.size(-1), tokens = x.numel() / std::max<int64_t>(1, size);
   const InputOf<Value>* rows = inputs_of<Value, 0>(x.const_data_ptr<Value>(), tokens, size, panels.size(1));
   Value* to = result.mutable_data_ptr<Value>();
-  Team::run([&](Team& team) {
+  const int64_t bytes = panels.numel() * sizeof(Value) * ((tokens + kMostTokens<Value> - 1) / kMostTokens<Value>);
+  Team::run_if(bytes > 2 * kGrainBytes, [&](Team& team) {
     for_panels<Value>(team, panels, 1, rows, tokens, [&](int64_t number, int64_t first, int64_t several, const Sum* block) {
       const int64_t row = number * kPair<Value>, exist = std::min<int64_t>(kPair<Value>, num_rows - row);
       for (int64_t t = 0; t < several; t++, block += kPair<Value>) {

@@ -17,17 +17,24 @@ template <typename Value>
 void panel_product(
     int64_t tokens, const Value* panel, int64_t stride, const InputOf<Value>* x, int64_t size, SumOf<Value>* block);
 
+// Panels of one packed weight.
+template <typename Value>
+struct Panels {
+  const Value* values;
+  int64_t number, size;  // of panels, and of columns in each
+};
+
 // Multiply rows (tokens, size) with all panels, `together` at a time. For each product it calls
 // finish(number of the panel, first token, number of tokens, blocks), a block being (tokens, kPair).
 template <typename Value, typename Finish>
 void for_panels(
-    Team& team, const at::TensorBase& panels, int64_t together, const InputOf<Value>* rows, int64_t tokens, const Finish& finish) {
+    Team& team, const Panels<Value>& panels, int64_t together, const InputOf<Value>* rows, int64_t tokens, const Finish& finish) {
   using Sum = SumOf<Value>;
-  const int64_t size = panels.size(1), pieces = (tokens + kMostTokens<Value> - 1) / kMostTokens<Value>;
-  const Value* weight = panels.const_data_ptr<Value>();
+  const int64_t size = panels.size, pieces = (tokens + kMostTokens<Value> - 1) / kMostTokens<Value>;
+  const Value* weight = panels.values;
   const int64_t bytes = together * size * kPair<Value> * sizeof(Value) * std::max<int64_t>(1, pieces);
   const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, bytes));
-  team.each(panels.size(0) / together, grain, [&](int64_t begin, int64_t end) {
+  team.each(panels.number / together, grain, [&](int64_t begin, int64_t end) {
     Sum blocks[2 * kMostTokens<Value> * kPair<Value>];
     for (int64_t number = begin * together; number < end * together; number += together) {
       for (int64_t piece = 0; piece < pieces; piece++) {
@@ -40,6 +47,12 @@ void for_panels(
       }
     }
   });
+}
+
+template <typename Value, typename Finish>
+void for_panels(
+    Team& team, const at::TensorBase& panels, int64_t together, const InputOf<Value>* rows, int64_t tokens, const Finish& finish) {
+  for_panels<Value>(team, Panels<Value>{panels.const_data_ptr<Value>(), panels.size(0), panels.size(1)}, together, rows, tokens, finish);
 }
 
 // Rows (tokens, size) as products read them, (tokens, columns): where they lie, or converted and padded with zeros.

@@ -39,6 +39,15 @@ class Team {
 #endif
   }
 
+  // The same on one thread where a loop is too small to share: entering a region takes longer.
+  template <typename Work>
+  static void run_if(bool pays, const Work& work) {
+    if (pays) return run(work);
+    std::atomic<int> arrived{0};
+    Team team(0, 1, arrived);
+    work(team);
+  }
+
   // Share the numbers from 0 to count among the threads, at least `grain` for each, and wait until all are done.
   template <typename Loop>
   void each(int64_t count, int64_t grain, const Loop& loop) {

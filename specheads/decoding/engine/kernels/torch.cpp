@@ -96,6 +96,14 @@ AOTITorchError aoti_torch_cpu_decoder_layer(
       gate_up, down, epsilon, scale);
 }
 
+AOTITorchError aoti_torch_cpu_head_network(
+    AtenTensorHandle inputs, AtenTensorHandle mean, AtenTensorHandle scale, AtenTensorHandle* projection,
+    AtenTensorHandle* projection_bias, AtenTensorHandle* blocks, AtenTensorHandle* block_biases, AtenTensorHandle readout,
+    AtenTensorHandle readout_bias, AtenTensorHandle* result) {
+  return call(
+      head_network, result, inputs, mean, scale, projection, projection_bias, blocks, block_biases, readout, readout_bias);
+}
+
 AOTITorchError aoti_torch_cpu_kth_largest(AtenTensorHandle x, int64_t k, AtenTensorHandle* result) {
   return call(kth_largest, result, x, k);
 }
@@ -125,6 +133,9 @@ STABLE_TORCH_LIBRARY(specheads, library) {
       "decoder_layer(Tensor hidden, Tensor cosine, Tensor sine, Tensor mask, Tensor start, Tensor? rows, Tensor(a!) keys, "
       "Tensor(b!) values, Tensor norm, Tensor queries_keys_values, Tensor? bias, Tensor output, Tensor mlp_norm, Tensor gate_up, Tensor down, "
       "float epsilon, float scale) -> Tensor");
+  library.def(
+      "head_network(Tensor inputs, Tensor mean, Tensor scale, Tensor? projection, Tensor? projection_bias, Tensor? blocks, "
+      "Tensor? block_biases, Tensor readout, Tensor readout_bias) -> Tensor");
   library.def("kth_largest(Tensor x, int k) -> Tensor");
   library.def("kept_softmax(Tensor logits, Tensor least) -> Tensor");
   library.def("nucleus(Tensor probs, float top_p) -> Tensor");
@@ -138,6 +149,7 @@ STABLE_TORCH_LIBRARY_IMPL(specheads, CPU, library) {
   library.impl("packed_linear", TORCH_BOX(&Stable<packed_linear>::run));
   library.impl("masked_attention", TORCH_BOX(&Stable<masked_attention>::run));
   library.impl("decoder_layer", TORCH_BOX(&Stable<decoder_layer>::run));
+  library.impl("head_network", TORCH_BOX(&Stable<head_network>::run));
   library.impl("kth_largest", TORCH_BOX(&Stable<kth_largest>::run));
   library.impl("kept_softmax", TORCH_BOX(&Stable<kept_softmax>::run));
   library.impl("nucleus", TORCH_BOX(&Stable<nucleus>::run));

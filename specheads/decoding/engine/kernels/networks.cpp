@@ -1,0 +1,106 @@
+// The operator of an acceptance head's network: small maps, in which operators of their own would spend most of the time between them.
+
+#include "operators.h"
+#include "products.h"
+
+#include <numeric>
+
+namespace specheads_kernels __attribute__((visibility("hidden"))) {
+namespace {
+
+// The tensors of a network. Maps are packed; panels of the blocks follow each other.
+struct Network {
+  const at::TensorBase &mean, &scale;
+  const at::TensorBase *projection, *projection_bias, *blocks, *block_biases;
+  const at::TensorBase &readout, &readout_bias;
+};
+
+// to[j] = from[j] + silu(block[j] + bias[j]), for the numbers j < exist; `block` is overwritten.
+template <typename Sum>
+void residual_into(Sum* block, const Sum* bias, const Sum* from, int64_t exist, Sum* to) {
+  using Vector = Vectorized<Sum>;
+  for (int64_t j = 0; j < exist; j++) block[j] += bias[j];
+  for (int64_t j = 0; j < kPair<Sum>; j += Vector::size()) {
+    const Vector x = Vector::loadu(block + j);
+    (x / (Vector(1) + x.neg().exp())).store(block + j);
+  }
+  for (int64_t j = 0; j < exist; j++) to[j] = from[j] + block[j];
+}
+
+template <typename Value>
+void network_into(const at::TensorBase& inputs, const Network& network, at::TensorBase& result) {
+  const int64_t size = inputs.size(-1), tokens = result.numel(), width = network.readout.numel();
+  const int64_t depth = network.blocks ? network.block_biases->size(0) : 0;
+  Value *scaled = scratch<Value, 14>(tokens * size), *state = scratch<Value, 15>(tokens * width);
+  Value* other = scratch<Value, 16>(tokens * width);
+  const Value *x = inputs.const_data_ptr<Value>(), *mean = network.mean.const_data_ptr<Value>();
+  const Value *scale = network.scale.const_data_ptr<Value>(), *readout = network.readout.const_data_ptr<Value>();
+  const Value* biases = network.block_biases ? network.block_biases->const_data_ptr<Value>() : nullptr;
+  const Value* first_bias = network.projection_bias ? network.projection_bias->const_data_ptr<Value>() : nullptr;
+  Value* logits = result.mutable_data_ptr<Value>();
+
+  const auto standardise = [&] {
+    Value* to = network.projection ? scaled : state;
+    for (int64_t t = 0; t < tokens; t++) {
+      for (int64_t i = 0; i < size; i++) to[t * size + i] = (x[t * size + i] - mean[i]) * scale[i];
+    }
+  };
+  const auto project = [&](int64_t number, int64_t first, int64_t several, const Value* block) {
+    const int64_t row = number * kPair<Value>, exist = std::min<int64_t>(kPair<Value>, width - row);
+    for (int64_t t = 0; t < several; t++, block += kPair<Value>) {
+      for (int64_t j = 0; j < exist; j++) state[(first + t) * width + row + j] = block[j] + first_bias[row + j];
+    }
+  };
+  const auto read_out = [&](const Value* from) {
+    const Value bias = *network.readout_bias.const_data_ptr<Value>();
+    for (int64_t t = 0; t < tokens; t++) logits[t] = std::inner_product(readout, readout + width, from + t * width, bias);
+  };
+
+  const int64_t panels = (width + kPair<Value> - 1) / kPair<Value>;
+  const int64_t bytes = (size + depth * width) * panels * kPair<Value> * sizeof(Value) * tokens;
+  Team::run_if(bytes > 2 * kGrainBytes, [&](Team& team) {
+    Value *from = state, *to = other;
+    team.once(standardise);
+    if (network.projection) for_panels<Value>(team, *network.projection, 1, scaled, tokens, project);
+    for (int64_t d = 0; d < depth; d++, std::swap(from, to)) {
+      const Panels<Value> block{network.blocks->const_data_ptr<Value>() + d * panels * width * kPair<Value>, panels, width};
+      const Value* bias = biases + d * width;
+      for_panels<Value>(team, block, 1, from, tokens, [&](int64_t number, int64_t first, int64_t several, Value* sums) {
+        const int64_t row = number * kPair<Value>, exist = std::min<int64_t>(kPair<Value>, width - row);
+        for (int64_t t = first; t < first + several; t++, sums += kPair<Value>) {
+          residual_into(sums, bias + row, from + t * width + row, exist, to + t * width + row);
+        }
+      });
+    }
+    team.once([&] { read_out(from); });
+  });
+}
+
+}  // namespace
+
+// The logits (...) of a head's network for inputs (..., I) in float32 or float64: standardised by mean and scale (I), projected to
+// (..., W) unless there is no projection, D blocks x + silu(W x + b), and the inner product with the read-out (W).
+// projection: panels (ceil(W / P), I, P); blocks: panels (D ceil(W / P), W, P), biases (D, W).
+AtenTensorHandle head_network(
+    const at::TensorBase& inputs, const at::TensorBase& mean, const at::TensorBase& scale, const at::TensorBase* projection,
+    const at::TensorBase* projection_bias, const at::TensorBase* blocks, const at::TensorBase* block_biases,
+    const at::TensorBase& readout, const at::TensorBase& readout_bias) {
+  const int64_t size = inputs.size(-1), width = readout.numel();
+  TORCH_CHECK(
+      mean.numel() == size && scale.numel() == size && (projection ? projection->size(1) : width) == size &&
+          (!projection || projection->scalar_type() == inputs.scalar_type()) && readout.scalar_type() == inputs.scalar_type() &&
+          mean.scalar_type() == inputs.scalar_type(),
+      "the head's inputs are ", inputs.scalar_type(), " ", inputs.sizes(), ", it reads ", readout.scalar_type(), " (..., ", mean.numel(), ")");
+  const at::TensorBase x = inputs.contiguous();
+  at::TensorBase result = empty(inputs.sizes().slice(0, inputs.dim() - 1), inputs.scalar_type());
+  const Network network{mean, scale, projection, projection_bias, blocks, block_biases, readout, readout_bias};
+  if (inputs.scalar_type() == at::kDouble) {
+    network_into<double>(x, network, result);
+  } else {
+    TORCH_CHECK(inputs.scalar_type() == at::kFloat, "heads compute in float32 or float64, not in ", inputs.scalar_type());
+    network_into<float>(x, network, result);
+  }
+  return handle_of(result);
+}
+
+}  // namespace specheads_kernels

@@ -1,0 +1,111 @@
+"""A head's network that one operator computes, computes what torch computes; what the operator does not have is left to torch."""
+
+import pytest
+import torch
+from fakes import needs_compiler, tiny_pair
+from torch import nn
+
+from specheads import AcceptanceHead, HeadConfig
+from specheads.decoding.engine.packed import packed_model
+from specheads.decoding.engine.packed_head import PackedNetwork, has_operator
+
+pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
+
+ALL = ("hidden", "embedding", "draft_prob", "max_prob", "entropy")
+CONFIGS = {
+    "default": {"hidden_size": 160, "inputs": ALL, "depth": 3, "width": 20},
+    "no blocks": {"hidden_size": 7, "inputs": ALL, "depth": 0, "width": 5},
+    "several panels, an odd number of blocks": {"hidden_size": 70, "inputs": ALL, "depth": 1, "width": 100},
+    "a width of one": {"hidden_size": 3, "inputs": ("hidden",), "depth": 2, "width": 1},
+    "shared by threads": {"hidden_size": 640, "inputs": ("hidden", "embedding"), "depth": 2, "width": 160},
+    "the paper's, without a projection": {"hidden_size": 64, "inputs": ("hidden",), "depth": 4, "predicts": "input_token"},
+}
+
+
+def random_head(config, dtype, overlap=False):
+    torch.manual_seed(0)
+    head = AcceptanceHead(HeadConfig(**config, overlap=overlap)).requires_grad_(False)
+    for tensor in (*head.parameters(), *head.buffers()):
+        tensor.normal_(std=0.2)
+    return head.to(dtype)
+
+
+def features_of(head, *shape):
+    generator = torch.Generator().manual_seed(1)
+    size = head.config.hidden_size
+    sizes = {"hidden": (size,), "embedding": (size,)}
+    return {
+        name: torch.rand((*shape, *sizes.get(name, ())), generator=generator, dtype=torch.float64) for name in head.config.inputs
+    }
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_logits_of_a_head(name, dtype, threads):
+    head = random_head(CONFIGS[name], dtype)
+    packed = packed_model(tiny_pair().draft_lm, [head])
+    assert any(isinstance(copied, PackedNetwork) for copied in packed.copies)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for shape in ((), (1,), (5,), (3, 14)):
+            features = features_of(head, *shape)
+            expected = head.double()(features)
+            head.to(dtype)
+            with packed.replacing():
+                actual = head(features)
+            assert actual.dtype == dtype and actual.shape == shape
+            near = 1e-12 if dtype == torch.float64 else 2e-5
+            torch.testing.assert_close(actual.double(), expected, atol=near, rtol=near)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_both_networks_of_a_head_and_no_map_of_them_twice():
+    head = random_head(CONFIGS["default"], torch.float64, overlap=True)
+    plain, packed = (packed_model(tiny_pair().draft_lm, others) for others in ([], [head]))
+    assert len(packed.copies) == len(plain.copies) + 2
+    features = features_of(head, 4)
+    expected = head(features), head.overlap_logit(features)
+    with packed.replacing():
+        actual = head(features), head.overlap_logit(features)
+    assert "forward" not in vars(head) and "forward" not in vars(head.overlap)
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+
+
+def test_a_head_that_learns_further_is_packed_anew():
+    head = random_head(CONFIGS["default"], torch.float64)
+    features = features_of(head, 2)
+    packed_model(tiny_pair().draft_lm, [head])
+    head.blocks[1].linear.weight.add_(0.5)
+    head.input_mean.add_(0.1)
+    expected = head(features)
+    with packed_model(tiny_pair().draft_lm, [head]).replacing():
+        torch.testing.assert_close(head(features), expected, atol=1e-12, rtol=0)
+
+
+def test_what_the_operator_does_not_have_is_left_to_torch():
+    head = random_head(CONFIGS["default"], torch.float32)
+    assert has_operator(head) and not has_operator(nn.Linear(3, 3))
+    assert not has_operator(head.to(torch.bfloat16))
+    packed = packed_model(tiny_pair().draft_lm, [head])
+    assert not any(isinstance(copied, PackedNetwork) for copied in packed.copies)
+
+
+def test_inputs_of_another_size_are_refused():
+    head = random_head(CONFIGS["default"], torch.float32)
+    copied = PackedNetwork([head])
+    with pytest.raises(RuntimeError, match="the head's inputs are"):
+        torch.ops.specheads.head_network(
+            torch.zeros(2, 9),
+            head.input_mean,
+            head.input_scale,
+            copied.projection,
+            copied.projection_bias,
+            copied.blocks,
+            copied.block_biases,
+            copied.readout,
+            copied.readout_bias,
+        )
