@@ -116,6 +116,7 @@ CHANGES = {
     "load_state_dict": lambda model: model.load_state_dict(changed_weights(model)),
     "load_state_dict with assign": lambda model: model.load_state_dict(changed_weights(model), assign=True),
     "a number": lambda model: model.model.layers[1].mlp.up_proj.weight[3].fill_(2.0),
+    "a sum through .data": lambda model: model.model.layers[1].mlp.up_proj.weight.data.add_(0.1),
     "a bias": lambda model: model.model.layers[1].self_attn.k_proj.bias.add_(1.0),
 }
 

@@ -75,12 +75,24 @@ def test_both_networks_of_a_head_and_no_map_of_them_twice():
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
 
 
-def test_a_head_that_learns_further_is_packed_anew():
+def learns(head):
+    head.blocks[1].linear.weight.add_(0.5)
+
+
+def is_scaled_anew(head):
+    head.input_mean.add_(0.1)
+
+
+def is_written_past_the_version_counter(head):
+    head.blocks[1].linear.weight.data.mul_(1.5)
+
+
+@pytest.mark.parametrize("change", [learns, is_scaled_anew, is_written_past_the_version_counter])
+def test_a_head_that_changes_is_packed_anew(change):
     head = random_head(CONFIGS["default"], torch.float64)
     features = features_of(head, 2)
     packed_model(tiny_pair().draft_lm, [head])
-    head.blocks[1].linear.weight.add_(0.5)
-    head.input_mean.add_(0.1)
+    change(head)
     expected = head(features)
     with packed_model(tiny_pair().draft_lm, [head]).replacing():
         torch.testing.assert_close(head(features), expected, atol=1e-12, rtol=0)
@@ -94,18 +106,45 @@ def test_what_the_operator_does_not_have_is_left_to_torch():
     assert not any(isinstance(copied, PackedNetwork) for copied in packed.copies)
 
 
-def test_inputs_of_another_size_are_refused():
+class Shifted(AcceptanceHead):
+    def score(self, inputs):
+        return super().score(inputs) + 1
+
+
+@pytest.mark.parametrize("part", ["the class", "a block", "a map", "a hook"])
+def test_a_network_that_computes_something_else_is_left_to_torch(part):
     head = random_head(CONFIGS["default"], torch.float32)
-    copied = PackedNetwork([head])
+    if part == "the class":
+        head = Shifted(head.config)
+    elif part == "a block":
+        head.blocks[1] = nn.Sequential(head.blocks[1])
+        head.blocks[1].linear = head.blocks[1][0].linear
+    elif part == "a map":
+        head.readout = type("Other", (nn.Linear,), {})(20, 1)
+    else:
+        head.blocks[0].register_forward_hook(lambda block, inputs, output: 2 * output)
+    assert not has_operator(head)
+
+
+WRONG = {
+    "inputs": lambda tensor: tensor[:, :9],
+    "input_mean": lambda tensor: tensor.repeat_interleave(2)[::2],
+    "input_scale": lambda tensor: tensor.double(),
+    "projection": lambda tensor: tensor[:, 1:].contiguous(),
+    "projection_bias": lambda tensor: None,
+    "blocks": lambda tensor: tensor[1:],
+    "block_biases": lambda tensor: tensor.T.contiguous().T,
+    "readout": lambda tensor: tensor[:-1],
+    "readout_bias": lambda tensor: tensor.double(),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_tensors_that_do_not_fit_are_refused(name):
+    """A loop would read other numbers, or past the end of one."""
+    copied = PackedNetwork([random_head(CONFIGS["default"], torch.float32)])
+    tensors = {"inputs": torch.zeros(2, 323)} | dict(copied.named_buffers())
+    assert list(tensors) == list(WRONG)
+    torch.ops.specheads.head_network(*tensors.values())
     with pytest.raises(RuntimeError, match="the head's inputs are"):
-        torch.ops.specheads.head_network(
-            torch.zeros(2, 9),
-            head.input_mean,
-            head.input_scale,
-            copied.projection,
-            copied.projection_bias,
-            copied.blocks,
-            copied.block_biases,
-            copied.readout,
-            copied.readout_bias,
-        )
+        torch.ops.specheads.head_network(*(tensors | {name: WRONG[name](tensors[name])}).values())

@@ -30,8 +30,37 @@ MOST_TOKENS = 64  # with more, BLAS on the weights as they are is about as fast
 SPARE_MEMORY = 0.8  # share of the available memory that copies may take
 
 
+NUM_SAMPLED = 8  # numbers of each tensor that are compared, too: writing through `.data` changes neither place nor version
+
+
+class Weights:
+    """What the tensors of some modules held: where each is, how often it was written to, and some of its numbers on a CPU."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        tensors = _tensors_of(modules)
+        self._places = [Place(tensor) for tensor in tensors]
+        # Views, which see what is written later. On other devices a comparison would wait, and steps read weights in place.
+        wide = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.itemsize > 1]
+        plain = [each.detach() for each in wide if each.device.type == "cpu" and not is_made_of_tensors(each)]
+        self._views = [each.flatten()[:: max(1, each.numel() // NUM_SAMPLED)] for each in plain if each.is_contiguous()]
+        self._sample = self._now()
+
+    def are_those_of(self, modules: Sequence[nn.Module]) -> bool:
+        """Whether the modules have the same tensors, unchanged."""
+        return [Place(tensor) for tensor in _tensors_of(modules)] == self._places and torch.equal(self._now(), self._sample)
+
+    @torch.no_grad()
+    def _now(self) -> Tensor:
+        """Return the sampled numbers as bytes: NaN equals itself."""
+        return torch.cat([torch.zeros(0), *self._views]).view(torch.uint8)
+
+
+def _tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:
+    return [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+
+
 class Place:
-    """Where a tensor is and how often it was written to; equal places hold the same numbers."""
+    """Where a tensor is and how often it was written to."""
 
     def __init__(self, tensor: Tensor) -> None:
         # The tensor is held, so that no other one can take its place in memory.
@@ -79,8 +108,8 @@ class PackedLinear(nn.Module):
         return output
 
 
-# By the first member, where the weights were that it was made of, and the copy.
-_copies: WeakKeyDictionary[nn.Module, tuple[list[Place], PackedLinear | PackedLayer | PackedNetwork]] = WeakKeyDictionary()
+# By the first member, the weights that it was made of, and the copy.
+_copies: WeakKeyDictionary[nn.Module, tuple[Weights, PackedLinear | PackedLayer | PackedNetwork]] = WeakKeyDictionary()
 
 
 class PackedModel(nn.Module):
@@ -145,18 +174,13 @@ def _copy_of(group: Sequence[nn.Module]) -> PackedLinear | PackedLayer | PackedN
             linears = [module for module in group if _is_packable(module)]
             of_head = packed_head.has_operator(group[0])
             copied = PackedLinear(linears) if linears else PackedNetwork(group) if of_head else PackedLayer(group)
-            _copies[group[0]] = _places(group), copied
+            _copies[group[0]] = Weights(group), copied
     return _copies[group[0]][1]
 
 
 def _is_current(group: Sequence[nn.Module]) -> bool:
     kept = _copies.get(group[0])
-    return kept is not None and kept[0] == _places(group)
-
-
-def _places(group: Sequence[nn.Module]) -> list[Place]:
-    """Return the places of all weights."""
-    return [Place(tensor) for member in group for tensor in member.parameters()]
+    return kept is not None and kept[0].are_those_of(group)
 
 
 def _is_packable(module: nn.Module) -> TypeGuard[nn.Linear]:

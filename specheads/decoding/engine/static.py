@@ -23,7 +23,7 @@ from specheads.decoding.engine.eager import (
     StepMemory,
     read_rows,
 )
-from specheads.decoding.engine.packed import Place
+from specheads.decoding.engine.packed import Weights
 from specheads.decoding.engine.row_reading import RowPlaces
 from specheads.decoding.engine.tree_reading import masks_of, reading_tree
 from specheads.language_model import LanguageModel
@@ -115,11 +115,6 @@ def run_step(
     return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden if kind.all_logits else hidden[:, -1:])), *inputs)
 
 
-def _places(module: nn.Module) -> list[Place]:
-    """Return where a module's tensors are."""
-    return [Place(tensor) for tensor in (*module.parameters(), *module.buffers())]
-
-
 def rounded_capacity(capacity: int, bucket: int) -> int:
     """Return the positions to allocate for `capacity`.
 
@@ -141,7 +136,7 @@ class StaticEngine(EagerEngine):
         super().__init__(lm, capacity, whole - capacity, num_rows)
         self._reach = whole - self.bucket  # the most that a step reads: code compiled for a part may not fit the whole
         self._runners: dict[Hashable, dict[tuple[int, ...], Runner]] = {}  # of each step, by shape
-        self._watched: list[tuple[nn.Module, list]] = []
+        self._watched: list[tuple[nn.Module, Weights]] = []
         self._watch(lm.model)
         if num_rows == 1:
             self.allocate()
@@ -179,14 +174,14 @@ class StaticEngine(EagerEngine):
     def rewind(self, length: int) -> None:
         super().rewind(length)
         # A new text begins, and a model or a head was moved, cast or changed.
-        if length == 0 and any(_places(module) != places for module, places in self._watched):
-            self._watched = [(module, _places(module)) for module, _ in self._watched]
+        if length == 0 and not all(weights.are_those_of([module]) for module, weights in self._watched):
+            self._watched = [(module, Weights([module])) for module, _ in self._watched]
             self._forget()
 
     def _watch(self, module: nn.Module) -> None:
         """Remember where a module's tensors are: prepared steps may read them there."""
         if all(module is not watched for watched, _ in self._watched):
-            self._watched.append((module, _places(module)))
+            self._watched.append((module, Weights([module])))
 
     def _forget(self) -> None:
         """Drop all prepared steps."""

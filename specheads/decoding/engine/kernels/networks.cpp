@@ -27,16 +27,36 @@ void residual_into(Sum* block, const Sum* bias, const Sum* from, int64_t exist, 
   for (int64_t j = 0; j < exist; j++) to[j] = from[j] + block[j];
 }
 
+// Refuse tensors of which a loop would read other numbers, or too many.
+void check(const Network& network, const at::TensorBase& inputs, int64_t panels, int64_t in_panel, int64_t depth) {
+  const int64_t size = inputs.size(-1), width = network.readout.numel();
+  const auto fits = [&](const at::TensorBase* tensor, at::IntArrayRef sizes) {
+    return !tensor || (tensor->scalar_type() == inputs.scalar_type() && tensor->sizes() == sizes && tensor->is_contiguous());
+  };
+  TORCH_CHECK(
+      fits(&network.mean, {size}) && fits(&network.scale, {size}) && (network.projection || size == width) &&
+          !network.projection == !network.projection_bias && !network.blocks == !network.block_biases &&
+          fits(network.projection, {panels, size, in_panel}) && fits(network.projection_bias, {width}) &&
+          fits(network.blocks, {depth * panels, width, in_panel}) && fits(network.block_biases, {depth, width}) &&
+          fits(&network.readout, {width}) && fits(&network.readout_bias, {1}),
+      "the head's inputs are ", inputs.scalar_type(), " ", inputs.sizes(), ", it reads ", network.readout.scalar_type(), " (..., ",
+      network.mean.numel(), "), and its tensors must be contiguous and of one type");
+}
+
 template <typename Value>
 void network_into(const at::TensorBase& inputs, const Network& network, at::TensorBase& result) {
   const int64_t size = inputs.size(-1), tokens = result.numel(), width = network.readout.numel();
   const int64_t depth = network.blocks ? network.block_biases->size(0) : 0;
+  const int64_t panels = (width + kPair<Value> - 1) / kPair<Value>, pieces = (tokens + kMostTokens<Value> - 1) / kMostTokens<Value>;
+  check(network, inputs, panels, kPair<Value>, depth);
   Value *scaled = scratch<Value, 14>(tokens * size), *state = scratch<Value, 15>(tokens * width);
   Value* other = scratch<Value, 16>(tokens * width);
   const Value *x = inputs.const_data_ptr<Value>(), *mean = network.mean.const_data_ptr<Value>();
   const Value *scale = network.scale.const_data_ptr<Value>(), *readout = network.readout.const_data_ptr<Value>();
   const Value* biases = network.block_biases ? network.block_biases->const_data_ptr<Value>() : nullptr;
   const Value* first_bias = network.projection_bias ? network.projection_bias->const_data_ptr<Value>() : nullptr;
+  const Value *block_panels = network.blocks ? network.blocks->const_data_ptr<Value>() : nullptr;
+  const Value* last_bias = network.readout_bias.const_data_ptr<Value>();
   Value* logits = result.mutable_data_ptr<Value>();
 
   const auto standardise = [&] {
@@ -52,18 +72,16 @@ void network_into(const at::TensorBase& inputs, const Network& network, at::Tens
     }
   };
   const auto read_out = [&](const Value* from) {
-    const Value bias = *network.readout_bias.const_data_ptr<Value>();
-    for (int64_t t = 0; t < tokens; t++) logits[t] = std::inner_product(readout, readout + width, from + t * width, bias);
+    for (int64_t t = 0; t < tokens; t++) logits[t] = std::inner_product(readout, readout + width, from + t * width, *last_bias);
   };
 
-  const int64_t panels = (width + kPair<Value> - 1) / kPair<Value>;
-  const int64_t bytes = (size + depth * width) * panels * kPair<Value> * sizeof(Value) * tokens;
-  Team::run_if(bytes > 2 * kGrainBytes, [&](Team& team) {
+  const int64_t bytes = (size + depth * width) * panels * kPair<Value> * sizeof(Value) * pieces;
+  Team::run_if(panels > 1 && bytes > 2 * kGrainBytes, [&](Team& team) {
     Value *from = state, *to = other;
     team.once(standardise);
     if (network.projection) for_panels<Value>(team, *network.projection, 1, scaled, tokens, project);
     for (int64_t d = 0; d < depth; d++, std::swap(from, to)) {
-      const Panels<Value> block{network.blocks->const_data_ptr<Value>() + d * panels * width * kPair<Value>, panels, width};
+      const Panels<Value> block{block_panels + d * panels * width * kPair<Value>, panels, width};
       const Value* bias = biases + d * width;
       for_panels<Value>(team, block, 1, from, tokens, [&](int64_t number, int64_t first, int64_t several, Value* sums) {
         const int64_t row = number * kPair<Value>, exist = std::min<int64_t>(kPair<Value>, width - row);
@@ -85,12 +103,6 @@ AtenTensorHandle head_network(
     const at::TensorBase& inputs, const at::TensorBase& mean, const at::TensorBase& scale, const at::TensorBase* projection,
     const at::TensorBase* projection_bias, const at::TensorBase* blocks, const at::TensorBase* block_biases,
     const at::TensorBase& readout, const at::TensorBase& readout_bias) {
-  const int64_t size = inputs.size(-1), width = readout.numel();
-  TORCH_CHECK(
-      mean.numel() == size && scale.numel() == size && (projection ? projection->size(1) : width) == size &&
-          (!projection || projection->scalar_type() == inputs.scalar_type()) && readout.scalar_type() == inputs.scalar_type() &&
-          mean.scalar_type() == inputs.scalar_type(),
-      "the head's inputs are ", inputs.scalar_type(), " ", inputs.sizes(), ", it reads ", readout.scalar_type(), " (..., ", mean.numel(), ")");
   const at::TensorBase x = inputs.contiguous();
   at::TensorBase result = empty(inputs.sizes().slice(0, inputs.dim() - 1), inputs.scalar_type());
   const Network network{mean, scale, projection, projection_bias, blocks, block_biases, readout, readout_bias};
