@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -69,15 +70,16 @@ def settle(setup: Setup[Evaluation], outcome: Outcome, tuning: Tuning, probed: S
             outcome = tuned_again(setup, outcome, tuning)
         choices = choose(outcome.replayed[0], outcome.candidates, outcome.cost_table)
         outcome = replace(outcome, choices=choices)
-        decoded = {setting.name for setting in settings}
-        missing = [setting for setting in chosen_settings(evaluation, choices) if setting.name not in decoded]
+        decoded = {setting.name: setting for setting in settings}
+        chosen = chosen_settings(evaluation, choices, decoded)
+        missing = [setting for setting in chosen if setting.name not in decoded]
         fit = outcome.cost_table.fit
         busy = fit is not None and missing and doubts_of(measured[0], fit, (), len(measured[0].stats))
         if evaluation.decodes_all or not missing or busy:
             break
-        chosen = {setting.name for setting in chosen_settings(evaluation, choices)}
         # Rules that are no longer chosen keep their rounds for the costs, but not under block verification.
-        settings = [*(each for each in settings if each.verification is None or each.name in chosen), *missing]
+        names = {setting.name for setting in chosen}
+        settings = [*(each for each in settings if each.verification is None or each.name in names), *missing]
         if turn < MOST_TURNS:
             logger.info("at the costs of these rounds other rules are best: %s", ", ".join(setting.name for setting in missing))
     return replace(outcome, undecoded=[setting.name for setting in missing])
@@ -108,13 +110,18 @@ def tuned_again(setup: Setup, outcome: Outcome, tuning: Tuning) -> Outcome:
     return replace(outcome, candidates=rules, replayed=replayed)
 
 
-def chosen_settings(evaluation: Evaluation, choices: Choices) -> list[Setting]:
-    """Return the settings to decode: the best of each kind at the measured costs, or all rules of `live_rules`."""
+def chosen_settings(
+    evaluation: Evaluation, choices: Choices, decoded: Mapping[str, Setting] = MappingProxyType({})
+) -> list[Setting]:
+    """Return the settings to decode: the best of each kind at the measured costs, or all rules of `live_rules`.
+
+    Those that were `decoded` stay as they are: a rule may have been fitted again since then without another name.
+    """
     rules = choices.candidates
     if evaluation.decodes_all:
         named = [rule for rule in rules if rule.family.split()[0] in evaluation.live_rules]
         return sweep_settings(named, others=evaluation.compare_verification)
-    settings = sweep_settings(best_of_kinds(choices))
+    settings = [decoded.get(setting.name, setting) for setting in sweep_settings(best_of_kinds(choices))]
     return settings + under_block(settings) if evaluation.tries_block else settings
 
 

@@ -1,7 +1,7 @@
 """The setting to use for a pair on this machine: the fastest on dev prompts, of those that keep the target's distribution.
 
-Rules are chosen by replaying; block verification cannot be replayed, so the chosen rules are decoded under both. Prompts that a
-report shows choose nothing.
+Rules are chosen by replaying; block verification cannot be replayed, so the chosen rules are decoded under both. Of the reported
+prompts only the seconds of their rounds, to which costs are fitted, have a part in what is chosen.
 """
 
 import logging
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from specheads.decoding.drafting import Autoregressive
-from specheads.decoding.records import DecodeStats
 from specheads.evaluation.decode import sweep
 from specheads.evaluation.doubts import FEWEST_GROUPS
+from specheads.evaluation.intervals import resample_counts, sums
 from specheads.evaluation.outcome import Outcome
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
@@ -25,15 +25,17 @@ TEXTS_AT_ONCE = 16
 NUM_TRIED = 16  # dev prompts at most, and half as many as are decoded for the report
 
 
-def tried_on_dev(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, float]:
-    """Return the tokens per second of the decoded settings on dev prompts, the target alone among them.
+def tried_on_dev(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, np.ndarray]:
+    """Return the tokens per second (1 + R,) of the decoded settings on dev prompts, the target alone among them.
 
-    Nothing is tried where the dev prompts are too few, or too much alike, to choose by.
+    The first entry is the estimate, the others are resamples of the prompts, the same for all settings. Nothing is tried where
+    the dev prompts are too few, or too much alike, to choose by.
     """
-    dev = setup.prompts.dev.first(min(NUM_TRIED, max(FEWEST_GROUPS, setup.settings.num_live_prompts // 2)))
+    dev = setup.prompts.dev.spread(min(NUM_TRIED, max(FEWEST_GROUPS, setup.settings.num_live_prompts // 2)))
     if len(set(dev.groups)) < FEWEST_GROUPS:
         logger.warning(
-            "%d independent dev prompts are too few to choose a setting by; give more (data.num_dev)", len(set(dev.groups))
+            "dev prompts of %d independent texts are too few to choose a setting by; give more of them (data.num_dev)",
+            len(set(dev.groups)),
         )
         return {}
     lossless = setup.settings.verification.lossless
@@ -42,16 +44,16 @@ def tried_on_dev(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, float]
         for decoded in outcome.measured
         if decoded.setting.search is None and (decoded.setting.rule is None or lossless)
     ]
-    speeds = {}
-    for decoded in sweep(setup, "dev-trial", settings, dev.prompts):
-        speeds[decoded.setting.name] = DecodeStats.total(decoded.stats).tokens_per_second
+    resamples = resample_counts(dev.groups)
+    tried = sweep(setup, "dev-trial", settings, dev.prompts)
+    speeds = {decoded.setting.name: sums(decoded.stats, resamples).tokens_per_second for decoded in tried}
     logger.info("on dev prompts %s is the fastest", fastest(speeds))
     return speeds
 
 
-def fastest(speeds: Mapping[str, float]) -> str:
-    """Return the name of the fastest setting."""
-    return max(speeds, key=speeds.__getitem__)
+def fastest(speeds: Mapping[str, np.ndarray]) -> str:
+    """Return the name of the setting with the largest estimate."""
+    return max(speeds, key=lambda name: speeds[name][0])
 
 
 def draft_overlaps(setup: Setup[Evaluation], recording: Recording) -> dict[float, float]:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from specheads.evaluation.candidate import Candidate
 from specheads.evaluation.recordings import RecordedSet
 from specheads.evaluation.replayed_sets import Choices, ReplayedSet
@@ -29,7 +31,8 @@ class Outcome:
     # then may have another value, with or without another name.
     decoded_counts: Mapping[str, Counts] = field(default_factory=dict)
     batches: Sequence[BatchTable] = ()
-    tried: Mapping[str, float] = field(default_factory=dict)  # by setting, tokens per second on dev prompts (dev_trial.py)
+    # By setting, tokens per second (1 + R,) on dev prompts: the estimate, then resamples (dev_trial.py).
+    tried: Mapping[str, np.ndarray] = field(default_factory=dict)
     draft_overlaps: Mapping[float, float] = field(
         default_factory=dict
     )  # on dev prompts, by the draft's temperature, its own first

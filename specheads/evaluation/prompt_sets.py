@@ -39,6 +39,16 @@ class PromptSet:
         """Return the first prompts as a set of the same name."""
         return replace(self, prompts=self.prompts[:count])
 
+    def spread(self, count: int) -> "PromptSet":
+        """Return `count` prompts of as many groups as there are: the first of each group, then the second of each, and so on."""
+        members: dict[str, int] = {}
+        turns = [members.setdefault(group, -1) for group in self.groups]
+        for place, group in enumerate(self.groups):
+            members[group] += 1
+            turns[place] = members[group]
+        order = sorted(range(len(turns)), key=lambda place: turns[place])[:count]
+        return replace(self, prompts=[self.prompts[place] for place in order])
+
     @property
     def groups(self) -> list[str]:
         """The group of each prompt; a prompt without a group is a group by itself."""

@@ -12,6 +12,7 @@ from specheads.decoding.stopping import HeadThreshold
 from specheads.decoding.verification import TokenVerification
 from specheads.evaluation.candidate import FIXED
 from specheads.evaluation.head_folders import store_in_config
+from specheads.evaluation.intervals import interval
 from specheads.evaluation.outcome import Outcome
 from specheads.evaluation.replayed_sets import Choices
 from specheads.evaluation.report import MEASURED, Report
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def recommend(setup: Setup[Evaluation], outcome: Outcome, report: Report) -> None:
-    """Store the best setting in each local head, or None where something else was faster.
+    """Store the best setting in each local head, or None where something else was clearly faster.
 
     Nothing is stored where the measured costs are doubtful.
     """
@@ -47,7 +48,7 @@ def recommendations(setup: Setup[Evaluation], outcome: Outcome, report: Report) 
     """Return by local folder the best setting of each head: threshold, lengths, verification, and how fast it is.
 
     Of a head that was tried on dev prompts it is the fastest setting there, of another one the threshold that is predicted to be
-    best. The value is None where nothing with the head beats the best fixed length, or all else that was tried.
+    best. The value is None where another setting was clearly faster on dev prompts, or is predicted to be faster.
     """
     if outcome.choices is None:
         return {}
@@ -65,14 +66,14 @@ def recommendations(setup: Setup[Evaluation], outcome: Outcome, report: Report) 
 
 
 def _tried(outcome: Outcome, report: Report, of_head: Sequence[Setting], others: Sequence[Setting]) -> dict[str, Any] | None:
-    """Return the fastest setting of a head on dev prompts; None if another one is faster."""
+    """Return the fastest setting of a head on dev prompts; None if another one is faster by more than the prompts' chance."""
     speeds = outcome.tried
-    best = max(of_head, key=lambda setting: speeds[setting.name])
-    if any(speeds[other.name] > speeds[best.name] for other in others):
+    best = max(of_head, key=lambda setting: speeds[setting.name][0])
+    if any(interval(speeds[other.name] / speeds[best.name]).low > 1 for other in others):
         return None
     assert isinstance(best.rule, HeadThreshold)
     verification = TokenVerification.name if best.verification is None else best.verification.name
-    measured = {"verification": verification, "measured_speedup": speeds[best.name] / speeds[TARGET_ALONE.name]}
+    measured = {"verification": verification, "measured_speedup": (speeds[best.name] / speeds[TARGET_ALONE.name])[0]}
     plain = next(each.name for each in of_head if each.rule is best.rule and each.verification is None)
     predicted = next((row.speedup for row in report.data_sets[1].rules if row.name == plain), {})
     if MEASURED in predicted:
@@ -87,13 +88,13 @@ def _predicted(setup: Setup[Evaluation], choices: Choices, name: str) -> int | N
 
 
 def _replayed(outcome: Outcome, choices: Choices, report: Report, number: int) -> dict[str, Any] | None:
-    """Return a candidate's threshold with its predicted speed-up; None if the best fixed length is faster."""
+    """Return a candidate's threshold with its predicted speed-up; None if the best fixed length or the target alone is faster."""
     ratio, rule = _ratio(choices), outcome.candidates[number].live
     assert isinstance(rule, HeadThreshold)  # of this family
-    speeds = choices.speeds[ratio]
-    if speeds[number] <= speeds[choices.best[ratio][FIXED]]:
+    speeds, speedup = choices.speeds[ratio], report.data_sets[1].rules[number].speedup[ratio].value
+    if speeds[number] <= speeds[choices.best[ratio][FIXED]] or speedup <= 1:
         return None
-    return _values(rule) | {"predicted_speedup": report.data_sets[1].rules[number].speedup[ratio].value}
+    return _values(rule) | {"predicted_speedup": speedup}
 
 
 def _ratio(choices: Choices) -> str:

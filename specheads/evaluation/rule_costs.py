@@ -124,7 +124,7 @@ def _head_seconds(fit: CostFit, measured: Sequence[Measured], sizes: Mapping[str
     heads = {decoded.setting.kind: decoded.setting.head for decoded in measured if decoded.setting.verification is None}
     for kind, head in heads.items():
         if head is not None:
-            steps.setdefault(head, []).append(max(fit.rules[kind].step_seconds, 0.0))
+            steps.setdefault(head, []).append(fit.rules[kind].step_seconds)
     timed = {head: float(np.mean(seconds)) for head, seconds in steps.items()}
     if not timed:
         return {}
@@ -147,5 +147,5 @@ def _untimed(fit: CostFit, measured: Sequence[Measured], kinds: Mapping[str, boo
         timed = [fit.rules[kind] for kind, plain in kinds.items() if not plain and has_head.get(kind) == head]
         if timed:
             step = 0.0 if head else float(np.median([rule.step_seconds for rule in timed]))
-            medians[head] = RuleCosts(max(step, 0.0), max(float(np.median([rule.round_seconds for rule in timed])), 0.0))
+            medians[head] = RuleCosts(step, float(np.median([rule.round_seconds for rule in timed])))
     return medians

@@ -159,7 +159,7 @@ def _fit(times: RoundTimes, rules: Mapping[str, bool]) -> CostFit:
 
 
 def _added_costs(costs: Costs, times: RoundTimes) -> RuleCosts:
-    """Return the seconds of one rule's rounds beyond the common costs."""
+    """Return the seconds of one rule's rounds beyond the common costs; no rule makes a step faster, so they are at least 0."""
     if not len(times.drafted):
         return RuleCosts()
     calls, drafting, weight = _medians(times.draft_calls, times.draft_seconds)
@@ -169,7 +169,7 @@ def _added_costs(costs: Costs, times: RoundTimes) -> RuleCosts:
         more = (drafting[some] - costs.round_seconds) / calls[some] - costs.draft_seconds
         step = _weighted_median(more, weight[some] * calls[some])
     number, verifying, weight = _medians(times.drafted, times.target_seconds)
-    return RuleCosts(step, _weighted_median(verifying - costs.verify_seconds(number), weight))
+    return RuleCosts(max(step, 0.0), max(_weighted_median(verifying - costs.verify_seconds(number), weight), 0.0))
 
 
 def _medians(number: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

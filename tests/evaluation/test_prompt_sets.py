@@ -181,6 +181,14 @@ def test_prompts_of_the_library_have_its_python_and_their_files(nano_sets):
         assert sets.groups_of([prompt.prompt_id for prompt, _ in prompt_set.prompts]) == prompt_set.groups
 
 
+def test_prompts_are_spread_over_their_groups():
+    """The first of each group come first, so that few prompts are of many groups."""
+    encoded = [(Prompt(f"{number:x}", "dev", f"text {number}", group=group), [1]) for number, group in enumerate("aaabbacd")]
+    spread = PromptSet("some", "dev", encoded).spread(6)
+    assert [int(prompt.prompt_id, 16) for prompt, _ in spread.prompts] == [0, 3, 6, 7, 1, 4]
+    assert len(PromptSet("some", "dev", encoded).spread(100).prompts) == 8
+
+
 def test_a_prompt_without_a_group_is_a_group_by_itself(folder, nano):
     sets = sets_of(nano)
     ids = [prompt.prompt_id for prompt, _ in sets.recorded()["rows"].prompts]

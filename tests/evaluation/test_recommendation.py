@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from specheads import AcceptanceHead, HeadConfig
@@ -32,12 +33,15 @@ def stored(tmp_path):
     report = SimpleNamespace(data_sets=[None, SimpleNamespace(rules=rules)])
     candidates = [None, SimpleNamespace(live=HeadThreshold(OTHER, 0.3)), None]
 
-    def run(tried, fixed=1.2):
+    def run(tried, fixed=1.2, predicted=1.3):
+        rules[1].speedup[MEASURED].value = predicted
         choices = SimpleNamespace(
             best={MEASURED: {"fixed_length": 2, "head_threshold other": 1, "head_threshold mine": 0}},
             speeds={MEASURED: [9.0, 1.3, fixed]},
         )
-        outcome = SimpleNamespace(choices=choices, measured=measured, tried=tried, candidates=candidates)
+        spread = 1 + 0.02 * np.sin(np.arange(101))  # of resamples, which the settings share
+        speeds = {name: speed * spread for name, speed in tried.items()}
+        outcome = SimpleNamespace(choices=choices, measured=measured, tried=speeds, candidates=candidates)
         found = recommendations(setup, outcome, report)
         return found[folders["mine"]], found[folders["other"]]
 
@@ -69,6 +73,12 @@ def test_a_head_that_was_slower_than_another_setting_recommends_nothing(stored, 
     assert stored(SPEEDS | {faster: 141.0})[0] is None
 
 
+def test_a_setting_that_is_faster_by_chance_changes_nothing(stored):
+    """Of the resamples of the prompts, some have it slower."""
+    assert stored(SPEEDS | {"fixed K=2": 140.5 + np.cos(np.arange(101))})[0]["threshold"] == 0.53
+
+
 def test_a_head_that_was_not_decoded_recommends_what_replay_predicts(stored):
     assert stored(SPEEDS)[1] == {"threshold": 0.3, "min_tokens": 1, "max_tokens": 20, "predicted_speedup": 1.3}
     assert stored(SPEEDS, fixed=1.4)[1] is None
+    assert stored(SPEEDS, predicted=0.9)[1] is None  # the target alone is faster

@@ -126,6 +126,14 @@ def test_one_fixed_length_is_compared_with_other_rules():
     assert STEP <= costs.draft_seconds <= STEP + HEAD and costs.verified_seconds == pytest.approx(MORE, rel=0.1)
 
 
+def test_no_rule_makes_a_step_faster():
+    """A machine that was busy with the fixed lengths only would say so."""
+    times = rounds()
+    faster = np.where(times.rule == 2, 0.5, 1.0)
+    times = replace(times, draft_seconds=times.draft_seconds * faster, target_seconds=times.target_seconds * faster)
+    assert fit_costs(times, KINDS).rules["head"] == RuleCosts(0.0, 0.0)
+
+
 def test_seconds_of_counts():
     # two prompts: 20 rounds of 6 drafted tokens; one round of none and two of 3
     rounds = np.zeros((2, 7))

@@ -186,7 +186,7 @@ class Resting(FixedK):
         super().__init__(2)
         self.asked = []
 
-    def rests(self, num_requests):
+    def rests(self, num_requests, positions=0):
         self.asked.append(num_requests)
         return num_requests > 1
 
