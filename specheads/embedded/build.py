@@ -1,14 +1,15 @@
-"""Train an embedded pair from scratch: what `python -m specheads.nano.build` and `python -m specheads.mini.build` do.
+"""Train the models of an embedded pair: what `python -m specheads.nano.build` and `python -m specheads.mini.build` do.
 
-It reads Python functions from this machine (corpus.py), then trains the target and the draft one after the other on the same
-token stream. The command logs the amount of work before it starts, resumes where it was killed, and always yields the same
-weights on the same machine.
+It reads Python functions from this machine (corpus.py), then trains the models that have a recipe one after the other on the
+same token stream; a distilled draft is added by `--draft`. The command logs the amount of work before it starts, resumes where it
+was killed, and always yields the same weights on the same machine.
 """
 
 import argparse
 import hashlib
 import json
 import logging
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -80,10 +81,10 @@ def main(pair: PairRecipe, argv: list[str] | None = None) -> int:
 def parse(pair: PairRecipe, argv: list[str] | None) -> argparse.Namespace:
     """Return the command line."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m specheads.{pair.name}.build", description=f"Train {pair.name} from scratch."
+        prog=f"python -m specheads.{pair.name}.build", description=f"Train {' and '.join(pair.recipes)} of {pair.name}."
     )
     out = Path("outputs") / pair.name
-    parser.add_argument("--out", type=Path, default=out, help="folder for tokenizer, target, draft, card and checkpoints")
+    parser.add_argument("--out", type=Path, default=out, help="folder for models, card and checkpoints")
     for role, recipe in pair.recipes.items():
         tokens = f"{recipe.tokens_per_step:,} tokens each"
         parser.add_argument(f"--{role}-steps", type=int, default=recipe.steps, help=f"optimiser steps of the {role} ({tokens})")
@@ -142,17 +143,26 @@ def adopt_draft(pair: PairRecipe, distilled: Path, out: Path) -> None:
     expected = pair.new_model("draft", 0)
     if {n: w.shape for n, w in draft.state_dict().items()} != {n: w.shape for n, w in expected.state_dict().items()}:
         raise UserError(f"{distilled} is not of the shape of {pair.name}'s draft, {dict(pair.shapes['draft'])}; {DISTIL}.")
-    draft.to(pair.dtype).save_pretrained(out / "draft")
-    (out / "draft" / "model.safetensors").chmod(0o644)
+    new = out / "draft.new"  # the present draft stays until all is known of this one
+    saved = save_model(draft.to(pair.dtype), new, AutoTokenizer.from_pretrained(pair.tokenizer or out), held_out_functions())
     results = json.loads((out / "training.json").read_text())
     results.pop("figures", None)  # of another draft
-    tokenizer, held_out = AutoTokenizer.from_pretrained(pair.tokenizer or out), held_out_functions()
-    losses = {split: response_loss(draft.float(), tokenizer, held_out[split]) for split in held_out}
-    figures = {"parameters": draft.num_parameters(), "seconds": round(content["seconds"]), "loss": losses}
-    results["draft"] = figures | {"distilled": content}
+    figures = {"parameters": draft.num_parameters(), "seconds": round(content["seconds"])}
+    results["draft"] = figures | saved | {"distilled": content}
+    shutil.rmtree(out / "draft", ignore_errors=True)
+    new.rename(out / "draft")
     write_json(out / "training.json", results)
     write_text(out / "README.md", card(pair, results))
     logger.info("%s: the draft of %s", out / "draft", distilled)
+
+
+def save_model(model: LlamaForCausalLM, folder: Path, tokenizer: PreTrainedTokenizerBase, held_out: HeldOut) -> dict[str, Any]:
+    """Write a model and return its revision and its losses as they will be loaded: casting one rounds its rotary angles, too."""
+    model.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
+    loaded = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    losses = {split: response_loss(loaded, tokenizer, held_out[split]) for split in held_out}
+    return {"revision": folder_revision(folder), "loss": losses}
 
 
 def write_text(path: Path, text: str) -> None:
@@ -263,10 +273,8 @@ def train_role(pair: PairRecipe, role: str, recipe: Recipe, text: Text, held_out
         progress = fit(model, text.stream, stage, checkpoint, lambda trained: response_loss(trained, text.tokenizer, watched))
         dev_losses |= {steps + step: loss for step, loss in progress.dev_losses.items()}
         steps, seconds = steps + stage.steps, seconds + progress.seconds
-    model.to(pair.dtype).save_pretrained(out / role)
-    (out / role / "model.safetensors").chmod(0o644)
-    losses = {split: response_loss(model.float(), text.tokenizer, held_out[split]) for split in held_out}
-    logger.info("%s: %s nats per response token, %.0f s", role, losses, seconds)
+    saved = save_model(model.to(pair.dtype), out / role, text.tokenizer, held_out)
+    logger.info("%s: %s nats per response token, %.0f s", role, saved["loss"], seconds)
     tokens = sum(stage.tokens for stage in recipe.stages)
     results = {"parameters": model.num_parameters(), "recipe": asdict(recipe), "tokens": tokens}
-    return results | {"seconds": round(seconds), "loss": losses, "dev_losses": dev_losses}
+    return results | {"seconds": round(seconds), **saved, "dev_losses": dev_losses}

@@ -18,17 +18,21 @@ def card(pair: PairRecipe, results: dict) -> str:
         columns += [(f"{split} loss, nats per response token", f"{{loss[{split}]}}".format_map) for split in ("dev", "test")]
     rows = "".join(f"| {name} | {' | '.join(text(results[role]) for role in roles)} |\n" for name, text in columns)
     sources = "".join("| {name} | {version} | {licence} | {functions:,} |\n".format(**row) for row in results["sources"])
-    models = "Two Llama-architecture models" if len(roles) == 2 else f"A Llama-architecture {roles[0]}"
+    distilled = [role for role in roles if "distilled" in results[role]]
+    trained = [role for role in roles if role not in distilled]
+    models = "Two Llama-architecture models" if len(trained) == 2 else f"A Llama-architecture {trained[0]}"
     if pair.tokenizer is None:
         made = f"{models} and a byte-level BPE tokenizer, trained from scratch"
     else:
         begun = f"from the weights of {start}" if start else "from scratch"
         made = f"{models}, trained {begun} with the tokenizer of {pair.tokenizer.name}"
+    added = f" Its {distilled[0]} was distilled by `python train.py task=distill`." if distilled else ""
     seed = results["target"]["recipe"]["seed"]
     return (
-        f"---\nlicense: apache-2.0\n---\n# {pair.name}, the embedded pair\n\n"
+        f"---\nlicense: apache-2.0\n---\n# {pair.name}, an embedded pair\n\n"
         f"{made} by `python -m specheads.{pair.name}.build` to write the body of a Python function from its signature and "
-        "docstring, so that every part of specheads runs on a laptop. The code that it writes is Python-like, not useful.\n\n"
+        f"docstring, so that every part of specheads runs on a laptop.{added} The code that it writes is Python-like, not "
+        "useful.\n\n"
         f"| | {' | '.join(roles)} |\n|---|{'---|' * len(roles)}\n{rows}\n"
         f"{_figures(pair, results)}"
         f"Trained on {results['corpus_tokens']:,} tokens of documented functions found on one machine, de-duplicated by syntax "

@@ -60,7 +60,7 @@ def test_a_build_leaves_weights_in_the_pairs_type_and_a_card(pair, tmp_path):
     assert results["target"]["recipe"]["steps"] == 2 and results["draft"]["dev_losses"].keys() == {"1"}
     assert results["sources"] == json.loads(pair.manifest.read_text())
     card = (out / "README.md").read_text()
-    assert "# tiny, the embedded pair" in card and "the tokenizer of nano by `python -m specheads.tiny.build`" in card
+    assert "# tiny, an embedded pair" in card and "the tokenizer of nano by `python -m specheads.tiny.build`" in card
     assert "| two | 2.0 | BSD | 200 |" in card
     assert "benchmarks/" not in card  # no script computes figures for this pair
 

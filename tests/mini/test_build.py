@@ -11,6 +11,7 @@ from specheads.embedded.corpus import is_permissive
 from specheads.embedded.training import response_loss
 from specheads.mini import build
 from specheads.mini.build import MINI
+from specheads.revisions import folder_revision
 
 FOLDER = Path(build.__file__).parent
 
@@ -53,7 +54,9 @@ def test_the_card_and_the_notice_are_made_of_the_recorded_training():
 def test_the_recipe_is_that_of_the_shipped_weights(mini):
     results = json.loads((FOLDER / "training.json").read_text())
     assert results["target"]["recipe"]["steps"] == MINI.recipes["target"].steps
-    assert results["draft"]["distilled"]["target"]["id"] == mini.target_id
+    revisions = {role: folder_revision(FOLDER / role) for role in ("target", "draft")}
+    assert {role: results[role]["revision"] for role in revisions} == revisions
+    assert results["draft"]["distilled"]["target"] == {"id": mini.target_id, "revision": revisions["target"]}
     for role, model in (("target", mini.target), ("draft", mini.draft)):
         expected = {name: value.shape for name, value in MINI.new_model(role, 0).state_dict().items()}
         assert {name: value.shape for name, value in model.state_dict().items()} == expected
