@@ -1,4 +1,4 @@
-"""`python -m data_gen model=nano data=nano`: make the data set that train.py reads."""
+"""`python -m data_gen`: make the data set that train.py reads."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path

@@ -85,7 +85,7 @@ def make_rows(
 
 def _uniforms(settings: Generation, prompt_id: str, sample: int) -> np.ndarray:
     """Return the uniform numbers of a response and of the tokens drafted along it; a greedy draft drafts one at each position."""
-    num_samples = 1 if settings.warp.greedy else settings.samples_per_position
+    num_samples = 1 if settings.label_warp.greedy else settings.samples_per_position
     return row_uniforms(settings.seed, prompt_id, settings.max_new_tokens, num_samples, sample)
 
 
@@ -98,8 +98,8 @@ def _labels_and_rollouts(
     pair: Pair, shard: Shard, responses: Sequence[Response], uniform: np.ndarray, settings: Generation, on_step: OnStep
 ) -> tuple[list[Labels], list[Rollouts]]:
     ids, answers = [ids for _, ids in shard.prompts], [response.ids for response in responses]
-    labels = label_responses(pair, ids, answers, uniform, settings.warp)
+    labels = label_responses(pair, ids, answers, uniform, settings.label_warp)
     sizes = shard.sample, settings.rollouts_per_response, settings.rollout_tokens
     uniform = np.stack([rollout_uniforms(settings.seed, prompt.prompt_id, *sizes) for prompt, _ in shard.prompts])
     limits = settings.max_new_tokens, settings.batch_size
-    return labels, roll_out(pair, ids, answers, uniform, settings.warp, *limits, on_step)
+    return labels, roll_out(pair, ids, answers, uniform, settings.label_warp, *limits, on_step)

@@ -1,6 +1,6 @@
 """How a data set is made: the settings of responses, and of the tokens that the draft samples along them."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from specheads.prompts.encoding import ResponseLimits
 from specheads.sampling import Warp
@@ -40,6 +40,12 @@ class Generation(Settings):
         "the number of tokens that the draft samples at each position; a head learns from another one in each epoch",
         key="generation.samples_per_position",
     )
+    labels: Literal["warped", "plain"] = setting(
+        "warped",
+        "warped: drafted tokens and acceptance probabilities are those of decoding; plain: those of both models' softmax, as in "
+        "the code of SpecDec++'s authors",
+        key="generation.labels",
+    )
     rollouts_per_response: Count = setting(
         0,
         "the number of drafts from random positions of each response; head.label=rollout needs at least 1",
@@ -53,11 +59,17 @@ class Generation(Settings):
         return ResponseLimits(self.max_new_tokens, self.max_prompt_tokens, self.batch_size)
 
     @property
+    def label_warp(self) -> Warp:
+        """What turns logits into the probabilities of drafted tokens and of labels."""
+        return self.warp if self.labels == "warped" else Warp()
+
+    @property
     def tokens_per_response(self) -> int:
         """The largest number of tokens in a response and its rollouts."""
         return self.max_new_tokens + self.rollouts_per_response * self.rollout_tokens
 
     def sizes(self) -> dict[str, Any]:
-        """Return limits and sizes by their keys in caches; the length of rollouts is left out if there are none."""
+        """Return limits and sizes by their keys in caches, without those of rollouts if there are none, and usual labels."""
         without = {"seed", "warp"} | (set() if self.rollouts_per_response else {"rollouts_per_response", "rollout_tokens"})
+        without |= {"labels"} if self.labels == "warped" else set()
         return {KEYS_IN_CACHES.get(name, name): value for name, value in self.values().items() if name not in without}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.portable.network import Network, assemble
 from specheads.training.heads.head_loss import weighted_bce
-from specheads.training.heads.stack import HeadStack
+from specheads.training.heads.stack import HeadStack, tie_blocks
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class HeadSpec:
     accept_weight: float = 1.0
     reject_weight: float = 1.0
     survival_weighted: bool = False
+    tied_blocks: bool = False  # one block, applied as often as the head is deep, which begins at random
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,22 @@ class HeadBank(nn.Module):
         for spec in specs:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                heads.append(AcceptanceHead(spec.config))
+                head = AcceptanceHead(spec.config)
+                for network in (head, head.overlap) if spec.tied_blocks else ():
+                    if network is not None:
+                        tie_blocks(network)
+            heads.append(head)
         self.read_outs = [ReadOut(spec) for spec in specs] + [
             ReadOut(spec, overlap=True) for spec in specs if spec.config.overlap
         ]
         networks = self._networks(dict(zip((spec.name for spec in specs), heads, strict=True)))
         self.groups: dict[tuple, list[int]] = {}  # numbers of the read-outs whose networks can be stacked
         for number, (network, read_out) in enumerate(zip(networks, self.read_outs, strict=True)):
-            self.groups.setdefault((network.inputs, read_out.spec.config.width), []).append(number)
-        self.stacks = nn.ModuleList(HeadStack([networks[number] for number in group]) for group in self.groups.values())
+            shape = network.inputs, read_out.spec.config.width, read_out.spec.tied_blocks
+            self.groups.setdefault(shape, []).append(number)
+        self.stacks = nn.ModuleList(
+            HeadStack([networks[number] for number in group], tied) for (*_, tied), group in self.groups.items()
+        )
 
     def _networks(self, heads: Mapping[str, AcceptanceHead]) -> list[Network]:
         """Return the network of every read-out."""

@@ -44,6 +44,7 @@ def export_heads(
             "accept_weight": spec.accept_weight,
             "reject_weight": spec.reject_weight,
             "survival_weighted": spec.survival_weighted,
+            "tied_blocks": spec.tied_blocks,
             **trained,
             "test": module.test_results[spec.name],
         }

@@ -53,6 +53,11 @@ class HeadShape(Settings):
         f"[]: {', '.join(DEFAULT_INPUTS['input_token'])} for input_token, {', '.join(DEFAULT_INPUTS['next_token'])} for "
         "next_token; or a list of such lists",
     )
+    tied_blocks: Flag = setting(
+        False,
+        "true: one block of random weights, applied depth times, as in the code of SpecDec++'s authors; false: depth blocks, "
+        "which begin as the identity",
+    )
     label: OneOrMore[Annotated[Text, AfterValidator(check_label)]] = setting(
         "sampled",
         "what the head learns, from the probabilities t of the target and d of the draft; sampled: min(1, t/d) of a token "

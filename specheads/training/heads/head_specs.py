@@ -24,7 +24,7 @@ def head_specs(head: HeadShape, loss: HeadLoss, warp: Warp, pair: Pair | None = 
         raise UserError(f"{empty[0]}=[] names no value; give one, or several.")
     combinations = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
     specs = [_spec(head.predicts, values, warp, pair) for values in combinations]
-    specs = [replace(spec, name=_name(spec, choices)) for spec in specs]
+    specs = [replace(spec, name=_name(spec, choices), tied_blocks=head.tied_blocks) for spec in specs]
     if len({spec.name for spec in specs}) < len(specs):
         raise UserError("the same head is asked for twice; give each value of each setting once.")
     return specs

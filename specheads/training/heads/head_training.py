@@ -110,7 +110,8 @@ class _Texts:
         # Predictions for test prompts need no rollouts.
         by_split = {"train": [*labels, *overlap], "dev": [*labels, *overlap], "test": ["sampled", *overlap]}
         splits = {
-            split: MixedResponses(load_split(folder, split), *mixing, names, in_rounds) for split, names in by_split.items()
+            split: MixedResponses(load_split(folder, split), *mixing, names, in_rounds, settings.mixing.redrawn)
+            for split, names in by_split.items()
         }
         train = load_split(folder, "train")
         prompt_ids = train["prompt_id"][:]

@@ -1,8 +1,9 @@
 """The texts that heads learn from, and the tokens that they predict there.
 
 Mixing (SpecDec++, section 3.2) replaces a part of the response by drafted tokens, so that hidden states come from text like
-the decoder's. Each epoch mixes differently, from a seed per (epoch, row). If several tokens were sampled at each position, each
-epoch takes another one: a head then learns how probabilities differ between tokens instead of memorising one token.
+the decoder's. Each epoch mixes differently, from a seed per (epoch, row), unless the text is mixed once. If several tokens were
+sampled at each position, each epoch takes another one: a head then learns how probabilities differ between tokens instead of
+memorising one token.
 
 Each rollout is a separate text: the response up to the start of the rollout, then the draft's tokens. Every epoch has all
 rollouts.
@@ -78,12 +79,13 @@ class MixedResponses(Dataset):
         seed: int,
         labels: Sequence[str] = LABELS[:1],
         in_rounds: bool = False,
+        redrawn: bool = True,
     ) -> None:
         """Mix `rows` (a `datasets.Dataset`, or dicts of its columns).
 
-        `response_share` is the probability that a position keeps the target's token, None for the default of the kind; `labels`
-        are those of LABELS that heads learn; with `in_rounds` heads read the position in the round, and the starts of rounds are
-        random.
+        `response_share` is the probability that a position keeps the target's token, None for the default of the kind; unless
+        texts are `redrawn`, every epoch is the first one; `labels` are those of LABELS that heads learn; with `in_rounds` heads
+        read the position in the round, and the starts of rounds are random.
 
         Raises:
             UserError: see `checked_share` and `check_label`.
@@ -91,7 +93,7 @@ class MixedResponses(Dataset):
         for label in labels:
             check_label(label)
         self.predicts, self.seed, self.labels, self.in_rounds = predicts, seed, tuple(labels), in_rounds
-        self.response_share = checked_share(predicts, response_share)
+        self.response_share, self.redrawn = checked_share(predicts, response_share), redrawn
         columns = [*COLUMNS, *(ROUND_COLUMNS if in_rounds else ()), *(ROLLOUT_COLUMNS if self.rolls else ())]
         self.rows = rows.with_format("numpy", columns=columns) if hasattr(rows, "with_format") else rows
 
@@ -99,14 +101,19 @@ class MixedResponses(Dataset):
         return len(self.rows)
 
     @property
+    def mixes(self) -> bool:
+        """Whether texts have drafted tokens in them."""
+        return self.response_share < 1
+
+    @property
     def varies(self) -> bool:
         """Whether the texts differ from epoch to epoch."""
-        return self.response_share < 1
+        return self.mixes and self.redrawn
 
     @property
     def num_samples(self) -> int:
         """Samples at each position that share a text; an epoch uses one of them."""
-        return 1 if self.varies else len(samples_of(self.rows[0]))
+        return 1 if self.mixes else len(samples_of(self.rows[0]))
 
     @property
     def rolls(self) -> bool:
@@ -133,15 +140,16 @@ class MixedResponses(Dataset):
     def sampled_tokens(self, key: tuple[int, int]) -> list[np.ndarray]:
         """Return the tokens (n,) of every sample that an epoch may use at the predicted positions of a row's text.
 
-        Where texts differ from epoch to epoch, that is the sample of the epoch.
+        Where texts have drafted tokens in them, that is the sample of the epoch.
         """
         _, number = key
-        if self.varies:
+        if self.mixes:
             return [self[key]["drafted"]]
         return [self[sample, number]["drafted"] for sample in range(len(samples_of(self.rows[number])))]
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, number = key
+        epoch = 0 if self.mixes and not self.redrawn else epoch
         row = self.rows[number]
         response, samples = np.asarray(row["response_ids"]), samples_of(row)
         drafted, accept_prob = samples[epoch % len(samples)]

@@ -57,6 +57,9 @@ class Mixing(Settings):
         "the probability that a position keeps the target's token in place of the drafted one; null: 0.15 (the paper's) for "
         "input_token, 1 (no mixing) for next_token",
     )
+    redrawn: Flag = setting(
+        True, "true: every epoch mixes other positions; false: all mix the same ones, as in the code of SpecDec++'s authors"
+    )
 
 
 class Calibration(Settings):

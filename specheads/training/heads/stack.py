@@ -1,6 +1,7 @@
 """Networks of the same inputs and width as one batched computation, however deep each is: the same numbers as each alone.
 
-The deepest comes first, so that the k-th block of all networks that have one is one product over the first of them.
+The deepest comes first, so that the k-th block of all networks that have one is one product over the first of them. Networks with
+tied blocks have one block, which is applied as often as they are deep.
 """
 
 from collections.abc import Sequence
@@ -15,13 +16,16 @@ from specheads.heads.portable.network import Network
 
 
 class HeadStack(nn.Module):
-    """G networks: parameters of the same name and shape are one tensor (G, ...), or (G_k, ...) in the k-th block of G_k."""
+    """G networks: parameters of the same name and shape are one tensor (G, ...), or (G_k, ...) in the k-th block of G_k.
+
+    With tied blocks the first block is every block; its parameters are (G_1, ...).
+    """
 
     input_mean: Tensor
     input_scale: Tensor
 
-    def __init__(self, networks: Sequence[Network]) -> None:
-        """Take the values of `networks`, which agree in kind, inputs and width."""
+    def __init__(self, networks: Sequence[Network], tied: bool = False) -> None:
+        """Take the values of `networks`, which agree in kind, inputs and width; where they are `tied`, of their first blocks."""
         super().__init__()
         self.order = sorted(range(len(networks)), key=lambda number: -len(networks[number].blocks))
         ordered = [networks[number] for number in self.order]
@@ -31,9 +35,11 @@ class HeadStack(nn.Module):
         self.projected = isinstance(ordered[0].projection, nn.Linear)
         if self.projected:
             self.projection = Stacked([linear_of(network.projection) for network in ordered])
+        depths = [len(network.blocks) for network in ordered]
+        self.num_deep = [sum(depth > level for depth in depths) for level in range(depths[0])]  # networks with a block there
         self.blocks = nn.ModuleList(
-            Stacked([linear_of(network.blocks[level].linear) for network in ordered if len(network.blocks) > level])
-            for level in range(len(ordered[0].blocks))
+            Stacked([linear_of(network.blocks[level].linear) for network in ordered[:count]])
+            for level, count in enumerate(self.num_deep[:1] if tied else self.num_deep)
         )
         self.readout = Stacked([network.readout for network in ordered])
 
@@ -41,17 +47,18 @@ class HeadStack(nn.Module):
         """Return logits (G, N), in the order in which the networks were given, of assembled inputs (N, input_size)."""
         x = (inputs - self.input_mean) * self.input_scale
         x = self.projection.shared(x) if self.projected else x.expand(len(self.order), *x.shape)
-        for block in self.stacked_blocks:
-            deep, shallow = x[: len(block)], x[len(block) :]
+        for block, count in zip(self.levels, self.num_deep, strict=True):
+            deep, shallow = x[:count], x[count:]
             deep = deep + silu(block(deep))
             x = torch.cat([deep, shallow]) if len(shallow) else deep
         logits = self.readout(x).squeeze(-1)
         return logits[self._places(logits.device)]
 
     @property
-    def stacked_blocks(self) -> list["Stacked"]:
-        """The blocks, the first of a network first."""
-        return cast(list[Stacked], list(self.blocks))
+    def levels(self) -> list["Stacked"]:
+        """What computes the first block of the networks, the second, and so on."""
+        blocks = cast(list[Stacked], list(self.blocks))
+        return blocks if len(blocks) == len(self.num_deep) else blocks * len(self.num_deep)
 
     def _places(self, device: torch.device) -> Tensor:
         return torch.tensor(self.order, device=device).argsort()
@@ -63,7 +70,7 @@ class HeadStack(nn.Module):
             network.input_mean, network.input_scale = self.input_mean, self.input_scale
             if self.projected:
                 self.projection.lend(linear_of(network.projection), place)
-            for stacked, block in zip(self.stacked_blocks, network.blocks, strict=False):  # a shallow network has fewer
+            for stacked, block in zip(self.levels, network.blocks, strict=False):  # a shallow network has fewer
                 stacked.lend(linear_of(block.linear), place)
             self.readout.lend(network.readout, place)
 
@@ -92,6 +99,17 @@ class HeadStack(nn.Module):
         self._scale_gradients((largest / (squares.sqrt() + 1e-6)).clamp_max(1.0))
 
 
+@torch.no_grad()
+def tie_blocks(network: Network) -> None:
+    """Give all blocks of a network the same random weights (the code of SpecDec++'s authors, specdec_pp/wrap_model.py)."""
+    maps = [linear_of(block.linear) for block in network.blocks]
+    for number, linear_map in enumerate(maps):
+        if number:
+            linear_map.load_state_dict(maps[0].state_dict())
+        else:
+            linear_map.reset_parameters()
+
+
 def linear_of(module: nn.Module | Tensor) -> nn.Linear:
     """Return a part of a head that is a linear map; raises TypeError for any other part."""
     if not isinstance(module, nn.Linear):
@@ -100,19 +118,16 @@ def linear_of(module: nn.Module | Tensor) -> nn.Linear:
 
 
 class Stacked(nn.Module):
-    """Linear maps of one shape (I -> O), G of them."""
+    """Linear maps of one shape (I -> O), G of them, of which the first ones may be computed alone."""
 
     def __init__(self, maps: Sequence[nn.Linear]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.stack([linear_map.weight.detach() for linear_map in maps]))  # (G, O, I)
         self.bias = nn.Parameter(torch.stack([linear_map.bias.detach() for linear_map in maps]))  # (G, O)
 
-    def __len__(self) -> int:
-        return len(self.weight)
-
     def forward(self, x: Tensor) -> Tensor:
-        """Return (G, N, O) of inputs (G, N, I)."""
-        return torch.baddbmm(self.bias[:, None], x, self.weight.transpose(1, 2))
+        """Return (F, N, O) of inputs (F, N, I) of the first F maps."""
+        return torch.baddbmm(self.bias[: len(x), None], x, self.weight[: len(x)].transpose(1, 2))
 
     def shared(self, x: Tensor) -> Tensor:
         """Return (G, N, O) of inputs (N, I) that all maps share: one product."""

@@ -38,6 +38,19 @@ def test_each_epoch_takes_the_next_sample(predicts):
             assert (item["tokens"][item["index"]] == item["drafted"]).all()
 
 
+def test_a_text_that_is_mixed_once_is_the_same_in_every_epoch():
+    rows = [row(50, -1.0, -1.0)] * 2
+    once = MixedResponses(rows, "input_token", None, 0, redrawn=False)
+    assert once.mixes and not once.varies and once.num_samples == 1
+    first, again = MixedResponses(rows, "input_token", None, 0)[0, 1], once[5, 1]
+    for name in ("tokens", "index", "drafted"):
+        assert (first[name] == again[name]).all()
+    assert (first["labels"]["sampled"] == again["labels"]["sampled"]).all()
+    assert (once[0, 0]["tokens"] != again["tokens"]).any()
+    (sample,) = once.sampled_tokens((5, 1))
+    assert (sample == again["drafted"]).all()
+
+
 def test_a_draft_that_the_target_would_never_follow_has_rounds_of_one():
     starts = round_starts(row(30, -np.inf, -1.0), np.random.default_rng(0))
     assert (starts == np.arange(30)).all()
