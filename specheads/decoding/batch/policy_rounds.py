@@ -37,7 +37,7 @@ class PolicyDrafter(RowsDrafter):
         self._reader.warm_up()
 
     def rests(self, rows: Sequence[Row]) -> bool:
-        if not self.policy.rests(len(rows)):
+        if not self.policy.rests(len(rows), sum(len(row.session.committed) for row in rows)):
             return False
         for row in rows:
             row.begin_round()
@@ -88,6 +88,7 @@ class PolicyDrafter(RowsDrafter):
             capacity=np.array([max(0, row.limit) for row in rows]),
             unread=unread,
             features=features,
+            positions=sum(len(row.session.committed) for row in rows),
         )
 
     def learn(self, rows: Sequence[Row], num_accepted: Sequence[int]) -> None:

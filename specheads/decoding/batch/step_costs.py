@@ -8,6 +8,7 @@ import random
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -52,57 +53,114 @@ class ListedLengths(PlannedLength):
         self.num_rounds += 1
 
 
+Timed = list[tuple[int, float]]  # positions in memory, seconds
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """The drafting of a round: its steps, the tokens that the first of them read, positions in memory, and seconds."""
+
+    steps: int
+    unread: int
+    positions: int
+    seconds: float
+
+
 class Observed:
     """Seconds of rounds, by what was done in them."""
 
     def __init__(self) -> None:
-        self.alone: dict[int, list[float]] = defaultdict(list)  # a round without drafts, by its rows
-        self.target: dict[int, list[float]] = defaultdict(list)  # a verification, by its tokens
-        # A round's drafting by its rows: (draft steps, tokens that the first of them read, seconds).
-        self.drafting: dict[int, list[tuple[int, int, float]]] = defaultdict(list)
+        self.alone: dict[int, Timed] = defaultdict(list)  # a round without drafts, by its rows
+        self.target: dict[int, Timed] = defaultdict(list)  # a verification, by its tokens
+        self.drafting: dict[int, list[Drafted]] = defaultdict(list)  # by rows
         self.prompts: dict[int, list[float]] = defaultdict(list)  # the target's reading of prompts, by their tokens
-        self.catching_up: dict[int, list[tuple[int, int, float]]] = defaultdict(list)  # as `drafting`, with the prompts
+        self.catching_up: dict[int, list[Drafted]] = defaultdict(list)  # as `drafting`, with the prompts
 
     def add(self, rows: Sequence[Generation]) -> None:
         """Take in what rows made that began together, up to the first that ended."""
         lengths = [len(row.prompt_ids) for row in rows]
         self.prompts[sum(lengths) - len(rows)].append(max(row.stats.prefill_seconds for row in rows))
-        unread = np.array(lengths)
+        unread, positions = np.array(lengths), sum(lengths)
         for number in range(min(len(row.rounds) for row in rows)):
             rounds = [row.rounds[number] for row in rows]
-            self._add_round(rounds, int(unread.sum()), first=number == 0)
+            self._add_round(rounds, int(unread.sum()), positions, first=number == 0)
+            positions += sum(len(each.tokens) for each in rounds)
             unread = np.array([_unread(before, each) for before, each in zip(unread, rounds, strict=True)])
 
-    def _add_round(self, rounds: Sequence[Round], unread: int, first: bool) -> None:
+    def _add_round(self, rounds: Sequence[Round], unread: int, positions: int, first: bool) -> None:
         done, rows = rounds[0], len(rounds)
         if len({each.num_drafted for each in rounds}) > 1:
             return  # some were at their limits
         verified = done.verify_seconds + done.commit_seconds
         if not done.num_drafted:
-            self.alone[rows].append(done.draft_seconds + verified)
+            self.alone[rows].append((positions, done.draft_seconds + verified))
             return
-        self.target[rows * (1 + done.num_drafted)].append(verified)
-        (self.catching_up if first else self.drafting)[rows].append((done.num_drafted, unread, done.draft_seconds))
+        self.target[rows * (1 + done.num_drafted)].append((positions, verified))
+        drafted = Drafted(done.num_drafted, unread, positions, done.draft_seconds)
+        (self.catching_up if first else self.drafting)[rows].append(drafted)
 
     def costs(self, provenance: Mapping[str, str]) -> LoadCosts:
         """Return medians as tables."""
-        parts = {rows: _parts(rows, values) for rows, values in self.drafting.items()}
+        of_target, of_draft = self._per_position()
+        parts = {rows: _parts(rows, values, of_draft) for rows, values in self.drafting.items()}
         besides = {rows: values[0] for rows, values in parts.items()}
         table = _table({rows: values[1] for rows, values in parts.items()})
         # Prompts are read without sampling, so that few tokens of them may cost less than a step.
         read: dict[int, list[float]] = defaultdict(list)
         for rows, values in self.catching_up.items():
-            for number, unread, seconds in values:
-                read[unread].append(max(seconds - besides[rows] - (number - 1) * float(table(rows)), table.seconds[-1]))
+            for each in values:
+                first = each.seconds - besides[rows] - (each.steps - 1) * float(table(rows)) - _memory(each, of_draft)
+                read[each.unread].append(max(first, table.seconds[-1]))
         longer = {size: statistics.median(values) for size, values in read.items() if size > table.sizes[-1]}
         return LoadCosts(
             draft=_table(dict(zip(table.sizes, table.seconds, strict=True)) | longer),
-            target=_table(_medians(self.target)),
+            target=_table(_without_memory(self.target, of_target)),
             provenance=provenance,
-            alone=_table(_medians(self.alone)),
+            alone=_table(_without_memory(self.alone, of_target)),
             drafting=_table(besides),
-            prompts=_table(_medians(self.prompts)),
+            prompts=_table({size: statistics.median(seconds) for size, seconds in self.prompts.items()}),
+            target_position=of_target,
+            draft_position=of_draft,
         )
+
+    def _per_position(self) -> tuple[float, float]:
+        """Return what a position of memory takes in a step of the target, and in one of the draft."""
+        groups = [np.array(group, dtype=np.float64).T for group in (*self.alone.values(), *self.target.values())]
+        positions = np.concatenate([positions - positions.mean() for positions, _ in groups])
+        seconds = np.concatenate([seconds - seconds.mean() for _, seconds in groups])
+        most = max(self.drafting)  # rows, whose memory differs most
+        of_draft = _fit(_drafting_inputs(most, self.drafting[most], memory=True), [each.seconds for each in self.drafting[most]])
+        return max(float(_fit(positions[:, None], seconds)[0]), 0.0), max(float(of_draft[-1]), 0.0)
+
+
+def _fit(inputs: np.ndarray, seconds: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return the coefficients (m,) of inputs (n, m) by least squares.
+
+    Other work only adds time, so the fifth of the rounds that took longest beside a first fit is left out of the second.
+    """
+    outputs = np.asarray(seconds)
+    excess = outputs - inputs @ np.linalg.lstsq(inputs, outputs)[0]
+    kept = excess <= np.quantile(excess, 0.8) + 1e-12
+    return np.linalg.lstsq(inputs[kept], outputs[kept])[0]
+
+
+def _drafting_inputs(rows: int, values: Sequence[Drafted], memory: bool) -> np.ndarray:
+    """Return (n, 3) or with memory (n, 4): one, steps, tokens beyond one per row, and positions that the steps read."""
+    columns = [[1, each.steps, each.unread - rows, each.steps * each.positions] for each in values]
+    return np.array(columns, dtype=np.float64)[:, : 4 if memory else 3]
+
+
+def _memory(drafted: Drafted, per_position: float) -> float:
+    """Return the seconds that reading memory takes in all draft steps of a round."""
+    return per_position * drafted.steps * drafted.positions
+
+
+def _without_memory(timed: Mapping[int, Timed], per_position: float) -> dict[int, float]:
+    """Return the median seconds by size that a step would take on an empty memory."""
+    return {
+        size: max(statistics.median(seconds - per_position * positions for positions, seconds in values), 1e-9)
+        for size, values in timed.items()
+    }
 
 
 def _unread(before: int, done: Round) -> int:
@@ -112,23 +170,14 @@ def _unread(before: int, done: Round) -> int:
     return len(done.tokens) - min(done.num_accepted, done.num_drafted - 1)
 
 
-def _parts(rows: int, values: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
-    """Return what drafting in some rows takes besides its steps, and a step of one token per row.
+def _parts(rows: int, values: Sequence[Drafted], per_position: float) -> tuple[float, float]:
+    """Return what drafting in some rows takes besides its steps, and a step of one token per row, both without reading memory.
 
-    A step that reads more tokens takes longer in proportion to them. Other work only adds time, so the fifth of the rounds that
-    took longest beside a first fit is left out of the second.
+    A step that reads more tokens takes longer in proportion to them.
     """
-    steps, unread, seconds = np.array(values).T
-    inputs = np.stack([np.ones_like(steps), steps, unread - rows], axis=1)
-    weights = np.linalg.lstsq(inputs, seconds)[0]
-    excess = seconds - inputs @ weights
-    kept = excess <= np.quantile(excess, 0.8) + 1e-12
-    besides, step, _ = np.linalg.lstsq(inputs[kept], seconds[kept])[0]
+    seconds = [each.seconds - _memory(each, per_position) for each in values]
+    besides, step, _ = _fit(_drafting_inputs(rows, values, memory=False), seconds)
     return max(float(besides), 1e-9), max(float(step), 1e-9)
-
-
-def _medians(values: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    return {size: statistics.median(seconds) for size, seconds in values.items()}
 
 
 def _table(seconds: Mapping[int, float]) -> SecondsTable:
@@ -193,7 +242,7 @@ def measured_costs(
     max_tokens: int = 8,
     read_out: ReadOut | None = None,
     head: AcceptanceHead | None = None,
-    context: int = 128,
+    context: int = 256,
     repeats: int = 4,
 ) -> LoadCosts:
     """Return the seconds of a decoder's rounds, medians of interleaved repeats.

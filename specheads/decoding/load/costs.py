@@ -1,4 +1,4 @@
-"""What a batch costs: the seconds of its steps by their tokens."""
+"""What a batch costs: the seconds of its steps by their tokens, and by the memory that they read."""
 
 import json
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from specheads.storage.files import write_json
 
 PROVENANCE = ("target", "draft", "device", "dtype", "command")  # what a measured table must say of itself
 TABLES = ("draft", "target", "alone", "drafting", "prompts")  # the fields that are tables
+POSITIONS = ("target_position", "draft_position")  # the fields that are numbers
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class LoadCosts:
         alone: the same where nothing was drafted; None: as `target`.
         drafting: what a round with drafts takes besides its steps, by its rows; None: nothing.
         prompts: the target's reading of prompts by their tokens, in steps of their own; None: the round's step reads them.
+        target_position, draft_position: what a step of each model takes more for a position of memory, of all its rows together.
         provenance: where the numbers come from.
     """
 
@@ -99,20 +101,30 @@ class LoadCosts:
     alone: SecondsTable | None = None
     drafting: SecondsTable | None = None
     prompts: SecondsTable | None = None
+    target_position: float = 0.0
+    draft_position: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the numbers; raise UserError for one that is negative or not finite."""
+        for name in POSITIONS:
+            if not is_number(value := getattr(self, name)) or not 0 <= value < float("inf"):
+                raise UserError(f"{name}={value} must be seconds of at least 0 for a position of memory.")
 
     @cached_property
     def envelope(self) -> SecondsTable:
         """The lower convex envelope of the target's seconds, which decisions are made on."""
         return self.target.envelope()
 
-    def round_seconds(self, requests: int, depth: int, in_flight: Any) -> Any:
+    def round_seconds(self, requests: int, depth: int, in_flight: Any, positions: int = 0) -> Any:
         """Return the seconds (...) of a round that drafts `depth` tokens for each request, by its tokens in flight (...).
 
-        They are those that decisions are made on: on the envelope, with one token per request in each draft step.
+        They are those that decisions are made on: on the envelope, with one token per request in each draft step. `positions`
+        are those of the requests in memory.
         """
+        memory = positions * (self.target_position + depth * self.draft_position)
         if not depth:
-            return (self.alone or self.envelope)(in_flight)
-        return depth * self.draft(requests) + self.besides(requests) + self.envelope(in_flight)
+            return (self.alone or self.envelope)(in_flight) + memory
+        return depth * self.draft(requests) + self.besides(requests) + self.envelope(in_flight) + memory
 
     def besides(self, requests: int) -> float:
         """Return what a round with drafts takes besides its steps."""
@@ -139,8 +151,9 @@ class LoadCosts:
             raise UserError(f"{path} must have draft, target and provenance; give a JSON file that LoadCosts.write has written.")
         if missing := [name for name in PROVENANCE if name not in content["provenance"]]:
             raise UserError(f"{path} does not say its {missing[0]}; provenance must name {', '.join(PROVENANCE)}.")
-        tables = {name: content[name] for name in TABLES if content.get(name) is not None}
-        return cls(provenance=content["provenance"], **{name: _table(each, f"{path}: {name}") for name, each in tables.items()})
+        tables = {name: _table(content[name], f"{path}: {name}") for name in TABLES if content.get(name) is not None}
+        numbers: dict[str, Any] = {name: content.get(name, 0.0) for name in POSITIONS}
+        return cls(provenance=content["provenance"], **(numbers | tables))
 
 
 def _table(content: Any, where: str) -> SecondsTable:

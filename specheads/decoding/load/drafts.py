@@ -21,6 +21,7 @@ class Drafts:
     features: Mapping[str, np.ndarray]  # by name (R, K) float64; before the first token there may be none
     # Tokens of prompts that are read in the same step of the target (chunked prefill, Agrawal et al. 2024).
     prompt_tokens: int = 0
+    positions: int = 0  # of all requests in memory, which every step reads
 
     @property
     def num_requests(self) -> int:

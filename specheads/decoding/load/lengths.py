@@ -28,7 +28,7 @@ class FixedK(PlannedLength):
     def __init__(self, num_tokens: int) -> None:
         super().__init__(num_tokens)
 
-    def rests(self, num_requests: int) -> bool:
+    def rests(self, num_requests: int, positions: int = 0) -> bool:
         return not self.max_tokens
 
     def length(self, drafts: Drafts) -> int:
@@ -82,7 +82,8 @@ class GoodputK(PlannedLength):
     def length(self, drafts: Drafts) -> int:
         rows = drafts.num_requests
         emitted = rows * (1 + np.concatenate([[0.0], self._shares().cumprod().cumsum()]))
-        seconds = [self.costs.round_seconds(rows, length, rows * (1 + length)) for length in range(self.max_tokens + 1)]
+        lengths = range(self.max_tokens + 1)
+        seconds = [self.costs.round_seconds(rows, length, rows * (1 + length), drafts.positions) for length in lengths]
         return int(np.argmax(emitted / seconds))
 
     def _shares(self) -> np.ndarray:

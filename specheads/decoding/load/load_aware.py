@@ -48,10 +48,10 @@ class LoadAware(LoadPolicy):
         # Tokens that the plans since drafts began or ended were worth more than what the draft would have had to read.
         self.balance = 0.0
 
-    def rests(self, num_requests: int) -> bool:
-        if self.planner.plan(num_requests, 0).depth:
+    def rests(self, num_requests: int, positions: int = 0) -> bool:
+        if self.planner.plan(num_requests, 0, positions).depth:
             return False
-        self.proposed = Plan(0, self.planner.throughput(num_requests))
+        self.proposed = Plan(0, self.planner.throughput(num_requests, positions))
         self._settle(num_requests, num_requests)
         return True
 
@@ -61,7 +61,8 @@ class LoadAware(LoadPolicy):
             self.plan = self._planned(drafts)
         more = step < self.plan.depth
         if more and step and self.plan.adaptive:
-            more = self._gain(drafts) >= self.plan.throughput * self.costs.draft(drafts.num_requests)
+            seconds = self.costs.draft(drafts.num_requests) + drafts.positions * self.costs.draft_position
+            more = self._gain(drafts) >= self.plan.throughput * seconds
         return np.full(drafts.num_requests, more)
 
     def admit(self, drafts: Drafts) -> np.ndarray:
@@ -71,7 +72,7 @@ class LoadAware(LoadPolicy):
 
     def _planned(self, drafts: Drafts) -> Plan:
         """Return the plan of the round, and keep the one that it would be if drafts pay for their reading."""
-        self.proposed = self.planner.plan(drafts.num_requests, drafts.prompt_tokens)
+        self.proposed = self.planner.plan(drafts.num_requests, drafts.prompt_tokens, drafts.positions)
         if not self.drafting and self.proposed.depth:
             first, usual = self.costs.draft(drafts.unread.sum()), self.costs.draft(drafts.num_requests)
             if self.balance >= self.proposed.throughput * (first - usual):
@@ -125,7 +126,7 @@ class LoadBound(LoadPolicy):
     def admit(self, drafts: Drafts) -> np.ndarray:
         if not drafts.longest:
             return drafts.lengths
-        throughput = self.planner.throughput(drafts.num_requests)
+        throughput = self.planner.throughput(drafts.num_requests, drafts.positions)
         return np.minimum(self.policy.admit(drafts), admitted(drafts, self.read_out, self.costs, throughput))
 
     def learn(self, drafts: Drafts, num_submitted: np.ndarray, num_accepted: np.ndarray, seconds: float) -> None:

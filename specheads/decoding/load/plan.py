@@ -62,7 +62,9 @@ class Plan:
 
 @dataclass
 class Planner:
-    """Plans rounds from the number of requests and of tokens in flight; equal rounds are planned once.
+    """Plans rounds from the number of requests, of tokens in flight and of positions in memory; equal rounds are planned once.
+
+    Positions count in steps of a tenth, so that a round is not another one for a few more of them.
 
     The throughput that seconds are valued at is the highest that any depth reaches at this number of requests, without prompts:
     the seconds of reading prompts are the same whatever is drafted, so they do not make other seconds cheaper. With it a round is
@@ -72,21 +74,27 @@ class Planner:
     costs: LoadCosts
     sample: SurvivalSample
     max_tokens: int
-    _throughputs: dict[int, float] = field(default_factory=dict)
-    _plans: dict[tuple[int, int], Plan] = field(default_factory=dict)
+    _throughputs: dict[tuple[int, int], float] = field(default_factory=dict)
+    _plans: dict[tuple[int, int, int], Plan] = field(default_factory=dict)
 
-    def plan(self, num_requests: int, prompt_tokens: int) -> Plan:
+    def plan(self, num_requests: int, prompt_tokens: int, positions: int = 0) -> Plan:
         """Return the plan of a round in which the target also reads `prompt_tokens` tokens of prompts."""
-        key = num_requests, prompt_tokens
+        key = num_requests, prompt_tokens, self._about(positions)
         if key not in self._plans:
             self._plans[key] = self._planned(*key)
         return self._plans[key]
 
-    def _planned(self, num_requests: int, prompt_tokens: int) -> Plan:
-        throughput = self.throughput(num_requests)
+    def _about(self, positions: int) -> int:
+        """Return a number of positions that stands for all that differ by a twentieth at most; 0 where memory costs nothing."""
+        if not positions or not (self.costs.target_position or self.costs.draft_position):
+            return 0
+        return round(1.1 ** round(np.log(positions) / np.log(1.1)))
+
+    def _planned(self, num_requests: int, prompt_tokens: int, positions: int) -> Plan:
+        throughput = self.throughput(num_requests, positions)
         best, nothing = Plan(0, throughput), -np.inf
         for depth in range(self.max_tokens + 1):
-            gains, seconds = self._outcomes(num_requests, prompt_tokens, depth)
+            gains, seconds = self._outcomes(num_requests, prompt_tokens, positions, depth)
             worths = gains - throughput * seconds
             number = int(np.argmax(worths))
             if not depth:
@@ -98,18 +106,19 @@ class Planner:
             return replace(best, depth=min(free, self.max_tokens), adaptive=True)
         return best
 
-    def throughput(self, num_requests: int) -> float:
+    def throughput(self, num_requests: int, positions: int = 0) -> float:
         """Return the highest expected throughput of rounds with this number of requests, in tokens per second."""
-        if num_requests not in self._throughputs:
+        key = num_requests, self._about(positions)
+        if key not in self._throughputs:
             rates = []
             for depth in range(self.max_tokens + 1):
-                gains, seconds = self._outcomes(num_requests, 0, depth)
+                gains, seconds = self._outcomes(num_requests, 0, key[1], depth)
                 rates.append(((num_requests + gains) / seconds).max())
-            self._throughputs[num_requests] = float(max(rates))
-        return self._throughputs[num_requests]
+            self._throughputs[key] = float(max(rates))
+        return self._throughputs[key]
 
-    def _outcomes(self, num_requests: int, prompt_tokens: int, depth: int) -> tuple[np.ndarray, np.ndarray]:
+    def _outcomes(self, num_requests: int, prompt_tokens: int, positions: int, depth: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the expected accepted tokens and the seconds of a round by how many tokens are submitted, (n + 1,) each."""
         gains = self.sample.gain(depth, num_requests)
         in_flight = num_requests + prompt_tokens + np.arange(len(gains))
-        return gains, self.costs.round_seconds(num_requests, depth, in_flight)
+        return gains, self.costs.round_seconds(num_requests, depth, in_flight, positions)

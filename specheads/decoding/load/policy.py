@@ -30,8 +30,10 @@ class LoadPolicy:
         check_count("max_tokens", max_tokens)
         self.max_tokens = max_tokens
 
-    def rests(self, num_requests: int) -> bool:
+    def rests(self, num_requests: int, positions: int = 0) -> bool:
         """Return whether no row of this round drafts, whatever the rows are; then the round has no other calls.
+
+        `positions` are those of all rows in memory.
 
         It needs no `Drafts`, whose arrays take as long as a tenth of a small model's step. Always False is right, too.
         """

@@ -1,4 +1,6 @@
-"""Costs of a batch where nothing was measured: the larger of the time to read a model's weights and the time to compute.
+"""Costs of a batch where nothing was measured, from the sizes of models and the data sheets of accelerators.
+
+A step takes the larger of the time to read the weights and the time to compute, and the time to read cached keys and values.
 
 Source: the roofline model (Williams et al. 2009). The sizes of models are those of their cards.
 """
@@ -34,10 +36,15 @@ class ModelSize:
     """The size of a model in bfloat16."""
 
     num_parameters: float
+    bytes_per_position: float  # keys and values of all layers
     bytes_per_parameter: float = 2.0
 
+    def position_seconds(self, accelerator: Accelerator) -> float:
+        """Return the seconds that reading the keys and values of one position takes."""
+        return self.bytes_per_position / (accelerator.bytes_per_second * BYTES_SHARE)
+
     def table(self, accelerator: Accelerator) -> SecondsTable:
-        """Return the seconds of a step by its number of tokens; reading the cached keys and values is left out."""
+        """Return the seconds of a step by its number of tokens, without reading the cached keys and values."""
         floor = self.num_parameters * self.bytes_per_parameter / (accelerator.bytes_per_second * BYTES_SHARE)
         per_token = 2 * self.num_parameters / (accelerator.operations_per_second * OPERATIONS_SHARE)
         # The entry next to the ridge is the last at which reading the weights takes longer.
@@ -45,12 +52,13 @@ class ModelSize:
         return SecondsTable((1, ridge, ridge + 1, ridge + 2), (floor, floor, per_token * (ridge + 1), per_token * (ridge + 2)))
 
 
+KV_8 = 2 * 8 * 128 * 2.0  # bytes of a layer: keys and values of 8 heads of 128 numbers; the 1B model's have 64
 MODELS = {
-    "0.25B": ModelSize(0.25e9),  # an EAGLE-3 head for an 8B target, with its output embedding of reduced size
-    "1B": ModelSize(1.236e9),  # Llama 3.2 1B
-    "3B": ModelSize(3.213e9),  # Llama 3.2 3B
-    "8B": ModelSize(8.03e9),  # Llama 3.1 8B
-    "70B": ModelSize(70.55e9),  # Llama 3.1 70B
+    "0.25B": ModelSize(0.25e9, 1 * KV_8),  # an EAGLE-3 head for an 8B target, with its output embedding of reduced size
+    "1B": ModelSize(1.236e9, 16 * KV_8 / 2),  # Llama 3.2 1B
+    "3B": ModelSize(3.213e9, 28 * KV_8),  # Llama 3.2 3B
+    "8B": ModelSize(8.03e9, 32 * KV_8),  # Llama 3.1 8B
+    "70B": ModelSize(70.55e9, 80 * KV_8),  # Llama 3.1 70B
 }
 
 
@@ -69,4 +77,10 @@ def roofline(accelerator: str, target: str, draft: str) -> LoadCosts:
             raise UserError(f"{key}={name} is not known; expected one of {', '.join(known)}.")
     device = ACCELERATORS[accelerator]
     provenance = {"target": target, "draft": draft, "device": accelerator, "dtype": "bfloat16", "command": "roofline"}
-    return LoadCosts(MODELS[draft].table(device), MODELS[target].table(device), provenance | {"source": device.source})
+    return LoadCosts(
+        MODELS[draft].table(device),
+        MODELS[target].table(device),
+        provenance | {"source": device.source},
+        target_position=MODELS[target].position_seconds(device),
+        draft_position=MODELS[draft].position_seconds(device),
+    )

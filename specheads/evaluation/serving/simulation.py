@@ -103,18 +103,19 @@ class Simulation:
         active, costs, seconds = self.active, self.costs, 0.0
         in_flight, submitted, accepted, tokens, steps, drafts = prompt_tokens, *[np.zeros(0, dtype=np.int64)] * 3, 0, None
         # As live, where prompts are read in steps of their own; while others are read here, a policy sees the drafts' load.
-        rests = len(active) > 0 and not prompt_tokens and self.policy.rests(len(active))
+        positions = int((self.recorded.prompt_lengths[self.traffic.prompts[active]] + self.position[active]).sum())
+        rests = len(active) > 0 and not prompt_tokens and self.policy.rests(len(active), positions)
         if len(active):
             prompts, samples = self.traffic.prompts[active], self.traffic.samples[active]
             rows = Rows.at(prompts, samples, self.position[active])
-            drafts = self._undrafted(rows, prompt_tokens)
+            drafts = self._undrafted(rows, prompt_tokens, positions)
             seconds = 0.0 if rests else self._draft(rows, drafts)
             steps, submitted = drafts.longest, drafts.lengths if rests else self._submitted(drafts)
             accepted = np.minimum(self._accepted(rows, drafts), submitted)
             tokens = np.minimum(accepted + 1, self.recorded.left(rows))
             in_flight += len(active) + int(submitted.sum())
         table = costs.target if costs.alone is None or steps else costs.alone
-        seconds += float(table(in_flight)) if in_flight else 0.0
+        seconds += float(table(in_flight)) + positions * costs.target_position if in_flight else 0.0
         self.now += seconds
         counts = (int(values.sum()) for values in (submitted, accepted, tokens))
         drafted = int(drafts.lengths.sum()) if drafts else 0
@@ -124,12 +125,12 @@ class Simulation:
             if not rests:
                 self.policy.learn(drafts, submitted, accepted, seconds)
 
-    def _undrafted(self, rows: Rows, prompt_tokens: int) -> Drafts:
+    def _undrafted(self, rows: Rows, prompt_tokens: int, positions: int) -> Drafts:
         """Return the drafts of a round before its first draft step."""
         active, width = self.active, max(self.policy.max_tokens, 1)
         features = {name: np.ones((len(active), width)) for name in self.recorded.needs}
         lengths = np.zeros(len(active), dtype=np.int64)
-        return Drafts(active, lengths, self.recorded.capacity(rows), self.unread[active], features, prompt_tokens)
+        return Drafts(active, lengths, self.recorded.capacity(rows), self.unread[active], features, prompt_tokens, positions)
 
     def _draft(self, rows: Rows, drafts: Drafts) -> float:
         """Draft all tokens of a round; return the seconds that it takes."""
@@ -139,6 +140,7 @@ class Simulation:
             if not len(which):
                 break
             seconds += float(self.costs.draft(self.unread[active[which]].sum() if step == 0 else len(which)))
+            seconds += drafts.positions * self.costs.draft_position
             values, ended[which] = self.recorded.draft(rows, which, step)
             for name, column in values.items():
                 drafts.features[name][which, step] = column

@@ -28,18 +28,20 @@ def test_tables_cover_what_a_batch_can_have_in_flight(max_batch, max_tokens, tmp
 
 
 STEP, TOKEN, BESIDES, VERIFIED, ALONE, PROMPT = 0.25, 0.125, 0.5, 0.0625, 3.0, 0.03125
+TARGET_POSITION, DRAFT_POSITION = 2.0**-10, 2.0**-12
 
 
 def made_up(num_rows, drafted, accepted, prompt=9):
     """Rows whose rounds cost what the constants above say: a draft step STEP and TOKEN for each token."""
-    rounds, unread = [], prompt
+    rounds, unread, positions = [], prompt, num_rows * prompt
     for number, kept in zip(drafted, accepted, strict=True):
         seconds = 0.0
         if number:
             first = STEP + TOKEN * num_rows * unread
-            seconds = BESIDES + first + (number - 1) * (STEP + TOKEN * num_rows)
+            seconds = BESIDES + first + (number - 1) * (STEP + TOKEN * num_rows) + number * positions * DRAFT_POSITION
             unread = 0
-        verify = ALONE if not number else VERIFIED * num_rows * (1 + number)
+        verify = (VERIFIED * num_rows * (1 + number) if number else ALONE) + positions * TARGET_POSITION
+        positions += num_rows * (kept + 1)
         rounds.append(Round(list(range(kept + 1)), number, kept, number - kept, number, seconds, verify, 0.0))
         unread = kept + 1 - min(kept, number - 1) if number else unread + 1
     stats = DecodeStats.of(rounds, PROMPT * num_rows * (prompt - 1))
@@ -50,17 +52,21 @@ def made_up(num_rows, drafted, accepted, prompt=9):
 def test_the_parts_of_a_round_are_told_apart():
     observed = Observed()
     for num_rows in (1, 2, 4):
-        observed.add(made_up(num_rows, [2, 0, 1, 3, 2, 0, 1], [2, 0, 0, 3, 1, 0, 1]))
+        for prompt in (9, 40):
+            observed.add(made_up(num_rows, [2, 0, 1, 3, 2, 0, 1], [2, 0, 0, 3, 1, 0, 1], prompt))
     costs = observed.costs({})
     for rows in (1, 2, 4):
         assert costs.draft(rows) == pytest.approx(STEP + TOKEN * rows)
         assert costs.besides(rows) == pytest.approx(BESIDES)
-        assert costs.alone(rows) == ALONE
+        assert costs.alone(rows) == pytest.approx(ALONE)
         assert costs.target(rows * 3) == pytest.approx(VERIFIED * rows * 3)
         assert costs.prompts(rows * 8) == pytest.approx(PROMPT * rows * 8)
+    assert costs.target_position == pytest.approx(TARGET_POSITION) and costs.draft_position == pytest.approx(DRAFT_POSITION)
     assert costs.draft(36) == pytest.approx(STEP + TOKEN * 36)  # four prompts that were read in a first step
     assert costs.round_seconds(2, 3, 8) == pytest.approx(3 * (STEP + TOKEN * 2) + BESIDES + VERIFIED * 8)
-    assert costs.round_seconds(2, 0, 2) == ALONE
+    assert costs.round_seconds(2, 0, 2) == pytest.approx(ALONE)
+    more = costs.round_seconds(2, 3, 8, positions=100) - costs.round_seconds(2, 3, 8)
+    assert more == pytest.approx(100 * (TARGET_POSITION + 3 * DRAFT_POSITION))
 
 
 def test_rounds_in_which_a_row_was_at_its_limit_do_not_count():

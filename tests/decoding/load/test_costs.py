@@ -78,7 +78,7 @@ def test_bad_tables_are_refused(sizes, seconds, message):
 
 def test_costs_are_read_as_they_were_written(tmp_path):
     provenance = dict.fromkeys(PROVENANCE, "x")
-    costs = LoadCosts(SecondsTable((1, 2), (1.0, 1.5)), STAIRCASE, provenance)
+    costs = LoadCosts(SecondsTable((1, 2), (1.0, 1.5)), STAIRCASE, provenance, target_position=0.25, draft_position=0.125)
     costs.write(tmp_path / "costs.json")
     assert LoadCosts.read(tmp_path / "costs.json") == costs
 
