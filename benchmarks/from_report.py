@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None, folder: Path = RESULTS) -> None:
         split,
         seeds,
         prompts=prompts_of(reports),
-        notes=arguments.note,
+        notes=[*arguments.note, *dict.fromkeys(doubt for report in reports.values() for doubt in report.get("doubts", ()))],
         machine=machine_of(contexts[0]),
         load=load_of(next(iter(reports.values()))),
         final_parts=sorted({part for context in contexts for part in context.get("final_parts", ())}),

@@ -3,7 +3,7 @@
     python benchmarks/head_kinds.py --result none                                   # test prompts that were read before
     python benchmarks/head_kinds.py --compare recipes --seeds 0 --result head_recipes --tables dev  # chooses the recipe
     python benchmarks/head_kinds.py split=final 'data.final_part=[0,1]'             # once, for the tables
-    python benchmarks/head_kinds.py --model mini --compare defaults split=final 'data.final_part=[0,1]'  # once, for the README
+    python benchmarks/head_kinds.py --model mini --compare defaults split=final 'data.final_part=[2,3]'  # once, for the README
 
 Every bank is one command of train.py, which a rerun resumes, for each seed: responses, mixing, initial weights and the
 order of the prompts differ. All heads are replayed at every threshold on one recording of dev prompts, where each head's
@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.results import Column, Table, add_result_option, prompt_record, text_of, write_result
+from benchmarks.results import Column, Table, prompt_record, text_of, write_result
 from specheads import load_head, load_pair
 from specheads.commands.evaluation import evaluation_settings, prompt_data
 from specheads.evaluation import intervals
@@ -195,8 +195,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("words", nargs="*", help="more words for evaluate.py, such as split=final")
     parser.add_argument("--tables", choices=("dev", "test"), nargs="+", default=["dev", "test"], help="prompts to report")
-    add_result_option(parser, "head_kinds")
+    parser.add_argument(
+        "--result", metavar="NAME", help="default: head_kinds, with the model's name if it is not nano; none: keep none"
+    )
     arguments = parser.parse_intermixed_args()
+    arguments.result = arguments.result or ("head_kinds" if arguments.model == "nano" else f"head_kinds_{arguments.model}")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     kinds, by_bank = all_heads(arguments.model, BANKS[arguments.compare], arguments.seeds), arguments.compare == "recipes"
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):

@@ -2,9 +2,10 @@
 
     python benchmarks/steps.py [--models nano synthetic-21m synthetic-300m] [--types float32 bfloat16] [--repeats 40]
 
-Times the compiled steps of which decoding consists, forward pass and all that follows it, at a context of 256 positions. In each
-repeat all steps of a model run in random order, each after a run of the same model that is not timed, so that weights come from
-where a decoder's do. Prints medians, ratios, and the share of a large copy's bandwidth at which a step reads its weights.
+Times the compiled steps of which decoding consists, forward pass and all that follows it, at a context of 256 positions. Weights
+come from where a decoder's do: in each repeat the target's steps run in random order after one that is not timed, and each kind
+of draft step several times in a row after a verification, as in a round; of these the mean counts. Prints medians, ratios, and the
+share of a large copy's bandwidth at which a step reads its weights.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from specheads.pair import Pair
 WARPS = {"greedy": Warp(temperature=0.0), "sampled": Warp(top_k=50)}
 VERIFIED = (3, 5, 9)  # tokens that a verification reads: the drafted ones and the last committed one
 ALONE, DRAFT, DRAFT_WITH_HEAD = "target alone", "draft step", "draft step with head"
+IN_A_ROW = 4  # draft steps between two verifications
 
 Step = Callable[[], object]
 
@@ -114,14 +116,18 @@ def steps_of(decoder: SpeculativeDecoder, context: int, verified: Sequence[int] 
 def seconds_of(steps: Mapping[str, tuple[Step, int]], device: torch.device, repeats: int) -> dict[str, float]:
     """Return the median seconds of each step."""
     drafts = [name for name in steps if name.startswith(DRAFT)]
+    others = [name for name in steps if name not in drafts]
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeats):
-        for group in (drafts, [name for name in steps if name not in drafts]):
-            steps[group[0]][0]()
-            for name in random.sample(group, len(group)):
-                start = now(device)
+        steps[others[0]][0]()
+        for name in [*random.sample(others, len(others)), *random.sample(drafts, len(drafts))]:
+            count = IN_A_ROW if name in drafts else 1
+            if name in drafts:
+                steps[others[-1]][0]()
+            start = now(device)
+            for _ in range(count):
                 steps[name][0]()
-                taken[name].append(now(device) - start)
+            taken[name].append((now(device) - start) / count)
     return {name: statistics.median(seconds) for name, seconds in taken.items()}
 
 

@@ -158,7 +158,7 @@ class NewDraft(Protocol):
 
 
 def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: NewDraft | None = None, **keys: Any) -> Pair:
-    """Load a pair by config name (`"nano"`), or by `draft=` and `target=`.
+    """Load a pair by config name (`"mini"`), or by `draft=` and `target=`.
 
     Args:
         name: a file of conf/model, whose values are the defaults of `keys`.

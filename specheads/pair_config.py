@@ -19,7 +19,7 @@ class PairConfig:
     """The description of a pair. Raises UserError for impossible values.
 
     Args:
-        draft: a folder, a hub id, `embedded:nano/draft` or `synthetic:llama2-7b`; empty if the draft is made from the target.
+        draft: a folder, a hub id, `embedded:mini/draft` or `synthetic:llama2-7b`; empty if the draft is made from the target.
         target: the same for the target.
         name: what reports call the pair; None: made of the two locations.
         tokenizer: the tokenizer's location; None: with the target.

@@ -349,7 +349,7 @@ MISTAKES = {
     ),
     "final split of no part": (
         ["evaluate.py", "head=null", "split=final"],
-        "data.final_part=None.* ask for none; .*data.final_part=0",
+        "data.final_part=None.* ask for none; .*data.final_part=9",
     ),
     "final split of no rows": (
         ["evaluate.py", "head=null", "split=final", "data=alpaca", "data.path=good.jsonl"],

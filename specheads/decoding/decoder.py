@@ -1,8 +1,8 @@
 """The loop of speculative decoding: draft -> stop? -> verify -> commit. It knows no strategy by name.
 
-Batch 1 decodes; batches of prompts are decoded one after another. Positions in memory trail the committed text: the target always
-has all but the last committed token, the draft has at most that, and reads the missing ones first in its next forward pass.
-`_rounds` is the whole algorithm; reference.py is the same without caches.
+One prompt at a time; `generate_batch` hands many to batch/decoder.py. Positions in memory trail the committed text: the target
+always has all but the last committed token, the draft has at most that, and reads the missing ones first in its next forward
+pass. `_rounds` is the whole algorithm; reference.py is the same without caches.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""`python -m specheads.evaluation.load model=nano`: simulate batches of requests with every policy on the load.
+"""`python -m specheads.evaluation.load`: simulate batches of requests with every policy on the load.
 
 Prompts are recorded once; requests for them then arrive in closed loops of several sizes, or at given rates, and are served with
 each policy from the recording and a table of what steps cost. So the acceptance is that of the pair, and the costs may be those

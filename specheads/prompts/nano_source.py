@@ -1,4 +1,4 @@
-"""Prompts for the embedded pair: functions of this machine's standard library that it was not trained on."""
+"""Prompts for the embedded pairs: functions of this machine's standard library that they were not trained on."""
 
 import hashlib
 import platform
@@ -21,7 +21,7 @@ NUM_PARTS = 10
 
 @dataclass(frozen=True)
 class NanoSource:
-    """`data=nano`: functions of this machine's standard library that the embedded pair was not trained on.
+    """`data=nano`: functions of this machine's standard library that no embedded pair was trained on.
 
     Train and dev prompts come from its dev files, test prompts from its test files; no file is in two splits. The final split
     holds the prompts of the test files after the first NUM_READ, in NUM_PARTS parts. The part of a prompt depends on its text
@@ -55,7 +55,7 @@ class NanoSource:
             raise UserError(
                 f"data.num_test={self.num_test} reaches into the final prompts, which begin after the first {NUM_READ} test "
                 f"prompts; set it to at most {NUM_READ}. For a figure that is published, name a part of the final prompts: "
-                f"split={FINAL} data.final_part=0."
+                f"split={FINAL} data.final_part={NUM_PARTS - 1}."
             )
 
     def check_final(self) -> None:
@@ -63,7 +63,8 @@ class NanoSource:
         if not self.final_parts or self.num_final == 0:
             raise UserError(
                 f"split={FINAL} needs final prompts, but data.final_part={self.final_part} and data.num_final={self.num_final} "
-                f"ask for none; name a part that was never read, for example data.final_part=0, and leave data.num_final=null."
+                f"ask for none; name a part that no result has read, for example data.final_part={NUM_PARTS - 1}, and leave "
+                "data.num_final=null."
             )
 
     @property

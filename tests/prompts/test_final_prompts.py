@@ -105,7 +105,7 @@ def test_more_test_prompts_than_come_before_the_final_ones_are_refused(part):
     source = NanoSource(1, 1, NUM_READ + 1, None, part)
     for call in (source.check, lambda: list(source.load(chats=False))):
         with pytest.raises(
-            UserError, match=r"data\.num_test=301 reaches into the final.*at most 300.*split=final data\.final_part=0"
+            UserError, match=r"data\.num_test=301 reaches into the final.*at most 300.*split=final data\.final_part=9"
         ):
             call()
     NanoSource(1, 1, NUM_READ, None, part).check()
@@ -113,7 +113,7 @@ def test_more_test_prompts_than_come_before_the_final_ones_are_refused(part):
 
 @pytest.mark.parametrize("changes", [{}, {"num_final": 0, "final_part": 1}, {"num_final": 50}])
 def test_a_final_evaluation_without_final_prompts_names_the_key(changes):
-    with pytest.raises(UserError, match=r"split=final needs final prompts.*data\.final_part=0"):
+    with pytest.raises(UserError, match=r"split=final needs final prompts.*data\.final_part=9"):
         NanoSource(1, 1, 1, **changes).check_final()
     NanoSource(1, 1, 1, None, OmegaConf.create([0, 3])).check_final()
 
