@@ -4,8 +4,8 @@
 
 Times the compiled steps of which decoding consists, forward pass and all that follows it, at a context of 256 positions. Weights
 come from where a decoder's do: in each repeat the target's steps run in random order after one that is not timed, and each kind
-of draft step several times in a row after a verification, as in a round; of these the mean counts. Prints medians, ratios, and the
-share of a large copy's bandwidth at which a step reads its weights.
+of draft step several times in a row after a verification, as in a round; of these the mean counts. Prints medians, ratios, and
+the share of a large copy's bandwidth at which a step reads its weights.
 """
 
 import argparse
