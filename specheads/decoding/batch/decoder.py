@@ -4,8 +4,10 @@ Rows know nothing of each other: each has uniform numbers, states of the rules a
 of a decoder for one prompt, up to the rounding of sums.
 """
 
+import gc
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 
 import torch
@@ -96,17 +98,18 @@ class BatchDecoder:
         ends, waiting = self._end_flags(stop_tokens), iter(sessions)
         rows: list[Row] = []
         free = list(range(self.num_rows))[::-1]
-        while True:
-            started = [Row(number, free.pop(), session) for number, session in islice(waiting, len(free))]
-            if started:
-                self._start(started)
-            rows = sorted([*rows, *started], key=lambda row: row.row)  # in the order of memory, which saves engines copies
-            if not rows:
-                return
-            self._take_round(rows, ends)
-            yield rows
-            free += [row.row for row in rows if row.has_ended]
-            rows = [row for row in rows if not row.has_ended]
+        with _frozen_objects():
+            while True:
+                started = [Row(number, free.pop(), session) for number, session in islice(waiting, len(free))]
+                if started:
+                    self._start(started)
+                rows = sorted([*rows, *started], key=lambda row: row.row)  # in the order of memory, which saves engines copies
+                if not rows:
+                    return
+                self._take_round(rows, ends)
+                yield rows
+                free += [row.row for row in rows if row.has_ended]
+                rows = [row for row in rows if not row.has_ended]
 
     def _end_flags(self, stop_tokens: Iterable[int]) -> Tensor:
         return end_flags(self.pair.vocab_size, stop_tokens, self.engines[-1].lm.device)
@@ -146,6 +149,16 @@ class BatchDecoder:
     def _clear(self, row: Row) -> None:
         for engine in self.engines:
             engine.clear_row(row.row)
+
+
+@contextmanager
+def _frozen_objects() -> Iterator[None]:
+    """Keep Python's collector from walking through all objects that there are, which takes as long as dozens of rounds."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _round(emitted: Sequence[int], outcome: RowOutcome, seconds: tuple[float, float, float, float]) -> Round:

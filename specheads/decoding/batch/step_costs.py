@@ -53,7 +53,7 @@ class ListedLengths(PlannedLength):
         self.num_rounds += 1
 
 
-Timed = list[tuple[int, float]]  # positions in memory, seconds
+Timed = list[tuple[int, int, float]]  # positions in memory, these times the tokens that attend to each, seconds
 
 
 @dataclass(frozen=True)
@@ -93,15 +93,15 @@ class Observed:
             return  # some were at their limits
         verified = done.verify_seconds + done.commit_seconds
         if not done.num_drafted:
-            self.alone[rows].append((positions, done.draft_seconds + verified))
+            self.alone[rows].append((positions, positions, done.draft_seconds + verified))
             return
-        self.target[rows * (1 + done.num_drafted)].append((positions, verified))
+        self.target[rows * (1 + done.num_drafted)].append((positions, positions * (1 + done.num_drafted), verified))
         drafted = Drafted(done.num_drafted, unread, positions, done.draft_seconds)
         (self.catching_up if first else self.drafting)[rows].append(drafted)
 
     def costs(self, provenance: Mapping[str, str]) -> LoadCosts:
         """Return medians as tables."""
-        of_target, of_draft = self._per_position()
+        of_target, of_draft = self._of_target(), self._of_draft()
         parts = {rows: _parts(rows, values, of_draft) for rows, values in self.drafting.items()}
         besides = {rows: values[0] for rows, values in parts.items()}
         table = _table({rows: values[1] for rows, values in parts.items()})
@@ -119,18 +119,30 @@ class Observed:
             alone=_table(_without_memory(self.alone, of_target)),
             drafting=_table(besides),
             prompts=_table({size: statistics.median(seconds) for size, seconds in self.prompts.items()}),
-            target_position=of_target,
+            target_position=of_target[0],
             draft_position=of_draft,
+            target_attention=of_target[1],
         )
 
-    def _per_position(self) -> tuple[float, float]:
-        """Return what a position of memory takes in a step of the target, and in one of the draft."""
-        groups = [np.array(group, dtype=np.float64).T for group in (*self.alone.values(), *self.target.values())]
-        positions = np.concatenate([positions - positions.mean() for positions, _ in groups])
-        seconds = np.concatenate([seconds - seconds.mean() for _, seconds in groups])
+    def _of_target(self) -> tuple[float, float]:
+        """Return the seconds per position in memory, and per position that a token attends to, of the target's steps.
+
+        They come from rounds that differ in nothing else; neither is below 0.
+        """
+        groups = [np.array(group, dtype=np.float64) for group in (*self.alone.values(), *self.target.values())]
+        rounds = np.concatenate([group - group.mean(axis=0) for group in groups])
+        both = _fit(rounds[:, :2], rounds[:, 2])
+        if both.min() >= 0:
+            return float(both[0]), float(both[1])
+        weaker = int(np.argmin(both))
+        (one,) = _fit(rounds[:, [1 - weaker]], rounds[:, 2])
+        return (0.0, max(float(one), 0.0)) if weaker == 0 else (max(float(one), 0.0), 0.0)
+
+    def _of_draft(self) -> float:
+        """Return the seconds per position in memory of a draft step."""
         most = max(self.drafting)  # rows, whose memory differs most
-        of_draft = _fit(_drafting_inputs(most, self.drafting[most], memory=True), [each.seconds for each in self.drafting[most]])
-        return max(float(_fit(positions[:, None], seconds)[0]), 0.0), max(float(of_draft[-1]), 0.0)
+        values = self.drafting[most]
+        return max(float(_fit(_drafting_inputs(most, values, memory=True), [each.seconds for each in values])[-1]), 0.0)
 
 
 def _fit(inputs: np.ndarray, seconds: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -155,12 +167,10 @@ def _memory(drafted: Drafted, per_position: float) -> float:
     return per_position * drafted.steps * drafted.positions
 
 
-def _without_memory(timed: Mapping[int, Timed], per_position: float) -> dict[int, float]:
+def _without_memory(timed: Mapping[int, Timed], of_target: tuple[float, float]) -> dict[int, float]:
     """Return the median seconds by size that a step would take on an empty memory."""
-    return {
-        size: max(statistics.median(seconds - per_position * positions for positions, seconds in values), 1e-9)
-        for size, values in timed.items()
-    }
+    rest = {size: np.array(values)[:, 2] - np.array(values)[:, :2] @ np.array(of_target) for size, values in timed.items()}
+    return {size: max(float(np.median(seconds)), 1e-9) for size, seconds in rest.items()}
 
 
 def _unread(before: int, done: Round) -> int:

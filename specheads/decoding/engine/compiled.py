@@ -1,4 +1,4 @@
-"""Steps compiled by Inductor: once for one token, once for a few and once for many."""
+"""Steps compiled by Inductor: once for one token, once for a few and once for many; in rows, in float32, once for all."""
 
 import logging
 import time
@@ -26,11 +26,6 @@ Replacing = Callable[[], AbstractContextManager[None]]
 
 WIDTHS = ("one token", "a few tokens", "many tokens")
 FEW = 5  # example tokens for "a few": sizes of 1, and those next to them, would be compiled as constants
-
-
-def width_of(count: int) -> int:
-    """Return which of WIDTHS a forward pass over `count` tokens is compiled for."""
-    return 0 if count == 1 else 1 if count <= MOST_TOKENS else 2
 
 
 class StepModule(nn.Module):
@@ -88,7 +83,22 @@ class CompiledEngine(StaticEngine):
         return self.padded(count)
 
     def _shape(self, count: int, size: int) -> tuple[int, ...]:
-        return (width_of(count),)
+        return (self._width(count),)
+
+    def _rows_shape(self, count: int, size: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self._width(count, in_rows=True),)
+
+    def _width(self, count: int, in_rows: bool = False) -> int:
+        """Return which of WIDTHS a forward pass over `count` tokens is compiled for.
+
+        In rows and in float32, packed maps are the fastest for any number of tokens, with the attention that reads rows where
+        they lie. On two cores, packed and not packed: 128 and 256 tokens of 64 rows of nano 9.5 and 15.1 ms, 15.6 and 25.4 ms,
+        of mini 24.0 and 36.6 ms, 37.6 and 57.2 ms, 128 of 32 rows of 300 M parameters 208 and 457 ms; prompts of 3,390 tokens of
+        mini 346 and 530 ms. In bfloat16 128 and 256 tokens of mini took 24.2 and 23.3 ms, 40.9 and 39.2 ms.
+        """
+        if in_rows and self.reads_rows_together and self.lm.model.dtype.itemsize > 2:
+            return 1
+        return 0 if count == 1 else 1 if count <= MOST_TOKENS else 2
 
     @property
     def _example_size(self) -> int:
@@ -97,7 +107,7 @@ class CompiledEngine(StaticEngine):
 
     def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         """Return the compiled step, from disk if it was kept."""
-        key = (epilogue.compile_key, kind, width_of(args[0].numel()))
+        key = (epilogue.compile_key, kind, self._width(args[0].numel(), kind.rows))
         if key not in self._compiled:
             try:
                 self._compiled[key] = self._compile(epilogue, kind, args)
@@ -129,10 +139,11 @@ class CompiledEngine(StaticEngine):
     def _plan(self, compiled_step: StaticStep, args: tuple[Any, ...]) -> None:
         """Add a step to the plan, unless it is compiled or planned already."""
         assert Plan.active is not None
-        key = (self, compiled_step.epilogue.compile_key, compiled_step.kind, width_of(args[0].numel()))
+        kind = compiled_step.kind
+        key = (self, compiled_step.epilogue.compile_key, kind, self._width(args[0].numel(), kind.rows))
         if key[1:] not in self._compiled and key not in Plan.active.jobs:
             with suppress(Exception):  # a step that cannot be prepared is reported where it is needed
-                Plan.active.jobs[key] = self._job(compiled_step.epilogue, compiled_step.kind, args)[0]
+                Plan.active.jobs[key] = self._job(compiled_step.epilogue, kind, args)[0]
 
     def _compile(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         start = time.perf_counter()
@@ -144,7 +155,7 @@ class CompiledEngine(StaticEngine):
     def _job(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> tuple[Job, StepModule]:
         """Return how a step is compiled, and the module that is traced."""
         tokens, first, _, inputs = args
-        width = width_of(tokens.numel())
+        width = self._width(tokens.numel(), kind.rows)
         tokens, places = tokens.new_zeros(1, FEW) if width == 1 and not kind.rows else tokens, self._places[: self._example_size]
         module = StepModule(self.lm, epilogue, kind, few=width < 2, replacing=self.replacing)
         options = OPTIONS

@@ -14,7 +14,7 @@ from specheads.storage.files import write_json
 
 PROVENANCE = ("target", "draft", "device", "dtype", "command")  # what a measured table must say of itself
 TABLES = ("draft", "target", "alone", "drafting", "prompts")  # the fields that are tables
-POSITIONS = ("target_position", "draft_position")  # the fields that are numbers
+POSITIONS = ("target_position", "draft_position", "target_attention")  # the fields that are numbers
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,8 @@ class LoadCosts:
         drafting: what a round with drafts takes besides its steps, by its rows; None: nothing.
         prompts: the target's reading of prompts by their tokens, in steps of their own; None: the round's step reads them.
         target_position, draft_position: what a step of each model takes more for a position of memory, of all its rows together.
+        target_attention: what the target's step takes more for a position that one of its tokens attends to, where attending
+            takes longer than reading.
         provenance: where the numbers come from.
     """
 
@@ -103,6 +105,7 @@ class LoadCosts:
     prompts: SecondsTable | None = None
     target_position: float = 0.0
     draft_position: float = 0.0
+    target_attention: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the numbers; raise UserError for one that is negative or not finite."""
@@ -118,13 +121,19 @@ class LoadCosts:
     def round_seconds(self, requests: int, depth: int, in_flight: Any, positions: int = 0) -> Any:
         """Return the seconds (...) of a round that drafts `depth` tokens for each request, by its tokens in flight (...).
 
-        They are those that decisions are made on: on the envelope, with one token per request in each draft step. `positions`
-        are those of the requests in memory.
+        They are those that decisions are made on: on the envelope, with one token per request in each draft step, and as if all
+        requests had as much of the `positions` in memory.
         """
-        memory = positions * (self.target_position + depth * self.draft_position)
+        memory = positions * (self.target_position + depth * self.draft_position + self.target_attention * in_flight / requests)
         if not depth:
             return (self.alone or self.envelope)(in_flight) + memory
         return depth * self.draft(requests) + self.besides(requests) + self.envelope(in_flight) + memory
+
+    def verification(self, positions: float) -> SecondsTable:
+        """Return the envelope of the target's seconds by its tokens, each of which attends to so many positions."""
+        table, token = self.envelope, self.target_attention * positions
+        seconds = tuple(value + token * size for size, value in zip(table.sizes, table.seconds, strict=True))
+        return SecondsTable(table.sizes, seconds) if token else table
 
     def besides(self, requests: int) -> float:
         """Return what a round with drafts takes besides its steps."""

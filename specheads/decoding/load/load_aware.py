@@ -135,4 +135,5 @@ class LoadBound(LoadPolicy):
 
 def admitted(drafts: Drafts, read_out: ReadOut, costs: LoadCosts, throughput: float) -> np.ndarray:
     """Return the frontier (R,) of a round's drafts at a throughput that is known from other rounds."""
-    return frontier(read_out.survival(drafts), drafts.lengths, costs.envelope, drafts.base_tokens, throughput=throughput)
+    seconds = costs.verification(drafts.positions / drafts.num_requests)
+    return frontier(read_out.survival(drafts), drafts.lengths, seconds, drafts.base_tokens, throughput=throughput)

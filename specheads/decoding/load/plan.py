@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from specheads.decoding.load.costs import LoadCosts
+from specheads.decoding.load.costs import POSITIONS, LoadCosts
 from specheads.errors import UserError
 
 
@@ -86,7 +86,7 @@ class Planner:
 
     def _about(self, positions: int) -> int:
         """Return a number of positions that stands for all that differ by a twentieth at most; 0 where memory costs nothing."""
-        if not positions or not (self.costs.target_position or self.costs.draft_position):
+        if not positions or not any(getattr(self.costs, name) for name in POSITIONS):
             return 0
         return round(1.1 ** round(np.log(positions) / np.log(1.1)))
 
@@ -101,7 +101,8 @@ class Planner:
                 nothing = worths[0]
             elif worths[number] - nothing > best.worth:
                 best = Plan(depth, throughput, float(gains[number]), float(worths[number] - nothing))
-        free = (self.costs.envelope.flat_until - prompt_tokens) // num_requests - 1
+        flat_until = 0 if positions and self.costs.target_attention else self.costs.envelope.flat_until
+        free = (flat_until - prompt_tokens) // num_requests - 1
         if 0 < best.depth < free:
             return replace(best, depth=min(free, self.max_tokens), adaptive=True)
         return best

@@ -103,7 +103,8 @@ class Simulation:
         active, costs, seconds = self.active, self.costs, 0.0
         in_flight, submitted, accepted, tokens, steps, drafts = prompt_tokens, *[np.zeros(0, dtype=np.int64)] * 3, 0, None
         # As live, where prompts are read in steps of their own; while others are read here, a policy sees the drafts' load.
-        positions = int((self.recorded.prompt_lengths[self.traffic.prompts[active]] + self.position[active]).sum())
+        memory = self.recorded.prompt_lengths[self.traffic.prompts[active]] + self.position[active]
+        positions, attended = int(memory.sum()), 0
         rests = len(active) > 0 and not prompt_tokens and self.policy.rests(len(active), positions)
         if len(active):
             prompts, samples = self.traffic.prompts[active], self.traffic.samples[active]
@@ -114,8 +115,10 @@ class Simulation:
             accepted = np.minimum(self._accepted(rows, drafts), submitted)
             tokens = np.minimum(accepted + 1, self.recorded.left(rows))
             in_flight += len(active) + int(submitted.sum())
+            attended = int((memory * (1 + submitted)).sum())
         table = costs.target if costs.alone is None or steps else costs.alone
-        seconds += float(table(in_flight)) + positions * costs.target_position if in_flight else 0.0
+        seconds += float(table(in_flight)) if in_flight else 0.0
+        seconds += positions * costs.target_position + attended * costs.target_attention
         self.now += seconds
         counts = (int(values.sum()) for values in (submitted, accepted, tokens))
         drafted = int(drafts.lengths.sum()) if drafts else 0

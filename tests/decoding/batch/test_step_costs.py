@@ -28,7 +28,7 @@ def test_tables_cover_what_a_batch_can_have_in_flight(max_batch, max_tokens, tmp
 
 
 STEP, TOKEN, BESIDES, VERIFIED, ALONE, PROMPT = 0.25, 0.125, 0.5, 0.0625, 3.0, 0.03125
-TARGET_POSITION, DRAFT_POSITION = 2.0**-10, 2.0**-12
+TARGET_POSITION, DRAFT_POSITION, ATTENTION = 2.0**-10, 2.0**-12, 2.0**-11
 
 
 def made_up(num_rows, drafted, accepted, prompt=9):
@@ -40,7 +40,9 @@ def made_up(num_rows, drafted, accepted, prompt=9):
             first = STEP + TOKEN * num_rows * unread
             seconds = BESIDES + first + (number - 1) * (STEP + TOKEN * num_rows) + number * positions * DRAFT_POSITION
             unread = 0
-        verify = (VERIFIED * num_rows * (1 + number) if number else ALONE) + positions * TARGET_POSITION
+        verify = (VERIFIED * num_rows * (1 + number) if number else ALONE) + positions * (
+            TARGET_POSITION + (1 + number) * ATTENTION
+        )
         positions += num_rows * (kept + 1)
         rounds.append(Round(list(range(kept + 1)), number, kept, number - kept, number, seconds, verify, 0.0))
         unread = kept + 1 - min(kept, number - 1) if number else unread + 1
@@ -61,12 +63,14 @@ def test_the_parts_of_a_round_are_told_apart():
         assert costs.alone(rows) == pytest.approx(ALONE)
         assert costs.target(rows * 3) == pytest.approx(VERIFIED * rows * 3)
         assert costs.prompts(rows * 8) == pytest.approx(PROMPT * rows * 8)
-    assert costs.target_position == pytest.approx(TARGET_POSITION) and costs.draft_position == pytest.approx(DRAFT_POSITION)
+    found = costs.target_position, costs.draft_position, costs.target_attention
+    assert found == pytest.approx((TARGET_POSITION, DRAFT_POSITION, ATTENTION))
     assert costs.draft(36) == pytest.approx(STEP + TOKEN * 36)  # four prompts that were read in a first step
     assert costs.round_seconds(2, 3, 8) == pytest.approx(3 * (STEP + TOKEN * 2) + BESIDES + VERIFIED * 8)
     assert costs.round_seconds(2, 0, 2) == pytest.approx(ALONE)
     more = costs.round_seconds(2, 3, 8, positions=100) - costs.round_seconds(2, 3, 8)
-    assert more == pytest.approx(100 * (TARGET_POSITION + 3 * DRAFT_POSITION))
+    assert more == pytest.approx(100 * (TARGET_POSITION + 3 * DRAFT_POSITION + 4 * ATTENTION))  # four tokens of each request
+    assert costs.verification(50)(8) - costs.envelope(8) == pytest.approx(8 * 50 * ATTENTION)
 
 
 def test_rounds_in_which_a_row_was_at_its_limit_do_not_count():
