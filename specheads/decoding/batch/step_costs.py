@@ -253,7 +253,7 @@ def measured_costs(
     read_out: ReadOut | None = None,
     head: AcceptanceHead | None = None,
     context: int = 256,
-    repeats: int = 4,
+    repeats: int = 6,
 ) -> LoadCosts:
     """Return the seconds of a decoder's rounds, medians of interleaved repeats.
 

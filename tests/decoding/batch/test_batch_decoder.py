@@ -1,5 +1,6 @@
 """A row of a batch emits what a decoder for one prompt emits, whatever its neighbours do."""
 
+import gc
 import re
 
 import pytest
@@ -272,3 +273,12 @@ def test_rows_stay_in_the_order_of_memory(monkeypatch):
     batched(decoder, PROMPTS, 3, 25, SEEDS)
     assert all(places == sorted(places) for places, _ in seen)
     assert any(numbers != sorted(numbers) for _, numbers in seen)
+
+
+def test_the_garbage_collector_leaves_older_objects_alone_while_a_batch_decodes():
+    before = gc.get_freeze_count()
+    generations = SpeculativeDecoder(tiny_pair(VOCAB)).generate_batch(PROMPTS, max_batch=2, max_new_tokens=4)
+    next(generations)
+    assert gc.get_freeze_count() > before + 10_000
+    generations.close()
+    assert gc.get_freeze_count() == 0
