@@ -237,7 +237,7 @@ def test_steps_in_rows_are_made_of_the_operators_for_any_number_of_tokens(traced
     """In float32 and wider; 20 rows of four tokens are more than are packed of one row."""
     pair = tiny_pair(window=64)
     decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), warp=Warp(temperature=0), engine="auto")
-    assert 20 * 4 > MOST_TOKENS and len(list(decoder.generate_batch([[1, 2, 3]] * 20, max_batch=20, max_new_tokens=4))) == 20
+    assert MOST_TOKENS < 20 * 4 and len(list(decoder.generate_batch([[1, 2, 3]] * 20, max_batch=20, max_new_tokens=4))) == 20
     assert any(kind == "RowsVerifyStep" for kind, _ in traced) and all(is_replaced(names) for names in traced.values())
 
 
