@@ -226,6 +226,7 @@ def _bank(rng: random.Random) -> list[BankRow]:
         name = f"layers {number // 4}, <weight> {1 + number % 4}"
         shares = dict.fromkeys(RATIOS, 0.05 + 0.01 * number)
         even = dict.fromkeys(RATIOS, about(0.12, 0.1))
-        rates = 0.8 + 0.005 * number, 0.3 - 0.005 * number, 0.01 + 0.001 * number
-        rows.append(BankRow(name, *rates, speedup, threshold, shares, even))
+        kl = {"test": 0.3 - 0.005 * number, "humaneval": 0.35}
+        trained = {} if number == 3 else {"train": 0.25, "dev": 0.28 - 0.005 * number}
+        rows.append(BankRow(name, 0.8 + 0.005 * number, kl, 0.01 + 0.001 * number, speedup, threshold, shares, even, trained))
     return rows

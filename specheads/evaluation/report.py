@@ -161,13 +161,14 @@ class BankRow:
 
     head: str
     auroc: float
-    kl: float  # nats
+    kl: Mapping[str, float]  # nats, of calibrated predictions, by reported set of prompts
     ece: float
     speedup: Mapping[str, Interval]
     threshold: Mapping[str, float | None]
     head_share: Mapping[str, float | None]  # by ratio, its cost as a share of a draft step
     # By ratio, the share at which it would be as fast as the best fixed length.
     break_even: Mapping[str, Interval | None] = field(default_factory=dict)
+    trained_kl: Mapping[str, float] = field(default_factory=dict)  # by split, as its training measured it, without calibration
 
 
 @dataclass(frozen=True)

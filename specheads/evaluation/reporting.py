@@ -42,7 +42,8 @@ def report_of(setup: Setup[Evaluation], outcome: Outcome, config: str | None = N
             sets.append(replace(data, reliability=reliability(replayed.recording, heads)))
         sets[1] = _detailed(setup.pair, outcome.choices, sets[1], outcome.replayed[1])
         if len(heads) > 1:
-            ranking = bank(heads, outcome.replayed[1], outcome.choices)
+            trained = {name: head.config.train.get("kl", {}) for name, head in setup.heads.items()}
+            ranking = [replace(row, trained_kl=trained[row.head]) for row in bank(heads, outcome.replayed[1:], outcome.choices)]
     report = Report(
         context_of(setup, config, num_decoded=len(outcome.measured[0].stats) if outcome.measured else 0),
         outcome.cost_table.fit,

@@ -97,8 +97,8 @@ def _gap(speeds: np.ndarray, fixed: np.ndarray | None, best: np.ndarray | None) 
     return interval((speeds - fixed) / (best - fixed))
 
 
-def bank(heads: Mapping[str, RecordedHead], test: ReplayedSet, choices: Choices) -> list[BankRow]:
-    """Return the heads of a bank, the fastest first at the middle ratio."""
+def bank(heads: Mapping[str, RecordedHead], reported: Sequence[ReplayedSet], choices: Choices) -> list[BankRow]:
+    """Return the heads of a bank, the fastest first at the middle ratio; all but the KL is of the first reported set."""
     rows = []
     for name, head in heads.items():
         families = (f"head_threshold {name}", f"head_threshold {name} auto")
@@ -108,13 +108,17 @@ def bank(heads: Mapping[str, RecordedHead], test: ReplayedSet, choices: Choices)
             if any(family in choice for family in families)
         }
         if best.keys() == choices.best.keys():  # else no threshold of this head was to be tried
-            rows.append(_bank_row(name, head, test, choices, best))
+            rows.append(_bank_row(name, head, reported, choices, best))
     return sorted(rows, key=lambda row: -row.speedup[choices.middle].value)
 
 
-def _bank_row(name: str, head: RecordedHead, test: ReplayedSet, choices: Choices, best: Mapping[str, int]) -> BankRow:
+def _bank_row(
+    name: str, head: RecordedHead, reported: Sequence[ReplayedSet], choices: Choices, best: Mapping[str, int]
+) -> BankRow:
     """Return one head with its best candidate at each ratio, given by number."""
-    _, logits, labels, _ = logits_in_rounds(test.recording, head)
+    test = reported[0]
+    predicted = {each.name: logits_in_rounds(each.recording, head)[1:3] for each in reported}
+    logits, labels = predicted[test.name]
     candidates, cost_table, resamples = choices.candidates, choices.cost_table, test.resamples
     speeds, break_evens, thresholds, shares = {}, {}, {}, {}
     for ratio, number in best.items():
@@ -128,7 +132,7 @@ def _bank_row(name: str, head: RecordedHead, test: ReplayedSet, choices: Choices
     return BankRow(
         head=name,
         auroc=auroc(logits, labels),
-        kl=binary_kl(logits, labels).item(),
+        kl={where: binary_kl(*tokens).item() for where, tokens in predicted.items()},
         ece=calibration(torch.sigmoid(logits), labels).ece,
         speedup=speeds,
         threshold=thresholds,

@@ -403,7 +403,7 @@ def test_each_argument_of_a_run_changes_the_cache(pair, monkeypatch, tmp_path):
         folder(source=Letters(1)),
         *(folder(warp=warp) for warp in (Warp(0.9, top_k=5), Warp(1.0, top_k=6), Warp(1.0, top_k=5, top_p=0.9))),
         *(
-            folder(settings=rolling, **{name: value + 1})
+            folder(settings=rolling, **{name: "plain" if name == "labels" else value + 1})
             for name, value in rolling.values().items()
             if name not in ("seed", "warp")
         ),
@@ -411,7 +411,7 @@ def test_each_argument_of_a_run_changes_the_cache(pair, monkeypatch, tmp_path):
         folder(replace(pair, target=tiny_pair(8).target.float())),
         folder(replace(pair, draft=tiny_pair(8).draft.float())),
     ]
-    assert len(set(variants)) == len(variants) == 20
+    assert len(set(variants)) == len(variants) == 21
     without = SETTINGS.but(rollouts_per_response=0)  # rollouts that are not there have no length
     assert folder(settings=without) == folder(settings=without, rollout_tokens=5) != folder(settings=rolling)
 
@@ -488,7 +488,10 @@ def test_train_prompts_get_several_responses_the_first_ones_first():
     ]
 
 
-@pytest.mark.parametrize("name", [name for name in SETTINGS.values() if name not in ("seed", "warp", "rollouts_per_response")])
+NO_COUNTS = ("seed", "warp", "labels", "rollouts_per_response")
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS.values() if name not in NO_COUNTS])
 def test_counts_must_be_positive(name):
     with pytest.raises(UserError, match=rf"(data|generation)\.{name}=0 must be a positive integer"):
         Generation(**{name: 0})

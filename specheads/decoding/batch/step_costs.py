@@ -135,8 +135,8 @@ class Observed:
         if both.min() >= 0:
             return float(both[0]), float(both[1])
         weaker = int(np.argmin(both))
-        (one,) = _fit(rounds[:, [1 - weaker]], rounds[:, 2])
-        return (0.0, max(float(one), 0.0)) if weaker == 0 else (max(float(one), 0.0), 0.0)
+        (slope,) = _fit(rounds[:, [1 - weaker]], rounds[:, 2])
+        return (0.0, max(float(slope), 0.0)) if weaker == 0 else (max(float(slope), 0.0), 0.0)
 
     def _of_draft(self) -> float:
         """Return the seconds per position in memory of a draft step."""

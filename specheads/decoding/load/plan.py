@@ -1,5 +1,6 @@
 """How deep a batch should draft, from the survival of drafts of other prompts and from what steps cost."""
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -7,6 +8,8 @@ import numpy as np
 
 from specheads.decoding.load.costs import POSITIONS, LoadCosts
 from specheads.errors import UserError
+
+STEP = 1.25  # between numbers of positions that plans tell apart
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Plan:
 class Planner:
     """Plans rounds from the number of requests, of tokens in flight and of positions in memory; equal rounds are planned once.
 
-    Positions count in steps of a tenth, so that a round is not another one for a few more of them.
+    Positions count in steps of a quarter, so that a round is not another one for a few more of them.
 
     The throughput that seconds are valued at is the highest that any depth reaches at this number of requests, without prompts:
     the seconds of reading prompts are the same whatever is drafted, so they do not make other seconds cheaper. With it a round is
@@ -74,6 +77,7 @@ class Planner:
     costs: LoadCosts
     sample: SurvivalSample
     max_tokens: int
+    _gains: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     _throughputs: dict[tuple[int, int], float] = field(default_factory=dict)
     _plans: dict[tuple[int, int, int], Plan] = field(default_factory=dict)
 
@@ -85,10 +89,10 @@ class Planner:
         return self._plans[key]
 
     def _about(self, positions: int) -> int:
-        """Return a number of positions that stands for all that differ by a twentieth at most; 0 where memory costs nothing."""
+        """Return a number of positions that stands for all that differ by an eighth at most; 0 where memory costs nothing."""
         if not positions or not any(getattr(self.costs, name) for name in POSITIONS):
             return 0
-        return round(1.1 ** round(np.log(positions) / np.log(1.1)))
+        return round(STEP ** round(math.log(positions, STEP)))
 
     def _planned(self, num_requests: int, prompt_tokens: int, positions: int) -> Plan:
         throughput = self.throughput(num_requests, positions)
@@ -120,6 +124,8 @@ class Planner:
 
     def _outcomes(self, num_requests: int, prompt_tokens: int, positions: int, depth: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the expected accepted tokens and the seconds of a round by how many tokens are submitted, (n + 1,) each."""
-        gains = self.sample.gain(depth, num_requests)
+        if (depth, num_requests) not in self._gains:
+            self._gains[depth, num_requests] = self.sample.gain(depth, num_requests)
+        gains = self._gains[depth, num_requests]
         in_flight = num_requests + prompt_tokens + np.arange(len(gains))
         return gains, self.costs.round_seconds(num_requests, depth, in_flight, positions)

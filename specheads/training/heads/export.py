@@ -47,6 +47,7 @@ def export_heads(
             "tied_blocks": spec.tied_blocks,
             **trained,
             "test": module.test_results[spec.name],
+            "kl": module.divergences[spec.name],
         }
         head.config, head.train_prompts = replace(head.config, train=provenance), learned
         inputs = head.assemble({name: value[:NUM_GOLDEN] for name, value in features.items()})

@@ -12,11 +12,13 @@ from specheads.errors import UserError
 from specheads.features import RECORDED
 from specheads.heads.batch import HeadBatch, head_features, target_states
 from specheads.heads.head import LEAST_SPREAD
-from specheads.heads.metrics import auroc, fit_logistic, overlap_metrics, prediction_metrics
+from specheads.heads.metrics import auroc, binary_kl, fit_logistic, overlap_metrics, prediction_metrics
 from specheads.language_model import LanguageModel
 from specheads.training.curve_module import CurveModule
 from specheads.training.heads.bank import HeadBank
 from specheads.training.optimizer import Optimizer, cosine_after_warmup
+
+TRAIN_BATCHES = 64  # that results on training prompts are computed on
 
 
 class HeadModule(CurveModule):
@@ -30,6 +32,7 @@ class HeadModule(CurveModule):
         self._draft, self._target = (draft,), (target,)  # in tuples, so that their weights are not registered as this module's
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []  # see `_collect`
         self.test_results: dict[str, dict[str, float]] = {}
+        self.divergences: dict[str, dict[str, float]] = {}  # by head, its KL on train and dev prompts (SpecDec++, table 3)
 
     def features(self, batch: HeadBatch, needs: frozenset[str] | None = None, predicts: str | None = None) -> dict[str, Tensor]:
         """Return the features of a batch: those that the bank reads, or those that `needs` and `predicts` ask for."""
@@ -111,7 +114,10 @@ class HeadModule(CurveModule):
         for name, value in self._measured(logits, labels).items():
             head, metric = name.split("/")
             self.test_results[head][metric] = value
-        self.test_results |= self._rivals(torch.cat(rivals), labels[0])
+        loader = self.trainer.datamodule.loader("train", shared=False)
+        train = [batch.to(self.device) for batch, _ in zip(loader, range(TRAIN_BATCHES), strict=False)]
+        self.test_results |= self._rivals(torch.cat(rivals), labels[0], train)
+        self.divergences = {name: self._divergences(name, kl) for name, kl in self._train_kl(train).items()}
         for name, metrics in self.test_results.items():
             self.log_dict({f"test/{name}/{metric}": value for metric, value in metrics.items()})
 
@@ -129,12 +135,21 @@ class HeadModule(CurveModule):
         columns = [features["draft_prob"].clamp_min(1e-12).log(), features["max_prob"], features["entropy"]]
         return torch.stack(columns, dim=1)[batch.of_response]
 
-    def _rivals(self, features: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
+    def _train_kl(self, train: Sequence[HeadBatch]) -> dict[str, float]:
+        """Return each head's KL on drafted tokens of training batches."""
+        logits = torch.cat([self.bank(self.features(batch))[:, batch.of_response].cpu() for batch in train], dim=1)
+        labels = torch.cat([batch.label[batch.of_response].cpu() for batch in train])
+        return {spec.name: binary_kl(row, labels).item() for spec, row in zip(self.bank.specs, logits, strict=False)}
+
+    def _divergences(self, name: str, train_kl: float) -> dict[str, float]:
+        """Return the KL of a head by split; that on dev prompts is of its last validation."""
+        of_dev = [metrics[f"dev/{name}/kl"] for _, metrics in self.history if f"dev/{name}/kl" in metrics]
+        return {"train": train_kl} | ({"dev": of_dev[-1]} if of_dev else {})
+
+    def _rivals(self, features: Tensor, labels: Tensor, train: Sequence[HeadBatch]) -> dict[str, dict[str, float]]:
         """Return metrics on the same tokens without a head: of the draft's numbers, and of a logistic fitted on training rows."""
-        loader = self.trainer.datamodule.loader("train", shared=False)
-        batches = [batch.to(self.device) for batch, _ in zip(loader, range(64), strict=False)]
-        train = torch.cat([self.rival_features(batch).cpu() for batch in batches])
-        weights = fit_logistic(train, torch.cat([batch.label[batch.of_response].cpu() for batch in batches]))
+        inputs = torch.cat([self.rival_features(batch).cpu() for batch in train])
+        weights = fit_logistic(inputs, torch.cat([batch.label[batch.of_response].cpu() for batch in train]))
         logistic = features.double() @ weights[:-1] + weights[-1]
         return {
             "draft probability": {"auroc": auroc(features[:, 0], labels)},

@@ -378,6 +378,9 @@ def test_the_test_compares_heads_with_rules_without_a_head(nano, rows, tmp_path,
     assert list(module.test_results) == ["head", "draft probability", "max probability", "entropy", "logistic of the three"]
     assert module.test_results["head"] == pytest.approx(prediction_metrics(logits[0], labels), rel=1e-5)
     assert fit.callback_metrics["test/head/auroc"].item() == pytest.approx(module.test_results["head"]["auroc"])
+    of_dev, of_dev_labels = predictions(module, data, "dev")
+    assert module.divergences["head"]["dev"] == pytest.approx(prediction_metrics(of_dev[0], of_dev_labels)["kl"], rel=1e-4)
+    assert module.divergences["head"].keys() == {"train", "dev"} and module.divergences["head"]["train"] > 0
     batch = next(iter(data.loader("test")))
     plain = nano.draft(batch.tokens).logits[batch.row, batch.index - 1].softmax(dim=-1)
     rivals = module.rival_features(batch)
