@@ -14,6 +14,7 @@ from specheads.decoding.engine import TreeSlots, compiled, make_engine, operator
 from specheads.decoding.engine.compiled_program import CompiledProgram
 from specheads.decoding.engine.operators import load_operators, pack
 from specheads.decoding.engine.packed import MOST_TOKENS, packed_model
+from specheads.language_model import LanguageModel
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 
@@ -233,12 +234,13 @@ def test_steps_over_few_tokens_are_made_of_the_operators(traced):
         assert is_replaced(names) is (count <= MOST_TOKENS), names
 
 
-def test_steps_in_rows_are_made_of_the_operators_for_any_number_of_tokens(traced):
-    """In float32 and wider; 20 rows of four tokens are more than are packed of one row."""
-    pair = tiny_pair(window=64)
-    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), warp=Warp(temperature=0), engine="auto")
-    assert MOST_TOKENS < 20 * 4 and len(list(decoder.generate_batch([[1, 2, 3]] * 20, max_batch=20, max_new_tokens=4))) == 20
-    assert any(kind == "RowsVerifyStep" for kind, _ in traced) and all(is_replaced(names) for names in traced.values())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_steps_in_rows_are_packed_for_any_number_of_tokens_in_float32(dtype):
+    lm = LanguageModel(tiny_pair().target.to(dtype))
+    engine = compiled.CompiledEngine(lm, 32, num_rows=2)
+    few, many = (engine._rows_shape(count, 32, ()) for count in (MOST_TOKENS, MOST_TOKENS + 1))
+    assert (few == many) is (dtype == torch.float32)
+    assert engine._shape(MOST_TOKENS, 32) != engine._shape(MOST_TOKENS + 1, 32)
 
 
 class Scores:

@@ -20,7 +20,7 @@ from specheads.evaluation.candidate import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import key_findings, ratios_of
 from specheads.evaluation.page.document import html_of, resource, write_page
 from specheads.evaluation.page.figures import DOUBTFUL, figures_of
-from specheads.evaluation.page.tables import bank_table
+from specheads.evaluation.page.tables import bank_table, divergence_table
 from specheads.evaluation.report import MEASURED, DataSet, Report
 
 CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -215,6 +215,15 @@ def test_the_table_of_heads_shows_their_costs_and_where_they_break_even(report):
     assert [row.cells[even].text for row in shown.rows] == ["12\u00a0%"] * len(report.bank)
     bare = bank_table(replace(report, bank=[replace(row, break_even={}) for row in report.bank]), "10")
     assert {row.cells[even].text for row in bare.rows} == {None}
+
+
+def test_heads_have_the_divergences_of_their_training_beside_those_of_every_reported_set(report):
+    shown = divergence_table(report)
+    assert shown.columns == ("head", "train, in training", "dev, in training", "test", "humaneval")
+    of_head = {row.cells[0].text: [cell.text for cell in row.cells[1:]] for row in shown.rows}
+    (unknown,) = [row.head for row in report.bank if not row.trained_kl]  # exported by an earlier version
+    assert of_head.pop(unknown)[:2] == [None, None] and len(of_head) == len(report.bank) - 1
+    assert all(None not in cells for cells in of_head.values())
 
 
 def test_an_empty_report_is_a_page_too():

@@ -33,6 +33,7 @@ from specheads.evaluation.page.tables import (
     across_table,
     bank_table,
     batch_table,
+    divergence_table,
     drafts_table,
     live_table,
     winners_table,
@@ -203,7 +204,8 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
     if report.bank:
         ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.bank)]
         tables = _ratio_panels(report, ratios, bank_table)
-        yield {"key": "bank", "title": "Heads compared", "template": "bank.html", "panels": tables}
+        heads = {"panels": tables, "divergences": divergence_table(report)}
+        yield {"key": "bank", "title": "Heads compared", "template": "bank.html", **heads}
     if report.drafts:
         ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.drafts)]
         tables = _ratio_panels(report, ratios, drafts_table)

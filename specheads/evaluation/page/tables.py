@@ -222,8 +222,6 @@ def _rate(estimate: Interval) -> Cell:
 def bank_table(report: Report, ratio: str) -> Table:
     """Return the heads of the bank at a ratio, the fastest first."""
     heads = sorted((row for row in report.bank if ratio in row.speedup), key=lambda row: -row.speedup[ratio].value)
-    splits = [split for split in ("train", "dev") if any(split in row.trained_kl for row in heads)]
-    sets = list(dict.fromkeys(name for row in heads for name in row.kl))
     rows = [
         Row(
             [
@@ -234,16 +232,31 @@ def bank_table(report: Report, ratio: str) -> Table:
                 number_cell(row.threshold.get(ratio), 2),
                 number_cell(row.auroc, 4),
                 number_cell(row.ece, 4),
-                *(number_cell(row.trained_kl.get(split), 4) for split in splits),
-                *(number_cell(row.kl.get(name), 4) for name in sets),
             ],
             "best" if number == 0 else "",
         )
         for number, row in enumerate(heads)
     ]
-    columns = ["head", "speed-up", "head’s cost", "break-even", "threshold", "AUROC", "ECE"]
-    columns += [f"KL, {name} (nats)" for name in (*splits, *sets)]
+    columns = ("head", "speed-up", "head’s cost", "break-even", "threshold", "AUROC", "ECE")
     return Table(_caption(f"Heads, ratio {ratio_text(report, ratio)}; {counted_text(report, ratio)}"), columns, rows, sorted_by=1)
+
+
+def divergence_table(report: Report) -> Table:
+    """Return the KL divergence of every head of the bank on the prompts of its training, and on all that are reported."""
+    splits = [split for split in ("train", "dev") if any(split in row.trained_kl for row in report.bank)]
+    sets = list(dict.fromkeys(name for row in report.bank for name in row.kl))
+    rows = [
+        Row(
+            [
+                Cell(row.head, row.head),
+                *(number_cell(row.trained_kl.get(split), 4) for split in splits),
+                *(number_cell(row.kl.get(name), 4) for name in sets),
+            ]
+        )
+        for row in report.bank
+    ]
+    columns = ("head", *(f"{split}, in training" for split in splits), *sets)
+    return Table(_caption("KL divergence of the predictions, nats"), columns, rows)
 
 
 def drafts_table(report: Report, ratio: str) -> Table:
