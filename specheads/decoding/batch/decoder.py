@@ -153,7 +153,13 @@ class BatchDecoder:
 
 @contextmanager
 def _frozen_objects() -> Iterator[None]:
-    """Keep Python's collector from walking through all objects that there are, which takes as long as dozens of rounds."""
+    """Keep Python's collector from walking through all objects that there are, which takes as long as dozens of rounds.
+
+    Where objects are frozen already, by a server or by another batch, they stay so.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
     gc.freeze()
     try:
         yield
