@@ -38,14 +38,14 @@ class LanguageModel:
         avoid_cudnn_attention()
         self.model, self.temperature = model, temperature
         self.config = model.config.get_text_config()
-        self.output_embedding = model.get_output_embeddings()
+        self.input_embedding, self.output_embedding = model.get_input_embeddings(), model.get_output_embeddings()
         self.vocab_size = vocab_size or self.output_embedding.weight.shape[0]
         self.softcap = getattr(self.config, "final_logit_softcapping", None)
 
     @property
     def device(self) -> torch.device:
         """Device of the input embedding."""
-        return self.model.get_input_embeddings().weight.device
+        return self.input_embedding.weight.device
 
     @property
     def hidden_size(self) -> int:
@@ -75,7 +75,7 @@ class LanguageModel:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the input embeddings (..., E) of `tokens` (...)."""
-        return self.model.get_input_embeddings()(tokens)
+        return self.input_embedding(tokens)
 
     @torch.no_grad()
     def check(self) -> None:

@@ -143,8 +143,7 @@ class Uniforms:
     def take(self, count: int) -> Tensor:
         """Return the next numbers (count,), float64 in [0, 1)."""
         if self._next + count > len(self._block):
-            drawn = torch.from_numpy(self._draw(max(self.BLOCK, count)))
-            self._block, self._next, self._parts, self._numbers = drawn.to(self.device, non_blocking=True), 0, {}, None
+            self._begin_block(count)
         self._next += count
         if self._next % count or count > self.LARGEST_PART:
             return self._block[self._next - count : self._next]
@@ -154,17 +153,21 @@ class Uniforms:
 
     def number(self) -> float:
         """Return the next number as a number of the host; the stream's device must be the CPU."""
-        if self._next + 1 > len(self._block):
-            self.take(1)
-            self.give_back(1)
-        if self._numbers is None:
-            self._numbers = self._block.tolist()
+        numbers = self._numbers
+        if numbers is None or self._next >= len(numbers):
+            if self._next >= len(self._block):
+                self._begin_block(1)
+            numbers = self._numbers = self._block.tolist()
         self._next += 1
-        return self._numbers[self._next - 1]
+        return numbers[self._next - 1]
 
     def give_back(self, count: int) -> None:
         """Put the last `count` numbers of the last `take` back, so that the next `take` returns them again."""
         self._next -= count
+
+    def _begin_block(self, count: int) -> None:
+        drawn = torch.from_numpy(self._draw(max(self.BLOCK, count)))
+        self._block, self._next, self._parts, self._numbers = drawn.to(self.device, non_blocking=True), 0, {}, None
 
     def _draw(self, count: int) -> np.ndarray:
         """Return a new block of at least `count` numbers."""

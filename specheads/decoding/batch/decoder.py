@@ -120,11 +120,11 @@ class BatchDecoder:
         prompts = [row.session.committed[:-1] for row in rows]
         known = [number for number, prompt in enumerate(prompts) if prompt]
         target_hidden: dict[int, Tensor] = {}
+        places = [rows[number].row for number in known]
         for reader in self._rounds.readers:
-            read = reader.read([rows[number].row for number in known], [prompts[number] for number in known])
-            target_hidden = target_hidden or dict(zip(known, read, strict=True))  # of the first reader, the target's
-        for number, row in enumerate(rows):
-            self._rounds.start(row, target_hidden.get(number))
+            read = reader.read(places, [prompts[number] for number in known])
+            target_hidden = target_hidden or dict(zip(places, read, strict=True))  # of the first reader, the target's
+        self._rounds.start(rows, target_hidden)
         started, read_at = self._clock.read(start, self._clock.mark())
         for row in rows:
             row.ready_at, row.session.prefill_seconds = read_at, read_at - started

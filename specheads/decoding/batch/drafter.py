@@ -34,10 +34,11 @@ class RowsDrafter:
             examples.append(example.arguments(last, rows, index, last.double(), ends, state))
         self._engine.warm_up_rows(self._step, examples)
 
-    def start_row(self, row: int) -> None:
-        """Begin another prompt in a row of the memory."""
-        place = torch.tensor([row], device=self._going.device)
-        self.state = with_rows(self.state, place, self.rule.start_prompt(1, self._going.device))
+    def start(self, rows: Sequence[Row]) -> None:
+        """Begin other prompts in some rows of the memory."""
+        device = self._going.device
+        places = torch.tensor([row.row for row in rows], device=device)
+        self.state = with_rows(self.state, places, self.rule.start_prompt(len(rows), device))
 
     def rests(self, rows: Sequence[Row]) -> bool:
         """Return whether no row drafts in this round."""
@@ -69,7 +70,7 @@ class RowsDrafter:
     def _step_rows(self, rows: Sequence[Row], ends: Tensor, state: ChainState) -> tuple[list[list[int]], ChainState]:
         """Run one step; return each row's token and whether its draft ends with it, and the new state."""
         device, least = ends.device, self._engine.padded_rows(len(rows))
-        unread = [(row.session.committed + row.drafted)[row.num_read :] for row in rows]
+        unread = [row.unread for row in rows]
         numbers, starts = [row.row for row in rows], [row.num_read for row in rows]
         flat = flat_tokens(numbers, unread, starts, self._engine.padded_rows(sum(map(len, unread))), self._spare_row, device)
         index = np.array([len(row.drafted) for row in rows])

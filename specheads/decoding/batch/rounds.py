@@ -1,6 +1,6 @@
 """A round of all rows: with drafts and their verification, or of the target alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -46,8 +46,13 @@ class Rounds(Protocol):
     def warm_up(self, ends: Tensor) -> None:
         """Prepare the engines for all that rounds run; see `take` for `ends`."""
 
-    def start(self, row: Row, target_hidden: Tensor | None) -> None:
-        """Begin a row whose prompt was read; `target_hidden` (1, H): the target's state at its last token but one."""
+    def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
+        """Begin rows whose prompts were read.
+
+        Args:
+            target_hidden: (1, H) by row of the memory, the target's state at the last token of its prompt but one; a prompt of
+                one token has none.
+        """
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
         """Return what a round brings to each row, and the clock's mark when all had drafted.
@@ -75,7 +80,7 @@ class TargetRounds:
             examples.append(example.arguments(example.zeros(example.num_tokens, dtype=torch.float64)))
         self.engines[0].warm_up_rows(self._step, examples)
 
-    def start(self, row: Row, target_hidden: Tensor | None) -> None:
+    def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
         """There is nothing to prepare."""
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
@@ -152,12 +157,13 @@ class SpeculativeRounds:
         if self._alone is not None:
             self._alone.warm_up(ends)
 
-    def start(self, row: Row, target_hidden: Tensor | None) -> None:
-        row.num_read = len(row.session.committed) - 1 if len(self.readers) > 1 else 0
-        self._drafter.start_row(row.row)
-        self._verifier.start_row(row.row)
-        if self._target_hidden is not None:
-            self._target_hidden[row.row] = 0 if target_hidden is None else target_hidden[0]
+    def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
+        self._drafter.start(rows)
+        self._verifier.start(rows)
+        for row in rows:
+            row.num_read = len(row.session.committed) - 1 if len(self.readers) > 1 else 0
+            if self._target_hidden is not None:
+                self._target_hidden[row.row] = target_hidden[row.row][0] if row.row in target_hidden else 0
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
         drafter, verifier = self._drafter, self._verifier

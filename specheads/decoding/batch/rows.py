@@ -7,6 +7,8 @@ the last one.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, chain, repeat
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +46,12 @@ class Row:
         self.drafted, self.num_drafted, self.num_draft_calls = [], 0, 0
 
     @property
+    def unread(self) -> list[int]:
+        """The tokens that the draft has not read yet."""
+        committed = self.session.committed
+        return committed[self.num_read :] + self.drafted[max(0, self.num_read - len(committed)) :]
+
+    @property
     def limit(self) -> int:
         """The most tokens that a draft may have: the target adds one after the accepted ones."""
         return self.session.num_open - 1
@@ -63,16 +71,16 @@ def flat_tokens(
     rows: Sequence[int], tokens: Sequence[Sequence[int]], starts: Sequence[int], least: int, spare_row: int, device: torch.device
 ) -> FlatTokens:
     """Return the `tokens` of `rows` that begin at positions `starts`, and zeros in the spare row up to `least` tokens."""
-    counts = np.array([len(each) for each in tokens])
-    first, total = np.cumsum(counts) - counts, int(counts.sum())
-    size = max(total, least)
-    flat = np.zeros((3, size), dtype=np.int64)  # tokens, rows, positions
-    flat[0, :total] = np.concatenate([np.asarray(each, dtype=np.int64) for each in tokens])
-    flat[1, :total], flat[1, total:] = np.repeat(rows, counts), spare_row
-    flat[2, :total] = np.arange(total) + np.repeat(np.asarray(starts) - first, counts)
-    end = int((np.asarray(starts) + counts).max())
+    # Lists, because arrays of a few numbers each would take a twentieth of a small model's step.
+    counts = [len(each) for each in tokens]
+    padding = max(0, least - sum(counts))
+    ends = list(map(add, starts, counts))
+    parts = (tokens, map(repeat, rows, counts), map(range, starts, ends))
+    paddings = (0, spare_row, 0)
+    flat = np.array([[*chain.from_iterable(part), *[value] * padding] for part, value in zip(parts, paddings, strict=True)])
+    first = list(accumulate(counts[:-1], initial=0))
     on_device = torch.from_numpy(flat).to(device)
-    return FlatTokens(on_device[0, :, None], end, RowPlaces(on_device[1], on_device[2]), first, counts)
+    return FlatTokens(on_device[0, :, None], max(ends), RowPlaces(on_device[1], on_device[2]), np.array(first), np.array(counts))
 
 
 class RowsExample:

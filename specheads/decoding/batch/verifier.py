@@ -36,10 +36,11 @@ class RowsVerifier:
             examples.append(example.arguments(*inputs))
         self._engine.warm_up_rows(self._step, examples)
 
-    def start_row(self, row: int) -> None:
-        """Begin another prompt in a row of the memory."""
+    def start(self, rows: Sequence[Row]) -> None:
+        """Begin other prompts in some rows of the memory."""
         device = self._engine.lm.device
-        self.state = with_rows(self.state, torch.tensor([row], device=device), self.rule.start_prompt(1, device))
+        places = torch.tensor([row.row for row in rows], device=device)
+        self.state = with_rows(self.state, places, self.rule.start_prompt(len(rows), device))
 
     def verify(self, rows: Sequence[Row], planned: Sequence[int]) -> tuple[list[StepResult], Tensor]:
         """Verify the draft of each row; return the outcomes, and the target's states (n, H) that next tokens were decided from.

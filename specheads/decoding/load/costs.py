@@ -46,7 +46,7 @@ class SecondsTable:
         beyond = np.maximum(size - self.sizes[-1], 0)
         return np.interp(size, self.sizes, self.seconds) + beyond * self.last_slope
 
-    @property
+    @cached_property
     def last_slope(self) -> float:
         """Seconds per unit of size beyond the last entry."""
         return (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])

@@ -1,6 +1,6 @@
 """How deep a batch should draft, from the survival of drafts of other prompts and from what steps cost."""
 
-import math
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -9,7 +9,9 @@ import numpy as np
 from specheads.decoding.load.costs import POSITIONS, LoadCosts
 from specheads.errors import UserError
 
-STEP = 1.25  # between numbers of positions that plans tell apart
+# Numbers of positions that plans tell apart, a quarter from one to the next, and the largest number that each stands for.
+POSITION_STEPS = [round(1.25**power) for power in range(100)]
+LARGEST_OF_STEPS = [int(1.25 ** (power + 0.5)) for power in range(100)]
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,13 @@ class Planner:
 
     def _about(self, positions: int) -> int:
         """Return a number of positions that stands for all that differ by an eighth at most; 0 where memory costs nothing."""
-        if not positions or not any(getattr(self.costs, name) for name in POSITIONS):
+        if not positions or not self._memory_costs:
             return 0
-        return round(STEP ** round(math.log(positions, STEP)))
+        return POSITION_STEPS[bisect_left(LARGEST_OF_STEPS, positions)]
+
+    @cached_property
+    def _memory_costs(self) -> bool:
+        return any(getattr(self.costs, name) for name in POSITIONS)
 
     def _planned(self, num_requests: int, prompt_tokens: int, positions: int) -> Plan:
         throughput = self.throughput(num_requests, positions)
