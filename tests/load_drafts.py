@@ -24,8 +24,9 @@ def drafted(policy, features, prompt_tokens=0, capacity=None, requests=None, unr
     """Return the drafts of a round in which a policy decides how deep each row goes; `features` are those of full drafts."""
     drafts = drafts_of(features, None, prompt_tokens, capacity, requests, unread)
     drafts.lengths[:] = 0
+    most = policy.begin_round(drafts)
     for _ in range(np.shape(next(iter(features.values())))[1]):
-        rows = drafting_rows(policy, drafts, np.zeros(drafts.num_requests, dtype=bool))
+        rows = drafting_rows(policy, drafts, np.zeros(drafts.num_requests, dtype=bool), most)
         if not rows.any():
             break
         drafts.lengths[rows] += 1

@@ -13,7 +13,7 @@ from specheads.decoding.batch.rows import Row
 from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
 from specheads.decoding.engine import Engine
 from specheads.decoding.load.drafts import Drafts
-from specheads.decoding.load.policy import LoadPolicy, drafting_rows
+from specheads.decoding.load.policy import LoadPolicy
 
 STEP_TOKENS = 8  # of a row that a draft step reads; more are read before it, without logits
 
@@ -49,24 +49,26 @@ class PolicyDrafter(RowsDrafter):
         for row in rows:
             row.begin_round()
         unread = np.array([len(row.session.committed) - row.num_read for row in rows])
-        features: dict[str, np.ndarray] = {}
-        ended = np.zeros(len(rows), dtype=bool)
-        while True:
-            self._drafts = self._seen(rows, unread, features)
-            taking_part = np.flatnonzero(drafting_rows(self.policy, self._drafts, ended)).tolist()
-            if not taking_part:
+        observed = np.zeros((len(rows), self.policy.max_tokens, len(self._names)))
+        features = {name: observed[..., place] for place, name in enumerate(self._names)}
+        self._drafts = self._seen(rows, unread, features)
+        most = self.policy.begin_round(self._drafts)
+        able = [number for number, row in enumerate(rows) if row.limit > 0]
+        for step in range(most):
+            if step and able and self.policy.follows_drafts:
+                goes_on = self.policy.goes_on(self._seen(rows, unread, features))
+                able = [number for number in able if goes_on[number]]
+            if not able:
                 break
-            features = features or {name: np.zeros((len(rows), self.policy.max_tokens)) for name in self._names}
-            drafting = [rows[number] for number in taking_part]
+            drafting = [rows[number] for number in able]
             self._catch_up(drafting)
             drawn, state = self._step_rows(drafting, ends, state)
-            values = state.rule.values.cpu().numpy()
-            for number, row, (token, stopped) in zip(taking_part, drafting, drawn, strict=True):
-                for place, name in enumerate(self._names):
-                    features[name][number, len(row.drafted)] = values[row.row, place]
+            observed[able, step] = state.rule.values.cpu().numpy()[[row.row for row in drafting]]
+            for row, (token, _) in zip(drafting, drawn, strict=True):
                 row.drafted.append(token)
                 row.num_drafted += 1
-                ended[number] = bool(stopped)
+            able = [number for number, (_, ended) in zip(able, drawn, strict=True) if not ended and rows[number].limit > step + 1]
+        self._drafts = self._seen(rows, unread, features)
         for row, count in zip(rows, self.policy.admit(self._drafts).tolist(), strict=True):
             del row.drafted[count:]
         self.state = state.rule
@@ -74,6 +76,8 @@ class PolicyDrafter(RowsDrafter):
     def _catch_up(self, rows: Sequence[Row]) -> None:
         """Read what a draft step would have to read beyond a few tokens: a prompt, or tokens of rounds without drafts."""
         late = [row for row in rows if len(row.session.committed) - row.num_read > STEP_TOKENS]
+        if not late:
+            return
         starts = [row.num_read if self._reader.continues else 0 for row in late]
         texts = [row.session.committed[start:-1] for row, start in zip(late, starts, strict=True)]
         self._reader.read([row.row for row in late], texts, starts)

@@ -75,7 +75,7 @@ def flat_tokens(
     counts = [len(each) for each in tokens]
     padding = max(0, least - sum(counts))
     ends = list(map(add, starts, counts))
-    parts = (tokens, map(repeat, rows, counts), map(range, starts, ends))
+    parts: tuple[Iterable[Iterable[int]], ...] = (tokens, map(repeat, rows, counts), map(range, starts, ends))
     paddings = (0, spare_row, 0)
     flat = np.array([[*chain.from_iterable(part), *[value] * padding] for part, value in zip(parts, paddings, strict=True)])
     first = list(accumulate(counts[:-1], initial=0))
@@ -125,8 +125,14 @@ class RowsExample:
         return self.zeros(self.num_tokens, 1), 1, places, *inputs
 
 
-def filled(numbers: np.ndarray, least: int, value: float, device: torch.device) -> Tensor:
-    """Return an array (n, ...) as a tensor of at least `least` rows; the added ones contain `value`."""
+def filled(numbers: Sequence[Any] | np.ndarray, least: int, value: float, device: torch.device) -> Tensor:
+    """Return numbers (n, ...) as a tensor of at least `least` rows; the added ones contain `value`.
+
+    Arrays keep their type; floats become float64, integers long.
+    """
+    numbers = np.asarray(numbers)
     if len(numbers) < least:
-        numbers = np.concatenate([numbers, np.full((least - len(numbers), *numbers.shape[1:]), value, dtype=numbers.dtype)])
+        more = np.empty((least, *numbers.shape[1:]), dtype=numbers.dtype)
+        more[: len(numbers)], more[len(numbers) :] = numbers, value
+        numbers = more
     return torch.from_numpy(numbers).to(device)

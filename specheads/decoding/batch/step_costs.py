@@ -6,6 +6,7 @@ It is made of rounds that a decoder takes over made-up prompts, so it has everyt
 import logging
 import random
 import statistics
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,13 +34,14 @@ SAME, NUM_ALONE = 3, 24  # rounds in turn that draft the same number of tokens, 
 
 
 class ListedLengths(PlannedLength):
-    """Draft lengths one after another, over and over; with a read-out all tokens pass the admission."""
+    """Draft lengths one after another, over and over; with a read-out all tokens pass the admission, whose seconds are kept."""
 
     def __init__(self, lengths: Sequence[int], max_tokens: int, read_out: ReadOut | None = None) -> None:
         super().__init__(max_tokens)
         self.lengths, self.read_out, self.num_rounds = lengths, read_out, 0
+        self.admission: list[float] = []  # seconds of rounds
         if read_out is not None:
-            self.needs = read_out.needs
+            self.needs, self.admits = read_out.needs, True
 
     def length(self, drafts: Drafts) -> int:
         return self.lengths[self.num_rounds % len(self.lengths)]
@@ -47,7 +49,10 @@ class ListedLengths(PlannedLength):
     def admit(self, drafts: Drafts) -> np.ndarray:
         if self.read_out is None or not drafts.longest:
             return drafts.lengths
-        return frontier(self.read_out.survival(drafts), drafts.lengths, FREE, drafts.base_tokens, throughput=0.0)
+        started = time.perf_counter()
+        submitted = frontier(self.read_out.survival(drafts), drafts.lengths, FREE, drafts.base_tokens, throughput=0.0)
+        self.admission.append(time.perf_counter() - started)
+        return submitted
 
     def learn(self, drafts: Drafts, num_submitted: np.ndarray, num_accepted: np.ndarray, seconds: float) -> None:
         self.num_rounds += 1
@@ -73,11 +78,13 @@ class Observed:
         self.alone: dict[int, Timed] = defaultdict(list)  # a round without drafts, by its rows
         self.target: dict[int, Timed] = defaultdict(list)  # a verification, by its tokens
         self.drafting: dict[int, list[Drafted]] = defaultdict(list)  # by rows
+        self.admission: dict[int, list[float]] = defaultdict(list)  # by rows, a part of the seconds of drafting
         self.prompts: dict[int, list[float]] = defaultdict(list)  # the target's reading of prompts, by their tokens
         self.catching_up: dict[int, list[Drafted]] = defaultdict(list)  # as `drafting`, with the prompts
 
-    def add(self, rows: Sequence[Generation]) -> None:
-        """Take in what rows made that began together, up to the first that ended."""
+    def add(self, rows: Sequence[Generation], admission: Sequence[float]) -> None:
+        """Take in what rows made that began together, up to the first that ended, and the seconds of admitting their tokens."""
+        self.admission[len(rows)] += admission
         lengths = [len(row.prompt_ids) for row in rows]
         self.prompts[sum(lengths) - len(rows)].append(max(row.stats.prefill_seconds for row in rows))
         unread, positions = np.array(lengths), sum(lengths)
@@ -104,6 +111,7 @@ class Observed:
         of_target, of_draft = self._of_target(), self._of_draft()
         parts = {rows: _parts(rows, values, of_draft) for rows, values in self.drafting.items()}
         besides = {rows: values[0] for rows, values in parts.items()}
+        admission = {rows: statistics.median(seconds) for rows, seconds in self.admission.items() if seconds}
         table = _table({rows: values[1] for rows, values in parts.items()})
         # Prompts are read without sampling, so that few tokens of them may cost less than a step.
         read: dict[int, list[float]] = defaultdict(list)
@@ -117,7 +125,8 @@ class Observed:
             target=_table(_without_memory(self.target, of_target)),
             provenance=provenance,
             alone=_table(_without_memory(self.alone, of_target)),
-            drafting=_table(besides),
+            drafting=_table({rows: max(seconds - admission.get(rows, 0.0), 1e-9) for rows, seconds in besides.items()}),
+            admission=_table(admission) if admission else None,
             prompts=_table({size: statistics.median(seconds) for size, seconds in self.prompts.items()}),
             target_position=of_target[0],
             draft_position=of_draft,
@@ -268,10 +277,11 @@ def measured_costs(
     observed = Observed()
     rng, order = np.random.default_rng(0), random.Random(0)
 
-    def run(size: int, prompt_length: int, lengths: Sequence[int]) -> list[Generation]:
+    def run(size: int, prompt_length: int, lengths: Sequence[int]) -> tuple[list[Generation], list[float]]:
         prompts = rng.integers(decoder.pair.vocab_size, size=(size, prompt_length)).tolist()
         policy, most = ListedLengths(lengths, max_tokens, read_out), new_tokens if any(lengths) else NUM_ALONE
-        return [row for _, row in decoder.generate_batch(prompts, max_batch, most, stop_tokens=(), policy=policy, head=head)]
+        made = decoder.generate_batch(prompts, max_batch, most, stop_tokens=(), policy=policy, head=head)
+        return [row for _, row in made], policy.admission
 
     for repeat in range(repeats + 1):
         prompt_length = max(2, context * (max(repeat, 1) * 2 - 1) // (2 * repeats))
@@ -279,9 +289,9 @@ def measured_costs(
             # As decoding does them: the same many times over, so that memory is in the caches that it is in then.
             drafted = [length for length in order.sample(range(1, max_tokens + 1), max_tokens) for _ in range(SAME)]
             for lengths in (drafted, [0]):
-                rows = run(size, prompt_length, lengths)
+                rows, admission = run(size, prompt_length, lengths)
                 if repeat:  # the first one warms up
-                    observed.add(rows)
+                    observed.add(rows, admission)
     pair = decoder.pair
     return observed.costs(
         {

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -66,6 +66,7 @@ class CompiledEngine(StaticEngine):
     def _forget(self) -> None:
         super()._forget()
         self._compiled.clear()
+        vars(self).pop("reads_rows_together", None)  # it depends on the device
 
     def padded(self, count: int) -> int:
         """Return at least 3, so that verification needs no separate steps for one or two tokens.
@@ -74,8 +75,8 @@ class CompiledEngine(StaticEngine):
         """
         return max(3, count)
 
-    @property
-    def reads_rows_together(self) -> bool:
+    @cached_property
+    def reads_rows_together(self) -> bool:  # kept: asked in every step, and configurations are slow
         """Whether attention reads rows where they lie; copies would cost more than one prompt after another."""
         return self.lm.device.type == "cpu" and self.lm.config._attn_implementation == "sdpa" and load_operators()
 
@@ -96,7 +97,7 @@ class CompiledEngine(StaticEngine):
         of mini 24.0 and 36.6 ms, 37.6 and 57.2 ms, 128 of 32 rows of 300 M parameters 208 and 457 ms; prompts of 3,390 tokens of
         mini 346 and 530 ms. In bfloat16 128 and 256 tokens of mini took 24.2 and 23.3 ms, 40.9 and 39.2 ms.
         """
-        if in_rows and self.reads_rows_together and self.lm.model.dtype.itemsize > 2:
+        if in_rows and self.reads_rows_together and self.lm.output_embedding.weight.dtype.itemsize > 2:
             return 1
         return 0 if count == 1 else 1 if count <= MOST_TOKENS else 2
 

@@ -10,7 +10,7 @@ Source: algorithm 1 of DSpark (Cheng et al. 2026).
 
 import numpy as np
 
-from specheads.decoding.load.costs import SecondsTable
+from specheads.decoding.load.costs import SecondsBySize
 
 
 def survival_of(acceptance: np.ndarray, overlap: np.ndarray) -> np.ndarray:
@@ -28,7 +28,7 @@ def survival_of(acceptance: np.ndarray, overlap: np.ndarray) -> np.ndarray:
 def frontier(
     survival: np.ndarray,
     lengths: np.ndarray,
-    seconds: SecondsTable,
+    seconds: SecondsBySize,
     base_tokens: int,
     other_seconds: float = 0.0,
     throughput: float | None = None,
@@ -42,7 +42,7 @@ def frontier(
     Args:
         survival: (R, K), from `survival_of`.
         lengths: (R,) long, tokens drafted per request.
-        seconds: of a target step by its tokens in flight, convex (`SecondsTable.envelope`).
+        seconds: of a target step by its tokens in flight, convex (see `LoadCosts.verification`).
         base_tokens: tokens in flight without any drafted one: R, and those of prompts.
         other_seconds: of the round besides the target's step. They must not depend on tokens of this round: with the steps that
             were drafted, a length that was chosen by looking at a token, a token would decide whether it is submitted.

@@ -33,28 +33,24 @@ class BatchSizeBandit(PlannedLength):
         self.arms, self.rng = sorted(arms), np.random.default_rng(seed)
         self.sums: dict[int, np.ndarray] = {}  # by group: (2, arms), the tokens and seconds of each length so far
         self.played: dict[int, tuple[int, int]] = {}  # by group: rounds so far, and the number of the length in this bin
-        self.chosen: tuple[int, int] | None = None  # the group and its rounds at the newest choice
 
     def length(self, drafts: Drafts) -> int:
-        return self.arms[self._arm(drafts.num_requests)]
-
-    def _arm(self, num_requests: int) -> int:
-        group = num_requests.bit_length()
+        group = drafts.num_requests.bit_length()
         sums = self.sums.setdefault(group, np.zeros((2, len(self.arms))))
         rounds, arm = self.played.get(group, (0, 0))
         number, within = divmod(rounds, self.BIN)
-        if within == 0 and (group, rounds) != self.chosen:  # `length` is asked before every draft step
-            self.chosen = group, rounds
+        if within == 0:
             if number < len(self.arms):
                 arm = number
             elif self.rng.random() < (number - len(self.arms) + 1) ** -0.5:
                 arm = int(self.rng.integers(len(self.arms)))
             else:
                 arm = int(np.argmax(sums[0] / sums[1]))
-            self.played[group] = rounds, arm
-        return arm
+        self.played[group] = rounds, arm
+        return self.arms[arm]
 
     def learn(self, drafts: Drafts, num_submitted: np.ndarray, num_accepted: np.ndarray, seconds: float) -> None:
-        group, arm = drafts.num_requests.bit_length(), self._arm(drafts.num_requests)
+        group = drafts.num_requests.bit_length()
+        rounds, arm = self.played[group]
         self.sums[group][:, arm] += num_accepted.sum() + drafts.num_requests, seconds
-        self.played[group] = self.played[group][0] + 1, arm
+        self.played[group] = rounds + 1, arm

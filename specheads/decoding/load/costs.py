@@ -1,7 +1,7 @@
 """What a batch costs: the seconds of its steps by their tokens, and by the memory that they read."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,8 @@ from specheads.errors import UserError, is_count, is_number
 from specheads.storage.files import write_json
 
 PROVENANCE = ("target", "draft", "device", "dtype", "command")  # what a measured table must say of itself
-TABLES = ("draft", "target", "alone", "drafting", "prompts")  # the fields that are tables
+TABLES = ("draft", "target", "alone", "drafting", "admission", "prompts")  # the fields that are tables
+SecondsBySize = Callable[[Any], Any]  # of numbers or arrays of them
 POSITIONS = ("target_position", "draft_position", "target_attention")  # the fields that are numbers
 
 
@@ -90,6 +91,7 @@ class LoadCosts:
         target: a round's step of the target, by the tokens in flight.
         alone: the same where nothing was drafted; None: as `target`.
         drafting: what a round with drafts takes besides its steps, by its rows; None: nothing.
+        admission: what predicting and weighing its tokens takes more, by its rows; None: nothing.
         prompts: the target's reading of prompts by their tokens, in steps of their own; None: the round's step reads them.
         target_position, draft_position: what a step of each model takes more for a position of memory, of all its rows together.
         target_attention: what the target's step takes more for a position that one of its tokens attends to, where attending
@@ -102,6 +104,7 @@ class LoadCosts:
     provenance: Mapping[str, str] = field(default_factory=dict)
     alone: SecondsTable | None = None
     drafting: SecondsTable | None = None
+    admission: SecondsTable | None = None
     prompts: SecondsTable | None = None
     target_position: float = 0.0
     draft_position: float = 0.0
@@ -129,15 +132,18 @@ class LoadCosts:
             return (self.alone or self.envelope)(in_flight) + memory
         return depth * self.draft(requests) + self.besides(requests) + self.envelope(in_flight) + memory
 
-    def verification(self, positions: float) -> SecondsTable:
+    def verification(self, positions: float) -> SecondsBySize:
         """Return the envelope of the target's seconds by its tokens, each of which attends to so many positions."""
         table, token = self.envelope, self.target_attention * positions
-        seconds = tuple(value + token * size for size, value in zip(table.sizes, table.seconds, strict=True))
-        return SecondsTable(table.sizes, seconds) if token else table
+        return lambda size: table(size) + token * size
 
     def besides(self, requests: int) -> float:
         """Return what a round with drafts takes besides its steps."""
         return 0.0 if self.drafting is None else float(self.drafting(requests))
+
+    def weighing(self, requests: int) -> float:
+        """Return what predicting and weighing the tokens of a round takes."""
+        return 0.0 if self.admission is None else float(self.admission(requests))
 
     def write(self, path: Path) -> None:
         """Write the tables as JSON."""

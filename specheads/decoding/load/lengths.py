@@ -18,8 +18,8 @@ class PlannedLength(LoadPolicy):
         """Return how many tokens every row of this round drafts."""
         raise NotImplementedError
 
-    def goes_on(self, drafts: Drafts) -> np.ndarray:
-        return np.full(drafts.num_requests, drafts.longest < self.length(drafts))
+    def begin_round(self, drafts: Drafts) -> int:
+        return min(self.length(drafts), self.max_tokens)
 
 
 class FixedK(PlannedLength):

@@ -15,10 +15,11 @@ class LoadAware(LoadPolicy):
     """Draft as deep as pays at this load, and submit the tokens of the batch whose survival is worth their verification.
 
     Depth is planned before the round, from a sample of survival, and all rows draft it; then the frontier of the predicted
-    survival is submitted. A depth that followed the drafts would be seen by the frontier, through the competition of later tokens
-    of other rows, and a token could decide whether it is submitted itself. Where the target verifies everything that may be
-    drafted at no cost, all is submitted, and depth may follow the drafts: the batch drafts on as long as the tokens that one more
-    step is expected to add are worth its seconds.
+    survival is submitted, or everything where predicting and weighing takes longer than it is expected to save; if it does so at
+    all sizes, no features of tokens are needed. A depth that followed the drafts would be seen by the frontier, through the
+    competition of later tokens of other rows, and a token could decide whether it is submitted itself. Where the target verifies
+    everything that may be drafted at no cost, all is submitted, and depth may follow the drafts: the batch drafts on as long as
+    the tokens that one more step is expected to add are worth its seconds.
 
     A draft has to read every prompt and every emitted token some day, also those of rounds that it was not used in. So drafts end
     once the plans of recent rounds were worth less than that reading by more than PATIENCE rounds of it, and begin again once
@@ -39,8 +40,12 @@ class LoadAware(LoadPolicy):
     def __init__(self, costs: LoadCosts, read_out: ReadOut, sample: SurvivalSample, max_tokens: int = MAX_TOKENS) -> None:
         check_count("max_tokens", max_tokens, least=1)
         super().__init__(min(max_tokens, sample.survival.shape[1]))
-        self.costs, self.read_out, self.needs = costs, read_out, read_out.needs
+        self.costs, self.read_out = costs, read_out
         self.planner, mean = Planner(costs, sample, self.max_tokens), sample.mean
+        if self.planner.ever_weighs():
+            self.needs = read_out.needs
+        else:  # then drafts are not even looked at
+            self.planner = Planner(costs, sample, self.max_tokens, weighs=False)
         self.next_overlap = mean[1:] / np.maximum(mean[:-1], 1e-12)  # expected, by place
         self.plan = self.proposed = Plan(0, 0.0)  # of this round, and what it was if drafts pay for their reading
         self.drafting = True
@@ -55,18 +60,17 @@ class LoadAware(LoadPolicy):
         self._settle(num_requests, num_requests)
         return True
 
+    def begin_round(self, drafts: Drafts) -> int:
+        self.plan = self._planned(drafts)
+        self.follows_drafts, self.admits = self.plan.adaptive, self.plan.admits
+        return self.plan.depth
+
     def goes_on(self, drafts: Drafts) -> np.ndarray:
-        step = drafts.longest
-        if not step:
-            self.plan = self._planned(drafts)
-        more = step < self.plan.depth
-        if more and step and self.plan.adaptive:
-            seconds = self.costs.draft(drafts.num_requests) + drafts.positions * self.costs.draft_position
-            more = self._gain(drafts) >= self.plan.throughput * seconds
-        return np.full(drafts.num_requests, more)
+        seconds = self.costs.draft(drafts.num_requests) + drafts.positions * self.costs.draft_position
+        return np.full(drafts.num_requests, self._gain(drafts) >= self.plan.throughput * seconds)
 
     def admit(self, drafts: Drafts) -> np.ndarray:
-        if self.plan.adaptive or not drafts.longest:
+        if not self.plan.admits or not drafts.longest:
             return drafts.lengths
         return admitted(drafts, self.read_out, self.costs, self.plan.throughput)
 
@@ -114,11 +118,19 @@ class LoadBound(LoadPolicy):
     other rows whether it is submitted.
     """
 
+    admits = True
+
     def __init__(self, policy: LoadPolicy, costs: LoadCosts, read_out: ReadOut, sample: SurvivalSample) -> None:
         super().__init__(policy.max_tokens)
         self.policy, self.costs, self.read_out = policy, costs, read_out
         self.needs, self.keeps_rule = policy.needs | read_out.needs, policy.keeps_rule
+        self.follows_drafts = policy.follows_drafts
         self.planner = Planner(costs, sample, min(policy.max_tokens, sample.survival.shape[1]))
+
+    def begin_round(self, drafts: Drafts) -> int:
+        most = self.policy.begin_round(drafts)
+        self.follows_drafts = self.policy.follows_drafts
+        return most
 
     def goes_on(self, drafts: Drafts) -> np.ndarray:
         return self.policy.goes_on(drafts)

@@ -13,6 +13,8 @@ from specheads.errors import UserError
 POSITION_STEPS = [round(1.25**power) for power in range(100)]
 LARGEST_OF_STEPS = [int(1.25 ** (power + 0.5)) for power in range(100)]
 
+POSITIONS_TRIED = (0, 128, 512, 2048)  # of each request
+
 
 @dataclass(frozen=True)
 class SurvivalSample:
@@ -55,6 +57,7 @@ class Plan:
     """How a round is drafted: `depth` tokens per row, and the throughput (tokens per second) at which seconds are valued.
 
     `accepted`: the tokens that are expected to be; `worth`: these less the value of what drafting and verifying them takes.
+    `admits`: not all drafted tokens are submitted, so that their survival has to be predicted and weighed.
     `adaptive`: verification is free for all that may be drafted, so that depth may follow the drafts; `depth` is the most then.
     """
 
@@ -62,6 +65,7 @@ class Plan:
     throughput: float
     accepted: float = 0.0
     worth: float = 0.0
+    admits: bool = False
     adaptive: bool = False
 
 
@@ -74,11 +78,14 @@ class Planner:
     The throughput that seconds are valued at is the highest that any depth reaches at this number of requests, without prompts:
     the seconds of reading prompts are the same whatever is drafted, so they do not make other seconds cheaper. With it a round is
     worth its expected tokens less its seconds' value (renewal reward, Dinkelbach 1967), and the depth of most worth is taken.
+
+    `weighs`: whether tokens may be weighed; otherwise all that are drafted are submitted.
     """
 
     costs: LoadCosts
     sample: SurvivalSample
     max_tokens: int
+    weighs: bool = True
     _gains: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     _throughputs: dict[tuple[int, int], float] = field(default_factory=dict)
     _plans: dict[tuple[int, int, int], Plan] = field(default_factory=dict)
@@ -110,11 +117,12 @@ class Planner:
             if not depth:
                 nothing = worths[0]
             elif worths[number] - nothing > best.worth:
-                best = Plan(depth, throughput, float(gains[number]), float(worths[number] - nothing))
+                admits = self.weighs and (number + 1 < len(worths) or not self.costs.weighing(num_requests))
+                best = Plan(depth, throughput, float(gains[number]), float(worths[number] - nothing), admits)
         flat_until = 0 if positions and self.costs.target_attention else self.costs.envelope.flat_until
         free = (flat_until - prompt_tokens) // num_requests - 1
-        if 0 < best.depth < free:
-            return replace(best, depth=min(free, self.max_tokens), adaptive=True)
+        if self.weighs and 0 < best.depth < free:
+            return replace(best, depth=min(free, self.max_tokens), admits=False, adaptive=True)
         return best
 
     def throughput(self, num_requests: int, positions: int = 0) -> float:
@@ -129,9 +137,25 @@ class Planner:
         return self._throughputs[key]
 
     def _outcomes(self, num_requests: int, prompt_tokens: int, positions: int, depth: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the expected accepted tokens and the seconds of a round by how many tokens are submitted, (n + 1,) each."""
+        """Return the expected accepted tokens and the seconds of a round by how many tokens are submitted, (n + 1,) each.
+
+        Submitting fewer than all takes the seconds of predicting and weighing them.
+        """
         if (depth, num_requests) not in self._gains:
             self._gains[depth, num_requests] = self.sample.gain(depth, num_requests)
         gains = self._gains[depth, num_requests]
         in_flight = num_requests + prompt_tokens + np.arange(len(gains))
-        return gains, self.costs.round_seconds(num_requests, depth, in_flight, positions)
+        seconds = self.costs.round_seconds(num_requests, depth, in_flight, positions)
+        seconds[:-1] += self.costs.weighing(num_requests) if self.weighs else np.inf
+        return gains, seconds
+
+    def ever_weighs(self) -> bool:
+        """Return whether any plan without prompts weighs tokens, at the numbers of requests that weighing was measured for."""
+        if self.costs.admission is None:
+            return True
+        plans = [
+            self.plan(requests, 0, requests * positions)
+            for requests in self.costs.admission.sizes
+            for positions in POSITIONS_TRIED
+        ]
+        return any(plan.admits or plan.adaptive for plan in plans)

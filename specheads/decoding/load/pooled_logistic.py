@@ -23,6 +23,7 @@ class PooledLogistic(LoadPolicy):
     """
 
     needs = frozenset({"max_prob"})
+    follows_drafts = admits = True
 
     def __init__(self, threshold: float = 0.6, prior: float = 10.0, max_tokens: int = MAX_TOKENS) -> None:
         check_probability("threshold", threshold, "a probability of rejection, for example 0.6")
@@ -32,8 +33,6 @@ class PooledLogistic(LoadPolicy):
         self.weights, self.information = np.array([0.0, 1.0]), prior * np.eye(2)
 
     def goes_on(self, drafts: Drafts) -> np.ndarray:
-        if not drafts.longest:
-            return np.ones(drafts.num_requests, dtype=bool)
         return self._kept(drafts)[:, -1]
 
     def admit(self, drafts: Drafts) -> np.ndarray:

@@ -20,15 +20,14 @@ class UntilStopped(LoadPolicy):
 
     keeps_rule = True
 
-    def goes_on(self, drafts: Drafts) -> np.ndarray:
-        return np.ones(drafts.num_requests, dtype=bool)
-
 
 class EachByRule(LoadPolicy):
     """Every request drafts as a stopping rule says for it alone; all that it drafts is submitted.
 
     A request keeps its state from round to round; it is forgotten once the request is not in the batch any more.
     """
+
+    follows_drafts = True
 
     def __init__(self, rule: StoppingRule, max_tokens: int | None = None) -> None:
         super().__init__(min(rule.max_tokens, max_tokens or rule.max_tokens))
@@ -37,13 +36,14 @@ class EachByRule(LoadPolicy):
         self.round: Any = None  # the state of all rows in this round
         self.stopped = np.zeros(0, dtype=bool)
 
+    def begin_round(self, drafts: Drafts) -> int:
+        self.round = self.rule.start_round(self._gathered(drafts.requests.tolist()))
+        self.stopped = np.zeros(drafts.num_requests, dtype=bool)
+        return self.max_tokens
+
     def goes_on(self, drafts: Drafts) -> np.ndarray:
         step = drafts.longest
-        if not step:
-            self.round = self.rule.start_round(self._gathered(drafts.requests.tolist()))
-            self.stopped = np.zeros(drafts.num_requests, dtype=bool)
-        else:
-            self._step(np.flatnonzero(drafts.lengths == step), step - 1, drafts.features)
+        self._step(np.flatnonzero(drafts.lengths == step), step - 1, drafts.features)
         return ~self.stopped
 
     def _gathered(self, requests: list[int]) -> Any:

@@ -23,15 +23,13 @@ class Tetris(LoadPolicy):
     """
 
     lossless = False
+    admits = True
     needs = frozenset({"draft_prob"})
 
     def __init__(self, capacity: int, max_tokens: int = MAX_TOKENS) -> None:
         check_count("capacity", capacity, least=1)
         super().__init__(max_tokens)
         self.capacity = capacity
-
-    def goes_on(self, drafts: Drafts) -> np.ndarray:
-        return np.ones(drafts.num_requests, dtype=bool)
 
     def admit(self, drafts: Drafts) -> np.ndarray:
         products = drafts.features["draft_prob"][:, : drafts.longest].cumprod(axis=1)

@@ -138,8 +138,9 @@ class Simulation:
     def _draft(self, rows: Rows, drafts: Drafts) -> float:
         """Draft all tokens of a round; return the seconds that it takes."""
         active, lengths, ended, seconds = self.active, drafts.lengths, np.zeros(len(drafts.lengths), dtype=bool), 0.0
-        for step in range(self.policy.max_tokens):
-            which = np.flatnonzero(drafting_rows(self.policy, drafts, ended))
+        most = self.policy.begin_round(drafts)
+        for step in range(most):
+            which = np.flatnonzero(drafting_rows(self.policy, drafts, ended, most))
             if not len(which):
                 break
             seconds += float(self.costs.draft(self.unread[active[which]].sum() if step == 0 else len(which)))
@@ -148,7 +149,9 @@ class Simulation:
             for name, column in values.items():
                 drafts.features[name][which, step] = column
             lengths[which] += 1
-        return seconds + (self.costs.besides(len(active)) if lengths.any() else 0.0)
+        if lengths.any():
+            seconds += self.costs.besides(len(active)) + (self.costs.weighing(len(active)) if self.policy.admits else 0.0)
+        return seconds
 
     def _submitted(self, drafts: Drafts) -> np.ndarray:
         submitted = self.policy.admit(drafts)

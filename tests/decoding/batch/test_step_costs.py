@@ -27,7 +27,7 @@ def test_tables_cover_what_a_batch_can_have_in_flight(max_batch, max_tokens, tmp
     assert (costs.provenance["target"], costs.provenance["dtype"]) == ("tiny-target", "torch.float64")
 
 
-STEP, TOKEN, BESIDES, VERIFIED, ALONE, PROMPT = 0.25, 0.125, 0.5, 0.0625, 3.0, 0.03125
+ADMISSION, STEP, TOKEN, BESIDES, VERIFIED, ALONE, PROMPT = 0.375, 0.25, 0.125, 0.5, 0.0625, 3.0, 0.03125
 TARGET_POSITION, DRAFT_POSITION, ATTENTION = 2.0**-10, 2.0**-12, 2.0**-11
 
 
@@ -38,7 +38,13 @@ def made_up(num_rows, drafted, accepted, prompt=9):
         seconds = 0.0
         if number:
             first = STEP + TOKEN * num_rows * unread
-            seconds = BESIDES + first + (number - 1) * (STEP + TOKEN * num_rows) + number * positions * DRAFT_POSITION
+            seconds = (
+                BESIDES
+                + ADMISSION * num_rows
+                + first
+                + (number - 1) * (STEP + TOKEN * num_rows)
+                + number * positions * DRAFT_POSITION
+            )
             unread = 0
         verify = (VERIFIED * num_rows * (1 + number) if number else ALONE) + positions * (
             TARGET_POSITION + (1 + number) * ATTENTION
@@ -55,11 +61,13 @@ def test_the_parts_of_a_round_are_told_apart():
     observed = Observed()
     for num_rows in (1, 2, 4):
         for prompt in (9, 40):
-            observed.add(made_up(num_rows, [2, 0, 1, 3, 2, 0, 1], [2, 0, 0, 3, 1, 0, 1], prompt))
+            rows = made_up(num_rows, [2, 0, 1, 3, 2, 0, 1], [2, 0, 0, 3, 1, 0, 1], prompt)
+            observed.add(rows, [ADMISSION * num_rows] * 5)
     costs = observed.costs({})
     for rows in (1, 2, 4):
         assert costs.draft(rows) == pytest.approx(STEP + TOKEN * rows)
         assert costs.besides(rows) == pytest.approx(BESIDES)
+        assert costs.weighing(rows) == pytest.approx(ADMISSION * rows)
         assert costs.alone(rows) == pytest.approx(ALONE)
         assert costs.target(rows * 3) == pytest.approx(VERIFIED * rows * 3)
         assert costs.prompts(rows * 8) == pytest.approx(PROMPT * rows * 8)
@@ -75,7 +83,7 @@ def test_the_parts_of_a_round_are_told_apart():
 
 def test_rounds_in_which_a_row_was_at_its_limit_do_not_count():
     observed, rows = Observed(), made_up(1, [2, 3], [0, 0])
-    observed.add(rows + made_up(1, [2, 1], [0, 0]))
+    observed.add(rows + made_up(1, [2, 1], [0, 0]), [])
     assert set(observed.target) == {6}
 
 

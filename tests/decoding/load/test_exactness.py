@@ -61,8 +61,9 @@ def submitted(policy: LoadPolicy, chains, contexts) -> np.ndarray:
     features = {"max_prob": feature("before", 0), "entropy": feature("entropy", 0), "draft_prob": feature("after", 1)}
     lengths, full = np.zeros(2, dtype=np.int64), np.full(2, len(places))
     drafts = Drafts(np.arange(2), lengths, full, np.ones(2, dtype=np.int64), features, prompt_tokens=1)
+    most = policy.begin_round(drafts)
     for _ in places:
-        rows = drafting_rows(policy, drafts, np.zeros(2, dtype=bool))
+        rows = drafting_rows(policy, drafts, np.zeros(2, dtype=bool), most)
         if not rows.any():
             break
         lengths += rows
@@ -121,10 +122,10 @@ class DepthInTheCosts(LoadPolicy):
     """Stops the batch by looking at its tokens, and then admits with the seconds of the steps that it made."""
 
     needs = frozenset({"max_prob", "draft_prob"})
+    follows_drafts = True
 
     def goes_on(self, drafts):
-        more = not drafts.longest or drafts.features["draft_prob"][:, drafts.longest - 1].max() > 0.7
-        return np.full(2, more)
+        return np.full(2, drafts.features["draft_prob"][:, drafts.longest - 1].max() > 0.7)
 
     def admit(self, drafts):
         if not drafts.longest:

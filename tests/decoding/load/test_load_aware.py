@@ -1,5 +1,7 @@
 """The load-aware policies."""
 
+from dataclasses import replace
+
 import numpy as np
 from load_drafts import drafted
 
@@ -77,3 +79,11 @@ def test_the_bound_submits_no_more_than_the_other_policy_and_no_more_than_pays()
         submitted = policy.admit(drafts)
         assert drafts.longest == 3
         assert (submitted <= 3).all() and (submitted.sum() < 3 * requests) == fewer
+
+
+def test_what_is_drafted_is_submitted_unseen_where_weighing_takes_too_long():
+    slow = replace(COSTS, admission=SecondsTable((1, 2), (1.0, 1.0)))
+    policy = LoadAware(slow, READ_OUT, SAMPLE, 6)
+    drafts = drafted(policy, features(64))
+    assert drafts.longest and not policy.admits and not policy.needs
+    assert policy.admit(drafts).tolist() == drafts.lengths.tolist()

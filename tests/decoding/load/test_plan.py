@@ -1,5 +1,7 @@
 """Plans of a round: against all depths and numbers of tokens, tried one by one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -48,3 +50,16 @@ def test_plans_get_shallower_with_the_load_and_with_prompts_and_end():
 def test_bad_samples_are_refused(survival):
     with pytest.raises(UserError, match="must be probabilities"):
         SurvivalSample(survival)
+
+
+def test_tokens_are_weighed_where_that_saves_more_than_it_takes():
+    steep = LoadCosts(SecondsTable((1, 2), (0.1, 0.1)), SecondsTable((1, 2), (1.0, 1.3)))
+    slow, slower = (replace(steep, admission=SecondsTable((1, 2), (seconds, seconds))) for seconds in (0.01, 1.0))
+    plans = [Planner(costs, DECAYING, 3).plan(4, 0) for costs in (steep, slow, slower)]
+    assert [plan.admits for plan in plans] == [True, True, False]
+    assert plans[0].throughput > plans[1].throughput > plans[2].throughput
+    fixed = max(
+        (4 + DECAYING.gain(depth, 4)[-1]) / (0.1 * depth + steep.envelope(4 + 4 * depth) if depth else steep.target(4))
+        for depth in range(4)
+    )
+    assert plans[2].throughput == pytest.approx(fixed)  # everything that is drafted is submitted

@@ -9,16 +9,11 @@ from specheads.decoding.load.lengths import FixedK
 from specheads.decoding.load.policy import LoadPolicy, decided, drafting_rows
 
 
-class Everyone(LoadPolicy):
-    def goes_on(self, drafts):
-        return np.ones(drafts.num_requests, dtype=bool)
-
-
 def test_rows_end_at_their_capacity_at_an_end_token_and_where_they_stopped():
     drafts = drafts_of(blank(4), lengths=[2, 2, 2, 1], capacity=[5, 2, 5, 5])
     ended = np.array([False, False, True, False])
-    assert drafting_rows(Everyone(3), drafts, ended).tolist() == [True, False, False, False]
-    assert drafting_rows(Everyone(2), drafts, ended).tolist() == [False] * 4
+    assert drafting_rows(LoadPolicy(3), drafts, ended, 3).tolist() == [True, False, False, False]
+    assert drafting_rows(LoadPolicy(3), drafts, ended, 2).tolist() == [False] * 4
 
 
 def test_a_round_without_drafts():

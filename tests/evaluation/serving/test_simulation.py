@@ -190,9 +190,9 @@ class Resting(FixedK):
         self.asked.append(num_requests)
         return num_requests > 1
 
-    def goes_on(self, drafts):
+    def begin_round(self, drafts):
         assert drafts.num_requests == 1 or drafts.prompt_tokens
-        return super().goes_on(drafts)
+        return super().begin_round(drafts)
 
     def learn(self, drafts, num_submitted, num_accepted, seconds):
         assert drafts.num_requests == 1 or drafts.prompt_tokens
