@@ -112,6 +112,8 @@ def help_text(verbs: Sequence[str] = tuple(VERBS)) -> str:
         lines.append(f"  {name:<10} {verb.about}")
         lines += [f"    {key + '=':<12} {about}" for key, about in verb.required.items()]
         lines += [f"    {key + '=':<12} {about} (optional)" for key, about in verb.optional.items()]
+    if len(verbs) > 1:
+        lines.append(f"  {'calibrate':<10} calibrate a head again, on other prompts; specheads calibrate --help lists its keys")
     return "\n".join(lines)
 
 
@@ -121,7 +123,7 @@ def run(arguments: Sequence[str]) -> str:
         return help_text([argument for argument in arguments if argument in VERBS] or list(VERBS))
     name, *rest = arguments
     if name not in VERBS:
-        raise UserError(f"specheads {name}: there is no such verb; use {', '.join(VERBS)}, or --help.")
+        raise UserError(f"specheads {name}: there is no such verb; use {', '.join(VERBS)}, calibrate, or --help.")
     verb, given = VERBS[name], {}
     for argument in rest:
         key, equals, value = argument.partition("=")
@@ -138,6 +140,12 @@ def run(arguments: Sequence[str]) -> str:
 
 def main() -> None:
     """Run the command line of this process; a user's mistake is one message and exit code 2."""
+    if sys.argv[1:2] == ["calibrate"]:
+        from specheads.commands.calibration import main as calibrate  # imports what decodes
+
+        del sys.argv[1]
+        calibrate()
+        return
     try:
         print(run(sys.argv[1:]))
     except Exception as error:

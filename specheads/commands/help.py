@@ -28,6 +28,7 @@ PROGRAMS = {
     "learning_curve": "python -m specheads.evaluation.learning_curve",
     "layer_search": "python -m specheads.evaluation.layer_search",
     "load": "python -m specheads.evaluation.load",
+    "calibrate": "specheads calibrate",
 }
 HYDRA = {
     "+key=value": "adds a key that is not listed; '~key' takes one away",

@@ -19,6 +19,7 @@ from specheads.decoding.batch.observation import Observing
 from specheads.decoding.batch.rounds import SpeculativeRounds
 from specheads.decoding.drafting import Autoregressive, Drafting, DraftMemory
 from specheads.decoding.engine import Engine, compile_ahead, make_engine
+from specheads.decoding.expectation import expected_of
 from specheads.decoding.host_numbers import HostNumbers
 from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.pairing import check_pairing, default_verification
@@ -284,6 +285,8 @@ class SpeculativeDecoder:
             self._drafter.keep(outcome.path)
             emitted = session.commit([*outcome.tokens, outcome.next_token])
             times = session.clock.read(start, drafted, verified, session.clock.mark())
+            if session.finish_reason is not None:
+                session.num_expected = expected_of(self.stopping, self.verification, state)
             yield _round(draft, outcome, emitted, times)
 
     def _planned(self, state: Any, limit: int) -> int:

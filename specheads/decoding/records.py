@@ -107,9 +107,10 @@ class DecodeStats:
     seconds: float  # prefill_seconds included
     prefill_seconds: float  # for reading prompts
     num_copy_rounds: int = 0  # rounds in which a copied node of a graph was accepted
+    num_expected: float | None = None  # accepted tokens that the stopping rule expected; None: it does not expect a number
 
     @classmethod
-    def of(cls, rounds: Sequence[Round], prefill_seconds: float = 0.0) -> "DecodeStats":
+    def of(cls, rounds: Sequence[Round], prefill_seconds: float = 0.0, num_expected: float | None = None) -> "DecodeStats":
         """Add up the rounds of one generation."""
         return cls(
             num_tokens=sum(len(r.tokens) for r in rounds),
@@ -121,12 +122,16 @@ class DecodeStats:
             seconds=prefill_seconds + sum(r.seconds for r in rounds),
             prefill_seconds=prefill_seconds,
             num_copy_rounds=sum(r.used_copy for r in rounds),
+            num_expected=num_expected,
         )
 
     @classmethod
     def total(cls, parts: Sequence["DecodeStats"]) -> "DecodeStats":
-        """Add up several generations."""
-        return cls(**{name: sum(getattr(part, name) for part in parts) for name in cls.__dataclass_fields__})
+        """Add up several generations; what a rule expected is known only if it is of all of them."""
+        values = {name: [getattr(part, name) for part in parts] for name in cls.__dataclass_fields__}
+        expected: list[float | None] = values.pop("num_expected")
+        total = None if None in expected else sum(each for each in expected if each is not None)
+        return cls(**{name: sum(each) for name, each in values.items()}, num_expected=total)
 
     @property
     def discard_rate(self) -> float:
@@ -151,6 +156,11 @@ class DecodeStats:
         ratio: trees and graphs are compared by `block_efficiency` and by the number of tokens that they draft.
         """
         return 1 - self.num_discarded / self.num_drafted if self.num_drafted else None
+
+    @property
+    def accepted_over_expected(self) -> float | None:
+        """Accepted tokens over those that the stopping rule expected: 1 if its predictions are calibrated; None if unknown."""
+        return self.num_accepted / self.num_expected if self.num_expected else None
 
     @property
     def drafted_per_round(self) -> float:

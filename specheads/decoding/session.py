@@ -46,6 +46,7 @@ class Session:
     verify_uniforms: Uniforms
     clock: Clock
     prefill_seconds: float = 0.0
+    num_expected: float | None = None  # see DecodeStats
     finish_reason: str | None = None
     # (1, H), the state that the last token was decided from: before a response, the first engine's at the prompt's last token but
     # one.
@@ -82,7 +83,7 @@ class Session:
             tokens=tokens,
             text=pair.decode(tokens),
             rounds=rounds,
-            stats=DecodeStats.of(rounds, self.prefill_seconds),
+            stats=DecodeStats.of(rounds, self.prefill_seconds, self.num_expected),
             finish_reason=self.finish_reason,
         )
 

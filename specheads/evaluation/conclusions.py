@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
+from specheads.decoding.expectation import LARGEST_DRIFT, REMEDY
 from specheads.evaluation.candidate import CEILING, FIXED, LOAD_AWARE, ORACLE, TARGET
 from specheads.evaluation.number_text import (
     change,
@@ -89,8 +90,24 @@ def key_findings(report: Report) -> list[str]:
         ratios = [ratio for ratio in ratios_of(report) if is_trusted(report, ratio)]
         findings = [text for ratio in ratios if (text := _replayed(report, report.data_sets[number], ratio))]
     if report.doubts:
-        return findings
-    return [*recommendation(report), *findings, *([] if report.recommended else _live(report)), *batch_findings(report)]
+        return [*findings, *drift(report)]
+    measured = [] if report.recommended else _live(report)
+    return [*recommendation(report), *findings, *measured, *batch_findings(report), *drift(report)]
+
+
+def drift(report: Report) -> list[str]:
+    """Return which decoded rules expected another number of accepted tokens than there were, and what to do about it."""
+    sentences = []
+    for row in report.live:
+        share = row.accepted_over_expected
+        if share is None or share.low <= 1 + LARGEST_DRIFT and share.high >= 1 - LARGEST_DRIFT:
+            continue
+        remedy = REMEDY if has_head(row.family) else "fit it again"
+        sentences.append(
+            f"Of the tokens that {row.name} expected to be accepted, {percent(share)} {percent_limits(share)} were, so its "
+            f"predictions do not hold on these prompts; {remedy}."
+        )
+    return sentences
 
 
 def recommendation(report: Report) -> list[str]:

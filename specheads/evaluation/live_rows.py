@@ -77,4 +77,12 @@ def _live_row(
         predicted_speedup=predicted_speedup,
         lossless=True,
         efficiency_gain=None,
+        accepted_over_expected=None if total.num_expected is None else interval(_over_expected(measured.stats, resamples)),
     )
+
+
+def _over_expected(stats: Sequence[DecodeStats], resamples: np.ndarray) -> np.ndarray:
+    """Return accepted over expected tokens (R,) in each resample."""
+    counts = np.array([[part.num_accepted, part.num_expected] for part in stats], dtype=np.float64)
+    accepted, expected = (resamples @ counts).T
+    return accepted / np.maximum(expected, 1e-12)

@@ -38,6 +38,8 @@ class LiveRow:
     predicted_speedup: Mapping[str, Interval]  # by ratio, from its own counts
     lossless: bool  # whether the output follows the target's distribution
     efficiency_gain: Interval | None  # block efficiency over that of the same rule under the sweep's verification rule, a ratio
+    # Accepted tokens over those that the rule expected, 1 if its predictions hold here; None where it expects no number.
+    accepted_over_expected: Interval | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ itself, with a separate KV cache, and drafts greedily. Requests have no names, a
 identified by its text. Drafts are made for one request after the other.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,12 +22,15 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from specheads.decoding.expectation import Drift
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.features import drafting_features, reads_target
 from specheads.heads.checkpoint import load_head
 from specheads.heads.portable.standalone_head import bounds_of
 from specheads.language_model import LanguageModel, load_language_model
+
+logger = logging.getLogger(__name__)
 
 KEYS = {"draft", "head", "threshold", "min_tokens", "max_tokens", "max_requests", "device", "dtype", "any_draft"}
 MAX_REQUESTS = 32
@@ -40,6 +44,7 @@ class Request:
     cache: DynamicCache
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     num_verified: int = 0
+    num_expected: float | None = None  # accepted tokens that the head expected of the draft that is being verified
 
     def continues_as(self, text: np.ndarray) -> bool:
         """Whether this may be the request whose text is now `text`: a text only grows."""
@@ -91,6 +96,7 @@ class HeadProposer:
         self.rule = HeadThreshold(self.head, **bounds_of(self.head.config.to_dict(), **bounds | {"max_tokens": longest}))
         self._max_requests = int(given.get("max_requests", MAX_REQUESTS))
         self._requests: list[Request] = []  # by the row they had last
+        self._drift = Drift()
         self._draft: LanguageModel | None = None
 
     @property
@@ -148,10 +154,18 @@ class HeadProposer:
             for row in range(len(sampled_token_ids[: self._max_requests]))
         ]
         self._requests = self._matched(texts)
+        for request, sampled in zip(self._requests, sampled_token_ids, strict=False):
+            if len(sampled) and request.num_expected is not None:
+                self._note(len(sampled) - 1, request.num_expected)
         return [
             self._drafted(request, text) if len(sampled) else []
             for request, text, sampled in zip(self._requests, texts, sampled_token_ids, strict=False)
         ] + [[] for _ in sampled_token_ids[self._max_requests :]]
+
+    def _note(self, accepted: int, expected: float) -> None:
+        """Count what was accepted of a draft beside what the head expected, and log it now and then."""
+        if (report := self._drift.add(accepted, expected)) is not None:
+            logger.info("%s", report)
 
     def _matched(self, texts: Sequence[np.ndarray]) -> list[Request]:
         """Return the request of each row: most stay in their row, some have moved, others are new."""
@@ -172,7 +186,7 @@ class HeadProposer:
         return Request(cache)
 
     def _drafted(self, request: Request, text: np.ndarray) -> list[int]:
-        draft, drafted = self.draft, list[int]()
+        draft, drafted, request.num_expected = self.draft, list[int](), None
         limit = min(self.rule.max_tokens, min(self.window, draft.window) - len(text))
         if limit < 1:
             return []
@@ -188,6 +202,8 @@ class HeadProposer:
             drafted.append(int(token))
             state, stop = self.rule.step(state, drafting_features(self.rule.needs, logits, token, hidden, draft.embed))
             if len(drafted) >= limit or bool(stop) or drafted[-1] in self._ends:
+                expected = self.rule.num_expected(state)
+                request.num_expected = None if expected is None else float(expected)
                 return drafted
             pending = token[:, None]
 

@@ -107,3 +107,14 @@ def test_a_temperature_is_named_where_it_gains():
     (note,) = draft_temperature_notes({1.0: 0.6, 0.9: 0.61, 0.8: 0.6})
     assert "At a temperature of 0.9 of its own" in note and "0.610, at 1 as it is now 0.600" in note
     assert draft_temperature_notes({0.9: 0.61, 1.0: 0.6, 0.8: 0.6101}) == draft_temperature_notes({}) == []
+
+
+@pytest.mark.parametrize(("low", "high", "said"), [(0.70, 0.80, True), (0.85, 0.95, False), (1.05, 1.3, False), (1.2, 1.4, True)])
+@pytest.mark.parametrize("family", ["head_threshold", "logistic"])
+def test_predictions_that_do_not_hold_are_named_with_the_remedy(low, high, said, family):
+    row = replace(live("mine", family, 1.4), accepted_over_expected=Interval((low + high) / 2, low, high))
+    for doubts in ([], ["busy"]):  # no times decide it
+        report = Report({}, None, live=[LIVE[0], row], recommended="mine", doubts=doubts)
+        texts = [text for text in key_findings(report) if "mine expected to be accepted" in text]
+        assert len(texts) == said
+        assert not said or ("specheads calibrate" in texts[0]) == (family == "head_threshold")

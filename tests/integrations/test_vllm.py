@@ -58,7 +58,7 @@ class Server:
         name = path.rpartition(".")
         self.proposer = getattr(importlib.import_module(name[0]), name[2])(vllm_config)
         self.proposer.load_model(None)
-        self.pair, self.running = pair, []
+        self.pair, self.running, self.accepted = pair, [], 0
         self.token_ids_cpu, self.num_tokens_no_spec = np.zeros((rows, WINDOW), np.int32), np.zeros(rows, np.int32)
 
     def add(self, prompt, count):
@@ -81,6 +81,7 @@ class Server:
                 best = self.pair.target(text).logits[0, length - 1 :].argmax(-1).tolist()
             agreed = next((i for i, token in enumerate(request.drafted) if token != best[i]), len(request.drafted))
             new = best[: agreed + 1]
+            self.accepted += agreed
             self.token_ids_cpu[row, length : length + len(new)] = new
             self.num_tokens_no_spec[row] += len(new)
             sampled.append(new)
@@ -134,6 +135,11 @@ def test_a_server_returns_the_decoders_tokens_in_its_rounds(nano, folder):
             assert length == each.num_drafted
             read, num_compared = read + len(each.tokens), num_compared + 1
     assert num_compared > 20
+    counted = server.proposer._drift
+    if load_head(folder).config.predicts == "next_token":
+        assert counted.accepted == server.accepted and counted.expected > 0
+    else:  # the last token of a draft has no prediction then
+        assert counted.rounds == 0
 
 
 class Counted:

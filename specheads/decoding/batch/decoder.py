@@ -140,6 +140,8 @@ class BatchDecoder:
                 row.failure = nan_message(outcome.nan_in)
                 self._clear(row)
             emitted.append([] if row.failure else row.session.commit(outcome.tokens))
+            if row.has_ended:
+                row.session.num_expected = self._rounds.num_expected(row)
         began, drafted, verified, committed = self._clock.read(start, has_drafted, has_verified, self._clock.mark())
         for row, tokens, outcome in zip(rows, emitted, outcomes, strict=True):
             seconds = began - row.ready_at, drafted - began, verified - drafted, committed - verified

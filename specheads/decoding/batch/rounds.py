@@ -18,6 +18,7 @@ from specheads.decoding.clock import Clock, Mark
 from specheads.decoding.drafting import DraftMemory
 from specheads.decoding.drafting.autoregressive import ChainStep
 from specheads.decoding.engine import Engine
+from specheads.decoding.expectation import expected_of
 from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import VerificationRule, VerifyStep
@@ -54,6 +55,9 @@ class Rounds(Protocol):
                 one token has none.
         """
 
+    def num_expected(self, row: Row) -> float | None:
+        """Return how many accepted tokens the stopping rule expected in a row; see DecodeStats."""
+
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
         """Return what a round brings to each row, and the clock's mark when all had drafted.
 
@@ -82,6 +86,9 @@ class TargetRounds:
 
     def start(self, rows: Sequence[Row], target_hidden: Mapping[int, Tensor]) -> None:
         """There is nothing to prepare."""
+
+    def num_expected(self, row: Row) -> float | None:
+        return None
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
         drafted, engine = clock.mark(), self.engines[0]
@@ -164,6 +171,9 @@ class SpeculativeRounds:
             row.num_read = len(row.session.committed) - 1 if len(self.readers) > 1 else 0
             if self._target_hidden is not None:
                 self._target_hidden[row.row] = target_hidden[row.row][0] if row.row in target_hidden else 0
+
+    def num_expected(self, row: Row) -> float | None:
+        return expected_of(self._drafter.rule, self._verifier.rule, self._drafter.state, row.row)
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[RowOutcome], Mark]:
         drafter, verifier = self._drafter, self._verifier

@@ -53,6 +53,13 @@ class StoppingRule:
         """Return how many tokens the round will draft, (B,) long, or None if that depends on what is drafted."""
         return None
 
+    def num_expected(self, state: Any) -> Tensor | None:
+        """Return how many drafted tokens of the prompt so far the rule expected to be accepted, (B,); None if it expects nothing.
+
+        It is that of token verification, for a rule that predicts every token that it lets go to verification.
+        """
+        return None
+
     def step(self, state: Any, features: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
         """Take in one drafted token; return the new state and `stop` (B,) bool."""
         raise NotImplementedError

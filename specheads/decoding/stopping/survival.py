@@ -27,6 +27,8 @@ class SurvivalState(NamedTuple):
     threshold: Tensor  # (B,) float64
     min_tokens: Tensor  # (B,) long
     max_tokens: Tensor  # (B,) long
+    # (B,) float64, drafted tokens of this prompt that were expected to be accepted; means nothing where rows step on after a stop
+    num_expected: Tensor
     memory: Any = ()  # a rule's other numbers and what it remembers, tensors (B, ...)
 
 
@@ -55,16 +57,21 @@ class SurvivalRule(StoppingRule):
     def start_prompt(self, batch: int, device: torch.device) -> SurvivalState:
         zeros, ones = torch.zeros(batch, dtype=torch.long, device=device), filled(batch, 1.0, device)
         bounds = (filled(batch, self.threshold, device), zeros + self.min_tokens, zeros + self.max_tokens)
-        return SurvivalState(zeros, ones, *bounds, self.initial_memory(batch, device))
+        return SurvivalState(zeros, ones, *bounds, filled(batch, 0.0, device), self.initial_memory(batch, device))
 
     def start_round(self, state: SurvivalState, target_hidden: Tensor | None = None) -> SurvivalState:
         return super().start_round(state, target_hidden)._replace(survival=constants(1, state.survival))
+
+    def num_expected(self, state: SurvivalState) -> Tensor | None:
+        # A token is accepted if it and all before it are, so the expected number is the sum of their survival.
+        return state.num_expected
 
     def step(self, state: SurvivalState, features: Mapping[str, Tensor]) -> tuple[SurvivalState, Tensor]:
         memory, acceptance = self.assess(state, features)
         survival, num_drafted = state.survival * acceptance, state.num_drafted + 1
         stop = (1 - survival > state.threshold) & (num_drafted >= state.min_tokens)
-        new = state._replace(num_drafted=num_drafted, survival=survival, memory=memory)
+        num_expected = state.num_expected + survival
+        new = state._replace(num_drafted=num_drafted, survival=survival, num_expected=num_expected, memory=memory)
         return new, stop | (num_drafted >= state.max_tokens)
 
 
@@ -85,6 +92,9 @@ class DraftProduct(SurvivalRule):
     def __init__(self, threshold: float = 0.7, min_tokens: int = 1, max_tokens: int = MAX_TOKENS) -> None:
         check_probability("threshold", threshold, REJECTION)
         super().__init__(threshold, min_tokens, max_tokens)
+
+    def num_expected(self, state: SurvivalState) -> Tensor | None:
+        return None  # the draft's probability of a token is not that of its acceptance
 
     def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         return features["draft_prob"]
@@ -129,6 +139,9 @@ class HeadRule(SurvivalRule):
             return state
         # A copy, because an engine may overwrite the tensor in the round's verification.
         return state._replace(memory=state.memory._replace(target_hidden=target_hidden.to(state.memory.target_hidden, copy=True)))
+
+    def num_expected(self, state: SurvivalState) -> Tensor | None:
+        return None if predicts_input(self.head) else state.num_expected  # the last token of a draft has no prediction then
 
     def index(self, state: SurvivalState) -> Tensor:
         """Return the index (B,) in its round of the token that the head predicts; -1 where there is none yet."""

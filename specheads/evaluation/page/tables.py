@@ -171,10 +171,17 @@ def _live(row: LiveRow, fastest: bool) -> list[Cell]:
         _rate(row.discard_rate),
         _rate(row.verification_rate),
         number_cell(row.block_efficiency, 2),
-        number_cell(row.acceptance_rate, 2),
+        _accepted(row),
         levels_cell(row.milliseconds),
         change_cell(row.efficiency_gain),
     ]
+
+
+def _accepted(row: LiveRow) -> Cell:
+    cell = number_cell(row.acceptance_rate, 2)
+    if row.accepted_over_expected is None:
+        return cell
+    return replace(cell, limits=f"{row.accepted_over_expected.value:.0%} of expected")
 
 
 def batch_table(report: Report, batches: BatchTable) -> Table:

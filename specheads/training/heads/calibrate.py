@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specheads.decoding.stopping import MAX_TOKENS
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import store_dev_prompts, store_in_config
 from specheads.evaluation.intervals import Groups, halves
@@ -17,34 +16,30 @@ from specheads.heads.checkpoint import load_head
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.metrics import calibration
 from specheads.heads.train_prompts import numbers_of
-from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
-from specheads.prompts.generated_data import GeneratedData
-from specheads.prompts.prompt import groups_of
+from specheads.prompts.prompt import Prompt, groups_of
 from specheads.replay.replay import head_logits, predicted_nodes, recorded_head, recorded_overlap
-from specheads.replay.response_tree import RecordSettings
-from specheads.training.heads.settings import Calibration, HeadTraining
 
 logger = logging.getLogger(__name__)
 
 
 def calibrate(
-    amounts: Calibration, settings: HeadTraining, pair: Pair, data: GeneratedData, folders: Sequence[Path]
+    num_prompts: int, recorder: Recorder, prompts: Sequence[Prompt], folders: Sequence[Path]
 ) -> dict[str, dict[str, float]]:
     """Fit a calibration for every head in `folders` on dev prompts, and write it into the head's config.
+
+    A threshold that was recommended for other predictions is taken out of the config.
 
     Returns the expected calibration errors of each head on the dev prompts, by its name: `raw`, without a calibration, and
     `cross_fitted`, with a calibration that was fitted on other dev prompts (see `cross_fitted_error`). Names of those of
     the expected acceptance begin with `overlap_`. The `train` section of the config has them too.
     """
     heads = {folder: load_head(folder) for folder in folders}
-    prompts = calibration_prompts(amounts.num_prompts, pair, data, list(heads.values()))
-    groups = groups_of(prompt for prompt, _ in prompts)
+    chosen = calibration_prompts(num_prompts, recorder, prompts, list(heads.values()))
+    groups = groups_of(prompt for prompt, _ in chosen)
     title = folders[0].name if len(folders) == 1 else f"{len(folders)} heads"
-    logger.info("calibrating %s on %d dev prompts", title, len(prompts))
-    record = RecordSettings(amounts.num_samples, MAX_TOKENS, amounts.batch_size)
-    recorder = Recorder(pair, settings.warp, data.limits, record, settings.seed, data.folder.parent)
-    recording = recorder.record({"dev": prompts}, list(heads.values()), ground_truth=False)["dev"]
+    logger.info("calibrating %s on %d dev prompts", title, len(chosen))
+    recording = recorder.record({"dev": chosen}, list(heads.values()), ground_truth=False)["dev"]
     errors: dict[str, dict[str, float]] = {}
     for folder, head in heads.items():
         read_outs = {"": recorded_head(head)} | ({"overlap_": recorded_overlap(head)} if head.config.overlap else {})
@@ -57,24 +52,24 @@ def calibrate(
                 f"{prefix}raw": error_in_rounds(IndexCalibration.neutral(), *tokens),
                 f"{prefix}cross_fitted": cross_fitted_error(*tokens, prompt, groups),
             }
-        store_dev_prompts(folder, head, [prompt.text for prompt, _ in prompts])
-        store_in_config(folder, **fitted, train=dict(head.config.train) | {"dev_ece": errors[folder.name]})
+        store_dev_prompts(folder, head, [prompt.text for prompt, _ in chosen])
+        store_in_config(folder, **fitted, recommended=None, train=dict(head.config.train) | {"dev_ece": errors[folder.name]})
     return errors
 
 
 def calibration_prompts(
-    num_prompts: int, pair: Pair, data: GeneratedData, heads: Sequence[AcceptanceHead]
+    num_prompts: int, recorder: Recorder, prompts: Sequence[Prompt], heads: Sequence[AcceptanceHead]
 ) -> list[EncodedPrompt]:
     """Return the first `num_prompts` dev prompts that no head learned from; raises UserError if there are none."""
     learned = {number for head in heads if head.train_prompts is not None for number in head.train_prompts.train.tolist()}
-    dev = [prompt for prompt in data.prompts if prompt.split == "dev"]
+    dev = [prompt for prompt in prompts if prompt.split == "dev"]
     unknown = [prompt for prompt in dev if learned.isdisjoint(numbers_of(prompt.prompt_id, prompt.text))]
     if not unknown:
         raise UserError(
             f"calibration needs dev prompts that heads did not learn from, but there are none among {len(dev)}; set "
             "data.num_dev, give another data set, or calibration=null."
         )
-    return encode_prompts(pair, unknown, data.limits)[:num_prompts]
+    return encode_prompts(recorder.pair, unknown, recorder.limits)[:num_prompts]
 
 
 def cross_fitted_error(logits: Tensor, accepted: Tensor, furthest: Tensor, prompt: Tensor, groups: Groups) -> float:

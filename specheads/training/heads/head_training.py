@@ -7,12 +7,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specheads.decoding.stopping import MAX_TOKENS
+from specheads.evaluation.recordings import Recorder
 from specheads.features import ROUND_INPUTS
 from specheads.heads.batch import collate
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.interrupts import deferred
 from specheads.pair import Pair
 from specheads.prompts.generated_data import GeneratedData
+from specheads.replay.response_tree import RecordSettings
 from specheads.storage.data_set import load_split
 from specheads.training.checkpoints import Checkpoints
 from specheads.training.heads.bank import HeadBank, HeadSpec
@@ -21,7 +24,7 @@ from specheads.training.heads.export import export_heads
 from specheads.training.heads.feature_store import FeatureStore
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
-from specheads.training.heads.settings import HeadTraining
+from specheads.training.heads.settings import Calibration, HeadTraining
 from specheads.training.heads.train_share import Rows, first_rows
 from specheads.training.loaders import ResumableData
 from specheads.training.trainer import check_named_checkpoint, checkpoint_to_resume, new_trainer, seeded_training
@@ -81,8 +84,17 @@ def train_heads(
         trained = texts.provenance() | {"train_share": settings.train_share, "seconds": round(checkpoints.seconds, 1)}
         folder = export_heads(module, loaders, pair.draft_lm.device, run, trained, texts.learned)
         folders = [run / "heads" / spec.name for spec in specs]
-        errors = calibrate(settings.calibration, settings, pair, data, folders) if settings.calibration else {}
+        errors = _calibrated(settings.calibration, settings, pair, data, folders) if settings.calibration else {}
         return TrainedHeads(folder, len(specs), module.test_results, errors)
+
+
+def _calibrated(
+    amounts: Calibration, settings: HeadTraining, pair: Pair, data: GeneratedData, folders: Sequence[Path]
+) -> dict[str, dict[str, float]]:
+    """Calibrate heads on dev prompts of their data set; return the errors by head."""
+    record = RecordSettings(amounts.num_samples, MAX_TOKENS, amounts.batch_size)
+    recorder = Recorder(pair, settings.warp, data.limits, record, settings.seed, data.folder.parent)
+    return calibrate(amounts.num_prompts, recorder, data.prompts, folders)
 
 
 def _provenance(settings: HeadTraining, specs: Sequence[HeadSpec], num_processes: int) -> dict[str, Any]:

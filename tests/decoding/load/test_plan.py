@@ -55,7 +55,9 @@ def test_bad_samples_are_refused(survival):
 def test_tokens_are_weighed_where_that_saves_more_than_it_takes():
     steep = LoadCosts(SecondsTable((1, 2), (0.1, 0.1)), SecondsTable((1, 2), (1.0, 1.3)))
     slow, slower = (replace(steep, admission=SecondsTable((1, 2), (seconds, seconds))) for seconds in (0.01, 1.0))
-    plans = [Planner(costs, DECAYING, 3).plan(4, 0) for costs in (steep, slow, slower)]
+    planners = [Planner(costs, DECAYING, 3) for costs in (steep, slow, slower)]
+    assert [planner.ever_weighs() for planner in planners] == [True, True, False]
+    plans = [planner.plan(4, 0) for planner in planners]
     assert [plan.admits for plan in plans] == [True, True, False]
     assert plans[0].throughput > plans[1].throughput > plans[2].throughput
     fixed = max(

@@ -15,6 +15,7 @@ from specheads.decoding.drafting import DraftMemory
 from specheads.decoding.drafting.autoregressive import ChainState, ChainStep
 from specheads.decoding.engine import ForwardOutput
 from specheads.decoding.engine.compiled_program import modules_in
+from specheads.decoding.stopping.survival import SurvivalState
 from specheads.pair_config import config_folder
 
 CPU, HIDDEN, VOCAB = torch.device("cpu"), 3, 5
@@ -106,9 +107,14 @@ def test_a_batch_equals_its_rows_one_by_one(rule):
         ]
         alone, last = play(rule, row_rounds, limits[:, row : row + 1], outcomes[:, row : row + 1])
         assert together[:, row].tolist() == alone[:, 0].tolist()
-        for many, single in zip(tree_leaves(state), tree_leaves(last), strict=True):
+        for many, single in zip(tree_leaves(_read(state)), tree_leaves(_read(last)), strict=True):
             if many.dim() < 2 or many.shape[1] != rule.max_tokens:  # what a round's buffer holds is over with it
                 assert torch.allclose(many[row].double(), single[0].double(), atol=1e-9, rtol=1e-6)
+
+
+def _read(state):
+    """Return a state without what means nothing in rows that step on after they have stopped."""
+    return state._replace(num_expected=()) if isinstance(state, SurvivalState) else state
 
 
 @every_rule

@@ -1,6 +1,7 @@
 """Heads are trained by a plain call, without a composed config."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,7 +51,8 @@ def test_calibration_leaves_out_prompts_that_a_head_learned_from(nano, data):
     dev = [prompt for prompt in data.prompts if prompt.split == "dev"]
     learned = specheads.AcceptanceHead(specheads.HeadConfig(hidden_size=4))
     learned.train_prompts = specheads.heads.train_prompts.TrainPrompts.of([dev[0].text])
-    assert [prompt for prompt, _ in calibration_prompts(2, nano, data, [learned])] == dev[1:3]
+    recorder = SimpleNamespace(pair=nano, limits=data.limits)
+    assert [prompt for prompt, _ in calibration_prompts(2, recorder, data.prompts, [learned])] == dev[1:3]
     learned.train_prompts = specheads.heads.train_prompts.TrainPrompts.of([prompt.text for prompt in dev])
     with pytest.raises(UserError, match="calibration needs dev prompts that heads did not learn from.* among 4"):
-        calibration_prompts(2, nano, data, [learned])
+        calibration_prompts(2, recorder, data.prompts, [learned])

@@ -1,0 +1,71 @@
+"""`specheads calibrate head=...`: fit the calibration of a trained head anew, on dev prompts like those that it is used on.
+
+Predictions drift where prompts differ from those that a head was calibrated on; evaluations and decoders show it (accepted over
+expected tokens). The head's weights stay. `specheads calibrate --help` lists every key.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from data_gen.settings import Generation
+from specheads.commands.command import command
+from specheads.commands.compose import load_configured_pair, settings_of
+from specheads.commands.evaluation import prompt_data
+from specheads.decoding.stopping import MAX_TOKENS
+from specheads.errors import UserError
+from specheads.evaluation.head_folders import find_heads
+from specheads.evaluation.recordings import Recorder
+from specheads.evaluation.settings import RecordingSettings
+from specheads.replay.response_tree import RecordSettings
+from specheads.sampling import Warp
+from specheads.settings import Built, PositiveCount, Seed, Settings, Text, setting
+from specheads.training.heads.calibrate import calibrate
+
+
+class Recalibration(Settings):
+    """How a trained head is calibrated again."""
+
+    seed: Seed = setting(0, "seed of everything that is sampled")
+    warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
+    head: Text = setting("latest", "a local folder of a head or of several, or latest: the newest of this pair")
+    num_dev_prompts: PositiveCount = setting(100, "dev prompts to calibrate on; those that a head learned from are left out")
+    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")
+    record: RecordingSettings = setting(RecordingSettings(ground_truth=False), "how much of each response is recorded")
+
+
+def recalibrate(cfg: DictConfig) -> dict[str, dict[str, float]]:
+    """Calibrate the heads that a composed config names; print and return the calibration errors before and after, by head.
+
+    Raises:
+        UserError: no such head, a head on the hub, no dev prompts that it did not learn from.
+    """
+    settings, data = settings_of(Recalibration, cfg), prompt_data(cfg)
+    pair = load_configured_pair(cfg)
+    located = find_heads(settings.head, pair, Path(cfg.paths.outputs), settings.warp)
+    folders = [Path(each.where) for each in located.values()]
+    if elsewhere := [folder for folder in folders if not folder.is_dir()]:
+        raise UserError(
+            f"head={elsewhere[0]} is on the hub, and a calibration is written into a local folder; download it first."
+        )
+    limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
+    amounts = RecordSettings(settings.record.num_samples, MAX_TOKENS, settings.record.batch_size)
+    recorder = Recorder(pair, settings.warp, limits, amounts, settings.seed, Path(cfg.paths.data))
+    errors = calibrate(settings.num_dev_prompts, recorder, list(data.source.load(pair.chats)), folders)
+    for folder, (name, error) in zip(folders, errors.items(), strict=True):
+        print(
+            f"{name}: expected calibration error {error['raw']:.1%} uncalibrated, {error['cross_fitted']:.1%} with a calibration "
+            f"from other prompts\n{folder} calibrated; python evaluate.py head={folder} recommends a threshold for it"
+        )
+    return errors
+
+
+@command("calibrate", lambda cfg: [Generation, Recalibration])
+def main(cfg: DictConfig) -> None:
+    """Calibrate heads."""
+    recalibrate(cfg)
+
+
+if __name__ == "__main__":
+    main()

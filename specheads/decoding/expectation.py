@@ -1,0 +1,41 @@
+"""How many drafted tokens a stopping rule expected to be accepted: with what was accepted it shows whether predictions hold."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.verification import TokenVerification, TreeVerification, VerificationRule
+
+LARGEST_DRIFT = 0.1  # between accepted tokens and those that a rule expected, beyond which it is worth fitting again
+REMEDY = "specheads calibrate head=<folder> fits it to such prompts"
+
+
+@dataclass
+class Drift:
+    """Accepted tokens and those that a head expected, over the rounds of many requests; counted again after every report."""
+
+    every: int = 2000  # rounds of a report; the ratio of fewer is uncertain by more than it may differ from 1
+    rounds: int = 0
+    accepted: int = 0
+    expected: float = 0.0
+
+    def add(self, accepted: int, expected: float) -> str | None:
+        """Take in a round; return a report once there were enough."""
+        self.rounds, self.accepted, self.expected = self.rounds + 1, self.accepted + accepted, self.expected + expected
+        if self.rounds < self.every or not self.expected:
+            return None
+        share = self.accepted / self.expected
+        text = f"{self.accepted} tokens were accepted in {self.rounds} rounds, {share:.0%} of those that the head expected"
+        self.rounds, self.accepted, self.expected = 0, 0, 0.0
+        return text if abs(share - 1) <= LARGEST_DRIFT else f"{text}: its predictions do not hold on these prompts; {REMEDY}"
+
+
+def expected_of(
+    stopping: StoppingRule, verification: VerificationRule | TreeVerification, state: Any, row: int = 0
+) -> float | None:
+    """Return the number for a row of the rule's state, over a prompt; None where the rule expects none.
+
+    It is None under other rules than token verification, too, whose acceptance predictions do not speak of.
+    """
+    expected = stopping.num_expected(state) if isinstance(verification, TokenVerification) else None
+    return None if expected is None else float(expected[row]) or None
