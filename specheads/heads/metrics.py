@@ -29,15 +29,16 @@ def binary_kl(logits: Tensor, labels: Tensor) -> Tensor:
     return cross - (torch.special.entr(labels) + torch.special.entr(1 - labels)).mean()
 
 
-def auroc(scores: Tensor, labels: Tensor) -> float:
+def auroc(scores: Tensor, labels: Tensor, counts: Tensor | float = 1.0) -> float:
     """Return the chance that an accepted outcome has a higher score than a rejected one, where ties count half.
 
-    Each position (N,) is accepted with weight `labels` and rejected with the rest. NaN if all the weight is on one side.
+    Each position (N,) is accepted with weight `labels` and rejected with the rest, and counts `counts` times (N,). NaN if all the
+    weight is on one side.
     """
     _, group = torch.unique(scores, return_inverse=True)
     weights = torch.zeros(2, int(group.max()) + 1, dtype=torch.float64, device=scores.device)
-    weights[0].index_add_(0, group, labels.double())
-    weights[1].index_add_(0, group, 1 - labels.double())
+    weights[0].index_add_(0, group, counts * labels.double())
+    weights[1].index_add_(0, group, counts * (1 - labels.double()))
     accepted, rejected = weights
     below = rejected.cumsum(0) - rejected
     return ((accepted * (below + rejected / 2)).sum() / (accepted.sum() * rejected.sum())).item()
