@@ -63,6 +63,12 @@ BANKS = {  # by what is compared, and by a bank's name, the overrides of train.p
         "default": (),
         "the paper's": ("head.predicts=input_token", "mixing.response_share=0.15", "loss.reject_weight=6.0", RAW),
     },
+    "authors": {
+        "default": (),
+        "the paper's recipe": ("experiment=specdecpp",),
+        "the authors' code": ("experiment=specdecpp_authors",),
+        "the authors' code, 24 epochs at 1e-3": ("experiment=specdecpp_authors", "trainer.max_epochs=24", "optimizer.lr=1e-3"),
+    },
     "recipes": {
         "as it is": (RAW,),
         "one drafted token at each position": ("generation.samples_per_position=1", RAW),

@@ -1,6 +1,6 @@
 """What could make a head better, if its cost did not matter? More text, inputs, labels, memory and width than `train.py` offers.
 
-    python benchmarks/head_search.py --model mini [--variants "8 responses" ...]
+    python benchmarks/head_search.py --model mini [--variants "4 responses" ...]
 
 Each variant is a network on the draft's states, trained on the positions of the target's responses to train prompts. It is
 measured on the responses to dev prompts: how well it ranks accepted above rejected tokens (AUROC), and its Kullback-Leibler
@@ -14,7 +14,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -56,26 +56,24 @@ class Variant:
     lr: float = 3e-3
 
 
+WIDE = Variant(256, responses=4, epochs=6, lr=1e-3)
+TARGET = replace(WIDE, inputs=("target",), dropped=0.1)
+STUDENT = Variant(responses=4, epochs=6, drafted=4)
 VARIANTS = {
     "a head as it is": Variant(),
     "all tokens' labels": Variant(drafted=None),
     "4 responses": Variant(responses=4, epochs=6),
-    "8 responses": Variant(responses=8, epochs=6),
-    "8 responses, width 64": Variant(64, responses=8, epochs=6),
-    "8 responses, width 256": Variant(256, responses=8, epochs=6, lr=1e-3),
-    "8 responses, width 256, 8 tokens' labels": Variant(256, responses=8, epochs=3, lr=1e-3, drafted=8),
-    "8 responses, width 256, 8 probabilities": Variant(256, responses=8, epochs=6, lr=1e-3, inputs=("top",)),
-    "8 responses, width 256, products with the token": Variant(256, responses=8, epochs=6, lr=1e-3, inputs=("product",)),
-    "8 responses, width 256, two earlier states": Variant(256, responses=8, epochs=6, lr=1e-3, inputs=("earlier",)),
-    "8 responses, width 64, target's state": Variant(64, responses=8, epochs=6, inputs=("target",), dropped=0.1),
-    "8 responses, width 256, target's state": Variant(256, responses=8, epochs=6, lr=1e-3, inputs=("target",), dropped=0.1),
-    "8 responses, width 256, target's states by a GRU": Variant(
-        256, responses=8, epochs=6, lr=1e-3, inputs=("target", "memory"), dropped=0.1
-    ),
-    "taught by the one with the target's state": Variant(
-        responses=8, epochs=6, drafted=4, teacher="8 responses, width 256, target's state"
-    ),
-    "taught by the one of width 256": Variant(responses=8, epochs=6, drafted=4, teacher="8 responses, width 256"),
+    "4 responses, width 64": Variant(64, responses=4, epochs=6),
+    "4 responses, width 256": WIDE,
+    "4 responses, width 256, 8 tokens' labels": replace(WIDE, epochs=3, drafted=8),
+    "4 responses, width 256, 8 probabilities": replace(WIDE, inputs=("top",)),
+    "4 responses, width 256, products with the token": replace(WIDE, inputs=("product",)),
+    "4 responses, width 256, two earlier states": replace(WIDE, inputs=("earlier",)),
+    "4 responses, width 64, the target's state": replace(TARGET, width=64, lr=3e-3),
+    "4 responses, width 256, the target's state": TARGET,
+    "4 responses, width 256, the target's states by a GRU": replace(TARGET, inputs=("target", "memory")),
+    "taught by the one of width 256": replace(STUDENT, teacher="4 responses, width 256"),
+    "taught by the one with the target's state": replace(STUDENT, teacher="4 responses, width 256, the target's state"),
 }
 
 
