@@ -2,8 +2,8 @@
 
     python benchmarks/rivals.py [--model mini] [--head latest] [num_prompts=100 warp.temperature=0 ...]
 
-It is `python evaluate.py live=none` with these keys, and with the rules of RIVALS besides some of conf/stopping. Values are chosen on
-dev prompts at each ratio. A rule that wins somewhere moves into specheads/decoding/stopping.
+It is `python evaluate.py live=none` with these keys, and with the rules of RIVALS besides some of conf/stopping. Values are
+chosen on dev prompts at each ratio. A rule that wins somewhere moves into specheads/decoding/stopping.
 """
 
 import argparse
@@ -53,9 +53,9 @@ class TapOut(ConfidenceRule):
         blend: in [0, 1], the weight of the share of the longest draft in the reward.
         max_tokens: tokens per round at most.
 
-    Source: sequence-level UCB1 of TapOut (Sridhar et al. 2025, arXiv 2511.02017). A prompt begins without what others taught. Left
-    out are the margin of the two largest probabilities, which recordings lack, and the adaptive bound on the entropy, whose state
-    would have to follow the rounds of other rules.
+    Source: sequence-level UCB1 of TapOut (Sridhar et al. 2025, arXiv 2511.02017). A prompt begins without what others taught.
+    Left out are the margin of the two largest probabilities, which recordings lack, and the adaptive bound on the entropy, whose
+    state would have to follow the rounds of other rules.
     """
 
     needs = frozenset({"max_prob", "entropy"})
