@@ -25,7 +25,8 @@ SHOWN_IN = [ROOT / "README.md", *config_folder().rglob("*.yaml"), *ROOT.glob("*.
 SHOWN_IN += [path for folder in ("data_gen", "specheads/evaluation") for path in (ROOT / folder).glob("*.py")]
 # keys with quotes around them or within; <...> and ... stand for what the reader fills in
 COMMAND = re.compile(
-    r"python (train\.py|evaluate\.py|-m data_gen|-m specheads\.evaluation\.(?:learning_curve|layer_search|load))"
+    r"(?:python )?"
+    r"(train\.py|evaluate\.py|-m data_gen|-m specheads\.evaluation\.(?:learning_curve|layer_search|load)|specheads calibrate)"
     r"((?: +(?:-m\b|'[^'`]*'|[\w.+]+=[^\s`)]+))*)"
 )
 
