@@ -1,8 +1,8 @@
 """`python benchmarks/distill_recipes.py`: ways to distil nano's draft, each from an empty folder, and its overlap after them.
 
-Every row is `python train.py task=distill` with some settings, its data included in the minutes. Overlaps are along the target's
-sampled responses to nano's dev prompts, on which a recipe is chosen, and to its test prompts; intervals are over groups of
-prompts. `--recipes` names some; a recipe that is kept under `--out` is not trained again.
+Every row is `python train.py task=distill` with some settings, its data included in the minutes, the search for functions not.
+Overlaps are along the target's sampled responses to nano's dev prompts, on which a recipe is chosen, and to its test prompts;
+intervals are over groups of prompts. `--recipes` names some; a recipe that is kept under `--out` is not trained again.
 """
 
 import argparse

@@ -45,6 +45,7 @@ from specheads.heads.metrics import auroc
 from specheads.pair_config import config_folder
 from specheads.replay.replay import recorded_head
 from specheads.storage.runs import has_ended
+from specheads.training.heads.settings import checked_share
 
 OUTPUTS = Path("outputs/head_kinds")
 RAW = "calibration=null"  # all heads are compared as training left them; the default's calibration is taken off
@@ -122,10 +123,12 @@ def all_heads(model: str, banks: Mapping[str, Sequence[str]], seeds: Sequence[in
     """Return the heads of every kind, one for each seed."""
     by_kind: dict[Kind, list[LocatedHead]] = {}
     for bank, words in banks.items():
-        kept = [float(word.split("=")[1]) for word in words if word.startswith("mixing.response_share=")] or [1.0]
         for seed in seeds:
-            for folder in sorted(bank_folder(model, bank, words, seed).glob("*/config.json")):
+            heads = bank_folder(model, bank, words, seed)
+            share = OmegaConf.load(heads.parent / ".hydra" / "config.yaml").mixing.response_share
+            for folder in sorted(heads.glob("*/config.json")):
                 config = json.loads(folder.read_text())
+                kept = [checked_share(config["predicts"], share)]
                 described = (
                     config["predicts"],
                     *kept,
@@ -207,7 +210,8 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     arguments.result = arguments.result or ("head_kinds" if arguments.model == "nano" else f"head_kinds_{arguments.model}")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    kinds, by_bank = all_heads(arguments.model, BANKS[arguments.compare], arguments.seeds), arguments.compare == "recipes"
+    kinds = all_heads(arguments.model, BANKS[arguments.compare], arguments.seeds)
+    by_bank = arguments.compare in ("recipes", "authors")
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         words = [f"model={arguments.model}", "num_prompts=1000", "num_dev_prompts=200", *RULES, "paths.run=.", *arguments.words]
         cfg = compose("evaluate", words)

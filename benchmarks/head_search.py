@@ -292,6 +292,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     add_result_option(parser, "head_search")
     given = parser.parse_args()
+    for number, name in enumerate(given.variants):
+        if (teacher := VARIANTS[name].teacher) is not None and teacher not in given.variants[:number]:
+            parser.error(f"{name!r} needs {teacher!r} before it")
     pair = load_pair(given.model)
     most = max(VARIANTS[name].responses for name in given.variants)
     settings = Generation(warp=WARP, max_new_tokens=128, max_prompt_tokens=256, responses_per_prompt=most)

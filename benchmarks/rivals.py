@@ -30,6 +30,7 @@ from specheads.evaluation.evaluate import evaluate
 from specheads.evaluation.head_folders import find_heads
 from specheads.evaluation.report import Report
 from specheads.pair_config import config_folder
+from specheads.prompts.prompt import FINAL
 
 RULES = ("fixed_length", "head_threshold", "logistic", "online_logistic", "bandit_length", "entropy_threshold")
 
@@ -130,6 +131,8 @@ def main() -> None:
         cfg = compose("evaluate", [*words, *given.overrides])
     with open_dict(cfg):
         cfg.stopping.update(RIVALS)
+    if cfg.split == FINAL:
+        parser.error("split=final is read once, for a published figure; rivals are compared on test prompts")
     settings, data, pair = evaluation_settings(cfg), prompt_data(cfg), load_configured_pair(cfg)
     heads = find_heads(settings.head, pair, Path(cfg.paths.outputs), settings.warp)
     report = evaluate(pair, heads, settings, data, (Path(cfg.paths.data), Path(cfg.paths.run)), {}, config_text(cfg))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks.rivals import RIVALS, TapOut
+from specheads.commands.evaluation import rule_choices
 
 CPU = torch.device("cpu")
 
@@ -55,4 +56,7 @@ def test_a_round_does_not_see_the_entropy_of_the_last_one():
 
 
 def test_configs_name_classes_that_exist():
-    assert {each["_target_"] for each in RIVALS.values()} == {"benchmarks.rivals.TapOut"}
+    choices = rule_choices(RIVALS)
+    assert [choice.cls for choice in choices.values()] == [TapOut]
+    rules = [TapOut(blend, choices["tapout"].arguments["max_tokens"]) for blend in choices["tapout"].arguments["blend"]]
+    assert [rule.blend for rule in rules] == [0.0, 0.5, 1.0]

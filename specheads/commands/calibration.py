@@ -17,11 +17,12 @@ from specheads.decoding.stopping import MAX_TOKENS
 from specheads.errors import UserError
 from specheads.evaluation.head_folders import find_heads
 from specheads.evaluation.recordings import Recorder
-from specheads.evaluation.settings import RecordingSettings
+from specheads.prompts.prompt import unique
 from specheads.replay.response_tree import RecordSettings
 from specheads.sampling import Warp
 from specheads.settings import Built, PositiveCount, Seed, Settings, Text, setting
 from specheads.training.heads.calibrate import calibrate
+from specheads.training.heads.settings import Calibration
 
 
 class Recalibration(Settings):
@@ -30,9 +31,8 @@ class Recalibration(Settings):
     seed: Seed = setting(0, "seed of everything that is sampled")
     warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
     head: Text = setting("latest", "a local folder of a head or of several, or latest: the newest of this pair")
-    num_dev_prompts: PositiveCount = setting(100, "dev prompts to calibrate on; those that a head learned from are left out")
     max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")
-    record: RecordingSettings = setting(RecordingSettings(ground_truth=False), "how much of each response is recorded")
+    calibration: Calibration = setting(Calibration(), "how many dev prompts, and how much of each response, are recorded")
 
 
 def recalibrate(cfg: DictConfig) -> dict[str, dict[str, float]]:
@@ -50,13 +50,14 @@ def recalibrate(cfg: DictConfig) -> dict[str, dict[str, float]]:
             f"head={elsewhere[0]} is on the hub, and a calibration is written into a local folder; download it first."
         )
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
-    amounts = RecordSettings(settings.record.num_samples, MAX_TOKENS, settings.record.batch_size)
+    amounts = RecordSettings(settings.calibration.num_samples, MAX_TOKENS, settings.calibration.batch_size)
     recorder = Recorder(pair, settings.warp, limits, amounts, settings.seed, Path(cfg.paths.data))
-    errors = calibrate(settings.num_dev_prompts, recorder, list(data.source.load(pair.chats)), folders)
+    errors = calibrate(settings.calibration.num_prompts, recorder, unique(data.source.load(pair.chats)), folders)
     for folder, (name, error) in zip(folders, errors.items(), strict=True):
+        before = f"{error['before']:.1%} with its calibration" if "before" in error else f"{error['raw']:.1%} uncalibrated"
         print(
-            f"{name}: expected calibration error {error['raw']:.1%} uncalibrated, {error['cross_fitted']:.1%} with a calibration "
-            f"from other prompts\n{folder} calibrated; python evaluate.py head={folder} recommends a threshold for it"
+            f"{name}: expected calibration error {before}, {error['cross_fitted']:.1%} with one from other prompts of this set\n"
+            f"{folder} calibrated; python evaluate.py head={folder} recommends a threshold for it"
         )
     return errors
 

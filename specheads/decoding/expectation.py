@@ -7,7 +7,7 @@ from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import TokenVerification, TreeVerification, VerificationRule
 
 LARGEST_DRIFT = 0.1  # between accepted tokens and those that a rule expected, beyond which it is worth fitting again
-REMEDY = "specheads calibrate head=<folder> fits it to such prompts"
+REMEDY = "specheads calibrate head=<folder>, with the same model, data and warp, fits it to such prompts"
 
 
 @dataclass
@@ -19,15 +19,17 @@ class Drift:
     accepted: int = 0
     expected: float = 0.0
 
-    def add(self, accepted: int, expected: float) -> str | None:
-        """Take in a round; return a report once there were enough."""
+    def add(self, accepted: int, expected: float) -> tuple[str, bool] | None:
+        """Take in a round; return a report once there were enough, and whether predictions do not hold."""
         self.rounds, self.accepted, self.expected = self.rounds + 1, self.accepted + accepted, self.expected + expected
         if self.rounds < self.every or not self.expected:
             return None
         share = self.accepted / self.expected
         text = f"{self.accepted} tokens were accepted in {self.rounds} rounds, {share:.0%} of those that the head expected"
         self.rounds, self.accepted, self.expected = 0, 0, 0.0
-        return text if abs(share - 1) <= LARGEST_DRIFT else f"{text}: its predictions do not hold on these prompts; {REMEDY}"
+        if abs(share - 1) <= LARGEST_DRIFT:
+            return text, False
+        return f"{text}: its predictions do not hold on these prompts; {REMEDY}", True
 
 
 def expected_of(
@@ -38,4 +40,4 @@ def expected_of(
     It is None under other rules than token verification, too, whose acceptance predictions do not speak of.
     """
     expected = stopping.num_expected(state) if isinstance(verification, TokenVerification) else None
-    return None if expected is None else float(expected[row]) or None
+    return None if expected is None else float(expected[row])

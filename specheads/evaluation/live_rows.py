@@ -77,7 +77,7 @@ def _live_row(
         predicted_speedup=predicted_speedup,
         lossless=True,
         efficiency_gain=None,
-        accepted_over_expected=None if total.num_expected is None else interval(_over_expected(measured.stats, resamples)),
+        accepted_over_expected=interval(_over_expected(measured.stats, resamples)) if total.num_expected else None,
     )
 
 

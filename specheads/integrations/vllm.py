@@ -157,6 +157,7 @@ class HeadProposer:
         for request, sampled in zip(self._requests, sampled_token_ids, strict=False):
             if len(sampled) and request.num_expected is not None:
                 self._note(len(sampled) - 1, request.num_expected)
+            request.num_expected = None
         return [
             self._drafted(request, text) if len(sampled) else []
             for request, text, sampled in zip(self._requests, texts, sampled_token_ids, strict=False)
@@ -165,7 +166,18 @@ class HeadProposer:
     def _note(self, accepted: int, expected: float) -> None:
         """Count what was accepted of a draft beside what the head expected, and log it now and then."""
         if (report := self._drift.add(accepted, expected)) is not None:
-            logger.info("%s", report)
+            text, drifted = report
+            logger.log(logging.WARNING if drifted else logging.INFO, "with greedy drafts, %s", text)
+
+    def _expected(self, state: Any) -> float | None:
+        """Return how many tokens of a draft the head expected to be accepted, None if it speaks of other drafts.
+
+        Drafts are greedy here. A head that learned from sampled tokens predicts how often those are accepted.
+        """
+        if self.head.config.warp.get("temperature") != 0:
+            return None
+        expected = self.rule.num_expected(state)
+        return None if expected is None else float(expected)
 
     def _matched(self, texts: Sequence[np.ndarray]) -> list[Request]:
         """Return the request of each row: most stay in their row, some have moved, others are new."""
@@ -186,7 +198,7 @@ class HeadProposer:
         return Request(cache)
 
     def _drafted(self, request: Request, text: np.ndarray) -> list[int]:
-        draft, drafted, request.num_expected = self.draft, list[int](), None
+        draft, drafted = self.draft, list[int]()
         limit = min(self.rule.max_tokens, min(self.window, draft.window) - len(text))
         if limit < 1:
             return []
@@ -202,8 +214,7 @@ class HeadProposer:
             drafted.append(int(token))
             state, stop = self.rule.step(state, drafting_features(self.rule.needs, logits, token, hidden, draft.embed))
             if len(drafted) >= limit or bool(stop) or drafted[-1] in self._ends:
-                expected = self.rule.num_expected(state)
-                request.num_expected = None if expected is None else float(expected)
+                request.num_expected = self._expected(state)
                 return drafted
             pending = token[:, None]
 

@@ -25,7 +25,7 @@ def folder(nano, tmp_path):
 def calibrated(monkeypatch, nano, tmp_path, head, *words):
     monkeypatch.setattr(calibration, "load_configured_pair", lambda cfg: nano)
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        small = ["num_dev_prompts=4", "max_new_tokens=8", "record.num_samples=2", "data.num_dev=6"]
+        small = ["calibration.num_prompts=4", "max_new_tokens=8", "calibration.num_samples=2", "data.num_dev=6"]
         where = [f"head={head}", f"paths.data={tmp_path}/data", "paths.run=none"]
         cfg = compose("calibrate", ["model=nano", *where, *small, *words])
     return calibration.recalibrate(cfg)
@@ -41,10 +41,14 @@ def test_the_calibration_is_replaced_and_the_weights_stay(folder, nano, tmp_path
     assert after.config.train["epochs"] == 1 and after.config.train["dev_ece"] == errors["mine"]
     assert 0 < errors["mine"]["cross_fitted"] < 1 and 0 < errors["mine"]["raw"] < 1
     out = capsys.readouterr().out
-    assert "mine: expected calibration error" in out and f"evaluate.py head={folder}" in out
-    first = (folder / "config.json").read_text()
-    calibrated(monkeypatch, nano, tmp_path, folder)
-    assert json.loads((folder / "config.json").read_text()) == json.loads(first)  # the same command gives the same numbers
+    assert "mine: expected calibration error" in out and "uncalibrated" in out and f"evaluate.py head={folder}" in out
+    first = json.loads((folder / "config.json").read_text())
+    again = calibrated(monkeypatch, nano, tmp_path, folder)["mine"]
+    assert "with its calibration" in capsys.readouterr().out
+    assert 0 < again.pop("before") != again["raw"]
+    assert again == errors["mine"]
+    second = json.loads((folder / "config.json").read_text())
+    assert second["calibration"] == first["calibration"]  # the same command gives the same numbers
 
 
 def test_a_head_elsewhere_is_refused(folder, nano, tmp_path, monkeypatch):

@@ -22,7 +22,8 @@ def test_the_expected_number_is_the_sum_of_survival_over_all_drafted_tokens(prob
     decoder = SpeculativeDecoder(tiny_pair(8), stopping=HeadThreshold(constant_head(prob), 0.7))
     out = decoder.generate(PROMPT, max_new_tokens)
     expected = expected_by_hand(out.rounds, prob)
-    assert out.stats.num_expected == (pytest.approx(expected) if expected else None)
+    assert out.stats.num_expected == pytest.approx(expected)
+    assert (out.stats.accepted_over_expected is None) == (expected == 0)
     again = decoder.generate(PROMPT, max_new_tokens)  # nothing is left of the first prompt
     assert again.stats.num_expected == out.stats.num_expected
 
@@ -82,5 +83,6 @@ def test_a_server_reports_every_so_often_and_says_what_to_do(accepted, warned):
     for _ in range(2):  # each report counts its own rounds
         reports = [drift.add(accepted // 10 + (number < accepted % 10), 2.0) for number in range(10)]
         assert reports[:-1] == [None] * 9
-        assert f"{accepted} tokens were accepted in 10 rounds, {accepted / 20:.0%} of those" in reports[-1]
-        assert ("specheads calibrate head=<folder>" in reports[-1]) == warned
+        text, drifted = reports[-1]
+        assert f"{accepted} tokens were accepted in 10 rounds, {accepted / 20:.0%} of those" in text
+        assert drifted == ("specheads calibrate head=<folder>" in text) == warned

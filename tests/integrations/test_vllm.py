@@ -4,6 +4,8 @@ vLLM itself needs a GPU; this has not been run on it.
 """
 
 import importlib
+import json
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,7 +46,7 @@ def config(head, draft="embedded:nano/draft", **given):
 def folder(request, nano, tmp_path):
     torch.manual_seed(1)
     calibration = {"slope": [1.5, 1.0], "intercept": [1.5, 1.0]}
-    who = {"draft": {"id": nano.draft_id, "revision": nano.draft_revision}}
+    who = {"draft": {"id": nano.draft_id, "revision": nano.draft_revision}, "warp": asdict(Warp(0.0))}
     head = AcceptanceHead(HeadConfig(hidden_size=160, calibration=calibration, **KINDS[request.param], **who))
     torch.nn.init.normal_(head.readout.weight, std=0.3)
     return save_head(head, tmp_path / "head")
@@ -151,6 +153,17 @@ class Counted:
 
     def read(self, model, arguments, given):
         self.count += given["input_ids"].numel()
+
+
+@pytest.mark.parametrize("warp", [{}, {"temperature": 1.0, "top_k": 50}])
+def test_a_head_that_learned_from_sampled_tokens_is_not_judged_by_greedy_drafts(warp, nano, folder):
+    content = json.loads((folder / "config.json").read_text()) | {"warp": warp}
+    (folder / "config.json").write_text(json.dumps(content))
+    server = Server(nano, config(folder, dtype="float32"))
+    server.add(nano.encode_instruction("def f(x):"), 12)
+    while server.running:
+        server.step()
+    assert server.accepted and server.proposer._drift.rounds == 0
 
 
 def test_the_draft_reads_each_token_once(nano, prompts, folder):

@@ -30,9 +30,10 @@ def calibrate(
 
     A threshold that was recommended for other predictions is taken out of the config.
 
-    Returns the expected calibration errors of each head on the dev prompts, by its name: `raw`, without a calibration, and
-    `cross_fitted`, with a calibration that was fitted on other dev prompts (see `cross_fitted_error`). Names of those of
-    the expected acceptance begin with `overlap_`. The `train` section of the config has them too.
+    Returns the expected calibration errors of each head on the dev prompts, by its name: `raw`, without a calibration, `before`,
+    with the one that it had, if any, and `cross_fitted`, with a calibration that was fitted on other dev prompts (see
+    `cross_fitted_error`). Names of those of the expected acceptance begin with `overlap_`. The `train` section of the config has
+    them too.
     """
     heads = {folder: load_head(folder) for folder in folders}
     chosen = calibration_prompts(num_prompts, recorder, prompts, list(heads.values()))
@@ -48,6 +49,9 @@ def calibrate(
             tokens = head_logits(recording, recorded)
             prompt = recording.prompt_of(predicted_nodes(recording, recorded)[0])
             fitted[f"{prefix}calibration"] = IndexCalibration.fit(*tokens).to_dict()
+            earlier = getattr(head.config, f"{prefix}calibration")
+            if earlier is not None:
+                errors[folder.name][f"{prefix}before"] = error_in_rounds(IndexCalibration.from_dict(earlier), *tokens)
             errors[folder.name] |= {
                 f"{prefix}raw": error_in_rounds(IndexCalibration.neutral(), *tokens),
                 f"{prefix}cross_fitted": cross_fitted_error(*tokens, prompt, groups),
