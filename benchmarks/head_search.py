@@ -273,6 +273,16 @@ def measured(network: Network, data: Positions) -> list[float]:
     return [*values, ((weights * (losses - entropy)).sum() / weights.sum()).item()]
 
 
+def known(data: Positions) -> list[float]:
+    """Return the same for the acceptance probabilities themselves, which no network can rank better."""
+    rows, places, starts = zip(*batches(data, range(len(data.rounds)), -1 % 2**31), strict=True)
+    del rows
+    labels, weights = labels_of(data, torch.cat(places))
+    place = (torch.cat(places) - torch.cat(starts))[:, None].expand_as(labels).flatten()
+    chosen = (place >= 0, place == 0, place > 0)
+    return [*(auroc(*(labels.flatten()[each],) * 2, weights.flatten()[each].double()) for each in chosen), 0.0]
+
+
 COLUMNS = [
     *(Column("network"), Column("width"), Column("tokens learned from", "fixed:0"), Column("minutes", "fixed:1")),
     *(
@@ -301,7 +311,7 @@ def main() -> None:
     folder = generate_data(pair, NanoSource(1600, 200, 0), settings, given.out / given.model, splits=("train", "dev"))
     train, dev = (sorted(load_split(folder, split), key=lambda row: row["sample"]) for split in ("train", "dev"))
     data, held_out = positions_of(pair, train), positions_of(pair, dev)
-    rows: list[list[Value]] = []
+    rows: list[list[Value]] = [["the acceptance probabilities themselves", None, None, None, *known(held_out)]]
     networks: dict[str, Network] = {}
     for name in given.variants:
         variant = VARIANTS[name]
