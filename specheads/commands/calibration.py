@@ -1,7 +1,8 @@
 """`specheads calibrate head=...`: fit the calibration of a trained head anew, on dev prompts like those that it is used on.
 
 Predictions drift where prompts differ from those that a head was calibrated on; evaluations and decoders show it (accepted over
-expected tokens). The head's weights stay. `specheads calibrate --help` lists every key.
+expected tokens). The head's weights stay, and so does a
+calibration that is as good. `specheads calibrate --help` lists every key.
 """
 
 from dataclasses import replace
@@ -21,7 +22,7 @@ from specheads.prompts.prompt import unique
 from specheads.replay.response_tree import RecordSettings
 from specheads.sampling import Warp
 from specheads.settings import Built, PositiveCount, Seed, Settings, Text, setting
-from specheads.training.heads.calibrate import calibrate
+from specheads.training.heads.calibrate import calibrate, is_kept
 from specheads.training.heads.settings import Calibration
 
 
@@ -55,10 +56,11 @@ def recalibrate(cfg: DictConfig) -> dict[str, dict[str, float]]:
     errors = calibrate(settings.calibration.num_prompts, recorder, unique(data.source.load(pair.chats)), folders)
     for folder, (name, error) in zip(folders, errors.items(), strict=True):
         before = f"{error['before']:.1%} with its calibration" if "before" in error else f"{error['raw']:.1%} uncalibrated"
-        print(
-            f"{name}: expected calibration error {before}, {error['cross_fitted']:.1%} with one from other prompts of this set\n"
-            f"{folder} calibrated; python evaluate.py head={folder} recommends a threshold for it"
-        )
+        print(f"{name}: expected calibration error {before}, {error['cross_fitted']:.1%} with one from other prompts of this set")
+        if is_kept(error):
+            print(f"{folder} left as it is: its calibration is at least as good on these prompts")
+        else:
+            print(f"{folder} calibrated; python evaluate.py head={folder} recommends a threshold for it")
     return errors
 
 

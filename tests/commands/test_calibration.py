@@ -10,6 +10,7 @@ from specheads import AcceptanceHead, HeadConfig, UserError
 from specheads.commands import calibration, head_tool
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.pair_config import config_folder
+from specheads.training.heads import calibrate as training_calibrate
 
 
 @pytest.fixture
@@ -42,13 +43,19 @@ def test_the_calibration_is_replaced_and_the_weights_stay(folder, nano, tmp_path
     assert 0 < errors["mine"]["cross_fitted"] < 1 and 0 < errors["mine"]["raw"] < 1
     out = capsys.readouterr().out
     assert "mine: expected calibration error" in out and "uncalibrated" in out and f"evaluate.py head={folder}" in out
-    first = json.loads((folder / "config.json").read_text())
-    again = calibrated(monkeypatch, nano, tmp_path, folder)["mine"]
-    assert "with its calibration" in capsys.readouterr().out
-    assert 0 < again.pop("before") != again["raw"]
-    assert again == errors["mine"]
-    second = json.loads((folder / "config.json").read_text())
-    assert second["calibration"] == first["calibration"]  # the same command gives the same numbers
+
+
+@pytest.mark.parametrize(("error", "replaced"), [(0.0, True), (1.0, False)])
+def test_a_calibration_is_replaced_only_by_a_better_one(error, replaced, folder, nano, tmp_path, monkeypatch, capsys):
+    content = json.loads((folder / "config.json").read_text()) | {"calibration": {"slope": [2.0], "intercept": [0.0]}}
+    (folder / "config.json").write_text(json.dumps(content))
+    before = load_head(folder).config
+    monkeypatch.setattr(training_calibrate, "cross_fitted_error", lambda *args: error)
+    errors = calibrated(monkeypatch, nano, tmp_path, folder)["mine"]
+    after, out = load_head(folder).config, capsys.readouterr().out
+    assert f"{errors['before']:.1%} with its calibration" in out and errors["before"] != errors["raw"]
+    assert (after.calibration != before.calibration) == (after.recommended is None) == replaced
+    assert ("left as it is" in out) != replaced and ("recommends a threshold" in out) == replaced
 
 
 def test_a_head_elsewhere_is_refused(folder, nano, tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """Calibration of trained heads on dev prompts, which they were not trained on, recorded as an evaluation records them."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -28,7 +28,8 @@ def calibrate(
 ) -> dict[str, dict[str, float]]:
     """Fit a calibration for every head in `folders` on dev prompts, and write it into the head's config.
 
-    A threshold that was recommended for other predictions is taken out of the config.
+    A head keeps a calibration that it has if its error here is no larger than that of one from other prompts; `is_kept` tells. If
+    it is replaced, a threshold that was recommended for other predictions is taken out of the config.
 
     Returns the expected calibration errors of each head on the dev prompts, by its name: `raw`, without a calibration, `before`,
     with the one that it had, if any, and `cross_fitted`, with a calibration that was fitted on other dev prompts (see
@@ -56,9 +57,16 @@ def calibrate(
                 f"{prefix}raw": error_in_rounds(IndexCalibration.neutral(), *tokens),
                 f"{prefix}cross_fitted": cross_fitted_error(*tokens, prompt, groups),
             }
+        if is_kept(errors[folder.name]):
+            continue
         store_dev_prompts(folder, head, [prompt.text for prompt, _ in chosen])
         store_in_config(folder, **fitted, recommended=None, train=dict(head.config.train) | {"dev_ece": errors[folder.name]})
     return errors
+
+
+def is_kept(errors: Mapping[str, float]) -> bool:
+    """Return whether a head keeps its calibration, from its errors (see `calibrate`)."""
+    return "before" in errors and errors["before"] <= errors["cross_fitted"]
 
 
 def calibration_prompts(
@@ -71,7 +79,7 @@ def calibration_prompts(
     if not unknown:
         raise UserError(
             f"calibration needs dev prompts that heads did not learn from, but there are none among {len(dev)}; set "
-            "data.num_dev, give another data set, or calibration=null."
+            "data.num_dev, or give another data set; train.py leaves heads uncalibrated with calibration=null."
         )
     return encode_prompts(recorder.pair, unknown, recorder.limits)[:num_prompts]
 
