@@ -70,6 +70,11 @@ BANKS = {  # by what is compared, and by a bank's name, the overrides of train.p
         "the authors' code": ("experiment=specdecpp_authors",),
         "the authors' code, 24 epochs at 1e-3": ("experiment=specdecpp_authors", "trainer.max_epochs=24", "optimizer.lr=1e-3"),
     },
+    "text": {  # as many steps as help: 12, 6, 4 and 3 epochs
+        "1 response": ("head.width=[20,64]", RAW),
+        "4 responses": ("generation.responses_per_prompt=4", "trainer.max_epochs=6", "head.width=[20,64]", RAW),
+        "16 responses": ("generation.responses_per_prompt=16", "trainer.max_epochs=3", "head.width=[20,64]", RAW),
+    },
     "recipes": {
         "as it is": (RAW,),
         "one drafted token at each position": ("generation.samples_per_position=1", RAW),
@@ -119,8 +124,10 @@ def finished(outputs: Path, words: Sequence[str]) -> list[Path]:
     return [run for run in runs if set(words) <= set(given[run])]
 
 
-def all_heads(model: str, banks: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> dict[Kind, list[LocatedHead]]:
-    """Return the heads of every kind, one for each seed."""
+def all_heads(
+    model: str, banks: Mapping[str, Sequence[str]], seeds: Sequence[int], calibrated: bool = False
+) -> dict[Kind, list[LocatedHead]]:
+    """Return the heads of every kind, one for each seed; without their calibration unless `calibrated`."""
     by_kind: dict[Kind, list[LocatedHead]] = {}
     for bank, words in banks.items():
         for seed in seeds:
@@ -138,7 +145,8 @@ def all_heads(model: str, banks: Mapping[str, Sequence[str]], seeds: Sequence[in
                     config["train"]["reject_weight"],
                 )
                 head = load_head(folder.parent)
-                head.config = replace(head.config, calibration=None)
+                if not calibrated:
+                    head.config = replace(head.config, calibration=None)
                 by_kind.setdefault(Kind(bank, *described), []).append(LocatedHead(head, str(folder.parent)))
     return by_kind
 
@@ -211,7 +219,7 @@ def main() -> None:
     arguments.result = arguments.result or ("head_kinds" if arguments.model == "nano" else f"head_kinds_{arguments.model}")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     kinds = all_heads(arguments.model, BANKS[arguments.compare], arguments.seeds)
-    by_bank = arguments.compare in ("recipes", "authors")
+    by_bank = arguments.compare in ("recipes", "authors", "text")
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         words = [f"model={arguments.model}", "num_prompts=1000", "num_dev_prompts=200", *RULES, "paths.run=.", *arguments.words]
         cfg = compose("evaluate", words)

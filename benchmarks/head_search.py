@@ -10,6 +10,7 @@ helps here is worth building into heads; what does not is a row of the table.
 """
 
 import argparse
+import itertools
 import math
 import sys
 import time
@@ -100,28 +101,38 @@ class Positions:
 
 
 @torch.no_grad()
-def positions_of(pair: Pair, rows: Sequence[dict]) -> Positions:
-    """Return the positions of rows of a data set; models read 32 texts at a time."""
+def positions_of(pair: Pair, rows: Sequence[dict], target_hidden: Tensor | None = None) -> Positions:
+    """Return the positions of rows of a data set, with the target's states if they are known; 32 texts are read at a time."""
     parts: list[tuple[Tensor, ...]] = []
+    ends = np.cumsum([0, *(len(row["response_ids"]) for row in rows)])
     for piece in slices(len(rows), 1, 32):
         chosen = rows[piece]
         tokens = right_padded([np.array([*row["prompt_ids"], *row["response_ids"]]) for row in chosen])
         row = torch.cat([torch.full((len(each["response_ids"]),), number) for number, each in enumerate(chosen)])
         index = torch.cat([len(each["prompt_ids"]) + torch.arange(len(each["response_ids"])) for each in chosen])
-        states = [lm.hidden_states(tokens, use_cache=False)[row, index - 1] for lm in (pair.draft_lm, pair.target_lm)]
+        states = [pair.draft_lm.hidden_states(tokens, use_cache=False)[row, index - 1]]
+        if target_hidden is None:
+            states.append(pair.target_lm.hidden_states(tokens, use_cache=False)[row, index - 1])
+        else:
+            states.append(target_hidden[ends[piece.start] : ends[piece.start + len(chosen)]].float())
         for part in slices(len(row), 1, 2048):
             logits = pair.draft_lm.logits(states[0][part])
-            target = WARP(pair.target_lm.logits(states[1][part]))
-            draft, ids = WARP(logits).topk(KEPT)
+            target, all_of_draft = WARP(pair.target_lm.logits(states[1][part])), WARP(logits)
+            draft, ids = all_of_draft.topk(KEPT)
             plain = logits.log_softmax(dim=-1)
             entropy = -(plain.exp() * plain).sum(dim=-1)
             rest = target.gather(1, ids).half(), plain.gather(1, ids).half(), plain.amax(dim=-1).exp(), entropy
             kept = [state[part].half() for state in states]
-            parts.append((*kept, ids.short(), draft.half(), *rest, tokens[row[part], index[part]].short()))
-    columns = [torch.cat(each) for each in zip(*parts, strict=True)]
+            said = tokens[row[part], index[part]]
+            chances = [each.gather(1, said[:, None]).squeeze(1).log() for each in (all_of_draft, target)]
+            parts.append((*kept, ids.short(), draft.half(), *rest, said.short(), *chances))
+    *columns, of_draft, of_target = (torch.cat(each) for each in zip(*parts, strict=True))
     names = ("response_draft_logprob", "response_target_logprob", "response_ids")
-    rounds = [{name: np.asarray(row[name]) for name in names} for row in rows]
-    return Positions(np.cumsum([0, *(len(row["response_ids"]) for row in rows)]), *columns, rounds)
+    of_row = [slice(*bounds) for bounds in itertools.pairwise(ends)]
+    rounds = [
+        dict(zip(names, (each[part].numpy() for each in (of_draft, of_target, columns[-1])), strict=True)) for part in of_row
+    ]
+    return Positions(ends, *columns, rounds)
 
 
 class Network(nn.Module):

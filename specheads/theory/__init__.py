@@ -1,0 +1,1 @@
+"""What the theory of speculative decoding says, computed."""
