@@ -49,6 +49,8 @@ from specheads.training.heads.settings import checked_share
 
 OUTPUTS = Path("outputs/head_kinds")
 RAW = "calibration=null"  # all heads are compared as training left them; the default's calibration is taken off
+ROLLOUTS = ("generation.rollouts_per_response=4", "head.label=rollout", RAW)
+OBJECTIVE = "objective:"  # begins the word that names another loss, of head_objectives.py
 GRID = ("head.depth=[0,1,3]", "loss.reject_weight=[1.0,6.0]", RAW)
 BANKS = {  # by what is compared, and by a bank's name, the overrides of train.py, other than seed and folder
     "kinds": {
@@ -74,6 +76,15 @@ BANKS = {  # by what is compared, and by a bank's name, the overrides of train.p
         "1 response": ("head.width=[20,64]", RAW),
         "4 responses": ("generation.responses_per_prompt=4", "trainer.max_epochs=6", "head.width=[20,64]", RAW),
         "16 responses": ("generation.responses_per_prompt=16", "trainer.max_epochs=3", "head.width=[20,64]", RAW),
+    },
+    "objectives": {
+        "cross-entropy": (RAW,),
+        "rejections count half": ("loss.reject_weight=0.5", RAW),
+        "rejections count twice": ("loss.reject_weight=2.0", RAW),
+        "focal": ("objective:focal", RAW),
+        "with the calibration error": ("objective:calibrated", RAW),
+        "cross-entropy on rollouts": ROLLOUTS,
+        "throughput on rollouts": ("objective:throughput", *ROLLOUTS),
     },
     "recipes": {
         "as it is": (RAW,),
@@ -109,7 +120,10 @@ class Kind:
 def bank_folder(model: str, bank: str, words: Sequence[str], seed: int) -> Path:
     """Return the folder of a bank's heads, training them first if need be."""
     outputs = OUTPUTS / model / re.sub(r"[^\w-]+", "_", bank) / str(seed)
-    command = [sys.executable, "train.py", f"model={model}", f"paths.outputs={outputs}", f"seed={seed}", *words]
+    script = ["train.py"]
+    if words and words[0].startswith(OBJECTIVE):
+        script, words = ["benchmarks/head_objectives.py", words[0].removeprefix(OBJECTIVE)], words[1:]
+    command = [sys.executable, *script, f"model={model}", f"paths.outputs={outputs}", f"seed={seed}", *words]
     if not (runs := finished(outputs, words)):
         print(shlex.join(command[1:]), flush=True)
         subprocess.run(command, check=True)
@@ -219,7 +233,7 @@ def main() -> None:
     arguments.result = arguments.result or ("head_kinds" if arguments.model == "nano" else f"head_kinds_{arguments.model}")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     kinds = all_heads(arguments.model, BANKS[arguments.compare], arguments.seeds)
-    by_bank = arguments.compare in ("recipes", "authors", "text")
+    by_bank = arguments.compare in ("recipes", "authors", "text", "objectives")
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         words = [f"model={arguments.model}", "num_prompts=1000", "num_dev_prompts=200", *RULES, "paths.run=.", *arguments.words]
         cfg = compose("evaluate", words)
