@@ -72,10 +72,10 @@ BANKS = {  # by what is compared, and by a bank's name, the overrides of train.p
         "the authors' code": ("experiment=specdecpp_authors",),
         "the authors' code, 24 epochs at 1e-3": ("experiment=specdecpp_authors", "trainer.max_epochs=24", "optimizer.lr=1e-3"),
     },
-    "text": {  # as many steps as help: 12, 6, 4 and 3 epochs
+    "text": {
         "1 response": ("head.width=[20,64]", RAW),
         "4 responses": ("generation.responses_per_prompt=4", "trainer.max_epochs=6", "head.width=[20,64]", RAW),
-        "16 responses": ("generation.responses_per_prompt=16", "trainer.max_epochs=3", "head.width=[20,64]", RAW),
+        "8 responses": ("generation.responses_per_prompt=8", "trainer.max_epochs=4", "head.width=[20,64]", RAW),
     },
     "objectives": {
         "cross-entropy": (RAW,),
