@@ -1,0 +1,1 @@
+"""What speculation would be worth for a pair on this machine, before anything is trained."""

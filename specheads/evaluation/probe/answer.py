@@ -1,0 +1,76 @@
+"""What to do, from what each way to decode is predicted to be worth: the simplest one that nothing beats noticeably."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.probe.prediction import BETTER, BLOCK, FIXED_NAME, HEAD, LOGISTIC, MORE_OVERLAP, PLAIN, Option
+
+NOTICEABLE = 0.01  # of speed, that a more complicated way to decode must gain
+WORTH_TRAINING = 0.02  # the same for a head, which has to be trained
+WORTH_DISTILLING = 0.05  # and for a draft
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The recommended way to decode, its speed-up, a sentence that says so, and the command that comes next."""
+
+    choice: str
+    speedup: Interval
+    text: str
+    command: str
+
+
+def answer_of(options: Sequence[Option], overrides: Sequence[str]) -> Answer:
+    """Return the answer that options give.
+
+    Args:
+        overrides: the words that name the pair on a command line.
+    """
+    known = {option.name: option for option in options}
+    heads = [option for option in options if option.name.startswith(HEAD)]
+    ladder = [known[PLAIN], known[FIXED_NAME]]
+    ladder += [known[name] for name in (BLOCK, LOGISTIC) if name in known]
+    chosen = ladder[0]
+    for option in ladder[1:]:
+        if option.speedup.value > chosen.speedup.value * (1 + NOTICEABLE):
+            chosen = option
+    head = max(heads, key=lambda option: option.speedup.value) if heads else None
+    if head is not None and head.speedup.value > chosen.speedup.value * (1 + WORTH_TRAINING):
+        chosen = head
+    words = " ".join(overrides)
+    text = f"{_said(chosen)}: {_times(chosen.speedup)} the speed of the target alone"
+    if chosen.name not in (PLAIN, FIXED_NAME):
+        fixed = known[FIXED_NAME]
+        gain = chosen.speedup.value / fixed.speedup.value - 1
+        text += f", {gain:+.1%} over {fixed.value or 'the best fixed length'}"
+    better = known[BETTER]
+    gain = better.speedup.value / known[FIXED_NAME].speedup.value - 1
+    distil = gain > WORTH_DISTILLING and better.speedup.value > chosen.speedup.value
+    if distil:
+        text += f". A draft with {MORE_OVERLAP:.0%} more overlap would bring {_times(better.speedup)} by itself: distil it first"
+    return Answer(chosen.name, chosen.speedup, f"{text}.", _command(chosen, distil, words))
+
+
+def _command(chosen: Option, distil: bool, words: str) -> str:
+    """Return the command that comes next; `words` name the pair."""
+    if distil:
+        return f"python train.py task=distill {words}".strip()
+    if chosen.name.startswith(HEAD):
+        return f"python train.py {words} head.width={chosen.name.removeprefix(HEAD)}".replace("  ", " ")
+    rules = {BLOCK: "verification=block", LOGISTIC: "'stopping=[fixed_length,logistic]'"}.get(chosen.name, "")
+    return " ".join(f"python evaluate.py {words} head=null {rules}".split())
+
+
+def _said(chosen: Option) -> str:
+    if chosen.name == PLAIN:
+        return "Do not speculate with this draft"
+    if chosen.name == FIXED_NAME:
+        return f"Draft a fixed number of tokens ({chosen.value})"
+    if chosen.name.startswith(HEAD):
+        return f"Train a head ({chosen.name.removeprefix(HEAD)} wide)"
+    return {BLOCK: f"Use block verification ({chosen.value})", LOGISTIC: f"Stop by a logistic ({chosen.value})"}[chosen.name]
+
+
+def _times(speedup: Interval) -> str:
+    return f"{speedup.value:.2f}x [{speedup.low:.2f}, {speedup.high:.2f}]"

@@ -1,0 +1,126 @@
+"""A probe: record some prompts, time the steps, predict what each way to decode is worth, and say what to do."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specheads.decoding.stopping import MAX_TOKENS
+from specheads.errors import UserError
+from specheads.evaluation.intervals import Interval, halves, interval, resample_counts
+from specheads.evaluation.machine import versions
+from specheads.evaluation.probe.agreement import agreement, survival
+from specheads.evaluation.probe.answer import Answer, answer_of
+from specheads.evaluation.probe.live_check import LiveCheck, live_check
+from specheads.evaluation.probe.prediction import Half, Option, best_length, predict
+from specheads.evaluation.probe.settings import Probe
+from specheads.evaluation.probe.step_times import StepTimes, step_times
+from specheads.evaluation.prompt_data import PromptData
+from specheads.evaluation.recordings import Recorder
+from specheads.pair import Pair
+from specheads.prompts.encoding import EncodedPrompt, encode_prompts
+from specheads.prompts.prompt import groups_of, unique
+from specheads.replay.response_tree import RecordSettings
+
+logger = logging.getLogger(__name__)
+SURVIVAL = 8  # places in a draft whose acceptance is reported
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What a probe found; `context` says how."""
+
+    pair: str
+    num_prompts: int
+    num_tokens: int  # of the responses
+    overlap: Interval  # the expected acceptance of a drafted token
+    survival: Sequence[float]  # the chance that at least 1, 2, ... tokens of a draft are accepted
+    times: StepTimes
+    live: LiveCheck
+    options: Sequence[Option]
+    answer: Answer
+    context: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, as in probe.json."""
+        return {**asdict(self), "ratio": self.times.ratio, "live": {**asdict(self.live), "speedup": self.live.speedup}}
+
+
+def probe(pair: Pair, settings: Probe, data: PromptData, data_folder: Path, overrides: Sequence[str] = ()) -> Probed:
+    """Return what speculation would be worth for a pair on prompts like those of `data`.
+
+    Args:
+        data_folder: where recordings are kept, which a second probe or an evaluation of the same prompts reads again.
+        overrides: the words that name the pair on a command line, for the command that comes next.
+
+    Raises:
+        UserError: too few prompts.
+    """
+    prompts = _prompts(pair, settings, data)
+    greedy, warp = settings.warp.greedy, settings.warp
+    logger.info("probe: %d prompts; recording their responses, then timing steps", len(prompts))
+    recorded = _recorded(pair, settings, data, data_folder, prompts)
+    widths = settings.widths or _widths(pair.draft_lm.hidden_size)
+    logger.info("probe: timing draft steps, verifications and heads of width %s", ", ".join(map(str, widths)))
+    context = min(settings.context, pair.window // 2)
+    times = step_times(pair, warp, widths, context, settings.repeats, settings.engine)
+    length = best_length(recorded, times, greedy)
+    ids = [ids for _, ids in prompts[: settings.num_live_prompts]]
+    logger.info("probe: decoding %d prompts as a check", len(ids))
+    live = live_check(pair, ids, warp, times, length, settings.max_new_tokens, settings.engine, settings.seed)
+    options = predict(recorded, times, greedy, live.overheads)
+    agreed = np.concatenate([half.agreed.sums for half in recorded])
+    resamples = resample_counts([group for half in recorded for group in half.groups])
+    overlaps = (resamples @ agreed[:, 0]) / (resamples @ agreed[:, 1])
+    survived = np.mean([survival(half.recording, SURVIVAL) for half in recorded], axis=0)
+    return Probed(
+        pair=pair.name or f"{pair.draft_id} for {pair.target_id}",
+        num_prompts=len(prompts),
+        num_tokens=int(agreed[:, 1].sum()),
+        overlap=interval(overlaps),
+        survival=survived.round(4).tolist(),
+        times=times,
+        live=live,
+        options=options,
+        answer=answer_of(options, overrides),
+        context={"draft": pair.draft_id, "target": pair.target_id, "warp": asdict(warp), "versions": versions()},
+    )
+
+
+def _widths(hidden_size: int) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(max(8, hidden_size // part) for part in (16, 8, 1)))
+
+
+def _prompts(pair: Pair, settings: Probe, data: PromptData) -> list[EncodedPrompt]:
+    """Return the first dev prompts that leave room for a response; test prompts where there are no dev prompts."""
+    loaded = unique(data.source.load(pair.chats))
+    of_split = [prompt for prompt in loaded if prompt.split == "dev"] or [each for each in loaded if each.split == "test"]
+    prompts = encode_prompts(pair, of_split, data.limits)[: settings.num_prompts]
+    if len(prompts) < 2:
+        raise UserError(
+            f"there are {len(prompts)} dev prompts of at most {data.limits.max_prompt_tokens} tokens, and a probe needs 2; set "
+            "data.num_dev, data.max_prompt_tokens, or use a data set with more rows."
+        )
+    return prompts
+
+
+def _recorded(pair: Pair, settings: Probe, data: PromptData, folder: Path, prompts: Sequence[EncodedPrompt]) -> list[Half]:
+    """Return the recordings of the two halves of the prompts."""
+    limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
+    amounts = RecordSettings(settings.record.num_samples, MAX_TOKENS, settings.record.batch_size)
+    recorder = Recorder(pair, settings.warp, limits, amounts, settings.seed, folder)
+    groups = groups_of([prompt for prompt, _ in prompts])
+    first = halves(groups)
+    parts = {
+        name: [number for number in range(len(prompts)) if first[number] == is_first]
+        for name, is_first in (("first", True), ("second", False))
+    }
+    sets = {name: [prompts[number] for number in part] for name, part in parts.items()}
+    recordings = recorder.record(sets, [], ground_truth=True)
+    return [
+        Half(recording, agreement(pair, recording, settings.warp), [str(groups[number]) for number in parts[name]])
+        for name, recording in recordings.items()
+    ]

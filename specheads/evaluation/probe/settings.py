@@ -1,0 +1,22 @@
+"""The settings of a probe."""
+
+from specheads.evaluation.settings import EngineName, RecordingSettings
+from specheads.sampling import Warp
+from specheads.settings import Built, PositiveCount, Seed, Settings, setting
+
+
+class Probe(Settings):
+    """How much of a pair is looked at; the defaults take about five minutes for the embedded pairs, and cold compilation."""
+
+    seed: Seed = setting(0, "seed of everything that is sampled")
+    warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
+    engine: EngineName = setting("auto", "how models are run while steps are timed: auto, eager, compiled, cuda_graph")
+    num_prompts: PositiveCount = setting(48, "prompts to record; half of them choose for the others")
+    num_live_prompts: PositiveCount = setting(4, "prompts to decode as a check")
+    widths: tuple[PositiveCount, ...] | None = setting(
+        None, "widths of the heads to time; null: a sixteenth of the draft's hidden size, an eighth and all of it"
+    )
+    context: PositiveCount = setting(256, "positions in memory while steps are timed")
+    repeats: PositiveCount = setting(40, "times that each step is timed")
+    record: RecordingSettings = setting(RecordingSettings(), "how much of each response is recorded")
+    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")
