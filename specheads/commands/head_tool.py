@@ -104,6 +104,12 @@ VERBS = {
 }
 
 
+CONFIGURED = {  # verbs with configs, in modules of their own
+    "calibrate": "calibrate a head again, on other prompts",
+    "probe": "say what speculation would be worth for a pair, without training",
+}
+
+
 def help_text(verbs: Sequence[str] = tuple(VERBS)) -> str:
     """Return the help text of the command, or of some verbs."""
     lines = ["usage: specheads <verb> key=value ...", ""]
@@ -113,7 +119,7 @@ def help_text(verbs: Sequence[str] = tuple(VERBS)) -> str:
         lines += [f"    {key + '=':<12} {about}" for key, about in verb.required.items()]
         lines += [f"    {key + '=':<12} {about} (optional)" for key, about in verb.optional.items()]
     if len(verbs) > 1:
-        lines.append(f"  {'calibrate':<10} calibrate a head again, on other prompts; specheads calibrate --help lists its keys")
+        lines += [f"  {name:<10} {about}; specheads {name} --help lists its keys" for name, about in CONFIGURED.items()]
     return "\n".join(lines)
 
 
@@ -123,7 +129,7 @@ def run(arguments: Sequence[str]) -> str:
         return help_text([argument for argument in arguments if argument in VERBS] or list(VERBS))
     name, *rest = arguments
     if name not in VERBS:
-        raise UserError(f"specheads {name}: there is no such verb; use {', '.join(VERBS)}, calibrate, or --help.")
+        raise UserError(f"specheads {name}: there is no such verb; use {', '.join([*VERBS, *CONFIGURED])}, or --help.")
     verb, given = VERBS[name], {}
     for argument in rest:
         key, equals, value = argument.partition("=")
@@ -140,11 +146,12 @@ def run(arguments: Sequence[str]) -> str:
 
 def main() -> None:
     """Run the command line of this process; a user's mistake is one message and exit code 2."""
-    if sys.argv[1:2] == ["calibrate"]:
-        from specheads.commands.calibration import main as calibrate  # imports what decodes
-
-        del sys.argv[1]
-        calibrate()
+    if sys.argv[1:2] and sys.argv[1] in CONFIGURED:  # which import what decodes
+        if sys.argv.pop(1) == "probe":
+            from specheads.commands.probe import main as configured
+        else:
+            from specheads.commands.calibration import main as configured
+        configured()
         return
     try:
         print(run(sys.argv[1:]))

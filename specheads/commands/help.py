@@ -29,6 +29,7 @@ PROGRAMS = {
     "layer_search": "python -m specheads.evaluation.layer_search",
     "load": "python -m specheads.evaluation.load",
     "calibrate": "specheads calibrate",
+    "probe": "specheads probe",
 }
 HYDRA = {
     "+key=value": "adds a key that is not listed; '~key' takes one away",

@@ -77,18 +77,18 @@ def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
     """
     share = recording.accepted.double().mean().item()
     flipped = min(1.0, share * gain / max(1e-9, 1 - share))
-    draws = torch.rand(recording.accepted.shape, generator=torch.Generator().manual_seed(seed))
-    return replace(recording, accepted=recording.accepted | (draws < flipped))
+    uniform = torch.rand(recording.accepted.shape, generator=torch.Generator().manual_seed(seed))
+    return replace(recording, accepted=recording.accepted | (uniform < flipped))
 
 
 def block_counts(recording: Recording, agreed: Agreement, lengths: Sequence[int], seed: int = 0) -> list[Counts]:
     """Return the counts of fixed lengths under block verification; each sample of the recording is another draw of the rounds."""
     rng = np.random.default_rng(seed)
-    draws = [rng.random((recording.num_samples, int(length))) for length in recording.lengths]
-    return [_block_counts(recording, agreed, length, draws) for length in lengths]
+    uniforms = [rng.random((recording.num_samples, int(length))) for length in recording.lengths]
+    return [_block_counts(recording, agreed, length, uniforms) for length in lengths]
 
 
-def _block_counts(recording: Recording, agreed: Agreement, length: int, draws: Sequence[np.ndarray]) -> Counts:
+def _block_counts(recording: Recording, agreed: Agreement, length: int, uniforms: Sequence[np.ndarray]) -> Counts:
     rows = []
     for prompt, (draft, target) in enumerate(zip(agreed.draft_logprob, agreed.target_logprob, strict=True)):
         total, limit = int(recording.lengths[prompt]), int(recording.limits[prompt])
@@ -98,7 +98,7 @@ def _block_counts(recording: Recording, agreed: Agreement, length: int, draws: S
             window = slice(start, start + length)
             known = chance_accepted(torch.from_numpy(draft[window]), torch.from_numpy(target[window])).numpy()
             chance[start, : len(known)] = known
-        for uniform in draws[prompt]:
+        for uniform in uniforms[prompt]:
             start = 0
             while start < total:
                 drafted = min(length, limit - start - 1)

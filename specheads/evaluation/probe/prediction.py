@@ -84,6 +84,11 @@ def predict(halves: Sequence[Half], times: StepTimes, greedy: bool, overheads: O
     return Prediction(halves, times, greedy, overheads or Overheads()).options()
 
 
+def fixed_of(options: Sequence[Option]) -> Option:
+    """Return the best fixed length of some options."""
+    return next(option for option in options if option.name == FIXED_NAME)
+
+
 def best_length(halves: Sequence[Half], times: StepTimes, greedy: bool) -> int:
     """Return the fixed length that is the fastest on all prompts."""
     prediction = Prediction(halves, times, greedy, Overheads())

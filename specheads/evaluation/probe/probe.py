@@ -10,12 +10,13 @@ import numpy as np
 
 from specheads.decoding.stopping import MAX_TOKENS
 from specheads.errors import UserError
+from specheads.evaluation.doubts import LARGEST_SPREAD
 from specheads.evaluation.intervals import Interval, halves, interval, resample_counts
 from specheads.evaluation.machine import versions
 from specheads.evaluation.probe.agreement import agreement, survival
 from specheads.evaluation.probe.answer import Answer, answer_of
 from specheads.evaluation.probe.live_check import LiveCheck, live_check
-from specheads.evaluation.probe.prediction import Half, Option, best_length, predict
+from specheads.evaluation.probe.prediction import Half, Option, best_length, fixed_of, predict
 from specheads.evaluation.probe.settings import Probe
 from specheads.evaluation.probe.step_times import StepTimes, step_times
 from specheads.evaluation.prompt_data import PromptData
@@ -26,6 +27,8 @@ from specheads.prompts.prompt import groups_of, unique
 from specheads.replay.response_tree import RecordSettings
 
 logger = logging.getLogger(__name__)
+LARGEST_ERROR = 1.25  # of a prediction, next to a few prompts decoded
+REMEDY = "probe again on a quiet machine, or with more repeats (repeats=, num_live_prompts=)"
 SURVIVAL = 8  # places in a draft whose acceptance is reported
 
 
@@ -42,6 +45,7 @@ class Probed:
     live: LiveCheck
     options: Sequence[Option]
     answer: Answer
+    doubts: Sequence[str]  # why the times are not to be trusted; empty if they are
     context: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,12 +53,20 @@ class Probed:
         return {**asdict(self), "ratio": self.times.ratio, "live": {**asdict(self.live), "speedup": self.live.speedup}}
 
 
-def probe(pair: Pair, settings: Probe, data: PromptData, data_folder: Path, overrides: Sequence[str] = ()) -> Probed:
+def probe(
+    pair: Pair,
+    settings: Probe,
+    data: PromptData,
+    data_folder: Path,
+    overrides: Sequence[str] = (),
+    context: Mapping[str, Any] | None = None,
+) -> Probed:
     """Return what speculation would be worth for a pair on prompts like those of `data`.
 
     Args:
         data_folder: where recordings are kept, which a second probe or an evaluation of the same prompts reads again.
         overrides: the words that name the pair on a command line, for the command that comes next.
+        context: more that the result shall say of itself.
 
     Raises:
         UserError: too few prompts.
@@ -65,8 +77,8 @@ def probe(pair: Pair, settings: Probe, data: PromptData, data_folder: Path, over
     recorded = _recorded(pair, settings, data, data_folder, prompts)
     widths = settings.widths or _widths(pair.draft_lm.hidden_size)
     logger.info("probe: timing draft steps, verifications and heads of width %s", ", ".join(map(str, widths)))
-    context = min(settings.context, pair.window // 2)
-    times = step_times(pair, warp, widths, context, settings.repeats, settings.engine)
+    positions = min(settings.context, pair.window // 2)
+    times = step_times(pair, warp, widths, positions, settings.repeats, settings.engine)
     length = best_length(recorded, times, greedy)
     ids = [ids for _, ids in prompts[: settings.num_live_prompts]]
     logger.info("probe: decoding %d prompts as a check", len(ids))
@@ -86,8 +98,26 @@ def probe(pair: Pair, settings: Probe, data: PromptData, data_folder: Path, over
         live=live,
         options=options,
         answer=answer_of(options, overrides),
-        context={"draft": pair.draft_id, "target": pair.target_id, "warp": asdict(warp), "versions": versions()},
+        doubts=doubts_of(times, live, options),
+        context={"warp": asdict(warp), "versions": versions(), **(context or {})},
     )
+
+
+def doubts_of(times: StepTimes, live: LiveCheck, options: Sequence[Option]) -> list[str]:
+    """Return the reasons why times, and the predictions from them, are not to be trusted; none if they are."""
+    doubts = []
+    if times.spread > LARGEST_SPREAD:
+        doubts.append(
+            f"The machine was busy: a step of the target took {times.spread:.2f} times its median on average, normally at most "
+            f"{LARGEST_SPREAD}; {REMEDY}."
+        )
+    predicted = fixed_of(options).speedup.value
+    if not 1 / LARGEST_ERROR < predicted / live.speedup < LARGEST_ERROR:
+        doubts.append(
+            f"The best fixed length is predicted to be {predicted:.2f} times as fast as the target alone, but K={live.length} "
+            f"was {live.speedup:.2f} times as fast when {live.num_prompts} prompts were decoded; {REMEDY}."
+        )
+    return doubts
 
 
 def _widths(hidden_size: int) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from specheads.evaluation.settings import EngineName, RecordingSettings
 from specheads.sampling import Warp
-from specheads.settings import Built, PositiveCount, Seed, Settings, setting
+from specheads.settings import Built, PositiveCount, Seed, Settings, Text, setting
 
 
 class Probe(Settings):
@@ -11,6 +11,9 @@ class Probe(Settings):
     seed: Seed = setting(0, "seed of everything that is sampled")
     warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")
     engine: EngineName = setting("auto", "how models are run while steps are timed: auto, eager, compiled, cuda_graph")
+    prompts: Text | None = setting(
+        None, "a file of prompts, with the templates of data= (for a pair of your own, data=alpaca); null: dev prompts of data="
+    )
     num_prompts: PositiveCount = setting(48, "prompts to record; half of them choose for the others")
     num_live_prompts: PositiveCount = setting(4, "prompts to decode as a check")
     widths: tuple[PositiveCount, ...] | None = setting(

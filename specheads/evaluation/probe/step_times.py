@@ -39,6 +39,7 @@ class StepTimes:
     verification: Mapping[int, float]  # by the number of drafted tokens, from VERIFIED
     heads: Mapping[int, float]  # by width, what a head adds to a draft step
     logistic: float  # what a logistic of the draft's confidence adds to it
+    spread: float = 1.0  # the mean of the target's steps over their median; far above 1 on a busy machine
 
     @property
     def ratio(self) -> float:
@@ -129,19 +130,19 @@ class TimedSteps:
 
         return step
 
-    def seconds(self, drafts: Mapping[str, Step], others: Mapping[str, Step], repeats: int) -> dict[str, float]:
-        """Return the median seconds of steps: `drafts` run several in a row after a step of the target, `others` alone."""
+    def seconds(self, drafts: Mapping[str, Step], others: Mapping[str, Step], repeats: int) -> dict[str, list[float]]:
+        """Return the seconds of steps: `drafts` run several in a row after a step of the target, `others` alone."""
         first, taken = self.target(), {name: list[float]() for name in (*drafts, *others)}
-        draws = random.Random(0)
+        order = random.Random(0)
         for _ in range(repeats):
-            for name in draws.sample(list(taken), len(taken)):
+            for name in order.sample(list(taken), len(taken)):
                 count = IN_A_ROW if name in drafts else 1
                 first()
                 step, start = {**drafts, **others}[name], now(self.device)
                 for _ in range(count):
                     step()
                 taken[name].append((now(self.device) - start) / count)
-        return {name: statistics.median(seconds) for name, seconds in taken.items()}
+        return taken
 
 
 @torch.no_grad()
@@ -162,11 +163,13 @@ def step_times(
         rules[str(width)] = HeadThreshold(head, 1.0, max_tokens=LONGEST)
     timed = TimedSteps(pair, warp, rules, context, engine)
     others = {"target": timed.target()} | {f"verify {count}": timed.verify(count) for count in VERIFIED}
-    seconds = timed.seconds({name: timed.draft(name) for name in rules}, others, repeats)
+    taken = timed.seconds({name: timed.draft(name) for name in rules}, others, repeats)
+    seconds = {name: statistics.median(each) for name, each in taken.items()}
     return StepTimes(
         target=seconds["target"],
         draft=seconds["fixed"],
         verification={count: seconds[f"verify {count}"] for count in VERIFIED},
         heads={width: max(0.0, seconds[str(width)] - seconds["fixed"]) for width in widths},
         logistic=max(0.0, seconds["logistic"] - seconds["fixed"]),
+        spread=statistics.mean(taken["target"]) / seconds["target"],
     )

@@ -1,0 +1,63 @@
+"""`specheads probe model=...`: what speculation would be worth for a pair on this machine, before anything is trained.
+
+It records the target's responses to some prompts, times the steps of decoding, replays fixed lengths and rules without a head,
+decodes a few prompts as a check, and names the way to decode that pays, with the command that comes next. `specheads probe
+--help` lists every key.
+"""
+
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from data_gen.settings import Generation
+from specheads.commands.command import command
+from specheads.commands.compose import load_configured_pair, settings_of
+from specheads.commands.evaluation import config_text, prompt_data
+from specheads.errors import UserError
+from specheads.evaluation.probe.files import write_probe
+from specheads.evaluation.probe.probe import Probed, probe
+from specheads.evaluation.probe.report import print_probe
+from specheads.evaluation.probe.settings import Probe
+from specheads.evaluation.prompt_data import PromptData, file_source
+from specheads.prompts.data_set_source import DatasetSource
+
+SHARED = ("model", "data", "warp")  # keys that the next command takes, too
+
+
+def probe_pair(cfg: DictConfig) -> Probed:
+    """Probe the pair of a composed config; print and write what was found, and return it.
+
+    Raises:
+        UserError: a pair whose models do not fit, too few prompts.
+    """
+    settings, data = settings_of(Probe, cfg), prompts_of(cfg)
+    data.source.check()
+    pair = load_configured_pair(cfg)
+    overrides = [word for word in sys.argv[1:] if word.partition("=")[0].partition(".")[0] in SHARED and "=" in word]
+    probed = probe(pair, settings, data, Path(cfg.paths.data), overrides, {"config": config_text(cfg)})
+    print_probe(probed)
+    for path in write_probe(probed, Path(cfg.paths.run)):
+        print(path)
+    return probed
+
+
+def prompts_of(cfg: DictConfig) -> PromptData:
+    """Return the prompts of a config: those of `prompts=`, a file in the format of the chosen data set, or those of that set."""
+    data = prompt_data(cfg)
+    if cfg.prompts is None:
+        return data
+    if not isinstance(data.source, DatasetSource):
+        raise UserError(f"prompts={cfg.prompts}: data={cfg.data} reads no file; add data=alpaca, whose templates fit most files.")
+    test_set = file_source(data.source, str(cfg.prompts), cfg.num_prompts)
+    return PromptData(test_set.source, data.limits, Path(str(cfg.prompts)).stem)
+
+
+@command("probe", lambda cfg: [Generation, Probe])
+def main(cfg: DictConfig) -> None:
+    """Probe a pair."""
+    probe_pair(cfg)
+
+
+if __name__ == "__main__":
+    main()

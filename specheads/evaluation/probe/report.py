@@ -1,0 +1,68 @@
+"""A probe on the console, and the texts that its page shows too."""
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.number_text import percent, percent_limits, times, times_limits
+from specheads.evaluation.probe.prediction import BETTER, MORE_OVERLAP, Option
+from specheads.evaluation.probe.probe import Probed
+
+WIDTH = 80
+MICRO = 1e6
+
+
+def print_probe(probed: Probed, console: Console | None = None) -> None:
+    """Print what was measured, what each way to decode is predicted to be worth, and the answer."""
+    console = console or Console(width=None if sys.stdout.isatty() else WIDTH)
+    for line in measured(probed):
+        console.print(f"{line[0]}: {line[1]}", highlight=False)
+    table = Table(title="speed over the target alone, predicted; 95 % intervals over prompts")
+    for column in ("way to decode", "speed-up", "chosen"):
+        table.add_column(column, no_wrap=column == "speed-up")
+    for option in probed.options:
+        table.add_row(title_of(option), f"{times(option.speedup)} {times_limits(option.speedup)}", option.value)
+    console.print(table)
+    for doubt in probed.doubts:
+        console.print(f"not to be trusted: {doubt}", highlight=False, style="yellow")
+    console.print(probed.answer.text, highlight=False, style="bold")
+    console.print(f"next: {probed.answer.command}", highlight=False, soft_wrap=True)
+
+
+def measured(probed: Probed) -> list[tuple[str, str]]:
+    """Return what was measured, as names with texts."""
+    seconds, live = probed.times, probed.live
+    verified = ", ".join(f"{count} {taken / seconds.target:.2f}x" for count, taken in sorted(seconds.verification.items()))
+    heads = ", ".join(f"{width} wide {more / seconds.draft:+.0%}" for width, more in sorted(seconds.heads.items()))
+    survived = " ".join(f"{share:.0%}" for share in probed.survival)
+    return [
+        ("pair", probed.pair),
+        ("prompts", f"{probed.num_prompts}, with responses of {probed.num_tokens:,} tokens"),
+        ("overlap", f"{percent(probed.overlap)} {percent_limits(probed.overlap)}, the expected acceptance of a drafted token"),
+        (f"at least 1 to {len(probed.survival)} tokens accepted", survived),
+        (
+            "a step of the target",
+            f"{seconds.target * MICRO:,.0f} us, {seconds.ratio:.1f} draft steps of {seconds.draft * MICRO:,.0f} us",
+        ),
+        ("verifying drafted tokens, over such a step", verified),
+        ("what a head adds to a draft step", heads),
+        (
+            f"decoded as a check, {live.num_prompts} prompts with K={live.length}",
+            f"{live.tokens_per_second:,.0f} tokens/s, {live.speedup:.2f}x the target alone ({live.alone_tokens_per_second:,.0f})",
+        ),
+    ]
+
+
+def title_of(option: Option) -> str:
+    """Return the name of an option, with what it stands for where that is no way to decode."""
+    if option.name == BETTER:
+        return f"{option.name} ({MORE_OVERLAP:+.0%} overlap)"
+    return f"{option.name} (a bound)" if option.is_bound else option.name
+
+
+def gain(option: Option, fixed: Option) -> Interval:
+    """Return an option's speed over that of the best fixed length; the interval is that of the option alone."""
+    base = fixed.speedup.value
+    return Interval(*(value / base for value in (option.speedup.value, option.speedup.low, option.speedup.high)))

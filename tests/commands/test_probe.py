@@ -1,0 +1,84 @@
+"""`specheads probe`: a pair looked at, with its page and its JSON."""
+
+import json
+import sys
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from specheads import UserError
+from specheads.commands import head_tool, probe
+from specheads.evaluation.probe.probe import doubts_of
+from specheads.pair_config import config_folder
+
+SMALL = [
+    "num_prompts=6",
+    "num_live_prompts=1",
+    "repeats=2",
+    "max_new_tokens=16",
+    "widths=[8]",
+    "engine=eager",
+    "record.num_samples=1",
+]
+
+
+def composed(tmp_path, *words):
+    where = [f"paths.data={tmp_path / 'data'}", f"paths.run={tmp_path}"]
+    with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+        return compose("probe", ["model=nano", *where, *SMALL, *words])
+
+
+def test_a_probe_says_what_to_do(monkeypatch, nano, tmp_path, capsys):
+    monkeypatch.setattr(probe, "load_configured_pair", lambda cfg: nano)
+    monkeypatch.setattr(sys, "argv", ["specheads", "model=nano", "num_prompts=6"])
+    found = probe.probe_pair(composed(tmp_path))
+    out = capsys.readouterr().out
+    assert found.answer.text.split(":")[0] in " ".join(out.split()) and str(tmp_path / "probe.html") in out
+    assert max(map(len, out[: out.index("next:")].splitlines())) <= 80
+    assert "model=nano" in found.answer.command and "num_prompts" not in found.answer.command
+    written = json.loads((tmp_path / "probe.json").read_text())
+    assert written["answer"]["choice"] == found.answer.choice and written["overlap"]["value"] == found.overlap.value
+    assert written["live"]["speedup"] == pytest.approx(found.live.speedup) and written["num_prompts"] == 6
+    assert [option["name"] for option in written["options"]][:2] == ["the target alone", "fixed length"]
+    page = (tmp_path / "probe.html").read_text()
+    assert (
+        all(option.name in page for option in found.options) and "http" not in page.split("</style>")[1].split("Configuration")[0]
+    )
+    # A second probe reads the same recordings.
+    made = sorted((tmp_path / "data" / "recordings").iterdir())
+    probe.probe_pair(composed(tmp_path))
+    assert sorted((tmp_path / "data" / "recordings").iterdir()) == made and len(made) == 2
+
+
+def test_own_prompts_are_read_from_a_file(tmp_path):
+    rows = [json.dumps({"instruction": f"Say {number}.", "input": ""}) for number in range(9)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(rows))
+    data = probe.prompts_of(composed(tmp_path, "data=alpaca", f"prompts={tmp_path / 'mine.jsonl'}"))
+    prompts = list(data.source.load(False))
+    assert [prompt.text for prompt in prompts] == [f"Say {number}." for number in range(6)]
+    with pytest.raises(UserError, match="reads no file; add data=alpaca"):
+        probe.prompts_of(composed(tmp_path, f"prompts={tmp_path / 'mine.jsonl'}"))
+
+
+def test_too_few_prompts_are_named(monkeypatch, nano, tmp_path):
+    monkeypatch.setattr(probe, "load_configured_pair", lambda cfg: nano)
+    with pytest.raises(UserError, match="a probe needs 2; set data.num_dev"):
+        probe.probe_pair(composed(tmp_path, "data.num_dev=1", "data.num_test=1"))
+
+
+def test_times_that_contradict_decoding_are_doubted():
+    from evaluation.probe.test_prediction import TIMES, known
+
+    from specheads.evaluation.probe.live_check import LiveCheck
+    from specheads.evaluation.probe.prediction import Overheads
+
+    live = LiveCheck(4, 3, 100.0, 150.0, Overheads())
+    assert doubts_of(TIMES, live, known(fixed=1.6)) == []
+    (doubt,) = doubts_of(TIMES, live, known(fixed=0.7))
+    assert "0.70 times" in doubt and "1.50 times" in doubt
+
+
+def test_the_command_lists_the_verb():
+    assert "probe" in head_tool.help_text() and "calibrate" in head_tool.help_text()
+    with pytest.raises(UserError, match="probe, or --help"):
+        head_tool.run(["prob"])

@@ -1,0 +1,122 @@
+"""What ways to decode are predicted to be worth, and the answer that follows."""
+
+import numpy as np
+import pytest
+import torch
+from random_recording import random_recording
+
+from specheads.evaluation.intervals import Interval
+from specheads.evaluation.probe.agreement import Agreement, fixed_counts
+from specheads.evaluation.probe.answer import answer_of
+from specheads.evaluation.probe.prediction import (
+    BETTER,
+    BLOCK,
+    FIXED_NAME,
+    HEAD,
+    LOGISTIC,
+    PLAIN,
+    Half,
+    Option,
+    Overheads,
+    best_length,
+    predict,
+)
+from specheads.evaluation.probe.step_times import LONGEST, StepTimes
+from specheads.replay.recording import GROUND_TRUTH
+
+TIMES = StepTimes(
+    target=1.0, draft=0.1, verification={2: 1.0, 4: 1.0, 8: 1.0, LONGEST: 1.0}, heads={8: 0.0, 64: 0.05}, logistic=0.0
+)
+
+
+def half(seed, acceptance=0.7):
+    recording = random_recording(num_prompts=20, num_samples=2, max_tokens=20, acceptance=acceptance, seed=seed)
+    recording.features[GROUND_TRUTH] = torch.where(
+        torch.rand(len(recording.tokens), generator=torch.Generator().manual_seed(seed)) < 0.5, 0.5, 0.9
+    )
+    numbers = [np.zeros(length) for length in recording.lengths.tolist()]
+    return Half(recording, Agreement(numbers, numbers, numbers), [f"{seed} {number}" for number in range(20)])
+
+
+@pytest.fixture(scope="module")
+def halves():
+    return [half(0), half(1)]
+
+
+@pytest.fixture(scope="module")
+def options(halves):
+    return {option.name: option for option in predict(halves, TIMES, greedy=False)}
+
+
+def test_a_fixed_length_is_chosen_on_one_half_and_counted_on_the_other(halves, options):
+    lengths = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+    counts = [dict(zip(lengths, fixed_counts(each.recording, lengths), strict=True)) for each in halves]
+
+    def seconds(each):
+        return each.target_calls.sum() + 0.1 * each.drafted.sum()
+
+    best = [max(lengths, key=lambda k, of=of: of[k].tokens.sum() / seconds(of[k])) for of in counts]
+    reported = counts[0][best[1]], counts[1][best[0]]
+    expected = sum(each.tokens.sum() for each in reported) / sum(map(seconds, reported))
+    assert options[FIXED_NAME].speedup.value == pytest.approx(expected)
+    assert options[FIXED_NAME].value == " or ".join(dict.fromkeys(f"fixed K={k}" for k in (best[1], best[0])))
+    assert options[FIXED_NAME].speedup.low < expected < options[FIXED_NAME].speedup.high
+    assert best_length(halves, TIMES, False) in lengths
+
+
+def test_bounds_are_above_what_can_be_decoded(options):
+    speeds = {name: option.speedup.value for name, option in options.items()}
+    assert options["ceiling"].is_bound and options["oracle"].is_bound and not options[BETTER].is_bound
+    assert speeds["oracle"] > speeds["ceiling"] and speeds[BETTER] > speeds[FIXED_NAME] and speeds[PLAIN] == 1
+
+
+def test_a_head_closes_a_part_of_the_gap_and_pays_for_its_steps(options):
+    fixed, ceiling = (options[name].speedup.value for name in (FIXED_NAME, "ceiling"))
+    free, slow = (options[f"{HEAD}{width}"].speedup for width in (8, 64))
+    assert free.value == pytest.approx(fixed + 0.33 * (ceiling - fixed))
+    assert slow.value < free.value and free.low < free.value < free.high
+
+
+def test_the_same_verification_is_not_named_twice_in_greedy_decoding(halves):
+    assert BLOCK not in {option.name for option in predict(halves, TIMES, greedy=True)}
+
+
+def test_overheads_of_rounds_slow_down_drafts_and_those_of_tokens_the_target_alone(halves, options):
+    slower = {o.name: o.speedup.value for o in predict(halves, TIMES, False, Overheads(round_seconds=0.2))}
+    faster = {o.name: o.speedup.value for o in predict(halves, TIMES, False, Overheads(alone_seconds=0.5))}
+    assert slower[FIXED_NAME] < options[FIXED_NAME].speedup.value
+    assert faster[FIXED_NAME] == pytest.approx(1.5 * options[FIXED_NAME].speedup.value)
+
+
+def test_verification_is_linear_between_what_was_timed():
+    times = StepTimes(1.0, 0.1, {2: 1.2, 4: 1.3, 8: 1.7, LONGEST: 2.5}, {}, 0.0)
+    assert times.verify_seconds()[:6] == pytest.approx((1.0, 1.1, 1.2, 1.25, 1.3, 1.4)) and len(times.verify_seconds()) == 17
+
+
+def known(**speeds):
+    names = {"plain": PLAIN, "fixed": FIXED_NAME, "block": BLOCK, "logistic": LOGISTIC, "better": BETTER, "head": f"{HEAD}20"}
+    speeds = {"plain": 1.0, "block": 0.0, "logistic": 0.0, "better": 0.0, "head": 0.0} | speeds
+    return [Option(names[name], Interval(value, value - 0.05, value + 0.05), "fixed K=3") for name, value in speeds.items()]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "choice", "command"),
+    [
+        ({"fixed": 0.9}, PLAIN, "python evaluate.py model=mine head=null"),
+        ({"fixed": 1.5, "block": 1.51, "logistic": 1.5}, FIXED_NAME, "python evaluate.py model=mine head=null"),
+        ({"fixed": 1.5, "block": 1.55}, BLOCK, "python evaluate.py model=mine head=null verification=block"),
+        (
+            {"fixed": 1.5, "block": 1.55, "logistic": 1.6},
+            LOGISTIC,
+            "python evaluate.py model=mine head=null 'stopping=[fixed_length,logistic]'",
+        ),
+        ({"fixed": 1.5, "logistic": 1.6, "head": 1.62}, LOGISTIC, None),
+        ({"fixed": 1.5, "logistic": 1.6, "head": 1.7}, f"{HEAD}20", "python train.py model=mine head.width=20"),
+        ({"fixed": 1.5, "head": 1.6, "better": 1.7}, f"{HEAD}20", "python train.py task=distill model=mine"),
+        ({"fixed": 0.8, "better": 0.9}, PLAIN, "python evaluate.py model=mine head=null"),
+    ],
+)
+def test_the_answer_is_the_simplest_that_nothing_beats(speeds, choice, command):
+    answer = answer_of(known(**speeds), ["model=mine"])
+    assert answer.choice == choice and (command is None or answer.command == command)
+    assert ("distil" in answer.text) == ("distill" in answer.command)
