@@ -26,7 +26,8 @@ SHOWN_IN += [path for folder in ("data_gen", "specheads/evaluation") for path in
 # keys with quotes around them or within; <...> and ... stand for what the reader fills in
 COMMAND = re.compile(
     r"(?:python )?"
-    r"(train\.py|evaluate\.py|-m data_gen|-m specheads\.evaluation\.(?:learning_curve|layer_search|load)|specheads (?:calibrate|probe))"
+    r"(train\.py|evaluate\.py|-m data_gen|-m specheads\.evaluation\.(?:learning_curve|layer_search|load)"
+    r"|specheads (?:calibrate|probe))"
     r"((?: +(?:-m\b|'[^'`]*'|[\w.+]+=[^\s`)]+))*)"
 )
 
