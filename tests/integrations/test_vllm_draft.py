@@ -1,0 +1,171 @@
+"""A head on vLLM's draft model, under a stand-in for vLLM's proposer that drafts in the same loop."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from integrations.test_vllm import KINDS, LONGEST, config, folder  # noqa: F401  # a fixture
+
+from specheads.errors import UserError
+from specheads.heads.checkpoint import load_head, save_head
+from specheads.integrations import vllm as alone
+from specheads.integrations.vllm_draft import check_supported, proposer_class, settings_of
+from specheads.language_model import LanguageModel
+from specheads.padding import right_padded
+from specheads.sampling import Warp
+
+
+class StandIn:
+    """As much of vLLM's SpecDecodeBaseProposer as a subclass meets: a draft, and a loop over steps of all requests."""
+
+    def __init__(self, vllm_config, device, runner=None):
+        self.vllm_config, self.speculative_config, self.device = vllm_config, vllm_config.speculative_config, device
+        self.num_speculative_tokens = self.speculative_config.num_speculative_tokens
+        self._last_draft_probs, self.steps = None, 0
+
+    def load_model(self, target_model):
+        lm: LanguageModel = self.speculative_config.pair.draft_lm
+        self.lm, self.hidden_size = lm, lm.hidden_size
+        ends = SimpleNamespace(eos_token_id=self.speculative_config.end)
+        self.model = SimpleNamespace(compute_logits=lm.logits, embed_input_ids=lm.embed, config=ends)
+
+    def _sample_from_logits(self, logits, metadata):
+        if metadata.all_greedy:
+            return logits.argmax(dim=-1), None
+        probs = logits.softmax(dim=-1)
+        return torch.multinomial(probs, 1, generator=metadata.generator).squeeze(1), probs
+
+    def _sample_draft_tokens(self, hidden, metadata):
+        return self._sample_from_logits(self.model.compute_logits(hidden), metadata)
+
+    @torch.no_grad()
+    def propose(self, num_speculative_tokens, texts, common_attn_metadata, sampling_metadata):
+        self.num_speculative_tokens, tokens = num_speculative_tokens, []
+        lengths = torch.tensor([len(text) for text in texts])
+        read = torch.cat([right_padded(texts), torch.zeros(len(texts), num_speculative_tokens, dtype=torch.long)], dim=1)
+        for step in range(num_speculative_tokens):
+            hidden = self.lm.hidden_states(read, use_cache=False)[torch.arange(len(texts)), lengths + step - 1]
+            self.steps += 1
+            token, _ = self._sample_draft_tokens(hidden, sampling_metadata)
+            read[torch.arange(len(texts)), lengths + step] = token
+            tokens.append(token)
+        return torch.stack(tokens, dim=1)
+
+
+def made(pair, head=None, end=None, longest=LONGEST, **given):
+    """Return a proposer with its draft loaded, and settings like vLLM's."""
+    spec = SimpleNamespace(num_speculative_tokens=longest, pair=pair, end=end)
+    spec.draft_model_config = SimpleNamespace(model="embedded:nano/draft")
+    additional = {} if head is None else {"specheads": {"head": str(head), "threshold": 0.6, **given}}
+    vllm_config = SimpleNamespace(
+        speculative_config=spec, scheduler_config=SimpleNamespace(async_scheduling=False), additional_config=additional
+    )
+    proposer = proposer_class(StandIn)(vllm_config, torch.device("cpu"))
+    proposer.load_model(None)
+    return proposer
+
+
+def proposed(proposer, texts, longest=LONGEST, **metadata):
+    common = SimpleNamespace(batch_size=lambda: len(texts))
+    sampling = SimpleNamespace(**{"all_greedy": True, **metadata})
+    return proposer.propose(num_speculative_tokens=longest, texts=texts, common_attn_metadata=common, sampling_metadata=sampling)
+
+
+@pytest.fixture
+def texts(nano):
+    return [
+        nano.encode_instruction(text) for text in ("def read(path):\n", "import os\n\n", "class Stack:\n    def", "x = [1, 2,")
+    ]
+
+
+def test_drafts_are_those_of_the_proposer_that_runs_the_draft_itself(nano, folder, texts):  # noqa: F811
+    proposer = made(nano, folder)
+    own = alone.HeadProposer(config(folder))
+    own.load_model(None)
+    width = max(map(len, texts)) + LONGEST
+    rows = torch.zeros(len(texts), width, dtype=torch.long)
+    for row, text in enumerate(texts):
+        rows[row, : len(text)] = torch.tensor(text)
+    expected = own.propose([[1]] * len(texts), [len(text) for text in texts], rows.numpy())
+    drafts = proposed(proposer, texts)
+    assert drafts == expected
+    if load_head(folder).config.predicts == "next_token":
+        assert len({len(draft) for draft in drafts}) > 1
+    assert proposer.steps == max(map(len, drafts))  # no step after the last draft has ended
+
+
+def test_without_a_head_nothing_changes(nano, texts):
+    proposer = made(nano)
+    tokens = proposed(proposer, texts)
+    assert torch.is_tensor(tokens) and tokens.shape == (len(texts), LONGEST) and proposer.stopping is None
+
+
+def test_a_draft_ends_with_the_response(nano, folder, texts):  # noqa: F811
+    free = proposed(made(nano, folder, threshold=1.0), texts)
+    end = free[0][2]
+    ended = proposed(made(nano, folder, end=end, threshold=1.0), texts)
+    for before, after in zip(free, ended, strict=True):
+        assert after == (before[: before.index(end) + 1] if end in before else before)
+
+
+def test_sampled_drafts_come_with_their_probabilities(nano, folder, texts):  # noqa: F811
+    proposer = made(nano, folder)
+    drafts = proposed(proposer, texts, all_greedy=False, generator=torch.Generator().manual_seed(0))
+    probs = proposer._last_draft_probs
+    assert probs.shape == (len(texts), max(map(len, drafts)), nano.vocab_size)
+    first = Warp(1.0)(nano.draft_lm.logits(nano.draft_lm.hidden_states(torch.tensor([texts[0]]), use_cache=False)[:, -1]))
+    assert torch.allclose(probs[0, 0], first[0].float(), atol=1e-5)
+    again = proposed(proposer, texts)  # greedy drafts have none
+    assert proposer._last_draft_probs is None and again != drafts
+
+
+def test_vllm_decides_how_many_tokens_are_drafted_at_most(nano, folder, texts):  # noqa: F811
+    proposer = made(nano, folder, threshold=1.0)
+    assert {len(draft) for draft in proposed(proposer, texts, longest=3)} == {3}
+    assert torch.is_tensor(proposed(proposer, texts, longest=1)) is False
+    shorter = made(nano, folder, threshold=1.0, max_tokens=2)
+    assert {len(draft) for draft in proposed(shorter, texts)} == {2}
+
+
+def test_a_head_of_another_draft_is_refused(nano, folder, tmp_path):  # noqa: F811
+    head = load_head(folder)
+    other = head.config.draft["revision"][:-1] + "0"
+    object.__setattr__(head.config, "draft", {**head.config.draft, "revision": other})
+    save_head(head, tmp_path / "other")
+    with pytest.raises(UserError, match="revision"):
+        made(nano, tmp_path / "other")
+    assert made(nano, tmp_path / "other", any_draft=True).stopping is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"threshold": 0.5}, "names no head"),
+        ({"head": "x", "thresold": 0.5}, "'thresold', which is not known"),
+        ("x", "names no head"),
+    ],
+)
+def test_mistakes_are_named(given, message):
+    with pytest.raises(UserError, match=message):
+        settings_of(SimpleNamespace(additional_config={"specheads": given}))
+    assert settings_of(SimpleNamespace(additional_config={})) is None
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        ("scheduler_config", "async_scheduling"),
+        ("speculative_config", "parallel_drafting"),
+        ("speculative_config", "use_heterogeneous_vocab"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(where, name):
+    settings = {"scheduler_config": SimpleNamespace(), "speculative_config": SimpleNamespace()}
+    check_supported(SimpleNamespace(**settings))
+    setattr(settings[where], name, True)
+    with pytest.raises(UserError, match=name):
+        check_supported(SimpleNamespace(**settings))
+
+
+def test_both_kinds_of_heads_are_tried():
+    assert {kind["predicts"] for kind in KINDS.values()} == {"next_token", "input_token"}
