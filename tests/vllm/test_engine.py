@@ -1,0 +1,135 @@
+"""vLLM with a head on its draft model: the target's own tokens, the target's own distribution, and no leak."""
+
+import gc
+import resource
+
+import pytest
+import torch
+import vllm
+from transformers import AutoModelForCausalLM
+
+NAMES, ARGUMENTS = ("read", "count", "merge", "parse", "close"), ("a", "path", "x=1", "*b")
+PROMPTS = [f"def {name}({argument}):\n" for name in NAMES for argument in ARGUMENTS]
+FALSE_ALARM = 1e-6
+
+
+def greedy(count, **more):
+    return vllm.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False, **more)
+
+
+def tokens(outputs):
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def expected(engine):
+    """Return what the target alone says, with requests of different lengths."""
+    alone = engine(speculative=False)
+    return tokens(alone.generate(PROMPTS, [greedy(16 + 3 * number) for number in range(len(PROMPTS))], use_tqdm=False))
+
+
+def drafted_lengths(engine):
+    """Note the lengths of all drafts from now on."""
+    drafter = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
+    lengths, propose = [], drafter.propose
+
+    def noted(*arguments, **others):
+        drafts = propose(*arguments, **others)
+        lengths.extend(map(len, drafts))
+        return drafts
+
+    drafter.propose = noted
+    return lengths
+
+
+def test_greedy_tokens_are_the_targets(engine, expected):
+    made = engine()
+    lengths = drafted_lengths(made)
+    params = [greedy(16 + 3 * number) for number in range(len(PROMPTS))]
+    assert tokens(made.generate(PROMPTS, params, use_tqdm=False)) == expected
+    assert len(set(lengths)) > 2 and max(lengths) <= 6  # the head stops at different places
+
+
+def test_preempted_requests_and_shared_prefixes_change_nothing(engine, expected, monkeypatch):
+    # Memory for fewer tokens than four requests have at their ends.
+    made = engine(num_gpu_blocks_override=10, max_model_len=128, enable_prefix_caching=True, block_size=32)
+    scheduler = made.llm_engine.engine_core.engine_core.scheduler
+    preempted, preempt = [], scheduler._preempt_request
+    monkeypatch.setattr(scheduler, "_preempt_request", lambda *given, **more: preempted.append(1) or preempt(*given, **more))
+    params = [greedy(16 + 3 * number) for number in range(len(PROMPTS))]
+    for _ in range(2):  # the second time prompts are in the cache
+        assert tokens(made.generate(PROMPTS, params, use_tqdm=False)) == expected
+    assert preempted
+
+
+def test_requests_that_come_late_and_end_early_change_nothing(engine, expected):
+    made = engine()
+    core, done, added = made.llm_engine, {}, 0
+    while len(done) < len(PROMPTS):
+        if added < len(PROMPTS):  # one more request after each step, so that rows move
+            core.add_request(str(added), PROMPTS[added], greedy(16 + 3 * added))
+            added += 1
+        for output in core.step():
+            if output.finished:
+                done[int(output.request_id.split("-")[0])] = list(output.outputs[0].token_ids)
+    assert [done[number] for number in range(len(PROMPTS))] == expected
+
+
+@pytest.mark.parametrize("method", ["greedy", "probabilistic"])
+def test_the_first_two_sampled_tokens_follow_the_target(engine, folders, method):
+    """Chi-square over pairs of tokens at top-k 50; false alarm 1e-6."""
+    made, count = engine(max_num_seqs=16, speculative={"draft_sample_method": method}), 1500
+    prompt = made.get_tokenizer()("import os\n")["input_ids"]
+    model = AutoModelForCausalLM.from_pretrained(folders["target"], dtype=torch.float32)
+
+    def law(texts):
+        with torch.no_grad():
+            logits = model(torch.tensor(texts)).logits[:, -1].double()
+        kept = logits.topk(50).values[:, -1:]
+        return torch.where(logits >= kept, logits, -torch.inf).softmax(dim=-1)
+
+    first = law([prompt])[0]
+    starts = first.nonzero().squeeze(1)
+    pairs = first[starts, None] * law([[*prompt, token] for token in starts.tolist()])
+    params = [
+        vllm.SamplingParams(temperature=1.0, top_k=50, max_tokens=6, seed=seed, ignore_eos=True, detokenize=False)
+        for seed in range(count)
+    ]
+    said = tokens(made.generate([{"prompt_token_ids": prompt}] * count, params, use_tqdm=False))
+    places = {token: place for place, token in enumerate(starts.tolist())}
+    observed = torch.zeros_like(pairs)
+    for row in said:
+        observed[places[row[0]], row[1]] += 1
+    assert (observed[pairs == 0] == 0).all()
+    order = pairs.flatten().sort(descending=True).indices
+    mean, seen = (count * pairs).flatten()[order], observed.flatten()[order]
+    cells = torch.clamp(((mean.cumsum(0) - mean) / 8).long(), max=int(count / 8) - 1)  # cells of at least 8 expected pairs
+    size = int(cells.max()) + 1
+    means, counts = (torch.zeros(size, dtype=torch.float64).index_add_(0, cells, each) for each in (mean, seen))
+    kept = means > 0
+    statistic = ((counts - means)[kept] ** 2 / means[kept]).sum()
+    chance = torch.special.gammaincc((kept.sum().double() - 1) / 2, statistic / 2)
+    assert kept.sum() > 20 and chance > FALSE_ALARM
+
+
+def test_a_head_of_another_draft_is_refused(engine, folders, head, tmp_path):
+    import json
+    import shutil
+
+    shutil.copytree(head, tmp_path / "other")
+    path = tmp_path / "other" / "config.json"
+    content = json.loads(path.read_text())
+    content["draft"]["revision"] = "0" * 16
+    path.write_text(json.dumps(content))
+    with pytest.raises(Exception, match="revision"):
+        engine(given={"head": str(tmp_path / "other")})
+
+
+def test_many_requests_take_no_more_memory(engine):
+    made, used = engine(max_num_seqs=32, max_model_len=128), []
+    for part in range(5):
+        made.generate(["x = "] * 400, [greedy(4)] * 400, use_tqdm=False)
+        gc.collect()
+        used.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        assert part or used[0] > 0
+    assert used[-1] - used[1] < 50  # MiB, over the last 1,200 of 2,000 requests
