@@ -1,0 +1,169 @@
+"""What is a head worth inside vLLM? Tokens per second with some requests at once, next to vLLM alone and to fixed lengths.
+
+    python benchmarks/vllm_heads.py --vllm-python .vllm/bin/python --model nano --head <folder> [--greedy-head <folder>]
+
+Every way to draft is a process of its own; they are asked in turn and stand still meanwhile. Prompts of a level come at once, and
+their responses have the same length. The heads' threshold is chosen on the train prompts, like the fixed length that is called
+best; both are reported on dev prompts.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.peer_processes import Command, Workers
+from benchmarks.results import Column, Table, Value, add_result_option, prompt_record, text_of, write_result
+from specheads import Pair, load_pair
+from specheads.prompts.nano_source import NanoSource
+
+PLAIN = "vLLM alone"
+LENGTHS, LONGEST = (1, 2, 4, 8), 8
+FEWEST = 4  # prompts of a level; fewer requests at once answer them one after the other
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to draft: how its process is started, and the line of the table that it is the best of."""
+
+    line: str
+    choice: str
+    setup: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of its process."""
+        return f"{self.line} {self.choice}"
+
+
+def ways(head: str, thresholds: Sequence[float], greedy: bool) -> list[Way]:
+    """Return vLLM alone, its draft model with every length, and the head, on that or in the class that runs the draft itself.
+
+    Where the target samples, drafts are the draft's most likely tokens, or sampled, too.
+    """
+    made = [Way(PLAIN, "", {"kind": "plain", "drafted": 1})]
+    methods = {"": "greedy"} if greedy else {"": "greedy", ", sampled drafts": "probabilistic"}
+    for words, method in methods.items():
+        fixed = {"kind": "draft", "method": method}
+        made += [Way(f"draft model, K={length}{words}", "", fixed | {"drafted": length}) for length in LENGTHS]
+    for line, kind, method in (
+        ("head, HeadProposer", "own", "greedy"),
+        *((f"head, on vLLM's draft model{words}", "head", method) for words, method in methods.items()),
+    ):
+        chosen = {"kind": kind, "drafted": LONGEST, "head": head, "method": method}
+        made += [Way(line, f"threshold {value}", chosen | {"threshold": value}) for value in thresholds]
+    return made
+
+
+def seconds_of(workers: Workers, way: Way, prompts: Sequence[list[int]], level: int, greedy: bool, length: int) -> float:
+    """Return the seconds of answering prompts, `level` of them at once."""
+    total = 0.0
+    for start in range(0, len(prompts), level):
+        part = prompts[start : start + level]
+        request = {"do": "together", "greedy": greedy, "prompts": part, "length": length}
+        total += workers.ask(way.name, request | {"seeds": list(range(start, start + len(part)))})["seconds"][0]
+    return total
+
+
+def speeds(
+    workers: Workers, asked: Sequence[Way], prompts: Sequence[list[int]], level: int, greedy: bool, length: int, repeats: int
+) -> dict[str, float]:
+    """Return the median tokens per second of every way, which are asked in turn."""
+    count = max(level, FEWEST)
+    taken: dict[str, list[float]] = {way.name: [] for way in asked}
+    for repeat in range(repeats + 1):  # the first warms up
+        for way in asked[:: 1 if repeat % 2 else -1]:
+            seconds = seconds_of(workers, way, prompts[:count], level, greedy, length)
+            if repeat:
+                taken[way.name].append(count * length / seconds)
+    return {name: statistics.median(each) for name, each in taken.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="nano", help="an embedded pair")
+    parser.add_argument("--head", required=True, help="a folder that train.py exported")
+    parser.add_argument("--greedy-head", help="the same for greedy decoding; default: --head")
+    parser.add_argument("--vllm-python", default=".vllm/bin/python", help="an interpreter with vLLM")
+    parser.add_argument("--levels", type=int, nargs="+", default=[1, 4, 16, 64], help="requests at once")
+    parser.add_argument("--thresholds", type=float, nargs="+", default=[0.5, 0.7])
+    parser.add_argument("--modes", nargs="+", choices=("greedy", "sampled"), default=("greedy", "sampled"))
+    parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every process")
+    add_result_option(parser, "vllm_heads")
+    given = parser.parse_args()
+    pair, most = load_pair(given.model), max(*given.levels, FEWEST)
+    loaded = NanoSource(2 * most, 2 * most, 0).load(pair.chats)
+    prompts = {split: [each for each in loaded if each.split == split][:most] for split in ("train", "dev")}
+    encoded = {split: [pair.encode_instruction(each.text) for each in of_split] for split, of_split in prompts.items()}
+    rows: list[list[Value]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        setup = setup_of(pair, Path(folder), given)
+        for mode in given.modes:
+            greedy = mode == "greedy"
+            head = str(Path((given.greedy_head if greedy else None) or given.head).resolve())
+            tried = ways(head, given.thresholds, greedy)
+            commands = {way.name: Command(given.vllm_python, "vllm_batch_worker.py", {**setup, **way.setup}) for way in tried}
+            with Workers(commands) as workers:
+                for level in given.levels:
+                    how = (level, greedy, given.new_tokens)
+                    of_train = speeds(workers, tried, encoded["train"], *how, 1)
+                    chosen = best_of_lines(tried, of_train)
+                    of_dev = speeds(workers, chosen, encoded["dev"], *how, given.repeats)
+                    rows += rows_of(mode, level, chosen, of_dev)
+                    print(text_of(Table("speed", "", COLUMNS, rows[-len(chosen) :])), flush=True)
+                versions = workers.versions
+    title = f"{given.model} in vLLM, tokens per second; medians of {given.repeats}"
+    table = Table("speed", title, COLUMNS, rows)
+    read = {split: prompt_record(each.prompt_id for each in of_split) for split, of_split in prompts.items()}
+    notes = ", ".join(f"{name} {version}" for name, version in versions.items())
+    write_result(given.result, [table], split="dev", seeds=[0], prompts=read, notes=f"{notes}, eager.")
+
+
+def setup_of(pair: Pair, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Return what every process is told; the models are written into a folder."""
+    folders = {"folder": folder / "target", "draft_folder": folder / "draft"}
+    for model, path in zip((pair.target, pair.draft), folders.values(), strict=True):
+        model.save_pretrained(path)
+        pair.tokenizer.save_pretrained(path)
+    dtype = str(pair.target.dtype).removeprefix("torch.")
+    rest = {"dtype": dtype, "window": 512, "requests": max(given.levels), "threads": given.threads}
+    return {**rest, **{name: str(path) for name, path in folders.items()}}
+
+
+def best_of_lines(tried: Sequence[Way], of_train: Mapping[str, float]) -> list[Way]:
+    """Return the fastest way of each line on train prompts."""
+    best: dict[str, Way] = {}
+    for way in tried:
+        if way.line not in best or of_train[way.name] > of_train[best[way.line].name]:
+            best[way.line] = way
+    return list(best.values())
+
+
+def rows_of(mode: str, level: int, chosen: Sequence[Way], of_dev: Mapping[str, float]) -> list[list[Value]]:
+    """Return the speeds of a level, over vLLM alone and over the fastest fixed length."""
+    alone = next(of_dev[way.name] for way in chosen if way.line == PLAIN)
+    fixed = max(of_dev[way.name] for way in chosen if way.line.startswith("draft model"))
+    return [
+        [mode, level, way.line, way.choice, of_dev[way.name], of_dev[way.name] / alone, of_dev[way.name] / fixed]
+        for way in chosen
+    ]
+
+
+COLUMNS = [
+    *(Column("decoding"), Column("requests at once", "fixed:0"), Column("drafts"), Column("chosen")),
+    *(Column("tokens/s", "fixed:0"), Column("over vLLM alone", "ratio:2"), Column("over the best K", "ratio:2")),
+]
+
+
+if __name__ == "__main__":
+    main()
