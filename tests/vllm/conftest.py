@@ -55,7 +55,7 @@ def head(folders, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def engine(folders, head):
-    """Return a function that makes an engine: alone, or with the draft and its head."""
+    """Return a function that makes an engine: alone, or with the draft and its head; other keywords are those of vLLM."""
     import vllm
     from vllm_worker import repair_sampling
 
@@ -63,11 +63,11 @@ def engine(folders, head):
 
     register()
 
-    def made(speculative=True, given=None, **options):
+    def made(alone=False, speculative=None, given=None, **options):
         usual = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 4, "enforce_eager": True, "disable_log_stats": True}
-        if speculative:
+        if not alone:
             drafted = {"method": "draft_model", "model": str(folders["draft"]), "num_speculative_tokens": LONGEST}
-            usual["speculative_config"] = drafted | options.pop("speculative", {})
+            usual["speculative_config"] = drafted | (speculative or {})
             usual["additional_config"] = {"specheads": {"head": str(head), "threshold": 0.6, **(given or {})}}
             usual["async_scheduling"] = False
         made = vllm.LLM(model=str(folders["target"]), **usual | options)

@@ -24,7 +24,7 @@ def tokens(outputs):
 @pytest.fixture(scope="module")
 def expected(engine):
     """Return what the target alone says, with requests of different lengths."""
-    alone = engine(speculative=False)
+    alone = engine(alone=True)
     return tokens(alone.generate(PROMPTS, [greedy(16 + 3 * number) for number in range(len(PROMPTS))], use_tqdm=False))
 
 
@@ -73,6 +73,14 @@ def test_requests_that_come_late_and_end_early_change_nothing(engine, expected):
             if output.finished:
                 done[int(output.request_id.split("-")[0])] = list(output.outputs[0].token_ids)
     assert [done[number] for number in range(len(PROMPTS))] == expected
+
+
+def test_vllm_bounds_drafts_by_the_number_of_requests(engine, expected):
+    made = engine(speculative={"num_speculative_tokens_per_batch_size": [[1, 2, 3], [3, 4, 0]]})
+    lengths = drafted_lengths(made)
+    params = [greedy(16 + 3 * number) for number in range(len(PROMPTS))]
+    assert tokens(made.generate(PROMPTS, params, use_tqdm=False)) == expected
+    assert lengths.count(0) > len(lengths) / 2 and 0 < max(lengths) <= 3  # four at once until the last ones are left
 
 
 @pytest.mark.parametrize("method", ["greedy", "probabilistic"])
