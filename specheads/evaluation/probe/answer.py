@@ -41,12 +41,10 @@ def answer_of(options: Sequence[Option], overrides: Sequence[str]) -> Answer:
     words = " ".join(overrides)
     text = f"{_said(chosen)}: {_times(chosen.speedup)} the speed of the target alone"
     if chosen.name not in (PLAIN, FIXED_NAME):
-        fixed = known[FIXED_NAME]
-        gain = chosen.speedup.value / fixed.speedup.value - 1
-        text += f", {gain:+.1%} over {fixed.value or 'the best fixed length'}"
+        gain = chosen.gain
+        text += f", {gain.value - 1:+.1%} [{gain.low - 1:+.1%}, {gain.high - 1:+.1%}] over the best fixed length"
     better = known[BETTER]
-    gain = better.speedup.value / known[FIXED_NAME].speedup.value - 1
-    distil = gain > WORTH_DISTILLING and better.speedup.value > chosen.speedup.value
+    distil = better.gain.value > 1 + WORTH_DISTILLING and better.speedup.value > chosen.speedup.value
     if distil:
         text += f". A draft with {MORE_OVERLAP:.0%} more overlap would bring {_times(better.speedup)} by itself: distil it first"
     return Answer(chosen.name, chosen.speedup, f"{text}.", _command(chosen, distil, words))

@@ -2,9 +2,8 @@
 
 from specheads.evaluation.page.document import Panel, context_section, rendered
 from specheads.evaluation.page.tables import Cell, Row, Table, change_cell, times_cell
-from specheads.evaluation.probe.prediction import fixed_of
 from specheads.evaluation.probe.probe import Probed
-from specheads.evaluation.probe.report import gain, measured, title_of
+from specheads.evaluation.probe.report import measured, title_of
 
 ABOUT = (
     "Speed-ups are predicted from recorded responses and from the steps as they were timed here; lengths and thresholds were "
@@ -18,13 +17,13 @@ COLUMNS = ("way to decode", "chosen", "speed-up", "over the fixed length")
 
 def html_of(probed: Probed) -> str:
     """Return the page as text."""
-    fixed, rows = fixed_of(probed.options), []
+    rows = []
     for option in probed.options:
         cells = [
             Cell(title_of(option), option.name),
             Cell(option.value or None),
             times_cell(option.speedup),
-            change_cell(gain(option, fixed)),
+            change_cell(option.gain),
         ]
         rows.append(Row(cells, "best" if option.name == probed.answer.choice else "bound" if option.is_bound else ""))
     table = Table("Speed over the target alone, with 95 % intervals over prompts", COLUMNS, rows)

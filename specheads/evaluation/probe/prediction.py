@@ -59,6 +59,7 @@ class Option:
 
     name: str
     speedup: Interval
+    gain: Interval  # speed-up over that of the best fixed length, a ratio, on the same resampled prompts
     value: str = ""  # what was chosen for it, such as a length
     is_bound: bool = False  # whether no decoder can reach it
 
@@ -114,10 +115,12 @@ class Prediction:
         counted = self._rules_counted() | self._lengths_counted()
         counted[ORACLE] = Counted([oracle(half.recording).per_prompt(half.recording.num_prompts) for half in self.halves])
         speeds = {name: self.speeds(each.counts, self._more(name)) for name, each in counted.items()}
-        options = [Option(PLAIN, Interval(1.0, 1.0, 1.0))]
+        fixed = speeds[FIXED]
+        options = [Option(PLAIN, Interval(1.0, 1.0, 1.0), interval(1 / fixed))]
         for name, samples in speeds.items():
             chosen = " or ".join(dict.fromkeys(counted[name].chosen))
-            options.append(Option(name.replace("_", " "), interval(samples), chosen, name in (CEILING, ORACLE)))
+            is_bound = name in (CEILING, ORACLE)
+            options.append(Option(name.replace("_", " "), interval(samples), interval(samples / fixed), chosen, is_bound))
         return options + self._heads(counted[CEILING].counts, speeds)
 
     def _rules_counted(self) -> "dict[str, Counted]":
@@ -169,8 +172,11 @@ class Prediction:
             least, typical, most = (
                 self._slowed(fixed + share * (ceiling - fixed), seconds * drafted) for share in HEAD_SHARES[self.greedy]
             )
-            estimate = Interval(float(typical[0]), interval(least).low, interval(most).high)
-            options.append(Option(f"{HEAD}{width}", estimate))
+            speedup, gain = (
+                Interval(float(each[1][0]), interval(each[0]).low, interval(each[2]).high)
+                for each in ((least, typical, most), (least / fixed, typical / fixed, most / fixed))
+            )
+            options.append(Option(f"{HEAD}{width}", speedup, gain))
         return options
 
     def _slowed(self, speed: np.ndarray, seconds: float) -> np.ndarray:

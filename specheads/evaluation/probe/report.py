@@ -5,7 +5,6 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from specheads.evaluation.intervals import Interval
 from specheads.evaluation.number_text import percent, percent_limits, times, times_limits
 from specheads.evaluation.probe.prediction import BETTER, MORE_OVERLAP, Option
 from specheads.evaluation.probe.probe import Probed
@@ -60,9 +59,3 @@ def title_of(option: Option) -> str:
     if option.name == BETTER:
         return f"{option.name} ({MORE_OVERLAP:+.0%} overlap)"
     return f"{option.name} (a bound)" if option.is_bound else option.name
-
-
-def gain(option: Option, fixed: Option) -> Interval:
-    """Return an option's speed over that of the best fixed length; the interval is that of the option alone."""
-    base = fixed.speedup.value
-    return Interval(*(value / base for value in (option.speedup.value, option.speedup.low, option.speedup.high)))

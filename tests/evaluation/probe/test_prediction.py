@@ -70,6 +70,16 @@ def test_bounds_are_above_what_can_be_decoded(options):
     assert speeds["oracle"] > speeds["ceiling"] and speeds[BETTER] > speeds[FIXED_NAME] and speeds[PLAIN] == 1
 
 
+def test_gains_are_over_the_fixed_length_on_the_same_prompts(options):
+    fixed = options[FIXED_NAME]
+    assert (fixed.gain.low, fixed.gain.value, fixed.gain.high) == (1, 1, 1)
+    for option in options.values():
+        assert option.gain.value == pytest.approx(option.speedup.value / fixed.speedup.value)
+    ceiling = options["ceiling"]
+    width = (ceiling.speedup.high - ceiling.speedup.low) / fixed.speedup.value
+    assert ceiling.gain.high - ceiling.gain.low < width  # prompts that are easy for one are easy for the other
+
+
 def test_a_head_closes_a_part_of_the_gap_and_pays_for_its_steps(options):
     fixed, ceiling = (options[name].speedup.value for name in (FIXED_NAME, "ceiling"))
     free, slow = (options[f"{HEAD}{width}"].speedup for width in (8, 64))
@@ -96,7 +106,16 @@ def test_verification_is_linear_between_what_was_timed():
 def known(**speeds):
     names = {"plain": PLAIN, "fixed": FIXED_NAME, "block": BLOCK, "logistic": LOGISTIC, "better": BETTER, "head": f"{HEAD}20"}
     speeds = {"plain": 1.0, "block": 0.0, "logistic": 0.0, "better": 0.0, "head": 0.0} | speeds
-    return [Option(names[name], Interval(value, value - 0.05, value + 0.05), "fixed K=3") for name, value in speeds.items()]
+    fixed = speeds["fixed"]
+    return [
+        Option(
+            names[name],
+            Interval(value, value - 0.05, value + 0.05),
+            Interval(value / fixed, value / fixed - 0.01, value / fixed + 0.01),
+            "fixed K=3",
+        )
+        for name, value in speeds.items()
+    ]
 
 
 @pytest.mark.parametrize(
