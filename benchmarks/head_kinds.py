@@ -74,6 +74,7 @@ BANKS = {  # by what is compared, and by a bank's name, the overrides of train.p
     },
     "text": {
         "1 response": ("head.width=[20,64]", RAW),
+        "1 response, 24 epochs": ("trainer.max_epochs=24", "head.width=[20,64]", RAW),
         "4 responses": ("generation.responses_per_prompt=4", "trainer.max_epochs=6", "head.width=[20,64]", RAW),
         "8 responses": ("generation.responses_per_prompt=8", "trainer.max_epochs=4", "head.width=[20,64]", RAW),
         "4 responses, 16 epochs": ("generation.responses_per_prompt=4", "trainer.max_epochs=16", "head.width=[20,64]", RAW),
