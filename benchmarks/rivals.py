@@ -14,7 +14,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -171,7 +171,9 @@ def ring(pair: str, greedy: bool, heads: Sequence[str], words: Sequence[str]) ->
     others = {name: head for name, head in setup.heads.items() if name not in first}
     only = {"head_threshold": setup.rules["head_threshold"]}
     rules = candidates(setup.rules, first, tuning)
-    rules += [rule for rule in candidates(only, others, tuning) if rule.family != CEILING] if others else []
+    if others:  # a single one would not be named
+        more = [rule for rule in candidates(only, others, tuning) if rule.family != CEILING]
+        rules += [replace(rule, family=f"head_threshold {rule.head}") for rule in more]
     assert all(takes_head(setup.rules[name]) for name in only)
     tables = replay_all(recorded, rules)
     return Ring(pair, greedy, trained, setup, rules, choose(tables[0], rules, costs), tables)
