@@ -102,7 +102,7 @@ def main() -> None:
     add_result_option(parser, "vllm_heads")
     given = parser.parse_args()
     pair, most = load_pair(given.model), max(*given.levels, FEWEST)
-    loaded = NanoSource(2 * most, 2 * most, 0).load(pair.chats)
+    loaded = list(NanoSource(2 * most, 2 * most, 0).load(pair.chats))
     prompts = {split: [each for each in loaded if each.split == split][:most] for split in ("train", "dev")}
     encoded = {split: [pair.encode_instruction(each.text) for each in of_split] for split, of_split in prompts.items()}
     rows: list[list[Value]] = []

@@ -40,12 +40,13 @@ class Engine:
             from specheads.integrations.vllm_draft import register
 
             register()
-            options["additional_config"] = {"specheads": {"head": setup["head"], "threshold": setup["threshold"]}}
+            given = {"head": setup["head"], "threshold": setup["threshold"]}
+            options["additional_config"] = {"specheads": given | {"any_draft": True}}  # the pair's draft, written anew
         if setup["kind"] == "own":
             drafted = {"method": "custom_class", "model": "specheads.integrations.vllm.HeadProposer"}
             drafted["num_speculative_tokens"] = setup["drafted"]
             given = {"draft": setup["draft_folder"], "head": setup["head"], "threshold": setup["threshold"]}
-            options["additional_config"] = {"specheads": given | {"max_requests": setup["requests"]}}
+            options["additional_config"] = {"specheads": given | {"max_requests": setup["requests"], "any_draft": True}}
         if setup["kind"] != "plain":
             options["speculative_config"] = drafted
         self.model = vllm.LLM(**options)
