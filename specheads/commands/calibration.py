@@ -1,8 +1,7 @@
 """`specheads calibrate head=...`: fit the calibration of a trained head anew, on dev prompts like those that it is used on.
 
 Predictions drift where prompts differ from those that a head was calibrated on; evaluations and decoders show it (accepted over
-expected tokens). The head's weights stay, and so does a
-calibration that is as good. `specheads calibrate --help` lists every key.
+expected tokens). The head's weights stay, and so does a calibration that is as good. `specheads calibrate --help` lists all keys.
 """
 
 from dataclasses import replace

@@ -5,13 +5,12 @@ decodes a few prompts as a check, and names the way to decode that pays, with th
 --help` lists every key.
 """
 
-import sys
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from data_gen.settings import Generation
-from specheads.commands.command import command
+from specheads.commands.command import command, next_command
 from specheads.commands.compose import load_configured_pair, settings_of
 from specheads.commands.evaluation import config_text, prompt_data
 from specheads.errors import UserError
@@ -21,8 +20,6 @@ from specheads.evaluation.probe.report import print_probe
 from specheads.evaluation.probe.settings import Probe
 from specheads.evaluation.prompt_data import PromptData, file_source
 from specheads.prompts.data_set_source import DatasetSource
-
-SHARED = ("model", "data", "warp")  # keys that the next command takes, too
 
 
 def probe_pair(cfg: DictConfig) -> Probed:
@@ -34,8 +31,7 @@ def probe_pair(cfg: DictConfig) -> Probed:
     settings, data = settings_of(Probe, cfg), prompts_of(cfg)
     data.source.check()
     pair = load_configured_pair(cfg)
-    overrides = [word for word in sys.argv[1:] if word.partition("=")[0].partition(".")[0] in SHARED and "=" in word]
-    probed = probe(pair, settings, data, Path(cfg.paths.data), overrides, {"config": config_text(cfg)})
+    probed = probe(pair, settings, data, Path(cfg.paths.data), next_command, {"config": config_text(cfg)})
     print_probe(probed)
     for path in write_probe(probed, Path(cfg.paths.run)):
         print(path)

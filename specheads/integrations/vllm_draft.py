@@ -27,7 +27,7 @@ from specheads.errors import UserError
 from specheads.features import drafting_features, reads_target
 from specheads.heads.checkpoint import load_head
 from specheads.heads.portable.standalone_head import bounds_of
-from specheads.revisions import revision_at
+from specheads.revisions import DRAFT_TEMPERATURE, revision_at
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class HeadStopping:
         most = min(bounds_of(self.head.config.to_dict(), **bounds)["max_tokens"], longest)
         self.rule = HeadThreshold(self.head, **bounds_of(self.head.config.to_dict(), **bounds | {"max_tokens": most}))
         self.ends = torch.zeros(0, dtype=torch.long)
+        self.temperature = 1.0  # of the draft alone, which vLLM does not know; heads learned from logits that it divides
 
     def fit_to(self, draft: Any, location: str, hidden_size: int, device: torch.device) -> None:
         """Move the head to the draft's device, and learn the tokens that end a response; raises UserError for another draft."""
@@ -160,16 +161,18 @@ def proposer_class(base: type) -> type:
             if self.stopping is not None:
                 location = self.speculative_config.draft_model_config.model
                 self.stopping.fit_to(self.model, location, self.hidden_size, self.device)
+                config = self.speculative_config.draft_model_config.hf_config
+                self.stopping.temperature = float(getattr(config.get_text_config(), DRAFT_TEMPERATURE, 1.0))
                 logger.info("the head %s ends the drafts of %s", self.stopping.location, location)
 
-        def propose(self, num_speculative_tokens: int, *arguments: Any, **others: Any) -> Any:
+        def propose(self, *, num_speculative_tokens: int, common_attn_metadata: Any, **others: Any) -> Any:
             """Return drafted tokens: of different lengths as lists, or what vLLM does without a head."""
-            metadata = others.get("common_attn_metadata", arguments[5] if len(arguments) > 5 else None)
-            if self.stopping is None or not num_speculative_tokens or metadata is None:
-                return super().propose(num_speculative_tokens, *arguments, **others)
-            self.drafted = self.stopping.start(metadata.batch_size(), self.device)
+            given = {"num_speculative_tokens": num_speculative_tokens, "common_attn_metadata": common_attn_metadata, **others}
+            if self.stopping is None or not num_speculative_tokens:
+                return super().propose(**given)
+            self.drafted = self.stopping.start(common_attn_metadata.batch_size(), self.device)
             with suppress(DraftsEnded):
-                super().propose(num_speculative_tokens, *arguments, **others)
+                super().propose(**given)
             drafted, self.drafted = self.drafted, None
             self._last_draft_probs = torch.stack(drafted.probs, dim=1).contiguous() if drafted.probs else None
             return drafted.ragged()
@@ -178,7 +181,7 @@ def proposer_class(base: type) -> type:
             """Return a token for each request, and show it to the head."""
             if self.stopping is None or self.drafted is None:
                 return super()._sample_draft_tokens(hidden_states, sampling_metadata)
-            logits = self.model.compute_logits(hidden_states)
+            logits = self.model.compute_logits(hidden_states) / self.stopping.temperature
             token, probs = self._sample_from_logits(logits, sampling_metadata)
             if probs is not None:
                 self.drafted.probs.append(probs)

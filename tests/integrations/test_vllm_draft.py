@@ -12,6 +12,7 @@ from specheads.integrations import vllm as alone
 from specheads.integrations.vllm_draft import check_supported, proposer_class, settings_of
 from specheads.language_model import LanguageModel
 from specheads.padding import right_padded
+from specheads.revisions import DRAFT_TEMPERATURE
 from specheads.sampling import Warp
 
 
@@ -52,10 +53,13 @@ class StandIn:
         return torch.stack(tokens, dim=1)
 
 
-def made(pair, head=None, end=None, longest=LONGEST, **given):
+def made(pair, head=None, end=None, longest=LONGEST, temperature=None, **given):
     """Return a proposer with its draft loaded, and settings like vLLM's."""
     spec = SimpleNamespace(num_speculative_tokens=longest, pair=pair, end=end)
-    spec.draft_model_config = SimpleNamespace(model="embedded:nano/draft")
+    text = SimpleNamespace(**({} if temperature is None else {DRAFT_TEMPERATURE: temperature}))
+    spec.draft_model_config = SimpleNamespace(
+        model="embedded:nano/draft", hf_config=SimpleNamespace(get_text_config=lambda: text)
+    )
     additional = {} if head is None else {"specheads": {"head": str(head), "threshold": 0.6, **given}}
     vllm_config = SimpleNamespace(
         speculative_config=spec, scheduler_config=SimpleNamespace(async_scheduling=False), additional_config=additional
@@ -117,6 +121,19 @@ def test_sampled_drafts_come_with_their_probabilities(nano, folder, texts):  # n
     assert torch.allclose(probs[0, 0], first[0].float(), atol=1e-5)
     again = proposed(proposer, texts)  # greedy drafts have none
     assert proposer._last_draft_probs is None and again != drafts
+
+
+def test_a_draft_with_a_temperature_is_seen_as_in_training(nano, folder, texts):  # noqa: F811
+    """A head reads probabilities of logits over the temperature, and drafts are sampled from them."""
+    proposer = made(nano, folder, temperature=0.5)
+    seen = []
+    step = proposer.stopping.step
+    proposer.stopping.step = lambda drafted, logits, *rest: seen.append(logits) or step(drafted, logits, *rest)
+    proposed(proposer, texts[:1], all_greedy=False, generator=torch.Generator().manual_seed(0))
+    hidden = nano.draft_lm.hidden_states(torch.tensor([texts[0]]), use_cache=False)[:, -1]
+    expected = nano.draft_lm.logits(hidden) / 0.5
+    assert torch.allclose(seen[0], expected, atol=1e-4)
+    assert torch.allclose(proposer._last_draft_probs[0, 0], expected[0].softmax(dim=-1), atol=1e-5)
 
 
 def test_vllm_decides_how_many_tokens_are_drafted_at_most(nano, folder, texts):  # noqa: F811

@@ -1,6 +1,6 @@
 """What to do, from what each way to decode is predicted to be worth: the simplest one that nothing beats noticeably."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specheads.evaluation.intervals import Interval
@@ -21,12 +21,11 @@ class Answer:
     command: str
 
 
-def answer_of(options: Sequence[Option], overrides: Sequence[str]) -> Answer:
-    """Return the answer that options give.
+CommandLine = Callable[..., str]  # of a script and what it is told
 
-    Args:
-        overrides: the words that name the pair on a command line.
-    """
+
+def answer_of(options: Sequence[Option], command_line: CommandLine) -> Answer:
+    """Return the answer that options give; `command_line` writes the command that comes next, with the pair."""
     known = {option.name: option for option in options}
     heads = [option for option in options if option.name.startswith(HEAD)]
     ladder = [known[PLAIN], known[FIXED_NAME]]
@@ -38,7 +37,6 @@ def answer_of(options: Sequence[Option], overrides: Sequence[str]) -> Answer:
     head = max(heads, key=lambda option: option.speedup.value) if heads else None
     if head is not None and head.speedup.value > chosen.speedup.value * (1 + WORTH_TRAINING):
         chosen = head
-    words = " ".join(overrides)
     text = f"{_said(chosen)}: {_times(chosen.speedup)} the speed of the target alone"
     if chosen.name not in (PLAIN, FIXED_NAME):
         gain = chosen.gain
@@ -47,17 +45,17 @@ def answer_of(options: Sequence[Option], overrides: Sequence[str]) -> Answer:
     distil = better.gain.value > 1 + WORTH_DISTILLING and better.speedup.value > chosen.speedup.value
     if distil:
         text += f". A draft with {MORE_OVERLAP:.0%} more overlap would bring {_times(better.speedup)} by itself: distil it first"
-    return Answer(chosen.name, chosen.speedup, f"{text}.", _command(chosen, distil, words))
+    return Answer(chosen.name, chosen.speedup, f"{text}.", command_line(*_next(chosen, distil)))
 
 
-def _command(chosen: Option, distil: bool, words: str) -> str:
-    """Return the command that comes next; `words` name the pair."""
+def _next(chosen: Option, distil: bool) -> tuple[str, ...]:
+    """Return the script that comes next, and what it is told besides the pair."""
     if distil:
-        return f"python train.py task=distill {words}".strip()
+        return "train.py", "task=distill"
     if chosen.name.startswith(HEAD):
-        return f"python train.py {words} head.width={chosen.name.removeprefix(HEAD)}".replace("  ", " ")
-    rules = {BLOCK: "verification=block", LOGISTIC: "'stopping=[fixed_length,logistic]'"}.get(chosen.name, "")
-    return " ".join(f"python evaluate.py {words} head=null {rules}".split())
+        return "train.py", f"head.width={chosen.name.removeprefix(HEAD)}"
+    rules = {BLOCK: ("compare_verification=[block]",), LOGISTIC: ("stopping=[fixed_length,logistic]",)}
+    return "evaluate.py", "head=null", *rules.get(chosen.name, ())
 
 
 def _said(chosen: Option) -> str:

@@ -1,6 +1,7 @@
 """A probe: record some prompts, time the steps, predict what each way to decode is worth, and say what to do."""
 
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from specheads.evaluation.doubts import LARGEST_SPREAD
 from specheads.evaluation.intervals import Interval, halves, interval, resample_counts
 from specheads.evaluation.machine import versions
 from specheads.evaluation.probe.agreement import agreement, survival
-from specheads.evaluation.probe.answer import Answer, answer_of
+from specheads.evaluation.probe.answer import Answer, CommandLine, answer_of
 from specheads.evaluation.probe.live_check import LiveCheck, live_check
 from specheads.evaluation.probe.prediction import Half, Option, best_length, fixed_of, predict
 from specheads.evaluation.probe.settings import Probe
@@ -58,14 +59,14 @@ def probe(
     settings: Probe,
     data: PromptData,
     data_folder: Path,
-    overrides: Sequence[str] = (),
+    command_line: CommandLine = lambda *words: shlex.join(["python", *words]),
     context: Mapping[str, Any] | None = None,
 ) -> Probed:
     """Return what speculation would be worth for a pair on prompts like those of `data`.
 
     Args:
         data_folder: where recordings are kept, which a second probe or an evaluation of the same prompts reads again.
-        overrides: the words that name the pair on a command line, for the command that comes next.
+        command_line: writes the command that comes next, from a script and what it is told besides the pair.
         context: more that the result shall say of itself.
 
     Raises:
@@ -97,7 +98,7 @@ def probe(
         times=times,
         live=live,
         options=options,
-        answer=answer_of(options, overrides),
+        answer=answer_of(options, command_line),
         doubts=doubts_of(times, live, options),
         context={"warp": asdict(warp), "versions": versions(), **(context or {})},
     )
