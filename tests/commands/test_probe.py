@@ -17,7 +17,7 @@ SMALL = [
     "max_new_tokens=16",
     "widths=[8]",
     "engine=eager",
-    "record.num_samples=1",
+    "num_samples=1",
 ]
 
 

@@ -141,7 +141,7 @@ def _prompts(pair: Pair, settings: Probe, data: PromptData) -> list[EncodedPromp
 def _recorded(pair: Pair, settings: Probe, data: PromptData, folder: Path, prompts: Sequence[EncodedPrompt]) -> list[Half]:
     """Return the recordings of the two halves of the prompts."""
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
-    amounts = RecordSettings(settings.record.num_samples, MAX_TOKENS, settings.record.batch_size)
+    amounts = RecordSettings(settings.num_samples, MAX_TOKENS, settings.batch_size)
     recorder = Recorder(pair, settings.warp, limits, amounts, settings.seed, folder)
     groups = groups_of([prompt for prompt, _ in prompts])
     first = halves(groups)

@@ -1,6 +1,6 @@
 """The settings of a probe."""
 
-from specheads.evaluation.settings import EngineName, RecordingSettings
+from specheads.evaluation.settings import EngineName
 from specheads.sampling import Warp
 from specheads.settings import Built, PositiveCount, Seed, Settings, Text, setting
 
@@ -21,5 +21,8 @@ class Probe(Settings):
     )
     context: PositiveCount = setting(256, "positions in memory while steps are timed")
     repeats: PositiveCount = setting(40, "times that each step is timed")
-    record: RecordingSettings = setting(RecordingSettings(), "how much of each response is recorded")
+    num_samples: PositiveCount = setting(4, "acceptance samples of each response; more make smaller errors")
+    batch_size: PositiveCount = setting(
+        64, "rejected branches of the longest text that the draft reads together; fewer take less memory"
+    )
     max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")
