@@ -61,7 +61,7 @@ def test_own_prompts_are_read_from_a_file(tmp_path):
 
 def test_too_few_prompts_are_named(monkeypatch, nano, tmp_path):
     monkeypatch.setattr(probe, "load_configured_pair", lambda cfg: nano)
-    with pytest.raises(UserError, match="a probe needs 2; set data.num_dev"):
+    with pytest.raises(UserError, match="a probe needs 2; set num_prompts, data.num_dev"):
         probe.probe_pair(composed(tmp_path, "data.num_dev=1", "data.num_test=1"))
 
 

@@ -133,7 +133,7 @@ def _prompts(pair: Pair, settings: Probe, data: PromptData) -> list[EncodedPromp
     if len(prompts) < 2:
         raise UserError(
             f"there are {len(prompts)} dev prompts of at most {data.limits.max_prompt_tokens} tokens, and a probe needs 2; set "
-            "data.num_dev, data.max_prompt_tokens, or use a data set with more rows."
+            "num_prompts, data.num_dev or data.max_prompt_tokens, or use a data set with more rows."
         )
     return prompts
 
