@@ -22,16 +22,23 @@ from torch.nn.functional import logsigmoid, smooth_l1_loss
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.head_search import KEPT, WARP, Network, Positions, Variant, batches, labels_of, positions_of, trained
+from benchmarks.head_search import (
+    KEPT,
+    WARP,
+    Network,
+    Positions,
+    Variant,
+    batches,
+    labelled_responses,
+    labels_of,
+    positions_of,
+    trained,
+)
 from benchmarks.render import ROOT
 from benchmarks.results import Column, Table, Value, add_result_option, interval, prompt_record, text_of, write_result
-from data_gen.run import generate_data
-from data_gen.settings import Generation
 from specheads import Pair, load_pair
 from specheads.evaluation.intervals import resample_counts
 from specheads.padding import right_padded, slices
-from specheads.prompts.nano_source import NanoSource
-from specheads.storage.data_set import load_split
 from specheads.training.optimizer import cosine_after_warmup
 
 LONGEST, PER_RESPONSE = 20, 8  # tokens of a draft; drafts along a response
@@ -214,9 +221,7 @@ def main() -> None:
     add_result_option(parser, "block_stopping")
     given = parser.parse_args()
     pair = load_pair(given.model)
-    settings = Generation(warp=WARP, max_new_tokens=128, max_prompt_tokens=256, responses_per_prompt=HEAD.responses)
-    folder = generate_data(pair, NanoSource(1600, 200, 0), settings, given.data / given.model, splits=("train", "dev"))
-    train, dev = (sorted(load_split(folder, split), key=lambda row: row["sample"]) for split in ("train", "dev"))
+    train, dev = labelled_responses(pair, given.data / given.model, HEAD.responses)
     data = positions_of(pair, train)
     networks = [trained(HEAD, pair, data, len(data.rounds), None, given.seed), ratio_network(pair, data, given.seed)]
     drafts = drafted(pair, dev, networks, given.seed)

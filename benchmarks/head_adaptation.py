@@ -20,16 +20,12 @@ from torch.nn.functional import softplus
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.head_search import WARP, Network, Positions, Variant, batches, labels_of, positions_of, trained
+from benchmarks.head_search import Network, Positions, Variant, batches, labelled_responses, labels_of, positions_of, trained
 from benchmarks.render import ROOT
 from benchmarks.results import Column, Table, Value, add_result_option, prompt_record, text_of, write_result
-from data_gen.run import generate_data
-from data_gen.settings import Generation
 from specheads import load_pair
 from specheads.decoding.stopping import logistic_inputs
 from specheads.heads.metrics import auroc
-from specheads.prompts.nano_source import NanoSource
-from specheads.storage.data_set import load_split
 
 HEAD = Variant(20, responses=4, epochs=6, drafted=4)
 PRECISIONS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
@@ -123,9 +119,7 @@ def main() -> None:
     add_result_option(parser, "head_adaptation")
     given = parser.parse_args()
     pair = load_pair(given.model)
-    settings = Generation(warp=WARP, max_new_tokens=128, max_prompt_tokens=256, responses_per_prompt=HEAD.responses)
-    folder = generate_data(pair, NanoSource(1600, 200, 0), settings, given.data / given.model, splits=("train", "dev"))
-    train, dev = (sorted(load_split(folder, split), key=lambda row: row["sample"]) for split in ("train", "dev"))
+    train, dev = labelled_responses(pair, given.data / given.model, HEAD.responses)
     data, held_out = positions_of(pair, train), positions_of(pair, dev)
     network = trained(HEAD, pair, data, len(train), None, given.seed)
     chosen_on = Tokens(network, data, range(NUM_TRAIN), given.seed)

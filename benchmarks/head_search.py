@@ -294,6 +294,14 @@ def known(data: Positions) -> list[float]:
     return [*(auroc(*(labels.flatten()[each],) * 2, weights.flatten()[each].double()) for each in chosen), 0.0]
 
 
+def labelled_responses(pair: Pair, root: Path, responses: int) -> tuple[list[dict], list[dict]]:
+    """Return the rows of train prompts, with so many responses each, and of dev prompts; the first responses come first."""
+    settings = Generation(warp=WARP, max_new_tokens=128, max_prompt_tokens=256, responses_per_prompt=responses)
+    folder = generate_data(pair, NanoSource(1600, 200, 0), settings, root, splits=("train", "dev"))
+    train, dev = (sorted(load_split(folder, split), key=lambda row: row["sample"]) for split in ("train", "dev"))
+    return train, dev
+
+
 COLUMNS = [
     *(Column("network"), Column("width"), Column("tokens learned from", "fixed:0"), Column("minutes", "fixed:1")),
     *(
@@ -318,9 +326,7 @@ def main() -> None:
             parser.error(f"{name!r} needs {teacher!r} before it")
     pair = load_pair(given.model)
     most = max(VARIANTS[name].responses for name in given.variants)
-    settings = Generation(warp=WARP, max_new_tokens=128, max_prompt_tokens=256, responses_per_prompt=most)
-    folder = generate_data(pair, NanoSource(1600, 200, 0), settings, given.out / given.model, splits=("train", "dev"))
-    train, dev = (sorted(load_split(folder, split), key=lambda row: row["sample"]) for split in ("train", "dev"))
+    train, dev = labelled_responses(pair, given.out / given.model, most)
     data, held_out = positions_of(pair, train), positions_of(pair, dev)
     rows: list[list[Value]] = [["the acceptance probabilities themselves", None, None, None, *known(held_out)]]
     networks: dict[str, Network] = {}

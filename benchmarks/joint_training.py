@@ -22,16 +22,12 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.head_search import WARP, Positions, Variant, labels_of, measured, positions_of, trained
+from benchmarks.head_search import WARP, Positions, Variant, labelled_responses, labels_of, measured, positions_of, trained
 from benchmarks.render import ROOT
 from benchmarks.results import Column, Table, Value, add_result_option, prompt_record, text_of, write_result
-from data_gen.run import generate_data
-from data_gen.settings import Generation
 from specheads import Pair, load_pair
 from specheads.language_model import LanguageModel
 from specheads.padding import right_padded, slices
-from specheads.prompts.nano_source import NanoSource
-from specheads.storage.data_set import load_split
 from specheads.training.distill.divergences import total_variation
 from specheads.training.optimizer import DraftOptimizer, cosine_after_warmup
 
@@ -169,9 +165,7 @@ def main() -> None:
     add_result_option(parser, "joint_training")
     given = parser.parse_args()
     pair = load_pair(given.model)
-    generation = Generation(warp=WARP, max_new_tokens=128, max_prompt_tokens=256, responses_per_prompt=RESPONSES)
-    folder = generate_data(pair, NanoSource(1600, 200, 0), generation, given.data / given.model, splits=("train", "dev"))
-    train, dev = (sorted(load_split(folder, split), key=lambda row: row["sample"]) for split in ("train", "dev"))
+    train, dev = labelled_responses(pair, given.data / given.model, RESPONSES)
     data, held_out = positions_of(pair, train), positions_of(pair, dev)
     table_rows: list[list[Value]] = []
     for name in given.variants:
