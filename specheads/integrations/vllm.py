@@ -13,7 +13,6 @@ itself, with a separate KV cache, and drafts greedily. Requests have no names, a
 identified by its text. Drafts are made for one request after the other.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,19 +21,14 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from specheads.decoding.expectation import Drift
-from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
-from specheads.features import drafting_features, reads_target
-from specheads.heads.checkpoint import load_head
-from specheads.heads.portable.standalone_head import bounds_of
+from specheads.features import drafting_features
+from specheads.integrations.vllm_head import HEAD_KEYS, HeadInVllm, checked, given_to
 from specheads.language_model import LanguageModel, load_language_model
 
-logger = logging.getLogger(__name__)
-
-KEYS = {"draft", "head", "threshold", "min_tokens", "max_tokens", "max_requests", "device", "dtype", "any_draft"}
+REQUIRED = ("draft", "head")
+KEYS = HEAD_KEYS | {"draft", "max_requests", "device", "dtype"}
 MAX_REQUESTS = 32
-USAGE = 'additional_config={"specheads": {"draft": "<folder or hub id>", "head": "<folder or hub id>"}}'
 
 
 @dataclass
@@ -77,26 +71,15 @@ class HeadProposer:
 
     def __init__(self, vllm_config: Any) -> None:
         """Load the head; the draft is loaded by `load_model`."""
-        given = _given(vllm_config)
-        self.longest = int(vllm_config.speculative_config.num_speculative_tokens)
+        given = checked(given_to(vllm_config), REQUIRED, KEYS)
         self.window = int(vllm_config.model_config.max_model_len)
         self._where: dict[str, Any] = {name: given[name] for name in ("device", "dtype") if given.get(name)}
         sizes = getattr(vllm_config.model_config, "get_vocab_size", None)
         self._vocab_size = None if sizes is None else int(sizes())
         self._draft_location = given["draft"]
-        self._any_draft = bool(given.get("any_draft", False))
-        self.head = load_head(given["head"], self._any_draft)
-        if reads_target(self.head.config.inputs):
-            raise UserError(
-                f"the head {given['head']} reads the target's hidden state, which vLLM does not pass; train one without "
-                "target_hidden in head.inputs."
-            )
-        bounds = {name: given.get(name) for name in ("threshold", "min_tokens", "max_tokens")}
-        longest = min(bounds_of(self.head.config.to_dict(), **bounds)["max_tokens"], self.longest)
-        self.rule = HeadThreshold(self.head, **bounds_of(self.head.config.to_dict(), **bounds | {"max_tokens": longest}))
+        self.stopping = HeadInVllm(given, int(vllm_config.speculative_config.num_speculative_tokens))
         self._max_requests = int(given.get("max_requests", MAX_REQUESTS))
         self._requests: list[Request] = []  # by the row they had last
-        self._drift = Drift()
         self._draft: LanguageModel | None = None
 
     @property
@@ -113,11 +96,6 @@ class HeadProposer:
     def _loaded_draft(self) -> LanguageModel:
         """Return the draft, checked against the head, with the head on its device."""
         draft, revision = load_language_model(self._draft_location, **self._where)
-        if draft.hidden_size != self.head.config.hidden_size:
-            raise UserError(
-                f"the head reads hidden states of size {self.head.config.hidden_size}, but the draft {self._draft_location} has "
-                f"{draft.hidden_size}; it was trained for {self.head.config.draft.get('id', 'another draft')}."
-            )
         target_size = self._vocab_size
         if target_size is not None and draft.vocab_size > target_size:
             raise UserError(
@@ -125,9 +103,8 @@ class HeadProposer:
                 "with the target's tokenizer."
             )
         # The vocabulary that the head was trained on, where the draft's folder has no tokenizer from which to count it.
-        draft.vocab_size = self.head.config.vocab_size or draft.vocab_size
-        self.head.check_trained_for("draft", str(self._draft_location), revision)
-        self.head.to(draft.device)
+        draft.vocab_size = self.stopping.head.config.vocab_size or draft.vocab_size
+        self.stopping.fit_to(str(self._draft_location), revision, draft.hidden_size, draft.device)
         ends = draft.model.generation_config.eos_token_id
         self._ends = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
         return draft
@@ -156,28 +133,19 @@ class HeadProposer:
         self._requests = self._matched(texts)
         for request, sampled in zip(self._requests, sampled_token_ids, strict=False):
             if len(sampled) and request.num_expected is not None:
-                self._note(len(sampled) - 1, request.num_expected)
+                self.stopping.note(len(sampled) - 1, request.num_expected)
             request.num_expected = None
         return [
             self._drafted(request, text) if len(sampled) else []
             for request, text, sampled in zip(self._requests, texts, sampled_token_ids, strict=False)
         ] + [[] for _ in sampled_token_ids[self._max_requests :]]
 
-    def _note(self, accepted: int, expected: float) -> None:
-        """Count what was accepted of a draft beside what the head expected, and log it now and then."""
-        if (report := self._drift.add(accepted, expected)) is not None:
-            text, drifted = report
-            logger.log(logging.WARNING if drifted else logging.INFO, "with greedy drafts, %s", text)
-
     def _expected(self, state: Any) -> float | None:
         """Return how many tokens of a draft the head expected to be accepted, None if it speaks of other drafts.
 
         Drafts are greedy here. A head that learned from sampled tokens predicts how often those are accepted.
         """
-        if self.head.config.warp.get("temperature") != 0:
-            return None
-        expected = self.rule.num_expected(state)
-        return None if expected is None else float(expected)
+        return float(state.num_expected) if self.stopping.predicts(greedy=True) else None
 
     def _matched(self, texts: Sequence[np.ndarray]) -> list[Request]:
         """Return the request of each row: most stay in their row, some have moved, others are new."""
@@ -198,12 +166,12 @@ class HeadProposer:
         return Request(cache)
 
     def _drafted(self, request: Request, text: np.ndarray) -> list[int]:
-        draft, drafted = self.draft, list[int]()
-        limit = min(self.rule.max_tokens, min(self.window, draft.window) - len(text))
+        draft, rule, drafted = self.draft, self.stopping.rule, list[int]()
+        limit = min(rule.max_tokens, min(self.window, draft.window) - len(text))
         if limit < 1:
             return []
         request.rewind(text)
-        state = self.rule.start_round(self.rule.start_prompt(1, draft.device))
+        state = rule.start_round(rule.start_prompt(1, draft.device))
         pending = torch.as_tensor(text[len(request.tokens) :], dtype=torch.long, device=draft.device)[None]
         request.num_verified = len(text)
         while True:
@@ -212,18 +180,8 @@ class HeadProposer:
             logits = draft.logits(hidden)
             token = logits.argmax(dim=-1)
             drafted.append(int(token))
-            state, stop = self.rule.step(state, drafting_features(self.rule.needs, logits, token, hidden, draft.embed))
+            state, stop = rule.step(state, drafting_features(rule.needs, logits, token, hidden, draft.embed))
             if len(drafted) >= limit or bool(stop) or drafted[-1] in self._ends:
                 request.num_expected = self._expected(state)
                 return drafted
             pending = token[:, None]
-
-
-def _given(vllm_config: Any) -> dict[str, Any]:
-    config = getattr(vllm_config, "additional_config", None)
-    given = config.get("specheads") if isinstance(config, dict) else None
-    if not isinstance(given, dict) or not given.get("draft") or not given.get("head"):
-        raise UserError(f"vLLM's configuration names no draft and head to propose with; give it {USAGE}.")
-    if unknown := sorted(given.keys() - KEYS):
-        raise UserError(f"additional_config names {unknown[0]!r}, which is not known; it takes {', '.join(sorted(KEYS))}.")
-    return given

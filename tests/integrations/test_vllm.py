@@ -137,7 +137,7 @@ def test_a_server_returns_the_decoders_tokens_in_its_rounds(nano, folder):
             assert length == each.num_drafted
             read, num_compared = read + len(each.tokens), num_compared + 1
     assert num_compared > 20
-    counted = server.proposer._drift
+    counted = server.proposer.stopping.drift
     if load_head(folder).config.predicts == "next_token":
         assert counted.accepted == server.accepted and counted.expected > 0
     else:  # the last token of a draft has no prediction then
@@ -163,7 +163,7 @@ def test_a_head_that_learned_from_sampled_tokens_is_not_judged_by_greedy_drafts(
     server.add(nano.encode_instruction("def f(x):"), 12)
     while server.running:
         server.step()
-    assert server.accepted and server.proposer._drift.rounds == 0
+    assert server.accepted and server.proposer.stopping.drift.rounds == 0
 
 
 def test_the_draft_reads_each_token_once(nano, prompts, folder):
@@ -203,7 +203,7 @@ def test_a_full_window_gets_no_draft(nano, prompts, folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"draft": None}, "vLLM's configuration names no draft and head to propose with"),
+        ({"draft": None}, "names no draft to draft with"),
         ({"color": 1}, "additional_config names 'color', which is not known"),
         ({"head": "./none"}, "there is no head folder './none'"),
         ({"draft": "embedded:nano/target"}, "size 160, but the draft embedded:nano/target has 256"),
@@ -237,7 +237,7 @@ def test_only_the_first_requests_get_drafts(prompts, folder):
 def test_a_bound_of_one_token_per_step_holds(folder):
     given = config(folder)
     given.speculative_config.num_speculative_tokens = 1
-    assert module.HeadProposer(given).rule.max_tokens == 1
+    assert module.HeadProposer(given).stopping.rule.max_tokens == 1
 
 
 def test_a_draft_with_a_sliding_window_is_rewound(tmp_path):

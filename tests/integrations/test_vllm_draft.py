@@ -9,7 +9,8 @@ from integrations.test_vllm import KINDS, LONGEST, config, folder  # noqa: F401 
 from specheads.errors import UserError
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.integrations import vllm as alone
-from specheads.integrations.vllm_draft import check_supported, proposer_class, settings_of
+from specheads.integrations.vllm_draft import KEYS, REQUIRED, check_supported, proposer_class
+from specheads.integrations.vllm_head import checked, given_to
 from specheads.language_model import LanguageModel
 from specheads.padding import right_padded
 from specheads.revisions import DRAFT_TEMPERATURE
@@ -23,6 +24,9 @@ class StandIn:
         self.vllm_config, self.speculative_config, self.device = vllm_config, vllm_config.speculative_config, device
         self.num_speculative_tokens = self.speculative_config.num_speculative_tokens
         self._last_draft_probs, self.steps = None, 0
+
+    def prepare_inputs_padded(self, common_attn_metadata, spec_decode_metadata, counts):
+        return "what vLLM does"
 
     def load_model(self, target_model):
         lm: LanguageModel = self.speculative_config.pair.draft_lm
@@ -64,7 +68,8 @@ def made(pair, head=None, end=None, longest=LONGEST, temperature=None, **given):
     vllm_config = SimpleNamespace(
         speculative_config=spec, scheduler_config=SimpleNamespace(async_scheduling=False), additional_config=additional
     )
-    proposer = proposer_class(StandIn)(vllm_config, torch.device("cpu"))
+    runner = SimpleNamespace(input_batch=SimpleNamespace(req_ids=list("abcd")))
+    proposer = proposer_class(StandIn)(vllm_config, torch.device("cpu"), runner)
     proposer.load_model(None)
     return proposer
 
@@ -82,20 +87,49 @@ def texts(nano):
     ]
 
 
-def test_drafts_are_those_of_the_proposer_that_runs_the_draft_itself(nano, folder, texts):  # noqa: F811
+def by_the_proposer_that_runs_the_draft_itself(folder, texts):  # noqa: F811
+    """Return the drafts of HeadProposer, and the survival of the whole draft after each of their tokens."""
+    proposer = alone.HeadProposer(config(folder))
+    proposer.load_model(None)
+    rule, survivals = proposer.stopping.rule, []
+    start, step = rule.start_round, rule.step
+
+    def noted_step(state, features):
+        state, stop = step(state, features)
+        survivals[-1].append(float(state.survival))
+        return state, stop
+
+    rule.start_round = lambda state: survivals.append([]) or start(state)
+    rule.step = noted_step
+    rows = right_padded(texts).numpy()
+    drafts = proposer.propose([[1]] * len(texts), [len(text) for text in texts], rows)
+    return drafts, survivals
+
+
+def test_drafts_of_one_request_are_those_of_the_proposer_that_runs_the_draft_itself(nano, folder, texts):  # noqa: F811
     proposer = made(nano, folder)
-    own = alone.HeadProposer(config(folder))
-    own.load_model(None)
-    width = max(map(len, texts)) + LONGEST
-    rows = torch.zeros(len(texts), width, dtype=torch.long)
-    for row, text in enumerate(texts):
-        rows[row, : len(text)] = torch.tensor(text)
-    expected = own.propose([[1]] * len(texts), [len(text) for text in texts], rows.numpy())
-    drafts = proposed(proposer, texts)
-    assert drafts == expected
+    expected, _ = by_the_proposer_that_runs_the_draft_itself(folder, texts)
+    for text, draft in zip(texts, expected, strict=True):
+        proposer.steps = 0
+        assert proposed(proposer, [text]) == [draft] and proposer.steps == len(draft)
     if load_head(folder).config.predicts == "next_token":
-        assert len({len(draft) for draft in drafts}) > 1
-    assert proposer.steps == max(map(len, drafts))  # no step after the last draft has ended
+        assert len(set(map(len, expected))) > 1
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_requests_stop_drafting_together_where_a_step_pays_no_more(nano, folder, texts, count):  # noqa: F811
+    proposer = made(nano, folder)
+    drafts, survivals = by_the_proposer_that_runs_the_draft_itself(folder, texts)
+    drafts, survivals = drafts[-count:], survivals[-count:]
+    least = proposer.stopping.rule.min_tokens
+
+    def pays(length):
+        left = [each[length - 1] for each in survivals if len(each) > length or (len(each) == length == LONGEST)]
+        return left and (sum(left) / count >= 1 - 0.6 or length < least)
+
+    steps = next(length for length in range(1, LONGEST + 1) if length == LONGEST or not pays(length))
+    assert proposed(proposer, texts[-count:]) == [draft[:steps] for draft in drafts]
+    assert proposer.steps == steps
 
 
 def test_without_a_head_nothing_changes(nano, texts):
@@ -164,8 +198,8 @@ def test_a_head_of_another_draft_is_refused(nano, folder, tmp_path):  # noqa: F8
 )
 def test_mistakes_are_named(given, message):
     with pytest.raises(UserError, match=message):
-        settings_of(SimpleNamespace(additional_config={"specheads": given}))
-    assert settings_of(SimpleNamespace(additional_config={})) is None
+        checked(given_to(SimpleNamespace(additional_config={"specheads": given})), REQUIRED, KEYS)
+    assert given_to(SimpleNamespace(additional_config={})) is None
 
 
 @pytest.mark.parametrize(
@@ -186,3 +220,31 @@ def test_settings_that_exclude_each_other_are_refused(where, name):
 
 def test_both_kinds_of_heads_are_tried():
     assert {kind["predicts"] for kind in KINDS.values()} == {"next_token", "input_token"}
+
+
+def test_where_nothing_can_be_compiled_the_head_runs_as_it_is(nano, folder, texts, monkeypatch, caplog):  # noqa: F811
+    expected = proposed(made(nano, folder, compiled=False), texts)
+
+    def broken(*arguments):
+        raise RuntimeError("No working C++ compiler found")
+
+    monkeypatch.setattr("specheads.integrations.vllm_draft.CompiledProgram.compile", broken)
+    assert proposed(made(nano, folder), texts) == expected
+    assert "No working C++ compiler found" in caplog.text
+
+
+def test_accepted_tokens_are_counted_beside_those_that_the_head_expected(nano, folder, texts):  # noqa: F811
+    proposer = made(nano, folder)
+    drafts, survivals = proposed(proposer, texts), by_the_proposer_that_runs_the_draft_itself(folder, texts)[1]
+    lengths = [len(draft) for draft in drafts]
+    proposer.runner.input_batch.req_ids = ["d", "c", "a", "new"]  # rows move, b has gone, vLLM cut the draft of c
+    verified = SimpleNamespace(num_draft_tokens=[lengths[3], lengths[2] - 1, lengths[0], 2])
+    assert proposer.prepare_inputs_padded(None, verified, torch.tensor([1, 1, lengths[0] + 1, 3])) == "what vLLM does"
+    drift = proposer.stopping.drift
+    if load_head(folder).config.predicts == "input_token":  # the last token of a draft has no prediction then
+        assert drift.rounds == 0
+        return
+    expected = sum(sum(survivals[row][: lengths[row]]) for row in (0, 3))
+    assert (drift.rounds, drift.accepted) == (2, lengths[0]) and drift.expected == pytest.approx(expected, rel=1e-5)
+    proposed(proposer, texts, all_greedy=False, generator=torch.Generator().manual_seed(0))
+    assert proposer.expected == {}  # of sampled drafts the head says nothing
