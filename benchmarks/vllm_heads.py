@@ -25,9 +25,10 @@ from benchmarks.results import Column, Table, Value, add_result_option, prompt_r
 from specheads import Pair, load_pair
 from specheads.prompts.nano_source import NanoSource
 
-PLAIN = "vLLM alone"
-LENGTHS, LONGEST = (1, 2, 4, 8), 8
-FEWEST = 4  # prompts of a level; fewer requests at once answer them one after the other
+PLAIN, FIXED, OWN, ON_VLLM = "vLLM alone", "draft model, K=", "head, HeadProposer", "head, on vLLM's draft model"
+LENGTHS, LONGEST = (1, 2, 4, 8), 12
+MOST_REQUESTS = 1024
+FEWEST = 8  # prompts of a level; fewer requests at once answer them one after the other
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,18 @@ class Way:
 def ways(head: str, thresholds: Sequence[float], greedy: bool) -> list[Way]:
     """Return vLLM alone, its draft model with every length, and the head, on that or in the class that runs the draft itself.
 
-    Where the target samples, drafts are the draft's most likely tokens, or sampled, too.
+    K=0: vLLM has a draft model, which reads along, but its bound for this number of requests lets it draft nothing. Where the
+    target samples, drafts are the draft's most likely tokens, or sampled, too.
     """
     made = [Way(PLAIN, "", {"kind": "plain", "drafted": 1})]
+    made.append(Way(f"{FIXED}0", "", {"kind": "draft", "drafted": 1, "bounds": [[1, MOST_REQUESTS, 0]]}))
     methods = {"": "greedy"} if greedy else {"": "greedy", ", sampled drafts": "probabilistic"}
     for words, method in methods.items():
         fixed = {"kind": "draft", "method": method}
-        made += [Way(f"draft model, K={length}{words}", "", fixed | {"drafted": length}) for length in LENGTHS]
+        made += [Way(f"{FIXED}{length}{words}", "", fixed | {"drafted": length}) for length in LENGTHS]
     for line, kind, method in (
-        ("head, HeadProposer", "own", "greedy"),
-        *((f"head, on vLLM's draft model{words}", "head", method) for words, method in methods.items()),
+        (OWN, "own", "greedy"),
+        *((f"{ON_VLLM}{words}", "head", method) for words, method in methods.items()),
     ):
         chosen = {"kind": kind, "drafted": LONGEST, "head": head, "method": method}
         made += [Way(line, f"threshold {value}", chosen | {"threshold": value}) for value in thresholds]
@@ -94,9 +97,9 @@ def main() -> None:
     parser.add_argument("--greedy-head", help="the same for greedy decoding; default: --head")
     parser.add_argument("--vllm-python", default=".vllm/bin/python", help="an interpreter with vLLM")
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 4, 16, 64], help="requests at once")
-    parser.add_argument("--thresholds", type=float, nargs="+", default=[0.5, 0.7])
+    parser.add_argument("--thresholds", type=float, nargs="+", default=[0.3, 0.5, 0.7])
     parser.add_argument("--modes", nargs="+", choices=("greedy", "sampled"), default=("greedy", "sampled"))
-    parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every process")
     add_result_option(parser, "vllm_heads")
@@ -152,7 +155,7 @@ def best_of_lines(tried: Sequence[Way], of_train: Mapping[str, float]) -> list[W
 def rows_of(mode: str, level: int, chosen: Sequence[Way], of_dev: Mapping[str, float]) -> list[list[Value]]:
     """Return the speeds of a level, over vLLM alone and over the fastest fixed length."""
     alone = next(of_dev[way.name] for way in chosen if way.line == PLAIN)
-    fixed = max(of_dev[way.name] for way in chosen if way.line.startswith("draft model"))
+    fixed = max(of_dev[way.name] for way in chosen if way.line.startswith(FIXED))
     return [
         [mode, level, way.line, way.choice, of_dev[way.name], of_dev[way.name] / alone, of_dev[way.name] / fixed]
         for way in chosen

@@ -36,6 +36,8 @@ class Engine:
         drafted: dict[str, Any] = {"method": "draft_model", "model": setup["draft_folder"]}
         drafted["num_speculative_tokens"] = setup["drafted"]
         drafted["draft_sample_method"] = setup.get("method", "greedy")
+        if "bounds" in setup:  # by the number of requests
+            drafted["num_speculative_tokens_per_batch_size"] = setup["bounds"]
         if setup["kind"] == "head":
             from specheads.integrations.vllm_draft import register
 
