@@ -25,7 +25,7 @@ from benchmarks.results import Column, Table, Value, add_result_option, prompt_r
 from specheads import Pair, load_pair
 from specheads.prompts.nano_source import NanoSource
 
-PLAIN, FIXED, OWN, ON_VLLM = "vLLM alone", "draft model, K=", "head, HeadProposer", "head, on vLLM's draft model"
+PLAIN, FIXED, BY_ITSELF, ON_VLLM = "vLLM alone", "draft model, K=", "head, HeadProposer", "head, on vLLM's draft model"
 LENGTHS, LONGEST = (1, 2, 4, 8), 12
 MOST_REQUESTS = 1024
 FEWEST = 8  # prompts of a level; fewer requests at once answer them one after the other
@@ -58,7 +58,7 @@ def ways(head: str, thresholds: Sequence[float], greedy: bool) -> list[Way]:
         fixed = {"kind": "draft", "method": method}
         made += [Way(f"{FIXED}{length}{words}", "", fixed | {"drafted": length}) for length in LENGTHS]
     for line, kind, method in (
-        (OWN, "own", "greedy"),
+        (BY_ITSELF, "own", "greedy"),
         *((f"{ON_VLLM}{words}", "head", method) for words, method in methods.items()),
     ):
         chosen = {"kind": kind, "drafted": LONGEST, "head": head, "method": method}

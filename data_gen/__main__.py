@@ -8,7 +8,8 @@ from omegaconf import DictConfig
 from data_gen.run import generate_data
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
-from specheads.commands.compose import load_configured_pair, settings_of, source_of
+from specheads.commands.compose import load_configured_pair, model_config, settings_of, source_of
+from specheads.errors import UserError
 from specheads.pair import Pair
 from specheads.prompts.generated_data import GeneratedData
 from specheads.prompts.prompt import SPLITS, LoadedPrompts, Prompt, unique
@@ -29,7 +30,12 @@ def data_cache(
 
 def check_data(cfg: DictConfig) -> None:
     """Raise UserError for mistakes in the settings of prompts and generation that show before models are loaded."""
-    settings_of(Generation, cfg)
+    settings = settings_of(Generation, cfg)
+    if settings.runner == "vllm" and (name := model_config(cfg).quantization):
+        raise UserError(
+            f"model.quantization={name} is of this process, and runner=vllm reads the target by itself; leave it out, or use "
+            "runner=local."
+        )
     source_of(cfg)
 
 
@@ -37,6 +43,8 @@ def check_data(cfg: DictConfig) -> None:
 def main(cfg: DictConfig) -> None:
     """Generate the data and print where it is."""
     check_data(cfg)
+    if settings_of(Generation, cfg).runner == "vllm":  # its responses first, without another target in memory
+        data_cache(cfg, load_configured_pair(cfg, only_draft=True), labelled=False)
     folder = data_cache(cfg, load_configured_pair(cfg)).folder
     print(f"data: {folder}\nnext: {next_command('train.py')}")
 

@@ -55,11 +55,9 @@ def make_rows(
         labelled: without labels, the columns that the draft would fill stay empty.
     """
     ids = [ids for _, ids in shard.prompts]
-    uniform = np.stack([_uniforms(settings, prompt.prompt_id, shard.sample) for prompt, _ in shard.prompts])
+    uniform = np.stack([uniforms_of(settings, prompt.prompt_id, shard.sample) for prompt, _ in shard.prompts])
     if responses is None:
-        responses = responder.respond(ids, uniform[:, 0], _response_warp(settings, shard), on_step)
-    else:
-        on_step(0, settings.max_new_tokens * len(ids))
+        responses = responder.respond(ids, uniform[:, 0], warp_of(settings, shard), on_step)
     if labelled:
         labels, rollouts = _labels_and_rollouts(responder.pair, shard, responses, uniform[:, 1:], settings, on_step)
     else:
@@ -83,13 +81,14 @@ def make_rows(
     ]
 
 
-def _uniforms(settings: Generation, prompt_id: str, sample: int) -> np.ndarray:
+def uniforms_of(settings: Generation, prompt_id: str, sample: int) -> np.ndarray:
     """Return the uniform numbers of a response and of the tokens drafted along it; a greedy draft drafts one at each position."""
     num_samples = 1 if settings.label_warp.greedy else settings.samples_per_position
     return row_uniforms(settings.seed, prompt_id, settings.max_new_tokens, num_samples, sample)
 
 
-def _response_warp(settings: Generation, shard: Shard) -> Warp:
+def warp_of(settings: Generation, shard: Shard) -> Warp:
+    """Return what turns the target's logits into the probabilities of a shard's responses."""
     # A greedy target has one response. Text that it would not have written shows the heads of a greedy pair more.
     return replace(settings.warp, temperature=1.0) if settings.warp.greedy and shard.sample else settings.warp
 

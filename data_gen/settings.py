@@ -1,10 +1,11 @@
 """How a data set is made: the settings of responses, and of the tokens that the draft samples along them."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from specheads.prompts.encoding import ResponseLimits
 from specheads.sampling import Warp
-from specheads.settings import Built, Count, PositiveCount, Seed, Settings, count, setting
+from specheads.settings import Built, Count, PositiveCount, Seed, Settings, Text, count, setting
 
 LARGEST_BATCH = 2**16  # responses; their key-value memory is allocated at once
 # Settings that decide the responses of a shard; the others decide what the draft samples along them.
@@ -53,6 +54,16 @@ class Generation(Settings):
     )
     rollout_tokens: PositiveCount = setting(8, "the largest number of tokens in a rollout", key="generation.rollout_tokens")
 
+    runner: Literal["local", "vllm"] = setting(
+        "local", "who answers the prompts: this process, or vLLM, which pip install 'specheads[vllm]' brings"
+    )
+    vllm_python: Text | None = setting(
+        None, "the Python interpreter of an environment with vLLM; null: this one", key="vllm.python", decides=False
+    )
+    vllm_options: Mapping[str, Any] = setting(
+        {}, "more arguments of vllm.LLM, for example {tensor_parallel_size: 8}", key="vllm.options"
+    )
+
     @property
     def limits(self) -> ResponseLimits:
         """The limits of prompts and responses."""
@@ -70,6 +81,7 @@ class Generation(Settings):
 
     def sizes(self) -> dict[str, Any]:
         """Return limits and sizes by their keys in caches, without those of rollouts if there are none, and usual labels."""
-        without = {"seed", "warp"} | (set() if self.rollouts_per_response else {"rollouts_per_response", "rollout_tokens"})
+        without = {"seed", "warp", "runner", "vllm_python", "vllm_options"}  # all but the interpreter have other keys in caches
+        without |= set() if self.rollouts_per_response else {"rollouts_per_response", "rollout_tokens"}
         without |= {"labels"} if self.labels == "warped" else set()
         return {KEYS_IN_CACHES.get(name, name): value for name, value in self.values().items() if name not in without}

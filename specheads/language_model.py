@@ -6,13 +6,21 @@ through `LanguageModel`, so a head sees the same vector in both.
 
 import logging
 import os
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from specheads.errors import UserError, is_out_of_memory
 from specheads.quantization import QUANTIZATIONS, quantize
@@ -196,6 +204,9 @@ def weightless_model(
         model = AutoModelForCausalLM.from_config(
             config, dtype=config.dtype if dtype == "auto" else dtype, trust_remote_code=trust_remote_code
         )
+    with suppress(OSError, ValueError):  # a model without one keeps that of its config
+        folder, given = resolve(location), {"revision": revision} if revision else {}
+        model.generation_config = GenerationConfig.from_pretrained(folder, **given)
     return model.requires_grad_(False).eval()
 
 

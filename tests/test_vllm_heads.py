@@ -21,9 +21,9 @@ def test_every_way_has_a_process_of_its_own(greedy):
     made = ways("head", [0.5, 0.7], greedy)
     assert len({way.name for way in made}) == len(made)
     kinds = [way.setup["kind"] for way in made]
-    assert kinds.count("plain") == 1 and kinds.count("draft") == len(LENGTHS) * (1 if greedy else 2)
+    assert kinds.count("plain") == 1 and kinds.count("draft") == 1 + len(LENGTHS) * (1 if greedy else 2)
     assert kinds.count("own") == 2 and kinds.count("head") == (2 if greedy else 4)
-    assert all(way.setup["method"] == "greedy" for way in made if greedy and way.line != PLAIN)
+    assert all(way.setup["method"] == "greedy" for way in made if greedy and "method" in way.setup)
 
 
 def test_prompts_come_in_groups_of_a_level():
@@ -36,7 +36,7 @@ def test_prompts_come_in_groups_of_a_level():
 def test_speeds_are_medians_of_turns():
     made = ways("head", [0.5], True)[:2]
     workers = Fake(lambda name: 1.0 if name == made[0].name else 2.0)
-    found = speeds(workers, made, [[1]] * 4, 4, True, 10, repeats=2)
+    found = speeds(workers, made, [[1]] * 8, 8, True, 10, repeats=2)
     assert found == {made[0].name: 10.0, made[1].name: 5.0}
     assert [name for name, *_ in workers.asked[:4]] == [way.name for way in (*made[::-1], *made)]
 

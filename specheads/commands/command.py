@@ -31,7 +31,16 @@ from specheads.storage import runs
 EXIT_USER_ERROR = 2
 # By launcher: the variable that shows that it is at work, and the one with the number of processes that it has started.
 LAUNCHERS = {"torchrun": ("TORCHELASTIC_RUN_ID", "WORLD_SIZE"), "srun": ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")}
-SHARED_KEYS = ("model", "data", "warp", "generation", "paths", "seed")  # what a head and its evaluation must have in common
+SHARED_KEYS = (
+    "model",
+    "data",
+    "warp",
+    "generation",
+    "runner",
+    "vllm",
+    "paths",
+    "seed",
+)  # what a head and its evaluation must have in common
 
 
 class Command:

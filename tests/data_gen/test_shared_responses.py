@@ -62,7 +62,7 @@ def test_plain_labels_are_those_of_the_softmax_along_the_same_responses(pairs, t
     rows = pq.read_table(plain / "train-00000.parquet").to_pylist()
     for before, row in zip(warped, rows, strict=True):
         assert row["response_ids"] == before["response_ids"] and row["accept_prob"] != before["accept_prob"]
-        uniforms = data_gen.rows._uniforms(SETTINGS, row["prompt_id"], row["sample"])[None, 1:]
+        uniforms = data_gen.rows.uniforms_of(SETTINGS, row["prompt_id"], row["sample"])[None, 1:]
         (expected,) = label_responses(pairs[0], [row["prompt_ids"]], [row["response_ids"]], uniforms, Warp())
         assert row["draft_ids"] == expected.draft_ids and row["accept_prob"] == pytest.approx(expected.accept_prob, abs=1e-6)
 

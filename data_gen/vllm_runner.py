@@ -1,0 +1,157 @@
+"""Responses of the target by vLLM, in a process that ends before the pair labels them, so that its memory is free by then.
+
+Requests have seeds, so a response does not depend on the others, up to the rounding of sums. The interpreter may be that of
+another environment, as vLLM pins many packages.
+"""
+
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, Self
+
+from data_gen.rows import Shard, uniforms_of, warp_of
+from data_gen.settings import Generation
+from specheads.decoding.responses import Response
+from specheads.errors import UserError
+from specheads.integrations import vllm_responses
+from specheads.pair import Pair
+from specheads.revisions import resolve
+from specheads.synthetic import is_synthetic
+
+logger = logging.getLogger(__name__)
+
+SEEDS = 2**53  # as many as there are numbers of which a uniform one is drawn
+LOG = "vllm.log"
+FIND_VERSION = (
+    "import importlib.metadata as m; names = m.packages_distributions().get('vllm'); print(m.version(names[0]) if names else '')"
+)
+
+
+def vllm_version(python: str) -> str:
+    """Return the version of vLLM in the environment of an interpreter. Raises UserError if there is none."""
+    try:
+        done = subprocess.run([python, "-c", FIND_VERSION], check=False, capture_output=True, text=True)
+        version = done.stdout.strip()
+    except OSError as error:
+        raise UserError(
+            f"vllm.python={python} cannot be run ({error.strerror}); give the path of a Python interpreter."
+        ) from None
+    if not version:
+        raise UserError(
+            f"runner=vllm, but {python} has no vLLM; run pip install 'specheads[vllm]', or name an interpreter that has it: "
+            "vllm.python=<environment>/bin/python"
+        )
+    return version
+
+
+def responses_provenance(settings: Generation) -> dict[str, Any]:
+    """Return what decides responses besides the target and the settings of all runners; nothing for those that are made here."""
+    if settings.runner == "local":
+        return {}
+    return {"runner": ["vllm", vllm_version(python_of(settings)), dict(settings.vllm_options)]}
+
+
+def python_of(settings: Generation) -> str:
+    """Return the interpreter that runs vLLM."""
+    return settings.vllm_python or sys.executable
+
+
+class VllmResponses:
+    """The responses to some shards, which vLLM makes all at once and in their order. A context manager: it ends the process."""
+
+    def __init__(self, pair: Pair, shards: Mapping[str, Shard], settings: Generation, folder: Path) -> None:
+        """Start vLLM.
+
+        Args:
+            pair: with or without the target's weights.
+            shards: by name, those that are missing.
+            folder: where vLLM's log goes.
+
+        Raises:
+            UserError: a target that vLLM cannot load from its location.
+        """
+        if is_synthetic(pair.target_id):
+            raise UserError(f"runner=vllm cannot load {pair.target_id}, which is made in memory; leave runner out.")
+        self._shards, self._log = shards, folder / LOG
+        self._places = [(name, row) for name, shard in shards.items() for row in range(len(shard.prompts))]
+        self._ended: dict[tuple[str, int], Response] = {}
+        self._vocab_size = pair.vocab_size
+        requests = [request for shard in shards.values() for request in requests_of(pair, shard, settings)]
+        content = {"model": model_of(pair, requests, settings), "requests": requests}
+        self._file = tempfile.NamedTemporaryFile("w", suffix=".json")  # noqa: SIM115  # closed by __exit__
+        json.dump(content, self._file)
+        self._file.flush()
+        # -P: the folder of the script is not for imports
+        command = [python_of(settings), "-P", vllm_responses.__file__, self._file.name]
+        logger.info("responses: vLLM starts with %d prompts; it logs to %s", len(requests), self._log)
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+
+    def of(self, name: str, on_step: Callable[[int, int], None], most: int) -> list[Response]:
+        """Return the responses to a shard, waiting for them.
+
+        Args:
+            on_step: called for each response that has ended, with its number of tokens and with `most`.
+
+        Raises:
+            UserError: vLLM ended without them.
+        """
+        wanted = [(name, row) for row in range(len(self._shards[name].prompts))]
+        output: IO[str] = self._process.stdout  # type: ignore[assignment]  # it is a pipe
+        while any(place not in self._ended for place in wanted):
+            line = output.readline()
+            if not line:
+                said = [each for each in self._log.read_text().splitlines() if each.strip()]
+                raise UserError(
+                    f"vLLM ended without all responses; its log is {self._log}, whose last line is: {said[-1] if said else ''}"
+                )
+            content = json.loads(line)
+            self._ended[self._places[content["request"]]] = Response(content["ids"], content["finished"])
+            on_step(len(content["ids"]), most)
+        return [self._ended.pop(place) for place in wanted]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._file.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def requests_of(pair: Pair, shard: Shard, settings: Generation) -> list[dict[str, Any]]:
+    """Return the requests for a shard's responses, with the arguments of vLLM's SamplingParams."""
+    warp, requests = warp_of(settings, shard), []
+    chosen: dict[str, Any] = {"temperature": float(warp.temperature), "stop_token_ids": sorted(pair.stop_tokens)}
+    if not warp.greedy:
+        chosen |= {"top_k": warp.top_k, "top_p": float(warp.top_p)}
+    if padded := range(pair.vocab_size, pair.target.config.get_text_config().vocab_size):
+        chosen["logit_bias"] = dict.fromkeys(map(str, padded), -100.0)  # tokens that the tokenizer does not know
+    for prompt, ids in shard.prompts:
+        seed = int(uniforms_of(settings, prompt.prompt_id, shard.sample)[0, 0] * SEEDS)
+        most = min(settings.max_new_tokens, pair.window - len(ids))
+        requests.append({"ids": list(ids), "params": chosen | {"max_tokens": most, "seed": seed}})
+    return requests
+
+
+def model_of(pair: Pair, requests: list[dict[str, Any]], settings: Generation) -> dict[str, Any]:
+    """Return the arguments of vllm.LLM."""
+    location = resolve(pair.target_id)
+    model: dict[str, Any] = {
+        "model": location,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",  # and not what the model's folder recommends
+        "dtype": str(pair.target.dtype).removeprefix("torch."),
+        "max_model_len": max(len(request["ids"]) + request["params"]["max_tokens"] for request in requests),
+        "disable_log_stats": True,
+    }
+    if not Path(location).is_dir():
+        model["revision"] = pair.target_revision
+    return model | dict(settings.vllm_options)

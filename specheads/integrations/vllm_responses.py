@@ -1,0 +1,68 @@
+"""Answers many prompts with vLLM, in a process of its own: `python -P vllm_responses.py <requests.json>`.
+
+The file holds `model` (arguments of vllm.LLM) and `requests`, one per prompt: `ids`, and `params` (arguments of
+vllm.SamplingParams). Standard output gets one line of JSON for each response as soon as it has ended: `request`, its place in the
+list, `ids` and `finished`. The process ends when its standard input is closed, so never outlives the one that started it. Needs
+nothing but vLLM, so it runs in an environment without specheads.
+"""
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+ON_A_CPU = {  # environment variables of vLLM, where the user has not set them
+    "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB; it would take most of the memory
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other one needs Triton
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no process between this one and the model
+}
+
+
+def end_with_parent() -> None:
+    """End this process once its standard input is closed."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def answer(content: dict[str, Any], out: Any) -> None:
+    """Write the response to every request, in the order in which they end."""
+    import torch
+
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if not torch.cuda.is_available():
+        for name, value in ON_A_CPU.items():
+            os.environ.setdefault(name, value)
+        # For a prompt that is read in parts vLLM takes back random numbers, which generators of a CPU cannot do.
+        content["model"].setdefault("enable_chunked_prefill", False)
+    import vllm  # type: ignore[import-not-found]
+
+    engine = vllm.LLM(**content["model"]).llm_engine
+    for number, request in enumerate(content["requests"]):
+        given = request["params"]
+        if "logit_bias" in given:  # in JSON keys are text
+            given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
+        params = vllm.SamplingParams(detokenize=False, **given)
+        engine.add_request(str(number), {"prompt_token_ids": request["ids"]}, params)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                response = output.outputs[0]
+                ended = {"ids": list(response.token_ids), "finished": response.finish_reason == "stop"}
+                print(json.dumps({"request": int(output.request_id.split("-")[0]), **ended}), file=out, flush=True)
+
+
+def main() -> None:
+    """Answer the requests of the file that the command line names."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what vLLM prints does not get between the responses
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    answer(json.loads(Path(sys.argv[1]).read_text()), out)
+    out.close()
+    os._exit(0)  # the thread reads on
+
+
+if __name__ == "__main__":
+    main()
