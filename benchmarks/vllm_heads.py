@@ -26,6 +26,8 @@ from specheads import Pair, load_pair
 from specheads.prompts.nano_source import NanoSource
 
 PLAIN, FIXED, BY_ITSELF, ON_VLLM = "vLLM alone", "draft model, K=", "head, HeadProposer", "head, on vLLM's draft model"
+# By name whether the target decodes greedily, and how vLLM drafts.
+MODES = {"greedy": (True, "greedy"), "sampled": (False, "greedy"), "sampled_drafts": (False, "probabilistic")}
 LENGTHS, LONGEST = (1, 2, 4, 8), 12
 MOST_REQUESTS = 1024
 FEWEST = 8  # prompts of a level; fewer requests at once answer them one after the other
@@ -45,22 +47,16 @@ class Way:
         return f"{self.line} {self.choice}"
 
 
-def ways(head: str, thresholds: Sequence[float], greedy: bool) -> list[Way]:
+def ways(head: str, thresholds: Sequence[float], method: str = "greedy") -> list[Way]:
     """Return vLLM alone, its draft model with every length, and the head, on that or in the class that runs the draft itself.
 
-    K=0: vLLM has a draft model, which reads along, but its bound for this number of requests lets it draft nothing. Where the
-    target samples, drafts are the draft's most likely tokens, or sampled, too.
+    K=0: vLLM has a draft model, which reads along, but its bound for this number of requests lets it draft nothing. `method`:
+    whether drafts are the draft's most likely tokens (greedy) or sampled (probabilistic), which that class does not do.
     """
     made = [Way(PLAIN, "", {"kind": "plain", "drafted": 1})]
     made.append(Way(f"{FIXED}0", "", {"kind": "draft", "drafted": 1, "bounds": [[1, MOST_REQUESTS, 0]]}))
-    methods = {"": "greedy"} if greedy else {"": "greedy", ", sampled drafts": "probabilistic"}
-    for words, method in methods.items():
-        fixed = {"kind": "draft", "method": method}
-        made += [Way(f"{FIXED}{length}{words}", "", fixed | {"drafted": length}) for length in LENGTHS]
-    for line, kind, method in (
-        (BY_ITSELF, "own", "greedy"),
-        *((f"{ON_VLLM}{words}", "head", method) for words, method in methods.items()),
-    ):
+    made += [Way(f"{FIXED}{length}", "", {"kind": "draft", "method": method, "drafted": length}) for length in LENGTHS]
+    for line, kind in ((BY_ITSELF, "own"), (ON_VLLM, "head"))[method != "greedy" :]:
         chosen = {"kind": kind, "drafted": LONGEST, "head": head, "method": method}
         made += [Way(line, f"threshold {value}", chosen | {"threshold": value}) for value in thresholds]
     return made
@@ -98,7 +94,7 @@ def main() -> None:
     parser.add_argument("--vllm-python", default=".vllm/bin/python", help="an interpreter with vLLM")
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 4, 16, 64], help="requests at once")
     parser.add_argument("--thresholds", type=float, nargs="+", default=[0.3, 0.5, 0.7])
-    parser.add_argument("--modes", nargs="+", choices=("greedy", "sampled"), default=("greedy", "sampled"))
+    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES), metavar="MODE")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every process")
@@ -112,9 +108,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         setup = setup_of(pair, Path(folder), given)
         for mode in given.modes:
-            greedy = mode == "greedy"
+            greedy, method = MODES[mode]
             head = str(Path((given.greedy_head if greedy else None) or given.head).resolve())
-            tried = ways(head, given.thresholds, greedy)
+            tried = ways(head, given.thresholds, method)
             commands = {way.name: Command(given.vllm_python, "vllm_batch_worker.py", {**setup, **way.setup}) for way in tried}
             with Workers(commands) as workers:
                 for level in given.levels:
@@ -122,7 +118,7 @@ def main() -> None:
                     of_train = speeds(workers, tried, encoded["train"], *how, 1)
                     chosen = best_of_lines(tried, of_train)
                     of_dev = speeds(workers, chosen, encoded["dev"], *how, given.repeats)
-                    rows += rows_of(mode, level, chosen, of_dev)
+                    rows += rows_of(mode.replace("_", ", with "), level, chosen, of_dev)
                     print(text_of(Table("speed", "", COLUMNS, rows[-len(chosen) :])), flush=True)
                 versions = workers.versions
     title = f"{given.model} in vLLM, tokens per second; medians of {given.repeats}"

@@ -16,25 +16,25 @@ class Fake:
         return {"responses": request["prompts"], "seconds": [self.seconds(name) * len(request["prompts"])]}
 
 
-@pytest.mark.parametrize("greedy", [True, False])
-def test_every_way_has_a_process_of_its_own(greedy):
-    made = ways("head", [0.5, 0.7], greedy)
+@pytest.mark.parametrize("method", ["greedy", "probabilistic"])
+def test_every_way_has_a_process_of_its_own(method):
+    made = ways("head", [0.5, 0.7], method)
     assert len({way.name for way in made}) == len(made)
     kinds = [way.setup["kind"] for way in made]
-    assert kinds.count("plain") == 1 and kinds.count("draft") == 1 + len(LENGTHS) * (1 if greedy else 2)
-    assert kinds.count("own") == 2 and kinds.count("head") == (2 if greedy else 4)
-    assert all(way.setup["method"] == "greedy" for way in made if greedy and "method" in way.setup)
+    assert kinds.count("plain") == 1 and kinds.count("draft") == 1 + len(LENGTHS)
+    assert kinds.count("own") == (2 if method == "greedy" else 0) and kinds.count("head") == 2
+    assert all(way.setup["method"] == method for way in made if "method" in way.setup)
 
 
 def test_prompts_come_in_groups_of_a_level():
-    workers, (way, *_) = Fake(lambda name: 2.0), ways("head", [0.5], True)
+    workers, (way, *_) = Fake(lambda name: 2.0), ways("head", [0.5])
     assert seconds_of(workers, way, [[1]] * 5, 2, True, 8) == 10.0
     assert [count for _, count, _ in workers.asked] == [2, 2, 1]
     assert [seed for _, _, seeds in workers.asked for seed in seeds] == list(range(5))
 
 
 def test_speeds_are_medians_of_turns():
-    made = ways("head", [0.5], True)[:2]
+    made = ways("head", [0.5])[:2]
     workers = Fake(lambda name: 1.0 if name == made[0].name else 2.0)
     found = speeds(workers, made, [[1]] * 8, 8, True, 10, repeats=2)
     assert found == {made[0].name: 10.0, made[1].name: 5.0}
@@ -42,7 +42,7 @@ def test_speeds_are_medians_of_turns():
 
 
 def test_a_line_is_its_fastest_choice_and_ratios_are_over_vllm_and_the_best_length():
-    tried = ways("head", [0.5, 0.7], True)
+    tried = ways("head", [0.5, 0.7])
     of_train = {way.name: 1.0 + (way.choice == "threshold 0.7") for way in tried}
     chosen = best_of_lines(tried, of_train)
     assert len({way.line for way in chosen}) == len(chosen)

@@ -13,6 +13,9 @@ from vllm_worker import repair_sampling
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 
+BLOCK = 32  # tokens
+
+
 class Engine:
     """vLLM in this process: alone, with its draft model, with a head on that, or with the class that runs the draft itself."""
 
@@ -33,6 +36,8 @@ class Engine:
         options: dict[str, Any] = {"model": setup["folder"], "dtype": setup["dtype"], "max_model_len": setup["window"]}
         options |= {"enforce_eager": True, "enable_prefix_caching": False, "disable_log_stats": True}
         options |= {"max_num_seqs": setup["requests"], "async_scheduling": False}
+        # No more KV memory than all requests take, as there are many of these processes.
+        options |= {"block_size": BLOCK, "num_gpu_blocks_override": setup["requests"] * (setup["window"] // BLOCK + 1)}
         drafted: dict[str, Any] = {"method": "draft_model", "model": setup["draft_folder"]}
         drafted["num_speculative_tokens"] = setup["drafted"]
         drafted["draft_sample_method"] = setup.get("method", "greedy")
