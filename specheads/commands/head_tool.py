@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +105,10 @@ VERBS = {
 }
 
 
-CONFIGURED = {  # verbs with configs, in modules of their own
-    "calibrate": "calibrate a head again, on other prompts",
-    "probe": "say what speculation would be worth for a pair, without training",
+CONFIGURED = {  # verbs with configs, in modules of their own, which import what decodes
+    "calibrate": ("calibration", "calibrate a head again, on other prompts"),
+    "probe": ("probe", "say what speculation would be worth for a pair, without training"),
+    "profile": ("speculation_profile", "write what a draft and its head are worth on some data, for other tools"),
 }
 
 
@@ -119,7 +121,7 @@ def help_text(verbs: Sequence[str] = tuple(VERBS)) -> str:
         lines += [f"    {key + '=':<12} {about}" for key, about in verb.required.items()]
         lines += [f"    {key + '=':<12} {about} (optional)" for key, about in verb.optional.items()]
     if len(verbs) > 1:
-        lines += [f"  {name:<10} {about}; specheads {name} --help lists its keys" for name, about in CONFIGURED.items()]
+        lines += [f"  {name:<10} {about}; specheads {name} --help lists its keys" for name, (_, about) in CONFIGURED.items()]
     return "\n".join(lines)
 
 
@@ -146,12 +148,9 @@ def run(arguments: Sequence[str]) -> str:
 
 def main() -> None:
     """Run the command line of this process; a user's mistake is one message and exit code 2."""
-    if sys.argv[1:2] and sys.argv[1] in CONFIGURED:  # which import what decodes
-        if sys.argv.pop(1) == "probe":
-            from specheads.commands.probe import main as configured
-        else:
-            from specheads.commands.calibration import main as configured
-        configured()
+    if sys.argv[1:2] and sys.argv[1] in CONFIGURED:
+        module, _ = CONFIGURED[sys.argv.pop(1)]
+        import_module(f"specheads.commands.{module}").main()
         return
     try:
         print(run(sys.argv[1:]))

@@ -49,6 +49,7 @@ class Progress(NamedTuple):
     state: Any  # of the stopping rule
     lengths: Tensor  # (R,) long; those of ended drafts stay
     going: Tensor  # (R,) bool
+    expected: Tensor  # (R,) float64, how many of these tokens the head expects to be accepted
 
 
 @dataclass
@@ -58,7 +59,6 @@ class DraftedRound:
     progress: Progress
     tokens: list[Tensor] = field(default_factory=list)  # (R,) for each step
     probs: list[Tensor] = field(default_factory=list)  # (R, V) for each step, where drafts are sampled
-    survivals: list[Tensor] = field(default_factory=list)  # (R,) for each step
 
     def ragged(self) -> list[list[int]]:
         """Return the drafts."""
@@ -67,9 +67,7 @@ class DraftedRound:
 
     def expected(self) -> list[tuple[int, float]]:
         """Return by draft its length, and how many of its tokens the head expects to be accepted."""
-        sums = torch.stack(self.survivals, dim=1).cumsum(dim=1)
-        lengths = self.progress.lengths
-        return list(zip(lengths.tolist(), sums.gather(1, lengths[:, None] - 1).squeeze(1).tolist(), strict=True))
+        return list(zip(self.progress.lengths.tolist(), self.progress.expected.tolist(), strict=True))
 
 
 class AfterStep(nn.Module):
@@ -91,13 +89,14 @@ class AfterStep(nn.Module):
             logits, hidden: (R, V) and (R, H), from which the tokens were taken.
             rest: the tokens' embedding (R, E), and the progress before them.
         """
-        embedding, (state, lengths, going) = rest
+        embedding, (state, lengths, going, expected) = rest
         features = drafting_features(self.rule.needs, logits, token, hidden, lambda _: embedding)
         state, stop = self.rule.step(state, features)
         still = going & ~stop & ~torch.isin(token, self.ends)
         # A draft step takes about as long for few requests as for many, so what it adds to all of them has to pay for it.
         pays = (still * state.survival).mean() >= 1 - state.threshold[0]
-        return Progress(state, lengths + going, still), still.any() & (pays | (state.num_drafted[0] < state.min_tokens[0]))
+        pays = still.any() & (pays | (state.num_drafted[0] < state.min_tokens[0]))
+        return Progress(state, lengths + going, still, expected + going * state.survival), pays
 
 
 class DraftStopping(HeadInVllm):
@@ -150,7 +149,7 @@ class DraftStopping(HeadInVllm):
         """Return the progress of drafts without a token; nothing writes into it."""
         state = self.rule.start_round(self.rule.start_prompt(num_requests, device))
         zeros = torch.zeros(num_requests, dtype=torch.long, device=device)
-        return Progress(state, zeros, torch.ones(num_requests, dtype=torch.bool, device=device))
+        return Progress(state, zeros, torch.ones(num_requests, dtype=torch.bool, device=device), zeros.double())
 
     def _known(self, logits: Tensor) -> Tensor:
         """Return the logits of the vocabulary that the head was trained on; vLLM may pad it."""
@@ -166,7 +165,6 @@ class DraftStopping(HeadInVllm):
         """
         drafted.progress, goes_on = self._after(token, self._known(logits), hidden, (self.embed(token), drafted.progress))
         drafted.tokens.append(token)
-        drafted.survivals.append(drafted.progress.state.survival)
         if len(drafted.tokens) >= longest or not goes_on:
             raise DraftsEnded
 

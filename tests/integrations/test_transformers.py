@@ -7,6 +7,7 @@ from threading import Lock
 
 import pytest
 import torch
+import transformers
 from fakes import tiny_pair
 from head_kinds import KINDS, LOOK_AHEAD
 from statistics_helper import chi_square_p_value
@@ -121,6 +122,20 @@ def test_the_code_in_the_folder_decodes_the_same(nano, many, folder, heard):
         drafts = heard.pop()
         assert type(drafts).__module__.startswith("transformers_modules.")  # the folder's copy, not this project's
         assert [drafted for drafted, _ in drafts._rounds] == [drafted for drafted, _ in rounds]
+
+
+@pytest.mark.parametrize("way", ["assist", "custom_generate"])
+def test_transformers_has_nothing_to_warn_of(nano, prompts, simple, way, monkeypatch):
+    said = []
+    for name in ("warning", "warning_once"):
+        monkeypatch.setattr(transformers.generation.utils.logger, name, lambda text, *rest: said.append(text))
+    given = {**inputs(prompts[0]), "do_sample": False, "max_new_tokens": 12}
+    if way == "assist":
+        with assist(nano.target, nano.draft, simple):
+            nano.target.generate(**given, assistant_model=nano.draft)
+    else:
+        nano.target.generate(**given, custom_generate=str(simple), trust_remote_code=True, draft_model=nano.draft)
+    assert said == []
 
 
 class NoMore(StoppingCriteria):

@@ -49,9 +49,6 @@ def families(dev: Recording, costs: LoadCosts, heads: Mapping[str, ReadOut], max
     confidence, sample = read_outs["load-aware"], samples["load-aware"]
     aware = [Family(name, partial(_aware, costs, read_out, samples[name], max_tokens)) for name, read_out in read_outs.items()]
 
-    def fixed(value: Value, requests: int) -> LoadPolicy:
-        return FixedK(int(value[0]))
-
     def pooled(value: Value, requests: int) -> LoadPolicy:
         return PooledLogistic(value[0], max_tokens=int(value[1]))
 
@@ -61,19 +58,29 @@ def families(dev: Recording, costs: LoadCosts, heads: Mapping[str, ReadOut], max
     def bounded(make: Callable[[Value, int], LoadPolicy]) -> Callable[[Value, int], LoadPolicy]:
         return lambda value, requests: LoadBound(make(value, requests), costs, confidence, sample)
 
-    lengths, depths = [(length,) for length in LENGTHS], [(depth,) for depth in DEPTHS]
-    pooled_values = list(product(THRESHOLDS, MOST))
+    depths, pooled_values = [(depth,) for depth in DEPTHS], list(product(THRESHOLDS, MOST))
     return [
-        Family(FIXED, fixed, lengths),
-        Family(USUAL, lambda value, requests: FixedK(7)),
-        Family("goodput K", lambda value, requests: GoodputK(costs, max_tokens=max_tokens)),
-        Family("bandit by batch size", lambda value, requests: BatchSizeBandit()),
+        *without_features(costs, max_tokens),
         Family("pooled logistic", pooled, pooled_values),
         Family("TETRIS, lossy", tetris, list(product(PER_REQUEST, TETRIS_DEPTHS)), lossless=False),
         Family("pooled logistic, load bound", bounded(pooled), pooled_values),
-        Family("fixed K, load bound", bounded(fixed), depths),
+        Family("fixed K, load bound", bounded(_fixed), depths),
         *aware,
     ]
+
+
+def without_features(costs: LoadCosts, max_tokens: int) -> list[Family]:
+    """Return the policies that look at no draft; for `max_tokens` see `families`."""
+    return [
+        Family(FIXED, _fixed, [(length,) for length in LENGTHS]),
+        Family(USUAL, lambda value, requests: FixedK(7)),
+        Family("goodput K", lambda value, requests: GoodputK(costs, max_tokens=max_tokens)),
+        Family("bandit by batch size", lambda value, requests: BatchSizeBandit()),
+    ]
+
+
+def _fixed(value: Value, requests: int) -> LoadPolicy:
+    return FixedK(int(value[0]))
 
 
 def by_batch_size(lengths: Mapping[int, int]) -> Family:

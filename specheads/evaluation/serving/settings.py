@@ -22,6 +22,11 @@ class LoadSettings(Settings):
     head: Text | None = setting(
         None, "a folder of a look-ahead head or of several, a hub id, latest, or null for policies without a head"
     )
+    profile: Text | None = setting(
+        None,
+        "a speculation_profile.json, whose first data set says how often drafts are accepted, for policies that look at no "
+        "draft; null: prompts are recorded with the pair",
+    )
     num_prompts: PositiveCount = setting(100, "test prompts to record, which are reported")
     num_dev_prompts: PositiveCount = setting(100, "dev prompts to record, on which policies are fitted")
     max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")

@@ -71,6 +71,8 @@ class HeadCandidates(AssistedCandidateGenerator):
 
     def __init__(self, assisted: "Assisted", **arguments: Any) -> None:
         super().__init__(assistant_model=assisted.draft, **arguments)
+        # transformers warns of a config beside settings of generation that are not in it.
+        self.generation_config.use_cache = self.assistant_kwargs.pop("use_cache", True)
         self._assisted, self._rounds = assisted, assisted.rounds
         self.generation_config.assistant_confidence_threshold = 0.0  # switches off its rule; None would mean the default
         self.generation_config.stop_strings = None  # the target looks for them, as it has the tokenizer
@@ -107,7 +109,10 @@ class HeadCandidates(AssistedCandidateGenerator):
             self.num_assistant_tokens = before
 
     def _prepare_generation_args(self, *arguments: Any) -> dict[str, Any]:
-        return super()._prepare_generation_args(*arguments) | {"stopping_criteria": StoppingCriteriaList([_Enough(self._stops)])}
+        given = super()._prepare_generation_args(*arguments)
+        config = copy.copy(given["generation_config"])  # lengths go into it for the same reason as use_cache
+        config.min_new_tokens, config.max_new_tokens = given.pop("min_new_tokens"), given.pop("max_new_tokens")
+        return given | {"generation_config": config, "stopping_criteria": StoppingCriteriaList([_Enough(self._stops)])}
 
     def _stops(self, text: Tensor) -> bool:
         token, logits = text[:, -1], self._tap.logits[:, -1, : self._assisted.head.config.get("vocab_size")]
