@@ -39,16 +39,24 @@ class LanguageModel:
     """A causal language model as two steps: tokens -> hidden states (the tap) -> logits over the shared vocabulary.
 
     A model may be spread over devices; inputs and outputs are on the device of its input embedding. `temperature` divides its
-    logits wherever they are used, before any warp.
+    logits wherever they are used, before any warp. Tokens that it does not know (`known`, (V,) bool; None: it knows all) have a
+    logit of minus infinity.
     """
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        vocab_size: int | None = None,
+        temperature: float = 1.0,
+        known: Tensor | None = None,
+    ) -> None:
         avoid_cudnn_attention()
         self.model, self.temperature = model, temperature
         self.config = model.config.get_text_config()
         self.input_embedding, self.output_embedding = model.get_input_embeddings(), model.get_output_embeddings()
         self.vocab_size = vocab_size or self.output_embedding.weight.shape[0]
         self.softcap = getattr(self.config, "final_logit_softcapping", None)
+        self.unknown = None if known is None else ~known.to(self.device)
 
     @property
     def device(self) -> torch.device:
@@ -79,7 +87,10 @@ class LanguageModel:
         hidden = hidden.to(self.output_embedding.weight.device)
         logits = at_least_float32(self.output_embedding(hidden)[..., : self.vocab_size]).to(self.device)
         logits = logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
-        return logits if self.temperature == 1 else logits / self.temperature
+        return self._without_unknown(logits if self.temperature == 1 else logits / self.temperature)
+
+    def _without_unknown(self, logits: Tensor) -> Tensor:
+        return logits if self.unknown is None else logits.masked_fill(self.unknown, -torch.inf)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the input embeddings (..., E) of `tokens` (...)."""
@@ -90,8 +101,10 @@ class LanguageModel:
         """Raise UserError unless `logits(hidden_states(x))` are the model's over the temperature; a scaled output differs."""
         tokens = torch.arange(4, device=self.device)[None] % self.vocab_size
         expected = self.model(input_ids=tokens, use_cache=False).logits[..., : self.vocab_size].float() / self.temperature
+        scale = expected.abs().max().item()
+        expected = self._without_unknown(expected.to(self.device))
         logits = self.logits(self.hidden_states(tokens, use_cache=False)).float().to(expected.device)
-        if not torch.allclose(logits, expected, atol=1e-2 * expected.abs().max().item(), rtol=0, equal_nan=True):
+        if not torch.allclose(logits, expected, atol=1e-2 * scale, rtol=0, equal_nan=True):
             raise UserError(
                 f"{type(self.model).__name__} changes its logits after the output embedding in a way that is not supported "
                 f"(largest difference {(logits - expected).abs().max():.3g}); use a model of a supported family (Llama, Qwen2, "

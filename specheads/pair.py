@@ -27,6 +27,7 @@ from specheads.language_model import (
 from specheads.pair_config import INSTRUCTION, PairConfig, pair_config
 from specheads.quantization import revision_with
 from specheads.revisions import resolve, revision_of
+from specheads.vocabulary import fit_to_vocabulary, known_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Pair:
     draft_revision: str
     chat: bool | None = None  # whether instructions go through the chat template; None: if there is one
     instruction_format: str | None = None  # how instructions are wrapped instead, "[INST] {instruction} [/INST]"
+    known_to_draft: Tensor | None = None  # (V,) bool, the tokens that the draft knows; None: all
 
     @cached_property
     def vocab_size(self) -> int:
@@ -59,7 +61,7 @@ class Pair:
     @cached_property
     def draft_lm(self) -> LanguageModel:
         """The draft in two steps, over the vocabulary of the tokenizer, at its own temperature."""
-        return LanguageModel(self.draft, self.vocab_size, draft_temperature(self.draft))
+        return LanguageModel(self.draft, self.vocab_size, draft_temperature(self.draft), self.known_to_draft)
 
     @property
     def window(self) -> int:
@@ -180,8 +182,10 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
             "model.draft_quantization."
         )
     config = replace(config, device=checked_device(config.device), dtype=checked_dtype(config.dtype))
-    tokenizer = _tokenizer(config, new_draft)
+    tokenizer, known = _tokenizer(config, new_draft)
     draft, target = _models(config, only_draft, new_draft)
+    if known is not None:
+        fit_to_vocabulary(draft, known)
     draft_id = new_draft.name if new_draft else str(config.draft)
     if config.draft_temperature is not None:
         set_draft_temperature(draft, config.draft_temperature)
@@ -196,6 +200,7 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
         draft_revision="not saved" if new_draft else revision_with(revision_of(draft, draft_id), config.draft_quantization),
         chat=config.chat,
         instruction_format=config.instruction_format,
+        known_to_draft=known,
     )
     check_vocabulary(pair)
     if not only_draft:
@@ -204,20 +209,35 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
     return pair
 
 
-def _tokenizer(config: PairConfig, new_draft: NewDraft | None) -> PreTrainedTokenizerBase:
-    """Return the pair's tokenizer, and raise UserError unless those that come with the models agree with it."""
+def _tokenizer(config: PairConfig, new_draft: NewDraft | None) -> tuple[PreTrainedTokenizerBase, Tensor | None]:
+    """Return the pair's tokenizer, and which of its tokens the draft knows, None for all.
+
+    Raises:
+        UserError: tokenizers that come with the models and do not agree with it.
+    """
     location = config.tokenizer or config.target
     revision = None if config.tokenizer else config.target_revision
     tokenizer = load_tokenizer(location, revision, config.trust_remote_code)
-    models = [(config.target, config.target_revision)]
-    if not new_draft:
-        models.insert(0, (config.draft, config.draft_revision))
-    for model, model_revision in models:
-        if config.tokenizer is None or (Path(resolve(model)) / "tokenizer_config.json").is_file():
-            check_tokenizers(
-                load_tokenizer(model, model_revision, config.trust_remote_code), tokenizer, str(model), str(location)
-            )
-    return tokenizer
+
+    def compared(model: str | Path, model_revision: str | None) -> Tensor | None:
+        if config.tokenizer is not None and not (Path(resolve(model)) / "tokenizer_config.json").is_file():
+            return None
+        theirs = load_tokenizer(model, model_revision, config.trust_remote_code)
+        return known_tokens(theirs, tokenizer, str(model), str(location))
+
+    if compared(config.target, config.target_revision) is not None:
+        raise UserError(f"the tokenizer {location} has other tokens than the target {config.target}; leave model.tokenizer out.")
+    known = None if new_draft else compared(config.draft, config.draft_revision)
+    if known is not None:
+        lacking = tokenizer.convert_ids_to_tokens((~known).nonzero().squeeze(1).tolist())
+        logger.warning(
+            "the draft %s does not know %d of %d tokens (%s), so never proposes them; specheads probe says how likely they are",
+            config.draft,
+            len(lacking),
+            len(known),
+            ", ".join(map(str, lacking[:3])),
+        )
+    return tokenizer, known
 
 
 def _models(config: PairConfig, only_draft: bool, new_draft: NewDraft | None) -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -271,20 +291,6 @@ def log_spread(device_map: Mapping[str, Any], target_id: str) -> None:
             target_id,
             len(devices),
             ", ".join(devices),
-        )
-
-
-def check_tokenizers(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, draft_id: str, target_id: str) -> None:
-    """Raise UserError unless both tokenizers give every text the same ids; sizes of embeddings do not matter."""
-    draft_ids, target_ids = draft.get_vocab(), target.get_vocab()
-    tokens = draft_ids.keys() | target_ids.keys()
-    differing = sorted((token for token in tokens if draft_ids.get(token) != target_ids.get(token)), key=str)
-    probe = "def f(x):\n    return x ** 2  # \u00e9, \u4e2d, 1234"
-    if differing or draft(probe, add_special_tokens=False)["input_ids"] != target(probe, add_special_tokens=False)["input_ids"]:
-        example = f"{len(differing)} tokens differ, for example {differing[0]!r}" if differing else "the same text gets other ids"
-        raise UserError(
-            f"draft {draft_id} and target {target_id} have different tokenizers ({example}); "
-            "speculative decoding needs a draft with the target's own tokenizer."
         )
 
 

@@ -12,9 +12,10 @@ from transformers import PreTrainedTokenizerFast
 
 from specheads import UserError, load_pair
 from specheads.language_model import LanguageModel, checked_device, load_language_model, set_draft_temperature
-from specheads.pair import check_placement, check_tokenizers, check_vocabulary, load_draft, log_spread
+from specheads.pair import check_placement, check_vocabulary, load_draft, log_spread
 from specheads.pair_config import PairConfig, config_folder, pair_config
 from specheads.revisions import resolve, revision_at, revision_of
+from specheads.vocabulary import known_tokens
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def test_the_same_vocabulary_with_other_merges_is_noticed():
             return {"input_ids": super().__call__(text)["input_ids"][::-1]}
 
     with pytest.raises(UserError, match="the same text gets other ids"):
-        check_tokenizers(CountingTokenizer(5), Reversed(5), "a", "b")
+        known_tokens(CountingTokenizer(5), Reversed(5), "a", "b")
 
 
 def test_logits_of_padded_embeddings_are_left_out():

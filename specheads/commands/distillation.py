@@ -1,6 +1,7 @@
 """Distillation from a composed config: settings are checked, the pair is loaded, and responses are generated."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +36,8 @@ def distill_configured_draft(cfg: DictConfig, make_data: MakeData, pair: Pair | 
 
         if pair is None:
             check_config(model_config(cfg), settings, cfg.data.max_prompt_tokens + cfg.data.max_new_tokens)
-            pair = load_configured_pair(cfg, new_draft=settings.initial_draft)
+            # A draft that lacks some of the target's tokens learns them.
+            pair = replace(load_configured_pair(cfg, new_draft=settings.initial_draft), known_to_draft=None)
         return distill(pair, partial(responses_of, cfg, pair, settings, make_data), settings, run, loggers)
 
 

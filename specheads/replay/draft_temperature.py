@@ -26,7 +26,7 @@ def overlaps_at(
 ) -> dict[float, float]:
     """Return the mean overlap under `warp` along the target's responses for each temperature of the pair's draft."""
     device, target = pair.draft_lm.device, pair.target_lm
-    draft = LanguageModel(pair.draft, pair.vocab_size)  # without a temperature of its own
+    draft = LanguageModel(pair.draft, pair.vocab_size, known=pair.known_to_draft)  # without a temperature of its own
     sums, count = torch.zeros(len(temperatures), dtype=torch.float64), 0
     for first in range(0, len(texts), batch_size):
         prompts, responses = zip(*texts[first : first + batch_size], strict=True)

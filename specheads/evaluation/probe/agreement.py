@@ -26,6 +26,7 @@ class Agreement:
     overlaps: Sequence[np.ndarray]  # of the two distributions, before each token
     draft_logprob: Sequence[np.ndarray]  # of the response's tokens under the warped draft
     target_logprob: Sequence[np.ndarray]
+    unknown: Sequence[np.ndarray]  # the target's probability of tokens that the draft does not know
 
     @property
     def sums(self) -> np.ndarray:
@@ -36,12 +37,15 @@ class Agreement:
 @torch.no_grad()
 def agreement(pair: Pair, recording: Recording, warp: Warp) -> Agreement:
     """Return how far a pair agrees along the responses of a recording."""
-    columns: list[list[np.ndarray]] = [[], [], []]
+    columns: list[list[np.ndarray]] = [[], [], [], []]
+    known = pair.known_to_draft
+    unknown = torch.zeros(pair.vocab_size, dtype=torch.bool) if known is None else ~known
+    unknown = unknown.to(pair.draft_lm.device)
     for number, prompt in enumerate(recording.prompts):
         batch = ResponseBatch.of([np.array(prompt)], [np.array(recording.response(number))], pair.draft_lm.device)
         said = batch.response_tokens[:, None]
         probs = [warp(lm.logits(batch.states(lm))).to(pair.draft_lm.device) for lm in (pair.draft_lm, pair.target_lm)]
-        values = [overlap(*probs), *(each.gather(1, said).squeeze(1).log() for each in probs)]
+        values = [overlap(*probs), *(each.gather(1, said).squeeze(1).log() for each in probs), (probs[1] * unknown).sum(dim=1)]
         for column, value in zip(columns, values, strict=True):
             column.append(value.double().cpu().numpy())
     return Agreement(*columns)

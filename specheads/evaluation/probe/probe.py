@@ -41,6 +41,7 @@ class Probed:
     num_prompts: int
     num_tokens: int  # of the responses
     overlap: Interval  # the expected acceptance of a drafted token
+    unknown: float | None  # the target's mean probability of tokens that the draft does not know; None: it knows all
     survival: Sequence[float]  # the chance that at least 1, 2, ... tokens of a draft are accepted
     times: StepTimes
     live: LiveCheck
@@ -94,6 +95,7 @@ def probe(
         num_prompts=len(prompts),
         num_tokens=int(agreed[:, 1].sum()),
         overlap=interval(overlaps),
+        unknown=None if pair.known_to_draft is None else _mean_unknown(recorded),
         survival=survived.round(4).tolist(),
         times=times,
         live=live,
@@ -119,6 +121,10 @@ def doubts_of(times: StepTimes, live: LiveCheck, options: Sequence[Option]) -> l
             f"was {live.speedup:.2f} times as fast when {live.num_prompts} prompts were decoded; {REMEDY}."
         )
     return doubts
+
+
+def _mean_unknown(recorded: Sequence[Half]) -> float:
+    return float(np.concatenate([each for half in recorded for each in half.agreed.unknown]).mean())
 
 
 def _widths(hidden_size: int) -> tuple[int, ...]:

@@ -36,10 +36,12 @@ def measured(probed: Probed) -> list[tuple[str, str]]:
     verified = ", ".join(f"{count} {taken / seconds.target:.2f}x" for count, taken in sorted(seconds.verification.items()))
     heads = ", ".join(f"{width} wide {more / seconds.draft:+.0%}" for width, more in sorted(seconds.heads.items()))
     survived = " ".join(f"{share:.0%}" for share in probed.survival)
+    lost = [] if probed.unknown is None else [("probability of tokens that the draft does not know", f"{probed.unknown:.2%}")]
     return [
         ("pair", probed.pair),
         ("prompts", f"{probed.num_prompts}, with responses of {probed.num_tokens:,} tokens"),
         ("overlap", f"{percent(probed.overlap)} {percent_limits(probed.overlap)}, the expected acceptance of a drafted token"),
+        *lost,
         (f"at least 1 to {len(probed.survival)} tokens accepted", survived),
         (
             "a step of the target",

@@ -19,7 +19,8 @@ def agreed(recording, ratio):
     """Return an agreement whose tokens all have the same ratio of draft to target probability."""
     lengths = recording.lengths.tolist()
     target = [np.zeros(length) - 1.0 for length in lengths]
-    return Agreement([np.full(length, 0.5) for length in lengths], [each + np.log(ratio) for each in target], target)
+    halves = [np.full(length, 0.5) for length in lengths]
+    return Agreement(halves, [each + np.log(ratio) for each in target], target, halves)
 
 
 def test_survival_is_the_share_of_positions_whose_next_tokens_are_accepted(recording):

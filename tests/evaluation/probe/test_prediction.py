@@ -36,7 +36,7 @@ def half(seed, acceptance=0.7):
         torch.rand(len(recording.tokens), generator=torch.Generator().manual_seed(seed)) < 0.5, 0.5, 0.9
     )
     numbers = [np.zeros(length) for length in recording.lengths.tolist()]
-    return Half(recording, Agreement(numbers, numbers, numbers), [f"{seed} {number}" for number in range(20)])
+    return Half(recording, Agreement(numbers, numbers, numbers, numbers), [f"{seed} {number}" for number in range(20)])
 
 
 @pytest.fixture(scope="module")
