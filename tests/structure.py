@@ -32,7 +32,7 @@ LAYERS = (
     ("specheads.storage",),
     (
         *("specheads.sampling", "specheads.synthetic", "specheads.revisions", "specheads.quantization"),
-        *("specheads.language_model", "specheads.muon", "specheads.padding"),
+        *("specheads.language_model", "specheads.muon", "specheads.padding", "specheads.vocabulary"),
     ),
     ("specheads.nano", "specheads.mini", "specheads.embedded"),
     ("specheads.pair_config", "specheads.pair"),
