@@ -244,6 +244,25 @@ def test_samples_follow_the_targets_distribution(tmp_path, temperature):
     assert chi_square_p_value(counts, distribution) > 1e-6
 
 
+def test_samples_at_top_k_follow_the_targets_distribution(nano, simple):
+    """The first two of three tokens of nano at top-k 50, by a chi-square test with a false alarm in a million."""
+    prompt, warp, count = nano.encode("import os\n"), Warp(1.0, top_k=50), 400
+    with torch.no_grad():
+        first = warp(nano.target_lm.logits(nano.target_lm.hidden_states(prompt[None]))[0, -1])
+        starts = first.nonzero().squeeze(1)
+        texts = torch.cat([prompt.expand(len(starts), -1), starts[:, None]], dim=1)
+        pairs = first[starts, None] * warp(nano.target_lm.logits(nano.target_lm.hidden_states(texts)[:, -1]))
+    places = {int(token): place for place, token in enumerate(starts)}
+    torch.manual_seed(0)
+    counts = torch.zeros_like(pairs).double()
+    given = {"attention_mask": torch.ones_like(prompt[None]), "do_sample": True, "top_k": 50, "max_new_tokens": 3}
+    with assist(nano.target, nano.draft, simple) as handle:
+        for _ in range(count):
+            tokens = nano.target.generate(prompt[None], assistant_model=nano.draft, eos_token_id=None, **given)[0, len(prompt) :]
+            counts[places[int(tokens[0])], tokens[1]] += 1
+    assert handle.rounds and chi_square_p_value(counts.flatten(), pairs.flatten().double()) > 1e-6
+
+
 @pytest.fixture
 def parsing_one_at_a_time(monkeypatch):
     """transformers parses the folder's code in every call, and CPython's `ast.parse` may fail in several threads (gh-106905)."""
