@@ -78,6 +78,6 @@ def test_times_that_contradict_decoding_are_doubted():
 
 
 def test_the_command_lists_the_verb():
-    assert "probe" in head_tool.help_text() and "calibrate" in head_tool.help_text()
-    with pytest.raises(UserError, match="probe, or --help"):
+    assert all(verb in head_tool.help_text() for verb in ("calibrate", "probe", "profile"))
+    with pytest.raises(UserError, match="calibrate, probe, profile, or --help"):
         head_tool.run(["prob"])
