@@ -30,6 +30,7 @@ PROGRAMS = {
     "load": "python -m specheads.evaluation.load",
     "calibrate": "specheads calibrate",
     "probe": "specheads probe",
+    "profile": "specheads profile",
 }
 HYDRA = {
     "+key=value": "adds a key that is not listed; '~key' takes one away",

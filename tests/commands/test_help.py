@@ -10,12 +10,13 @@ import data_gen.__main__
 import evaluate
 import specheads.commands.help as help_module
 import train
+from specheads.commands import calibration, probe, speculation_profile
 from specheads.commands.help import composed, explanations
 from specheads.commands.yaml_comments import Comments, read_comments
 from specheads.evaluation import layer_search, learning_curve, load
 from specheads.pair_config import config_folder
 
-MODULES = (train, evaluate, data_gen.__main__, learning_curve, layer_search, load)
+MODULES = (train, evaluate, data_gen.__main__, learning_curve, layer_search, load, calibration, probe, speculation_profile)
 COMMANDS = {module.main.name: module.main for module in MODULES}
 GROUPS = {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in config_folder().iterdir() if path.is_dir()}
 
