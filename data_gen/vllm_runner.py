@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -31,6 +32,7 @@ FIND_VERSION = (
 )
 
 
+@cache  # it is asked for every cache that might be used
 def vllm_version(python: str) -> str:
     """Return the version of vLLM in the environment of an interpreter. Raises UserError if there is none."""
     try:
@@ -79,7 +81,6 @@ class VllmResponses:
         self._shards, self._log = shards, folder / LOG
         self._places = [(name, row) for name, shard in shards.items() for row in range(len(shard.prompts))]
         self._ended: dict[tuple[str, int], Response] = {}
-        self._vocab_size = pair.vocab_size
         requests = [request for shard in shards.values() for request in requests_of(pair, shard, settings)]
         content = {"model": model_of(pair, requests, settings), "requests": requests}
         self._file = tempfile.NamedTemporaryFile("w", suffix=".json")  # noqa: SIM115  # closed by __exit__

@@ -140,12 +140,13 @@ def read_profile(path: Path) -> Profile:
     """Return the profile in a file. Raises UserError if it is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        assert content.pop("format") == FORMAT and content.pop("verification") == VERIFICATION
+        if (content.pop("format"), content.pop("verification")) != (FORMAT, VERIFICATION):
+            raise ValueError("another format")
         sets = [_set_of(each) for each in content.pop("sets")]
         return Profile(**content, sets=sets)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); give a {FILE}, which specheads profile writes.") from None
-    except (ValueError, KeyError, TypeError, AssertionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path} is no speculation profile of format {FORMAT}; specheads profile writes one.") from None
 
 

@@ -10,6 +10,9 @@ the threshold asks of one request: a step then adds less for its time than a new
 lengths. Drafts by argmax and drafts that are sampled (`draft_sample_method="probabilistic"`) are both lossless. Without
 `specheads` in `additional_config` nothing changes.
 
+Keys: `head`; `threshold`, `min_tokens` and `max_tokens` of HeadThreshold (by default what the head recommends, or else the usual
+ones), where vLLM's num_speculative_tokens is an upper bound; `any_draft`, which accepts a head of another draft.
+
 Made for vLLM's model runner V1 (vllm/v1/spec_decode/llm_base_proposer.py); the other one keeps drafts of one length on the
 device.
 """
@@ -35,7 +38,6 @@ from specheads.revisions import DRAFT_TEMPERATURE, revision_at
 logger = logging.getLogger(__name__)
 
 REQUIRED = ("head",)
-KEYS = HEAD_KEYS | {"compiled"}
 RUNNER, DRAFT_MODEL = "vllm.v1.worker.gpu_model_runner", "vllm.v1.spec_decode.draft_model"
 
 
@@ -104,7 +106,7 @@ class DraftStopping(HeadInVllm):
 
     def __init__(self, given: dict[str, Any], longest: int) -> None:
         super().__init__(given, longest)
-        self.any_draft, self.compiled = bool(given.get("any_draft", False)), bool(given.get("compiled", True))
+        self.any_draft = bool(given.get("any_draft", False))
         self.draft_temperature = 1.0  # which vLLM does not know; heads learned from logits that it divides
         self.start = cache(self._start)
 
@@ -119,15 +121,13 @@ class DraftStopping(HeadInVllm):
         ends = getattr(draft.config, "eos_token_id", None)
         ends = torch.tensor([] if ends is None else [ends] if isinstance(ends, int) else ends, dtype=torch.long)
         self.embed = draft.embed_input_ids
-        self._after: Callable[..., tuple[Progress, Tensor]] = AfterStep(self.rule, ends.to(device))
-        if self.compiled:
-            self._after = self._compiled(self._after, draft, device)
+        self._after = self._compiled(AfterStep(self.rule, ends.to(device)), draft, device)
 
     @torch.no_grad()
     def _compiled(self, module: AfterStep, draft: Any, device: torch.device) -> Callable[..., tuple[Progress, Tensor]]:
         """Return the module's call, compiled for any number of requests; the module, where nothing can be compiled.
 
-        As it is it consists of some sixty small operations, which together take a fifth of a step of a small draft.
+        As it is it consists of some sixty small operations, which together take a quarter of a step of a small draft.
         """
         token = torch.zeros(3, dtype=torch.long, device=device)
         embedding = self.embed(token).clone()
@@ -192,7 +192,7 @@ def proposer_class(base: type) -> type:
             given = given_to(vllm_config)
             if given is not None:
                 check_supported(vllm_config)
-                given = checked(given, REQUIRED, KEYS)
+                given = checked(given, REQUIRED, HEAD_KEYS)
             super().__init__(vllm_config, device, runner)
             self.stopping = None
             if given is not None:

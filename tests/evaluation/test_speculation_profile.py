@@ -153,3 +153,5 @@ def test_loads_are_simulated_from_a_profile_without_its_pair(independent, tmp_pa
     assert names == ["fixed K", "K = 7", "goodput K", "bandit by batch size", "fixed K by batch size"]
     assert tables[0].alone < tables[0].row("fixed K").numbers["tokens_per_second"].value  # the target of the roofline is large
     assert "acceptance of small for large, any" in capsys.readouterr().out
+    with pytest.raises(UserError, match="describes no drafts that head=latest could look at"):
+        load.simulate(composed("load", *words, "head=latest"))

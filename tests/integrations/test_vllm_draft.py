@@ -9,8 +9,8 @@ from integrations.test_vllm import KINDS, LONGEST, config, folder  # noqa: F401 
 from specheads.errors import UserError
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.integrations import vllm as alone
-from specheads.integrations.vllm_draft import KEYS, REQUIRED, check_supported, proposer_class
-from specheads.integrations.vllm_head import checked, given_to
+from specheads.integrations.vllm_draft import REQUIRED, check_supported, proposer_class
+from specheads.integrations.vllm_head import HEAD_KEYS, checked, given_to
 from specheads.language_model import LanguageModel
 from specheads.padding import right_padded
 from specheads.revisions import DRAFT_TEMPERATURE
@@ -198,7 +198,7 @@ def test_a_head_of_another_draft_is_refused(nano, folder, tmp_path):  # noqa: F8
 )
 def test_mistakes_are_named(given, message):
     with pytest.raises(UserError, match=message):
-        checked(given_to(SimpleNamespace(additional_config={"specheads": given})), REQUIRED, KEYS)
+        checked(given_to(SimpleNamespace(additional_config={"specheads": given})), REQUIRED, HEAD_KEYS)
     assert given_to(SimpleNamespace(additional_config={})) is None
 
 
@@ -223,7 +223,7 @@ def test_both_kinds_of_heads_are_tried():
 
 
 def test_where_nothing_can_be_compiled_the_head_runs_as_it_is(nano, folder, texts, monkeypatch, caplog):  # noqa: F811
-    expected = proposed(made(nano, folder, compiled=False), texts)
+    expected = proposed(made(nano, folder), texts)
 
     def broken(*arguments):
         raise RuntimeError("No working C++ compiler found")

@@ -53,6 +53,10 @@ class LoadSettings(Settings):
     def _something_is_simulated(self) -> Self:
         if not self.concurrencies and not self.rates:
             raise UserError("concurrencies=[] and rates=[] leave nothing to simulate; use concurrencies=[1,64].")
+        if self.profile is not None and self.head is not None:
+            raise UserError(
+                f"profile={self.profile} describes no drafts that head={self.head} could look at; leave one of the two out."
+            )
         if self.costs is None:
             roofline(self.accelerator, self.target_size, self.draft_size)
         return self
