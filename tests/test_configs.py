@@ -25,9 +25,7 @@ SHOWN_IN = [ROOT / "README.md", *config_folder().rglob("*.yaml"), *ROOT.glob("*.
 SHOWN_IN += [path for folder in ("data_gen", "specheads/evaluation") for path in (ROOT / folder).glob("*.py")]
 # keys with quotes around them or within; <...> and ... stand for what the reader fills in
 COMMAND = re.compile(
-    r"(?:python )?"
-    r"(train\.py|evaluate\.py|-m data_gen|-m specheads\.evaluation\.(?:learning_curve|layer_search|load)"
-    r"|specheads (?:calibrate|probe))"
+    rf"(?:python )?({'|'.join(re.escape(program.removeprefix('python ')) for program in PROGRAMS.values())})"
     r"((?: +(?:-m\b|'[^'`]*'|[\w.+]+=[^\s`)]+))*)"
 )
 
