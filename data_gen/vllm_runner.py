@@ -19,13 +19,13 @@ from data_gen.settings import Generation
 from specheads.decoding.responses import Response
 from specheads.errors import UserError
 from specheads.integrations import vllm_responses
+from specheads.integrations.vllm_sampling import sampling_params
 from specheads.pair import Pair
 from specheads.revisions import resolve
 from specheads.synthetic import is_synthetic
 
 logger = logging.getLogger(__name__)
 
-SEEDS = 2**53  # as many as there are numbers of which a uniform one is drawn
 LOG = "vllm.log"
 FIND_VERSION = (
     "import importlib.metadata as m; names = m.packages_distributions().get('vllm'); print(m.version(names[0]) if names else '')"
@@ -130,15 +130,10 @@ class VllmResponses:
 def requests_of(pair: Pair, shard: Shard, settings: Generation) -> list[dict[str, Any]]:
     """Return the requests for a shard's responses, with the arguments of vLLM's SamplingParams."""
     warp, requests = warp_of(settings, shard), []
-    chosen: dict[str, Any] = {"temperature": float(warp.temperature), "stop_token_ids": sorted(pair.stop_tokens)}
-    if not warp.greedy:
-        chosen |= {"top_k": warp.top_k, "top_p": float(warp.top_p)}
-    if padded := range(pair.vocab_size, pair.target.config.get_text_config().vocab_size):
-        chosen["logit_bias"] = dict.fromkeys(map(str, padded), -100.0)  # tokens that the tokenizer does not know
     for prompt, ids in shard.prompts:
-        seed = int(uniforms_of(settings, prompt.prompt_id, shard.sample)[0, 0] * SEEDS)
         most = min(settings.max_new_tokens, pair.window - len(ids))
-        requests.append({"ids": list(ids), "params": chosen | {"max_tokens": most, "seed": seed}})
+        uniform = float(uniforms_of(settings, prompt.prompt_id, shard.sample)[0, 0])
+        requests.append({"ids": list(ids), "params": sampling_params(pair, warp, most, uniform)})
     return requests
 
 

@@ -2,7 +2,8 @@
 
 It says how often the draft's tokens are accepted by their place in a draft, how many tokens a round yields by the number of
 drafted tokens, and how well a head predicts acceptance, with intervals over prompts. None of it depends on a machine; with the
-seconds of a machine's steps it decides how many tokens to draft there (`python -m specheads.evaluation.load profile=<file>`).
+seconds of a machine's steps it decides how many tokens to draft there (`specheads load profile=<file>`). The
+schema is in speculation_profile.schema.json. Beside a head, the file goes wherever the head goes, also to the hub.
 """
 
 import json
@@ -18,12 +19,13 @@ from specheads.errors import UserError
 from specheads.evaluation.intervals import Groups, Interval, interval, resample_counts
 from specheads.evaluation.reliability import reliability
 from specheads.heads.head import AcceptanceHead
+from specheads.heads.head_folder import PROFILE_FILE
 from specheads.heads.portable.standalone_head import bounds_of
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, Replayed, recorded_head, recorded_threshold, replay
 from specheads.storage.files import write_json
 
-FORMAT, FILE = 1, "speculation_profile.json"
+FORMAT, FILE = 1, PROFILE_FILE
 VERIFICATION = "token"  # the numbers are those of token verification
 
 

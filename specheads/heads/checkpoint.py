@@ -57,7 +57,7 @@ def latest_head(outputs: Path, pair: Pair) -> Path:
     others = f" ({len(configs)} for other pairs)" if configs else ""
     raise UserError(
         f"there is no head for draft {pair.draft_id} with target {pair.target_id} under {outputs}{others}; "
-        f"train one with python train.py model={pair.name}."
+        f"train one with specheads train model={pair.name}."
     )
 
 

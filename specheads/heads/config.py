@@ -13,7 +13,7 @@ RENAMED_KEYS = {"judges": "predicts"}  # format 1 -> format 2
 DEFAULT_INPUTS = {"input_token": ("hidden",), "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy")}
 KNOWN_INPUTS = {kind: tuple(name for name, feature in FEATURES.items() if kind in feature.heads) for kind in DEFAULT_INPUTS}
 # A look-ahead head is projected down to an eighth of the draft's width, within these bounds: it runs in every draft step, and
-# widths from 8 to 40 decided equally well on nano (benchmarks/README.md, kinds of heads).
+# widths from 8 to 40 decided equally well on nano (docs/measurements/heads.md, kinds of heads).
 NEXT_TOKEN_SHARE, LEAST_WIDTH, LARGEST_WIDTH = 8, 8, 256
 
 
@@ -105,7 +105,9 @@ class HeadConfig:
         if not isinstance(values, Mapping):
             raise UserError(f"{where} must be a JSON object; export the head again.")
         if {"model_type", "architectures"} & values.keys():
-            raise UserError(f"{where} belongs to a model, not to a head; give the folder of a head, which train.py exports.")
+            raise UserError(
+                f"{where} belongs to a model, not to a head; give the folder of a head, which specheads train exports."
+            )
         version = values.get("format_version")
         if version == 1:
             values = {RENAMED_KEYS.get(key, key): value for key, value in values.items()}

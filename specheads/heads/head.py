@@ -39,6 +39,7 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
         self.config = config
         self.golden_inputs: Tensor | None = None  # (N, input_size), on which a loaded head was checked
         self.train_prompts: TrainPrompts | None = None  # None: not known, for heads that were exported without them
+        self.profile: str | None = None  # the text of its speculation_profile.json
 
     def _save_pretrained(self, save_directory: Path) -> None:
         self.write(save_directory)
@@ -50,7 +51,7 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
         inputs = (head.random_inputs(NUM_GOLDEN) if inputs is None else inputs)[:NUM_GOLDEN].float().cpu().contiguous()
         with torch.no_grad():
             golden = Golden(inputs, head.score(inputs), head.overlap_score(inputs) if self.config.overlap else None)
-        return write_files(folder, HeadFiles(self.config, head.state_dict(), golden, self.train_prompts))
+        return write_files(folder, HeadFiles(self.config, head.state_dict(), golden, self.train_prompts, self.profile))
 
     @classmethod
     def from_pretrained(  # type: ignore[override]  # the mixin names the hub's arguments, which are passed on by `hub` here
@@ -66,7 +67,7 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
         if files.golden is not None:
             head.check_golden(files.golden, str(files.folder))
             head.golden_inputs = files.golden.inputs
-        head.train_prompts = files.train_prompts
+        head.train_prompts, head.profile = files.train_prompts, files.profile
         return head
 
     def check_golden(self, golden: Golden, where: str) -> None:
@@ -109,7 +110,7 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
         if self.config.hidden_size != size:
             raise UserError(
                 f"the head reads hidden states of size {self.config.hidden_size}, but the draft {pair.draft_id} has size {size}; "
-                f"it was trained for {self.config.draft.get('id', 'another draft')}. Train one for this pair: python train.py "
+                f"it was trained for {self.config.draft.get('id', 'another draft')}. Train one for this pair: specheads train "
                 "model=..."
             )
         present = {"draft": (pair.draft_id, pair.draft_revision)}
@@ -124,7 +125,7 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
         if trained and trained.get("revision") != revision:
             raise UserError(
                 f"the head was trained for {role} {trained.get('id')} at revision {trained.get('revision')}, but this pair's "
-                f"{role} is {name} at revision {revision}; load that {role}, or train a head for this one: python train.py "
+                f"{role} is {name} at revision {revision}; load that {role}, or train a head for this one: specheads train "
                 "model=... To use it nevertheless: any_draft=true."
             )
 

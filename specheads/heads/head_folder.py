@@ -1,12 +1,14 @@
 """A head's folder: `config.json` (head.schema.json), `model.safetensors`, `golden.safetensors`, a card and transformers' loader.
 
-The folder of a trained head has `train_prompts.safetensors`, too. The golden vectors are inputs with the logits that the head
+The folder of a trained head has `train_prompts.safetensors`, too, and after `specheads profile` what it is worth on some data,
+`speculation_profile.json`, which is kept as it is. The golden vectors are inputs with the logits that the head
 computed when it was saved: they show at once if a file was damaged or is read differently.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from specheads.heads.train_prompts import TrainPrompts
 from specheads.storage.files import write_whole
 
 FILES = ("config.json", "model.safetensors", "golden.safetensors")  # what a head is loaded from
+PROFILE_FILE = "speculation_profile.json"
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class HeadFiles:
     tensors: Mapping[str, Tensor]
     golden: Golden | None  # None: a checkpoint of the SpecDec++ authors, which has none
     train_prompts: TrainPrompts | None
+    profile: str | None = None  # the text of its speculation profile
     folder: Path | None = None  # where it was read
 
 
@@ -66,9 +70,17 @@ def write_files(folder: Path, files: HeadFiles) -> Path:
         (folder / train_prompts.FILE).unlink(missing_ok=True)  # of another head, which this one replaces
     else:
         files.train_prompts.write(folder)
+    if files.profile is None:
+        (folder / PROFILE_FILE).unlink(missing_ok=True)
+    else:
+        write_whole(folder / PROFILE_FILE, partial(_write_text, files.profile))
     for name, write in writers.items():  # the config last: a folder with one is complete
         write_whole(folder / name, write)
     return folder
+
+
+def _write_text(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
@@ -83,7 +95,7 @@ def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
     values = _read_json(folder / "config.json")
     if specdecpp.is_theirs(values):
         config, tensors = specdecpp.converted(values, _read_tensors(folder / "model.safetensors"), folder)
-        return HeadFiles(config, tensors, None, None, folder)
+        return HeadFiles(config, tensors, None, None, folder=folder)
     config = HeadConfig.from_dict(values, str(folder / "config.json"))
     tensors, golden = (_read_tensors(folder / name) for name in ("model.safetensors", "golden.safetensors"))
     expected = ["inputs", "logits", *(["overlap_logits"] if config.overlap else [])]
@@ -94,7 +106,9 @@ def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
         )
     prompts = folder / train_prompts.FILE
     learned = TrainPrompts.from_tensors(_read_tensors(prompts), str(prompts)) if prompts.exists() else None
-    return HeadFiles(config, tensors, Golden(**golden), learned, folder)
+    profile = folder / PROFILE_FILE
+    kept = profile.read_text(encoding="utf-8") if profile.exists() else None
+    return HeadFiles(config, tensors, Golden(**golden), learned, kept, folder)
 
 
 def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:
@@ -102,17 +116,17 @@ def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:
     if folder.is_dir():
         return folder
     if folder.is_absolute() or str(location).startswith(".") or str(location).count("/") != 1:
-        raise UserError(f"there is no head folder {str(location)!r}; train one with python train.py, or use head=latest.")
+        raise UserError(f"there is no head folder {str(location)!r}; train one with specheads train, or use head=latest.")
     try:
         # The config first: an id may be that of a model, of any size.
         values = _read_json(Path(snapshot_download(str(location), allow_patterns=["config.json"], **hub)) / "config.json")
         if not specdecpp.is_theirs(values):
             HeadConfig.from_dict(values, f"{location}/config.json")
-        return Path(snapshot_download(str(location), allow_patterns=[*FILES, train_prompts.FILE], **hub))
+        return Path(snapshot_download(str(location), allow_patterns=[*FILES, train_prompts.FILE, PROFILE_FILE], **hub))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{str(location)!r} is no local folder, and no head of that name could be loaded from the hub: "
-            f"{str(error).splitlines()[0]}. Train one with python train.py, or use head=latest."
+            f"{str(error).splitlines()[0]}. Train one with specheads train, or use head=latest."
         ) from error
 
 
@@ -120,7 +134,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
-        raise UserError(f"{path.parent} has no {path.name}, so it is no head folder; expected one written by train.py.") from None
+        raise UserError(f"{path.parent} has no {path.name}, so it is no head folder; expected one of specheads train.") from None
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is not valid JSON ({error}); export the head again.") from None
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from specheads.decoding.branches import Branches
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.features import RECORDED
+from specheads.integrations.served_target import ServedModel, ServedResponder
 from specheads.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, ResponseLimits, response_provenance
@@ -201,7 +202,7 @@ def make_recording(
             f"{start:06d}.parquet": prompts[start : start + ROWS_PER_SHARD] for start in range(0, len(prompts), ROWS_PER_SHARD)
         }
         _announce(folder, len(prompts), generation.max_new_tokens, settings)
-        responder = Responder(pair, [len(ids) for _, ids in prompts], generation)
+        responder = _responder(pair, [len(ids) for _, ids in prompts], generation)
         for name, rows in shards.items():
             if store.has(name):
                 advance(len(rows))
@@ -211,8 +212,15 @@ def make_recording(
     return folder
 
 
+def _responder(pair: Pair, lengths: Sequence[int], generation: ResponseLimits) -> Responder | ServedResponder:
+    """Return what makes the target's responses."""
+    if isinstance(pair.target_lm, ServedModel):
+        return ServedResponder(pair, pair.target_lm, generation.max_new_tokens, lengths)
+    return Responder(pair, lengths, generation)
+
+
 def _record(
-    responder: Responder,
+    responder: Responder | ServedResponder,
     prompts: Sequence[EncodedPrompt],
     warp: Warp,
     most: int,

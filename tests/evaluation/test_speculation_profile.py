@@ -1,11 +1,13 @@
 """The numbers in a speculation profile, its file, and simulations that read it."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from jsonschema import Draft202012Validator
 from random_recording import random_recording
 
 from specheads import AcceptanceHead, HeadConfig, UserError
@@ -14,10 +16,11 @@ from specheads.decoding.stopping import MAX_TOKENS
 from specheads.evaluation import load
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.serving.profiled_drafts import recording_of
-from specheads.evaluation.speculation_profile import FILE, Profile, SetProfile, read_profile, set_profile
+from specheads.evaluation.speculation_profile import FILE, HeadProfile, Profile, SetProfile, read_profile, set_profile
 from specheads.heads.checkpoint import save_head
 from specheads.pair_config import config_folder
 
+SCHEMA = json.loads((Path(load.__file__).parent / "speculation_profile.schema.json").read_text())
 SMALL = ["data.num_test=4", "data.num_dev=2", "num_prompts=4", "max_new_tokens=16", "num_samples=2"]
 
 
@@ -76,6 +79,22 @@ def test_a_file_is_read_as_it_was_written(independent, tmp_path):
     assert profile.write(tmp_path) == tmp_path / FILE and read_profile(tmp_path / FILE) == profile
 
 
+def test_the_schema_describes_every_field(independent, tmp_path):
+    Draft202012Validator.check_schema(SCHEMA)
+    known = Interval(2.0, 1.0, 3.0)
+    head = HeadProfile(0.5, 8, known, known, 0.01, [0.1, 0.9], [0.1, 0.9], [0.5, 0.5])
+    described = {role: {"id": role, "revision": "1", "dtype": "torch.float32"} for role in ("draft", "target")}
+    profile = replace(profile_of(replace(independent, head=head)), pair=described)
+    content = json.loads(profile.write(tmp_path).read_text())
+    Draft202012Validator(SCHEMA).validate(content)
+    definitions = {"set": SetProfile, "head": HeadProfile}
+    for name, cls in definitions.items():
+        assert [field.name for field in fields(cls)] == list(SCHEMA["$defs"][name]["properties"])
+    assert {"format", "verification", *(field.name for field in fields(Profile))} == SCHEMA["properties"].keys()
+    content["sets"][0]["head"].pop("share")
+    assert not Draft202012Validator(SCHEMA).is_valid(content)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -117,6 +136,7 @@ def test_the_command_writes_it_beside_the_head(nano, tmp_path, monkeypatch, caps
     where = [f"paths.data={tmp_path}/data", f"paths.run={tmp_path}/run"]
     path = command.write_profile(composed("profile", f"head={folder}", *where, *SMALL))
     profile = read_profile(path)
+    Draft202012Validator(SCHEMA).validate(json.loads(path.read_text()))
     assert path == folder / FILE and profile.pair["draft"] | draft == profile.pair["draft"]
     (of_set,) = profile.sets
     assert of_set.prompts["num_prompts"] == 4 and of_set.prompts["role"] == "test"

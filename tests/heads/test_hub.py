@@ -31,6 +31,7 @@ print(head.push_to_hub("somebody/a-head"))
 for back in (AcceptanceHead.from_pretrained("somebody/a-head"), specheads.load_head("somebody/a-head", revision="main")):
     assert back.config == head.config and not back.training
     assert all(torch.equal(one, other) for one, other in zip(back.state_dict().values(), head.state_dict().values(), strict=True))
+    assert back.profile == head.profile != None
     assert len(back.train_prompts.train) == 2 and back.train_prompts.dev.tolist() == head.train_prompts.dev.tolist() != []
 """
 
@@ -133,6 +134,7 @@ def test_push_to_hub_and_back(hub, tmp_path):
     head = new_head()
     head.train_prompts = TrainPrompts.of(["five", "six"], ["seven"])
     folder = save_head(head, tmp_path / "head", torch.randn(32, 19))
+    (folder / "speculation_profile.json").write_text('{"format": 1, "naïve": true}\n', encoding="utf-8")
     ours = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}
     done = subprocess.run(
@@ -151,6 +153,7 @@ def test_push_to_hub_and_back(hub, tmp_path):
         "custom_generate/requirements.txt",
         "golden.safetensors",
         "model.safetensors",
+        "speculation_profile.json",
         "train_prompts.safetensors",
     }
 
@@ -165,3 +168,13 @@ def test_save_pretrained_and_from_pretrained(tmp_path):
     for name in ("config.json", "model.safetensors", "golden.safetensors", "README.md"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "head" / name).read_bytes()
     assert torch.equal(load_head(tmp_path / "again").readout.weight, head.readout.weight)
+
+
+def test_a_folder_loses_the_profile_of_the_head_that_it_held(tmp_path):
+    save_head(new_head(), tmp_path / "head")
+    (tmp_path / "head" / "speculation_profile.json").write_text("{}")
+    head = load_head(tmp_path / "head")
+    save_head(head, tmp_path / "head")
+    assert (tmp_path / "head" / "speculation_profile.json").read_text() == "{}"
+    save_head(new_head(), tmp_path / "head")
+    assert not (tmp_path / "head" / "speculation_profile.json").exists()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.stopping import FixedLength
+from specheads.integrations.served_target import ServedModel
 from specheads.pair import Pair
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, replay, rounds_by_length
@@ -27,6 +28,7 @@ class Agreement:
     draft_logprob: Sequence[np.ndarray]  # of the response's tokens under the warped draft
     target_logprob: Sequence[np.ndarray]
     unknown: Sequence[np.ndarray]  # the target's probability of tokens that the draft does not know
+    left_out: Sequence[np.ndarray] = ()  # that of tokens that a server which runs the target does not name
 
     @property
     def sums(self) -> np.ndarray:
@@ -38,17 +40,21 @@ class Agreement:
 def agreement(pair: Pair, recording: Recording, warp: Warp) -> Agreement:
     """Return how far a pair agrees along the responses of a recording."""
     columns: list[list[np.ndarray]] = [[], [], [], []]
+    left_out: list[np.ndarray] = []
     known = pair.known_to_draft
     unknown = torch.zeros(pair.vocab_size, dtype=torch.bool) if known is None else ~known
     unknown = unknown.to(pair.draft_lm.device)
     for number, prompt in enumerate(recording.prompts):
         batch = ResponseBatch.of([np.array(prompt)], [np.array(recording.response(number))], pair.draft_lm.device)
         said = batch.response_tokens[:, None]
-        probs = [warp(lm.logits(batch.states(lm))).to(pair.draft_lm.device) for lm in (pair.draft_lm, pair.target_lm)]
+        states = {lm: batch.states(lm) for lm in (pair.draft_lm, pair.target_lm)}
+        probs = [warp(lm.logits(each)).to(pair.draft_lm.device) for lm, each in states.items()]
         values = [overlap(*probs), *(each.gather(1, said).squeeze(1).log() for each in probs), (probs[1] * unknown).sum(dim=1)]
         for column, value in zip(columns, values, strict=True):
             column.append(value.double().cpu().numpy())
-    return Agreement(*columns)
+        if isinstance(pair.target_lm, ServedModel):
+            left_out.append(pair.target_lm.left_out(states[pair.target_lm]).double().numpy())
+    return replace(Agreement(*columns), left_out=left_out)
 
 
 def survival(recording: Recording, longest: int) -> list[float]:

@@ -21,7 +21,7 @@ class Answer:
     command: str
 
 
-CommandLine = Callable[..., str]  # of a script and what it is told
+CommandLine = Callable[..., str]  # of a verb and its words
 
 
 def answer_of(options: Sequence[Option], command_line: CommandLine) -> Answer:
@@ -49,13 +49,13 @@ def answer_of(options: Sequence[Option], command_line: CommandLine) -> Answer:
 
 
 def _next(chosen: Option, distil: bool) -> tuple[str, ...]:
-    """Return the script that comes next, and what it is told besides the pair."""
+    """Return the verb that comes next, and its words besides the pair."""
     if distil:
-        return "train.py", "task=distill"
+        return ("distill",)
     if chosen.name.startswith(HEAD):
-        return "train.py", f"head.width={chosen.name.removeprefix(HEAD)}"
+        return "train", f"head.width={chosen.name.removeprefix(HEAD)}"
     rules = {BLOCK: ("compare_verification=[block]",), LOGISTIC: ("stopping=[fixed_length,logistic]",)}
-    return "evaluate.py", "head=null", *rules.get(chosen.name, ())
+    return "evaluate", "head=null", *rules.get(chosen.name, ())
 
 
 def _said(chosen: Option) -> str:

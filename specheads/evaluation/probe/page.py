@@ -35,7 +35,7 @@ def html_of(probed: Probed) -> str:
         overview=measured(probed),
         findings_title="Answer",
         findings=[probed.answer.text, f"Next: {probed.answer.command}"],
-        notes=[],
+        notes=probed.not_measured,
         data_sets=[],
         sections=[section | {"panels": [Panel({}, True, table)]}, *context_section(probed.context)],
     )

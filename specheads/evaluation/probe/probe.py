@@ -18,10 +18,12 @@ from specheads.evaluation.probe.agreement import agreement, survival
 from specheads.evaluation.probe.answer import Answer, CommandLine, answer_of
 from specheads.evaluation.probe.live_check import LiveCheck, live_check
 from specheads.evaluation.probe.prediction import Half, Option, best_length, fixed_of, predict
+from specheads.evaluation.probe.served_times import parameter_ratio, served_times
 from specheads.evaluation.probe.settings import Probe
 from specheads.evaluation.probe.step_times import StepTimes, step_times
 from specheads.evaluation.prompt_data import PromptData
 from specheads.evaluation.recordings import Recorder
+from specheads.integrations.served_target import ServedModel
 from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
 from specheads.prompts.prompt import groups_of, unique
@@ -44,15 +46,17 @@ class Probed:
     unknown: float | None  # the target's mean probability of tokens that the draft does not know; None: it knows all
     survival: Sequence[float]  # the chance that at least 1, 2, ... tokens of a draft are accepted
     times: StepTimes
-    live: LiveCheck
+    live: LiveCheck | None  # None where a server runs the target
     options: Sequence[Option]
     answer: Answer
     doubts: Sequence[str]  # why the times are not to be trusted; empty if they are
+    not_measured: Sequence[str]  # what had to be assumed
     context: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, as in probe.json."""
-        return {**asdict(self), "ratio": self.times.ratio, "live": {**asdict(self.live), "speedup": self.live.speedup}}
+        live = None if self.live is None else {**asdict(self.live), "speedup": self.live.speedup}
+        return {**asdict(self), "ratio": self.times.ratio, "live": live}
 
 
 def probe(
@@ -60,14 +64,14 @@ def probe(
     settings: Probe,
     data: PromptData,
     data_folder: Path,
-    command_line: CommandLine = lambda *words: shlex.join(["python", *words]),
+    command_line: CommandLine = lambda *words: shlex.join(["specheads", *words]),
     context: Mapping[str, Any] | None = None,
 ) -> Probed:
     """Return what speculation would be worth for a pair on prompts like those of `data`.
 
     Args:
         data_folder: where recordings are kept, which a second probe or an evaluation of the same prompts reads again.
-        command_line: writes the command that comes next, from a script and what it is told besides the pair.
+        command_line: writes the command that comes next, from a verb and its words besides the pair.
         context: more that the result shall say of itself.
 
     Raises:
@@ -77,15 +81,8 @@ def probe(
     greedy, warp = settings.warp.greedy, settings.warp
     logger.info("probe: %d prompts; recording their responses, then timing steps", len(prompts))
     recorded = _recorded(pair, settings, data, data_folder, prompts)
-    widths = settings.widths or _widths(pair.draft_lm.hidden_size)
-    logger.info("probe: timing draft steps, verifications and heads of width %s", ", ".join(map(str, widths)))
-    positions = min(settings.context, pair.window // 2)
-    times = step_times(pair, warp, widths, positions, settings.repeats, settings.engine)
-    length = best_length(recorded, times, greedy)
-    ids = [ids for _, ids in prompts[: settings.num_live_prompts]]
-    logger.info("probe: decoding %d prompts as a check", len(ids))
-    live = live_check(pair, ids, warp, times, length, settings.max_new_tokens, settings.engine, settings.seed)
-    options = predict(recorded, times, greedy, live.overheads)
+    times, live, not_measured = _measured(pair, settings, recorded, prompts)
+    options = predict(recorded, times, greedy, None if live is None else live.overheads)
     agreed = np.concatenate([half.agreed.sums for half in recorded])
     resamples = resample_counts([group for half in recorded for group in half.groups])
     overlaps = (resamples @ agreed[:, 0]) / (resamples @ agreed[:, 1])
@@ -102,11 +99,45 @@ def probe(
         options=options,
         answer=answer_of(options, command_line),
         doubts=doubts_of(times, live, options),
+        not_measured=not_measured,
         context={"warp": asdict(warp), "versions": versions(), **(context or {})},
     )
 
 
-def doubts_of(times: StepTimes, live: LiveCheck, options: Sequence[Option]) -> list[str]:
+def _measured(
+    pair: Pair, settings: Probe, recorded: Sequence[Half], prompts: Sequence[EncodedPrompt]
+) -> tuple[StepTimes, LiveCheck | None, list[str]]:
+    """Return the times of steps, what decoding some prompts took, and what could not be measured."""
+    positions = min(settings.context, pair.window // 2)
+    lm, widths = pair.target_lm, settings.widths or _widths(pair.draft_lm.hidden_size)
+    if isinstance(lm, ServedModel):
+        ratio = settings.remote_ratio or parameter_ratio(pair)
+        logger.info("probe: timing steps of the target on the server at %s", lm.server.url)
+        times = served_times(lm, ratio, widths[:1], positions, settings.repeats)
+        left_out = np.concatenate([each for half in recorded for each in half.agreed.left_out])
+        return times, None, not_known(settings, ratio, float(left_out.mean()))
+    logger.info("probe: timing draft steps, verifications and heads of width %s", ", ".join(map(str, widths)))
+    times = step_times(pair, settings.warp, widths, positions, settings.repeats, settings.engine)
+    length = best_length(recorded, times, settings.warp.greedy)
+    ids = [ids for _, ids in prompts[: settings.num_live_prompts]]
+    logger.info("probe: decoding %d prompts as a check", len(ids))
+    live = live_check(pair, ids, settings.warp, times, length, settings.max_new_tokens, settings.engine, settings.seed)
+    return times, live, []
+
+
+def not_known(settings: Probe, ratio: float, left_out: float) -> list[str]:
+    """Return what a probe of a target on a server has to assume; `left_out`: the probability of tokens that it did not name."""
+    source = "as remote.ratio says" if settings.remote_ratio else "by their numbers of parameters; remote.ratio= sets it"
+    lines = [
+        f"A draft step on the server is taken as 1/{ratio:.1f} of a step of the target, {source}.",
+        "A head and a logistic count as free there, and nothing was decoded as a check.",
+    ]
+    if not settings.warp.greedy and not settings.warp.top_k:
+        lines.append(f"The server does not name tokens of {left_out:.2%} of the target's probability; they count as impossible.")
+    return lines
+
+
+def doubts_of(times: StepTimes, live: LiveCheck | None, options: Sequence[Option]) -> list[str]:
     """Return the reasons why times, and the predictions from them, are not to be trusted; none if they are."""
     doubts = []
     if times.spread > LARGEST_SPREAD:
@@ -115,7 +146,7 @@ def doubts_of(times: StepTimes, live: LiveCheck, options: Sequence[Option]) -> l
             f"{LARGEST_SPREAD}; {REMEDY}."
         )
     predicted = fixed_of(options).speedup.value
-    if not 1 / LARGEST_ERROR < predicted / live.speedup < LARGEST_ERROR:
+    if live is not None and not 1 / LARGEST_ERROR < predicted / live.speedup < LARGEST_ERROR:
         doubts.append(
             f"The best fixed length is predicted to be {predicted:.2f} times as fast as the target alone, but K={live.length} "
             f"was {live.speedup:.2f} times as fast when {live.num_prompts} prompts were decoded; {REMEDY}."
@@ -147,7 +178,9 @@ def _prompts(pair: Pair, settings: Probe, data: PromptData) -> list[EncodedPromp
 def _recorded(pair: Pair, settings: Probe, data: PromptData, folder: Path, prompts: Sequence[EncodedPrompt]) -> list[Half]:
     """Return the recordings of the two halves of the prompts."""
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
-    amounts = RecordSettings(settings.num_samples, MAX_TOKENS, settings.batch_size)
+    # A server reads every rejected branch as a text from its beginning, so there is one sample.
+    samples = 1 if isinstance(pair.target_lm, ServedModel) else settings.num_samples
+    amounts = RecordSettings(samples, MAX_TOKENS, settings.batch_size)
     recorder = Recorder(pair, settings.warp, limits, amounts, settings.seed, folder)
     groups = groups_of([prompt for prompt, _ in prompts])
     first = halves(groups)

@@ -24,6 +24,8 @@ def print_probe(probed: Probed, console: Console | None = None) -> None:
     for option in probed.options:
         table.add_row(title_of(option), f"{times(option.speedup)} {times_limits(option.speedup)}", option.value)
     console.print(table)
+    for assumption in probed.not_measured:
+        console.print(f"not measured: {assumption}", highlight=False)
     for doubt in probed.doubts:
         console.print(f"not to be trusted: {doubt}", highlight=False, style="yellow")
     console.print(probed.answer.text, highlight=False, style="bold")
@@ -36,6 +38,11 @@ def measured(probed: Probed) -> list[tuple[str, str]]:
     verified = ", ".join(f"{count} {taken / seconds.target:.2f}x" for count, taken in sorted(seconds.verification.items()))
     heads = ", ".join(f"{width} wide {more / seconds.draft:+.0%}" for width, more in sorted(seconds.heads.items()))
     survived = " ".join(f"{share:.0%}" for share in probed.survival)
+    checked: list[tuple[str, str]] = []
+    if live is not None:
+        speed = f"{live.tokens_per_second:,.0f} tokens/s, {live.speedup:.2f}x the target alone"
+        speed += f" ({live.alone_tokens_per_second:,.0f})"
+        checked = [(f"decoded as a check, {live.num_prompts} prompts with K={live.length}", speed)]
     lost = [] if probed.unknown is None else [("probability of tokens that the draft does not know", f"{probed.unknown:.2%}")]
     return [
         ("pair", probed.pair),
@@ -49,10 +56,7 @@ def measured(probed: Probed) -> list[tuple[str, str]]:
         ),
         ("verifying drafted tokens, over such a step", verified),
         ("what a head adds to a draft step", heads),
-        (
-            f"decoded as a check, {live.num_prompts} prompts with K={live.length}",
-            f"{live.tokens_per_second:,.0f} tokens/s, {live.speedup:.2f}x the target alone ({live.alone_tokens_per_second:,.0f})",
-        ),
+        *checked,
     ]
 
 

@@ -2,7 +2,7 @@
 
 from specheads.evaluation.settings import EngineName
 from specheads.sampling import Warp
-from specheads.settings import Built, PositiveCount, Seed, Settings, Text, setting
+from specheads.settings import Built, PositiveCount, PositiveNumber, Seed, Settings, Text, setting
 
 
 class Probe(Settings):
@@ -26,3 +26,12 @@ class Probe(Settings):
         64, "rejected branches of the longest text that the draft reads together; fewer take less memory"
     )
     max_new_tokens: PositiveCount = setting(512, "longest response, in tokens")
+
+    remote_url: Text | None = setting(
+        None, "the address of a vLLM server that runs the target, for example http://localhost:8000", key="remote.url"
+    )
+    remote_model: Text | None = setting(None, "the server's name of the target; null: its first model", key="remote.model")
+    remote_ratio: PositiveNumber | None = setting(
+        None, "draft steps that a step of the target takes there; null: the ratio of their parameters", key="remote.ratio"
+    )
+    remote_requests: PositiveCount = setting(16, "requests that the server gets at the same time", key="remote.requests")
