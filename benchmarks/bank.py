@@ -21,9 +21,9 @@ from hydra import compose, initialize_config_dir
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, add_result_option, prompt_record, write_result
-from data_gen.__main__ import data_cache
 from specheads import load_pair
 from specheads.commands.compose import settings_of
+from specheads.commands.data import data_cache
 from specheads.heads.batch import collate
 from specheads.pair_config import config_folder
 from specheads.storage.data_set import load_split

@@ -25,10 +25,10 @@ from omegaconf import DictConfig
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, add_result_option, interval, prompt_record, text_of, write_result
-from data_gen.__main__ import data_cache
 from data_gen.settings import Generation
 from specheads import Pair, load_pair
 from specheads.commands.compose import settings_of, source_of
+from specheads.commands.data import data_cache
 from specheads.commands.distillation import distillation_of, responses_of
 from specheads.evaluation.intervals import resample_counts
 from specheads.evaluation.prompt_data import missing_remedy, split_of

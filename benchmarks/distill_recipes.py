@@ -1,6 +1,6 @@
 """`python benchmarks/distill_recipes.py`: ways to distil nano's draft, each from an empty folder, and its overlap after them.
 
-Every row is `python train.py task=distill` with some settings, its data included in the minutes, the search for functions not.
+Every row is `specheads distill` with some settings, its data included in the minutes, the search for functions not.
 Overlaps are along the target's sampled responses to nano's dev prompts, on which a recipe is chosen, and to its test prompts;
 intervals are over groups of prompts. `--recipes` names some; a recipe that is kept under `--out` is not trained again.
 """
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = "; ".join(f"{recipe}: `{' '.join(RECIPES[recipe]) or 'nothing else'}`" for recipe in given.recipes)
     table = Table("recipes", "Nano's draft distilled on its target's responses, from an empty folder", COLUMNS, rows)
     prompts = prompt_record(prompt.prompt_id for split in COUNTS for prompt in texts[split][0])
-    note = f"`python train.py task=distill` with {settings}."
+    note = f"`specheads distill` with {settings}."
     write_result(given.result, [table], split="dev and test, read before", seeds=[given.seed], prompts=prompts, notes=note)
 
 

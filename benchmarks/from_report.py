@@ -1,6 +1,6 @@
 """Turn one or several `report.json` of `evaluate.py` into a result.
 
-    python benchmarks/from_report.py RESULT [LABEL=]REPORT.json ... --command 'python evaluate.py ...' [--split 'test, read']
+    python benchmarks/from_report.py RESULT [LABEL=]REPORT.json ... --command 'specheads evaluate ...' [--split 'test, read']
 
 Tables: `winners_<data set>` (the best rule of each family, by ratio), `live` (what was decoded), `reliability` and `drafts`. Rows
 of several reports are distinguished by their labels. `--fields` names the fields of a winner to show; a report may have fields

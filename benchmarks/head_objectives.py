@@ -94,7 +94,7 @@ def main() -> None:
     name = sys.argv.pop(1)
     if name not in LOSSES:
         raise SystemExit(f"{name!r} is not a loss; use {', '.join(LOSSES)}.")
-    import train
+    from specheads.commands import train
 
     ObjectiveModule.loss = staticmethod(LOSSES[name])  # type: ignore[assignment]
     head_training.HeadModule = ObjectiveModule  # type: ignore[misc]

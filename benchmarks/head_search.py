@@ -294,9 +294,9 @@ def known(data: Positions) -> list[float]:
     return [*(auroc(*(labels.flatten()[each],) * 2, weights.flatten()[each].double()) for each in chosen), 0.0]
 
 
-def labelled_responses(pair: Pair, root: Path, responses: int) -> tuple[list[dict], list[dict]]:
+def labelled_responses(pair: Pair, root: Path, responses: int, warp: Warp = WARP) -> tuple[list[dict], list[dict]]:
     """Return the rows of train prompts, with so many responses each, and of dev prompts; the first responses come first."""
-    settings = Generation(warp=WARP, max_new_tokens=128, max_prompt_tokens=256, responses_per_prompt=responses)
+    settings = Generation(warp=warp, max_new_tokens=128, max_prompt_tokens=256, responses_per_prompt=responses)
     folder = generate_data(pair, NanoSource(1600, 200, 0), settings, root, splits=("train", "dev"))
     train, dev = (sorted(load_split(folder, split), key=lambda row: row["sample"]) for split in ("train", "dev"))
     return train, dev

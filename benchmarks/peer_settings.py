@@ -117,8 +117,8 @@ def _add_llama(peers: Peers, pair: Pair, setup: Mapping[str, Any], arguments: Na
             peers.add(worker, command, Setting(line, f"K={length}" if length else "", worker))
     else:
         peers.left_out.append(
-            "llama.cpp's draft-model speculation is left out: build llama-server (benchmarks/README.md) and name its folder: "
-            "--llama-bin."
+            "llama.cpp's draft-model speculation is left out: build llama-server (docs/measurements/speed.md) and name its "
+            "folder: --llama-bin."
         )
 
 
@@ -126,7 +126,7 @@ def _add_vllm(peers: Peers, pair: Pair, setup: Mapping[str, Any], arguments: Nam
     """Add vLLM from its environment, one process for each number of drafted tokens."""
     if not can_import(arguments.vllm_python, "vllm"):
         peers.left_out.append(
-            "vLLM is left out: it needs an environment of its own (benchmarks/README.md); --vllm-python names it."
+            "vLLM is left out: it needs an environment of its own (docs/measurements/speed.md); --vllm-python names it."
         )
         return
     folders = {"folder": folder / "target", "draft_folder": folder / "draft"}

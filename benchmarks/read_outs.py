@@ -24,8 +24,8 @@ from torch.nn.functional import logsigmoid
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, Value, add_result_option, prompt_record, text_of, write_result
-from data_gen.__main__ import data_cache
 from specheads import AcceptanceHead, Warp, load_head, load_pair
+from specheads.commands.data import data_cache
 from specheads.evaluation.intervals import interval, resample_counts
 from specheads.evaluation.recordings import Recorder
 from specheads.heads.calibration import IndexCalibration

@@ -1,4 +1,4 @@
-"""Write every table of README.md and of the README.md files in benchmarks from `benchmarks/results/*.json`.
+"""Write every table of docs/measurements and of benchmarks/gpu/README.md from `benchmarks/results/*.json`.
 
     python benchmarks/render.py [--check]
 
@@ -18,8 +18,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-# Whether a document shows where its numbers come from; the README, which is read first, does not.
-DOCUMENTS = {"README.md": False, "benchmarks/README.md": True, "benchmarks/gpu/README.md": True}
+PAGES = "docs/measurements"
+DOCUMENTS = (*sorted(f"{PAGES}/{path.name}" for path in (ROOT / PAGES).glob("*.md")), "benchmarks/gpu/README.md")
 BLOCK = re.compile(r"(<!-- table: ([\w-]+)/([\w-]+)(; [^\n]*?)? -->\n).*?(<!-- end -->)", re.DOTALL)
 # By name: (factor of the number, format of its sign, unit after it, default number of digits); `name:digits` sets the digits.
 FORMATS = {
@@ -54,10 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def update(root: Path, results: Path, check: bool = False) -> list[str]:
     """Render all documents in `root` and return the tables that differed, as `document: result/key`."""
     differing = []
-    for document, provenance in DOCUMENTS.items():
+    for document in DOCUMENTS:
         path = root / document
         text = path.read_text()
-        rendered = render(text, results, provenance)
+        rendered = render(text, results)
         before, after = BLOCK.finditer(text), BLOCK.finditer(rendered)
         differing += [
             f"{document}: {old[2]}/{old[3]}" for old, new in zip(before, after, strict=True) if old.group() != new.group()
@@ -67,17 +67,17 @@ def update(root: Path, results: Path, check: bool = False) -> list[str]:
     return differing
 
 
-def render(text: str, results: Path, provenance: bool) -> str:
+def render(text: str, results: Path) -> str:
     """Return a document with all its blocks filled."""
 
     def filled(block: re.Match) -> str:
-        lines = table_lines(results, block[2], block[3], provenance, block[4])
+        lines = table_lines(results, block[2], block[3], block[4])
         return block[1] + "\n".join(lines) + "\n" + block[5]
 
     return BLOCK.sub(filled, text)
 
 
-def table_lines(results: Path, name: str, key: str, provenance: bool, part: str | None = None) -> list[str]:
+def table_lines(results: Path, name: str, key: str, part: str | None = None) -> list[str]:
     """Return the lines of a block: title, table (or the `part` of it that the block names), and its source."""
     result = load(results, name)
     if "selection" in result:
@@ -85,8 +85,7 @@ def table_lines(results: Path, name: str, key: str, provenance: bool, part: str 
     table = part_of(table_of(result, key), part or "")
     names, formats = ([column.get(field) for column in table["columns"]] for field in ("name", "format"))
     rows = [[cell(value, form) for value, form in zip(row, formats, strict=True)] for row in table["rows"]]
-    lines = ["", f"*{table['title']}*", "", *markdown(names, formats, rows), ""]
-    return lines + [source(result), ""] if provenance else lines
+    return ["", f"*{table['title']}*", "", *markdown(names, formats, rows), "", source(result), ""]
 
 
 def part_of(table: dict[str, Any], part: str) -> dict[str, Any]:

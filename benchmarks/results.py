@@ -3,7 +3,7 @@
     columns = [Column("rule"), Column("tokens/s", "fixed:0"), Column("over plain", "ratio:2")]
     write_result("decoding", [Table("greedy", "Greedy", columns, rows)], split="dev", seeds=[0])
 
-Values are numbers, text, None or intervals; `benchmarks/render.py`, which makes every table of the READMEs, formats them.
+Values are numbers, text, None or intervals; `benchmarks/render.py`, which makes every table of docs/measurements, formats them.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from specheads.storage.files import write_json
 
 Value = float | int | str | None | Mapping[str, float]
 FINAL_PARTS = "final_parts.json"
-RENDERED = ("README.md", "benchmarks/README.md", "benchmarks/gpu/README.md", "benchmarks/results", f"benchmarks/{FINAL_PARTS}")
+RENDERED = ("docs/measurements", "benchmarks/gpu/README.md", "benchmarks/results", f"benchmarks/{FINAL_PARTS}")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Result:
 
 
 def text_of(table: Table) -> str:
-    """Return a table as it is printed and shown in the READMEs."""
+    """Return a table as it is printed and shown in the documentation."""
     formats = [column.format for column in table.columns]
     rows = [[cell(value, form) for value, form in zip(row, formats, strict=True)] for row in table.rows]
     return "\n".join(markdown([column.name for column in table.columns], formats, rows))

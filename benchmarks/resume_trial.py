@@ -48,9 +48,9 @@ COMMANDS = {
     ],
 }
 SHOWN = {
-    "data_gen": "python -m data_gen",
-    "train.py": "python train.py",
-    "distill": "python train.py task=distill samples=mixed",
+    "data_gen": "specheads data",
+    "train.py": "specheads train",
+    "distill": "specheads distill samples=mixed",
 }
 # What a command prints when its work begins; a kill during the imports before that would test nothing.
 WORK_BEGINS = {"data_gen": "still to do, in", "train.py": "training ", "distill": "distilling "}

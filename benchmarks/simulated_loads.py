@@ -2,7 +2,7 @@
 
     python benchmarks/simulated_loads.py [--model nano] [--head latest] [num_prompts=100 accelerator=h100 target_size=70B ...]
 
-It is `python -m specheads.evaluation.load` with these keys, as one table. Values of policies are chosen on dev prompts for each
+It is `specheads load` with these keys, as one table. Values of policies are chosen on dev prompts for each
 load; gains are over the fixed length that is best for that load, and over seven tokens, with intervals over seeds of the traffic.
 """
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument(
         "--head", default="null", help="a folder of a look-ahead head, or latest; default: policies without a head"
     )
-    parser.add_argument("overrides", nargs="*", help="more keys of python -m specheads.evaluation.load")
+    parser.add_argument("overrides", nargs="*", help="more keys of specheads load")
     add_result_option(parser, "simulated_loads")
     given = parser.parse_args()
     words = [f"model={given.model}", f"head={given.head}", "paths.run=outputs/simulated_loads", *given.overrides]

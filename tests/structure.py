@@ -46,7 +46,7 @@ LAYERS = (
     ("specheads.training",),
     ("specheads",),  # the public names; a new module below it must be given a layer
     (
-        *("train", "evaluate", "data_gen.__main__", "specheads.commands"),
+        *("train", "evaluate", "data_gen.__main__", "specheads.__main__", "specheads.commands"),
         *("specheads.evaluation.learning_curve", "specheads.evaluation.layer_search", "specheads.evaluation.load"),
     ),
 )

@@ -1,4 +1,4 @@
-"""Every table of the READMEs is rendered from results, and every result says how to reproduce it."""
+"""Every table of the documentation is rendered from results, and every result says how to reproduce it."""
 
 import copy
 import json
@@ -43,6 +43,7 @@ from benchmarks.results import (
 )
 from specheads import Warp
 from specheads.commands.evaluation import rule_choices
+from specheads.commands.main import CONFIGURED
 from specheads.evaluation.prompt_sets import PromptSet
 from specheads.pair_config import config_folder
 from specheads.prompts.prompt import Prompt
@@ -86,9 +87,12 @@ def has_interval(values):
 def test_commands_name_what_exists(name):
     command = MEASURED[name]["command"]
     assert "\n" not in command and command == without_folders(command)
-    named = re.match(r"python (?:-m (?P<module>[\w.]+)|(?P<script>[\w/]+\.py))( |$)", command)
+    named = re.match(r"(?:python (?:-m (?P<module>[\w.]+)|(?P<script>[\w/]+\.py))|specheads (?P<verb>\w+))( |$)", command)
     assert named, command
-    assert find_spec(named["module"]) if named["module"] else (ROOT / named["script"]).is_file()
+    if named["verb"]:
+        assert named["verb"] in CONFIGURED
+    else:
+        assert find_spec(named["module"]) if named["module"] else (ROOT / named["script"]).is_file()
 
 
 def test_every_result_is_shown_and_every_block_has_a_result():
@@ -104,8 +108,6 @@ def test_every_result_is_shown_and_every_block_has_a_result():
 def test_no_table_is_typed_by_hand(document):
     text = BLOCK.sub("", (ROOT / document).read_text())
     assert "<!-- table:" not in text and "<!-- end -->" not in text
-    if document == "README.md":
-        text = text.split("\n## Measured\n")[1]
     assert not [line for line in text.splitlines() if line.startswith("|") and re.search(r"\d", line)]
 
 
@@ -117,8 +119,7 @@ def test_a_changed_number_is_found(tmp_path, capsys):
     folder = tmp_path / "results"
     shutil.copytree(RESULTS, folder)
     assert update(tmp_path, folder, check=True) == []
-    documents = [document for document, shows_source in DOCUMENTS.items() if shows_source]
-    shown = {name: (document, key, part) for document in documents for name, key, part in reversed(blocks(document))}
+    shown = {name: (document, key, part) for document in DOCUMENTS for name, key, part in reversed(blocks(document))}
     for name, content in MEASURED.items():
         changed = copy.deepcopy(content)
         document, key, part = shown[name]
@@ -139,18 +140,17 @@ def test_a_changed_number_is_found(tmp_path, capsys):
 
 
 def test_rendered_documents_pass_the_check(tmp_path):
-    (tmp_path / "benchmarks" / "gpu").mkdir(parents=True)
+    for document in DOCUMENTS:
+        (tmp_path / document).parent.mkdir(parents=True, exist_ok=True)
     folder = tmp_path / "benchmarks" / "results"
     columns = [Column("rule"), Column("speed", "ratio:1"), Column("overlap", "percent:1")]
-    write_result("made", [Table("up", "Up", columns, [["a|b", 1.25, interval(0.5, 0.4, 0.6)]])], "python train.py", folder=folder)
+    write_result("made", [Table("up", "Up", columns, [["a|b", 1.25, interval(0.5, 0.4, 0.6)]])], "specheads train", folder=folder)
     for document in DOCUMENTS:
         (tmp_path / document).write_text("Text.\n\n<!-- table: made/up -->\nold\n<!-- end -->\n\nMore.\n")
     assert len(update(tmp_path, folder)) == len(DOCUMENTS) and update(tmp_path, folder, check=True) == []
-    short, long, of_gpu = ((tmp_path / document).read_text() for document in DOCUMENTS)
-    assert of_gpu == long
-    assert "*Up*\n\n| rule | speed | overlap |\n|---|---:|---:|\n| a\\|b | 1.2x | 50.0 % [40.0, 60.0] |\n" in short
-    assert "`python train.py`" not in short and "`python train.py`" in long
-    assert short.startswith("Text.\n") and short.endswith("<!-- end -->\n\nMore.\n")
+    (text,) = {(tmp_path / document).read_text() for document in DOCUMENTS}
+    assert "*Up*\n\n| rule | speed | overlap |\n|---|---:|---:|\n| a\\|b | 1.2x | 50.0 % [40.0, 60.0] |\n" in text
+    assert "`specheads train`" in text and text.startswith("Text.\n") and text.endswith("<!-- end -->\n\nMore.\n")
 
 
 @pytest.mark.parametrize(
@@ -174,11 +174,11 @@ def test_formats(value, form, text):
 
 
 def test_mistakes_get_a_message(tmp_path):
-    write_result("made", [Table("up", "Up", [Column("a")], [[1]])], "python train.py", folder=tmp_path)
+    write_result("made", [Table("up", "Up", [Column("a")], [[1]])], "specheads train", folder=tmp_path)
     with pytest.raises(RenderError, match="no result 'other'.* made"):
-        render("<!-- table: other/up -->\n<!-- end -->", tmp_path, True)
+        render("<!-- table: other/up -->\n<!-- end -->", tmp_path)
     with pytest.raises(RenderError, match="no table 'down'; it has up"):
-        table_lines(tmp_path, "made", "down", True)
+        table_lines(tmp_path, "made", "down")
     with pytest.raises(RenderError, match="'pounds' is not known"):
         Table("up", "Up", [Column("a", "pounds")], [])
     with pytest.raises(ValueError, match="2 values for 1 columns"):
@@ -218,10 +218,10 @@ def test_results_say_where_they_come_from(tmp_path):
 
 def test_reading_a_part_of_the_final_split_again_gives_a_warning(tmp_path, capsys):
     folder, tables = tmp_path / "results", [Table("up", "Up", [Column("a")], [[1]])]
-    write_result("first", tables, "python evaluate.py split=final", final_parts=[0, 3], folder=folder)
+    write_result("first", tables, "specheads evaluate split=final", final_parts=[0, 3], folder=folder)
     assert "was read before" not in capsys.readouterr().err
     for name in ("second", "second", "none"):
-        write_result(name, tables, "python evaluate.py", final_parts=[3, 4], folder=folder)
+        write_result(name, tables, "specheads evaluate", final_parts=[3, 4], folder=folder)
         assert "part 3 of the final split was read before, by first (20" in capsys.readouterr().err
     entries = json.loads((tmp_path / "final_parts.json").read_text())
     assert [(entry["part"], entry["by"]) for entry in entries] == [(0, "first"), (3, "first"), (3, "second"), (4, "second")]
@@ -241,7 +241,7 @@ def test_results_of_reports_name_their_prompts_and_parts(tmp_path):
     other["context"]["prompts"]["gsm8k"] |= {"sha256": "ff", "python": "3.13.1"}
     for name, content in (("one", report), ("two", other)):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    arguments = [f"first={tmp_path}/one.json", f"second={tmp_path}/two.json", "--command", "python evaluate.py split=final"]
+    arguments = [f"first={tmp_path}/one.json", f"second={tmp_path}/two.json", "--command", "specheads evaluate split=final"]
     from_report.main(["made", *arguments], tmp_path / "results")
     made = json.loads((tmp_path / "results" / "made.json").read_text())
     assert list(made["prompts"]) == ["alpaca", "mt-bench <test>", "gsm8k", "gsm8k, decoded", "second, gsm8k"]
@@ -256,10 +256,10 @@ def test_a_block_shows_the_part_of_a_table_that_it_asks_for(tmp_path):
     table = Table(
         "t", "A title", [Column("a"), Column("b", "fixed:1"), Column("c")], [["x", 1.0, 3], ["y", 2.0, 1], ["x", 3.0, 1]]
     )
-    write_result("made", [table], "python evaluate.py", folder=tmp_path)
+    write_result("made", [table], "specheads evaluate", folder=tmp_path)
 
     def shown(part):
-        lines = render(f"<!-- table: made/t{part} -->\n<!-- end -->", tmp_path, False).splitlines()
+        lines = render(f"<!-- table: made/t{part} -->\n<!-- end -->", tmp_path).splitlines()
         return [line for line in lines if line.startswith("| ")]
 
     assert shown("; columns: b | a; rows: a=x | c=1") == ["| b | a |", "| 3.0 | x |"]
@@ -276,7 +276,7 @@ def test_reports_become_results(tmp_path, capsys):
         winner |= {"head_share": 0.1, "surprise": interval(1.5, 1.4, 1.6)}
     (tmp_path / "one.json").write_text(json.dumps(report))
     (tmp_path / "two.json").write_text(json.dumps(report | {"live": [], "drafts": []}))
-    arguments = ["made", f"first={tmp_path}/one.json", f"second={tmp_path}/two.json", "--command", "python evaluate.py head=x"]
+    arguments = ["made", f"first={tmp_path}/one.json", f"second={tmp_path}/two.json", "--command", "specheads evaluate head=x"]
     from_report.main([*arguments, "--fields", "speedup", "head_share", "surprise:ratio:1"], tmp_path)
     tables = {table["key"]: table for table in json.loads((tmp_path / "made.json").read_text())["tables"]}
     assert list(tables) == ["winners_alpaca", "winners_mt_bench_test", "winners_gsm8k", "live", "reliability", "drafts"]
@@ -290,19 +290,19 @@ def test_reports_become_results(tmp_path, capsys):
     ]
     assert len(tables["winners_gsm8k"]["columns"]) == 2 + 4 + 4 and len(tables["winners_gsm8k"]["rows"]) == 30
     assert {row[0] for row in tables["live"]["rows"]} == {"first"}
-    assert "1.5x [1.4, 1.6]" in "\n".join(table_lines(tmp_path, "made", "winners_mt_bench_test", True))
+    assert "1.5x [1.4, 1.6]" in "\n".join(table_lines(tmp_path, "made", "winners_mt_bench_test"))
     with pytest.raises(SystemExit):
-        from_report.main(["made", *[f"{tmp_path}/one.json"] * 2, "--command", "python evaluate.py"], tmp_path)
+        from_report.main(["made", *[f"{tmp_path}/one.json"] * 2, "--command", "specheads evaluate"], tmp_path)
     assert "two reports have the same label" in capsys.readouterr().err
 
 
 def test_recorded_commands_have_no_local_folders(monkeypatch):
     command = (
-        f"python evaluate.py head={ROOT}/outputs/head/x 'test_sets={{humaneval: /some/where/humaneval.jsonl}}' --data /a/b.json"
+        f"specheads evaluate head={ROOT}/outputs/head/x 'test_sets={{humaneval: /some/where/humaneval.jsonl}}' --data /a/b.json"
     )
     assert (
         without_folders(command)
-        == "python evaluate.py head=outputs/head/x 'test_sets={humaneval: humaneval.jsonl}' --data b.json"
+        == "specheads evaluate head=outputs/head/x 'test_sets={humaneval: humaneval.jsonl}' --data b.json"
     )
     monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "bank.py"), "--prompts", "8", "a b"])
     assert benchmark_results.started_command() == "python benchmarks/bank.py --prompts 8 'a b'"

@@ -15,12 +15,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from safetensors.torch import save_file
 
-import data_gen.__main__
-import evaluate
 import specheads.evaluation.layer_search
 import specheads.evaluation.learning_curve
 import specheads.evaluation.load
-import train
+from specheads.commands import data, evaluate, train
 from specheads.commands.run_folders import NoteRunKey
 from specheads.decoding import responses as generate
 from specheads.embedded import corpus
@@ -30,7 +28,7 @@ from specheads.heads.train_prompts import TrainPrompts
 from specheads.storage.shards import ShardStore
 from specheads.training.distill import memory_plan
 
-COMMANDS = {"train.py": train.main, "evaluate.py": evaluate.main, "data_gen": data_gen.__main__.main}
+COMMANDS = {"train.py": train.main, "evaluate.py": evaluate.main, "data_gen": data.main}
 COMMANDS["learning_curve"] = specheads.evaluation.learning_curve.main
 COMMANDS["layer_search"] = specheads.evaluation.layer_search.main
 COMMANDS["load"] = specheads.evaluation.load.main
@@ -220,7 +218,7 @@ MISTAKES = {
         "loss.survival_weighted=true changes nothing with .*sampled",
     ),
     "one input in place of a list": (["train.py", "head.inputs=hidden"], "head.inputs=hidden must be a list"),
-    "evaluate's head": (["train.py", "head=null"], "head=null must be a set of keys.*given to evaluate.py"),
+    "evaluate's head": (["train.py", "head=null"], "head=null must be a set of keys.*given to specheads evaluate"),
     "mixing in words": (["train.py", "mixing.response_share=half"], "response_share=half"),
     "unknown key of loaders": (["train.py", "+loader.pin_memory=true"], "loader.pin_memory=true is not known"),
     "rule that does not take trees": (
@@ -247,6 +245,7 @@ MISTAKES = {
         ["train.py", "calibration=null", "logger=null"],
         "logger=null: a group of configs cannot be null; write '~logger'",
     ),
+    "logger that is not installed": (["train.py", "logger=tensorboard"], "needs its package: pip install tensorboard"),
     "no branches at once": (["evaluate.py", "record.batch_size=0"], "record.batch_size=0 must be a positive integer"),
     "unknown baseline": (["evaluate.py", "baseline=beams"], "baseline=beams must be one of 'target' or 'mjgd'"),
     "unknown input": (["train.py", "head.inputs=[colour]"], "colour"),
@@ -284,13 +283,13 @@ MISTAKES = {
         "reload_dataloaders_every_n_epochs=1",
     ),
     "no loss": (["train.py", "loss.accept_weight=0", "loss.reject_weight=0"], "both 0, so that nothing is learned"),
-    "checkpoint that is none": (["train.py", "resume=no.ckpt"], "no.ckpt is not a checkpoint that train.py can resume"),
+    "checkpoint that is none": (["train.py", "resume=no.ckpt"], "no.ckpt is not a checkpoint that specheads train can resume"),
     # evaluation
     "head folder that is not there": (
         ["evaluate.py", "head=outputs/none"],
         "no head folder 'outputs/none'|'outputs/none' is no local folder",
     ),
-    "no head trained yet": (["evaluate.py"], "train one with python train.py"),
+    "no head trained yet": (["evaluate.py"], "train one with specheads train"),
     "threshold above one": (["evaluate.py", "thresholds=[1.2]"], r"thresholds=1.2 must be a number from 0 to 1, or auto"),
     "one threshold in place of a list": (["evaluate.py", "thresholds=0.5"], "thresholds=0.5 must be a list"),
     "length of zero": (["evaluate.py", "head=null", "fixed_lengths=[0,2]"], "fixed_lengths=0 must be a positive integer"),

@@ -19,7 +19,7 @@ def test_two_processes_train_one_head_and_stop_together(tmp_path):
         "loader.batch_size=3",
         "checkpoint.every_steps=2",
     ]
-    words += ["trainer.max_epochs=6", "trainer.log_every_n_steps=1", "~logger.wandb"]
+    words += ["trainer.max_epochs=6", "trainer.log_every_n_steps=1"]
     # SIGTERM to all of them, as a scheduler sends it, some steps into the training; then the same command again.
     process = start(tmp_path, *words)
     wait_for(lambda: list(tmp_path.glob("outputs/head/*/checkpoints/last.ckpt")) or process.poll() is not None)
@@ -52,7 +52,7 @@ def test_two_processes_distil_one_draft_and_resume_after_a_kill(tmp_path):
         "loader.batch_size=3",
     ]
     words += ["trainer.devices=2", "trainer.accelerator=cpu", "checkpoint.every_steps=2", "trainer.log_every_n_steps=1"]
-    words += ["validation={num_prompts: 4, live_prompts: 1, live_tokens: 8}", "~logger.wandb"]
+    words += ["validation={num_prompts: 4, live_prompts: 1, live_tokens: 8}"]
     process = start(tmp_path, *words)
     wait_for(lambda: list(tmp_path.glob("outputs/distill/*/checkpoints/last.ckpt")) or process.poll() is not None)
     os.killpg(process.pid, signal.SIGKILL)

@@ -59,7 +59,7 @@ def recalibrate(cfg: DictConfig) -> dict[str, dict[str, float]]:
         if is_kept(error):
             print(f"{folder} left as it is: its calibration is at least as good on these prompts")
         else:
-            print(f"{folder} calibrated; python evaluate.py head={folder} recommends a threshold for it")
+            print(f"{folder} calibrated; specheads evaluate head={folder} recommends a threshold for it")
     return errors
 
 

@@ -5,6 +5,7 @@ end a run in order, and the same command resumes it.
 """
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from specheads.settings import shown
 from specheads.storage import runs
 
 EXIT_USER_ERROR = 2
+HELP = re.compile(r"-h|--help(=\S*)?")
 # By launcher: the variable that shows that it is at work, and the one with the number of processes that it has started.
 LAUNCHERS = {"torchrun": ("TORCHELASTIC_RUN_ID", "WORLD_SIZE"), "srun": ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")}
 SHARED_KEYS = (
@@ -60,9 +62,10 @@ class Command:
     def __call__(self) -> None:
         """Run the command line of this process. Raises SystemExit if it fails or is interrupted."""
         self.begun, self.failed = set(), False
-        if {"--help", "-h"} & set(sys.argv):
+        if asked := [word for word in sys.argv[1:] if HELP.fullmatch(word)]:
             overrides = [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]
-            self.guarded(lambda: print(help_text(self.name, overrides, classes=self.classes)))
+            of = asked[-1].partition("=")[2]
+            self.guarded(lambda: print(help_text(self.name, overrides, classes=self.classes, of=of)))
         else:
             register_resolver()
             interrupts.listen()
@@ -176,7 +179,7 @@ def is_first_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK"))
 
 
-def next_command(script: str, *overrides: str) -> str:
+def next_command(verb: str, *overrides: str) -> str:
     """Return the command line that follows this one, with those overrides of this one that both commands share."""
     given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     replaced = {override.split("=")[0] for override in overrides}
@@ -184,7 +187,7 @@ def next_command(script: str, *overrides: str) -> str:
     kept = [
         override for key, override in zip(keys, given, strict=True) if key.split(".")[0] in SHARED_KEYS and key not in replaced
     ]
-    return shlex.join(["python", *script.split(), *kept, *overrides])
+    return shlex.join(["specheads", verb, *kept, *overrides])
 
 
 def tell(error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""`python -m data_gen`: make the data set that train.py reads."""
+"""`specheads data model=llama2-7b`: make the data set that heads and drafts are trained on."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -46,8 +46,4 @@ def main(cfg: DictConfig) -> None:
     if settings_of(Generation, cfg).runner == "vllm":  # its responses first, without another target in memory
         data_cache(cfg, load_configured_pair(cfg, only_draft=True), labelled=False)
     folder = data_cache(cfg, load_configured_pair(cfg)).folder
-    print(f"data: {folder}\nnext: {next_command('train.py')}")
-
-
-if __name__ == "__main__":
-    main()
+    print(f"data: {folder}\nnext: {next_command('train')}")

@@ -1,4 +1,4 @@
-"""The text that train.py prints after a distillation."""
+"""The text that specheads train prints after a distillation."""
 
 from typing import TYPE_CHECKING
 

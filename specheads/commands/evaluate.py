@@ -1,7 +1,4 @@
-"""`python evaluate.py model=llama2-7b head=latest`: record once, replay every stopping rule, decode the best, and report.
-
-`python evaluate.py --help` lists every key.
-"""
+"""`specheads evaluate model=llama2-7b head=latest`: record once, replay every stopping rule, decode the best, and report."""
 
 import logging
 from dataclasses import replace
@@ -61,7 +58,3 @@ def run(cfg: DictConfig, settings: Evaluation, data: PromptData) -> Report:
 def main(cfg: DictConfig) -> None:
     """Evaluate, print and write the report."""
     evaluate(cfg)
-
-
-if __name__ == "__main__":
-    main()

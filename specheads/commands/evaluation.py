@@ -1,4 +1,4 @@
-"""The settings and objects of an evaluation, from a composed config: for `evaluate.py` and other commands that replay rules."""
+"""The settings and objects of an evaluation, from a composed config: for all commands that replay rules."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +25,7 @@ Replay = TypeVar("Replay", bound=ReplaySettings)
 
 
 def evaluation_settings(cfg: DictConfig) -> Evaluation:
-    """Return the settings of `evaluate.py`.
+    """Return the settings of `specheads evaluate`.
 
     Raises:
         UserError: a value that does not fit, a name that is not in conf/.

@@ -1,4 +1,4 @@
-"""The text that train.py prints after it has trained heads."""
+"""The text that specheads train prints after it has trained heads."""
 
 from typing import TYPE_CHECKING
 

@@ -1,13 +1,11 @@
-"""The `specheads` command: describe a head, check its files, export it for other decoders, rewrite its card."""
+"""The verbs of `specheads` for heads: describe one, check its files, export it for other decoders, rewrite its card."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from specheads.errors import UserError, user_error
+from specheads.errors import UserError
 from specheads.heads.card import card
 from specheads.heads.checkpoint import load_head
 from specheads.heads.train_prompts import TrainPrompts
@@ -15,8 +13,7 @@ from specheads.integrations.formats import FORMATS
 from specheads.revisions import revision_at
 from specheads.storage.files import write_whole
 
-EXIT_USER_ERROR = 2
-HEAD = {"head": "a folder that train.py exported, or a hub id"}
+HEAD = {"head": "a folder that specheads train exported, or a hub id"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ def inspect(head: str) -> str:
         "target": f"{config.target.get('id', 'any')} at {config.target.get('revision', 'any revision')}",
         "prompts": _prompts(loaded.train_prompts),
         "calibrated": "no" if config.calibration is None else f"by {len(config.calibration['slope'])} indices in a round",
-        "recommended": _listed(config.recommended or {}) or "nothing yet; evaluate.py chooses a threshold",
+        "recommended": _listed(config.recommended or {}) or "nothing yet; specheads evaluate chooses a threshold",
         "held out": _listed(config.train.get("test") or {}) or "not known",
     }
     return "\n".join(f"{name:<12} {value}" for name, value in rows.items())
@@ -57,7 +54,7 @@ def verify(head: str, draft: str | None = None) -> str:
     if draft is not None and trained.get("revision") != (present := revision_at(draft)):
         raise UserError(
             f"{head} was trained for draft {trained.get('id')} at revision {trained.get('revision')}, but {draft} is at revision "
-            f"{present}; train a head for it: python train.py model.draft=..."
+            f"{present}; train a head for it: specheads train model.draft=..."
         )
     trained_for = "" if draft is None else f", and trained for the present revision of {draft}"
     return f"{head}: unchanged since its export{trained_for}"
@@ -88,7 +85,7 @@ def export(head: str, format: str) -> str:
 
 
 VERBS = {
-    "inspect": Verb("describe a head: shape, inputs, draft and target, measured quality", HEAD, {}, inspect),
+    "inspect": Verb("describe a head: shape, inputs, models, measured quality", HEAD, {}, inspect),
     "verify": Verb(
         "check tensors, shapes and golden vectors of a head",
         HEAD,
@@ -105,33 +102,22 @@ VERBS = {
 }
 
 
-CONFIGURED = {  # verbs with configs, in modules of their own, which import what decodes
-    "calibrate": ("calibration", "calibrate a head again, on other prompts"),
-    "probe": ("probe", "say what speculation would be worth for a pair, without training"),
-    "profile": ("speculation_profile", "write what a draft and its head are worth on some data, for other tools"),
-}
-
-
 def help_text(verbs: Sequence[str] = tuple(VERBS)) -> str:
-    """Return the help text of the command, or of some verbs."""
+    """Return the help text of some verbs."""
     lines = ["usage: specheads <verb> key=value ...", ""]
     for name in verbs:
         verb = VERBS[name]
         lines.append(f"  {name:<10} {verb.about}")
         lines += [f"    {key + '=':<12} {about}" for key, about in verb.required.items()]
         lines += [f"    {key + '=':<12} {about} (optional)" for key, about in verb.optional.items()]
-    if len(verbs) > 1:
-        lines += [f"  {name:<10} {about}; specheads {name} --help lists its keys" for name, (_, about) in CONFIGURED.items()]
     return "\n".join(lines)
 
 
 def run(arguments: Sequence[str]) -> str:
-    """Run the arguments of a command line; return the text to print. Raises UserError for arguments that are not allowed."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        return help_text([argument for argument in arguments if argument in VERBS] or list(VERBS))
+    """Run one of the verbs; return the text to print. Raises UserError for arguments that are not allowed."""
     name, *rest = arguments
-    if name not in VERBS:
-        raise UserError(f"specheads {name}: there is no such verb; use {', '.join([*VERBS, *CONFIGURED])}, or --help.")
+    if {"-h", "--help"} & set(rest):
+        return help_text([name])
     verb, given = VERBS[name], {}
     for argument in rest:
         key, equals, value = argument.partition("=")
@@ -144,22 +130,6 @@ def run(arguments: Sequence[str]) -> str:
     if missing := [key for key in verb.required if not given.get(key)]:
         raise UserError(f"specheads {name} needs {missing[0]}=: {verb.required[missing[0]]}.")
     return verb.run(**given)
-
-
-def main() -> None:
-    """Run the command line of this process; a user's mistake is one message and exit code 2."""
-    if sys.argv[1:2] and sys.argv[1] in CONFIGURED:
-        module, _ = CONFIGURED[sys.argv.pop(1)]
-        import_module(f"specheads.commands.{module}").main()
-        return
-    try:
-        print(run(sys.argv[1:]))
-    except Exception as error:
-        message = user_error(error)
-        if message is None:
-            raise
-        print(f"error: {message}", file=sys.stderr)
-        raise SystemExit(EXIT_USER_ERROR) from None
 
 
 def _prompts(learned: TrainPrompts | None) -> str:

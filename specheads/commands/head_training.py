@@ -48,6 +48,6 @@ def head_training_of(cfg: DictConfig) -> HeadTraining:
     if "rollout" in settings.labels and not cfg.generation.rollouts_per_response:
         raise UserError(
             "head.label=rollout needs rollouts, but generation.rollouts_per_response=0; ask for some, for example "
-            "generation.rollouts_per_response=4, in data_gen and in train.py."
+            "generation.rollouts_per_response=4, in specheads data and specheads train."
         )
     return settings

@@ -17,17 +17,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from specheads.commands.run_settings import RunSettings
 from specheads.commands.yaml_comments import Comments, read_comments
+from specheads.errors import UserError
 from specheads.pair_config import PairConfig, config_folder
 from specheads.prompts.sources import source_class
 from specheads.settings import fields_of
 
 PROGRAMS = {
-    "train": "python train.py",
-    "evaluate": "python evaluate.py",
-    "data_gen": "python -m data_gen",
-    "learning_curve": "python -m specheads.evaluation.learning_curve",
-    "layer_search": "python -m specheads.evaluation.layer_search",
-    "load": "python -m specheads.evaluation.load",
+    "train": "specheads train",
+    "evaluate": "specheads evaluate",
+    "data_gen": "specheads data",
+    "learning_curve": "specheads learning_curve",
+    "layer_search": "specheads layer_search",
+    "load": "specheads load",
     "calibrate": "specheads calibrate",
     "probe": "specheads probe",
     "profile": "specheads profile",
@@ -43,6 +44,8 @@ ClassesOf = Callable[[DictConfig], Sequence[type]]  # the classes of settings th
 RUN_FOLDER = ("${hydra:runtime.output_dir}", "${paths.outputs}/${command}/<date_time>")  # the first is known only within a run
 PLAIN = re.compile(r"[^\s\"'{}\[\],]+")  # text that the command line takes without quotes
 NARROWEST, USUAL, WIDEST = 60, 100, 130  # columns of a terminal
+ALL = "all"  # every key
+MOST_EXAMPLES = 4  # in the help that fits a screen
 
 
 @dataclass(frozen=True)
@@ -62,26 +65,80 @@ class Section:
         return next((file.keys[key] for file in self.files if file.keys.get(key)), "")
 
 
-def help_text(command: str, overrides: Sequence[str] = (), width: int | None = None, classes: ClassesOf = lambda cfg: ()) -> str:
+def help_text(
+    command: str,
+    overrides: Sequence[str] = (),
+    width: int | None = None,
+    classes: ClassesOf = lambda cfg: (),
+    of: str = ALL,
+) -> str:
     """Return the help of conf/<command>.yaml with the values that `overrides` lead to, for a terminal `width` columns wide.
 
-    `classes` gives the classes whose fields explain the keys; other keys are explained by the comments of the YAML files.
+    Args:
+        classes: gives the classes whose fields explain the keys; other keys are explained by the comments of the YAML files.
+        of: every key; an empty text for a screen with the keys of the first level; or a key, with those in its group.
 
     Raises:
         HydraException, OmegaConfBaseException: `overrides` do not compose.
+        UserError: no key is called `of`.
     """
     width = max(NARROWEST, width or min(WIDEST, shutil.get_terminal_size((USUAL, 24)).columns))
     cfg, chosen = composed(command, overrides)
+    listed = sections(command, cfg, chosen, explanations(cfg, classes(cfg)))
+    if of not in (ALL, ""):
+        return "\n\n".join(_section_texts(_within(listed, of), width))
     groups = [(f"{group}=", _choices(group, choice)) for group, choice in chosen.items()]
-    return "\n\n".join(
-        [
-            f"usage: {PROGRAMS[command]} [key=value ...]",
-            _paragraphs(_read(command).head, width),
-            "\n".join(["config groups, [what is chosen here]", *_lines(groups, width)]),
-            *_section_texts(sections(command, cfg, chosen, explanations(cfg, classes(cfg))), width),
-            "\n".join(["Hydra", *_lines(list(HYDRA.items()), width)]),
-        ]
-    )
+    head = _read(command).head.splitlines()
+    examples = [number for number, line in enumerate(head) if line.startswith(" ")]
+    if of != ALL and len(examples) > MOST_EXAMPLES:
+        head = head[: examples[MOST_EXAMPLES]]
+    parts = [f"usage: {PROGRAMS[command]} [key=value ...]", _paragraphs("\n".join(head), width)]
+    parts.append("\n".join(["config groups, [what is chosen here]", *_lines(groups, width)]))
+    if of == ALL:
+        parts += _section_texts(listed, width)
+    else:
+        keys, names = _first_level(listed)
+        parts.append("\n".join(["keys", *_single_lines(keys, width)]))
+        parts.append(_wrap("  ".join(f"{name}.*" for name in names), width, "groups of keys\n  ", "  "))
+    hydra = HYDRA if of == ALL else {"--help=all": "explains every key", "--help=<key>": "explains the keys of a group", **HYDRA}
+    return "\n\n".join([*parts, "\n".join(["Hydra" if of == ALL else "more", *_lines(list(hydra.items()), width)])])
+
+
+def _first_level(listed: Sequence[Section]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the rows of the keys that are in no group, and the names of the groups."""
+    rows = [row for section in listed for row in section.rows]
+    names = dict.fromkeys(_key(text).partition(".")[0] for text, _ in rows if "." in _key(text) or text.endswith(".*"))
+    return [row for row in rows if _key(row[0]).partition(".")[0] not in names], list(names)
+
+
+def _single_lines(rows: Sequence[tuple[str, str]], width: int) -> list[str]:
+    """Return rows in two columns, each cut to the width of a line."""
+    limit = width // 3
+    shown = [(_cut(text, limit), why) for text, why in rows]
+    column = max(len(text) for text, _ in shown)
+    lines = [f"  {text:<{column}}  {why}".rstrip() for text, why in shown]
+    return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
+
+
+def _within(listed: Sequence[Section], key: str) -> list[Section]:
+    """Return the sections with the key and those in its group. Raises UserError if there are none."""
+    kept = []
+    for each in listed:
+        rows = [row for row in each.rows if f"{_key(row[0])}.".startswith(f"{key}.")]
+        kept += [Section(each.title, "", each.files, rows)] if rows else []
+    if not kept:
+        raise UserError(f"--help={key}: there is no such key; --help=all lists every key.")
+    return kept
+
+
+def _key(text: str) -> str:
+    """Return the key of a row, "key=value" or "key.*"."""
+    return text.partition("=")[0].removesuffix(".*")
+
+
+def usage_head(command: str) -> list[str]:
+    """Return the command lines that the head of conf/<command>.yaml shows."""
+    return [line.strip() for line in _read(command).head.splitlines() if line.startswith(" ")]
 
 
 def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, dict[str, str | None]]:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,10 @@ def new_logger(cfg: DictConfig, run: Path) -> "Logger":
     """Return a logger; a W&B run without an id gets the id of its folder, so that an interrupted run is resumed.
 
     Raises:
-        UserError: W&B cannot be reached or does not know the user.
+        UserError: TensorBoard is not installed; W&B cannot be reached or does not know the user.
     """
+    if cfg._target_.endswith("TensorBoardLogger") and not (find_spec("tensorboard") or find_spec("tensorboardX")):
+        raise UserError("logger=tensorboard needs its package: pip install tensorboard; or use logger=csv.")
     if not cfg._target_.endswith("WandbLogger"):
         return instantiate(cfg)
     import wandb  # slow to import, and often not used

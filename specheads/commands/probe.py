@@ -19,6 +19,7 @@ from specheads.evaluation.probe.probe import Probed, probe
 from specheads.evaluation.probe.report import print_probe
 from specheads.evaluation.probe.settings import Probe
 from specheads.evaluation.prompt_data import PromptData, file_source
+from specheads.integrations.served_target import Server, served_pair
 from specheads.prompts.data_set_source import DatasetSource
 
 
@@ -26,11 +27,14 @@ def probe_pair(cfg: DictConfig) -> Probed:
     """Probe the pair of a composed config; print and write what was found, and return it.
 
     Raises:
-        UserError: a pair whose models do not fit, too few prompts.
+        UserError: a pair whose models do not fit, too few prompts, a server that does not answer.
     """
     settings, data = settings_of(Probe, cfg), prompts_of(cfg)
     data.source.check()
-    pair = load_configured_pair(cfg)
+    pair = load_configured_pair(cfg, only_draft=settings.remote_url is not None)
+    if settings.remote_url is not None:
+        server = Server(settings.remote_url, settings.remote_model, settings.remote_requests)
+        pair = served_pair(pair, server, settings.warp)
     probed = probe(pair, settings, data, Path(cfg.paths.data), next_command, {"config": config_text(cfg)})
     print_probe(probed)
     for path in write_probe(probed, Path(cfg.paths.run)):

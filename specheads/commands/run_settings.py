@@ -15,10 +15,10 @@ class RunSettings(Settings):
     """Where a command writes, and whether it resumes a run."""
 
     command: Text = setting("", "the name of the folder of runs in paths.outputs")
-    task: Text = setting("head", "the task of train.py: head or distill")
+    task: Text = setting("head", "the task of specheads train: head or distill")
     resume: Flag | Text = setting(
         True,
-        "true: resume the newest run of the same command if it is unfinished; false: start again; train.py also takes a "
+        "true: resume the newest run of the same command if it is unfinished; false: start again; specheads train also takes a "
         "checkpoint to resume in a new folder",
     )
     paths: Paths = setting(Paths(), "the folders of a command")

@@ -1,16 +1,16 @@
-"""`python train.py model=llama2-7b`: train an acceptance head; missing data is generated first.
+"""`specheads train model=llama2-7b`: train an acceptance head; missing data is generated first.
 
-`python train.py task=distill` trains the draft itself. `python train.py --help` lists every key, and with `task=distill` the keys
-of that task. `-m head.depth=0,1,2,3,4 loss.reject_weight=1,3,6,12` sweeps.
+`specheads distill`, which is `specheads train task=distill`, trains the draft itself. `--help` lists every key of the task, and
+`-m head.depth=0,1,2,3,4 loss.reject_weight=1,3,6,12` sweeps.
 """
 
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from data_gen.__main__ import check_data, data_cache
 from data_gen.settings import Generation
 from specheads.commands.command import command, is_first_process, next_command
+from specheads.commands.data import check_data, data_cache
 from specheads.commands.distillation import distill_configured_draft
 from specheads.commands.draft_report import print_draft
 from specheads.commands.head_report import print_heads
@@ -49,7 +49,7 @@ def settings_classes(cfg: DictConfig) -> list[type[Settings]]:
 
 TASKS = {"head": train_head, "distill": distill_draft}  # each returns a folder
 CLASSES: dict[str, type[Settings]] = {"head": HeadTraining, "distill": Distillation}
-NEXT = {"head": ("evaluate.py", "head={folder}"), "distill": ("train.py", "model.draft={folder}")}
+NEXT = {"head": ("evaluate", "head={folder}"), "distill": ("train", "model.draft={folder}")}
 
 
 @command("train", settings_classes)
@@ -57,9 +57,5 @@ def main(cfg: DictConfig) -> None:
     """Do the task, and print the command that comes next."""
     folder = TASKS[cfg.task](cfg)
     if is_first_process():
-        script, override = NEXT[cfg.task]
-        print(f"next: {next_command(script, override.format(folder=folder))}")
-
-
-if __name__ == "__main__":
-    main()
+        verb, override = NEXT[cfg.task]
+        print(f"next: {next_command(verb, override.format(folder=folder))}")

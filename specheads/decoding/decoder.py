@@ -2,7 +2,7 @@
 
 One prompt at a time; `generate_batch` hands many to batch/decoder.py. Positions in memory trail the committed text: the target
 always has all but the last committed token, the draft has at most that, and reads the missing ones first in its next forward
-pass. `_rounds` is the whole algorithm; reference.py is the same without caches.
+pass. `_rounds` is the whole algorithm; examples/speculative_decoding.py is the same without caches.
 """
 
 import copy
@@ -82,7 +82,7 @@ class SpeculativeDecoder:
 
     @classmethod
     def recommended(cls, pair: Pair, head: AcceptanceHead, **choices: Any) -> "SpeculativeDecoder":
-        """Return a decoder with the stopping rule and the verification that `evaluate.py` found best for a head and stored in it.
+        """Return a decoder with the rules that `specheads evaluate` found best for a head and stored in it.
 
         Args:
             choices: warp, engine and window, as for a decoder.

@@ -1,4 +1,4 @@
-"""The rules that a head's config recommends: what `evaluate.py` stored there."""
+"""The rules that a head's config recommends: what `specheads evaluate` stored there."""
 
 from specheads.decoding.stopping import MAX_TOKENS, HeadThreshold
 from specheads.decoding.verification import BlockVerification, TokenVerification, VerificationRule
@@ -17,7 +17,7 @@ def recommended_rules(head: AcceptanceHead) -> tuple[HeadThreshold, Verification
     values = head.config.recommended or {}
     if "threshold" not in values:
         raise UserError(
-            "the head recommends no setting: python evaluate.py head=<folder> stores one, unless something else was faster; "
+            "the head recommends no setting: specheads evaluate head=<folder> stores one, unless something else was faster; "
             "choose one yourself, for example stopping=HeadThreshold(head, 0.5)."
         )
     verification = values.get("verification", TokenVerification.name)

@@ -43,7 +43,7 @@ from specheads.storage.files import write_json, write_whole
 logger = logging.getLogger(__name__)
 
 HeldOut = dict[str, list[Function]]
-DISTIL = "give the folder of a draft that python train.py task=distill made for this pair's target"
+DISTIL = "give the folder of a draft that specheads distill made for this pair's target"
 STREAM, STREAM_CARD = "stream.npy", "stream.json"  # the tokenized text, kept while a build is under way
 
 

@@ -26,7 +26,7 @@ def card(pair: PairRecipe, results: dict) -> str:
     else:
         begun = f"from the weights of {start}" if start else "from scratch"
         made = f"{models}, trained {begun} with the tokenizer of {pair.tokenizer.name}"
-    added = f" Its {distilled[0]} was distilled by `python train.py task=distill`." if distilled else ""
+    added = f" Its {distilled[0]} was distilled by `specheads distill`." if distilled else ""
     seed = results["target"]["recipe"]["seed"]
     return (
         f"---\nlicense: apache-2.0\n---\n# {pair.name}, an embedded pair\n\n"

@@ -37,7 +37,7 @@ def read_report(location: str | Path) -> dict[str, Any]:
     except (OSError, ValueError, AttributeError):
         pass
     raise UserError(
-        f"compare={location} holds no report of an evaluation; give run folders of evaluate.py, for example "
+        f"compare={location} holds no report of an evaluation; give run folders of specheads evaluate, for example "
         "'compare=[outputs/evaluate/<date_time>]'."
     )
 

@@ -1,4 +1,4 @@
-"""`python -m specheads.evaluation.layer_search`: choose the layers that the target skips when it drafts for itself.
+"""`specheads layer_search`: choose the layers that the target skips when it drafts for itself.
 
 Layers are removed one after another; each time the layer without which decoding is fastest. The target responds to dev
 prompts. A draft's acceptance is the overlap of its distributions with the target's along these responses; its cost is the share
@@ -148,7 +148,7 @@ def layer_search(cfg: DictConfig) -> list[SkippedLayers]:
     write_json(run / "layer_search.json", [asdict(layers) for layers in sets])
     print(run / "layer_search.json")
     best = ",".join(map(str, sets[0].skipped))
-    print(f"next: {next_command('evaluate.py', 'head=null', 'drafting=layer_skip', f'drafting.skipped=[{best}]')}")
+    print(f"next: {next_command('evaluate', 'head=null', 'drafting=layer_skip', f'drafting.skipped=[{best}]')}")
     return sets
 
 

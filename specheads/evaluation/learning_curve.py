@@ -1,8 +1,8 @@
-"""`python -m specheads.evaluation.learning_curve model=nano`: compare heads of growing shares of the train prompts.
+"""`specheads learning_curve model=nano`: compare heads of growing shares of the train prompts.
 
 All heads learn from one data cache and one store of features, for the same number of steps, and are compared by replay with
 thresholds that are chosen on dev prompts. Each has its folder in that of the run, like the jobs of a sweep, and a rerun resumes
-the unfinished one. `python -m specheads.evaluation.learning_curve --help` lists every key.
+the unfinished one. `specheads learning_curve --help` lists every key.
 """
 
 import copy
@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from data_gen.__main__ import data_cache
 from data_gen.settings import Generation
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import load_configured_pair
+from specheads.commands.data import data_cache
 from specheads.commands.evaluation import config_text, prompt_data, replay_settings
 from specheads.commands.head_training import head_training_of, train_configured_heads
 from specheads.errors import UserError
@@ -96,7 +96,7 @@ def learning_curve(cfg: DictConfig) -> list[Curve]:
     context = {"model": pair.name, "versions": versions(), "config": config_text(cfg)}
     for path in write_curves(curves, context, run):
         print(path)
-    print(f"next: {next_command('evaluate.py', f'head={folders[shares[-1].name]}')}")
+    print(f"next: {next_command('evaluate', f'head={folders[shares[-1].name]}')}")
     return curves
 
 
@@ -151,7 +151,7 @@ def train_heads(cfg: DictConfig, pair: Pair, planned: Sequence[Plan]) -> dict[st
 
 
 def settings_of(cfg: DictConfig, plan: Plan) -> DictConfig:
-    """Return the config that train.py would be given for one share."""
+    """Return the config that specheads train would be given for one share."""
     changed = copy.deepcopy(cfg)
     changed.paths.run, changed.train_share = str(plan.folder), plan.share
     with open_dict(changed.trainer):

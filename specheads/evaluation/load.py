@@ -1,8 +1,8 @@
-"""`python -m specheads.evaluation.load`: simulate batches of requests with every policy on the load.
+"""`specheads load`: simulate batches of requests with every policy on the load.
 
 Prompts are recorded once; requests for them then arrive in closed loops of several sizes, or at given rates, and are served with
 each policy from the recording and a table of what steps cost. So the acceptance is that of the pair, and the costs may be those
-of larger models on another machine. `python -m specheads.evaluation.load --help` lists every key.
+of larger models on another machine. `specheads load --help` lists every key.
 """
 
 from collections.abc import Sequence

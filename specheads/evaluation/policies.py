@@ -46,5 +46,5 @@ def check_policies(policies: Policies, concurrency: Sequence[int]) -> None:
         names = list(policies)
         raise UserError(
             f"stopping names {names[0]}, which decides for requests that are decoded together; say how many, for example "
-            "evaluate.py 'concurrency=[1,4,16,64]', or leave it out of stopping=."
+            "specheads evaluate 'concurrency=[1,4,16,64]', or leave it out of stopping=."
         )

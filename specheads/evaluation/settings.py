@@ -137,7 +137,7 @@ class ReplaySettings(Settings):
 
 
 class Evaluation(ReplaySettings):
-    """Settings of `evaluate.py`."""
+    """Settings of `specheads evaluate`."""
 
     head: Text | None = setting(
         "latest",
@@ -268,7 +268,7 @@ def draft_lengths(choice: RuleChoice) -> set[int | None]:
 
 
 class LearningCurve(ReplaySettings):
-    """Settings of `python -m specheads.evaluation.learning_curve`, besides those of training."""
+    """Settings of `specheads learning_curve`, besides those of training."""
 
     shares: tuple[Share, ...] = setting(
         (0.0625, 0.125, 0.25, 0.5, 1),
@@ -291,7 +291,7 @@ class LearningCurve(ReplaySettings):
 
 
 class LayerSearch(Settings):
-    """Settings of `python -m specheads.evaluation.layer_search`."""
+    """Settings of `specheads layer_search`."""
 
     seed: Seed = setting(0, "seed of everything that is sampled")
     warp: Built[Warp] = setting(Warp(top_k=50), "how draft and target turn logits into probabilities")

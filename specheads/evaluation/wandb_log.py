@@ -1,4 +1,4 @@
-"""The report on Weights & Biases, where logging is on (`logger=default`)."""
+"""The report on Weights & Biases, where logging is on (`logger=wandb`)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

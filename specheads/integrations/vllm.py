@@ -1,6 +1,6 @@
 """A draft model with a head as vLLM's proposer of drafted tokens; the head decides when the draft of each request ends.
 
-vLLM gets this class by name, and the draft and its head by `additional_config` (see the README):
+vLLM gets this class by name, and the draft and its head by `additional_config` (see docs/decoders.md):
 
     speculative_config={
         "method": "custom_class", "model": "specheads.integrations.vllm.HeadProposer", "num_speculative_tokens": 20

@@ -1,7 +1,7 @@
 """Train mini: `python -m specheads.mini.build --out <folder>` makes its target; its draft is distilled from nano's."""
 
 # python -m specheads.mini.build --functions functions.jsonl
-# python train.py task=distill model=mini model.draft=embedded:nano/draft model.dtype=float32 data=alpaca trainer.max_epochs=5
+# specheads distill model=mini model.draft=embedded:nano/draft model.dtype=float32 data=alpaca trainer.max_epochs=5
 #     data.path=functions.jsonl "data.template='{prompt}'" "data.response_template='{body}'" optimizer.name=muon
 #     data.num_train=24000 data.num_dev=200 data.num_test=300 data.max_new_tokens=128 data.max_prompt_tokens=256
 # python -m specheads.mini.build --out specheads/mini --draft outputs/distill/<date_time>/draft

@@ -32,7 +32,7 @@ class DatasetSource:
         num_dev: dev prompts: those after the train prompts.
         num_test: test prompts: those after the dev prompts, or the first of test_split.
         response_template: template of the data set's own responses, for task=distill samples=text; null: it has none.
-        num_final: final prompts: those after the test prompts, for evaluate.py split=final; read once, to publish a figure.
+        num_final: final prompts: those after the test prompts, for evaluations with split=final; read once, to publish a figure.
     """
 
     path: str

@@ -31,7 +31,7 @@ class NanoSource:
         num_train: train prompts, from dev files; fewer where there are not as many.
         num_dev: dev prompts, from other dev files.
         num_test: test prompts, from test files, at most 300: the final split follows them.
-        num_final: prompts of evaluate.py split=final; null: all of the parts that final_part names.
+        num_final: prompts of specheads evaluate split=final; null: all of the parts that final_part names.
         final_part: part of the final split, 0 to 9, or a list of parts; null: none. A part is read once, when a figure is
             published; benchmarks/final_parts.json lists the parts that were read.
     """

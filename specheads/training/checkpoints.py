@@ -108,13 +108,13 @@ def differences(checkpoint: Path, provenance: Mapping[str, Any]) -> list[str]:
     """Return the names of the entries in which the provenance of a checkpoint differs from `provenance`.
 
     Raises:
-        UserError: the file cannot be read as a checkpoint of train.py.
+        UserError: the file cannot be read as a checkpoint of specheads train.
     """
     try:
         saved = torch.load(checkpoint, mmap=True, weights_only=True, map_location="cpu")["provenance"]
     except (OSError, RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
         raise UserError(
-            f"{checkpoint} is not a checkpoint that train.py can resume ({type(error).__name__}); expected "
+            f"{checkpoint} is not a checkpoint that specheads train can resume ({type(error).__name__}); expected "
             "outputs/<task>/<date_time>/checkpoints/last.ckpt of an earlier run, or resume=false to start again."
         ) from None
     return sorted(name for name in saved.keys() | provenance.keys() if saved.get(name) != provenance.get(name))

@@ -7,7 +7,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from specheads import AcceptanceHead, HeadConfig, UserError
-from specheads.commands import calibration, head_tool
+from specheads.commands import calibration
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.pair_config import config_folder
 from specheads.training.heads import calibrate as training_calibrate
@@ -34,7 +34,9 @@ def calibrated(monkeypatch, nano, tmp_path, head, *words):
 
 def test_the_calibration_is_replaced_and_the_weights_stay(folder, nano, tmp_path, monkeypatch, capsys):
     before = load_head(folder)
+    (folder / "speculation_profile.json").write_text("{}")
     errors = calibrated(monkeypatch, nano, tmp_path, folder)
+    assert not (folder / "speculation_profile.json").exists()  # it was of the earlier calibration
     after = load_head(folder)
     assert torch.equal(before.readout.weight, after.readout.weight)
     assert before.config.calibration is None and len(after.config.calibration["slope"]) > 1
@@ -42,7 +44,7 @@ def test_the_calibration_is_replaced_and_the_weights_stay(folder, nano, tmp_path
     assert after.config.train["epochs"] == 1 and after.config.train["dev_ece"] == errors["mine"]
     assert 0 < errors["mine"]["cross_fitted"] < 1 and 0 < errors["mine"]["raw"] < 1
     out = capsys.readouterr().out
-    assert "mine: expected calibration error" in out and "uncalibrated" in out and f"evaluate.py head={folder}" in out
+    assert "mine: expected calibration error" in out and "uncalibrated" in out and f"specheads evaluate head={folder}" in out
 
 
 @pytest.mark.parametrize(("error", "replaced"), [(0.0, True), (1.0, False)])
@@ -64,12 +66,3 @@ def test_a_head_elsewhere_is_refused(folder, nano, tmp_path, monkeypatch):
     monkeypatch.setattr(calibration, "find_heads", lambda *args: {name: calibration.replace(each, where="some/hub-id")})
     with pytest.raises(UserError, match="head=some/hub-id is on the hub, .* local folder"):
         calibrated(monkeypatch, nano, tmp_path, folder)
-
-
-def test_the_tool_hands_the_verb_on(monkeypatch):
-    called = []
-    monkeypatch.setattr(calibration, "main", lambda: called.append(list(head_tool.sys.argv)))
-    monkeypatch.setattr(head_tool.sys, "argv", ["specheads", "calibrate", "head=mine"])
-    head_tool.main()
-    assert called == [["specheads", "head=mine"]]
-    assert "specheads calibrate --help" in head_tool.help_text()

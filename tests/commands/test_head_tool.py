@@ -1,4 +1,4 @@
-"""The `specheads` command, in this process."""
+"""The verbs of `specheads` for heads, in this process."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from specheads.commands import head_tool as tool
+from specheads.commands.main import main
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.revisions import folder_revision
@@ -37,7 +37,7 @@ def run(monkeypatch, capsys):
     def give(*words):
         monkeypatch.setattr(sys, "argv", ["specheads", *map(str, words)])
         try:
-            tool.main()
+            main()
             code = 0
         except SystemExit as end:
             code = end.code
@@ -73,7 +73,7 @@ def test_inspect_names_unknown_properties(tmp_path, run):
     assert (
         code == 0
         and "any at any revision" in text
-        and "evaluate.py chooses a threshold" in text
+        and "specheads evaluate chooses a threshold" in text
         and "held out     not known" in text
     )
 
@@ -104,19 +104,9 @@ def test_card_is_rewritten_from_the_config(head, run):
     )
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["verify", "--help"]])
-def test_help_lists_verbs_and_keys(run, words):
-    code, text, _ = run(*words)
-    shown = [word for word in words if word in tool.VERBS] or list(tool.VERBS)
-    assert code == 0 and "usage: specheads <verb> key=value" in text
-    for name, verb in tool.VERBS.items():
-        assert (verb.about in text) == (name in shown)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["look"], "there is no such verb; use inspect, verify, export, card"),
         (["inspect"], "specheads inspect needs head=: a folder"),
         (["inspect", "head="], "specheads inspect needs head="),
         (["inspect", "folder"], "'folder' is not known; it takes head="),

@@ -6,17 +6,15 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
-import data_gen.__main__
-import evaluate
 import specheads.commands.help as help_module
-import train
-from specheads.commands import calibration, probe, speculation_profile
+from specheads.commands import calibration, data, evaluate, probe, speculation_profile, train
 from specheads.commands.help import composed, explanations
 from specheads.commands.yaml_comments import Comments, read_comments
+from specheads.errors import UserError
 from specheads.evaluation import layer_search, learning_curve, load
 from specheads.pair_config import config_folder
 
-MODULES = (train, evaluate, data_gen.__main__, learning_curve, layer_search, load, calibration, probe, speculation_profile)
+MODULES = (train, evaluate, data, learning_curve, layer_search, load, calibration, probe, speculation_profile)
 COMMANDS = {module.main.name: module.main for module in MODULES}
 GROUPS = {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in config_folder().iterdir() if path.is_dir()}
 
@@ -93,7 +91,7 @@ def test_keys_are_listed_in_order_under_their_choices():
     text = help_text("train", ["experiment=specdecpp", "data=alpaca"])
     assert "\n\n\n" not in text
     titles = re.findall(r"^(\w+=[\w.-]+|general|Hydra)\b", text, re.MULTILINE)
-    expected = ["model=mini", "data=alpaca", "trainer=default", "task=head", "logger=default", "experiment=specdecpp"]
+    expected = ["model=mini", "data=alpaca", "trainer=default", "task=head", "logger=csv", "experiment=specdecpp"]
     assert titles == ["general", *expected, "Hydra"]
     places = [text.index(f"\n  {key}") for key in ("seed=", "model.draft=", "data.path=", "trainer.precision=", "head.predicts=")]
     assert places == sorted(places)
@@ -138,7 +136,7 @@ def test_hydra_has_the_same_state_afterwards():
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_a_narrow_terminal_gets_narrow_tables(width):
     lines = help_text("train", [f"paths.outputs={'folder/' * 12}"], width).splitlines()
-    tables = [line for line in lines if not line.startswith("  python")]  # command lines are not broken
+    tables = [line for line in lines if not line.startswith("  specheads")]  # command lines are not broken
     assert max(map(len, tables)) <= width
     assert any("…" in line for line in lines)
     assert any(line.startswith("  trainer.use_distributed_sampler=") for line in lines)  # a key is never cut
@@ -203,3 +201,20 @@ def test_keys_belong_to_the_package():
 
 def test_a_file_of_comments_alone_has_no_keys():
     assert read_comments("# Nothing is logged.\n", "logger") == Comments("Nothing is logged.", {})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_short_help_fits_a_screen(command):
+    text = help_module.help_text(command, (), 100, COMMANDS[command].classes, of="")
+    assert len(text.splitlines()) <= 60 and max(map(len, text.splitlines())) <= 100
+    assert "--help=all" in text and "model=" in text
+    # Every key is there, by itself or by its group.
+    keys = {re.split(r"[=.]", row)[0] for row in rows(command)}
+    assert keys <= set(re.split(r"[\s=.]+", text))
+
+
+def test_the_help_of_a_group_lists_its_keys_alone():
+    text = help_module.help_text("train", (), 100, COMMANDS["train"].classes, of="optimizer")
+    assert "optimizer.lr=" in text and "head.depth" not in text
+    with pytest.raises(UserError, match="--help=optimiser: there is no such key; --help=all lists every key"):
+        help_module.help_text("train", (), 100, COMMANDS["train"].classes, of="optimiser")

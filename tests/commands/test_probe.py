@@ -4,9 +4,10 @@ import json
 
 import pytest
 from hydra import compose, initialize_config_dir
+from vllm_server import StandIn, serving
 
-from specheads import UserError
-from specheads.commands import head_tool, probe
+from specheads import UserError, load_pair
+from specheads.commands import probe
 from specheads.evaluation.probe.probe import doubts_of
 from specheads.pair_config import config_folder
 
@@ -28,8 +29,8 @@ def composed(tmp_path, *words):
 
 
 def test_a_probe_says_what_to_do(monkeypatch, nano, tmp_path, capsys):
-    monkeypatch.setattr(probe, "load_configured_pair", lambda cfg: nano)
-    monkeypatch.setattr(probe, "next_command", lambda *words: " ".join(["python", *words, "model=nano"]))
+    monkeypatch.setattr(probe, "load_configured_pair", lambda cfg, **keys: nano)
+    monkeypatch.setattr(probe, "next_command", lambda *words: " ".join(["specheads", *words, "model=nano"]))
     found = probe.probe_pair(composed(tmp_path))
     out = capsys.readouterr().out
     assert found.answer.text.split(":")[0] in " ".join(out.split()) and str(tmp_path / "probe.html") in out
@@ -60,7 +61,7 @@ def test_own_prompts_are_read_from_a_file(tmp_path):
 
 
 def test_too_few_prompts_are_named(monkeypatch, nano, tmp_path):
-    monkeypatch.setattr(probe, "load_configured_pair", lambda cfg: nano)
+    monkeypatch.setattr(probe, "load_configured_pair", lambda cfg, **keys: nano)
     with pytest.raises(UserError, match="a probe needs 2; set num_prompts, data.num_dev"):
         probe.probe_pair(composed(tmp_path, "data.num_dev=1", "data.num_test=1"))
 
@@ -77,7 +78,23 @@ def test_times_that_contradict_decoding_are_doubted():
     assert "0.70 times" in doubt and "1.50 times" in doubt
 
 
-def test_the_command_lists_the_verb():
-    assert all(verb in head_tool.help_text() for verb in ("calibrate", "probe", "profile"))
-    with pytest.raises(UserError, match="calibrate, probe, profile, or --help"):
-        head_tool.run(["prob"])
+def test_a_target_on_a_server_is_probed_as_far_as_it_can_be(monkeypatch, nano, tmp_path, capsys):
+    weightless = load_pair("nano", only_draft=True)
+    monkeypatch.setattr(probe, "load_configured_pair", lambda cfg, only_draft: weightless if only_draft else nano)
+    with serving(StandIn(nano)) as url:
+        found = probe.probe_pair(composed(tmp_path, f"remote.url={url}", "context=32"))
+    out = " ".join(capsys.readouterr().out.split())
+    assert found.live is None and "not measured: A draft step on the server is taken as 1/" in out
+    assert found.times.ratio == pytest.approx(found.times.target / found.times.draft) and set(found.times.heads.values()) == {0.0}
+    assert json.loads((tmp_path / "probe.json").read_text())["live"] is None
+    assert "nothing was decoded as a check" in (tmp_path / "probe.html").read_text()
+
+
+def test_tokens_that_a_server_does_not_name_are_said():
+    from specheads.evaluation.probe.probe import not_known
+    from specheads.evaluation.probe.settings import Probe
+    from specheads.sampling import Warp
+
+    assert "remote.ratio says" in not_known(Probe(remote_ratio=5.0), 5.0, 0.3)[0]
+    assert len(not_known(Probe(), 5.0, 0.3)) == 2
+    assert "does not name tokens of 30.00% of the target's probability" in not_known(Probe(warp=Warp(top_k=0)), 5.0, 0.3)[-1]

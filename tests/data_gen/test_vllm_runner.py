@@ -12,13 +12,13 @@ import torch
 from commands import run
 from omegaconf import OmegaConf
 
-import data_gen.__main__
 import data_gen.run
 from data_gen.labels import label_responses
 from data_gen.rows import uniforms_of
 from data_gen.run import cache_provenance, generate_data
 from data_gen.settings import Generation
 from data_gen.vllm_runner import VllmResponses, vllm_version
+from specheads.commands import data as data_command
 from specheads.errors import UserError
 from specheads.prompts.nano_source import NanoSource
 from specheads.prompts.prompt import LoadedPrompts
@@ -192,9 +192,9 @@ def test_commands_take_the_runner(stand_in, tmp_path):
 
 def test_weights_that_this_process_quantizes_are_refused(monkeypatch):
     cfg = OmegaConf.create({"runner": "vllm", "data": {"_target_": "specheads.prompts.nano_source.NanoSource"}})
-    monkeypatch.setattr(data_gen.__main__, "model_config", lambda cfg: SimpleNamespace(quantization="int8"))
+    monkeypatch.setattr(data_command, "model_config", lambda cfg: SimpleNamespace(quantization="int8"))
     with pytest.raises(UserError, match=r"model.quantization=int8 is of this process"):
-        data_gen.__main__.check_data(cfg)
+        data_command.check_data(cfg)
 
 
 @needs_vllm

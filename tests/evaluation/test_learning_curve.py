@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from rich.console import Console
 from safetensors.torch import load_file
 
-from data_gen.__main__ import data_cache
+from specheads.commands.data import data_cache
 from specheads.evaluation import learning_curve as module
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.learning_curve import learning_curve, plans, settings_of
@@ -34,7 +34,6 @@ SMALL = [
     "data.num_test=3",
     "data.max_new_tokens=8",
     "generation.responses_per_prompt=2",
-    "~logger.wandb",
     "loader.batch_size=4",
     "trainer.accelerator=cpu",
     "shares=[1,0.5]",
@@ -119,11 +118,11 @@ def test_a_curve_is_trained_once_resumed_after_a_kill_and_written(cfg, tmp_path,
     assert [row["num_prompts"] for row in rows] == ["6", "12"] and "winners.5.gap_oracle.low" in rows[0]
     assert (tmp_path / "run/learning_curve.html").read_text().startswith("<!doctype html>")
     printed = capsys.readouterr().out
-    assert "next: python evaluate.py head=run/share-1/heads/next_token-d0-r1" in printed and "train prompts AUROC" in printed
+    assert "next: specheads evaluate head=run/share-1/heads/next_token-d0-r1" in printed and "train prompts AUROC" in printed
 
 
 def test_all_prompts_in_a_curve_are_those_of_train(cfg, tmp_path, nano):
-    """The share of all gives the head that train.py gives."""
+    """The share of all gives the head that specheads train gives."""
     cfg.shares = [1]
     (curve,) = learning_curve(cfg)
     assert curve.last_step is None

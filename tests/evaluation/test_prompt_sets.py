@@ -9,9 +9,9 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-import evaluate
-from data_gen.__main__ import data_cache
 from specheads import UserError
+from specheads.commands import evaluate
+from specheads.commands.data import data_cache
 from specheads.commands.evaluation import evaluation_settings, named_test_sets, prompt_data
 from specheads.commands.head_training import train_configured_heads
 from specheads.embedded import corpus
@@ -210,7 +210,6 @@ def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, mon
     head = [
         "trainer.max_epochs=1",
         "trainer.accelerator=cpu",
-        "~logger.wandb",
         "head.depth=0",
         "head.width=8",
         "calibration.num_prompts=2",

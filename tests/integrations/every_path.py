@@ -197,7 +197,7 @@ def main():
     report = {"specheads": specheads.__file__}
     for kind in KINDS:
         folder = new_head(pair, kind, Path(sys.argv[1]) / kind)
-        # All prompts for the kind that train.py makes; the paper's, which few paths treat differently, on some.
+        # All prompts for the kind that specheads train makes; the paper's, which few paths treat differently, on some.
         some = prompts if kind == "next_token" else prompts[:5]
         report[kind] = {name: [way(prompt) for prompt in some] for name, way in ways(pair, kind, folder).items()}
     print(json.dumps(report))

@@ -127,11 +127,11 @@ DAMAGES = {
 }
 VERIFY_ALL = """
 import sys
-from specheads.commands import head_tool as tool
+from specheads.commands.main import main
 for folder in sys.argv[1:]:
     sys.argv = ["specheads", "verify", f"head={folder}"]
     try:
-        tool.main()
+        main()
     except SystemExit as end:
         print(f"exit {end.code}", file=sys.stderr)
 """

@@ -29,7 +29,7 @@ class LayerSkip(Autoregressive):
         if isinstance(skipped, str) or not isinstance(skipped, Sequence) or not all(is_count(layer) for layer in skipped):
             raise UserError(
                 f"drafting.skipped={skipped} must be a list of layer numbers from 0, for example 'drafting.skipped=[2,3]', or "
-                "let python -m specheads.evaluation.layer_search look for them."
+                "let specheads layer_search look for them."
             )
         if len(set(skipped)) < len(skipped) or not len(skipped):
             raise UserError(f"drafting.skipped={list(skipped)} must name at least one layer, and each layer once.")

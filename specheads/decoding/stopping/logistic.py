@@ -90,7 +90,7 @@ def checked_weights(weights: object) -> dict[str, float]:
     example = "for example {logit_max_prob: 1.0, bias: 0.0}"
     if weights is None or (isinstance(weights, Mapping) and None in weights.values()):
         raise UserError(
-            f"weights={weights} must be numbers; evaluate.py fits them on dev prompts: run it, or give numbers, {example}."
+            f"weights={weights} must be numbers; specheads evaluate fits them on dev prompts: run it, or give numbers, {example}."
         )
     known = (*LOGISTIC_INPUTS, "bias")
     if not isinstance(weights, Mapping) or not set(weights) - {"bias"}:

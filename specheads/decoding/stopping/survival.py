@@ -210,7 +210,7 @@ def recommended_threshold(head: AcceptanceHead) -> float:
     recommended = getattr(head.config, "recommended", None) or {}
     if "threshold" not in recommended:
         raise UserError(
-            "threshold=auto, but the head recommends none; run python evaluate.py head=<folder>, which stores it, or give a "
+            "threshold=auto, but the head recommends none; run specheads evaluate head=<folder>, which stores it, or give a "
             "number, for example 0.7."
         )
     return recommended["threshold"]

@@ -1,4 +1,4 @@
-"""Settings of `python -m specheads.evaluation.load`."""
+"""Settings of `specheads load`."""
 
 from pathlib import Path
 from typing import Self

@@ -91,5 +91,5 @@ def model_card(description: Mapping[str, Any]) -> str:
         "Measured on the target's responses to held-out prompts. Overlap is the expected acceptance of a drafted token, 1 - TV; "
         f"the block efficiency follows from it.\n\n| | before | after |\n|---|---|---|\n{figures}\n"
         '```python\npair = specheads.load_pair(draft="<this folder>", target="<the target>")\n```\n\n'
-        "Acceptance heads of another draft do not fit this one: train one with `python train.py model.draft=<this folder>`.\n"
+        "Acceptance heads of another draft do not fit this one: train one with `specheads train model.draft=<this folder>`.\n"
     )

@@ -1,4 +1,4 @@
-"""The settings of a distillation: every key of `train.py task=distill`, with its constraint and its sentence of help."""
+"""The settings of a distillation: every key of `specheads distill`, with its constraint and its sentence of help."""
 
 from typing import TYPE_CHECKING, Any, Literal
 

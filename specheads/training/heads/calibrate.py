@@ -14,6 +14,7 @@ from specheads.evaluation.recordings import Recorder
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.checkpoint import load_head
 from specheads.heads.head import AcceptanceHead
+from specheads.heads.head_folder import PROFILE_FILE
 from specheads.heads.metrics import calibration
 from specheads.heads.train_prompts import numbers_of
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
@@ -60,6 +61,7 @@ def calibrate(
         if is_kept(errors[folder.name]):
             continue
         store_dev_prompts(folder, head, [prompt.text for prompt, _ in chosen])
+        (folder / PROFILE_FILE).unlink(missing_ok=True)  # it was of the earlier calibration
         store_in_config(folder, **fitted, recommended=None, train=dict(head.config.train) | {"dev_ece": errors[folder.name]})
     return errors
 
@@ -79,7 +81,7 @@ def calibration_prompts(
     if not unknown:
         raise UserError(
             f"calibration needs dev prompts that heads did not learn from, but there are none among {len(dev)}; set "
-            "data.num_dev, or give another data set; train.py leaves heads uncalibrated with calibration=null."
+            "data.num_dev, or give another data set; specheads train leaves heads uncalibrated with calibration=null."
         )
     return encode_prompts(recorder.pair, unknown, recorder.limits)[:num_prompts]
 

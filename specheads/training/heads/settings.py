@@ -29,7 +29,7 @@ from specheads.training.trainer_settings import Checkpointing, Loader, TrainerSe
 
 # The paper mixes because its heads read the drafted token. A look-ahead head does not, and the probability that a round survives
 # is a product of probabilities that each assume that all earlier tokens are accepted: the context to learn from is the target's
-# response. Measured on nano: benchmarks/README.md, kinds of heads.
+# response. Measured on nano: docs/measurements/heads.md, kinds of heads.
 RESPONSE_SHARE = {"input_token": 0.15, "next_token": 1.0}
 LARGEST_RESPONSE_SHARE = {"input_token": 0.99, "next_token": 1.0}  # at 1, an input_token head would have nothing to predict
 
@@ -66,12 +66,11 @@ class Calibration(Settings):
     """How heads are calibrated by index in the round, on recorded dev prompts."""
 
     num_prompts: PositiveCount = setting(
-        100, "the number of dev prompts to record; evaluate.py reuses the recording if its num_dev_prompts is the same"
+        100, "the number of dev prompts to record; specheads evaluate reuses the recording if its num_dev_prompts is the same"
     )
     num_samples: PositiveCount = setting(
         4,
-        "the number of acceptance samples of each response; evaluate.py reuses the recording if its record.num_samples is the "
-        "same",
+        "the number of acceptance samples of each response; evaluations with the same record.num_samples reuse the recording",
     )
     batch_size: Annotated[int, count(1, 2**16)] = setting(
         64, "the number of branches of the longest text that the draft reads together; fewer take less memory"
@@ -86,7 +85,9 @@ class HeadTraining(Settings):
         Warp(1.0, top_k=50), "how draft and target turn logits into probabilities, in training and decoding", decides=False
     )
     head: HeadShape = setting(
-        HeadShape(), "the kind, inputs and size of the head to train; a trained head is given to evaluate.py", decides=False
+        HeadShape(),
+        "the kind, inputs and size of the head to train; a trained one is given to specheads evaluate",
+        decides=False,
     )
     loss: HeadLoss = setting(HeadLoss(), "the weights of the loss", decides=False)
     mixing: Mixing = setting(Mixing(), "how drafted tokens are mixed into the text", decides=False)

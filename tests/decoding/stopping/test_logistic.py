@@ -48,8 +48,8 @@ LOGIT = {"logit_max_prob": 1.0}
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Logistic(), "weights=None must be numbers; evaluate.py fits them on dev prompts"),
-        (lambda: Logistic({"logit_max_prob": None, "bias": 0.0}), "evaluate.py fits them on dev prompts"),
+        (lambda: Logistic(), "weights=None must be numbers; specheads evaluate fits them on dev prompts"),
+        (lambda: Logistic({"logit_max_prob": None, "bias": 0.0}), "specheads evaluate fits them on dev prompts"),
         (lambda: Logistic({"bias": 1.0}), "must be a set of keys with numbers, some of logit_max_prob, "),
         (lambda: Logistic({}), "must be a set of keys with numbers, some of logit_max_prob, "),
         (lambda: Logistic([1.0]), "must be a set of keys with numbers, some of logit_max_prob, "),

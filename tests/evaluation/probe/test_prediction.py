@@ -122,21 +122,21 @@ def known(**speeds):
 @pytest.mark.parametrize(
     ("speeds", "choice", "command"),
     [
-        ({"fixed": 0.9}, PLAIN, "python evaluate.py head=null"),
-        ({"fixed": 1.5, "block": 1.51, "logistic": 1.5}, FIXED_NAME, "python evaluate.py head=null"),
-        ({"fixed": 1.5, "block": 1.55}, BLOCK, "python evaluate.py head=null compare_verification=[block]"),
+        ({"fixed": 0.9}, PLAIN, "specheads evaluate head=null"),
+        ({"fixed": 1.5, "block": 1.51, "logistic": 1.5}, FIXED_NAME, "specheads evaluate head=null"),
+        ({"fixed": 1.5, "block": 1.55}, BLOCK, "specheads evaluate head=null compare_verification=[block]"),
         (
             {"fixed": 1.5, "block": 1.55, "logistic": 1.6},
             LOGISTIC,
-            "python evaluate.py head=null stopping=[fixed_length,logistic]",
+            "specheads evaluate head=null stopping=[fixed_length,logistic]",
         ),
         ({"fixed": 1.5, "logistic": 1.6, "head": 1.62}, LOGISTIC, None),
-        ({"fixed": 1.5, "logistic": 1.6, "head": 1.7}, f"{HEAD}20", "python train.py head.width=20"),
-        ({"fixed": 1.5, "head": 1.6, "better": 1.7}, f"{HEAD}20", "python train.py task=distill"),
-        ({"fixed": 0.8, "better": 0.9}, PLAIN, "python evaluate.py head=null"),
+        ({"fixed": 1.5, "logistic": 1.6, "head": 1.7}, f"{HEAD}20", "specheads train head.width=20"),
+        ({"fixed": 1.5, "head": 1.6, "better": 1.7}, f"{HEAD}20", "specheads distill"),
+        ({"fixed": 0.8, "better": 0.9}, PLAIN, "specheads evaluate head=null"),
     ],
 )
 def test_the_answer_is_the_simplest_that_nothing_beats(speeds, choice, command):
-    answer = answer_of(known(**speeds), lambda *words: " ".join(["python", *words]))
+    answer = answer_of(known(**speeds), lambda *words: " ".join(["specheads", *words]))
     assert answer.choice == choice and (command is None or answer.command == command)
     assert ("distil" in answer.text) == ("distill" in answer.command)

@@ -1,4 +1,4 @@
-"""`train.py task=distill` as a whole, on nano with few prompts: the folder that it writes, and what it refuses."""
+"""`specheads train task=distill` as a whole, on nano with few prompts: the folder that it writes, and what it refuses."""
 
 import json
 import logging
@@ -12,9 +12,10 @@ from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
 import specheads
-from data_gen.__main__ import data_cache
 from specheads import UserError, Warp, load_pair
+from specheads.commands.data import data_cache
 from specheads.commands.distillation import distillation_of, responses_of
+from specheads.commands.train import distill_draft, train_head
 from specheads.embedded import corpus
 from specheads.evaluation.head_folders import find_heads
 from specheads.pair_config import config_folder
@@ -24,7 +25,6 @@ from specheads.training.distill.draft_quality import draft_quality
 from specheads.training.distill.memory import Plan
 from specheads.training.distill.sample_splits import TrainTexts, encoded_response, load_splits
 from specheads.training.distill.target_place import TargetPlace
-from train import distill_draft, train_head
 
 SMALL = ["model=nano", "data.num_train=12", "data.num_dev=4", "data.num_test=4", "data.max_new_tokens=12"]
 SMALL += [
@@ -42,7 +42,7 @@ pytestmark = [
 
 def composed(*words):
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
-        return compose("train", ["task=distill", *SMALL, "~logger.wandb", *words])
+        return compose("train", ["task=distill", *SMALL, *words])
 
 
 def description_of(folder):
@@ -182,7 +182,6 @@ def test_a_head_of_the_old_draft_is_refused_and_one_for_the_new_draft_is_trained
         f"paths.outputs={tmp_path}",
         "trainer.max_epochs=1",
         "calibration=null",
-        "~logger.wandb",
     ]
 
     def head(name, *more):

@@ -1,0 +1,6 @@
+"""`python -m data_gen model=llama2-7b`: what `specheads data` does."""
+
+from specheads.commands.data import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""An input of heads of your own: the ratio of the two largest probabilities. See docs/extend/head_input.md.
+
+Run it to train a head that reads the new input on the small embedded pair, with few prompts, and to decode with that head.
+"""
+
+from pathlib import Path
+
+import specheads
+from specheads.features import FEATURES, DraftedToken, Feature, log_prob, second_prob
+from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS
+
+
+def second_share(drafted: DraftedToken) -> object:
+    """Return the second largest probability over the largest one (...)."""
+    return second_prob(drafted) * drafted.softmax.total
+
+
+# In the project this is an entry of the table itself; decoder, store and replay read the table when they run.
+FEATURES["second_share"] = Feature(("next_token",), second_share, transform=log_prob, reads_logits=True)
+KNOWN_INPUTS["next_token"] += ("second_share",)
+
+
+def main(folder: Path, num_prompts: int = 60) -> specheads.AcceptanceHead:
+    """Train a head in `folder`, print how it decodes, and return it."""
+    from data_gen.run import generate_data
+    from data_gen.settings import Generation
+    from specheads.prompts.nano_source import NanoSource
+
+    pair, source = specheads.load_pair("nano"), NanoSource(num_prompts, 10, 10)
+    generation = Generation(max_new_tokens=32, max_prompt_tokens=128)
+    data = generate_data(pair, source, generation, folder / "data")
+    settings = specheads.HeadTraining(
+        head={"inputs": [*DEFAULT_INPUTS["next_token"], "second_share"]}, trainer={"max_epochs": 2}, calibration=None
+    )
+    texts = specheads.GeneratedData(data, list(source.load(pair.chats)), generation.limits)
+    head = specheads.load_head(specheads.train_heads(pair, texts, settings, run=folder / "run").folder)
+    rule = specheads.stopping.HeadThreshold(head)
+    decoder = specheads.SpeculativeDecoder(pair, stopping=rule, warp=specheads.Warp(top_k=50), engine="eager")
+    print(head.config.inputs, decoder.generate("def mean(values):\n", max_new_tokens=32).stats)
+    return head
+
+
+if __name__ == "__main__":
+    main(Path("outputs") / "new_head_input")

@@ -1,0 +1,88 @@
+"""The `specheads` command: its verbs, their help, and where each of them is.
+
+Verbs with a config take Hydra's overrides; the others describe, check and export heads, and import only what they need.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+from specheads.commands import head_tool
+from specheads.errors import UserError, user_error
+
+EXIT_USER_ERROR = 2
+# Lightning starts the other processes of a distributed run by the name of the script and Hydra's words, without the verb.
+VERB_OF_PARENT = "SPECHEADS_VERB"
+
+
+class Configured(NamedTuple):
+    """A verb with a config: its module, whose `main` runs the command line, its sentence of help, and the words it stands for."""
+
+    module: str
+    about: str
+    words: tuple[str, ...] = ()
+
+
+COMMANDS, EVALUATION = "specheads.commands", "specheads.evaluation"
+CONFIGURED = {
+    "probe": Configured(f"{COMMANDS}.probe", "say what speculation is worth for a pair, without training"),
+    "data": Configured(f"{COMMANDS}.data", "have the target answer prompts, and label drafted tokens"),
+    "train": Configured(f"{COMMANDS}.train", "train acceptance heads; missing data is made first"),
+    "distill": Configured(f"{COMMANDS}.train", "train the draft itself", ("task=distill",)),
+    "evaluate": Configured(f"{COMMANDS}.evaluate", "compare stopping rules on prompts, decode the best, report"),
+    "profile": Configured(f"{COMMANDS}.speculation_profile", "write what a draft and its head are worth, for other tools"),
+    "calibrate": Configured(f"{COMMANDS}.calibration", "calibrate a head again, on other prompts"),
+    "load": Configured(f"{EVALUATION}.load", "simulate up to which load speculation pays"),
+    "learning_curve": Configured(f"{EVALUATION}.learning_curve", "see whether more prompts would make better heads"),
+    "layer_search": Configured(f"{EVALUATION}.layer_search", "choose the layers that a draft of the target leaves out"),
+}
+
+
+def help_text() -> str:
+    """Return the help text of the command."""
+    about = {name: entry.about for name, entry in CONFIGURED.items()} | {
+        name: entry.about for name, entry in head_tool.VERBS.items()
+    }
+    lines = [f"  {name:<15} {text}" for name, text in about.items()]
+    lines.insert(len(CONFIGURED), "")
+    usage, more = "usage: specheads <verb> [key=value ...]", "specheads <verb> --help lists the keys of a verb."
+    return "\n".join([usage, "", *lines, "", more])
+
+
+def run(words: Sequence[str]) -> None:
+    """Run a command line. Raises UserError for a verb or an argument that is not known."""
+    if not words or words[0] in ("-h", "--help"):
+        print(help_text())
+        return
+    verb, *rest = words
+    if verb in head_tool.VERBS:
+        print(head_tool.run(words))
+    elif verb in CONFIGURED:
+        os.environ[VERB_OF_PARENT] = verb
+        start(verb, [*CONFIGURED[verb].words, *rest])
+    else:
+        raise UserError(f"specheads {verb}: there is no such verb; use {', '.join([*CONFIGURED, *head_tool.VERBS])}, or --help.")
+
+
+def start(verb: str, words: Sequence[str]) -> None:
+    """Run a verb that has a config."""
+    sys.argv[1:] = words
+    import_module(CONFIGURED[verb].module).main()
+
+
+def main() -> None:
+    """Run the command line of this process; a user's mistake is one message and exit code 2."""
+    words, verb = sys.argv[1:], os.environ.get(VERB_OF_PARENT)
+    if "LOCAL_RANK" in os.environ and verb in CONFIGURED:
+        start(verb, words)
+        return
+    try:
+        run(words)
+    except Exception as error:
+        message = user_error(error)
+        if message is None:
+            raise
+        print(f"error: {message}", file=sys.stderr)
+        raise SystemExit(EXIT_USER_ERROR) from None

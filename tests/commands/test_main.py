@@ -1,0 +1,94 @@
+"""The `specheads` command: every verb is handed on, to its module or to the verbs for heads."""
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+from commands import shell
+
+from specheads.commands import calibration, head_tool, train
+from specheads.commands import main as main_module
+from specheads.commands.help import PROGRAMS
+from specheads.commands.main import CONFIGURED, VERB_OF_PARENT, main
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """A function that gives a command line and returns its exit code and what it printed."""
+    monkeypatch.setenv(VERB_OF_PARENT, "")
+
+    def give(*words):
+        monkeypatch.setattr(sys, "argv", ["specheads", *words])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return give
+
+
+def test_every_verb_has_a_module_and_a_config():
+    modules = {name: import_module(entry.module) for name, entry in CONFIGURED.items()}
+    assert {module.main.name for module in modules.values()} == PROGRAMS.keys()
+    verbs = {program.removeprefix("specheads ") for program in PROGRAMS.values()}
+    assert verbs == CONFIGURED.keys() - {"distill"} and modules["distill"] is modules["train"]
+    assert all(PROGRAMS[modules[verb].main.name] == f"specheads {verb}" for verb in verbs)
+
+
+def test_a_verb_is_handed_on_with_its_words(run, monkeypatch):
+    called = []
+    for module in (calibration, train):
+        monkeypatch.setattr(module, "main", lambda: called.append(sys.argv[1:]))
+    assert run("calibrate", "head=mine")[0] == run("distill", "model=nano")[0] == run("train")[0] == 0
+    assert called == [["head=mine"], ["task=distill", "model=nano"], []]
+
+
+def test_a_further_process_of_a_run_has_the_verb_of_the_first(run, monkeypatch):
+    called = []
+    monkeypatch.setattr(train, "main", lambda: called.append(sys.argv[1:]))
+    run("distill", "model=nano")
+    assert os.environ[VERB_OF_PARENT] == "distill"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    run("-cp", "conf", "task=distill", "model=nano")
+    assert called[1] == ["-cp", "conf", "task=distill", "model=nano"]
+
+
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_help_lists_all_verbs_in_a_screen(run, words):
+    code, text, _ = run(*words)
+    assert code == 0 and len(text.splitlines()) < 24 and max(map(len, text.splitlines())) <= 80
+    for name, entry in (CONFIGURED | head_tool.VERBS).items():
+        assert f"  {name} " in text and entry.about in text
+
+
+@pytest.mark.parametrize("verb", head_tool.VERBS)
+def test_help_of_a_verb_lists_its_keys(run, verb):
+    code, text, _ = run(verb, "--help")
+    assert code == 0 and all(f"{key}=" in text for key in head_tool.VERBS[verb].required | head_tool.VERBS[verb].optional)
+
+
+def test_an_unknown_verb_is_one_message(run):
+    code, out, error = run("prob")
+    assert (
+        code == 2
+        and not out
+        and error.startswith("error: specheads prob: there is no such verb; use probe, data, train, distill")
+    )
+
+
+@pytest.mark.parametrize("words", [["-m", "specheads"], ["-c", "from specheads.commands.main import main; main()"]])
+def test_the_command_runs_as_a_module_too(words, tmp_path):
+    done = subprocess.run(
+        [sys.executable, *words, "inspect", "head=./none"], cwd=tmp_path, env=shell(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and done.stderr.startswith("error: there is no head folder './none'"), done.stderr
+
+
+def test_importing_the_command_imports_nothing_that_trains():
+    script = f"import sys, {main_module.__name__}; assert not {{'lightning', 'hydra', 'wandb', 'datasets'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, env=shell())

@@ -1,0 +1,155 @@
+"""The examples run, and do what the decoder does."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fakes import tiny_pair
+
+from examples.new_draft import KnownText
+from examples.new_stopping_rule import UnsureTokens
+from examples.speculative_decoding import speculative_decode
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, stopping, verification
+from specheads.heads.checkpoint import save_head
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+NUM_TOKENS = 30
+
+
+def run(folder, *words, **variables):
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": f"{EXAMPLES}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1", **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def uneven_head(hidden_size, spread=1.0):
+    """A head whose drafts have many lengths."""
+    torch.manual_seed(3)
+    calibration = {"slope": [1.2, 0.8], "intercept": [1.0, 0.5]}
+    head = AcceptanceHead(HeadConfig(hidden_size, 1, width=8, calibration=calibration))
+    torch.nn.init.normal_(head.readout.weight, std=spread)
+    return head.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("warp", [Warp(0), Warp(), Warp(0.8, top_k=5)], ids=["greedy", "sampled", "warped"])
+@pytest.mark.parametrize("threshold", [0.3, 0.8])
+def test_the_decoder_emits_the_tokens_of_the_algorithm(warp, threshold):
+    pair, prompt, lengths, num_accepted = tiny_pair(vocab_size=7, scale=1.5), [3, 1, 4], set(), 0
+    head = uneven_head(pair.draft_lm.hidden_size)
+    decoder = SpeculativeDecoder(pair, stopping=stopping.HeadThreshold(head, threshold), warp=warp)
+    for seed in range(4):
+        out = decoder.generate(prompt, NUM_TOKENS, seed=seed)
+        assert out.tokens.tolist() == speculative_decode(pair, head, prompt, NUM_TOKENS, warp, threshold, seed)
+        lengths |= {each.num_drafted for each in out.rounds}
+        num_accepted += out.stats.num_accepted
+    assert len(lengths) > 2 and num_accepted > 10
+
+
+def test_the_algorithm_ends_at_a_stop_token():
+    pair, prompt = tiny_pair(vocab_size=7, scale=1.5), [3, 1, 4]
+    free = generate_baseline(pair, prompt, NUM_TOKENS, warp=Warp(0)).tokens.tolist()
+    pair.target.generation_config.eos_token_id = free[7]
+    head = uneven_head(pair.draft_lm.hidden_size)
+    assert speculative_decode(pair, head, prompt, NUM_TOKENS, Warp(0)) == free[: free.index(free[7]) + 1]
+
+
+def test_the_algorithm_fits_a_screen():
+    assert len((EXAMPLES / "speculative_decoding.py").read_text().splitlines()) <= 50
+
+
+def test_a_pair_of_folders_is_decoded_with_a_head(nano, tmp_path):
+    for name in ("draft", "target"):
+        shutil.copytree(ROOT / "specheads" / "nano" / name, tmp_path / name)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(ROOT / "specheads" / "nano" / file, tmp_path / name)
+    save_head(uneven_head(nano.draft_lm.hidden_size), tmp_path / "head")
+    done = run(tmp_path, EXAMPLES / "own_pair.py", "target", "draft", "head", "def mean(values):\n", SPECHEADS_ENGINE="eager")
+    assert done.returncode == 0, done.stderr
+    assert "tokens per forward pass of the target" in done.stdout.splitlines()[-1]
+    assert "<target> <draft> <head>" in run(tmp_path, EXAMPLES / "own_pair.py").stderr
+
+
+def test_a_new_rule_stops_after_unsure_tokens():
+    rule = UnsureTokens(threshold=0.5, patience=2, max_tokens=4)
+    state, seen = rule.start_prompt(2, torch.device("cpu")), []
+    for first, second in [(0.4, 0.6), (0.9, 0.6), (0.4, 0.6), (0.3, 0.6)]:
+        state, stop = rule.step(state, {"draft_prob": torch.tensor([first, second])})
+        seen.append(stop.tolist())
+    assert seen == [[False, False]] * 3 + [[True, True]]  # two in a row; the longest draft
+    state = rule.start_round(state)
+    assert [numbers.tolist() for numbers in state] == [[0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("warp", [Warp(0), Warp(1.0, 20)], ids=["greedy", "sampled"])
+def test_a_new_rule_decodes(nano, prompts, warp):
+    decoder = SpeculativeDecoder(nano, stopping=UnsureTokens(max_tokens=6), warp=warp)
+    rounds = [each for ids in prompts[:3] for each in decoder.generate(ids, 24).rounds]
+    assert len({each.num_drafted for each in rounds}) > 2
+    if warp.greedy:
+        alone = generate_baseline(nano, prompts[0], 24, warp=warp)
+        assert torch.equal(decoder.generate(prompts[0], 24).tokens, alone.tokens)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["stopping=[fixed_length,unsure_tokens]", "live=none"],
+        [
+            "drafting=known_text",
+            f"drafting.file={ROOT}/README.md",
+            "verification=tree_match",
+            "stopping=[fixed_length]",
+            "live=all",
+        ],
+    ],
+    ids=["rule", "draft"],
+)
+def test_what_is_new_is_evaluated_from_the_command_line(words, tmp_path):
+    sizes = ["model=nano", "data.num_train=8", "data.num_dev=4", "data.num_test=4", "data.max_new_tokens=16"]
+    sizes += ["head=null", "num_prompts=4", "num_live_prompts=2", "fixed_lengths=[2,4]", "engine=eager"]
+    done = run(tmp_path, "-m", "specheads", "evaluate", "--config-dir", EXAMPLES / "conf", *words, *sizes)
+    assert done.returncode == 0, done.stderr
+    report = next(tmp_path.glob("outputs/evaluate/*/report.json")).read_text()
+    assert ("unsure_tokens" in report) == ("unsure" in words[0])
+
+
+def test_known_text_is_drafted(nano, tmp_path):
+    text = "def mean(values):\n    return sum(values) / len(values)\n"
+    (tmp_path / "text.py").write_text(text)
+    decoder = SpeculativeDecoder(
+        nano, KnownText(str(tmp_path / "text.py")), stopping.FixedLength(8), verification.TreeMatch(), Warp(0), "eager"
+    )
+    ids = nano.encode_instruction("def mean(values):\n")
+    out = decoder.generate(ids, 24)
+    assert out.stats.num_drafted > 8
+    assert torch.equal(out.tokens, generate_baseline(nano, ids, 24, warp=Warp(0)).tokens)
+
+
+def test_a_new_input_is_learned_and_decoded_with(tmp_path):
+    script = "import sys, pathlib, new_head_input; new_head_input.main(pathlib.Path(sys.argv[1]), 12)"
+    done = run(tmp_path, "-c", script, tmp_path)  # in a process of its own, as it changes the table of features
+    assert done.returncode == 0, done.stderr
+    assert "'second_share')" in done.stdout and "num_drafted=" in done.stdout
+
+
+def test_a_new_data_set_is_generated(tmp_path):
+    words = [
+        "data=questions",
+        "data.max_new_tokens=4",
+        "model=nano",
+        f"paths.data={tmp_path}/data",
+        f"paths.outputs={tmp_path}/out",
+    ]
+    done = run(ROOT, "-m", "specheads", "data", "--config-dir", EXAMPLES / "conf", *words)
+    assert done.returncode == 0, done.stderr
+    assert "data: " in done.stdout and list(tmp_path.glob("data/*/*.parquet"))

@@ -1,0 +1,6 @@
+"""`python train.py model=llama2-7b`: what `specheads train` does, from the source tree."""
+
+from specheads.commands.train import main
+
+if __name__ == "__main__":
+    main()
