@@ -1,0 +1,85 @@
+"""README and docs: their snippets run, their links lead somewhere, every public name is documented."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import specheads
+from specheads.heads.checkpoint import save_head
+from specheads.heads.head import AcceptanceHead, HeadConfig
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in PAGES if "_build" not in page.parts and not page.is_relative_to(ROOT / "docs" / "commands")]
+SNIPPET = re.compile(r"^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+# What a snippet leaves to the reader, and sizes that take seconds.
+FILLED = {
+    '"mini"': '"nano"',
+    "outputs/head/<date_time>/heads/next_token-d3-r1": "head",
+    "NanoSource(200, 50, 50), Generation()": "NanoSource(8, 4, 4), Generation(max_new_tokens=12)",
+    'HeadTraining(head={"depth": 3})': 'HeadTraining(head={"depth": 3}, trainer={"max_epochs": 1}, calibration=None)',
+    "Evaluation(num_prompts=32)": "Evaluation(num_prompts=3, num_dev_prompts=3, num_live_prompts=1, max_new_tokens=12)",
+    "specheads.Distillation()": 'specheads.Distillation(trainer={"max_epochs": 1})',
+}
+NEED_VLLM = "LLM("  # of snippets that begin so only the syntax is checked
+
+
+def snippets():
+    found = [(page.relative_to(ROOT), match[2]) for page in PAGES for match in SNIPPET.finditer(page.read_text())]
+    return [pytest.param(page, text, id=f"{page}-{number}") for number, (page, text) in enumerate(found)]
+
+
+@pytest.mark.parametrize(("page", "text"), snippets())
+def test_snippets_run(page, text, nano, tmp_path):
+    if text.startswith(NEED_VLLM):
+        ast.parse(text)
+        return
+    for reader, here in FILLED.items():
+        text = text.replace(reader, here)
+    torch.manual_seed(0)
+    draft = {"id": nano.draft_id, "revision": nano.draft_revision}
+    head = AcceptanceHead(HeadConfig(nano.draft_lm.hidden_size, draft=draft))
+    torch.nn.init.normal_(head.readout.weight)
+    save_head(head.eval(), tmp_path / "head")
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_every_public_name_is_documented():
+    text = (ROOT / "docs" / "api.md").read_text()
+    modules = {"drafting", "stopping", "verification"}
+    for name in specheads.__all__:
+        wanted = rf"automodule:: specheads\.decoding\.{name}$" if name in modules else rf":: specheads\.{name}$"
+        assert re.search(wanted, text, re.MULTILINE), name
+        assert getattr(specheads, name).__doc__, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_every_page_is_listed():
+    listed = (ROOT / "docs" / "index.md").read_text() + (ROOT / "docs" / "extend" / "index.md").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = page.relative_to(ROOT / "docs").with_suffix("")
+        if page in PAGES and name.name != "index":
+            assert re.search(rf"^({name}|{name.name})$", listed, re.MULTILINE), name
