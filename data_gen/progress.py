@@ -6,11 +6,11 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from data_gen.rows import Shard
 from data_gen.settings import Generation
-from specheads.forecast import Forecast
+from specheads.forecast import Forecast, duration
 
 logger = logging.getLogger(__name__)
 
@@ -32,23 +32,73 @@ def announce(folder: Path, shards: Collection[Shard], missing: Collection[Shard]
 
 def progress_bar() -> Progress:
     """Return a bar with a speed and the remaining time."""
-    return Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    return Progress(*columns, TextColumn("{task.fields[speed]}"), TextColumn("{task.fields[left]}"))
 
 
 class Meter:
-    """Moves a bar as tokens come; a row that has ended early counts as its whole limit."""
+    """Moves a bar as responses end, and says how long the rest will take.
 
-    def __init__(self, bar: Progress, total: int) -> None:
-        self.bar, self.total = bar, total
-        self.task = bar.add_task("responses", total=total, speed="")
-        self.start = time.perf_counter()
-        self.forecast = Forecast("data", wait=30)
-        self.tokens = self.done = 0
+    Responses, labels and rollouts differ in pace, so each has a clock of its own. How long responses become is not known
+    beforehand; the tokens made so far over the responses that have ended is an estimate that also counts those still under way.
+    """
 
-    def add(self, made: int, done: int) -> None:
-        """Count tokens that were made, and how many of the planned tokens are settled."""
+    def __init__(self, bar: Progress, num_rows: int, most: int, rolled_out: bool) -> None:
+        """Begin with nothing done.
+
+        Args:
+            most: the longest response, in tokens.
+            rolled_out: whether responses get rollouts.
+        """
+        self.bar, self.num_rows, self.most, self.rolled_out = bar, num_rows, most, rolled_out
+        self.task = bar.add_task("responses", total=num_rows * (1 + rolled_out), speed="", left="")
+        self.forecast = Forecast("data")
+        self.start = self.last = time.perf_counter()
+        self.seconds = {"responses": 0.0, "rollouts": 0.0, "labels": 0.0}
+        self.rows = {"responses": 0, "rollouts": 0, "labels": 0}
+        self.tokens = self.copied = 0
+
+    def add(self, made: int, ended: int) -> None:
+        """Count tokens that were made, and responses that ended with them; without tokens, responses that were known."""
+        self._count("responses", ended)
         self.tokens += made
-        self.done += done
-        speed = self.tokens / (time.perf_counter() - self.start)
-        self.bar.update(self.task, completed=self.done, speed=f"{speed:,.0f} tokens/s")
-        self.forecast.update(self.done, self.total)
+        self.copied += ended if not made else 0
+        self._show()
+
+    def add_rollouts(self, rows: int) -> None:
+        """Count responses that have their rollouts."""
+        self._count("rollouts", rows)
+        self._show()
+
+    def add_labels(self, rows: int) -> None:
+        """Count responses that are complete."""
+        self._count("labels", rows)
+
+    def left(self) -> float | None:
+        """Return the seconds that the rest will take; None if nothing is known yet."""
+        if self.rolled_out and not self.rows["rollouts"]:
+            return None
+        seconds = 0.0
+        for phase in ("rollouts", "labels"):
+            if done := self.rows[phase]:
+                seconds += (self.num_rows - done) * self.seconds[phase] / done
+        wanted, ended = self.num_rows - self.copied, self.rows["responses"] - self.copied
+        if not self.tokens:
+            return seconds if self.copied == self.num_rows and self.rows["labels"] else None
+        length = min(self.most, self.tokens / ended) if ended else self.most
+        return seconds + max(0.0, wanted * length - self.tokens) * self.seconds["responses"] / self.tokens
+
+    def _count(self, phase: str, rows: int) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] += now - self.last
+        self.rows[phase] += rows
+        self.last = now
+
+    def _show(self) -> None:
+        pace, left = self.tokens / max(1e-9, self.seconds["responses"]), self.left()
+        speed = f"{pace:,.0f} tokens/s" if self.tokens else ""
+        text = "" if left is None else f"{duration(left)} to go"
+        self.bar.update(self.task, completed=self.rows["responses"] + self.rows["rollouts"], speed=speed, left=text)
+        if left is not None:
+            reached = f"{self.rows['responses']:,} of {self.num_rows:,} responses{', ' if speed else ''}{speed}"
+            self.forecast.log(self.last - self.start, left, reached)

@@ -43,7 +43,7 @@ def roll_out(
     warp: Warp,
     max_new_tokens: int,
     batch_size: int,
-    on_step: Callable[[int, int], None] = lambda made, done: None,
+    on_rows: Callable[[int], None] = lambda rows: None,
 ) -> list[Rollouts]:
     """Return the rollouts of each response; they start and end only where drafts of a decoder can.
 
@@ -52,7 +52,7 @@ def roll_out(
         uniform: (rows, R, 1 + K) in [0, 1), see `rollout_uniforms`; a rollout has up to K tokens.
         max_new_tokens: the limit at which responses end.
         batch_size: the number of rollouts that are drafted together.
-        on_step: called after each batch with the number of drafted tokens, and with R * K for each of its rows.
+        on_rows: called after each batch with the number of its rows.
     """
     _, count, width = uniform.shape
     results = [Rollouts([], [], []) for _ in responses]
@@ -74,7 +74,7 @@ def roll_out(
         for number, begin, *columns in zip(text.tolist(), start.tolist(), *made, strict=True):
             for known, value in zip(vars(results[rows[number]]).values(), (begin, *columns), strict=True):
                 known.append(value)
-        on_step(sum(map(len, made[0])), len(rows) * count * (width - 1))
+        on_rows(len(rows))
     return results
 
 

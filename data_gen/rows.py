@@ -14,7 +14,9 @@ from specheads.prompts.encoding import EncodedPrompt
 from specheads.prompts.prompt import SPLITS
 from specheads.sampling import Warp
 
-OnStep = Callable[[int, int], None]  # takes the tokens that were made, and how many of the planned tokens are settled
+OnStep = Callable[[int, int], None]  # takes the tokens that were made, and how many responses ended with them
+Steps = tuple[OnStep, Callable[[int], None]]  # the second takes how many responses got their rollouts
+UNSEEN: Steps = lambda made, ended: None, lambda rows: None
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def make_rows(
     responder: Responder,
     shard: Shard,
     settings: Generation,
-    on_step: OnStep = lambda made, done: None,
+    steps: Steps = UNSEEN,
     responses: list[Response] | None = None,
     labelled: bool = True,
 ) -> list[dict]:
@@ -51,15 +53,16 @@ def make_rows(
 
     Args:
         responder: the target's, for a plan with these prompts.
+        steps: called as the work goes on.
         responses: the target's, where they are known.
         labelled: without labels, the columns that the draft would fill stay empty.
     """
     ids = [ids for _, ids in shard.prompts]
     uniform = np.stack([uniforms_of(settings, prompt.prompt_id, shard.sample) for prompt, _ in shard.prompts])
     if responses is None:
-        responses = responder.respond(ids, uniform[:, 0], warp_of(settings, shard), on_step)
+        responses = responder.respond(ids, uniform[:, 0], warp_of(settings, shard), steps[0])
     if labelled:
-        labels, rollouts = _labels_and_rollouts(responder.pair, shard, responses, uniform[:, 1:], settings, on_step)
+        labels, rollouts = _labels_and_rollouts(responder.pair, shard, responses, uniform[:, 1:], settings, steps[1])
     else:
         labels = [Labels(*([] for _ in fields(Labels)))] * len(ids)
         rollouts = [Rollouts(*([] for _ in fields(Rollouts)))] * len(ids)
@@ -94,11 +97,16 @@ def warp_of(settings: Generation, shard: Shard) -> Warp:
 
 
 def _labels_and_rollouts(
-    pair: Pair, shard: Shard, responses: Sequence[Response], uniform: np.ndarray, settings: Generation, on_step: OnStep
+    pair: Pair,
+    shard: Shard,
+    responses: Sequence[Response],
+    uniform: np.ndarray,
+    settings: Generation,
+    on_rows: Callable[[int], None],
 ) -> tuple[list[Labels], list[Rollouts]]:
     ids, answers = [ids for _, ids in shard.prompts], [response.ids for response in responses]
     labels = label_responses(pair, ids, answers, uniform, settings.label_warp)
     sizes = shard.sample, settings.rollouts_per_response, settings.rollout_tokens
     uniform = np.stack([rollout_uniforms(settings.seed, prompt.prompt_id, *sizes) for prompt, _ in shard.prompts])
     limits = settings.max_new_tokens, settings.batch_size
-    return labels, roll_out(pair, ids, answers, uniform, settings.label_warp, *limits, on_step)
+    return labels, roll_out(pair, ids, answers, uniform, settings.label_warp, *limits, on_rows)

@@ -54,10 +54,13 @@ def generate_data(
         announce(folder, shards.values(), missing.values(), settings)
         responder = Responder(pair, [len(ids) for shard in shards.values() for _, ids in shard.prompts], settings.limits)
         with progress_bar() as bar, _known_responses(pair, loaded, missing, settings, root, provenance, labelled) as known:
-            meter = Meter(bar, settings.tokens_per_response * sum(len(shard.prompts) for shard in missing.values()))
+            rows = sum(len(shard.prompts) for shard in missing.values())
+            meter = Meter(bar, rows, settings.max_new_tokens, labelled and settings.rollouts_per_response > 0)
             for name, shard in missing.items():
                 responses = known(name, meter.add)
-                store.write(name, make_rows(responder, shard, settings, meter.add, responses, labelled))
+                steps = meter.add, meter.add_rollouts
+                store.write(name, make_rows(responder, shard, settings, steps, responses, labelled))
+                meter.add_labels(len(shard.prompts))
         store.complete(list(shards))
     return folder
 
@@ -78,7 +81,7 @@ def _known_responses(
     """
     if settings.runner == "vllm" and not labelled and missing:
         with VllmResponses(pair, missing, settings, root / fingerprint(provenance)) as responses:
-            yield lambda name, on_step: responses.of(name, on_step, settings.max_new_tokens)
+            yield lambda name, on_step: responses.of(name, on_step)
         return
     if settings.runner == "vllm":
         splits = {prompt.split for shard in missing.values() for prompt, _ in shard.prompts}
@@ -90,7 +93,7 @@ def _known_responses(
         shard = missing[name]
         responses = reused_responses(reusable, name, shard.prompts, shard.sample, pair, settings) if reusable else None
         if responses is not None:
-            on_step(0, settings.max_new_tokens * len(responses))
+            on_step(0, len(responses))
         elif settings.runner == "vllm":
             raise UserError(
                 f"{name} in {reusable} has changed since vLLM wrote it; remove that folder and run the command again."

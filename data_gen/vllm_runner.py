@@ -92,11 +92,11 @@ class VllmResponses:
         with self._log.open("w") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
 
-    def of(self, name: str, on_step: Callable[[int, int], None], most: int) -> list[Response]:
+    def of(self, name: str, on_step: Callable[[int, int], None]) -> list[Response]:
         """Return the responses to a shard, waiting for them.
 
         Args:
-            on_step: called for each response that has ended, with its number of tokens and with `most`.
+            on_step: called for each response that has ended, with its number of tokens and with 1.
 
         Raises:
             UserError: vLLM ended without them.
@@ -112,7 +112,7 @@ class VllmResponses:
                 )
             content = json.loads(line)
             self._ended[self._places[content["request"]]] = Response(content["ids"], content["finished"])
-            on_step(len(content["ids"]), most)
+            on_step(len(content["ids"]), 1)
         return [self._ended.pop(place) for place in wanted]
 
     def __enter__(self) -> Self:

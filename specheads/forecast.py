@@ -1,4 +1,4 @@
-"""The remaining time of a long step, logged once, because a progress bar does not reach a log file."""
+"""The remaining time of a long step: in a progress bar, and in the log, which a bar does not reach."""
 
 import logging
 import time
@@ -11,23 +11,39 @@ logger = logging.getLogger(__name__)
 
 
 class Forecast:
-    """Logs the remaining time once, after `wait` seconds of the work; the first update only starts the clock."""
+    """Logs the remaining time after `first` seconds of the work, and again each time that as many have passed as before.
 
-    def __init__(self, what: str, wait: float = 10.0) -> None:
-        self.what, self.wait = what, wait
+    The first update only starts the clock: what comes before it, such as compilation, does not repeat.
+    """
+
+    def __init__(self, what: str, first: float = 10.0) -> None:
+        self.what, self.due = what, first
         self.start: tuple[float, float] | None = None
-        self.logged = False
 
     def update(self, done: float, total: float) -> None:
-        """Report that `done` of `total` is done."""
+        """Report that `done` of `total` is done, all of which takes equally long."""
         now = time.perf_counter()
         if self.start is None:
             self.start = (now, done)
             return
         elapsed, progress = now - self.start[0], done - self.start[1]
-        if not self.logged and elapsed >= self.wait and progress > 0:
-            self.logged = True
-            logger.info("%s: about %s to go", self.what, duration(elapsed / progress * (total - done)))
+        if progress > 0:
+            pace = progress / elapsed if elapsed else float("inf")
+            self.log(elapsed, (total - done) / pace, f"{done:,.0f} of {total:,.0f}, {rate(pace)}")
+
+    def log(self, elapsed: float, left: float, reached: str) -> None:
+        """Log the seconds `left` and a text of what was `reached`, if that is due."""
+        if elapsed >= self.due and left > 0:
+            logger.info("%s: %s, about %s to go", self.what, reached, duration(left))
+            while self.due <= elapsed:
+                self.due *= 2
+
+
+def rate(pace: float) -> str:
+    """Return a number per second as text, per minute or per hour where it is below 1."""
+    seconds, name = next((unit for unit in ((1, "s"), (60, "min")) if pace * unit[0] >= 1), (3600, "h"))
+    number = pace * seconds
+    return f"{number:,.0f}/{name}" if number >= 10 else f"{number:.1f}/{name}"
 
 
 def duration(seconds: float) -> str:
@@ -40,7 +56,7 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar while the block runs and log the remaining time once; yield a function that advances the bar."""
+    """Show a progress bar while the block runs and log the remaining time; yield a function that advances the bar."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns) as bar:
         task, forecast = bar.add_task(what, total=total), Forecast(what)

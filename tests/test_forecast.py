@@ -1,30 +1,94 @@
+"""The remaining time, by a clock that the tests move."""
+
 import logging
 import time
 
+import numpy as np
 import pytest
+from rich.progress import Progress
 
-from specheads.forecast import Forecast, duration
+from data_gen.progress import Meter
+from specheads.forecast import Forecast, duration, rate
 
 
-def test_the_remaining_time_is_logged_once_when_enough_is_done(monkeypatch, caplog):
-    clock = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    forecast = Forecast("decoding", wait=10)
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_the_remaining_time_is_logged_when_enough_is_done_and_ever_more_rarely(clock, caplog):
+    forecast = Forecast("decoding")
     with caplog.at_level(logging.INFO):
-        for now, done in ((5, 2), (10, 3), (25, 6), (40, 7)):  # the clock starts at (5, 2): 4 in 20 seconds
+        # The clock starts at (5, 2): 4 in 20 seconds, then 24 in 60.
+        for now, done in ((5, 2), (10, 3), (25, 6), (40, 7), (65, 26), (80, 50)):
             clock[0] = now
             forecast.update(done, 50)
-    assert [record.message for record in caplog.records] == ["decoding: about 3.7 min to go"]
+    assert [record.message for record in caplog.records] == [
+        "decoding: 6 of 50, 12/min, about 3.7 min to go",
+        "decoding: 26 of 50, 24/min, about 60 s to go",
+    ]
 
 
-def test_without_progress_there_is_no_forecast(monkeypatch, caplog):
-    clock = iter([0.0, 100.0])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+def test_without_progress_there_is_no_forecast(clock, caplog):
     forecast = Forecast("decoding")
     with caplog.at_level(logging.INFO):
         forecast.update(0, 5)
+        clock[0] = 100.0
         forecast.update(0, 5)
     assert not caplog.records
+
+
+def play(clock, lengths, rows, token_seconds, label_seconds, rollout_seconds, most, shard=256, stop_at=None):
+    """Make responses of these lengths, some rows at a time, shard after shard.
+
+    Returns the time at the end, and the forecasts by time.
+    """
+    left = {}
+    with Progress(disable=True) as bar:
+        meter = Meter(bar, len(lengths), most, rollout_seconds > 0)
+        for start in range(0, len(lengths), shard):
+            waiting, running = lengths[start : start + shard], []
+            while waiting or running:
+                running += [waiting.pop() for _ in range(min(rows - len(running), len(waiting)))]
+                clock[0] += token_seconds
+                running = [length - 1 for length in running]
+                meter.add(len(running), running.count(0))
+                running = [length for length in running if length]
+                left[clock[0]] = meter.left()
+            count = min(shard, len(lengths) - start)
+            for _ in range(count if rollout_seconds else 0):
+                clock[0] += rollout_seconds
+                meter.add_rollouts(1)
+                left[clock[0]] = meter.left()
+            clock[0] += label_seconds * count
+            meter.add_labels(count)
+    return clock[0], left
+
+
+@pytest.mark.parametrize("rollout_seconds", [0.0, 0.05], ids=["responses", "with rollouts"])
+@pytest.mark.parametrize("most", [128, 512])
+def test_data_is_forecast_within_30_percent(clock, most, rollout_seconds):
+    """Responses end early, and later phases are slower: from ten seconds on, or from the first rollouts on."""
+    lengths = np.random.default_rng(0).geometric(1 / 80, size=4000).clip(max=most).tolist()
+    end, left = play(clock, lengths, 64, 0.02, 0.004, rollout_seconds, most)
+    first = 10 if not rollout_seconds else min(now for now, seconds in left.items() if seconds is not None) + 10
+    known = {now: seconds for now, seconds in left.items() if first < now < 0.8 * end}  # at the end few rows are busy
+    assert len(known) > 1000 and first < 0.2 * end
+    wrong = {now: (seconds, end - now) for now, seconds in known.items() if abs(seconds - (end - now)) > 0.3 * (end - now)}
+    assert not wrong, (len(wrong), len(known), *list(wrong.items())[:3])
+
+
+def test_known_responses_take_no_time(clock):
+    with Progress(disable=True) as bar:
+        meter = Meter(bar, 20, 512, False)
+        meter.add(0, 10)
+        assert meter.left() is None
+        clock[0] += 5.0
+        meter.add_labels(10)
+        meter.add(0, 10)
+        assert meter.left() == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize(
@@ -32,3 +96,10 @@ def test_without_progress_there_is_no_forecast(monkeypatch, caplog):
 )
 def test_a_duration_is_text_in_seconds_minutes_hours_or_days(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("pace", "text"), [(1234.5, "1,234/s"), (1.25, "1.2/s"), (0.5, "30/min"), (0.001, "3.6/h"), (0, "0.0/h")]
+)
+def test_a_rate_is_text_per_second_minute_or_hour(pace, text):
+    assert rate(pace) == text

@@ -87,15 +87,14 @@ class Responder:
         prompts: Sequence[Sequence[int]],
         uniform: np.ndarray,
         warp: Warp,
-        on_step: Callable[[int, int], None] = lambda made, settled: None,
+        on_step: Callable[[int, int], None] = lambda made, ended: None,
     ) -> list[Response]:
         """Return the response to each prompt.
 
         Args:
             prompts: token ids per prompt.
             uniform: (B, max_new_tokens) in [0, 1), one number per sampled token.
-            on_step: called after each step with the number of tokens it produced, and with that number plus the unused part of
-                `max_new_tokens` of all rows that ended in it; the latter add up to B * max_new_tokens.
+            on_step: called after each step with the number of tokens it produced, and of responses that ended in it.
 
         Raises:
             UserError: the model's logits have a NaN.
@@ -110,15 +109,15 @@ class Responder:
 
         responses: dict[int, Response] = {}
         for rows in decoder.decode(sessions(), self.pair.stop_tokens):
-            unused = 0
+            ended = 0
             for row in rows:
                 if row.failure is not None:
                     raise UserError(row.failure)
                 if row.has_ended:
                     ids = row.session.response
                     responses[row.number] = Response(ids, row.session.finish_reason == "stop")
-                    unused += most - len(ids)
-            on_step(len(rows), len(rows) + unused)
+                    ended += 1
+            on_step(len(rows), ended)
         return [responses[number] for number in range(len(prompts))]
 
     def _decoder(self, warp: Warp) -> BatchDecoder:

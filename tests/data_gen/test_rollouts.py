@@ -94,9 +94,9 @@ def test_a_rollout_ends_at_an_end_token_or_before_the_limit():
 def test_a_response_at_its_limit_has_no_rollouts():
     pair, (prompts, responses) = stopping_pair(), texts()
     steps, starts_of_responses = [], [response[:1] for response in responses]
-    made = roll_out(pair, prompts, starts_of_responses, uniforms(), Warp(1.0), 1, 64, lambda *step: steps.append(step))
+    made = roll_out(pair, prompts, starts_of_responses, uniforms(), Warp(1.0), 1, 64, steps.append)
     assert all(list(vars(rollouts).values()) == [[]] * 3 for rollouts in made)
-    assert steps == [(0, 6 * 3 * 5)]
+    assert steps == [6]
     assert roll_out(pair, prompts, responses, uniforms(count=0), Warp(1.0), MOST, 64)[0].rollout_ids == []
 
 
@@ -149,14 +149,14 @@ def test_rollouts_have_different_uniform_numbers():
     np.testing.assert_array_equal(rollout_uniforms(0, "ab", 0, 2, 8), made[0][:2])
 
 
-def test_progress_reaches_the_announced_total():
-    steps, sizes = [], {"max_new_tokens": 16, "batch_size": 4, "rollouts_per_response": 3, "rollout_tokens": 5}
+def test_progress_counts_every_token_and_every_row():
+    made, rolled, sizes = [], [], {"max_new_tokens": 16, "batch_size": 4, "rollouts_per_response": 3, "rollout_tokens": 5}
     settings = Generation(seed=7, warp=Warp(1.0), **sizes)
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(texts()[0])]
-    rows = make_rows(responder_to(prompts, settings), Shard(prompts), settings, lambda *step: steps.append(step))
-    made, done = map(sum, zip(*steps, strict=True))
-    assert done == len(prompts) * settings.tokens_per_response == 6 * (16 + 15)
-    assert made == sum(len(row["response_ids"]) + sum(map(len, row["rollout_ids"])) for row in rows)
+    steps = (lambda *step: made.append(step)), rolled.append
+    rows = make_rows(responder_to(prompts, settings), Shard(prompts), settings, steps)
+    tokens, ended = map(sum, zip(*made, strict=True))
+    assert tokens == sum(len(row["response_ids"]) for row in rows) and ended == sum(rolled) == len(prompts)
 
 
 @pytest.mark.parametrize("broken", ["target", "draft"])

@@ -155,9 +155,9 @@ def test_all_responses_are_made_before_the_first_label(nano, prompts, stand_in, 
     _, python = stand_in
     made, running, real, start = [], [], data_gen.run.make_rows, VllmResponses.__enter__
 
-    def noted(responder, shard, chosen, on_step, responses, labelled):
+    def noted(responder, shard, chosen, steps, responses, labelled):
         running.append((labelled, any(each._process.poll() is None for each in made)))
-        return real(responder, shard, chosen, on_step, responses, labelled)
+        return real(responder, shard, chosen, steps, responses, labelled)
 
     monkeypatch.setattr(VllmResponses, "__enter__", lambda self: made.append(self) or start(self))
     monkeypatch.setattr(data_gen.run, "make_rows", noted)
@@ -185,7 +185,7 @@ def test_commands_take_the_runner(stand_in, tmp_path):
         f"vllm.python={python}",
     ]
     done = run(tmp_path, "data_gen", "model=nano", "runner=vllm", *words)
-    assert done.returncode == 0 and f"train.py model=nano runner=vllm {' '.join(words)}" in done.stdout
+    assert done.returncode == 0 and f"specheads train model=nano runner=vllm {' '.join(words)}" in done.stdout
     wrong = run(tmp_path, "data_gen", "model=synthetic-21m", "runner=vllm", *words)
     assert wrong.returncode == 2 and "runner=vllm cannot load" in wrong.stderr
 
