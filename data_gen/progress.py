@@ -97,7 +97,7 @@ class Meter:
     def _show(self) -> None:
         pace, left = self.tokens / max(1e-9, self.seconds["responses"]), self.left()
         speed = f"{pace:,.0f} tokens/s" if self.tokens else ""
-        text = "" if left is None else f"{duration(left)} to go"
+        text = f"{duration(left)} to go" if left else ""
         self.bar.update(self.task, completed=self.rows["responses"] + self.rows["rollouts"], speed=speed, left=text)
         if left is not None:
             reached = f"{self.rows['responses']:,} of {self.num_rows:,} responses{', ' if speed else ''}{speed}"

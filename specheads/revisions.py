@@ -2,10 +2,13 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedModel
+from transformers.utils import logging
 from transformers.utils.hub import extract_commit_hash
 
 from specheads.errors import UserError
@@ -28,12 +31,25 @@ def from_pretrained(loader: Any, location: str | Path, revision: str | None = No
         UserError: `what` (a model, a tokenizer) is missing or cannot be read.
     """
     try:
-        return loader.from_pretrained(resolve(location), **({"revision": revision} if revision else {}), **kwargs)
+        with without_bars():
+            return loader.from_pretrained(resolve(location), **({"revision": revision} if revision else {}), **kwargs)
     except (OSError, ValueError, ImportError) as error:  # what transformers raises for a missing or unreadable model
         raise UserError(
             f"the {what} {str(location)!r} could not be loaded; expected a local folder, or a hub id that is reachable or "
             f"cached. Reason: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         ) from error
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Silence the progress bars of transformers while the block runs: they count tensors, which takes no time worth showing."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def revision_of(model: PreTrainedModel, location: str | Path) -> str:

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from fakes import tiny_pair
+from transformers.utils import logging as hf_logging
 
+from specheads import load_pair
 from specheads.language_model import LanguageModel
 
 
@@ -26,3 +28,9 @@ def test_a_model_that_is_read_does_not_use_cudnn_attention():
     LanguageModel(pair.target)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.mem_efficient_sdp_enabled()
+
+
+def test_loading_shows_no_bar(capfd):
+    load_pair("nano")
+    assert "Loading" not in capfd.readouterr().err
+    assert hf_logging.is_progress_bar_enabled()  # for whatever else this process does

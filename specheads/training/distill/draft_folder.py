@@ -11,6 +11,7 @@ import torch
 
 from specheads.language_model import draft_temperature
 from specheads.pair import Pair, load_draft
+from specheads.revisions import without_bars
 from specheads.storage.files import write_json
 from specheads.training.distill.settings import Distillation
 
@@ -33,7 +34,8 @@ def export(
     """
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    pair.draft.save_pretrained(temporary, state_dict={name: weight.to(dtype) for name, weight in weights.items()})
+    with without_bars():
+        pair.draft.save_pretrained(temporary, state_dict={name: weight.to(dtype) for name, weight in weights.items()})
     pair.draft.config.dtype = dtype  # save_pretrained has set it to that of the weights in training
     pair.draft.config.save_pretrained(temporary)
     pair.tokenizer.save_pretrained(temporary)
