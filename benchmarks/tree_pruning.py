@@ -130,7 +130,7 @@ def taught(lesson: Lesson, pair: Pair, data: Positions, greedy: bool, epochs: in
 def makers(heads: Mapping[str, AcceptanceHead]) -> dict[tuple[str, str], list[tuple[drafting.Tree, stopping.StoppingRule]]]:
     """Return trees and the rules that prune them, for each bound; by what prunes and what becomes of pruned nodes."""
     made: dict[tuple[str, str], list[tuple[drafting.Tree, stopping.StoppingRule]]] = {}
-    wide = {"top_k": SIBLINGS, "max_nodes": 96, "max_width": 32}
+    wide = {"top_k": SIBLINGS, "max_nodes": 64, "max_width": 16}
     for kept, kind in (("leaves", drafting.Tree), ("dropped", SurvivorTree)):
         made["each token's probability (TSD)", kept] = [
             (kind(theta_prob=bound, theta_sib=0.3, **wide), stopping.FixedLength(DEPTH)) for bound in BOUNDS

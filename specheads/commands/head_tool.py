@@ -1,4 +1,4 @@
-"""The verbs of `specheads` for heads: describe one, check its files, export it for other decoders, rewrite its card."""
+"""The verbs of `specheads` for what is finished: describe, check and export heads, rewrite their cards, send results in."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from specheads.errors import UserError
+from specheads.evaluation.pair_result import write_pair_result
 from specheads.heads.card import card
 from specheads.heads.checkpoint import load_head
 from specheads.heads.train_prompts import TrainPrompts
@@ -99,6 +100,12 @@ VERBS = {
         export,
     ),
     "card": Verb("rewrite the card (README.md) of a head from its config", HEAD, {}, rewrite_card),
+    "result": Verb(
+        "write what an evaluation measured, in a form to send in",
+        {"report": "the folder of a run of specheads evaluate"},
+        {},
+        write_pair_result,
+    ),
 }
 
 

@@ -131,6 +131,7 @@ def context_of(setup: Setup[Evaluation], config: str | None = None, num_decoded:
         "target": pair.target_id,
         "target_revision": pair.target_revision,
         "draft": pair.draft_id,
+        "draft_revision": pair.draft_revision,
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
         "heads": [located.where for located in setup.located_heads.values()],
         "warp": asdict(settings.warp),
