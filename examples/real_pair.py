@@ -47,7 +47,8 @@ def newest(pattern):
 # %% [markdown]
 # ## Is it worth it?
 #
-# `probe` trains nothing. It says how far draft and target agree, what steps cost on this machine, and which way to decode would pay.
+# `probe` trains nothing. It says how far draft and target agree, what steps cost on this machine, and which way to decode would
+# pay.
 
 # %%
 specheads("probe", *pair, *probe_sizes)

@@ -41,7 +41,7 @@ class Forecast:
 
 def rate(pace: float) -> str:
     """Return a number per second as text, per minute or per hour where it is below 1."""
-    seconds, name = next((unit for unit in ((1, "s"), (60, "min")) if pace * unit[0] >= 1), (3600, "h"))
+    seconds, name = next((each for each in ((1, "s"), (60, "min")) if pace * each[0] >= 1), (3600, "h"))
     number = pace * seconds
     return f"{number:,.0f}/{name}" if number >= 10 else f"{number:.1f}/{name}"
 

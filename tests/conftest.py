@@ -19,7 +19,16 @@ torch.set_num_threads(1)
 
 
 # The files that take longest, first, so that processes that share the tests end together.
-LONGEST = ("test_pipeline", "test_processes", "test_wheel", "test_families", "test_replay", "test_engines", "test_decoder")
+LONGEST = (
+    "test_real_pair",
+    "test_pipeline",
+    "test_processes",
+    "test_wheel",
+    "test_families",
+    "test_replay",
+    "test_engines",
+    "test_decoder",
+)
 
 
 def pytest_collection_modifyitems(items):

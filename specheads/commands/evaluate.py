@@ -49,8 +49,8 @@ def run(cfg: DictConfig, settings: Evaluation, data: PromptData) -> Report:
         report = replace(report, drafts=compared(report, earlier) if earlier else [])
     finally:  # an evaluation is kept even if it cannot be compared
         print_report(report)
-        for path in write_report(report, folders[1]):
-            print(path)
+        paths = write_report(report, folders[1])
+        print(*paths, f"next: open {paths[0]} in a browser", sep="\n")
     return report
 
 
