@@ -160,7 +160,10 @@ def prepare(draft: PreTrainedModel, gradient_checkpointing: bool = False) -> Non
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
     if gradient_checkpointing:
-        draft.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if hasattr(draft, "activation_checkpointing_enable"):  # the name since transformers 5.23
+            draft.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        else:
+            draft.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def run_provenance(settings: Distillation, pair: Pair, reference: LanguageModel | None, num_processes: int) -> dict[str, Any]:
