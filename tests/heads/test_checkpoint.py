@@ -323,7 +323,7 @@ def test_a_config_that_is_not_json_is_a_user_error(folder, text):
 @pytest.mark.parametrize("location", ["/nowhere/at/all", "./nowhere", "nowhere", "heads/of/mine"])
 def test_a_missing_folder_is_a_user_error_with_a_remedy(location, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=rf"no head folder '{location}'.*train\.py.*head=latest"):
+    with pytest.raises(UserError, match=rf"no head folder '{location}'.*specheads train.*head=latest"):
         load_head(location)
 
 
@@ -378,7 +378,7 @@ def test_latest_without_any_head_is_a_user_error_that_says_how_to_train_one(tmp_
     outputs = tmp_path if exists else tmp_path / "outputs"
     with pytest.raises(
         UserError,
-        match=r"no head for draft tiny-draft with target tiny-target under \S+; train one with python train\.py model=tiny",
+        match=r"no head for draft tiny-draft with target tiny-target under \S+; train one with python specheads train model=tiny",
     ):
         latest_head(outputs, pair)
 

@@ -243,7 +243,7 @@ def test_a_file_that_is_not_a_checkpoint_is_named(tmp_path, content):
     torch.save({"state_dict": {}, "weights": torch.zeros(100)}, path)
     if content != "foreign":
         path.write_bytes(path.read_bytes()[:300] if content == "cut off" else content)
-    with pytest.raises(UserError, match=r"last\.ckpt is not a checkpoint that train\.py can resume"):
+    with pytest.raises(UserError, match=r"last\.ckpt is not a checkpoint that specheads train can resume"):
         differences(path, {})
 
 
