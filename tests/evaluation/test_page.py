@@ -5,6 +5,7 @@ import shutil
 import time
 from dataclasses import fields, is_dataclass, replace
 from html.parser import HTMLParser
+from importlib import resources
 
 import pytest
 from markupsafe import escape
@@ -338,6 +339,35 @@ def test_a_figure_that_is_not_to_be_trusted_is_greyed(opened):
         1,
     ]  # thresholds, gaps, batches
     assert not opened.get_log("browser")
+
+
+def test_a_table_has_the_numbers_of_each_plot(opened):
+    """It is made when it is opened, and follows what is selected."""
+    points = "[...document.querySelectorAll('.plot')].filter(one => !one.hidden)"
+    counts = f"return {points}.map(one => one.data.reduce((sum, trace) => sum + trace.x.length, 0))"
+    rows = f"return {points}.map(one => one.parentElement.querySelectorAll('.numbers tbody tr').length)"
+    assert set(opened.execute_script(rows)) == {0}
+    opened.execute_script("document.querySelectorAll('.numbers').forEach(one => { one.open = true; })")
+    WebDriverWait(opened, 10).until(lambda driver: driver.execute_script(rows) == driver.execute_script(counts))
+    first = "return document.querySelector('.plot[data-figure=gap]').parentElement.querySelector('.numbers td').textContent"
+    before = opened.execute_script(first)
+    opened.execute_script("document.querySelector('input[data-select=ratio][value=\"20\"]').click()")
+    assert opened.execute_script(rows) == opened.execute_script(counts) and opened.execute_script(first) != before
+    opened.execute_script("document.querySelector('input[data-select=ratio][value=\"10\"]').click()")
+    opened.execute_script("document.querySelectorAll('.numbers').forEach(one => { one.open = false; })")
+    assert not opened.get_log("browser")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_to_mend(opened, scheme):
+    """Names, roles, contrast, keyboard: the rules of WCAG 2 A and AA."""
+    feature = [{"name": "prefers-color-scheme", "value": scheme}]
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": feature})
+    opened.execute_script(resources.files("axe_core_python").joinpath("axe.min.js").read_text())
+    run = "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa']}).then(arguments[0])"
+    violations = opened.execute_async_script(run)["violations"]
+    assert not [(each["id"], [node["html"][:200] for node in each["nodes"]][:3]) for each in violations]
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 def test_a_click_on_a_heading_sorts_a_table(opened):

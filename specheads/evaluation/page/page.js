@@ -35,11 +35,34 @@
     if (box.dataset.figure === "gap") themed.height = layout.height;
     return themed;
   };
+  const cell = (tag, content, scope) => {
+    const made = document.createElement(tag);
+    made.textContent = typeof content === "number" ? String(+content.toPrecision(4)) : content ?? "";
+    if (scope) made.scope = scope;
+    return made;
+  };
+  const row = (...cells) => {
+    const made = document.createElement("tr");
+    made.append(...cells);
+    return made;
+  };
+  const fill = (box) => {  // the table behind a plot, which is made once it is opened
+    const details = box.parentElement.querySelector(".numbers"), { data, layout } = box;
+    if (!details.open || !data) return;
+    const table = document.createElement("table"), head = table.createTHead(), body = table.createTBody();
+    const names = ["xaxis", "yaxis"].map((name) => layout[name].title.text);
+    head.append(row(...["", ...names].map((name) => cell("th", name, "col"))));
+    for (const trace of data) for (const [place, x] of [...trace.x].entries()) {
+      body.append(row(cell("th", trace.name, "row"), cell("td", x), cell("td", trace.y[place])));
+    }
+    details.lastElementChild.replaceChildren(table);
+  };
   const draw = (box, state) => {
     const key = box.dataset.by.split(" ").map((name) => state[name]).join("|");
     const figure = figures[box.dataset.figure][key];
     box.hidden = !figure;
     box.nextElementSibling.hidden = !!figure;
+    box.parentElement.querySelector(".numbers").hidden = !figure;
     if (!figure) return;
     const { data, layout } = structuredClone(figure);
     box.classList.toggle("doubtful", layout.meta === "doubtful");
@@ -49,6 +72,7 @@
     const buttons = [["toImage"], ["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]];
     const config = { responsive: true, displaylogo: false, modeBarButtons: buttons, displayModeBar: !narrow.matches };
     Plotly.react(box, data, shown(layout, box, listed), config);
+    fill(box);
   };
   const update = () => {
     const state = selected();
@@ -71,6 +95,9 @@
     });
     heading.closest("table").tBodies[0].append(...rows);
   };
+  document.querySelectorAll(".numbers").forEach((details) => details.addEventListener("toggle", () => {
+    fill(details.parentElement.querySelector(".plot"));
+  }));
   document.addEventListener("change", (event) => event.target.dataset.select && update());
   document.addEventListener("click", (event) => event.target.matches("th button") && sort(event.target));
   for (const query of [narrow, dark]) query.addEventListener("change", update);
