@@ -19,7 +19,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = "docs/measurements"
-DOCUMENTS = (*sorted(f"{PAGES}/{path.name}" for path in (ROOT / PAGES).glob("*.md")), "benchmarks/gpu/README.md")
+DOCUMENTS = (
+    "docs/compatibility.md",
+    *sorted(f"{PAGES}/{path.name}" for path in (ROOT / PAGES).glob("*.md")),
+    "benchmarks/gpu/README.md",
+)
 BLOCK = re.compile(r"(<!-- table: ([\w-]+)/([\w-]+)(; [^\n]*?)? -->\n).*?(<!-- end -->)", re.DOTALL)
 # By name: (factor of the number, format of its sign, unit after it, default number of digits); `name:digits` sets the digits.
 FORMATS = {
