@@ -77,6 +77,26 @@ def test_every_path_decodes_the_same_tokens_in_the_same_rounds(environment, tmp_
     assert len(lengths) > 4  # the heads decide the lengths
 
 
+def test_every_command_runs_in_an_empty_folder(environment, tmp_path):
+    """Data, a head, its evaluation, a probe and an export, with nothing but the installed command."""
+    sizes = ["model=nano", "data.num_train=24", "data.num_dev=6", "data.num_test=6", "data.max_new_tokens=16"]
+    variables = {"SPECHEADS_ENGINE": "eager", "HF_HUB_OFFLINE": "1"}
+
+    def specheads(verb, *words):
+        done = run(environment / "python", environment / "specheads", verb, *words, cwd=tmp_path, **variables)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "next: specheads evaluate" in specheads("train", *sizes, "trainer.max_epochs=1")
+    (head,) = {path.parent for path in tmp_path.glob("outputs/head/*/heads/*/config.json")}
+    few = ["num_prompts=4", "num_dev_prompts=4", "num_live_prompts=2"]
+    assert "report.html" in specheads("evaluate", *sizes, "head=latest", *few)
+    assert "next: specheads" in specheads("probe", *sizes, "num_prompts=4", "num_live_prompts=1", "repeats=2")
+    assert "written" in specheads("export", f"head={head}", "format=standalone")
+    assert "next: specheads train" in specheads("distill", *sizes, "trainer.max_epochs=1")
+    assert not [path for path in tmp_path.iterdir() if path.name not in ("data", "outputs")]
+
+
 def new_head(folder):
     torch.manual_seed(0)
     return save_head(AcceptanceHead(HeadConfig(hidden_size=160, depth=1, width=16)), folder)
