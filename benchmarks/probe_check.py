@@ -68,8 +68,7 @@ def probed(pair: Sequence[str], folder: Path) -> dict[str, Any]:
 
 def evaluated(pair: Sequence[str], head: str, folder: Path) -> dict[str, Any]:
     """Return the report of an evaluation of the rules that a probe predicts, some of them decoded."""
-    rules = "stopping=[fixed_length,head_threshold,logistic]", "live_rules=[fixed_length,head_threshold,logistic]"
-    words = [*rules, "compare_verification=[block]", "repeats=3", f"head={head}"]
+    words = ["stopping=[fixed_length,head_threshold,logistic]", "repeats=3", f"head={head}"]
     run("evaluate.py", *pair, f"paths.run={folder}", f"paths.data={folder / 'data'}", *words)
     return json.loads((folder / "report.json").read_text())
 
