@@ -77,7 +77,11 @@ def outcomes(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return by rule the speed-up and the gain over the best fixed length that test prompts showed, and the decoded speed-up."""
     test = next(each for each in report["data_sets"] if each["role"] == "test")
     winners = {each["family"]: each for each in test["winners"] if each["ratio"] == "measured"}
-    live = {BLOCK if "block" in row["name"] else row["family"]: row["speedup"] for row in report["live"]}
+    live: dict[str, Any] = {}
+    for row in report["live"]:
+        by_block = "block" in row["name"]
+        if not by_block or row["family"] == "fixed_length":
+            live.setdefault(BLOCK if by_block else row["family"], row["speedup"])
     made = {name: {"speedup": each["speedup"], "gain": each["gain"], "live": live.get(name)} for name, each in winners.items()}
     return made | {BLOCK: {"speedup": None, "gain": None, "live": live.get(BLOCK)}}  # decoded, not replayed
 

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,23 +14,27 @@ logger = logging.getLogger(__name__)
 class Forecast:
     """Logs the remaining time after `first` seconds of the work, and again each time that as many have passed as before.
 
-    The first update only starts the clock: what comes before it, such as compilation, does not repeat.
+    The first update only starts the clock: what comes before it, such as compilation, does not repeat. The pace is that of the
+    last half of the time, as steps may become slower or faster.
     """
 
     def __init__(self, what: str, first: float = 10.0) -> None:
         self.what, self.due = what, first
-        self.start: tuple[float, float] | None = None
+        self.start: float | None = None
+        self.points: deque[tuple[float, float]] = deque()  # times, and what was done then
 
     def update(self, done: float, total: float) -> None:
         """Report that `done` of `total` is done, all of which takes equally long."""
         now = time.perf_counter()
+        self.points.append((now, done))
         if self.start is None:
-            self.start = (now, done)
-            return
-        elapsed, progress = now - self.start[0], done - self.start[1]
-        if progress > 0:
-            pace = progress / elapsed if elapsed else float("inf")
-            self.log(elapsed, (total - done) / pace, f"{done:,.0f} of {total:,.0f}, {rate(pace)}")
+            self.start = now
+        while len(self.points) > 1 and self.points[1][0] <= (self.start + now) / 2:
+            self.points.popleft()
+        seconds, progress = now - self.points[0][0], done - self.points[0][1]
+        if progress > 0 and seconds > 0:
+            pace = progress / seconds
+            self.log(now - self.start, (total - done) / pace, f"{done:,.0f} of {total:,.0f}, {rate(pace)}")
 
     def log(self, elapsed: float, left: float, reached: str) -> None:
         """Log the seconds `left` and a text of what was `reached`, if that is due."""

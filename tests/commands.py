@@ -16,10 +16,15 @@ def shell(**variables):
     return {**ours, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **variables}
 
 
-def run(folder, *words, **variables):
+def command(words):
+    """The command line of a script of the source tree, or of a module."""
     script = [str(ROOT / words[0])] if words[0].endswith(".py") else ["-m", words[0]]
+    return [sys.executable, *script, *words[1:]]
+
+
+def run(folder, *words, **variables):
     return subprocess.run(
-        [sys.executable, *script, *words[1:]],
+        command(words),
         check=False,
         cwd=folder,
         env=shell(**variables),
@@ -30,9 +35,9 @@ def run(folder, *words, **variables):
 
 
 def start(folder, *words):
-    """Start a script in a process group of its own; return the process, whose output is one text."""
+    """Start a script or a module in a process group of its own; return the process, whose output is one text."""
     return subprocess.Popen(
-        [sys.executable, str(ROOT / words[0]), *words[1:]],
+        command(words),
         cwd=folder,
         env=shell(),
         start_new_session=True,

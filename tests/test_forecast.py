@@ -21,13 +21,13 @@ def clock(monkeypatch):
 def test_the_remaining_time_is_logged_when_enough_is_done_and_ever_more_rarely(clock, caplog):
     forecast = Forecast("decoding")
     with caplog.at_level(logging.INFO):
-        # The clock starts at (5, 2): 4 in 20 seconds, then 24 in 60.
+        # The clock starts at (5, 2). At 25, 3 were done in 15 seconds; at 65, 20 in 40.
         for now, done in ((5, 2), (10, 3), (25, 6), (40, 7), (65, 26), (80, 50)):
             clock[0] = now
             forecast.update(done, 50)
     assert [record.message for record in caplog.records] == [
         "decoding: 6 of 50, 12/min, about 3.7 min to go",
-        "decoding: 26 of 50, 24/min, about 60 s to go",
+        "decoding: 26 of 50, 30/min, about 48 s to go",
     ]
 
 
@@ -38,6 +38,17 @@ def test_without_progress_there_is_no_forecast(clock, caplog):
         clock[0] = 100.0
         forecast.update(0, 5)
     assert not caplog.records
+
+
+def test_a_phase_at_another_pace_is_soon_seen(clock, caplog):
+    forecast = Forecast("predicting")
+    with caplog.at_level(logging.INFO):
+        for done in range(400):  # the second half takes ten times as long
+            clock[0] += 0.1 if done < 200 else 1.0
+            forecast.update(done, 400)
+    # Logged at 10, 20, 40, 80 and 160 seconds; from 80 on half of the time is of the slow phase.
+    last = caplog.records[-1].message
+    assert last.startswith("predicting: 340 of 400") and last.endswith("about 60 s to go")
 
 
 def play(clock, lengths, rows, token_seconds, label_seconds, rollout_seconds, most, shard=256, stop_at=None):

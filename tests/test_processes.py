@@ -43,8 +43,8 @@ def test_two_processes_train_one_head_and_stop_together(tmp_path):
 
 def test_two_processes_distil_one_draft_and_resume_after_a_kill(tmp_path):
     words = [
-        "train.py",
-        "task=distill",
+        "specheads",
+        "distill",
         *SMALL,
         "samples=mixed",
         "refresh_every=3",

@@ -82,8 +82,9 @@ def _tables(
     title += costs.provenance["device"]
     print_tables(tables, title)
     context = {"title": title, "model": name, "costs": dict(costs.provenance), "versions": versions()}
-    for path in write_tables(tables, context | {"config": config_text(cfg)}, Path(cfg.paths.run)):
-        print(path)
+    paths = write_tables(tables, context | {"config": config_text(cfg)}, Path(cfg.paths.run))
+    page = next(path for path in paths if path.suffix == ".html")
+    print(*paths, f"next: open {page} in a browser", sep="\n")
     return tables
 
 

@@ -87,7 +87,8 @@ def test_every_command_runs_in_an_empty_folder(environment, tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "next: specheads evaluate" in specheads("train", *sizes, "trainer.max_epochs=1")
+    two = ["trainer.devices=2", "trainer.accelerator=cpu"]  # Lightning starts the installed script a second time
+    assert "next: specheads evaluate" in specheads("train", *sizes, "trainer.max_epochs=1", *two)
     (head,) = {path.parent for path in tmp_path.glob("outputs/head/*/heads/*/config.json")}
     few = ["num_prompts=4", "num_dev_prompts=4", "num_live_prompts=2"]
     assert "report.html" in specheads("evaluate", *sizes, "head=latest", *few)
