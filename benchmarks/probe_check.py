@@ -4,7 +4,7 @@
 
 Every pair is probed on its dev prompts. Then its head, given or trained here, and the rules without one are evaluated on test
 prompts: by replay at the costs that were measured then, and by decoding. `--random` adds two pairs of random weights: a draft
-that has nothing to do with its target, and one that is the target's first half.
+that has nothing to do with its target, and one that is the target's first half. What is in `--out` already is not run again.
 """
 
 import argparse
@@ -56,20 +56,23 @@ def run(*words: str) -> None:
 
 def trained(pair: Sequence[str], folder: Path) -> str:
     """Train a head; return its folder."""
-    run("train.py", *pair, f"paths.run={folder}", f"paths.data={folder / 'data'}", *FEW)
+    if not list(folder.glob("**/heads/*/config.json")):
+        run("train.py", *pair, f"paths.run={folder}", f"paths.data={folder / 'data'}", *FEW)
     return str(next(folder.glob("**/heads/*/config.json")).parent)
 
 
 def probed(pair: Sequence[str], folder: Path) -> dict[str, Any]:
     """Return what a probe of a pair predicts."""
-    run("-m", "specheads.commands.probe", *pair, f"paths.run={folder}", f"paths.data={folder / 'data'}")
+    if not (folder / "probe.json").is_file():
+        run("-m", "specheads", "probe", *pair, f"paths.run={folder}", f"paths.data={folder / 'data'}")
     return json.loads((folder / "probe.json").read_text())
 
 
 def evaluated(pair: Sequence[str], head: str, folder: Path) -> dict[str, Any]:
     """Return the report of an evaluation of the rules that a probe predicts, some of them decoded."""
     words = ["stopping=[fixed_length,head_threshold,logistic]", "repeats=3", f"head={head}"]
-    run("evaluate.py", *pair, f"paths.run={folder}", f"paths.data={folder / 'data'}", *words)
+    if not (folder / "report.json").is_file():
+        run("evaluate.py", *pair, f"paths.run={folder}", f"paths.data={folder / 'data'}", *words)
     return json.loads((folder / "report.json").read_text())
 
 
@@ -86,11 +89,11 @@ def outcomes(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return made | {BLOCK: {"speedup": None, "gain": None, "live": live.get(BLOCK)}}  # decoded, not replayed
 
 
-def rows_of(pair: str, probe: Mapping[str, Any], report: Mapping[str, Any]) -> list[list[Value]]:
-    """Return a row for each way to decode that was both predicted and found."""
+def rows_of(pair: str, width: int, probe: Mapping[str, Any], report: Mapping[str, Any]) -> list[list[Value]]:
+    """Return a row for each way to decode that was both predicted and found; the head has this width."""
     measured, rows = outcomes(report), []
     for option in probe["options"]:
-        name = HEAD_RULE if option["name"].startswith(HEAD) else RULES.get(option["name"])
+        name = HEAD_RULE if option["name"] == f"{HEAD}{width}" else RULES.get(option["name"])
         if name not in measured:
             continue
         there = measured[name]
@@ -126,7 +129,8 @@ def main() -> None:
         folder = given.out / name.replace(" ", "_")
         probe = probed(words, folder / "probe")
         head = head or trained(words, folder / "head")
-        rows += rows_of(name, probe, evaluated(words, head, folder / "evaluate"))
+        width = json.loads((Path(head) / "config.json").read_text())["width"]
+        rows += rows_of(name, width, probe, evaluated(words, head, folder / "evaluate"))
         answers.append([name, probe["answer"]["text"], "; ".join(probe["doubts"])])
     tables = [
         Table("predictions", "Predicted on dev prompts, found on test prompts; 95 % intervals over prompts", COLUMNS, rows),

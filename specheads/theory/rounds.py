@@ -1,0 +1,60 @@
+"""Tokens per round: by formula for independent acceptances, and by enumeration of every draft for models with few tokens."""
+
+import torch
+from torch import Tensor
+
+from specheads.decoding.verification.chain_distribution import Block
+from specheads.decoding.verification.verify_step import ChainVerification
+from specheads.theory.rejections import Chains
+
+
+def tokens_per_round(acceptance: float, num_drafted: int) -> float:
+    """Return the expected tokens of a round, the target's included, where each drafted token is accepted independently.
+
+    It is `(1 - a^(K+1)) / (1 - a)` (Leviathan et al. 2023, equation 1).
+    """
+    return sum(acceptance**count for count in range(num_drafted + 1))
+
+
+def best_length(acceptance: float, ratio: float, longest: int = 100) -> int:
+    """Return the number of drafted tokens with the most tokens per second; 0 where drafting does not pay.
+
+    Args:
+        acceptance: of each token, independently.
+        ratio: the cost of a forward pass of the target in draft steps.
+        longest: the most tokens to consider.
+    """
+    speeds = [tokens_per_round(acceptance, count) / (ratio + count) for count in range(longest + 1)]
+    return max(range(longest + 1), key=speeds.__getitem__)
+
+
+def every_draft(chains: Chains, num_drafted: int) -> tuple[Tensor, Block]:
+    """Return the probabilities (V^K,) of all drafts of K tokens at the start of a text, and the drafts as one block."""
+    vocab_size = chains.draft.shape[-1]
+    tokens = torch.cartesian_prod(*[torch.arange(vocab_size)] * num_drafted).reshape(-1, num_drafted)
+    before = torch.nn.functional.pad(tokens, (1, 0))  # a text begins after token 0
+    draft, target = (
+        torch.stack([each[place][before[:, place]] for place in range(count)], dim=1)
+        for each, count in ((chains.draft, num_drafted), (chains.target, num_drafted + 1))
+    )
+    block = Block.of(tokens, draft, target)
+    return block.drafted_probs()[0].prod(dim=1), block
+
+
+def enumerated_tokens_per_round(rule: ChainVerification, chains: Chains, num_drafted: int) -> float:
+    """Return the expected tokens of the first round under a verification rule, summed over every draft."""
+    probability, block = every_draft(chains, num_drafted)
+    return 1 + (probability @ rule.distribution(block).survival.double().sum(dim=1)).item()
+
+
+def most_tokens_per_round(chains: Chains, num_drafted: int) -> float:
+    """Return the most tokens that a lossless rule can emit in a round: the value of an optimal transport.
+
+    Drafts and texts of the target agree on a first i tokens with probability `sum_s min(T(s), D(s))` at most, T and D the
+    probabilities of i tokens (Sun et al. 2024, section 4).
+    """
+    total = 1.0
+    for count in range(1, num_drafted + 1):
+        _, block = every_draft(chains, count)
+        total += torch.minimum(*(each.prod(dim=1) for each in block.drafted_probs())).sum().item()
+    return total
