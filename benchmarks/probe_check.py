@@ -3,8 +3,8 @@
     python benchmarks/probe_check.py --heads mini=outputs/.../next_token-d3-r1 nano=outputs/.../next_token-d3-r1
 
 Every pair is probed on its dev prompts. Then its head, given or trained here, and the rules without one are evaluated on test
-prompts: by replay at the costs that were measured then, and by decoding. `--random` adds two pairs of random weights: a draft
-that has nothing to do with its target, and one that is the target's first half. What is in `--out` already is not run again.
+prompts: by replay at the costs that were measured then, and by decoding. `--random` adds two pairs of random weights: `random`,
+whose draft has nothing to do with its target, and `random halves`, whose draft is the target's first half. What is in `--out` already is not run again.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from specheads.revisions import resolve
 RULES = {FIXED_NAME: "fixed_length", LOGISTIC: "logistic", BLOCK: BLOCK, "ceiling": "ceiling", "oracle": "oracle"}
 HEAD_RULE = "head_threshold"
 FEW = ["data.num_train=100", "generation.responses_per_prompt=1", "data.max_new_tokens=64"]  # of random pairs
-RANDOM = {"random, another draft": False, "random, the target's first half": True}
+RANDOM = {"random": False, "random halves": True}
 
 
 def random_pair(folder: Path, first_half: bool) -> list[str]:

@@ -59,17 +59,12 @@ def head_page() -> str:
 
 
 def write_commands() -> None:
-    """Write the pages of commands, and the page that lists them."""
+    """Write the pages that commands.md lists."""
     folder = HERE / "commands"
     folder.mkdir(exist_ok=True)
     pages = dict(command_pages()) | {"heads": head_page()}
     for name, text in pages.items():
         (folder / f"{name}.md").write_text(text)
-    listed = "\n".join(f"commands/{name}" for name in pages)
-    (HERE / "commands.md").write_text(
-        "# Commands\n\nEvery verb with every key and its default, as `specheads <verb> --help=all` has them. Keys are Hydra's: "
-        f"`key=value`, `-m key=a,b` for a run per value.\n\n```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n"
-    )
 
 
 write_commands()

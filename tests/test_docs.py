@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import specheads
+from specheads.commands.main import CONFIGURED
 from specheads.heads.checkpoint import save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 
@@ -71,6 +72,12 @@ def test_every_public_name_is_documented():
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_every_verb_has_a_page():
+    """Their pages are written when the documentation is built."""
+    listed = re.findall(r"^commands/(\w+)$", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE)
+    assert set(listed) == {name for name, entry in CONFIGURED.items() if not entry.words} | {"heads"}
 
 
 def test_the_readme_is_short():

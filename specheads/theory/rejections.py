@@ -1,8 +1,11 @@
-"""Rejections of speculative decoding, expected and simulated (Yin et al. 2024, "A Theoretical Perspective for Speculative Decoding").
+"""Rejections of speculative decoding, expected and simulated.
 
-A response has N tokens. Drafting goes on until a token is rejected, and every rejection costs a forward pass of the target; with M
-drafts in a batch, M tokens are sampled after each rejection and tested one after the other, and the draft of the accepted one goes
-on alone. Models are Markov chains that change with the position, so that expectations are sums over V states instead of V^N texts.
+A response has N tokens. Drafting goes on until a token is rejected, and every rejection costs a forward pass of the target. With
+M drafts in a batch, M tokens are sampled after each rejection and tested one after the other, and the draft of the accepted one
+goes on alone. Models are Markov chains that change with the position, so that expectations are sums over V states instead of V^N
+texts.
+
+Source: Yin et al. 2024, "A Theoretical Perspective for Speculative Decoding Algorithm".
 """
 
 from dataclasses import dataclass
@@ -44,10 +47,10 @@ def total_variation(target: Tensor, draft: Tensor) -> Tensor:
 
 
 def rejected(target: Tensor, draft: Tensor, num_drafts: int = 1) -> Tensor:
-    """Return the probability (..., V) that all of `num_drafts` sampled tokens are rejected, and a token is emitted in their place.
+    """Return the probability (..., V) that all of `num_drafts` sampled tokens are rejected, and another token is emitted.
 
     Token m is tested against the residual t_m of those before it, t_1 = t; so all are rejected with probability
-    `prod_m TV(t_m, d)`, and the emitted token is sampled from t_{M+1} (Yin et al. 2024, section 3.2; SpecInfer).
+    `prod_m TV(t_m, d)`, and the emitted token is sampled from t_{M+1} (SpecInfer, Miao et al. 2024).
     """
     left, chance = target, torch.ones(target.shape[:-1], dtype=target.dtype)
     for _ in range(num_drafts):
@@ -59,8 +62,8 @@ def rejected(target: Tensor, draft: Tensor, num_drafts: int = 1) -> Tensor:
 def expected_rejections(chains: Chains, num_drafts: int = 1) -> float:
     """Return the expected number of rejections in N tokens.
 
-    For one draft it is `sum_n E[TV(t, d)]` under the target (Yin et al. 2024, theorem 1). For more, a recursion over the last token
-    and whether it replaced rejected ones: only then is a batch drafted.
+    For one draft it is `sum_n E[TV(t, d)]` under the target (theorem 1). For more, a recursion over the last token and whether
+    it replaced rejected ones: only then is a batch drafted.
     """
     vocab_size = chains.target.shape[-1]
     fresh = torch.zeros(vocab_size, dtype=torch.float64)  # probability of each last token that a batch follows
@@ -115,7 +118,7 @@ class BiasedStep:
 def biased_step(target: Tensor, draft: Tensor, eps: float) -> BiasedStep:
     """Return what accepting with `b = min(1, (t + eps) / d)` does for distributions (V,).
 
-    With the best residual `P(reject) + TV = TV(t, d)`: a straight line, on which no acceptance can improve (Yin et al. 2024, section 4).
+    With the best residual `P(reject) + TV = TV(t, d)`: a straight line, on which no acceptance can improve (section 4).
     """
     accepted = (accept_prob(target + eps, draft)) * draft
     rejection = 1 - accepted.sum().item()

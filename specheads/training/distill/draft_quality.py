@@ -11,6 +11,7 @@ from specheads.decoding.stopping import FixedLength
 from specheads.padding import SLICE_ELEMENTS, slices
 from specheads.pair import Pair
 from specheads.sampling import Warp, overlap
+from specheads.theory.rounds import tokens_per_round
 from specheads.training.distill.divergences import forward_kl
 from specheads.training.distill.samples import HeldOutSamples, Sample, batch_of
 from specheads.training.distill.settings import Validation
@@ -19,11 +20,8 @@ BLOCK = 4  # drafted tokens per round of the block efficiencies that are recorde
 
 
 def block_efficiency(overlap: float, num_tokens: int = BLOCK) -> float:
-    """Return the expected tokens per round if each of `num_tokens` drafted tokens is accepted with probability `overlap`.
-
-    Source: Leviathan et al. 2023.
-    """
-    return sum(overlap**count for count in range(num_tokens + 1))
+    """Return the expected tokens per round if each of `num_tokens` drafted tokens is accepted with probability `overlap`."""
+    return tokens_per_round(overlap, num_tokens)
 
 
 @torch.no_grad()
