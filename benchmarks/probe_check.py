@@ -4,7 +4,8 @@
 
 Every pair is probed on its dev prompts. Then its head, given or trained here, and the rules without one are evaluated on test
 prompts: by replay at the costs that were measured then, and by decoding. `--random` adds two pairs of random weights: `random`,
-whose draft has nothing to do with its target, and `random halves`, whose draft is the target's first half. What is in `--out` already is not run again.
+whose draft has nothing to do with its target, and `random halves`, whose draft is the target's first half. What is in `--out`
+already is not run again.
 """
 
 import argparse
