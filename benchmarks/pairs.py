@@ -54,14 +54,12 @@ def rows_of(content: Mapping[str, Any]) -> list[list[Value]]:
 
 
 def main() -> None:
-    table = Table(
-        "pairs",
-        "Pairs, as decoded; 95 % intervals over prompts",
-        COLUMNS,
-        [row for each in results().values() for row in rows_of(each)],
-    )
+    contents = results()
+    rows = [row for each in contents.values() for row in rows_of(each)]
+    table = Table("pairs", "Pairs, as decoded; 95 % intervals over prompts", COLUMNS, rows)
     print(text_of(table))
-    write_result("pairs", [table], split="of each file")
+    doubts = [f"{name}: {doubt}" for name, each in contents.items() for doubt in each["doubts"]]
+    write_result("pairs", [table], split="of each file", notes=doubts)
 
 
 if __name__ == "__main__":

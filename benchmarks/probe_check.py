@@ -83,9 +83,9 @@ def outcomes(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     winners = {each["family"]: each for each in test["winners"] if each["ratio"] == "measured"}
     live: dict[str, Any] = {}
     for row in report["live"]:
-        by_block = "block" in row["name"]
-        if not by_block or row["family"] == "fixed_length":
-            live.setdefault(BLOCK if by_block else row["family"], row["speedup"])
+        by_block, of_fixed = "block" in row["name"], row["name"].startswith("fixed")
+        if not by_block or of_fixed:  # a threshold that was found by itself is a family of its own
+            live.setdefault(BLOCK if by_block else row["family"].removesuffix(" auto"), row["speedup"])
     made = {name: {"speedup": each["speedup"], "gain": each["gain"], "live": live.get(name)} for name, each in winners.items()}
     return made | {BLOCK: {"speedup": None, "gain": None, "live": live.get(BLOCK)}}  # decoded, not replayed
 

@@ -166,7 +166,7 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
         name: a file of conf/model, whose values are the defaults of `keys`.
         only_draft: leave the target without weights, for a process that only needs its shape.
         new_draft: makes the draft from the target, in place of one that is loaded.
-        keys: those of `PairConfig`, as in conf/model/*.yaml.
+        keys: those of `PairConfig`, as in the files of conf/model.
 
     Raises:
         UserError: an unknown name or key, a folder or id that cannot be loaded, models that do not fit together.
