@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.verification.chain_distribution import Block
+from specheads.decoding.verification.greedy_block import GreedyBlockVerification, NestedDistribution
 from specheads.decoding.verification.verify_step import ChainVerification
 from specheads.theory.rejections import Chains
 
@@ -34,17 +35,22 @@ def every_draft(chains: Chains, num_drafted: int) -> tuple[Tensor, Block]:
     tokens = torch.cartesian_prod(*[torch.arange(vocab_size)] * num_drafted).reshape(-1, num_drafted)
     before = torch.nn.functional.pad(tokens, (1, 0))  # a text begins after token 0
     draft, target = (
-        torch.stack([each[place][before[:, place]] for place in range(count)], dim=1)
-        for each, count in ((chains.draft, num_drafted), (chains.target, num_drafted + 1))
+        torch.stack([each[place][before[:, place]] for place in range(num_drafted + 1)], dim=1)
+        for each in (chains.draft, chains.target)
     )
     block = Block.of(tokens, draft, target)
     return block.drafted_probs()[0].prod(dim=1), block
 
 
-def enumerated_tokens_per_round(rule: ChainVerification, chains: Chains, num_drafted: int) -> float:
+def enumerated_tokens_per_round(rule: ChainVerification | GreedyBlockVerification, chains: Chains, num_drafted: int) -> float:
     """Return the expected tokens of the first round under a verification rule, summed over every draft."""
     probability, block = every_draft(chains, num_drafted)
-    return 1 + (probability @ rule.distribution(block).survival.double().sum(dim=1)).item()
+    if isinstance(rule, GreedyBlockVerification):  # which goes on with what earlier rounds have modified
+        start = rule.start_prompt(len(block.tokens), block.tokens.device)
+        distribution = NestedDistribution.of(start, block).distribution
+    else:
+        distribution = rule.distribution(block)
+    return 1 + (probability @ distribution.survival.double().sum(dim=1)).item()
 
 
 def most_tokens_per_round(chains: Chains, num_drafted: int) -> float:
