@@ -126,10 +126,11 @@ def known(**speeds):
         ({"fixed": 1.5, "block": 1.51, "logistic": 1.5}, FIXED_NAME, "specheads evaluate head=null"),
         ({"fixed": 1.5, "block": 1.55}, BLOCK, "specheads evaluate head=null compare_verification=[block]"),
         (
-            {"fixed": 1.5, "block": 1.55, "logistic": 1.6},
+            {"fixed": 1.5, "block": 1.55, "logistic": 1.65},
             LOGISTIC,
             "specheads evaluate head=null stopping=[fixed_length,logistic]",
         ),
+        ({"fixed": 1.5, "logistic": 1.56}, FIXED_NAME, None),  # what is predicted for rules is too much
         ({"fixed": 1.5, "logistic": 1.6, "head": 1.62}, LOGISTIC, None),
         ({"fixed": 1.5, "logistic": 1.6, "head": 1.7}, f"{HEAD}20", "specheads train head.width=20"),
         ({"fixed": 1.5, "head": 1.6, "better": 1.7}, f"{HEAD}20", "specheads distill"),
