@@ -30,7 +30,7 @@ def test_a_decoder_with_what_a_head_recommends():
 
 
 def test_a_head_without_a_recommendation_is_refused():
-    with pytest.raises(UserError, match=r"recommends no setting: python specheads evaluate head=<folder> stores one"):
+    with pytest.raises(UserError, match=r"recommends no setting: specheads evaluate head=<folder> stores one"):
         recommended_rules(head_with(None))
 
 

@@ -378,7 +378,7 @@ def test_latest_without_any_head_is_a_user_error_that_says_how_to_train_one(tmp_
     outputs = tmp_path if exists else tmp_path / "outputs"
     with pytest.raises(
         UserError,
-        match=r"no head for draft tiny-draft with target tiny-target under \S+; train one with python specheads train model=tiny",
+        match=r"no head for draft tiny-draft with target tiny-target under \S+; train one with specheads train model=tiny",
     ):
         latest_head(outputs, pair)
 

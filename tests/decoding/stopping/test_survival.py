@@ -66,7 +66,7 @@ def test_auto_takes_the_threshold_that_the_head_recommends():
     head = constant_head(0.8)
     for recommended in (None, {}, {"cost_ratio": 10}):
         head.config.recommended = recommended
-        with pytest.raises(UserError, match=r"threshold=auto.*python specheads evaluate head=<folder>"):
+        with pytest.raises(UserError, match=r"threshold=auto.*specheads evaluate head=<folder>"):
             HeadThreshold(head, "auto")
     head.config.recommended = {"threshold": 0.5}
     assert HeadThreshold(head, "auto").threshold == 0.5
