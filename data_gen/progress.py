@@ -51,7 +51,8 @@ class Meter:
             rolled_out: whether responses get rollouts.
         """
         self.bar, self.num_rows, self.most, self.rolled_out = bar, num_rows, most, rolled_out
-        self.task = bar.add_task("responses", total=num_rows * (1 + rolled_out), speed="", left="")
+        what = "responses, rollouts" if rolled_out else "responses"
+        self.task = bar.add_task(what, total=num_rows * (1 + rolled_out), speed="", left="")
         self.forecast = Forecast("data")
         self.start = self.last = time.perf_counter()
         self.seconds = {"responses": 0.0, "rollouts": 0.0, "labels": 0.0}

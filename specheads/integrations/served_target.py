@@ -6,7 +6,6 @@ whatever reads texts through a LanguageModel reads a served one, too.
 """
 
 import json
-import logging
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -25,8 +24,6 @@ from specheads.integrations.vllm_sampling import sampling_params
 from specheads.language_model import LanguageModel
 from specheads.pair import Pair
 from specheads.sampling import Warp
-
-logger = logging.getLogger(__name__)
 
 WITHOUT_TOP_K = 64  # tokens that are asked for where the warp has no top-k
 TIMEOUT = 600.0  # seconds
@@ -143,7 +140,7 @@ class ServedModel(LanguageModel):
             # The token that did follow is there whatever its rank.
             known = [(int(token), each["logprob"]) for token, each in of_position.items() if each["rank"] <= self.kept]
             known = [each for each in known if each[0] < self.vocab_size][: self.kept]
-            states[place, :, : len(known)] = torch.tensor(known).T
+            states[place, :, : len(known)] = torch.tensor(known).reshape(-1, 2).T
         return states.flatten(1)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,12 +1,10 @@
 """The verbs of `specheads` for heads, in this process."""
 
 import json
-import sys
 
 import pytest
 import torch
 
-from specheads.commands.main import main
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.revisions import folder_revision
@@ -28,23 +26,6 @@ def head(nano, tmp_path):
         train={"num_prompts": 7, "test": {"auroc": 0.75}},
     )
     return save_head(AcceptanceHead(config), tmp_path / "head", torch.randn(32, config.input_size))
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """A function that gives a command line and returns its exit code and what it printed."""
-
-    def give(*words):
-        monkeypatch.setattr(sys, "argv", ["specheads", *map(str, words)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return give
 
 
 def test_inspect_describes_a_head(head, run, nano):

@@ -11,25 +11,7 @@ from commands import shell
 from specheads.commands import calibration, head_tool, train
 from specheads.commands import main as main_module
 from specheads.commands.help import PROGRAMS
-from specheads.commands.main import CONFIGURED, VERB_OF_PARENT, main
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """A function that gives a command line and returns its exit code and what it printed."""
-    monkeypatch.setenv(VERB_OF_PARENT, "")
-
-    def give(*words):
-        monkeypatch.setattr(sys, "argv", ["specheads", *words])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return give
+from specheads.commands.main import CONFIGURED, VERB_OF_PARENT
 
 
 def test_every_verb_has_a_module_and_a_config():
