@@ -79,7 +79,10 @@ def serving(stand_in):
         def log_message(self, *words):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Listener(ThreadingHTTPServer):
+        request_queue_size = 128  # clients that connect at once; the 5 of the standard library reset the others under load
+
+    server = Listener(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

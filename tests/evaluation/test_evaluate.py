@@ -100,7 +100,9 @@ def test_chosen_rules_are_decoded_under_block_verification_and_dev_prompts_decid
     _, *drafting = (row for row in report.live if row.efficiency_gain is None)
     block = [row for row in report.live if row.efficiency_gain is not None]
     assert [row.name for row in block] == [f"{row.name}, block verification" for row in drafting]
-    assert all(row.family == "block" and row.lossless and row.efficiency_gain.value >= 1 for row in block)
+    assert all(row.family == "block" and row.lossless for row in block)
+    for plain, other in zip(drafting, block, strict=True):
+        assert other.efficiency_gain.value == pytest.approx(plain.verification_rate.value / other.verification_rate.value)
     assert asked == [row.name for row in report.live] and report.recommended == block[0].name
 
 
