@@ -1,0 +1,35 @@
+"""Claims of papers next to what is computed or measured here, and in which way they held."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Outcome = Literal["held", "held weakly", "did not hold"]
+
+
+@dataclass(frozen=True)
+class CheckedClaim:
+    """A claim, with our value and the published one as text, their ratio where both are numbers, and whether it held.
+
+    It held weakly where its direction is right, but an interval includes the opposite.
+    """
+
+    claims: tuple[str, ...]  # ids of the items in benchmarks/papers.yaml that it answers
+    says: str
+    ours: str
+    published: str | None
+    outcome: Outcome
+    ratio: float | None = None  # ours over the published value
+    why: str = ""  # what else to know; needed where it did not hold
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the claim as a JSON object."""
+        return asdict(self)
+
+
+def direction(low: float, value: float, high: float, expected: Literal["more", "less"], neutral: float) -> Outcome:
+    """Return whether a value with its 95 % interval lies on the expected side of `neutral`, a ratio's 1 or a difference's 0."""
+    if expected == "less":
+        low, value, high, neutral = -high, -value, -low, -neutral
+    if low > neutral:
+        return "held"
+    return "held weakly" if value > neutral else "did not hold"
