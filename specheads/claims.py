@@ -33,3 +33,12 @@ def direction(low: float, value: float, high: float, expected: Literal["more", "
     if low > neutral:
         return "held"
     return "held weakly" if value > neutral else "did not hold"
+
+
+def equality(
+    claims: tuple[str, ...], says: str, error: float, most: float, published: str = "equality", why: str = ""
+) -> CheckedClaim:
+    """Return a claim that two numbers are equal: held if they differ by at most `most`, the precision they are computed with."""
+    return CheckedClaim(
+        claims, says, f"equal within {error:.0e}", published, "held" if error <= most else "did not hold", why=why
+    )

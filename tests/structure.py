@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 CODE = ("specheads", "data_gen", "train.py", "evaluate.py")
 # Low to high: a module may import from its own layer and from those below. A name stands for the modules in it, too.
 LAYERS = (
-    ("specheads.errors", "specheads.forecast", "specheads.interrupts", "specheads.settings"),
+    ("specheads.claims", "specheads.errors", "specheads.forecast", "specheads.interrupts", "specheads.settings"),
     ("specheads.storage",),
     (
         *("specheads.sampling", "specheads.synthetic", "specheads.revisions", "specheads.quantization"),
@@ -48,6 +48,7 @@ LAYERS = (
     (
         *("train", "evaluate", "data_gen.__main__", "specheads.__main__", "specheads.commands"),
         *("specheads.evaluation.learning_curve", "specheads.evaluation.layer_search", "specheads.evaluation.load"),
+        "specheads.theory.__main__",
     ),
 )
 DOOR = len(LAYERS) - 1

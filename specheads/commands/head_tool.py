@@ -1,10 +1,11 @@
-"""The verbs of `specheads` for what is finished: describe, check and export heads, rewrite their cards, send results in."""
+"""The verbs of `specheads` without a config: describe, check and export heads, rewrite cards, send results in, compute theory."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specheads.commands.theory import theory
 from specheads.errors import UserError
 from specheads.evaluation.pair_result import write_pair_result
 from specheads.heads.card import card
@@ -105,6 +106,16 @@ VERBS = {
         {"report": "the folder of a run of specheads evaluate"},
         {},
         write_pair_result,
+    ),
+    "theory": Verb(
+        "compute what the papers' theory says, next to simulations",
+        {},
+        {
+            "out": "the folder of theory.json and the figures; outputs/theory",
+            "seed": "of random models and simulations; 0",
+            "data": "a folder of specheads data with rollouts, whose drafts are counted, too",
+        },
+        theory,
     ),
 }
 

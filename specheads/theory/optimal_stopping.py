@@ -41,7 +41,7 @@ class AcceptanceChain:
         number = torch.bincount(torch.bucketize(everything, edges), minlength=count)
         pairs = torch.bucketize(before.double(), edges) * count + torch.bucketize(after.double(), edges)
         following = torch.bincount(pairs, minlength=count * count).double().view(count, count) + 1e-6
-        start = torch.bincount(torch.bucketize(first.double(), edges), minlength=count).double()
+        start = torch.bincount(torch.bucketize(first.double().contiguous(), edges), minlength=count).double()
         return cls(edges, totals / number.clamp_min(1), start / start.sum(), following / following.sum(dim=1, keepdim=True))
 
 
@@ -76,12 +76,9 @@ def _round_worth(
 ) -> tuple[float, Tensor]:
     """Return the most that tokens minus throughput times seconds of a round can be, and the policy's `least_survival`."""
     price, survival = throughput * draft_seconds, GRID.exp()
-    # What one more token of bin b earns at each survival, and at which place of the grid it leaves the survival.
+    # What one more token of bin b earns at each survival.
     earned = survival[:, None] * chain.values
-    place = ((earned.clamp_min(1e-300).log() - GRID[0]) / (GRID[1] - GRID[0])).clamp(0, len(GRID) - 1)
-    lower = place.floor().long().clamp_max(len(GRID) - 2)
-    part = place - lower
-    bins = torch.arange(len(chain.values)).expand_as(lower)
+    lower, part, bins = _after_one_more(chain)
     best = torch.zeros(len(GRID), len(chain.values), dtype=torch.float64)  # from now on, after a token of bin b
     rows = [torch.full_like(chain.values, torch.inf)]
     for _ in range(max_tokens - 1):
@@ -103,3 +100,30 @@ def _crossing(going_on: Tensor) -> Tensor:
     log_survival = GRID[after - 1] + part * (GRID[1] - GRID[0])
     log_survival = torch.where(pays[0], -torch.inf, log_survival)
     return torch.where(pays.any(dim=0), log_survival.exp(), torch.inf)
+
+
+def value_of_going_on(chain: AcceptanceChain, policy: OptimalStopping) -> tuple[Tensor, Tensor]:
+    """Return what a policy still drafts, by token, survival and bin, (max_tokens - 1, grid, B) each: accepted and drafted tokens.
+
+    Accepted tokens are expected given that all tokens so far are accepted; survival, with `GRID`, is what the policy believes.
+    """
+    lower, part, bins = _after_one_more(chain)
+    following, values = chain.following, chain.values
+    accepted = drafted = torch.zeros(len(GRID), len(values), dtype=torch.float64)
+    rows = []
+    for least in policy.least_survival[1:].flip(0):
+        goes_on = (GRID.exp()[:, None] > least).double()
+        later = [
+            (1 - part) * (goes_on * each)[lower, bins] + part * (goes_on * each)[lower + 1, bins] for each in (accepted, drafted)
+        ]
+        accepted, drafted = (values * (1 + later[0])) @ following.T, (1 + later[1]) @ following.T
+        rows.append((accepted, drafted))
+    return torch.stack([row[0] for row in rows[::-1]]), torch.stack([row[1] for row in rows[::-1]])
+
+
+def _after_one_more(chain: AcceptanceChain) -> tuple[Tensor, Tensor, Tensor]:
+    """Return where one more token of each bin leaves each survival: the place below on the grid, the part above it, the bin."""
+    earned = GRID.exp()[:, None] * chain.values
+    place = ((earned.clamp_min(1e-300).log() - GRID[0]) / (GRID[1] - GRID[0])).clamp(0, len(GRID) - 1)
+    lower = place.floor().long().clamp_max(len(GRID) - 2)
+    return lower, place - lower, torch.arange(len(chain.values)).expand_as(lower)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specheads.sampling import accept_prob
+from specheads.sampling import accept_prob, sample
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,9 @@ def expected_rejections(chains: Chains, num_drafts: int = 1) -> float:
     fresh = torch.zeros(vocab_size, dtype=torch.float64)  # probability of each last token that a batch follows
     fresh[0] = 1.0
     going_on, total = torch.zeros_like(fresh), 0.0
-    for target, draft in zip(chains.target, chains.draft, strict=True):
-        replaced = fresh @ rejected(target, draft, num_drafts) + going_on @ rejected(target, draft)
+    of_batch, alone = rejected(chains.target, chains.draft, num_drafts), rejected(chains.target, chains.draft)
+    for target, in_batch, by_itself in zip(chains.target, of_batch, alone, strict=True):
+        replaced = fresh @ in_batch + going_on @ by_itself
         total += replaced.sum().item()
         emitted = (fresh + going_on) @ target
         fresh, going_on = replaced, emitted - replaced
@@ -87,6 +88,10 @@ def limit_of_rejections(chains: Chains, precision: float = 1e-9) -> float:
 
 def simulated_rejections(chains: Chains, num_drafts: int, num_texts: int, generator: torch.Generator) -> Tensor:
     """Return the number of rejections (num_texts,) in texts that are decoded with a batch of drafts after each rejection."""
+
+    def uniforms() -> Tensor:
+        return torch.rand(num_texts, generator=generator, dtype=torch.float64)
+
     last = torch.zeros(num_texts, dtype=torch.long)
     fresh, counts = torch.ones(num_texts, dtype=torch.bool), torch.zeros(num_texts, dtype=torch.long)
     for target, draft in zip(chains.target, chains.draft, strict=True):
@@ -94,13 +99,13 @@ def simulated_rejections(chains: Chains, num_drafts: int, num_texts: int, genera
         token, undecided = torch.full((num_texts,), -1), torch.ones(num_texts, dtype=torch.bool)
         for number in range(num_drafts):
             tested = undecided & (fresh | (number == 0))
-            sampled = torch.multinomial(of_draft, 1, generator=generator).squeeze(1)
+            sampled = sample(of_draft, uniforms())
             chance = accept_prob(*(each.gather(1, sampled[:, None]).squeeze(1) for each in (left, of_draft)))
-            passes = tested & (torch.rand(num_texts, generator=generator, dtype=torch.float64) < chance)
+            passes = tested & (uniforms() < chance)
             token = torch.where(passes, sampled, token)
             left = torch.where((tested & ~passes)[:, None], residual(left, of_draft), left)
             undecided &= ~passes
-        token = torch.where(undecided, torch.multinomial(left, 1, generator=generator).squeeze(1), token)
+        token = torch.where(undecided, sample(left, uniforms()), token)
         counts += undecided
         fresh, last = undecided, token
     return counts
@@ -115,13 +120,41 @@ class BiasedStep:
     bias_uno: float  # after a rejection the target's own distribution is sampled
 
 
+def least_bias(target: Tensor, draft: Tensor, acceptance: Tensor) -> Tensor:
+    """Return the least total variation (...) of a rule that accepts token x with probability `acceptance` (..., V).
+
+    It is `1/2 sum |t - b d| - 1/2 sum (1 - b) d` (theorem 4).
+    """
+    accepted = acceptance * draft
+    return 0.5 * (target - accepted).abs().sum(dim=-1) - 0.5 * (draft - accepted).sum(dim=-1)
+
+
 def biased_step(target: Tensor, draft: Tensor, eps: float) -> BiasedStep:
     """Return what accepting with `b = min(1, (t + eps) / d)` does for distributions (V,).
 
     With the best residual `P(reject) + TV = TV(t, d)`: a straight line, on which no acceptance can improve (section 4).
     """
     accepted = (accept_prob(target + eps, draft)) * draft
-    rejection = 1 - accepted.sum().item()
+    rejection = max(0.0, 1 - accepted.sum().item())  # rounding may leave less
     output = [accepted + rejection * each for each in (residual(target, accepted), target)]
     bias_opt, bias_uno = (0.5 * (each - target).abs().sum().item() for each in output)
     return BiasedStep(rejection, bias_opt, bias_uno)
+
+
+def fewest_rejections(chains: Chains) -> float:
+    """Return the least expected number of rejections of all rules that test tokens one by one and keep the target's distribution.
+
+    Such a rule accepts a drafted token x with some probability b(x). It can keep the distribution if `b d <= t`, and rejects
+    `1 - sum b d`, which is linear in b; so the least is at a corner of that box, and all corners are enumerated at every place.
+
+    Source: theorem 2.
+    """
+    vocab_size = chains.target.shape[-1]
+    corners = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * vocab_size).reshape(-1, vocab_size)
+    last, total = torch.zeros(vocab_size, dtype=torch.float64), 0.0
+    last[0] = 1.0
+    for target, draft in zip(chains.target, chains.draft, strict=True):
+        accepted = (corners[:, None] * accept_prob(target, draft) * draft).sum(dim=-1)  # (corners, V), by the last token
+        total += (last * (1 - accepted).amin(dim=0)).sum().item()
+        last = last @ target
+    return total

@@ -1,10 +1,15 @@
 """Tokens per round: by formula for independent acceptances, and by enumeration of every draft for models with few tokens."""
 
+import itertools
+from functools import cache
+
 import torch
 from torch import Tensor
 
+from specheads.decoding.records import Draft
 from specheads.decoding.verification.chain_distribution import Block
 from specheads.decoding.verification.greedy_block import GreedyBlockVerification, NestedDistribution
+from specheads.decoding.verification.tree_distribution import TreeBlock, TreeVerification
 from specheads.decoding.verification.verify_step import ChainVerification
 from specheads.theory.rejections import Chains
 
@@ -51,6 +56,38 @@ def enumerated_tokens_per_round(rule: ChainVerification | GreedyBlockVerificatio
     else:
         distribution = rule.distribution(block)
     return 1 + (probability @ distribution.survival.double().sum(dim=1)).item()
+
+
+def enumerated_tokens_of_samples(rule: TreeVerification, chains: Chains, num_drafted: int, num_drafts: int) -> float:
+    """Return the expected tokens of the first round where `num_drafts` independent drafts of K tokens are verified together.
+
+    Only the number of drafts that begin with the accepted tokens matters, so every set of next tokens is enumerated at each last
+    token.
+    """
+
+    @cache
+    def accepted(place: int, last: int, drafts: int) -> float:
+        if place == num_drafted:
+            return 0.0
+        draft, target = (each[place, last] for each in (chains.draft, chains.target))
+        total = 0.0
+        for sampled in itertools.product(range(len(draft)), repeat=drafts):
+            chance = draft[list(sampled)].prod().item()
+            tokens = sorted(set(sampled))
+            for token, move in zip(tokens, _moves(rule, sampled, draft, target), strict=True):
+                total += chance * move * (1 + accepted(place + 1, token, sampled.count(token)))
+        return total
+
+    return 1 + accepted(0, 0, num_drafts)
+
+
+def _moves(rule: TreeVerification, sampled: tuple[int, ...], draft: Tensor, target: Tensor) -> list[float]:
+    """Return the probability that each of the sampled tokens, in ascending order, is accepted at a node."""
+    tokens = sorted(set(sampled))
+    nodes = torch.zeros(len(tokens), dtype=torch.long)
+    order = torch.tensor([tokens.index(token) for token in sampled])
+    tree = Draft(torch.tensor(tokens), nodes - 1, nodes, draft[None], order, num_draft_calls=1)
+    return rule.distribution(TreeBlock.of(tree, target.expand(len(tokens) + 1, -1))).moves.tolist()
 
 
 def most_tokens_per_round(chains: Chains, num_drafted: int) -> float:
