@@ -178,7 +178,8 @@ def batch_table(batches: BatchTable, doubtful: bool = False) -> Table:
     style = "dim" if doubtful else ""
     table = Table(title=title + (", not to be trusted" if doubtful else ""), box=box.SIMPLE_HEAD, style=style, row_styles=[style])
     table.add_column("setting", min_width=14)
-    for column in BATCHES:
+    measured = all(row.energy for row in batches.rows)
+    for column in BATCHES + (("J/token",) if measured else ()):
         table.add_column(column, justify="right", no_wrap=True)
     for row in batches.rows:
         table.add_row(escape(row.name), *_batch_cells(row))
@@ -191,6 +192,7 @@ def _batch_cells(row: BatchRow) -> list[str]:
         f"{_number(row.request_tokens_per_second)}\n{_speedup(row.speedup)}",
         *("/".join(_number(times[f"p{level}"]) for level in LEVELS) for times in (row.token_ms, row.first_token_ms)),
         f"{row.tokens_per_round:.2f}",
+        *([f"{row.energy.joules_per_token:.3g}\n{row.energy.over_alone:.2f}x"] if row.energy else []),
     ]
 
 

@@ -54,6 +54,16 @@ class LiveRow:
 
 
 @dataclass(frozen=True)
+class BatchEnergy:
+    """The energy of one setting's runs in batches, with the reading of prompts, by emitted tokens; see EnergyRow."""
+
+    joules_per_token: float
+    above_idle: float
+    over_alone: float
+    resolution_error: float
+
+
+@dataclass(frozen=True)
 class BatchRow:
     """One setting that decoded requests in batches of one size.
 
@@ -71,6 +81,7 @@ class BatchRow:
     token_ms: Mapping[str, float]
     first_token_ms: Mapping[str, float]
     tokens_per_round: float  # of a request
+    energy: BatchEnergy | None = None  # None where it cannot be measured
 
 
 @dataclass(frozen=True)

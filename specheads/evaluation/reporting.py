@@ -65,8 +65,8 @@ def _live(setup: Setup[Evaluation], outcome: Outcome, groups: Sequence[Hashable]
         return []
     predictable = outcome.replayed and len(measured[0].stats) <= outcome.replayed[1].recording.num_prompts
     speeds = _replayed_speeds(setup, outcome) if predictable else {}
-    meter, lossless = setup.metering.meter, setup.settings.verification.lossless
-    return live_rows(measured, outcome.cost_table, lossless, speeds, groups, None if meter is None else meter.idle)
+    lossless = setup.settings.verification.lossless
+    return live_rows(measured, outcome.cost_table, lossless, speeds, groups, setup.metering.idle)
 
 
 def _replayed_speeds(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from specheads.evaluation.energy.meter import IDLE_SECONDS, EnergyCounter, EnergyMeter, NotMeasurable
+from specheads.evaluation.energy.meter import IDLE_SECONDS, EnergyCounter, EnergyMeter, Idle, NotMeasurable
 from specheads.evaluation.energy.nvml import nvml_devices
 from specheads.evaluation.energy.rapl import POWERCAP, rapl_zones
 from specheads.pair import Pair
@@ -22,6 +22,11 @@ class Metering:
 
     meter: EnergyMeter | None
     reason: str | None = None
+
+    @property
+    def idle(self) -> Idle | None:
+        """The power of the idle machine; None where there is no meter."""
+        return None if self.meter is None else self.meter.idle
 
     def context(self) -> dict[str, Any]:
         """Return what a report says of it: what is counted, with the idle power; or why nothing is."""

@@ -1,10 +1,13 @@
 """The energy of responses, by their emitted tokens."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from specheads.evaluation.energy.meter import Idle, resolution_error
+from specheads.evaluation.energy.meter import Energy, Idle, resolution_error
 from specheads.evaluation.intervals import interval
-from specheads.evaluation.report import EnergyRow
+from specheads.evaluation.report import BatchEnergy, EnergyRow
+from specheads.evaluation.serving.batch_sweep import BatchRun
 from specheads.evaluation.sweep import Measured
 
 
@@ -23,6 +26,25 @@ def energy_row(measured: Measured, alone: Measured, resamples: np.ndarray, idle:
         over_alone=interval((joules / num_tokens) / (of_alone / tokens_alone)),
         resolution_error=resolution_error(idle.update_seconds, num_responses, float(seconds[0])),
     )
+
+
+def batch_energy(runs: Sequence[BatchRun], alone: Sequence[BatchRun], idle: Idle) -> BatchEnergy:
+    """Return the energy of the runs of one setting, with those of the target alone for the ratio."""
+    energy, num_tokens = _totals(runs)
+    of_alone, tokens_alone = _totals(alone)
+    per_token = energy.joules / num_tokens
+    return BatchEnergy(
+        joules_per_token=per_token,
+        above_idle=per_token - idle.watts * energy.seconds / num_tokens,
+        over_alone=per_token / (of_alone.joules / tokens_alone),
+        resolution_error=resolution_error(idle.update_seconds, len(runs), energy.seconds),
+    )
+
+
+def _totals(runs: Sequence[BatchRun]) -> tuple[Energy, int]:
+    """Return the energy and the tokens of all runs."""
+    measured = [run.energy for run in runs if run.energy is not None]
+    return Energy(*map(sum, zip(*measured, strict=True))), sum(run.total.num_tokens for run in runs)
 
 
 def _sums(measured: Measured, resamples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

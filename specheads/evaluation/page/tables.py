@@ -18,7 +18,9 @@ from specheads.evaluation.number_text import (
     times,
     times_limits,
 )
-from specheads.evaluation.report import BatchRow, BatchTable, DataSet, EnergyRow, LiveRow, Report, Winner
+from specheads.evaluation.report import BatchEnergy, BatchRow, BatchTable, DataSet, EnergyRow, LiveRow, Report, Winner
+
+ENERGY = ("J/token", "above idle", "J over target")
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def live_table(report: Report) -> Table:
     ]
     gains = any(row.efficiency_gain for row in report.live)
     columns += ["block eff. gain"] if gains else []
-    columns += ["J/token", "above idle", "over target"] if has_energy(report) else []
+    columns += ENERGY if has_energy(report) else []
     fastest = max((row for row in report.live if row.lossless), key=lambda row: row.speedup.value, default=None)
     rows = [
         [*_live(row, row is fastest), *([change_cell(row.efficiency_gain)] if gains else []), *_energy(row.energy)]
@@ -205,6 +207,7 @@ def batch_table(report: Report, batches: BatchTable) -> Table:
     columns = (
         *("setting", "tok/s in all", "over target", "tok/s of a request", "speed-up", "ms p50 / p90 / p99"),
         *("first ms p50 / p90 / p99", "tok/round"),
+        *(ENERGY if all(row.energy for row in batches.rows) else ()),
     )
     caption = f"{batches.concurrency} at once: {batches.num_requests} requests"
     caption += "; not to be trusted" if report.doubts else ""
@@ -223,7 +226,15 @@ def _batch(row: BatchRow, fastest: bool) -> list[Cell]:
         levels_cell(row.token_ms),
         levels_cell(row.first_token_ms),
         number_cell(row.tokens_per_round, 2),
+        *_batch_energy(row.energy),
     ]
+
+
+def _batch_energy(row: BatchEnergy | None) -> list[Cell]:
+    if row is None:
+        return []
+    joules = [Cell(minus(f"{value:.3g}"), value) for value in (row.joules_per_token, row.above_idle)]
+    return [*joules, Cell(f"{row.over_alone:.2f}×", row.over_alone)]
 
 
 def levels_cell(milliseconds: Mapping[str, float]) -> Cell:

@@ -2,7 +2,7 @@ import csv
 import io
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,11 @@ from specheads.evaluation.energy.meter import Idle, resolution_error
 from specheads.evaluation.energy.text import energy_text
 from specheads.evaluation.live_rows import live_rows
 from specheads.evaluation.page.document import html_of
-from specheads.evaluation.report import Report
+from specheads.evaluation.report import BatchTable, Report
 from specheads.evaluation.report_files import write_report
 from specheads.evaluation.rule_costs import CostTable, with_measured
+from specheads.evaluation.serving.batch_rows import batch_rows
+from specheads.evaluation.serving.batch_sweep import ALONE, BatchSetting, BatchSweep
 from specheads.evaluation.sweep import TARGET_ALONE, Setting, Sweep
 from specheads.storage.journal import Journal
 
@@ -93,6 +95,23 @@ def test_console_page_and_files_show_energy(report, tmp_path):
     Draft202012Validator(SCHEMA).validate(content)
     assert content["live"][0]["energy"]["joules_per_token"]["value"] == pytest.approx(0.25)
     assert [float(row["energy.over_alone.value"]) for row in rows_of(table)] == pytest.approx([1] * 3)
+
+
+def test_batches_have_the_energy_of_whole_runs(report, tmp_path):
+    settings = [ALONE, BatchSetting("fixed K=2", "fixed_length", FixedLength(2))]
+    sweep = BatchSweep(tiny_pair(5), Warp(), 12, 2, repeats=3, engine="eager", window=32, meter=CountingMeter(6.0, 0.3))
+    journal = tmp_path / "batches.jsonl"
+    runs = sweep.run(settings, PROMPTS, Journal(journal, {}))
+    assert [run.energy for run in runs[1]] == [(6.0, pytest.approx(0.3))] * 3
+    resumed = sweep.run(settings, PROMPTS, Journal(journal, {}))
+    assert [run.energy for run in resumed[1]] == [run.energy for run in runs[1]]
+    tables = [BatchTable(2, 4, batch_rows(settings, runs, range(4), IDLE))]
+    assert tables[0].rows[1].energy.joules_per_token == pytest.approx(6 / 48)
+    report = replace(report, batches=tables)
+    assert re.search(r"J/token", printed(replace(report, live=[]))) and html_of(report).count("J over target") == 2
+    _, content, table = write_report(report, tmp_path)[:3]
+    Draft202012Validator(SCHEMA).validate(json.loads(content.read_text()))
+    assert float(rows_of(table)[-1]["energy.above_idle"]) == pytest.approx((6 - 10 * 0.3) / 48)
 
 
 def test_where_nothing_counts_there_is_a_line_instead_of_columns(tmp_path):
