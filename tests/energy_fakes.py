@@ -46,8 +46,8 @@ def set_to(folder, place, microjoules):
 class CountingMeter:
     """A meter by which every response takes the same joules and seconds: each second reading ends a response."""
 
-    def __init__(self, joules, seconds):
-        self.step, self.readings = Energy(joules, seconds), 0
+    def __init__(self, joules, seconds, idle=None):
+        self.step, self.readings, self.idle, self.names = Energy(joules, seconds), 0, idle, ["a counter"]
 
     def read(self):
         self.readings += 1
