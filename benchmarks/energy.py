@@ -3,9 +3,8 @@
     python benchmarks/energy.py [--models nano mini synthetic-21m synthetic-300m] [--drafting nano mini] [--sizes 1 2 4 8 16]
         [--lengths 2 4] [--new-tokens 64] [--requests 32] [--repeats 3] [--device cuda --dtype bfloat16]
 
-First every model of the pairs `--models`, drafts too, decodes alone short prompts of random tokens: what a token of a batch
-takes is what MJSD (Qin et al. 2024, arXiv 2407.09722) explains its savings by, because a verification of several tokens is such a
-batch. Then the pairs `--drafting`, which are trained, decode prompts with drafts of fixed lengths, in turn with the target alone.
+First every model of the pairs `--models`, drafts too, decodes alone short prompts of random tokens. A verification of several
+tokens is such a batch: its tokens share the reading of the weights. Then the pairs `--drafting`, which are trained, decode prompts with drafts of fixed lengths, in turn with the target alone.
 No token ends a response, so that all rows of a batch stay full. Energy is that of whole runs, with the reading of prompts, by
 NVML's or RAPL's counter; where neither can be read, the tables hold the seconds only and say what is needed.
 """
