@@ -4,7 +4,8 @@
         [--lengths 2 4] [--new-tokens 64] [--requests 32] [--repeats 3] [--device cuda --dtype bfloat16]
 
 First every model of the pairs `--models`, drafts too, decodes alone short prompts of random tokens. A verification of several
-tokens is such a batch: its tokens share the reading of the weights. Then the pairs `--drafting`, which are trained, decode prompts with drafts of fixed lengths, in turn with the target alone.
+tokens is such a batch: its tokens share the reading of the weights. Then the pairs `--drafting`, which are trained, decode
+prompts with drafts of fixed lengths, in turn with the target alone.
 No token ends a response, so that all rows of a batch stay full. Energy is that of whole runs, with the reading of prompts, by
 NVML's or RAPL's counter; where neither can be read, the tables hold the seconds only and say what is needed.
 """
