@@ -99,7 +99,8 @@ def _table(
         evaluation.seed,
         evaluation.engine,
         window=window_of(setup),
+        meter=setup.metering.meter,
     )
     runs = sweep.run(settings, [ids for _, ids in prompts.prompts], journal, advance)
     count = num_requests(len(prompts.prompts), size)
-    return BatchTable(size, count, batch_rows(settings, runs, prompts.groups))
+    return BatchTable(size, count, batch_rows(settings, runs, prompts.groups, setup.metering.idle))

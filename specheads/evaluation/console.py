@@ -9,10 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from specheads.evaluation.conclusions import assumed_text, batch_findings, costs_text, fit_text, ratios_of
+from specheads.evaluation.energy.text import energy_text, has_energy
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.latencies import LEVELS
 from specheads.evaluation.number_text import ratio_name, share_text
-from specheads.evaluation.report import MEASURED, BankRow, BatchRow, BatchTable, DataSet, LiveRow, Report, Winner
+from specheads.evaluation.report import MEASURED, BankRow, BatchRow, BatchTable, DataSet, EnergyRow, LiveRow, Report, Winner
 
 LIVE = (
     "setting",
@@ -26,6 +27,7 @@ LIVE = (
     "accept.",
     "p50/p90/p99 ms",
 )
+ENERGY = ("J/token", "above idle", "over the target alone")
 BATCHES = ("tok/s", "of a request", "ms per token", "ms to the first", "tok/round")
 
 
@@ -138,6 +140,8 @@ def _print_live(report: Report, console: Console) -> None:
         speeds = [f"{row.tokens_per_second.value:.0f}", *guesses, f"{row.speedup.value:.2f}x"]
         table.add_row(escape(row.name), *speeds, *rates, f"{row.block_efficiency:.2f}", accepted, latency)
     console.print(table)
+    if energy := energy_text(report):
+        _print_energy(report, energy, console, style)
     if report.fit:
         console.print(fit_text(report.fit), highlight=False, style=style)
     _print_gains(report.gains, console, style)
@@ -147,6 +151,26 @@ def _print_live(report: Report, console: Console) -> None:
             console.print(f"{escape(row.name)}: {gain}", style=style)
 
 
+def _print_energy(report: Report, text: str, console: Console, style: str) -> None:
+    """Print the energy of every setting, if it was measured, and how; it has a table by itself, which fits 80 columns."""
+    if has_energy(report):
+        table = Table(box=box.SIMPLE_HEAD, style=style, row_styles=[style])
+        table.add_column("setting", min_width=14)
+        for column in ENERGY:
+            table.add_column(column, justify="right", no_wrap=True)
+        for row in report.live:
+            table.add_row(escape(row.name), *_energy_cells(row.energy))
+        console.print(table)
+    console.print(text, highlight=False, markup=False, style=style)
+
+
+def _energy_cells(row: EnergyRow | None) -> list[str]:
+    if row is None:
+        return []
+    joules = [f"{each.value:.3g} \u00b1{(each.high - each.low) / 2:.2g}" for each in (row.joules_per_token, row.above_idle)]
+    return [*joules, _speedup(row.over_alone)]
+
+
 def batch_table(batches: BatchTable, doubtful: bool = False) -> Table:
     """Return the table of one number of rows, which fits 80 columns."""
     title = f"{batches.concurrency} at once: {batches.num_requests} requests decoded; tokens per second of all together and of "
@@ -154,7 +178,8 @@ def batch_table(batches: BatchTable, doubtful: bool = False) -> Table:
     style = "dim" if doubtful else ""
     table = Table(title=title + (", not to be trusted" if doubtful else ""), box=box.SIMPLE_HEAD, style=style, row_styles=[style])
     table.add_column("setting", min_width=14)
-    for column in BATCHES:
+    measured = all(row.energy for row in batches.rows)
+    for column in BATCHES + (("J/token",) if measured else ()):
         table.add_column(column, justify="right", no_wrap=True)
     for row in batches.rows:
         table.add_row(escape(row.name), *_batch_cells(row))
@@ -167,6 +192,7 @@ def _batch_cells(row: BatchRow) -> list[str]:
         f"{_number(row.request_tokens_per_second)}\n{_speedup(row.speedup)}",
         *("/".join(_number(times[f"p{level}"]) for level in LEVELS) for times in (row.token_ms, row.first_token_ms)),
         f"{row.tokens_per_round:.2f}",
+        *([f"{row.energy.joules_per_token:.3g}\n{row.energy.over_alone:.2f}x"] if row.energy else []),
     ]
 
 

@@ -166,6 +166,7 @@ def sweep(setup: Setup[Evaluation], name: str, settings: Sequence[Setting], prom
         evaluation.drafting,
         evaluation.verification,
         window=window_of(setup),
+        meter=setup.metering.meter,
     )
     with progress("decoding", total) as advance:
         return runs.run(settings, [ids for _, ids in prompts], journal, advance)
@@ -187,7 +188,7 @@ def open_journal(setup: Setup[Evaluation], name: str, settings: Mapping[str, Any
 
 def _provenance(setup: Setup[Evaluation], prompts: Sequence[EncodedPrompt]) -> dict[str, Any]:
     """Return the provenance that all journals of an evaluation share."""
-    evaluation, pair = setup.settings, setup.pair
+    evaluation, pair, meter = setup.settings, setup.pair, setup.metering.meter
     return {
         "prompts": [ids for _, ids in prompts],
         "seed": evaluation.seed,
@@ -203,6 +204,7 @@ def _provenance(setup: Setup[Evaluation], prompts: Sequence[EncodedPrompt]) -> d
         "drafting": {"class": type(evaluation.drafting).__name__, **vars(evaluation.drafting)},
         "verification": evaluation.verification.label,
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
+        **({} if meter is None else {"energy": meter.names}),
     }
 
 

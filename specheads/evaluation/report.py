@@ -16,6 +16,16 @@ MEASURED = "measured"
 
 
 @dataclass(frozen=True)
+class EnergyRow:
+    """The energy of one setting's whole responses, with the reading of prompts, by its emitted tokens."""
+
+    joules_per_token: Interval
+    above_idle: Interval  # joules per token beyond those that an idle machine takes in the same time
+    over_alone: Interval  # joules per token over those of the target alone, a ratio
+    resolution_error: float  # half the 95 % interval that the counter's steps alone cause, as a share of joules per token
+
+
+@dataclass(frozen=True)
 class LiveRow:
     """One setting that was decoded.
 
@@ -40,6 +50,17 @@ class LiveRow:
     efficiency_gain: Interval | None  # block efficiency over that of the same rule under the sweep's verification rule, a ratio
     # Accepted tokens over those that the rule expected, 1 if its predictions hold here; None where it expects no number.
     accepted_over_expected: Interval | None = None
+    energy: EnergyRow | None = None  # None where it cannot be measured; the context says why
+
+
+@dataclass(frozen=True)
+class BatchEnergy:
+    """The energy of one setting's runs in batches, with the reading of prompts, by emitted tokens; see EnergyRow."""
+
+    joules_per_token: float
+    above_idle: float
+    over_alone: float
+    resolution_error: float
 
 
 @dataclass(frozen=True)
@@ -60,6 +81,7 @@ class BatchRow:
     token_ms: Mapping[str, float]
     first_token_ms: Mapping[str, float]
     tokens_per_round: float  # of a request
+    energy: BatchEnergy | None = None  # None where it cannot be measured
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ def _live(setup: Setup[Evaluation], outcome: Outcome, groups: Sequence[Hashable]
         return []
     predictable = outcome.replayed and len(measured[0].stats) <= outcome.replayed[1].recording.num_prompts
     speeds = _replayed_speeds(setup, outcome) if predictable else {}
-    return live_rows(measured, outcome.cost_table, setup.settings.verification.lossless, speeds, groups)
+    lossless = setup.settings.verification.lossless
+    return live_rows(measured, outcome.cost_table, lossless, speeds, groups, setup.metering.idle)
 
 
 def _replayed_speeds(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, float]:
@@ -150,6 +151,7 @@ def context_of(setup: Setup[Evaluation], config: str | None = None, num_decoded:
         "threads": torch.get_num_threads(),
         "load": {"start": setup.load, "end": load_average()},
         "versions": versions(),
+        **({"energy": setup.metering.context()} if num_decoded else {}),
         **setup.prompts.context(),
         "config": config or settings_text(settings),
     }

@@ -17,6 +17,7 @@ from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import BlockVerification, VerificationRule
 from specheads.evaluation.candidate import FIXED, Candidate, kind_of
+from specheads.evaluation.energy.meter import Energy, EnergyMeter
 from specheads.evaluation.latencies import token_seconds
 from specheads.pair import Pair
 from specheads.replay.cost import Costs, RoundTimes
@@ -57,11 +58,12 @@ TARGET_ALONE = Setting("target alone", "target", 0, None)
 
 @dataclass
 class Measured:
-    """The results of one setting: per prompt its totals over repeats, and all of its rounds."""
+    """The results of one setting: per prompt its totals over repeats, all of its rounds, and the energy of each response."""
 
     setting: Setting
     stats: list[DecodeStats] = field(default_factory=list)
     rounds: list[list[RoundNumbers]] = field(default_factory=list)
+    energy: list[list[Energy]] = field(default_factory=list)  # empty where it is not measured
 
     @property
     def token_seconds(self) -> np.ndarray:
@@ -151,6 +153,7 @@ class Sweep:
     # The memory's positions, enough for every prompt and its response; compiled steps depend on it, so sweeps with the same
     # window share them. None: as few as are enough.
     window: int | None = None
+    meter: EnergyMeter | None = None  # read before and after each response; None: energy is not measured
 
     def run(
         self,
@@ -188,23 +191,29 @@ class Sweep:
             for decoded, stats, rounds in zip(measured, entry["stats"], entry["rounds"], strict=True):
                 decoded.stats.append(DecodeStats.total([DecodeStats(**part) for part in stats]))
                 decoded.rounds.append(rounds)
+            for decoded, energy in zip(measured, entry.get("energy", ()), strict=self.meter is not None):
+                decoded.energy.append([Energy(*numbers) for numbers in energy])
         return measured
 
     def _decoded(
         self, decoders: Sequence[Decoder], number: int, prompt: Sequence[int], on_generation: Callable[[int], None]
     ) -> Entry:
-        """Return the results of every setting for prompt `number`: `stats`, one for each repeat, and `rounds`."""
+        """Return the results of every setting for prompt `number`: `stats`, one for each repeat, `rounds`, and `energy`."""
         stats: list[list[dict[str, Any]]] = [[] for _ in decoders]
         rounds: list[list[RoundNumbers]] = [[] for _ in decoders]
+        energy: list[list[Energy]] = [[] for _ in decoders]
         for repeat in range(self.repeats):
             seed = response_seed(self.seed, number, repeat)
             for turn in range(len(decoders)):
                 index = (turn + number + repeat) % len(decoders)
+                start = self.meter and self.meter.read()
                 generation: Generation = decoders[index].generate(prompt, self.max_new_tokens, seed)
+                if self.meter and start:
+                    energy[index].append(self.meter.read().since(start))
                 stats[index].append(asdict(generation.stats))
                 rounds[index] += [round_numbers(each) for each in generation.rounds]
                 on_generation(1)
-        return {"stats": stats, "rounds": rounds}
+        return {"stats": stats, "rounds": rounds} | ({"energy": energy} if self.meter else {})
 
     def _decoders(self, settings: Sequence[Setting], prompts: Sequence[Sequence[int]]) -> list[Decoder]:
         """Return one decoder per setting; all but searches share memory that is large enough for the longest drafts."""

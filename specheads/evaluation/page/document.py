@@ -25,6 +25,7 @@ from specheads.evaluation.conclusions import (
     ratio_text,
     ratios_of,
 )
+from specheads.evaluation.energy.text import energy_text
 from specheads.evaluation.number_text import change, change_limits, ratio_name
 from specheads.evaluation.page.figures import Figures, batch_loads, figures_of
 from specheads.evaluation.page.front import ALL, Loads, front_table
@@ -261,7 +262,8 @@ def _live_texts(report: Report) -> list[str]:
     ]
     if gains:
         texts.append(f"The live head over the best live fixed length, cross-fitted: {'; '.join(gains)}.")
-    return texts
+    energy = energy_text(report)
+    return [*texts, energy] if energy else texts
 
 
 def _text_panels(report: Report) -> list[Panel]:

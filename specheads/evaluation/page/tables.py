@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from specheads.evaluation.candidate import FIXED
 from specheads.evaluation.conclusions import BOUNDS, achievable, counted_text, ratio_text, winners_at
+from specheads.evaluation.energy.text import has_energy
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.latencies import LEVELS
 from specheads.evaluation.number_text import (
@@ -17,7 +18,9 @@ from specheads.evaluation.number_text import (
     times,
     times_limits,
 )
-from specheads.evaluation.report import BatchRow, BatchTable, DataSet, LiveRow, Report, Winner
+from specheads.evaluation.report import BatchEnergy, BatchRow, BatchTable, DataSet, EnergyRow, LiveRow, Report, Winner
+
+ENERGY = ("J/token", "above idle", "J over target")
 
 
 @dataclass(frozen=True)
@@ -151,9 +154,14 @@ def live_table(report: Report) -> Table:
         "accepted",
         "ms p50 / p90 / p99",
     ]
-    columns += ["block eff. gain"] if any(row.efficiency_gain for row in report.live) else []
+    gains = any(row.efficiency_gain for row in report.live)
+    columns += ["block eff. gain"] if gains else []
+    columns += ENERGY if has_energy(report) else []
     fastest = max((row for row in report.live if row.lossless), key=lambda row: row.speedup.value, default=None)
-    rows = [_live(row, row is fastest)[: len(columns)] for row in report.live]
+    rows = [
+        [*_live(row, row is fastest), *([change_cell(row.efficiency_gain)] if gains else []), *_energy(row.energy)]
+        for row in report.live
+    ]
     kinds = ["best" if row is fastest else "" for row in report.live]
     caption = "Measured speed, and tokens per second as the fitted costs predict them"
     caption += "; not to be trusted" if report.doubts else ""
@@ -173,8 +181,18 @@ def _live(row: LiveRow, fastest: bool) -> list[Cell]:
         number_cell(row.block_efficiency, 2),
         _accepted(row),
         levels_cell(row.milliseconds),
-        change_cell(row.efficiency_gain),
     ]
+
+
+def _energy(row: EnergyRow | None) -> list[Cell]:
+    if row is None:
+        return []
+    return [_joules(row.joules_per_token), _joules(row.above_idle), times_cell(row.over_alone)]
+
+
+def _joules(estimate: Interval) -> Cell:
+    limits = minus(f"[{estimate.low:.3g},\u00a0{estimate.high:.3g}]")
+    return Cell(minus(f"{estimate.value:.3g}"), estimate.value, limits)
 
 
 def _accepted(row: LiveRow) -> Cell:
@@ -189,6 +207,7 @@ def batch_table(report: Report, batches: BatchTable) -> Table:
     columns = (
         *("setting", "tok/s in all", "over target", "tok/s of a request", "speed-up", "ms p50 / p90 / p99"),
         *("first ms p50 / p90 / p99", "tok/round"),
+        *(ENERGY if all(row.energy for row in batches.rows) else ()),
     )
     caption = f"{batches.concurrency} at once: {batches.num_requests} requests"
     caption += "; not to be trusted" if report.doubts else ""
@@ -207,7 +226,15 @@ def _batch(row: BatchRow, fastest: bool) -> list[Cell]:
         levels_cell(row.token_ms),
         levels_cell(row.first_token_ms),
         number_cell(row.tokens_per_round, 2),
+        *_batch_energy(row.energy),
     ]
+
+
+def _batch_energy(row: BatchEnergy | None) -> list[Cell]:
+    if row is None:
+        return []
+    joules = [Cell(minus(f"{value:.3g}"), value) for value in (row.joules_per_token, row.above_idle)]
+    return [*joules, Cell(f"{row.over_alone:.2f}×", row.over_alone)]
 
 
 def levels_cell(milliseconds: Mapping[str, float]) -> Cell:

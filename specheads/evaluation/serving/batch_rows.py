@@ -1,10 +1,13 @@
 """Batches that were decoded, as rows of a report."""
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from specheads.decoding.records import DecodeStats
+from specheads.evaluation.energy.meter import Idle
+from specheads.evaluation.energy.per_token import batch_energy
 from specheads.evaluation.intervals import interval, resample_counts
 from specheads.evaluation.latencies import milliseconds
 from specheads.evaluation.report import BatchRow
@@ -12,20 +15,27 @@ from specheads.evaluation.serving.batch_sweep import BatchRun, BatchSetting
 
 
 def batch_rows(
-    settings: Sequence[BatchSetting], runs: Sequence[Sequence[BatchRun]], groups: Sequence[Hashable]
+    settings: Sequence[BatchSetting],
+    runs: Sequence[Sequence[BatchRun]],
+    groups: Sequence[Hashable],
+    idle: Idle | None = None,
 ) -> list[BatchRow]:
     """Return a row for every setting; the first is the target alone.
 
     Args:
         runs: of each setting, one for each repeat.
         groups: the group of each prompt; requests beyond the last prompt begin again with the first.
+        idle: the power of the idle machine; None where energy was not measured.
     """
     count = len(runs[0][0].stats)
     resamples = resample_counts([groups[number % len(groups)] for number in range(count)])
     alone = _row_speed(runs[0], resamples)
-    return [
+    rows = [
         _row(setting, made, runs[0], _row_speed(made, resamples) / alone) for setting, made in zip(settings, runs, strict=True)
     ]
+    if idle is None:
+        return rows
+    return [replace(row, energy=batch_energy(made, runs[0], idle)) for row, made in zip(rows, runs, strict=True)]
 
 
 def _row_speed(runs: Sequence[BatchRun], resamples: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.stopping import StoppingRule
 from specheads.evaluation.candidate import TARGET
+from specheads.evaluation.energy.meter import Energy, EnergyMeter
 from specheads.evaluation.latencies import token_seconds
 from specheads.evaluation.sweep import response_seed
 from specheads.heads.head import AcceptanceHead
@@ -56,11 +57,13 @@ class BatchRun:
     seconds: float  # of the whole run: from handing in all requests to the end of the last response
     stats: Sequence[DecodeStats]  # their seconds: from the moment that a request gets a row to its last token
     rounds: Sequence[Sequence[Sequence[float]]]  # by response: tokens and seconds of rounds, with the wait before
+    energy: Energy | None = None  # of the whole run; None where it is not measured
 
     @classmethod
     def of(cls, entry: Entry) -> "BatchRun":
         """Return the run that a journal holds."""
-        return cls(entry["seconds"], [DecodeStats(**part) for part in entry["stats"]], entry["rounds"])
+        energy = Energy(*entry["energy"]) if "energy" in entry else None
+        return cls(entry["seconds"], [DecodeStats(**part) for part in entry["stats"]], entry["rounds"], energy)
 
     @cached_property
     def total(self) -> DecodeStats:
@@ -97,6 +100,7 @@ class BatchSweep:
     engine: str = "auto"
     stop_tokens: Sequence[int] | None = None  # that end a response; None: the target's
     window: int | None = None  # positions of each row's memory; None: those that both models reach
+    meter: EnergyMeter | None = None  # read before and after each run; None: energy is not measured
 
     def run(
         self,
@@ -160,14 +164,16 @@ class BatchSweep:
         """Return a run as a journal holds it."""
         seeds = [response_seed(self.seed, number, repeat) for number in range(len(requests))]
         generations: dict[int, Generation] = {}
+        before = self.meter and self.meter.read()
         start = time.perf_counter()
         for number, generation in decode(requests, self.size, self.max_new_tokens, seeds, self.stop_tokens):
             generations[number] = generation
             on_generation(1)
         seconds = time.perf_counter() - start
+        energy = {"energy": self.meter.read().since(before)} if self.meter and before else {}
         ordered = [generations[number] for number in range(len(requests))]
         rounds = [[[len(made.tokens), made.seconds] for made in generation.rounds] for generation in ordered]
-        return {"seconds": seconds, "stats": [asdict(generation.stats) for generation in ordered], "rounds": rounds}
+        return {"seconds": seconds, "stats": [asdict(generation.stats) for generation in ordered], "rounds": rounds} | energy
 
 
 def num_requests(num_prompts: int, size: int) -> int:
