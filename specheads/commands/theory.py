@@ -65,6 +65,7 @@ def computed(seed: int, recorded: dict[str, Drafts]) -> list[Section]:
         round_sections.independent_acceptance(),
         round_sections.joint_choice(generator()),
         stopping_sections.thresholds(generator(), NUM_DRAFTS, recorded),
+        stopping_sections.greedy_oracle(),
         stopping_sections.looking_first(generator()),
     ]
 

@@ -6,6 +6,7 @@ tokens of a rule are expectations, so that only the drafts are random and every 
 Source: SpecDec++ (Huang et al. 2024), section 3.1 and theorem 3.1.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -124,3 +125,22 @@ def theorem_threshold(delta: float, costs: Costs) -> float:
     """Return `(c2 + Delta) / (c1 + c2 + Delta)`: at this probability of a rejection, stopping is better (theorem 3.1)."""
     more = costs.target - costs.draft + delta
     return more / (costs.draft + more)
+
+
+def fewest_calls(disagrees: Sequence[bool]) -> tuple[int, int]:
+    """Return the fewest target calls for a greedy text, and the fewest discarded tokens with so few calls, over all lengths.
+
+    Args:
+        disagrees: for each token of the text, whether the draft's most likely token differs from the target's.
+    """
+    num_tokens = len(disagrees)
+    best = [(0, 0)] * (num_tokens + 1)  # from each token on
+    for start in range(num_tokens - 1, -1, -1):
+        right = next((end for end in range(start, num_tokens) if disagrees[end]), num_tokens) - start
+        options = []
+        for length in range(num_tokens - start + 1):
+            accepted = min(length, right)
+            calls, discarded = best[min(start + accepted + 1, num_tokens)]
+            options.append((calls + 1, discarded + length - accepted))
+        best[start] = min(options)
+    return best[0]

@@ -3,6 +3,7 @@
 Sources: SpecDec++ (Huang et al. 2024), section 3; DSpark for what a scheduler may look at.
 """
 
+import itertools
 from collections.abc import Mapping
 
 import torch
@@ -19,6 +20,7 @@ from specheads.theory.stopping_rules import (
     automatic_threshold,
     best_fixed,
     best_threshold,
+    fewest_calls,
     lengths_at,
     lengths_of,
     speed,
@@ -109,6 +111,36 @@ def _figure(subjects: Mapping[str, tuple[AcceptanceChain, Drafts]]) -> Figure:
         for name, (_, drafts) in subjects.items()
     ]
     return Figure("threshold on the probability of a rejection", "speed-up at ratio 10", lines)
+
+
+def greedy_oracle(num_tokens: int = 10) -> Section:
+    """Return the fewest target calls of greedy texts, by dynamic programming over all lengths, for every set of disagreements."""
+    by_count: dict[int, list[int]] = {}
+    wrong, discards = 0, 0
+    for disagrees in itertools.product((False, True), repeat=num_tokens):
+        calls, discarded = fewest_calls(disagrees)
+        # The call that emits a last token which differs ends the text, so there is no further call.
+        wrong += calls != sum(disagrees) + 1 - disagrees[-1]
+        discards += discarded
+        by_count.setdefault(sum(disagrees), []).append(calls)
+    rows = [[count, min(calls), max(calls)] for count, calls in sorted(by_count.items())]
+    return Section(
+        key="oracle",
+        title=f"Fewest target calls for {num_tokens} tokens, by the number of tokens on which greedy models differ",
+        source="SpecDec++ (Huang et al. 2024), lemma 2.1",
+        columns=("differing tokens", "fewest calls", "most"),
+        rows=rows,
+        claims=[
+            CheckedClaim(
+                ("specdecpp_lemma2_1",),
+                "The best lengths discard nothing and call the target once per disagreement, plus 1.",
+                f"{wrong} exceptions and {discards} discarded tokens in all {2**num_tokens:,} texts",
+                "N_discarded = 0, N_target = |S| + 1",
+                "held" if wrong == discards == 0 else "did not hold",
+                why="Where the last token differs, its call ends the text, and the 1 falls away.",
+            )
+        ],
+    )
 
 
 def looking_first(generator: torch.Generator) -> Section:

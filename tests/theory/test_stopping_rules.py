@@ -10,6 +10,7 @@ from specheads.theory.stopping_rules import (
     automatic_threshold,
     best_fixed,
     best_threshold,
+    fewest_calls,
     lengths_at,
     lengths_of,
     speed,
@@ -77,3 +78,9 @@ def test_drafts_fit_the_chain_that_they_come_from():
     costs = Costs(0.1, 1.0)
     solved = [optimal_stopping(chain, costs.draft, costs.target, 10).throughput for chain in (CHAINS["stretches"], fitted)]
     assert solved[1] == pytest.approx(solved[0], rel=0.01)
+
+
+def test_the_fewest_calls_are_those_of_the_lemma():
+    assert fewest_calls([False] * 5) == (1, 0)
+    assert fewest_calls([False, True, False, True, False]) == (3, 0)
+    assert fewest_calls([False, False, True]) == (1, 0)  # the call's next token ends the text

@@ -1,0 +1,171 @@
+"""Write docs/results.md: which claims of the papers held here, by the files of the runs that checked them.
+
+    python benchmarks/claims.py [--check]
+
+`papers.yaml` lists every claim; `claims/*.json` are what `specheads theory` and `specheads reproduce` wrote;
+`measured_claims.yaml` names figures of `results/*.json` that answer a claim, too. What needs other hardware has its cost.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.render import RESULTS, ROOT
+from specheads.claims import CheckedClaim, direction
+
+FOLDER, PAGE = ROOT / "benchmarks" / "claims", ROOT / "docs" / "results.md"
+PAPERS, MEASURED = ROOT / "benchmarks" / "papers.yaml", ROOT / "benchmarks" / "measured_claims.yaml"
+# Of an H100: bytes per second that its memory gives, the share of it that decoding reaches, and its bytes.
+BANDWIDTH, REACHED, MEMORY = 3.35e12, 0.6, 80e9
+BYTES = 2  # of a parameter in bfloat16
+NOT_RUN, LARGE, NOTHING = "not run here", "needs large GPUs", "nothing to check"
+ORDER = ("held", "held weakly", "did not hold", NOT_RUN, LARGE, NOTHING)
+
+
+def checked_claims() -> list[tuple[CheckedClaim, str]]:
+    """Return all claims that were checked, with the commands that did it."""
+    checked = []
+    for path in sorted(FOLDER.glob("*.json")):
+        content = json.loads(path.read_text())
+        claims = content.get("claims") or [claim for section in content.get("sections", ()) for claim in section["claims"]]
+        checked += [(CheckedClaim(**claim | {"claims": tuple(claim["claims"])}), content["command"]) for claim in claims]
+    return checked + [_measured(entry) for entry in yaml.safe_load(MEASURED.read_text())]
+
+
+def _measured(entry: Mapping[str, Any]) -> tuple[CheckedClaim, str]:
+    """Return a claim that figures of a result answer, and the result's command."""
+    result = json.loads((RESULTS / f"{entry['result']}.json").read_text())
+    table = next(each for each in result["tables"] if each["key"] == entry["table"])
+    names = [column["name"] for column in table["columns"]]
+
+    def cell(row_of: Mapping[str, Any], column: str) -> tuple[float, float, float]:
+        (row,) = [row for row in table["rows"] if all(row[names.index(name)] == value for name, value in row_of.items())]
+        value = row[names.index(column)]
+        return (value["low"], value["value"], value["high"]) if isinstance(value, dict) else (value,) * 3
+
+    low, middle, high = cell(entry["row"], entry["column"])
+    if "neutral" in entry:
+        neutral = entry["neutral"]
+    else:
+        neutral = cell(entry.get("against", entry["row"]), entry.get("against_column", entry["column"]))[1]
+    scale = 100 if entry.get("percent") else 1
+    sign, mark = ("+", " %") if entry.get("percent") else ("", "")
+    ours = f"{middle * scale:{sign}.3g}{mark}"
+    if low != high:
+        ours += f" [{low * scale:{sign}.3g}, {high * scale:{sign}.3g}]"
+    if "neutral" not in entry:
+        ours += f" against {neutral * scale:{sign}.3g}{mark}"
+    published = entry.get("published")
+    claim = CheckedClaim(
+        tuple(entry["claims"]),
+        entry["says"],
+        ours,
+        None if published is None else f"{published * scale:{sign}.3g}{mark}",
+        direction(low, middle, high, entry["expected"], neutral),
+        None if published is None else middle / published,
+        entry.get("why", ""),
+    )
+    return claim, result["command"]
+
+
+def gpu_hours(cost: Mapping[str, Any]) -> tuple[float, int]:
+    """Return the GPU-hours of decoding all prompts token by token, and the number of GPUs that hold both models.
+
+    Each token reads the target's weights once, whatever number of GPUs shares them; speculation needs less.
+    """
+    tokens = cost["prompts"] * cost["tokens_per_prompt"] * cost["passes"]
+    hours = tokens * BYTES * cost["target_parameters"] / (BANDWIDTH * REACHED) / 3600
+    weights = BYTES * (cost["target_parameters"] + cost["draft_parameters"])
+    return hours, math.ceil(1.2 * weights / MEMORY)
+
+
+def page() -> str:
+    """Return docs/results.md."""
+    papers, checked = yaml.safe_load(PAPERS.read_text()), checked_claims()
+    by_item: dict[str, list[tuple[CheckedClaim, str]]] = {}
+    for claim, command in checked:
+        for name in claim.claims:
+            by_item.setdefault(name, []).append((claim, command))
+    items = [item for paper in papers for item in paper["items"]]
+    if unknown := sorted(set(by_item) - {item["id"] for item in items}):
+        raise ValueError(f"benchmarks/papers.yaml has no item {unknown[0]!r}")
+    states = {item["id"]: _state(item, by_item.get(item["id"], ())) for item in items}
+    lines = [*_head(states)]
+    for paper in papers:
+        lines += ["", f"## {paper['title']}", "", f"{paper['authors']}; arXiv {paper['arxiv']}; {paper['venue']}.", ""]
+        lines += ["| where | claim | published | here | outcome |", "|---|---|---|---|---|"]
+        lines += [_row(item, states[item["id"]], by_item.get(item["id"], ())) for item in paper["items"]]
+    lines += ["", "## Commands", "", "What checked a claim, and the claims that it answers.", ""]
+    commands: dict[str, set[str]] = {}
+    for claim, command in checked:
+        commands.setdefault(command, set()).update(claim.claims)
+    lines += [f"- `{command}`: {', '.join(sorted(names))}" for command, names in commands.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _state(item: Mapping[str, Any], checked: Sequence[tuple[CheckedClaim, str]]) -> str:
+    """Return the outcome of an item: of several, the one that held least."""
+    if checked:
+        return max((claim.outcome for claim, _ in checked), key=ORDER.index)
+    return {"text": NOTHING, "large": LARGE}.get(item["how"], NOT_RUN)
+
+
+def _head(states: Mapping[str, str]) -> Iterator[str]:
+    """Yield what stands above the tables."""
+    yield "# Claims of the papers"
+    yield ""
+    yield "<!-- Written by `python benchmarks/claims.py`; edit benchmarks/papers.yaml or measured_claims.yaml instead. -->"
+    yield ""
+    yield (
+        "Every table, figure and theorem of the five papers, the numbers in their texts, and what became of each here. *Held*: "
+        "the interval lies on the claimed side, or the equality holds to rounding. *Held weakly*: the estimate does, and the "
+        "interval includes the opposite, or only some of the cases do. The embedded pairs are small (targets of 5 and 21 million "
+        "parameters), so directions are compared, not digits. A cost is that of decoding token by token on H100s at 60 % of "
+        "their memory bandwidth."
+    )
+    yield ""
+    yield "| outcome | claims |"
+    yield "|---|---|"
+    yield from (f"| {name} | {sum(state == name for state in states.values())} |" for name in ORDER)
+
+
+def _row(item: Mapping[str, Any], state: str, checked: Sequence[tuple[CheckedClaim, str]]) -> str:
+    """Return the row of an item."""
+    texts = []
+    for claim, command in checked:
+        model = next((word.removeprefix("model=") for word in command.split() if word.startswith("model=")), "")
+        ratio = f" ({claim.ratio:.2f} of it)" if claim.ratio is not None else ""
+        texts.append(f"{model + ': ' if model else ''}{claim.ours}{ratio}" + (f". {claim.why}" if claim.why else ""))
+    if not checked and "cost" in item:
+        hours, gpus = gpu_hours(item["cost"])
+        size = "under an hour" if hours < 1 else f"{hours:,.0f} GPU-hours"
+        texts = [f"at most {size} on {gpus} H100{'s' if gpus > 1 else ''}"]
+    published = item["published"] or ("not seen" if item.get("unverified") else "")
+    cells = [item["place"], item["says"], published, "<br>".join(texts), state]
+    return "| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|").replace("](", "] (") for cell in cells) + " |"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the page, or say whether it differs; return the exit code."""
+    parser = argparse.ArgumentParser(prog="benchmarks/claims.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the page differs")
+    arguments = parser.parse_args(argv)
+    text = page()
+    if arguments.check:
+        same = PAGE.exists() and PAGE.read_text() == text
+        print("" if same else f"{PAGE.name} differs from the runs; run python benchmarks/claims.py")
+        return int(not same)
+    PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
