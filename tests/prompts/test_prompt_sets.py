@@ -1,6 +1,7 @@
 """The prompt sets of conf/data on rows with the columns of the hub's data sets, whose contents are invented."""
 
 import json
+import re
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
@@ -11,6 +12,7 @@ from hydra import compose, initialize_config_dir
 
 from specheads.commands.compose import source_of
 from specheads.commands.evaluation import named_test_sets
+from specheads.commands.yaml_comments import read_comments
 from specheads.errors import UserError
 from specheads.pair_config import config_folder
 from specheads.prompts.data_set_source import DatasetSource
@@ -127,6 +129,12 @@ def file_of(request, tmp_path):
 
 def test_every_prompt_set_has_rows_here():
     assert set(ROWS) == set(FIRST) == {path.stem for path in (config_folder() / "data").glob("*.yaml")} - {"nano"}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_head_of_a_prompt_set_says_what_it_is_and_its_licence_with_an_address(name):
+    what, licence, *_ = read_comments((config_folder() / "data" / f"{name}.yaml").read_text()).head.splitlines()
+    assert what.endswith(".") and re.fullmatch(r"Licence: [^,]+, https://\S+", licence)  # docs/conf.py makes a table of them
 
 
 @pytest.mark.parametrize("chats", [True, False])
