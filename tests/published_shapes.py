@@ -1,6 +1,7 @@
 """The shapes of published models, from the config files on the hub, and tiny random models with their proportions."""
 
 import torch
+from families import tiny_model
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -94,12 +95,4 @@ def tiny(config: PretrainedConfig, hidden_size: int, vocab_size: int, seed: int)
     sizes |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     kept = {key: value for key, value in content.items() if key not in ("model_type", "architectures", "dtype", "layer_types")}
     names = {key for key in sizes if key in content} | {"bos_token_id", "eos_token_id", "pad_token_id"}
-    torch.manual_seed(seed)
-    shrunk = type(config)(**(kept | {key: sizes[key] for key in names}))
-    model = AutoModelForCausalLM.from_config(shrunk, dtype=torch.float64).eval().requires_grad_(False)
-    for name, weight in model.named_parameters():
-        if weight.ndim == 2:
-            torch.nn.init.normal_(weight, std=0.3 if "embed" in name else 2 / weight.shape[1] ** 0.5)
-        elif name.endswith("weight"):  # norms of both signs, or a tied embedding would predict its own token
-            torch.nn.init.normal_(weight)
-    return model
+    return tiny_model(type(config)(**(kept | {key: sizes[key] for key in names})), seed)
