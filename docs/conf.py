@@ -1,17 +1,23 @@
-"""How the documentation is built: python -m sphinx -W docs docs/_build. Pages of commands are written from their help."""
+"""How the documentation is built: python -m sphinx -W docs docs/_build. Pages of commands and tables of configs are made."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
 
+import yaml
+
 import specheads
 from specheads.commands import head_tool
 from specheads.commands.help import PROGRAMS, composed, explanations, sections, usage_head
 from specheads.commands.main import CONFIGURED
+from specheads.commands.yaml_comments import read_comments
+from specheads.pair_config import config_folder, pair_config
+from specheads.pair_needs import memory_text, model_needs, size_text
+from specheads.published_models import PUBLISHED
 
 project, copyright, author = "specheads", "the specheads authors", "the specheads authors"
 version = release = specheads.__version__
@@ -58,11 +64,49 @@ def head_page() -> str:
     return f"# Verbs for heads\n\n```text\n{head_tool.help_text()}\n```\n"
 
 
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table as Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
+
+
+def pair_table() -> str:
+    """Return the table of the pairs on the hub: models, sizes, memory, licences."""
+    rows = []
+    for path in sorted((config_folder() / "model").glob("*.yaml")):
+        config = pair_config(path.stem)
+        if {config.draft, config.target} <= PUBLISHED.keys():
+            models = [model_needs(role, config) for role in ("draft", "target")]
+            cells = [f"[{model.location}](https://huggingface.co/{model.location})" for model in models]
+            sizes = [size_text(model.num_parameters) for model in models]
+            licences = dict.fromkeys(
+                f"{known.licence}{', gated' * known.gated}" for m in models if (known := PUBLISHED[m.location])
+            )
+            memory = memory_text(sum(model.num_bytes for model in models))
+            rows.append([f"`{path.stem}`", cells[0], sizes[0], cells[1], sizes[1], memory, "; ".join(licences)])
+    return table(["`model=`", "draft", "parameters", "target", "parameters", "memory of weights", "licence"], rows)
+
+
+def data_table() -> str:
+    """Return the table of the prompt sets with a path, from the heads of their configs."""
+    rows = []
+    for path in sorted((config_folder() / "data").glob("*.yaml")):
+        text = path.read_text()
+        data = yaml.safe_load(text)
+        if "path" in data:
+            what, licence = read_comments(text).head.splitlines()[:2]
+            licence, address = licence.removeprefix("Licence: ").split(", ")
+            counts = [f"{data[f'num_{split}']:,}" for split in ("train", "dev", "test")]
+            limits = [f"{data[limit]:,}" for limit in ("max_prompt_tokens", "max_new_tokens")]
+            rows.append([f"`{path.stem}`", what, " / ".join(counts), " + ".join(limits), f"[{licence}]({address})"])
+    return table(["`data=`", "what it is", "train / dev / test prompts", "tokens at most, prompt + response", "licence"], rows)
+
+
 def write_commands() -> None:
-    """Write the pages that commands.md lists."""
+    """Write the pages that commands.md lists, and the tables of pairs.md."""
     folder = HERE / "commands"
     folder.mkdir(exist_ok=True)
-    pages = dict(command_pages()) | {"heads": head_page()}
+    pages = dict(command_pages()) | {"heads": head_page(), "_pairs": pair_table(), "_data": data_table()}
     for name, text in pages.items():
         (folder / f"{name}.md").write_text(text)
 

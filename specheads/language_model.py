@@ -207,9 +207,10 @@ def weightless_model(
     device: str,
     device_map: str | None = None,
     trust_remote_code: bool = False,
+    quiet: bool = False,
 ) -> PreTrainedModel:
-    """Return what `load_model` does, but without weights, for a process that only needs its shape."""
-    dtype = chosen_dtype(dtype, location, revision, device, device_map, trust_remote_code)
+    """Return what `load_model` does, but without weights, for a process that only needs its shape; `quiet` logs no type."""
+    dtype = chosen_dtype(dtype, location, revision, device, device_map, trust_remote_code, quiet)
     if is_synthetic(location):
         return synthetic_model(str(location), dtype, "meta").requires_grad_(False).eval()
     config = from_pretrained(AutoConfig, location, revision, trust_remote_code=trust_remote_code)
@@ -258,6 +259,7 @@ def chosen_dtype(
     device: str,
     device_map: str | None = None,
     trust_remote_code: bool = False,
+    quiet: bool = False,
 ) -> str | torch.dtype:
     """Return the type to load a model in, which is "auto" where transformers shall take the checkpoint's.
 
@@ -282,7 +284,8 @@ def chosen_dtype(
     usable = MATRIX_INSTRUCTIONS + (VECTOR_INSTRUCTIONS if stored == torch.bfloat16 else ())
     chosen = torch.bfloat16 if has_instructions(*usable) else torch.float32
     stored_name = "a type that its config does not name" if stored is None else short_name(stored)
-    logger.info("dtype=auto: %s runs in %s, its weights are stored in %s", location, short_name(chosen), stored_name)
+    level = logging.DEBUG if quiet else logging.INFO
+    logger.log(level, "dtype=auto: %s runs in %s, its weights are stored in %s", location, short_name(chosen), stored_name)
     return chosen
 
 

@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import GatedRepoError
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging
 from transformers.utils.hub import extract_commit_hash
@@ -28,16 +29,31 @@ def from_pretrained(loader: Any, location: str | Path, revision: str | None = No
     """Return what a transformers `loader` class reads from a folder or the hub.
 
     Raises:
-        UserError: `what` (a model, a tokenizer) is missing or cannot be read.
+        UserError: `what` (a model, a tokenizer) is missing, gated, or cannot be read.
     """
     try:
         with without_bars():
             return loader.from_pretrained(resolve(location), **({"revision": revision} if revision else {}), **kwargs)
     except (OSError, ValueError, ImportError) as error:  # what transformers raises for a missing or unreadable model
+        if _is_gated(error):
+            raise UserError(f"the {what} {str(location)!r} is gated, so: {how_to_access([str(location)])}.") from error
         raise UserError(
             f"the {what} {str(location)!r} could not be loaded; expected a local folder, or a hub id that is reachable or "
             f"cached. Reason: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         ) from error
+
+
+def how_to_access(locations: Sequence[str]) -> str:
+    """Return what to do before gated models can be downloaded."""
+    pages = " and ".join(f"https://huggingface.co/{location}" for location in locations)
+    return f"accept the licence at {pages}, then log in here with `hf auth login`, or set HF_TOKEN"
+
+
+def _is_gated(error: BaseException | None) -> bool:
+    """Whether an error comes from a repository whose licence this account has not accepted."""
+    while error is not None and not isinstance(error, GatedRepoError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 @contextmanager

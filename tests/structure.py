@@ -32,10 +32,16 @@ LAYERS = (
     ("specheads.storage",),
     (
         *("specheads.sampling", "specheads.synthetic", "specheads.revisions", "specheads.quantization"),
-        *("specheads.language_model", "specheads.muon", "specheads.padding", "specheads.vocabulary"),
+        *(
+            "specheads.language_model",
+            "specheads.muon",
+            "specheads.padding",
+            "specheads.published_models",
+            "specheads.vocabulary",
+        ),
     ),
     ("specheads.nano", "specheads.mini", "specheads.embedded"),
-    ("specheads.pair_config", "specheads.pair"),
+    ("specheads.pair_config", "specheads.pair_needs", "specheads.pair"),
     ("specheads.prompts",),
     ("specheads.features",),
     ("specheads.heads",),

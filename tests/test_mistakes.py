@@ -125,7 +125,10 @@ MISTAKES = {
     "data that is not there": (from_file("none.jsonl"), r"data.path='none.jsonl': there is no /.*none.jsonl; give a JSON"),
     "line that is broken": (from_file("broken.jsonl"), r"broken.jsonl', line 3: no JSON \(Expecting value at column 16\)"),
     "line that is no object": (from_file("scalar.jsonl"), "line 2: a number instead of an object; expected one per line"),
-    "field that is a list": (from_file("list.jsonl"), "line 1: the field 'instruction' is a list; .*convert it"),
+    "field that is a list": (
+        from_file("list.jsonl"),
+        r"line 1: the field 'instruction' is a list; .*name a part of it, such as {instruction\[0\]}",
+    ),
     "field that changes its type": (
         from_file("changing.jsonl"),
         "line 2: the field 'instruction' is a number, but a text in line 1",

@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from specheads import interrupts
-from specheads.commands.compose import check_keys
+from specheads.commands.compose import check_keys, is_first_process
 from specheads.commands.help import ClassesOf, help_text
 from specheads.commands.run_folders import NoteRunKey, may_resume, register_resolver
 from specheads.errors import UserError, user_error
@@ -172,11 +172,6 @@ def check_resume(cfg: DictConfig) -> None:
         checkpoint = ", or a checkpoint such as outputs/head/<date_time>/checkpoints/last.ckpt" if takes_checkpoint else ""
         missing = "is not a file; it " if takes_checkpoint and isinstance(cfg.resume, str) else ""
         raise UserError(f"resume={shown(cfg.resume)} {missing}must be true or false{checkpoint}.")
-
-
-def is_first_process() -> bool:
-    """Whether this is the process of a distributed run that writes the files."""
-    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK"))
 
 
 def next_command(verb: str, *overrides: str) -> str:

@@ -1,6 +1,9 @@
 """The arguments of the library from a composed config: typed settings, the source of prompts, the pair."""
 
+import logging
+import os
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, TypeVar, cast
 
 from hydra.utils import instantiate
@@ -10,10 +13,13 @@ from specheads.commands.run_settings import Paths, RunSettings
 from specheads.errors import UserError
 from specheads.pair import NewDraft, Pair, load_pair
 from specheads.pair_config import PairConfig, pair_config
+from specheads.pair_needs import pair_needs
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.nano_source import NanoSource
 from specheads.prompts.sources import prompt_source
 from specheads.settings import Settings, fields_of, key_of, shown
+
+logger = logging.getLogger(__name__)
 
 SHARED_GROUPS = ("data",)  # groups of keys that are spread over several classes
 OTHER_KEYS = ("model", "data", "logger")  # groups of keys that are not the fields of one class of settings
@@ -71,8 +77,29 @@ def check_every_split(cfg: DictConfig) -> None:
 
 
 def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: NewDraft | None = None) -> Pair:
-    """Return the pair of `cfg.model`, without the target's weights if `only_draft`, with `new_draft` in place of its draft."""
+    """Return the pair of `cfg.model`, without the target's weights if `only_draft`, with `new_draft` in place of its draft.
+
+    What the pair is and needs is logged first.
+    """
+    say_needs(cfg, only_draft)
     return load_pair(only_draft=only_draft, new_draft=new_draft, **_model_keys(cfg))
+
+
+def say_needs(cfg: DictConfig, only_draft: bool = False) -> None:
+    """Log what the pair of a composed config is and needs, once in a run."""
+    if is_first_process():
+        for line in pair_needs(model_config(cfg), only_draft):
+            _say_once(line)
+
+
+@cache  # a command may load a pair in two steps, and tell its memory before
+def _say_once(line: str) -> None:
+    logger.info(line)
+
+
+def is_first_process() -> bool:
+    """Whether this is the process of a distributed run that writes the files."""
+    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK"))
 
 
 def model_config(cfg: DictConfig) -> PairConfig:

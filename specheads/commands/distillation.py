@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from specheads.commands.compose import check_every_split, load_configured_pair, model_config, settings_of, source_of
+from specheads.commands.compose import check_every_split, load_configured_pair, model_config, say_needs, settings_of, source_of
 from specheads.commands.loggers import open_loggers
 from specheads.pair import Pair
 from specheads.prompts.generated_data import GeneratedData
@@ -35,6 +35,7 @@ def distill_configured_draft(cfg: DictConfig, make_data: MakeData, pair: Pair | 
         from specheads.training.distill.memory_plan import check_config
 
         if pair is None:
+            say_needs(cfg)
             check_config(model_config(cfg), settings, cfg.data.max_prompt_tokens + cfg.data.max_new_tokens)
             # A draft that lacks some of the target's tokens learns them.
             pair = replace(load_configured_pair(cfg, new_draft=settings.initial_draft), known_to_draft=None)

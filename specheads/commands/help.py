@@ -45,7 +45,7 @@ RUN_FOLDER = ("${hydra:runtime.output_dir}", "${paths.outputs}/${command}/<date_
 PLAIN = re.compile(r"[^\s\"'{}\[\],]+")  # text that the command line takes without quotes
 NARROWEST, USUAL, WIDEST = 60, 100, 130  # columns of a terminal
 ALL = "all"  # every key
-MOST_EXAMPLES = 4  # in the help that fits a screen
+MOST_EXAMPLES, MOST_CHOICES = 4, 110  # in the help that fits a screen: command lines, characters of a group's names
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,8 @@ def help_text(
     listed = sections(command, cfg, chosen, explanations(cfg, classes(cfg)))
     if of not in (ALL, ""):
         return "\n\n".join(_section_texts(_within(listed, of), width))
-    groups = [(f"{group}=", _choices(group, choice)) for group, choice in chosen.items()]
+    most = None if of == ALL else MOST_CHOICES
+    groups = [(f"{group}=", _choices(group, choice, most)) for group, choice in chosen.items()]
     head = _read(command).head.splitlines()
     examples = [number for number, line in enumerate(head) if line.startswith(" ")]
     if of != ALL and len(examples) > MOST_EXAMPLES:
@@ -216,9 +217,16 @@ def _names(group: str) -> list[str]:
     return sorted(path.stem for path in (config_folder() / group).glob("*.yaml"))
 
 
-def _choices(group: str, chosen: str | None) -> str:
+def _choices(group: str, chosen: str | None, most: int | None = None) -> str:
+    """Return the names of a config group, the chosen ones marked, and as many of the others as fit about `most` characters."""
     names = _names(group) if chosen else ["null", *_names(group)]
-    return " | ".join(f"[{name}]" if name in _chosen(chosen) else name for name in names)
+    left = (most or sum(map(len, names))) - sum(len(name) for name in _chosen(chosen))
+    shown = []
+    for name in names:
+        is_chosen = name in _chosen(chosen)
+        left -= 0 if is_chosen else len(name)
+        shown += [f"[{name}]"] if is_chosen else [name] if left >= 0 else []
+    return " | ".join([*shown, *(["… (--help=all)"] if len(shown) < len(names) else [])])
 
 
 def _chosen(choice: str | None) -> list[str]:

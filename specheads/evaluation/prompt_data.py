@@ -55,7 +55,8 @@ class TestSet:
 
 def file_source(source: DatasetSource, path: str, count: int) -> TestSet:
     """Return the first `count` rows of a file as test prompts, with the templates of a source."""
-    rows = replace(source, path=path, test_split=None, num_train=0, num_dev=0, num_test=count, num_final=0)
+    file = replace(source, path=path, revision=None, test_split=None)
+    rows = replace(file, num_train=0, num_dev=0, num_test=count, num_final=0)
     return TestSet(rows, is_file=True)
 
 

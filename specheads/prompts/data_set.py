@@ -1,4 +1,4 @@
-"""A data set by its path: a local file, a folder that `save_to_disk` wrote, or a hub data set; whole, or a split of it.
+"""A data set by its path: a file, here or on the web, a folder that `save_to_disk` wrote, or a hub data set; whole, or a split.
 
 Importing this module imports `datasets`, which is slow.
 """
@@ -21,12 +21,16 @@ logger = logging.getLogger(__name__)
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".txt")
 KINDS = "JSON, JSONL, CSV, Parquet or text file"
+WEB = ("https://", "http://")
 
 
 def check_path(path: str) -> None:
-    """Raise UserError for a local path that holds nothing to read; a hub data set is not looked up."""
+    """Raise UserError for a local path that holds nothing to read; nothing is looked up on the hub or the web."""
     if not isinstance(path, str) or not path:
         raise UserError(f"data.path={path!r} must be a path; give a {KINDS}, a folder, or a hub data set.")
+    if path.startswith(WEB):
+        _check_suffix(path, Path(path).suffix)
+        return
     local = Path(os.path.expanduser(path))
     try:
         if local.is_dir():
@@ -49,12 +53,16 @@ def _check_folder(path: str, folder: Path) -> None:
         )
 
 
-def _check_file(path: str, file: Path) -> None:
-    if file.suffix.lower() not in SUFFIXES:
+def _check_suffix(path: str, suffix: str) -> None:
+    if suffix.lower() not in SUFFIXES:
         raise UserError(
-            f"data.path={path!r} ends in {file.suffix or 'no suffix'}, but only {', '.join(SUFFIXES)} are read; "
+            f"data.path={path!r} ends in {suffix or 'no suffix'}, but only {', '.join(SUFFIXES)} are read; "
             "convert it to one of them, or rename it."
         )
+
+
+def _check_file(path: str, file: Path) -> None:
+    _check_suffix(path, file.suffix)
     with file.open("rb") as stream:
         if not stream.read(1):
             raise _no_rows(path)
@@ -70,37 +78,49 @@ def check_split(key: str, split: str) -> None:
         ) from None
 
 
-def load_tables(path: str, name: str | None) -> Table | dict[str, Table]:
+def load_tables(path: str, name: str | None, revision: str | None = None) -> Table | dict[str, Table]:
     """Return the data set: one table where it has no splits (a file, a single saved data set), otherwise a table per split.
 
     Args:
-        path: a local file or folder, or a hub id; `check_path` has nothing against it.
+        path: a local file or folder, the address of a file, or a hub id; `check_path` has nothing against it.
         name: the configuration of a hub data set.
+        revision: the commit, tag or branch of a hub data set; None: the newest.
 
     Raises:
         UserError: contents that cannot be read, no rows, a hub data set or configuration that cannot be had.
     """
     local = Path(os.path.expanduser(path))
-    if local.is_file() and local.suffix.lower() != ".parquet":
-        table = read_file(path, local)
-        if not table.rows:
-            raise _no_rows(path)
-        return table
     try:
-        with _quiet():
-            loaded = _load_with_datasets(path, name, local)
+        if path.startswith(WEB):
+            local = _downloaded(path)
+        if not local.is_file() or Path(path).suffix.lower() == ".parquet":
+            with _quiet():
+                loaded = _load_with_datasets(path, name, revision, local)
+            return Table(loaded) if isinstance(loaded, datasets.Dataset) else {key: Table(rows) for key, rows in loaded.items()}
     except (OSError, ValueError, LookupError, RuntimeError, datasets.exceptions.DatasetsError) as error:  # all of these happen
         raise _not_loaded(path, name, local.exists(), error) from error
-    return Table(loaded) if isinstance(loaded, datasets.Dataset) else {split: Table(rows) for split, rows in loaded.items()}
+    table = read_file(path, local)
+    if not table.rows:
+        raise _no_rows(path)
+    return table
 
 
-def _load_with_datasets(path: str, name: str | None, local: Path) -> datasets.Dataset | datasets.DatasetDict:
+def _downloaded(address: str) -> Path:
+    """Return the local copy of a file of the web, in the cache of `datasets`."""
+    logger.info("data: loading %s, from the web or from the cache of an earlier download", address)
+    with _quiet():
+        return Path(datasets.DownloadManager().download(address))
+
+
+def _load_with_datasets(
+    path: str, name: str | None, revision: str | None, local: Path
+) -> datasets.Dataset | datasets.DatasetDict:
     if local.is_dir():
         return datasets.load_from_disk(str(local))
     if local.is_file():
         return datasets.Dataset(datasets.table.InMemoryTable(parquet.read_table(local)))
     logger.info("data: loading %s, from the hub or from the cache of an earlier download", path)
-    return datasets.load_dataset(path, name)
+    return datasets.load_dataset(path, name, **({"revision": revision} if revision else {}))
 
 
 def cut(tables: Table | dict[str, Table], path: str, key: str, split: str) -> list[Table]:
@@ -147,6 +167,11 @@ def _not_loaded(path: str, name: str | None, is_local: bool, error: Exception) -
         return UserError(
             f"data.path={path!r} with data.name={name} could not be loaded: {_reason(error)}. "
             "Give the data.name of a configuration that it has, or data.name=null."
+        )
+    if path.startswith(WEB):
+        return UserError(
+            f"data.path={path!r} could not be loaded: {_reason(error)}. Check the address; without a network, copy the file here "
+            "and give data.path=<file>."
         )
     return UserError(
         f"data.path={path!r} is no local file or folder, and as a hub data set it could not be loaded: {_reason(error)}. "

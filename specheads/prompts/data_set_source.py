@@ -16,23 +16,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """`data=alpaca` and the like: rows of a hub data set, a local file or a folder, through a template.
+    """`data=alpaca` and the like: rows of a hub data set, a file or a folder, through a template.
 
     The first `num_train` prompts are the train prompts, the next the dev prompts, and the next the test prompts unless those
     have a split of their own; final prompts, if any, follow the test prompts.
 
     Args:
-        path: a hub data set, a folder of save_to_disk, or a JSON, JSONL, CSV, Parquet or text file.
+        path: a hub data set, a folder of save_to_disk, or a JSON, JSONL, CSV, Parquet or text file, here or at an https address.
         name: configuration of a hub data set; null: its default.
         split: split that the prompts come from; slices work, of local files too: train[:500].
         test_split: split that the test prompts come from; null: they follow the dev prompts, as in a local file.
-        template: text over the data set's fields, or a list of texts: the first whose fields are not blank is used.
+        template: text over the data set's fields, such as {question}, {translation[de]} or {turns[0]}, or a list of texts: the
+            first whose fields are not blank is used.
         completion_template: template for a pair that continues a text and takes no instructions; null: template.
         num_train: train prompts; with fewer rows than asked for, splits shrink in proportion.
         num_dev: dev prompts: those after the train prompts.
         num_test: test prompts: those after the dev prompts, or the first of test_split.
         response_template: template of the data set's own responses, for task=distill samples=text; null: it has none.
         num_final: final prompts: those after the test prompts, for evaluations with split=final; read once, to publish a figure.
+        revision: commit, tag or branch of a hub data set; null: the newest.
+        shuffled: take the rows of a split in an order that looks random but is fixed, where they are sorted by task; reads all.
     """
 
     path: str
@@ -46,6 +49,8 @@ class DatasetSource:
     num_test: int
     response_template: str | Sequence[str] | None = None
     num_final: int = 0
+    revision: str | None = None
+    shuffled: bool = False
 
     def check(self) -> None:
         """Raise UserError for mistakes that show before data is read."""
@@ -59,6 +64,10 @@ class DatasetSource:
         data_set.check_path(self.path)
         if not isinstance(self.name, str | None):
             raise UserError(f"data.name={self.name!r} must be text, the name of a configuration, or null.")
+        if not isinstance(self.revision, str | None):
+            raise UserError(f"data.revision={self.revision!r} must be text, a commit, tag or branch of the data set, or null.")
+        if not isinstance(self.shuffled, bool):
+            raise UserError(f"data.shuffled={self.shuffled!r} must be true or false.")
         data_set.check_split("data.split", self.split)
         if self.test_split is not None:
             data_set.check_split("data.test_split", self.test_split)
@@ -88,7 +97,7 @@ class DatasetSource:
         from specheads.prompts import data_set
 
         self.check()
-        tables = data_set.load_tables(self.path, self.name)
+        tables = data_set.load_tables(self.path, self.name, self.revision)
         splits: tuple[str, ...] = (*SPLITS, FINAL) if self.num_final else SPLITS
         takes: list[tuple[str, str, tuple[str, ...]]] = [("data.split", self.split, splits)]
         if self.test_split is not None and not isinstance(tables, Table):
@@ -132,7 +141,7 @@ class DatasetSource:
     def _texts(
         self, tables: Sequence[Table], template: Template, answers: Template | None, limit: int
     ) -> list[tuple[str, str | None]]:
-        """Return (text, response) of the first `limit` rows that fit the template, or of all if there are fewer."""
+        """Return (text, response) of `limit` rows that fit the template, the first unless shuffled, or of all that there are."""
         known = list(dict.fromkeys(field for table in tables for field in table.fields))
         template = template.restricted(known, self.path)
         answers = answers and answers.restricted(known, self.path)
@@ -141,7 +150,7 @@ class DatasetSource:
         seen: dict[str, tuple[str, str]] = {}
         num_unfit = 0
         for place, row in itertools.chain.from_iterable(table.numbered(fields) for table in tables):
-            if len(texts) == limit:
+            if len(texts) == limit and not self.shuffled:
                 break
             check_values(row, fields, self.path, place, seen)
             text = template.fill(row)
@@ -159,4 +168,4 @@ class DatasetSource:
                 f"data.path={self.path!r} gives no prompt: none of {num_unfit} rows has text in {', '.join(template.fields)}, "
                 f"the fields of {template.key}; check it and the split."
             )
-        return texts
+        return sorted(texts, key=lambda each: text_id(each[0]))[:limit] if self.shuffled else texts

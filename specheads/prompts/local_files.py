@@ -16,7 +16,7 @@ EXAMPLE = '{"instruction": "..."}'
 
 
 def read_file(path: str, file: Path) -> Table:
-    """Return the rows of a .json, .jsonl, .csv or .txt file; `path` is its name in messages.
+    """Return the rows of a .json, .jsonl, .csv or .txt file; `path` is its name in messages, and has the suffix.
 
     Raises:
         UserError: text that is not UTF-8, or not in the format of the suffix; the message names the line.
@@ -26,7 +26,7 @@ def read_file(path: str, file: Path) -> Table:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise _at(path, line, f"not UTF-8 ({error.reason}); save the file as UTF-8") from None
-    return {".csv": _parse_csv, ".txt": _parse_text}.get(file.suffix.lower(), _parse_json)(path, text)
+    return {".csv": _parse_csv, ".txt": _parse_text}.get(Path(path).suffix.lower(), _parse_json)(path, text)
 
 
 def _parse_text(path: str, text: str) -> Table:

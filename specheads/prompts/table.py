@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import datasets  # slow to import, so imported where it is used
 
 SURROGATE = re.compile("[\ud800-\udfff]")
+FIELD = re.compile(r"(?P<column>[^.\[\]]+)(?P<parts>(\[[^\[\]]+\])*)")  # "input", "translation[de]", "turns[0]"
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,30 @@ class Table:
         return Table(rows, self.row_name, self.first + start)
 
     def numbered(self, fields: Sequence[str]) -> Iterator[tuple[str, dict]]:
-        """Yield ("line 3", row) and so on; columns other than `fields`, such as images, are not decoded."""
-        rows = self.rows if isinstance(self.rows, list) else self.rows.select_columns([f for f in fields if f in self.fields])
+        """Yield ("line 3", row) and so on; columns that `fields` do not name, such as images, are not decoded."""
+        columns = dict.fromkeys(column for field in fields if (column := column_of(field)) in self.fields)
+        rows = self.rows if isinstance(self.rows, list) else self.rows.select_columns(list(columns))
         for number, row in enumerate(rows, self.first):
             yield f"{self.row_name} {number}", row
+
+
+def column_of(field: str) -> str:
+    """Return the column that a field is, or is a part of."""
+    return field.partition("[")[0]
+
+
+def value_at(row: Mapping, field: str) -> object:
+    """Return the value of a field of a row: of "turns[0]" the first of a list; None where the row has no such part."""
+    value = row.get(column_of(field))
+    for part in re.findall(r"\[([^\[\]]+)\]", field):
+        if isinstance(value, Mapping):
+            value = value.get(part)
+        elif isinstance(value, Sequence) and not isinstance(value, str) and re.fullmatch(r"-?\d+", part):
+            place = int(part)
+            value = value[place] if -len(value) <= place < len(value) else None
+        else:
+            return None
+    return value
 
 
 def check_values(row: Mapping, fields: Sequence[str], path: str, place: str, seen: dict[str, tuple[str, str]]) -> None:
@@ -46,7 +67,7 @@ def check_values(row: Mapping, fields: Sequence[str], path: str, place: str, see
         seen: each field's first type and its place; filled in here.
     """
     for field in fields:
-        value = row.get(field)
+        value = value_at(row, field)
         if value is None:
             continue
         kind, what = kind_of(value), f"data.path={path!r}, {place}: the field {field!r}"
@@ -54,9 +75,15 @@ def check_values(row: Mapping, fields: Sequence[str], path: str, place: str, see
         if kind != first_kind:
             raise UserError(f"{what} is {kind}, but {first_kind} in {first_place}; write all of them alike.")
         if kind not in ("a text", "a number"):
-            raise UserError(f"{what} is {kind}; prompts are made of texts and numbers, so convert it.")
+            raise UserError(f"{what} is {kind}; prompts are made of texts and numbers, so {_part_of(field, value)}.")
         if isinstance(value, str) and SURROGATE.search(value):
             raise UserError(f"{what} holds half a character (a lone surrogate); fix or remove it.")
+
+
+def _part_of(field: str, value: object) -> str:
+    """Return what to do about a field with a value that is no text: to name a part of it where it has parts."""
+    first = next(iter(value), None) if isinstance(value, Mapping) else 0 if isinstance(value, list) and value else None
+    return "convert it" if first is None else f"name a part of it, such as {{{field}[{first}]}}"
 
 
 def kind_of(value: object) -> str:

@@ -213,6 +213,13 @@ def test_the_short_help_fits_a_screen(command):
     assert keys <= set(re.split(r"[\s=.]+", text))
 
 
+def test_the_short_help_names_what_is_chosen_and_where_the_other_choices_are():
+    text = help_module.help_text("train", ["model=synthetic-tiny"], 100, COMMANDS["train"].classes, of="")
+    (models,) = re.findall(r"^  model= .*(?:\n {6,}.*)*", text, re.MULTILINE)
+    assert "[synthetic-tiny]" in models and models.endswith("… (--help=all)") and "smollm2" not in models
+    assert "experiment=  [null] | specdecpp | specdecpp_authors | specdecpp_grid | thorough\n" in text
+
+
 def test_the_help_of_a_group_lists_its_keys_alone():
     text = help_module.help_text("train", (), 100, COMMANDS["train"].classes, of="optimizer")
     assert "optimizer.lr=" in text and "head.depth" not in text

@@ -30,6 +30,27 @@ def test_a_field_name_may_hold_anything_but_what_formats_use():
 
 
 @pytest.mark.parametrize(
+    ("template", "row", "text"),
+    [
+        ("{t[de]}", {"t": {"de": "Hallo", "en": "Hello"}}, "Hallo"),
+        ("{t[0]}", {"t": ["a", "b"]}, "a"),
+        ("{t[-1]} {t[0]}", {"t": ["a", "b"]}, "b a"),
+        ("{t[x][1]}{n}", {"t": {"x": ["a", 7]}, "n": 1}, "71"),
+        ("{t[0]}", {"t": {"0": "a"}}, "a"),
+        ("{t[1]}", {"t": ["a"]}, None),
+        ("{t[x]}", {"t": ["a"]}, None),
+        ("{t[0]}", {"t": "text"}, None),
+        ("{t[0]}", {"t": None}, None),
+        ("{t[0]}", {}, None),
+        ("{t[x]}", {"t": {"x": " "}}, None),
+    ],
+)
+def test_a_field_may_be_a_part_of_a_column(template, row, text):
+    assert filled(template, row) == text
+    assert Template.parse("k", template).restricted(["t", "n"], "my.jsonl").fields == Template.parse("k", template).fields
+
+
+@pytest.mark.parametrize(
     ("row", "text"),
     [
         ({"instruction": "a", "input": "b"}, "a\nInput: b"),
@@ -55,7 +76,11 @@ def test_the_first_text_without_blank_fields_is_used(row, text, kind):
         ("{a", "expected '}' before end of string"),
         ("a}", "Single '}' encountered"),
         ("{a.b}", "the field 'a' has an attribute"),
-        ("{a[0]}", "the field 'a' has an attribute, an index"),
+        ("{a[]}", "the field 'a' has an attribute, a wrong index"),
+        ("{a[0}", "expected '}' before end of string"),
+        ("{a[0]b}", "the field 'a' has an attribute, a wrong index"),
+        ("{a[b][c].d}", "the field 'a' has an attribute, a wrong index"),
+        ("{[0]}", "the field '' has an attribute, a wrong index"),
         ("{a!z}", "the field 'a' has .* a format"),
         ("{a!r}", "the field 'a' has .* a format"),
         ("{a:>9}", "the field 'a' has .* a format"),

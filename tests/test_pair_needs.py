@@ -1,0 +1,121 @@
+"""What is said of a pair before it is loaded, and of models that the hub does not hand out yet."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from commands import run
+
+from specheads.pair_config import pair_config
+from specheads.pair_needs import memory_text, pair_needs, size_text
+from specheads.synthetic import SHAPES
+
+LLAMA = "https://huggingface.co/meta-llama/Llama-2"
+
+
+def test_the_papers_pair_is_described_without_a_network():
+    models, memory, access = pair_needs(pair_config("llama2-7b"))
+    assert models == (
+        "pair llama2-7b: draft meta-llama/Llama-2-7b-chat-hf (6.74 billion parameters) for target "
+        "meta-llama/Llama-2-70b-chat-hf (69 billion parameters)"
+    )
+    assert memory == (
+        "it needs 151 GB of memory (13.5 GB + 138 GB) for weights in bfloat16, and more for the keys and values of texts"
+    )
+    assert access == (
+        f"gated (Llama 2 Community License): accept the licence at {LLAMA}-7b-chat-hf and {LLAMA}-70b-chat-hf, then log in here "
+        "with `hf auth login`, or set HF_TOKEN"
+    )
+
+
+def test_memory_follows_types_and_quantization(monkeypatch):
+    monkeypatch.setattr("specheads.quantization.is_usable", lambda package: True)
+    # 0.596 billion parameters of 4 bytes, 8.19 billion of half a byte
+    memory = pair_needs(pair_config("qwen3-0.6b-to-qwen3-8b", dtype="float32", quantization="int4"))[1]
+    assert memory.startswith(
+        "it needs 6.48 GB of memory (2.38 GB + 4.1 GB) for weights in float32 and int4,"
+    )  # 0.596 * 4, 8.19 / 2
+    memory = pair_needs(pair_config("qwen3-0.6b-to-qwen3-8b", draft_quantization="int8"))[1]
+    assert memory.startswith("it needs 17 GB of memory (596 MB + 16.4 GB) for weights in int8 and bfloat16,")
+
+
+def test_a_target_without_weights_takes_no_memory():
+    lines = pair_needs(pair_config("smollm2-135m-to-smollm2-1.7b"), only_draft=True)
+    assert "for target HuggingFaceTB/SmolLM2-1.7B-Instruct" in lines[0]
+    assert lines[1].startswith("it needs 269 MB of memory for weights in bfloat16") and len(lines) == 2
+
+
+@pytest.mark.parametrize("pair", [{"name": "nano"}, {"name": "mini"}, {"draft": "a/b", "target": "embedded:nano/target"}])
+def test_embedded_pairs_need_nothing(pair):
+    assert pair_needs(pair_config(pair.pop("name", None), **pair)) == []
+
+
+def test_sizes_of_other_pairs_are_those_of_their_configs():
+    shape = SHAPES["llama-1m"]
+    lines = pair_needs(pair_config("mine", draft="synthetic:llama-1m", target="synthetic:llama-21m", dtype="float32"))
+    layer = 4 * shape["hidden_size"] ** 2 + 3 * shape["hidden_size"] * shape["intermediate_size"] + 2 * shape["hidden_size"]
+    rows = 2 * shape["vocab_size"] * shape["hidden_size"]
+    draft = rows + shape["num_hidden_layers"] * layer + shape["hidden_size"]
+    assert f"draft synthetic:llama-1m ({size_text(draft)} parameters)" in lines[0]
+    assert f"({memory_text(4 * draft)} + " in lines[1] and "in float32," in lines[1]
+
+
+def test_a_pair_of_which_nothing_is_known_is_named():
+    config = pair_config("mine", draft="someone/draft", target="someone/target")
+    assert pair_needs(config) == ["pair mine: draft someone/draft for target someone/target"]
+
+
+def test_a_type_that_is_the_checkpoints_is_taken_for_16_bits_until_it_is_known():
+    memory = pair_needs(pair_config("pythia-70m-to-pythia-2.8b", dtype="auto"))[1]
+    assert memory.startswith("it needs 5.69 GB of memory (141 MB + 5.55 GB) for weights in the type of the checkpoint,")
+
+
+@pytest.mark.parametrize(("number", "text"), [(999_000, "0.999 million"), (6_738_415_616, "6.74 billion"), (69e9, "69 billion")])
+def test_sizes_have_three_digits(number, text):
+    assert size_text(number) == text
+
+
+@pytest.fixture
+def gate():
+    """The address of a hub on which every model is gated, as huggingface.co answers to an account without access."""
+
+    class Gate(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(401)
+            self.send_header("X-Error-Code", "GatedRepo")
+            self.send_header("X-Error-Message", "Access to this model is restricted. Please log in.")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_GET = do_HEAD
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gate) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{serving.server_port}"
+        serving.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["evaluate.py", "model=llama2-7b", "head=null"], "pair llama2-7b: draft meta-llama/Llama-2-7b-chat-hf (6.74 billion"),
+        (
+            ["train.py", "task=distill", "model=mine", "model.draft=someone/draft", "model.target=someone/target"],
+            "pair mine: draft someone/draft for target someone/target",
+        ),
+    ],
+)
+def test_a_gated_model_is_an_error_that_says_how_to_get_access(gate, tmp_path, words, said):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"instruction": f"{n}"}) + "\n" for n in range(20)))
+    hub = {"HF_ENDPOINT": gate, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": ""}
+    done = run(tmp_path, *words, "data=alpaca", f"data.path={rows}", **hub)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    error = done.stderr.splitlines()[-1]
+    assert "is gated, so: accept the licence at https://huggingface.co/" in error and "hf auth login" in error
+    assert (done.stdout + done.stderr).count(said) == 1
