@@ -74,6 +74,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "integrations":
+        return importlib.import_module(f"specheads.{name}")
     if name in AXES:
         return importlib.import_module(f"specheads.decoding.{name}")
     if name not in LAZY:

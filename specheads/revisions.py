@@ -16,6 +16,7 @@ from specheads.errors import UserError
 
 EMBEDDED = "embedded:"  # models that ship inside the package, `embedded:nano/target`
 DRAFT_TEMPERATURE = "draft_temperature"  # a key of a draft's config.json: what divides its logits
+MOST_REASON = 300  # characters of another library's message
 PIECE_BYTES, NUM_PIECES = 2**16, 64  # what is read of each weight file
 
 
@@ -39,7 +40,7 @@ def from_pretrained(loader: Any, location: str | Path, revision: str | None = No
             raise UserError(f"the {what} {str(location)!r} is gated, so: {how_to_access([str(location)])}.") from error
         raise UserError(
             f"the {what} {str(location)!r} could not be loaded; expected a local folder, or a hub id that is reachable or "
-            f"cached. Reason: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            f"cached. Reason: {_reason(location, what, error)}"
         ) from error
 
 
@@ -54,6 +55,16 @@ def _is_gated(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, GatedRepoError):
         error = error.__cause__ or error.__context__
     return error is not None
+
+
+def _reason(location: str | Path, what: str, error: Exception) -> str:
+    """Return why a model or tokenizer could not be loaded, in a sentence or two."""
+    folder = Path(resolve(location)).expanduser()
+    if not folder.exists() and (str(location).startswith((".", "~")) or folder.is_absolute()):
+        return f"there is no folder {folder!s}."
+    if what == "tokenizer" and folder.is_dir() and not any(folder.glob("tokenizer*")):
+        return "the folder has no tokenizer; save it there (tokenizer.save_pretrained), or give its folder by model.tokenizer=."
+    return " ".join(str(error).split())[:MOST_REASON] or type(error).__name__
 
 
 @contextmanager

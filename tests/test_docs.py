@@ -18,6 +18,8 @@ from specheads.heads.head import AcceptanceHead, HeadConfig
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in PAGES if "_build" not in page.parts and not page.is_relative_to(ROOT / "docs" / "commands")]
+VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
+OF_LAUNCHERS = {"TORCHELASTIC_RUN_ID", "WORLD_SIZE", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"}  # what shows that they are at work
 SNIPPET = re.compile(r"^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 # What a snippet leaves to the reader, and sizes that take seconds.
 FILLED = {
@@ -78,6 +80,26 @@ def test_every_verb_has_a_page():
     """Their pages are written when the documentation is built."""
     listed = re.findall(r"^commands/(\w+)$", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE)
     assert set(listed) == {name for name, entry in CONFIGURED.items() if not entry.words} | {"heads"}
+
+
+def environment_variables():
+    """Return the names of environment variables that the packages' code reads or sets, and those that the tests have."""
+    names = set()
+    for folder in ("specheads", "data_gen"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text()
+            if "environ" in text:  # names are constants there, some in a table or a module's variable
+                strings = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+                names |= {name for name in strings if isinstance(name, str) and VARIABLE.fullmatch(name)}
+    return names | set(re.findall(r"SPECHEADS_[A-Z_]+\b", (ROOT / "tests" / "vllm" / "run").read_text()))
+
+
+def test_every_environment_variable_is_explained():
+    """A page names them all, and none that is not there, but for those that other packages read."""
+    explained = set(re.findall(r"`([A-Z][A-Z0-9]*_[A-Z0-9_]+)`", (ROOT / "docs" / "environment.md").read_text()))
+    assert {"SPECHEADS_ENGINE", "SPECHEADS_CACHE", "TORCHINDUCTOR_CACHE_DIR"} <= environment_variables()
+    assert environment_variables() - OF_LAUNCHERS <= explained
+    assert explained - environment_variables() == {"OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN"}
 
 
 def test_the_readme_is_short():

@@ -111,16 +111,31 @@ def from_file(path, *words):
 
 MISTAKES = {
     # configs
-    "unknown model": (["train.py", "model=nanoo"], "nanoo.*nano"),
+    "unknown model": (
+        ["train.py", "model=nanoo"],
+        "model=nanoo: there is no such choice; did you mean nano.*--config-dir",
+    ),
     "unknown data": (["data_gen", "data=nothing"], "nothing.*alpaca"),
-    "unknown key": (["train.py", "head.dept=2"], "Could not override 'head.dept'.*Key 'dept' is not in struct"),
+    "unknown key": (["train.py", "head.dept=2"], "head.dept=2: there is no such key; did you mean head.depth.*--help=all"),
     "key that no command has": (["train.py", "+unknown=1"], "unknown=1 is not known; expected one of calibration, checkpoint"),
     "key that no evaluation has": (["evaluate.py", "+head_depth=2"], "head_depth=2 is not known; expected one of any_draft"),
     "key that no layer search has": (["layer_search", "+max_skipped=2"], "max_skipped=2 is not known; .*most_skipped"),
     "folder that no command has": (["data_gen", "+paths.dat=x"], "paths.dat=x is not known; expected one of data, outputs, run"),
     "override without a value": (["train.py", "head.depth"], "head.depth"),
     "value of another type": (["train.py", "trainer.max_epochs=many"], "trainer.max_epochs=many"),
-    "missing value": (["train.py", "model=mine", "model.target=x"], "model.draft"),
+    "missing value": (
+        ["train.py", "model=mine", "model.target=x"],
+        "model.draft has no value, .*model.draft=<value> .specheads train --help=model.draft",
+    ),
+    "choice in a list": (["evaluate.py", "stopping=[fixedlength]"], "stopping=fixedlength: .*did you mean fixed_length"),
+    "folder without a tokenizer": (
+        ["train.py", "model=mine", "model.draft=./a_folder", "model.target=./a_folder"],
+        "the folder has no tokenizer; save it there",
+    ),
+    "folder that is not there": (
+        ["train.py", "model=mine", "model.draft=./none", "model.target=./none"],
+        "Reason: there is no folder none",
+    ),
     # prompts
     "data that is not there": (from_file("none.jsonl"), r"data.path='none.jsonl': there is no /.*none.jsonl; give a JSON"),
     "line that is broken": (from_file("broken.jsonl"), r"broken.jsonl', line 3: no JSON \(Expecting value at column 16\)"),

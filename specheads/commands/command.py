@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from pathlib import Path
@@ -22,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from specheads import interrupts
 from specheads.commands.compose import check_keys, is_first_process
+from specheads.commands.config_mistakes import composition_error
 from specheads.commands.help import ClassesOf, help_text
 from specheads.commands.run_folders import NoteRunKey, may_resume, register_resolver
 from specheads.errors import UserError, user_error
@@ -63,8 +65,7 @@ class Command:
         """Run the command line of this process. Raises SystemExit if it fails or is interrupted."""
         self.begun, self.failed = set(), False
         if asked := [word for word in sys.argv[1:] if HELP.fullmatch(word)]:
-            overrides = [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]
-            of = asked[-1].partition("=")[2]
+            of, overrides = asked[-1].partition("=")[2], overrides_of(sys.argv[1:])
             self.guarded(lambda: print(help_text(self.name, overrides, classes=self.classes, of=of)))
         else:
             register_resolver()
@@ -83,7 +84,7 @@ class Command:
         except interrupts.Interrupted as interruption:
             self.end(interruption)
         except (HydraException, OmegaConfBaseException) as error:
-            self.fail(user_error(error) or error)
+            self.fail(user_error(error) or composition_error(error, self.name, sys.argv[1:]))
         except (ValueError, OSError) as error:  # of Hydra: a group set to null, a run folder that it cannot make
             message = user_error(error) or null_group(error, sys.argv[1:])
             if message is None:
@@ -102,6 +103,8 @@ class Command:
                     runs.finish(run_folder())
         except Exception as error:
             message = user_error(error)
+            if message is None and isinstance(error, OmegaConfBaseException):
+                message = composition_error(error, self.name, sys.argv[1:])
             if message is None:
                 raise
             self.fail(message)
@@ -120,7 +123,7 @@ class Command:
 
     def fail(self, message: Exception) -> None:
         """Print the message of a mistake."""
-        tell(message)
+        print(f"error: {message}", file=sys.stderr)
         self.failed = True
 
     def end(self, interruption: interrupts.Interrupted) -> NoReturn:
@@ -182,10 +185,20 @@ def next_command(verb: str, *overrides: str) -> str:
     kept = [
         override for key, override in zip(keys, given, strict=True) if key.split(".")[0] in SHARED_KEYS and key not in replaced
     ]
-    return shlex.join(["specheads", verb, *kept, *overrides])
+    return shlex.join(["specheads", verb, *config_folder_words(), *kept, *overrides])
 
 
-def tell(error: Exception) -> None:
-    """Print an error for the user; an error of Hydra is printed with its cause."""
-    reason = f"\n{error.__cause__}" if isinstance(error, HydraException) and error.__cause__ else ""
-    print(f"error: {error}{reason}", file=sys.stderr)
+def config_folder_words() -> list[str]:
+    """Return the words that give this run's folder of configs besides the usual one, or none."""
+    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
+    folders = [source.path for source in sources if source.provider == "command-line"]
+    return ["--config-dir", os.path.relpath(folders[0])] if folders else []
+
+
+def overrides_of(words: list[str]) -> list[str]:
+    """Return the overrides among the words of a command line, for composing its config; a folder of configs is one of them."""
+    options = ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_argument("--config-dir", "-cd")
+    given, others = options.parse_known_args(words)
+    overrides = [word for word in others if "=" in word and not word.startswith("-")]
+    return overrides + ([f"hydra.searchpath=['file://{Path(given.config_dir).resolve()}']"] if given.config_dir else [])

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from specheads.commands.theory import theory
@@ -15,6 +16,7 @@ from specheads.integrations.formats import FORMATS
 from specheads.revisions import revision_at
 from specheads.storage.files import write_whole
 
+COLUMNS = 80  # of help texts
 HEAD = {"head": "a folder that specheads train exported, or a hub id"}
 
 
@@ -96,7 +98,7 @@ VERBS = {
     ),
     "export": Verb(
         "write a head into its folder in the format of another decoder",
-        HEAD | {"format": "one of:" + "".join(f"\n{'':19}{name:<13} {entry.about}" for name, entry in FORMATS.items())},
+        HEAD | {"format": "one of:" + "".join(f"\n{name:<13} {entry.about}" for name, entry in FORMATS.items())},
         {},
         export,
     ),
@@ -126,9 +128,20 @@ def help_text(verbs: Sequence[str] = tuple(VERBS)) -> str:
     for name in verbs:
         verb = VERBS[name]
         lines.append(f"  {name:<10} {verb.about}")
-        lines += [f"    {key + '=':<12} {about}" for key, about in verb.required.items()]
-        lines += [f"    {key + '=':<12} {about} (optional)" for key, about in verb.optional.items()]
+        explained = verb.required | {key: f"{about} (optional)" for key, about in verb.optional.items()}
+        for key, about in explained.items():
+            lines += _wrapped(f"    {key + '=':<12} ", about)
     return "\n".join(lines)
+
+
+def _wrapped(first: str, about: str) -> list[str]:
+    """Return `first` with an explanation as lines that fit a terminal; further lines of it are names with theirs."""
+    sentence, *names = about.splitlines()
+    indent = " " * (len(first) + 2)
+    lines = fill(sentence, COLUMNS, initial_indent=first, subsequent_indent=indent).splitlines()
+    for name in names:
+        lines += fill(name, COLUMNS, initial_indent=indent, subsequent_indent=indent + " " * 14).splitlines()
+    return lines
 
 
 def run(arguments: Sequence[str]) -> str:

@@ -33,6 +33,8 @@ PROGRAMS = {
     "probe": "specheads probe",
     "profile": "specheads profile",
 }
+DISTILL = "specheads distill"  # stands for `specheads train task=distill`
+MORE = {"--help=all": "explains every key in full", "--help=<key>": "explains the keys of a group"}
 HYDRA = {
     "+key=value": "adds a key that is not listed; '~key' takes one away",
     "-m key=a,b": "runs every combination of the values, one after another",
@@ -42,6 +44,7 @@ HYDRA = {
 INTERNAL = re.compile(r".*\b_target_$")
 ClassesOf = Callable[[DictConfig], Sequence[type]]  # the classes of settings that a composed config is for
 RUN_FOLDER = ("${hydra:runtime.output_dir}", "${paths.outputs}/${command}/<date_time>")  # the first is known only within a run
+WORDS = re.compile(r"(?:'[^']*'|\S)+")  # of a command line
 PLAIN = re.compile(r"[^\s\"'{}\[\],]+")  # text that the command line takes without quotes
 NARROWEST, USUAL, WIDEST = 60, 100, 130  # columns of a terminal
 ALL = "all"  # every key
@@ -89,11 +92,13 @@ def help_text(
         return "\n\n".join(_section_texts(_within(listed, of), width))
     most = None if of == ALL else MOST_CHOICES
     groups = [(f"{group}=", _choices(group, choice, most)) for group, choice in chosen.items()]
-    head = _read(command).head.splitlines()
+    usage, head = PROGRAMS[command], _read(command).head.splitlines()
+    if chosen.get("task") == "distill":  # a verb of its own, whose file says what it is
+        usage, head = DISTILL, _read("distill", "task").head.splitlines()
     examples = [number for number, line in enumerate(head) if line.startswith(" ")]
     if of != ALL and len(examples) > MOST_EXAMPLES:
         head = head[: examples[MOST_EXAMPLES]]
-    parts = [f"usage: {PROGRAMS[command]} [key=value ...]", _paragraphs("\n".join(head), width)]
+    parts = [f"usage: {usage} [key=value ...]", _paragraphs("\n".join(head), width)]
     parts.append("\n".join(["config groups, [what is chosen here]", *_lines(groups, width)]))
     if of == ALL:
         parts += _section_texts(listed, width)
@@ -101,7 +106,11 @@ def help_text(
         keys, names = _first_level(listed)
         parts.append("\n".join(["keys", *_single_lines(keys, width)]))
         parts.append(_wrap("  ".join(f"{name}.*" for name in names), width, "groups of keys\n  ", "  "))
-    hydra = HYDRA if of == ALL else {"--help=all": "explains every key", "--help=<key>": "explains the keys of a group", **HYDRA}
+    hydra = (
+        HYDRA
+        if of == ALL
+        else {"--help=all": "explains every key in full", "--help=<key>": "explains the keys of a group", **HYDRA}
+    )
     return "\n\n".join([*parts, "\n".join(["Hydra" if of == ALL else "more", *_lines(list(hydra.items()), width)])])
 
 
@@ -175,8 +184,8 @@ def sections(command: str, cfg: DictConfig, chosen: Mapping[str, str | None], ex
     """
     listed = [Section("general", "", [_read(name) for name in _files(command)])]
     for group, choice in chosen.items():
-        files = [_read(name, group) for name in sorted(_names(group), key=lambda name: name not in _chosen(choice))]
-        listed.append(Section(f"{group}={choice}", files[0].head if choice in _names(group) else "", files))
+        files = [_read(name, group) for name in sorted(choices_of(group), key=lambda name: name not in _chosen(choice))]
+        listed.append(Section(f"{group}={choice}", files[0].head if choice in choices_of(group) else "", files))
     for key, value in _walk(cast(Mapping[str, Any], OmegaConf.to_container(cfg))):
         section = next((section for name in _upwards(key) for section in listed if section.has(name)), listed[0])
         explanation = explained.get(key) or section.explanation(key)
@@ -213,13 +222,15 @@ def _listed(values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _names(group: str) -> list[str]:
+def choices_of(group: str) -> list[str]:
+    """Return the choices of a config group that the project has."""
     return sorted(path.stem for path in (config_folder() / group).glob("*.yaml"))
 
 
 def _choices(group: str, chosen: str | None, most: int | None = None) -> str:
     """Return the names of a config group, the chosen ones marked, and as many of the others as fit about `most` characters."""
-    names = _names(group) if chosen else ["null", *_names(group)]
+    elsewhere = [name for name in _chosen(chosen) if name not in ("null", *choices_of(group))]  # in a folder of the user
+    names = [*(() if chosen else ("null",)), *choices_of(group), *elsewhere]
     left = (most or sum(map(len, names))) - sum(len(name) for name in _chosen(chosen))
     shown = []
     for name in names:
@@ -242,6 +253,11 @@ def _walk(content: Mapping[str, Any], parents: tuple[str, ...] = ()) -> Iterator
             yield key, value
             if isinstance(value, Mapping):
                 yield from _walk(value, path)
+
+
+def keys_of(cfg: DictConfig) -> list[str]:
+    """Return the keys of a composed config that are meant for users, with those of its groups."""
+    return [key for key, _ in _walk(cast(Mapping[str, Any], OmegaConf.to_container(cfg)))]
 
 
 def _upwards(key: str) -> Iterator[str]:
@@ -291,9 +307,23 @@ def _lines(rows: Sequence[tuple[str, str]], width: int, column: int = 0) -> list
 
 
 def _paragraphs(text: str, width: int) -> str:
-    """Return `text` wrapped, but for indented lines."""
+    """Return `text` wrapped; indented lines are command lines, which a backslash continues."""
     blocks = groupby(text.splitlines(), key=lambda line: line.startswith(" "))
-    return "\n".join("\n".join(lines) if verbatim else _wrap(" ".join(lines), width) for verbatim, lines in blocks)
+    wrapped = (
+        ["\n".join(_command_line(line, width) for line in lines)] if is_command else [_wrap(" ".join(lines), width)]
+        for is_command, lines in blocks
+    )
+    return "\n".join(each for block in wrapped for each in block)
+
+
+def _command_line(line: str, width: int) -> str:
+    """Return a command line as lines of at most `width` columns that a shell reads as one; words in quotes stay whole."""
+    lines = ["  "]
+    for word in WORDS.findall(line):
+        if len(lines[-1]) + len(word) + 3 > width and lines[-1].strip():
+            lines.append("      ")
+        lines[-1] += ("" if lines[-1].isspace() else " ") + word
+    return " \\\n".join(lines)
 
 
 def _wrap(text: str, width: int, first: str = "", indent: str = "") -> str:

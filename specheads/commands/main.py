@@ -80,6 +80,9 @@ def main() -> None:
         return
     try:
         run(words)
+        sys.stdout.flush()
+    except BrokenPipeError:  # what reads the output has seen enough: `specheads train --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
         message = user_error(error)
         if message is None:

@@ -35,10 +35,18 @@ def probe_pair(cfg: DictConfig) -> Probed:
     if settings.remote_url is not None:
         server = Server(settings.remote_url, settings.remote_model, settings.remote_requests)
         pair = served_pair(pair, server, settings.warp)
-    probed = probe(pair, settings, data, Path(cfg.paths.data), next_command, {"config": config_text(cfg)})
+    prompts = [] if cfg.prompts is None else [f"data.path={cfg.prompts}"]  # what comes next is for the same prompts
+    probed = probe(
+        pair,
+        settings,
+        data,
+        Path(cfg.paths.data),
+        lambda verb, *words: next_command(verb, *prompts, *words),
+        {"config": config_text(cfg)},
+    )
+    page, numbers = write_probe(probed, Path(cfg.paths.run))
     print_probe(probed)
-    for path in write_probe(probed, Path(cfg.paths.run)):
-        print(path)
+    print(f"numbers: {numbers}\nreport: {page}\nnext: {probed.answer.command}")
     return probed
 
 
@@ -48,7 +56,10 @@ def prompts_of(cfg: DictConfig) -> PromptData:
     if cfg.prompts is None:
         return data
     if not isinstance(data.source, DatasetSource):
-        raise UserError(f"prompts={cfg.prompts}: data={cfg.data} reads no file; add data=alpaca, whose templates fit most files.")
+        raise UserError(
+            f"prompts={cfg.prompts}: the chosen data set reads no file; add data=alpaca, whose templates fit files with the "
+            "field instruction (for other fields: data.template=)."
+        )
     test_set = file_source(data.source, str(cfg.prompts), cfg.num_prompts)
     return PromptData(test_set.source, data.limits, Path(str(cfg.prompts)).stem)
 

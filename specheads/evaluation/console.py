@@ -1,7 +1,7 @@
-"""An evaluation as tables on the console. Measured figures are dimmed where they are not to be trusted."""
+"""An evaluation as tables on the console, in 80 columns. Measured figures are dimmed where they are not to be trusted."""
 
-import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -15,25 +15,16 @@ from specheads.evaluation.latencies import LEVELS
 from specheads.evaluation.number_text import ratio_name, share_text
 from specheads.evaluation.report import MEASURED, BankRow, BatchRow, BatchTable, DataSet, EnergyRow, LiveRow, Report, Winner
 
-LIVE = (
-    "setting",
-    "tok/s",
-    "predicted",
-    "replayed",
-    "speed-up",
-    "discard rate",
-    "verif. rate",
-    "block eff.",
-    "accept.",
-    "p50/p90/p99 ms",
-)
+LIVE = ("tok/s\nspeed-up", "predicted\nreplayed", "discarded\nverified", "block eff.\naccepted", "ms p50\np90/p99")
 ENERGY = ("J/token", "above idle", "over the target alone")
-BATCHES = ("tok/s", "of a request", "ms per token", "ms to the first", "tok/round")
+HEAD_COSTS = "its cost and the cost up to which it gains (break-even), as shares of a draft step"
+BATCHES = ("tok/s", "of a request", "ms per token\nms to the first", "tok/round")
+NARROW: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}  # a table for 80 columns
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
     """Print the tables of a report, and its notes."""
-    console = console or Console(width=None if sys.stdout.isatty() else 160)
+    console = console or Console()
     for doubt in report.doubts:
         console.print(f"[bold]{escape(doubt)}[/bold]", highlight=False)
     console.print(f"Costs: {escape(costs_text(report))}", highlight=False)
@@ -55,13 +46,13 @@ def print_report(report: Report, console: Console | None = None) -> None:
 
 def _by_ratio(report: Report, title: str, columns: Sequence[str], ratios: Sequence[str]) -> Table:
     """Return an empty table of predicted speeds: `columns`, and one column for each ratio. Its title names the counted costs."""
-    table = Table(title=escape(f"{title}; at the ratios {assumed_text(report)}"))
+    table = Table(title=escape(f"{title}; at the ratios {assumed_text(report)}"), **NARROW)
     for column in columns:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for ratio in ratios:
         doubtful = ratio == MEASURED and bool(report.doubts)
         name = f"{ratio}{', doubtful' if doubtful else ''}" if ratio == MEASURED else f"at {ratio}"
-        table.add_column(name, justify="right", style="dim" if doubtful else None)
+        table.add_column(name.replace(", ", ",\n"), justify="right", no_wrap=True, style="dim" if doubtful else None)
     return table
 
 
@@ -70,7 +61,7 @@ def _print_winners(report: Report, data: DataSet, console: Console) -> None:
     tuned = "the prompts that rules were tuned on" if data.role == "dev" else "rules tuned on dev prompts"
     title = (
         f"{data.name}: {data.num_prompts} prompts replayed, {tuned}; speed-up, share of the gap to the ceiling, and for a head "
-        "its cost and the cost at which it would break even, as shares of a draft step"
+        f"{HEAD_COSTS}"
     )
     table = _by_ratio(report, title, ["rule"], ratios)
     cells: dict[str, dict[str, str]] = {}
@@ -82,7 +73,7 @@ def _print_winners(report: Report, data: DataSet, console: Console) -> None:
 
 
 def _winner(winner: Winner) -> str:
-    gap = "" if winner.gap_ceiling is None else f" {winner.gap_ceiling.value:4.0%}"
+    gap = "" if winner.gap_ceiling is None else f"\n{winner.gap_ceiling.value:.0%}"
     return f"{_speedup(winner.speedup)}{gap}{_head_cost(winner.head_share, winner.break_even)}"
 
 
@@ -91,21 +82,17 @@ def _speedup(speedup: Interval) -> str:
 
 
 def _head_cost(share: float | None, break_even: Interval | None) -> str:
-    """Return the second line of a cell: the cost of a head and its break-even cost, where they are known."""
-    known = [] if share is None else [f"cost {share_text(share)}"]
-    known += [] if break_even is None else [f"break-even {share_text(break_even.value)}"]
-    return f"\n{', '.join(known)}" if known else ""
+    """Return further lines of a cell: the cost of a head and its break-even cost, where they are known."""
+    cost = "" if share is None else f"\ncost {share_text(share)}"
+    return cost if break_even is None else f"{cost}\nup to {share_text(break_even.value)}"
 
 
 def _print_bank(report: Report, console: Console) -> None:
     ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.bank)]
-    title = (
-        "heads compared on test prompts, with thresholds chosen on dev prompts; speed-up, and a head's cost and the cost at "
-        "which it would break even, as shares of a draft step"
-    )
-    table = _by_ratio(report, title, ["head", "AUROC"], ratios)
+    title = f"heads compared on test prompts, with thresholds chosen on dev prompts; speed-up, and for a head {HEAD_COSTS}"
+    table = _by_ratio(report, title, ["head\nAUROC"], ratios)
     for row in report.bank:
-        table.add_row(escape(row.head), f"{row.auroc:.4f}", *(_bank(row, ratio) for ratio in ratios))
+        table.add_row(f"{escape(row.head)}\n{row.auroc:.4f}", *(_bank(row, ratio) for ratio in ratios))
     console.print(table)
 
 
@@ -118,27 +105,31 @@ def _bank(row: BankRow, ratio: str) -> str:
 def _print_drafts(report: Report, console: Console) -> None:
     ratios = [ratio for ratio in ratios_of(report) if any(ratio in row.speedup for row in report.drafts)]
     title = "drafts and what stops them: speed-up and block efficiency, each at the draft's own cost ratio"
-    table = _by_ratio(report, title, ["draft", "with"], ratios)
+    table = _by_ratio(report, title, ["draft\nwith"], ratios)
     for row in report.drafts:
-        cells = [f"{row.speedup[r].value:.3f}x {row.block_efficiency[r]:.2f}" if r in row.speedup else "-" for r in ratios]
-        table.add_row(escape(row.draft), row.kind, *cells)
+        cells = [f"{row.speedup[r].value:.3f}x\n{row.block_efficiency[r]:.2f}" if r in row.speedup else "-" for r in ratios]
+        table.add_row(f"{escape(row.draft)}\n{row.kind}", *cells)
     console.print(table)
 
 
 def _print_live(report: Report, console: Console) -> None:
     context, style = report.context, "dim" if report.doubts else ""
     name = context["model"] + ("" if context.get("lossless", True) else f", {context['verification']}")
-    title = f"{name}: {context.get('num_live_prompts')} prompts decoded, 95 % intervals over prompts"
-    table = Table(title=escape(title + (", not to be trusted" if report.doubts else "")), style=style, row_styles=[style])
+    title = f"{name}: {context.get('num_live_prompts')} prompts decoded; predicted and replayed speed, over the decoded; tokens "
+    title += "discarded and forward passes of the target, per emitted token, with 95 % intervals over prompts"
+    title = escape(title + (", not to be trusted" if report.doubts else ""))
+    table = Table(title=title, **NARROW, style=style, row_styles=[style])
+    table.add_column("setting", min_width=14)
     for column in LIVE:
-        table.add_column(column, justify="left" if column == "setting" else "right", no_wrap=True)
+        table.add_column(column, justify="right", no_wrap=True)
     for row in report.live:
         rates = [f"{i.value:.3f} \u00b1{(i.high - i.low) / 2:.3f}" for i in (row.discard_rate, row.verification_rate)]
         accepted = "-" if row.acceptance_rate is None else f"{row.acceptance_rate:.2f}"
-        latency = "/".join(f"{row.milliseconds[p]:.1f}" for p in ("p50", "p90", "p99"))
+        p50, *others = (_number(row.milliseconds[f"p{level}"]) for level in LEVELS)
         guesses = [_difference(guess, row) for guess in (row.predicted_tokens_per_second, row.replayed_tokens_per_second)]
-        speeds = [f"{row.tokens_per_second.value:.0f}", *guesses, f"{row.speedup.value:.2f}x"]
-        table.add_row(escape(row.name), *speeds, *rates, f"{row.block_efficiency:.2f}", accepted, latency)
+        speed = f"{row.tokens_per_second.value:,.0f}\n{row.speedup.value:.2f}x"
+        pairs = ("\n".join(pair) for pair in (guesses, rates, [f"{row.block_efficiency:.2f}", accepted], [p50, "/".join(others)]))
+        table.add_row(escape(row.name), speed, *pairs)
     console.print(table)
     if energy := energy_text(report):
         _print_energy(report, energy, console, style)
@@ -154,7 +145,7 @@ def _print_live(report: Report, console: Console) -> None:
 def _print_energy(report: Report, text: str, console: Console, style: str) -> None:
     """Print the energy of every setting, if it was measured, and how; it has a table by itself, which fits 80 columns."""
     if has_energy(report):
-        table = Table(box=box.SIMPLE_HEAD, style=style, row_styles=[style])
+        table = Table(**NARROW, style=style, row_styles=[style])
         table.add_column("setting", min_width=14)
         for column in ENERGY:
             table.add_column(column, justify="right", no_wrap=True)
@@ -176,7 +167,7 @@ def batch_table(batches: BatchTable, doubtful: bool = False) -> Table:
     title = f"{batches.concurrency} at once: {batches.num_requests} requests decoded; tokens per second of all together and of "
     title += "a request in its row, each over the target alone; milliseconds p50/p90/p99"
     style = "dim" if doubtful else ""
-    table = Table(title=title + (", not to be trusted" if doubtful else ""), box=box.SIMPLE_HEAD, style=style, row_styles=[style])
+    table = Table(title=title + (", not to be trusted" if doubtful else ""), **NARROW, style=style, row_styles=[style])
     table.add_column("setting", min_width=14)
     measured = all(row.energy for row in batches.rows)
     for column in BATCHES + (("J/token",) if measured else ()):
@@ -190,7 +181,7 @@ def _batch_cells(row: BatchRow) -> list[str]:
     return [
         f"{_number(row.tokens_per_second)}\n{row.over_alone:.2f}x",
         f"{_number(row.request_tokens_per_second)}\n{_speedup(row.speedup)}",
-        *("/".join(_number(times[f"p{level}"]) for level in LEVELS) for times in (row.token_ms, row.first_token_ms)),
+        "\n".join("/".join(_number(times[f"p{level}"]) for level in LEVELS) for times in (row.token_ms, row.first_token_ms)),
         f"{row.tokens_per_round:.2f}",
         *([f"{row.energy.joules_per_token:.3g}\n{row.energy.over_alone:.2f}x"] if row.energy else []),
     ]

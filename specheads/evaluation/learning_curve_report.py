@@ -1,9 +1,9 @@
 """A learning curve as records and as a table on the console."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -41,16 +41,19 @@ class Curve:
 
 def print_curve(curve: Curve, console: Console | None = None) -> None:
     """Print a curve as a table, and whether more prompts would help."""
-    console = console or Console(width=None if sys.stdout.isatty() else 160)
+    console = console or Console()
     table = Table(
-        title=f"{curve.name}: {curve.num_prompts} prompts replayed; speed-up, and share of the gap to the ceiling, oracle"
+        title=f"{curve.name}: {curve.num_prompts} prompts replayed; speed-up, and share of the gap to the ceiling, oracle",
+        pad_edge=False,
+        collapse_padding=True,
+        box=box.SIMPLE_HEAD,
     )
-    for column in ("train prompts", "epochs", "AUROC", "KL"):
+    for column in ("train\nprompts", "epochs", "AUROC", "KL"):
         table.add_column(column, justify="right", no_wrap=True)
     for ratio in curve.points[0].winners:
         table.add_column(f"at {ratio}", justify="right", no_wrap=True)
     for point in curve.points:
-        errors = [f"{estimate.value:.4f} \u00b1{(estimate.high - estimate.low) / 2:.4f}" for estimate in (point.auroc, point.kl)]
+        errors = [f"{estimate.value:.4f}\n\u00b1{(estimate.high - estimate.low) / 2:.4f}" for estimate in (point.auroc, point.kl)]
         table.add_row(f"{point.num_prompts:,}", f"{point.num_epochs}", *errors, *map(_cell, point.winners.values()))
     console.print(table)
     if text := conclusion(curve):
@@ -59,8 +62,8 @@ def print_curve(curve: Curve, console: Console | None = None) -> None:
 
 def _cell(winner: Winner) -> str:
     half = (winner.speedup.high - winner.speedup.low) / 2
-    gaps = "".join("" if gap is None else f" {gap.value:4.0%}" for gap in (winner.gap_ceiling, winner.gap_oracle))
-    return f"{winner.speedup.value:.3f}x \u00b1{half:.3f}{gaps}"
+    gaps = " ".join("" if gap is None else f"{gap.value:.0%}" for gap in (winner.gap_ceiling, winner.gap_oracle))
+    return f"{winner.speedup.value:.3f}x \u00b1{half:.3f}\n{gaps}"
 
 
 def conclusion(curve: Curve) -> str | None:

@@ -8,6 +8,7 @@ from hydra.errors import HydraException
 
 import specheads.commands.help as help_module
 from specheads.commands import calibration, data, evaluate, probe, speculation_profile, train
+from specheads.commands.command import overrides_of
 from specheads.commands.help import composed, explanations
 from specheads.commands.yaml_comments import Comments, read_comments
 from specheads.errors import UserError
@@ -136,8 +137,7 @@ def test_hydra_has_the_same_state_afterwards():
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_a_narrow_terminal_gets_narrow_tables(width):
     lines = help_text("train", [f"paths.outputs={'folder/' * 12}"], width).splitlines()
-    tables = [line for line in lines if not line.startswith("  specheads")]  # command lines are not broken
-    assert max(map(len, tables)) <= width
+    assert max(map(len, lines)) <= width
     assert any("…" in line for line in lines)
     assert any(line.startswith("  trainer.use_distributed_sampler=") for line in lines)  # a key is never cut
 
@@ -218,6 +218,22 @@ def test_the_short_help_names_what_is_chosen_and_where_the_other_choices_are():
     (models,) = re.findall(r"^  model= .*(?:\n {6,}.*)*", text, re.MULTILINE)
     assert "[synthetic-tiny]" in models and models.endswith("… (--help=all)") and "smollm2" not in models
     assert "experiment=  [null] | specdecpp | specdecpp_authors | specdecpp_grid | thorough\n" in text
+
+
+def test_a_long_command_line_is_continued_by_backslashes():
+    text = help_module.help_text("train", ["task=distill"], 60, COMMANDS["train"].classes, of="")
+    assert text.startswith("usage: specheads distill [key=value ...]\n\nDistil the draft")
+    written = help_module.usage_head("evaluate")
+    shown = help_text("evaluate", (), 60).replace(" \\\n      ", " ")
+    assert all(f"\n  {line}\n" in shown for line in written)
+
+
+def test_a_choice_of_another_folder_is_shown(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "my-pair.yaml").write_text("draft: my/draft\ntarget: my/target\n")
+    words = ["--config-dir", str(tmp_path), "model=my-pair", "--help"]
+    text = help_text("train", overrides_of(words))
+    assert "[my-pair]" in text and "model.draft=my/draft" in text
 
 
 def test_the_help_of_a_group_lists_its_keys_alone():

@@ -1,9 +1,12 @@
 """The `specheads` command: every verb is handed on, to its module or to the verbs for heads."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from commands import shell
@@ -12,6 +15,8 @@ from specheads.commands import calibration, head_tool, train
 from specheads.commands import main as main_module
 from specheads.commands.help import PROGRAMS
 from specheads.commands.main import CONFIGURED, VERB_OF_PARENT
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_verb_has_a_module_and_a_config():
@@ -69,6 +74,31 @@ def test_the_command_runs_as_a_module_too(words, tmp_path):
         [sys.executable, *words, "inspect", "head=./none"], cwd=tmp_path, env=shell(), capture_output=True, text=True, check=False
     )
     assert done.returncode == 2 and done.stderr.startswith("error: there is no head folder './none'"), done.stderr
+
+
+def test_a_reader_that_stops_reading_is_no_error(tmp_path):
+    line = f"{sys.executable} -m specheads train --help=all | head -1"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=shell(), capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: specheads train") and not done.stderr
+
+
+def test_a_pair_of_a_folder_of_configs_is_used_and_passed_on(tmp_path):
+    """As docs/own_pair.md has it: two local folders, and a config with their keys outside the project."""
+    for role in ("draft", "target"):
+        shutil.copytree(ROOT / "specheads" / "nano" / role, tmp_path / role)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(ROOT / "specheads" / "nano" / name, tmp_path / role)
+    (tmp_path / "my-conf" / "model").mkdir(parents=True)
+    (tmp_path / "my-conf" / "model" / "my-pair.yaml").write_text("draft: draft\ntarget: target\n")
+    rows = [json.dumps({"instruction": f"Say {number}."}) for number in range(6)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(rows))
+    sizes = ["data.num_train=2", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=4"]
+    words = ["data", "--config-dir", "my-conf", "model=my-pair", "data.path=mine.jsonl", *sizes]
+    done = subprocess.run(
+        [sys.executable, "-m", "specheads", *words], cwd=tmp_path, env=shell(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"next: specheads train {' '.join(words[1:])}" in done.stdout
 
 
 def test_importing_the_command_imports_nothing_that_trains():

@@ -34,7 +34,7 @@ def test_a_probe_says_what_to_do(monkeypatch, nano, tmp_path, capsys):
     found = probe.probe_pair(composed(tmp_path))
     out = capsys.readouterr().out
     assert found.answer.text.split(":")[0] in " ".join(out.split()) and str(tmp_path / "probe.html") in out
-    assert max(map(len, out[: out.index("next:")].splitlines())) <= 80
+    assert max(map(len, out[: out.index("numbers:")].splitlines())) <= 80
     assert found.answer.command.endswith("model=nano")
     written = json.loads((tmp_path / "probe.json").read_text())
     assert written["answer"]["choice"] == found.answer.choice and written["overlap"]["value"] == found.overlap.value
@@ -48,6 +48,17 @@ def test_a_probe_says_what_to_do(monkeypatch, nano, tmp_path, capsys):
     made = sorted((tmp_path / "data" / "recordings").iterdir())
     probe.probe_pair(composed(tmp_path))
     assert sorted((tmp_path / "data" / "recordings").iterdir()) == made and len(made) == 2
+
+
+def test_the_next_command_has_the_same_prompts(monkeypatch, nano, tmp_path, capsys):
+    rows = [json.dumps({"instruction": f"Say {number}."}) for number in range(9)]
+    (file := tmp_path / "mine.jsonl").write_text("\n".join(rows))
+    monkeypatch.setattr(probe, "load_configured_pair", lambda cfg, **keys: nano)
+    monkeypatch.setattr(probe, "next_command", lambda *words: " ".join(["specheads", *words]))
+    found = probe.probe_pair(composed(tmp_path, "data=alpaca", f"prompts={file}"))
+    assert f" data.path={file}" in found.answer.command
+    *_, report, following = capsys.readouterr().out.splitlines()
+    assert report == f"report: {tmp_path / 'probe.html'}" and following == f"next: {found.answer.command}"
 
 
 def test_own_prompts_are_read_from_a_file(tmp_path):

@@ -156,8 +156,8 @@ def example(step):
 
 def test_a_curve_is_a_table_and_three_panels():
     text = StringIO()
-    print_curve(example(Interval(0.04, 0.02, 0.06)), Console(file=text, width=160))
-    for part in ("4,000", "8,000", "0.7400 \u00b10.0150", "1.800x \u00b10.015  30%", "at 10"):
+    print_curve(example(Interval(0.04, 0.02, 0.06)), Console(file=text, width=80))
+    for part in ("4,000", "8,000", "0.7400", "\u00b10.0150", "1.800x \u00b10.015", "30%", "at 10"):
         assert part in text.getvalue()
     figure = figure_of(example(None))
     assert [trace.name for trace in figure.data] == ["AUROC", "at ratio 10", "at ratio 10"]

@@ -154,6 +154,13 @@ def test_the_tables_show_every_setting_and_the_fit(report):
         assert word in text
 
 
+def test_the_tables_fit_80_columns_with_nothing_cut():
+    console = Console(record=True, width=80)
+    print_report(report_example(), console)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+
+
 def test_doubts_are_the_first_lines():
     report, console = report_example(), Console(record=True, width=220)
     print_report(report, console)
@@ -167,8 +174,9 @@ def test_the_tables_say_what_heads_and_verification_cost():
     said = "at the ratios verifying one more token costs 1 % of a forward pass, heads’ costs are counted from their weights"
     sets = len(report_example().data_sets)
     assert text.count(said) == sets + 3  # a table each, of heads and of drafts, and the line of costs
-    assert text.count("cost 15 %, break-even 20 %") == 4 * 2 * sets  # two heads
-    assert text.count("cost 5 %, break-even 12 %") == 4
+    heads, bank = 4 * 2 * sets, 4  # of each ratio: two heads in every table of rules; the bank has other costs, and one of 15 %
+    assert (text.count("cost 15 %"), text.count("up to 20 %")) == (heads + bank, heads)
+    assert (text.count("cost 5 %"), text.count("up to 12 %")) == (4, 4 * len(report_example().bank))
     assert "0.20 ms of overhead per round" in text
 
 
@@ -179,8 +187,8 @@ def test_measured_figures_are_marked_where_they_are_not_to_be_trusted():
         console = Console(record=True, width=220)
         print_report(report, console)
         texts.append(console.export_text())
-    assert texts[0].count("measured, doubtful") == len(doubtful.data_sets) + 2
-    assert "decoded, 95 % intervals over prompts, not to be trusted" in " ".join(texts[0].split())
+    assert texts[0].count("measured,") == texts[0].count(" doubtful") == len(doubtful.data_sets) + 2
+    assert "with 95 % intervals over prompts, not to be trusted" in " ".join(texts[0].split())
     assert "doubtful" not in texts[1] and "not to be trusted" not in texts[1]
 
 

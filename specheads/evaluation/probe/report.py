@@ -1,7 +1,5 @@
 """A probe on the console, and the texts that its page shows too."""
 
-import sys
-
 from rich.console import Console
 from rich.table import Table
 
@@ -9,13 +7,12 @@ from specheads.evaluation.number_text import percent, percent_limits, times, tim
 from specheads.evaluation.probe.prediction import BETTER, MORE_OVERLAP, Option
 from specheads.evaluation.probe.probe import Probed
 
-WIDTH = 80
 MICRO = 1e6
 
 
 def print_probe(probed: Probed, console: Console | None = None) -> None:
     """Print what was measured, what each way to decode is predicted to be worth, and the answer."""
-    console = console or Console(width=None if sys.stdout.isatty() else WIDTH)
+    console = console or Console()
     for line in measured(probed):
         console.print(f"{line[0]}: {line[1]}", highlight=False)
     table = Table(title="speed over the target alone, predicted; 95 % intervals over prompts")
@@ -29,7 +26,6 @@ def print_probe(probed: Probed, console: Console | None = None) -> None:
     for doubt in probed.doubts:
         console.print(f"not to be trusted: {doubt}", highlight=False, style="yellow")
     console.print(probed.answer.text, highlight=False, style="bold")
-    console.print(f"next: {probed.answer.command}", highlight=False, soft_wrap=True)
 
 
 def measured(probed: Probed) -> list[tuple[str, str]]:

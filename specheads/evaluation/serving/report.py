@@ -1,11 +1,11 @@
 """The tables of a simulation on the console and as files, and the Pareto front of total throughput against speed per user."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -15,16 +15,15 @@ from specheads.evaluation.serving.study import LoadTable, PolicyRow
 from specheads.storage.files import write_json, write_whole
 
 NAME = "load"
-WIDTHS = {"tokens/s": 7, "over fixed K": 13, "ms/token, half and 99%": 10, "first ms, half and 99%": 11}
 COLUMNS = (
-    *("value", "tokens/s", "over fixed K", "per user", "ms/token, half and 99%", "first ms, half and 99%"),
-    *("block eff.", "discard rate", "draft steps", "subm."),
+    *("tokens/s\nover fixed K", "per\nuser", "ms/token\nhalf\n99 %", "first ms\nhalf\n99 %"),
+    *("block eff.\ndiscarded", "draft steps\nsubmitted"),
 )
 
 
 def print_tables(tables: Sequence[LoadTable], title: str, console: Console | None = None) -> None:
     """Print a table for every load, and where speculation stops paying."""
-    console = console or Console(width=None if sys.stdout.isatty() else 160)
+    console = console or Console()
     for table in tables:
         console.print(_table(table, title))
     for text in conclusions(tables):
@@ -32,10 +31,10 @@ def print_tables(tables: Sequence[LoadTable], title: str, console: Console | Non
 
 
 def _table(table: LoadTable, title: str) -> Table:
-    printed = Table(title=f"{title}: {table.load}")
-    printed.add_column("policy", no_wrap=True)
+    printed = Table(title=f"{title}: {table.load}", pad_edge=False, collapse_padding=True, box=box.SIMPLE_HEAD)
+    printed.add_column("policy\nand value")
     for column in COLUMNS:
-        printed.add_column(column, justify="right", min_width=WIDTHS.get(column))
+        printed.add_column(column, justify="right", no_wrap=True)
     for row in table.rows:
         printed.add_row(*_cells(row))
     return printed
@@ -45,19 +44,20 @@ def _cells(row: PolicyRow) -> list[str]:
     numbers = row.numbers
     half = 100 * (row.over_fixed.high - row.over_fixed.low) / 2
     return [
-        row.family,
-        " ".join(f"{number:g}" for number in row.value),
-        f"{numbers['tokens_per_second'].value:,.0f}",
-        f"{100 * (row.over_fixed.value - 1):+.1f} ±{half:.1f}%",
+        "\n".join([row.family, " ".join(f"{number:g}" for number in row.value)]).rstrip(),
+        f"{numbers['tokens_per_second'].value:,.0f}\n{100 * (row.over_fixed.value - 1):+.1f} ±{half:.1f}%",
         f"{numbers['user_tokens_per_second'].value:,.0f}",
         _quantiles(numbers, "token_ms"),
         _quantiles(numbers, "first_token_ms"),
-        *(f"{numbers[name].value:.2f}" for name in ("block_efficiency", "discard_rate", "draft_steps", "submitted")),
+        *(
+            "\n".join(f"{numbers[name].value:.2f}" for name in pair)
+            for pair in (("block_efficiency", "discard_rate"), ("draft_steps", "submitted"))
+        ),
     ]
 
 
 def _quantiles(numbers: Mapping[str, Interval], name: str) -> str:
-    return " ".join(f"{numbers[f'{name}_p{level}'].value:.1f}" for level in (50, 99))
+    return "\n".join(f"{numbers[f'{name}_p{level}'].value:.1f}" for level in (50, 99))
 
 
 def conclusions(tables: Sequence[LoadTable]) -> list[str]:

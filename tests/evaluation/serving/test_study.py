@@ -57,6 +57,9 @@ def test_tables_are_printed_and_written(tables, tmp_path):
     print_tables(tables, "a title", console)
     text = console.export_text()
     assert "a title: 32 at once" in text and "TETRIS, lossy" in text and "load-aware: faster than the target alone" in text
+    narrow = Console(record=True, width=80)
+    print_tables(tables, "a title", narrow)
+    assert "…" not in (lines := narrow.export_text()) and max(map(len, lines.splitlines())) <= 80
     written = write_tables(tables, {"title": "a title"}, tmp_path)
     assert [path.name for path in written] == ["load.json", "load.csv", "load.png", "load.html"]
     page = written[3].read_text()

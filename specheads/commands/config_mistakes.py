@@ -1,0 +1,48 @@
+"""What a user is told when keys or choices do not compose: the closest known spelling, and where all of them are listed."""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from specheads.commands.help import PROGRAMS, choices_of, composed, keys_of
+from specheads.errors import UserError
+
+
+def composition_error(error: Exception, command: str, words: Sequence[str]) -> UserError:
+    """Return the message for an error of Hydra or OmegaConf that the command line `words` of conf/<command>.yaml raised."""
+    ask = f"{PROGRAMS[command]} --help"
+    if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        known = choices_of(group)
+        return UserError(
+            f"{group}={name}: there is no such choice; {_closest(name, known)}use one of {', '.join(known)}, or write "
+            f"<folder>/{group}/{name}.yaml and add --config-dir <folder>."
+        )
+    if isinstance(error, MissingMandatoryValue):
+        key = str(error.full_key)
+        return UserError(f"{key} has no value, but the command needs one; write {key}=<value> ({ask}={key} says what it is).")
+    if isinstance(error, ConfigCompositionException) and isinstance(error.__cause__, OmegaConfBaseException):
+        key = str(error.__cause__.full_key)
+        word = next((word for word in words if word.lstrip("+~").startswith(f"{key}=")), key)
+        close = _closest(key, _known_keys(command, [other for other in words if other != word]))
+        return UserError(f"{word}: there is no such key; {close}{ask}=all lists every key, and +{word} adds one.")
+    reason = f"\n{error.__cause__}" if isinstance(error, HydraException) and error.__cause__ else ""
+    return UserError(f"{error}{reason}")
+
+
+def _closest(name: str, known: Iterable[str]) -> str:
+    """Return a question with the known name that is most like `name`, or nothing if none is like it."""
+    close = get_close_matches(name, list(known), 1)
+    return f"did you mean {close[0]}? " if close else ""
+
+
+def _known_keys(command: str, words: Sequence[str]) -> list[str]:
+    """Return the keys of a command with those of the words that compose."""
+    for overrides in ([word for word in words if "=" in word and not word.startswith("-")], []):
+        try:
+            return keys_of(composed(command, overrides)[0])
+        except (HydraException, OmegaConfBaseException):
+            continue  # another word is wrong too
+    return []
