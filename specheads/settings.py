@@ -6,6 +6,7 @@ decide numbers.
 """
 
 import dataclasses
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -151,7 +152,7 @@ def fields_of(cls: type, prefix: str = "") -> Iterator[SettingField]:
     The help for the fields of a plain dataclass (`Built`) is in the `Args:` of its docstring.
     """
     if not issubclass(cls, Settings):
-        sentences = _documented_arguments(cls.__doc__ or "")
+        sentences = _documented_arguments(inspect.getdoc(cls) or "")
         for argument in dataclasses.fields(cast(Any, cls)):
             default = None if argument.default is dataclasses.MISSING else argument.default
             yield SettingField(_joined(prefix, argument.name), default, sentences.get(argument.name, ""))
@@ -165,9 +166,12 @@ def fields_of(cls: type, prefix: str = "") -> Iterator[SettingField]:
 
 
 def _documented_arguments(docstring: str) -> dict[str, str]:
-    """Return the sentences in the `Args:` of a docstring by the names of the arguments."""
+    """Return the sentences in the `Args:` of a docstring by the names of the arguments.
+
+    Its lines are indented as in the first line: `inspect.getdoc` does what Python 3.13 does itself.
+    """
     section = docstring.partition("Args:\n")[2].partition("\n\n")[0]
-    entries = re.findall(r"^ {8}(\w+): (.+(?:\n {9,}.+)*)", section, re.MULTILINE)
+    entries = re.findall(r"^ {4}(\w+): (.+(?:\n {5,}.+)*)", section, re.MULTILINE)
     as_on_command_lines = {"None": "null", "True": "true", "False": "false", "`": ""}
     sentences = {}
     for name, text in entries:

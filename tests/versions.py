@@ -1,20 +1,19 @@
 """Which versions this project runs with: a part of the tests in environments with the oldest and the newest packages.
 
-    python tests/versions.py --pythons 3.11=python3.11 3.12=python3.12 3.13=python3.13
+    python tests/versions.py oldest=python3.11 pinned=python3.11 newest=python3.11 newest=python3.12 newest=python3.13
 
-Every environment is made from nothing in a folder of its own, which is removed. `oldest` has the lower bounds of pyproject.toml,
-`pinned` constraints.txt, `newest` whatever pip chooses without them.
+Every environment is made from nothing in a folder of its own, which is removed. `oldest` has the lower bounds of pyproject.toml
+and the newest of what has none, `pinned` constraints.txt, `newest` whatever pip chooses without them.
 """
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -22,10 +21,23 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.render import ROOT
 from benchmarks.results import Column, Table, Value, add_result_option, text_of, write_result
 
-SHOWN = ("torch", "transformers", "lightning", "hydra-core")
-PARTS = ("tests/heads", "tests/decoding/stopping", "tests/integrations/test_transformers.py", "tests/test_pipeline.py")
-COLUMNS = [Column("packages"), Column("Python"), *(Column(name) for name in SHOWN), Column("tests passed", "fixed:0")]
-COLUMNS += [Column("failed", "fixed:0"), Column("minutes", "fixed:1")]
+SHOWN = ("torch", "transformers", "lightning", "hydra-core", "pydantic")
+PARTS = (
+    "tests/integrations/test_wheel.py",  # the verbs, and every way to decode with a head, from an installed wheel
+    "tests/integrations/test_transformers.py",
+    "tests/decoding/test_families.py",
+    "tests/decoding/test_greedy_nano.py",
+    "tests/decoding/test_packed.py",
+    "tests/decoding/stopping",
+    "tests/heads",
+    "tests/training/test_trainer.py",
+    "tests/training/test_checkpoints.py",
+    "tests/training/distill/test_distillation.py",
+    "tests/commands/test_help.py",
+)
+COLUMNS = [Column("packages"), Column("Python"), *(Column(name) for name in SHOWN), Column("passed", "fixed:0")]
+COLUMNS += [Column("failed", "fixed:0")]
+TESTS_RAN = (0, 1)  # exit codes of pytest: all passed, some failed
 
 
 def lower_bounds() -> list[str]:
@@ -35,51 +47,55 @@ def lower_bounds() -> list[str]:
     return [f"{match[1]}=={match[2]}" for match in matches if match]
 
 
-def packages(kind: str, folder: Path) -> list[str]:
+def constraints(kind: str, folder: Path) -> list[str]:
     """Return the words for pip that decide the versions of an environment."""
     if kind == "pinned":
         return ["-c", str(ROOT / "constraints.txt")]
     if kind == "oldest":
         file = folder / "oldest.txt"
-        file.write_text("".join(f"{each}\n" for each in lower_bounds() if not each.startswith("pydantic")))
+        file.write_text("".join(f"{each}\n" for each in lower_bounds()))
         return ["-c", str(file)]
     return []
 
 
 def measured(kind: str, python: str) -> list[Value]:
-    """Make an environment, run the tests in it, and return a row."""
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as name:
+    """Make an environment, run the tests in it, and return a row. Raises RuntimeError if the tests do not run."""
+    with tempfile.TemporaryDirectory(prefix="specheads-versions-") as name:
         folder = Path(name)
         subprocess.run([python, "-m", "venv", folder / "env"], check=True)
         inside = str(folder / "env" / "bin" / "python")
-        install = [inside, "-m", "pip", "install", "-q", "-e", f"{ROOT}[test]", *packages(kind, folder)]
-        subprocess.run(install, check=True)
-        listed = json.loads(subprocess.check_output([inside, "-m", "pip", "list", "--format", "json"]))
+        variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        variables["OMP_NUM_THREADS"] = "1"
+        install = [inside, "-m", "pip", "install", "-q", "-e", f"{ROOT}[test]", *constraints(kind, folder)]
+        subprocess.run(install, check=True, env=variables)
+        listed = json.loads(subprocess.check_output([inside, "-m", "pip", "list", "--format", "json"], env=variables))
         versions = {each["name"].lower(): each["version"] for each in listed}
         command = [inside, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *PARTS]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        print(done.stdout[-3000:], file=sys.stderr)
+        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
         number = subprocess.check_output([inside, "-c", "import platform; print(platform.python_version())"], text=True).strip()
-    last = done.stdout.strip().splitlines()[-1]
-    counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|errors?)", last)}
-    failed = counts.get("failed", 0) + counts.get("error", 0) + counts.get("errors", 0)
-    minutes = (time.perf_counter() - start) / 60
-    return [kind, number, *(versions[name] for name in SHOWN), counts.get("passed", 0), failed, minutes]
+    print(done.stdout[-6000:], file=sys.stderr)
+    if done.returncode not in TESTS_RAN:
+        raise RuntimeError(f"{kind} on Python {number}: pytest ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
+    counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error)", done.stdout.splitlines()[-1])}
+    return [kind, number, *(versions[name] for name in SHOWN), counts["passed"], counts.get("failed", 0) + counts.get("error", 0)]
 
 
-def environments(pythons: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the environments: every kind with the first interpreter, the newest packages with the others."""
-    first, *others = pythons
-    return [(kind, first) for kind in ("oldest", "pinned", "newest")] + [("newest", python) for python in others]
+def environment(word: str) -> tuple[str, str]:
+    """Return the kind of packages and the interpreter that a word of the command line names."""
+    kind, _, python = word.partition("=")
+    if kind not in ("oldest", "pinned", "newest"):
+        raise argparse.ArgumentTypeError(f"{word!r} must be oldest, pinned or newest, then = and an interpreter")
+    return kind, python or sys.executable
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pythons", nargs="+", default=[f"here={sys.executable}"], metavar="NAME=INTERPRETER")
+    parser = argparse.ArgumentParser(
+        description="Run a part of the tests in environments with the oldest, the pinned and the newest packages."
+    )
+    parser.add_argument("environments", nargs="+", type=environment, metavar="{oldest,pinned,newest}=INTERPRETER")
     add_result_option(parser, "versions")
     given = parser.parse_args()
-    rows = [measured(*each) for each in environments([word.partition("=")[2] for word in given.pythons])]
+    rows = [measured(*each) for each in given.environments]
     table = Table("environments", "Parts of the tests, by environment", COLUMNS, rows)
     print(text_of(table))
     write_result(given.result, [table], split=None)

@@ -5,8 +5,8 @@ Verbs with a config take Hydra's overrides; the others describe, check and expor
 
 import os
 import sys
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Iterator, Sequence
+from importlib import import_module, metadata
 from typing import NamedTuple
 
 from specheads.commands import head_tool
@@ -72,8 +72,26 @@ def start(verb: str, words: Sequence[str]) -> None:
     import_module(CONFIGURED[verb].module).main()
 
 
+def notes_on_versions() -> Iterator[str]:
+    """Yield a sentence for every installed package of a version that this project does not allow."""
+    from packaging.requirements import Requirement  # needed only after a failure
+
+    try:
+        listed = [Requirement(line) for line in metadata.requires("specheads") or ()]
+    except metadata.PackageNotFoundError:  # of a source tree that is not installed
+        return
+    for requirement in listed:
+        if requirement.marker is None:  # the others belong to extras
+            version = metadata.version(requirement.name)
+            if not requirement.specifier.contains(version, prereleases=True):
+                yield f"{requirement.name} {version} is installed, but specheads needs {requirement}: pip install '{requirement}'"
+
+
 def main() -> None:
-    """Run the command line of this process; a user's mistake is one message and exit code 2."""
+    """Run the command line of this process; a user's mistake is one message and exit code 2.
+
+    Any other error keeps its traceback, with a note on packages that are too old or too new.
+    """
     words, verb = sys.argv[1:], os.environ.get(VERB_OF_PARENT)
     if "LOCAL_RANK" in os.environ and verb in CONFIGURED:
         start(verb, words)
@@ -86,6 +104,8 @@ def main() -> None:
     except Exception as error:
         message = user_error(error)
         if message is None:
+            for note in notes_on_versions():
+                error.add_note(note)
             raise
         print(f"error: {message}", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR) from None

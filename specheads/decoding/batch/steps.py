@@ -63,7 +63,7 @@ class RowsVerifyStep:
         """
         memory, num_drafted = self.step.memory, index.shape[1] - 1
         draft_tokens = memory.sequence[rows, 1 : num_drafted + 1]
-        draft_probs = memory.probs[rows, : num_drafted + self.step.rule.reads_next_probs]
+        draft_probs = memory.probs[rows, : num_drafted + int(self.step.rule.reads_next_probs)]
         target_probs = self.step.warp(output.logits[:, 0])[index]
         packed, new = self.step.decide(draft_tokens, draft_probs, target_probs, uniforms, lengths, of_rows(state, rows))
         decided_from = index.gather(1, packed[:, :1]).squeeze(1)

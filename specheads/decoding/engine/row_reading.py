@@ -4,7 +4,7 @@ A token is a row of the batch, with its place in memory: texts of different leng
 need no padding. All are written before any of them attends, so tokens of one text may be read together.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from specheads.decoding.engine.tree_reading import masks_of
+from specheads.decoding.engine.tree_reading import alibi_at, masks_of
 from specheads.language_model import LanguageModel
 
 RowMemory = list[tuple[Tensor, Tensor]]  # keys and values (R, heads, capacity, head size) of each layer
@@ -83,15 +83,5 @@ def reading_rows(
         "past_key_values": Cache(layers=[RowsLayer(keys, values, places, size, chosen) for keys, values in memory]),
         "use_cache": True,
     }
-    base_model: Any = lm.model.base_model
-    if not hasattr(base_model, "build_alibi_tensor"):
+    with alibi_at(lm, key_position, places.rows.shape[0]):
         yield kwargs
-        return
-    make: Callable[..., Tensor] = base_model.build_alibi_tensor  # from masks of two dimensions; a key's bias is its position's
-    base_model.build_alibi_tensor = lambda mask, num_heads, dtype: make(
-        torch.ones(places.rows.shape[0], size, dtype=torch.long, device=key_position.device), num_heads, dtype
-    )
-    try:
-        yield kwargs
-    finally:
-        del base_model.build_alibi_tensor

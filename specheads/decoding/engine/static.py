@@ -4,8 +4,8 @@ Everything that changes from call to call is a tensor: where to write, how much 
 and trees are read by the eager engine's code, into the same memory.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,13 +25,13 @@ from specheads.decoding.engine.eager import (
 )
 from specheads.decoding.engine.packed import Weights
 from specheads.decoding.engine.row_reading import RowPlaces
-from specheads.decoding.engine.tree_reading import masks_of, reading_tree
+from specheads.decoding.engine.tree_reading import alibi_at, masks_of, reading_tree
 from specheads.language_model import LanguageModel
 
 Memory = list[tuple[Tensor, Tensor]]  # keys and values of each layer
 
 # Without a mask these make one of as many places as the text is long, for which the host would wait for the device.
-MAKES_MASKS = ("opt",)
+MAKES_MASKS = ("opt", "bloom")  # BLOOM up to transformers 5.20
 
 
 class StepKind(NamedTuple):
@@ -101,18 +101,26 @@ def run_step(
     cache = Cache(layers=[StaticLayer(keys, values, start, size) for keys, values in memory])
     if kind.tree:
         tree_slots, inputs = inputs[0], inputs[1:]
-        reading: AbstractContextManager[dict[str, Any]] = reading_tree(lm, tree_slots, start, count, size)
+        reading = reading_tree(lm, tree_slots, start, count, size)
     else:
-        # Padding at the end of the window shares the last position.
-        positions = (start + torch.arange(count, device=tokens.device)).clamp_max(lm.window - 1)[None]
-        kwargs: dict[str, Any] = {"position_ids": positions}
-        if lm.config.model_type in MAKES_MASKS:
-            key_position = torch.arange(size, device=tokens.device)
-            kwargs["attention_mask"] = masks_of(lm, key_position <= positions[..., None], positions[..., None], key_position)
-        reading = nullcontext(kwargs)
+        reading = reading_chain(lm, start, count, size)
     with reading as arguments:
         hidden = lm.hidden_states(tokens, past_key_values=cache, use_cache=True, **arguments)
     return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden if kind.all_logits else hidden[:, -1:])), *inputs)
+
+
+@contextmanager
+def reading_chain(lm: LanguageModel, start: Tensor, count: int, size: int) -> Iterator[dict[str, Any]]:
+    """Yield the arguments with which `lm.hidden_states` reads tokens that follow each other; see `reading_tree`."""
+    # Padding at the end of the window shares the last position.
+    positions = (start + torch.arange(count, device=start.device)).clamp_max(lm.window - 1)[None]
+    if lm.config.model_type not in MAKES_MASKS:
+        yield {"position_ids": positions}
+        return
+    key_position = torch.arange(size, device=start.device)
+    masks = masks_of(lm, key_position <= positions[..., None], positions[..., None], key_position)
+    with alibi_at(lm, key_position):
+        yield {"position_ids": positions, "attention_mask": masks}
 
 
 def rounded_capacity(capacity: int, bucket: int) -> int:

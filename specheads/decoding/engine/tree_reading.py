@@ -50,17 +50,22 @@ def reading_tree(lm: LanguageModel, tree_slots: TreeSlots, start: Tensor, count:
     key_position = torch.where(inside, tree_slots.base + tree_slots.depth[clamped], place)
     masks = masks_of(lm, seen[None], position[None, :, None], key_position)
     kwargs = {"position_ids": position.clamp_max(lm.window - 1)[None], "attention_mask": masks}
-    base_model = lm.model.base_model
+    with alibi_at(lm, key_position):  # its distances are differences of depth
+        yield kwargs
+
+
+@contextmanager
+def alibi_at(lm: LanguageModel, key_position: Tensor, num_rows: int = 1) -> Iterator[None]:
+    """Let a model with ALiBi compute it for keys at `key_position` (S,) long; it makes it from masks of two dimensions (B, S)."""
+    base_model: Any = lm.model.base_model
     if not hasattr(base_model, "build_alibi_tensor"):
-        yield kwargs
+        yield
         return
-    # ALiBi is computed from a mask of rows, which a tree does not have: its distances are differences of depth.
     make = base_model.build_alibi_tensor
-    base_model.build_alibi_tensor = lambda mask, num_heads, dtype: make(
-        torch.ones(1, size, dtype=torch.long, device=device), num_heads, dtype
-    )[:, :, key_position]
+    ones = torch.ones(num_rows, key_position.shape[0], dtype=torch.long, device=key_position.device)
+    base_model.build_alibi_tensor = lambda mask, num_heads, dtype: make(ones, num_heads, dtype)[:, :, key_position]
     try:
-        yield kwargs
+        yield
     finally:
         del base_model.build_alibi_tensor
 

@@ -82,7 +82,7 @@ class VerifyStep:
         The forward pass read the last committed token and K drafted ones; `decide` describes `uniforms` (2,) and `lengths` (3,).
         """
         draft_tokens = output.tokens[:, 1:]
-        draft_probs = self.memory.probs[:, : draft_tokens.shape[1] + self.rule.reads_next_probs]
+        draft_probs = self.memory.probs[:, : draft_tokens.shape[1] + int(self.rule.reads_next_probs)]
         target_probs = self.warp(output.logits)
         packed, state = self.decide(draft_tokens, draft_probs, target_probs, uniforms[None], lengths[None], state)
         return packed, output.hidden, state

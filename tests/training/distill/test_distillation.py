@@ -136,7 +136,8 @@ def test_a_draft_may_begin_as_layers_of_the_target_or_with_random_weights(cfg, w
 def test_other_settings_train_too(cfg, words):
     folder = distill_draft(cfg("trainer.max_epochs=1", *words))
     quality = description_of(folder)["test"]
-    assert abs(quality["after"]["overlap"] - quality["before"]["overlap"]) < 0.1
+    # Of 48 tokens, which are others in every version of Python; a draft that has forgotten everything loses 0.5.
+    assert quality["after"]["overlap"] > quality["before"]["overlap"] - 0.25
     wanted = torch.bfloat16 if "model.dtype=bfloat16" in words else torch.float32
     assert AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype == wanted
 
