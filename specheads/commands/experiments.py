@@ -1,4 +1,7 @@
-"""The files of conf/experiment: recipes of training, and experiments of papers (`command: reproduce/<name>`), each for its commands."""
+"""The files of conf/experiment, each for its commands: recipes of training, and experiments of papers.
+
+The latter have a run folder of their experiment: `command: reproduce/<name>`.
+"""
 
 import re
 from collections.abc import Sequence
