@@ -22,6 +22,7 @@ from specheads.evaluation.reproduction.report import Reproduced, print_result, w
 from specheads.evaluation.reproduction.settings import Reproduction
 from specheads.evaluation.settings import ReplaySettings
 from specheads.pair import Pair
+from specheads.replay.head_scores import head_fingerprint
 
 
 def reproduce(cfg: DictConfig) -> Reproduced:
@@ -42,7 +43,7 @@ def reproduce(cfg: DictConfig) -> Reproduced:
     result = Reproduced(
         experiment=Path(cfg.command).name,
         command=command_line(),
-        provenance=provenance(pair, settings, prompts),
+        provenance=provenance(pair, settings, prompts, head),
         methods=measured(tallies, settings.metrics, prompts.groups),
         claims=[checked(claim, tallies, prompts.groups) for claim in settings.reported_claims],
     )
@@ -75,9 +76,10 @@ def located_head(settings: Reproduction, pair: Pair, outputs: Path) -> LocatedHe
     return next(iter(heads.values()))
 
 
-def provenance(pair: Pair, settings: Reproduction, prompts: PromptSet) -> dict[str, object]:
+def provenance(pair: Pair, settings: Reproduction, prompts: PromptSet, head: LocatedHead | None) -> dict[str, object]:
     """Return all that decides a result and does not depend on the machine."""
-    return {
+    with_head = {} if head is None else {"head": {"fingerprint": head_fingerprint(head.head)}}
+    return with_head | {
         "model": {
             "name": pair.name,
             "target": [pair.target_id, pair.target_revision],

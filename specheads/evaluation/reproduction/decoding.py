@@ -41,11 +41,11 @@ def decode(
     logger.info("%d methods x %d prompts = %d responses, into %s", len(settings.methods), len(prompts), total, run)
     tallies = {method.name: Tally(settings.ratio) for method in settings.methods}
     with progress("decoding", total) as advance:
-        advance(len(journal.entries) * len(settings.methods))
         decoders: dict[str, Decoder] = {}
         if len(journal.entries) < len(prompts):
             decoders = {method.name: decoder_of(method, pair, settings, head, window) for method in settings.methods}
             warm_up(decoders, ids[0], settings)
+        advance(len(journal.entries) * len(settings.methods))
         for number, prompt in enumerate(ids):
             if number not in journal.entries:
                 journal.add(number, decoded(pair, decoders, number, prompt, settings))
