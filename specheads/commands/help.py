@@ -99,7 +99,7 @@ def help_text(
     parts.append("\n".join(["config groups, [what is chosen here]", *_lines(groups, width)]))
     if command == REPRODUCE:
         described = [(name, head.partition("\n")[0]) for name, head in experiments(command).items()]
-        parts.append("\n".join(["experiments", *_lines(described, width)]))
+        parts.append("\n".join(["experiments", *(_lines if of == ALL else _single_lines)(described, width)]))
     if of == ALL:
         parts += _section_texts(listed, width)
     else:
