@@ -12,6 +12,7 @@ import yaml
 
 import specheads
 from specheads.commands import head_tool
+from specheads.commands.experiments import REPRODUCE, experiments
 from specheads.commands.help import PROGRAMS, composed, explanations, sections, usage_head
 from specheads.commands.main import CONFIGURED
 from specheads.commands.yaml_comments import read_comments
@@ -44,6 +45,11 @@ def command_pages() -> Iterator[tuple[str, str]]:
         cfg, chosen = composed(command.name)
         lines = [f"# {PROGRAMS[command.name]}", "", f"{entry.about[0].upper()}{entry.about[1:]}.", ""]
         lines += ["```bash", *usage_head(command.name), "```", ""]
+        if command.name == REPRODUCE:
+            lines += ["| experiment | what it repeats |", "|---|---|"]
+            lines += [f"| `{name}` | {escaped(' '.join(about.split()))} |" for name, about in experiments(REPRODUCE).items()] + [
+                ""
+            ]
         for section in sections(command.name, cfg, chosen, explanations(cfg, command.classes(cfg))):
             if section.rows:
                 lines += [f"## {section.title}", "", section.description.replace("<", "\\<"), ""]

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from data_gen.settings import Generation
 from specheads.commands.compose import plain, settings_of, source_of
 from specheads.commands.evaluation import evaluation_settings
+from specheads.commands.experiments import experiments
 from specheads.commands.help import PROGRAMS, help_text
 from specheads.decoding.load.load_aware import LoadAware, LoadBound
 from specheads.evaluation.policies import DEFAULT, FITTED, PolicyChoice
@@ -155,8 +156,8 @@ def test_batches_have_the_policy_of_the_config_if_none_is_named():
     assert policy.max_tokens == 1 and inspect.signature(LoadAware).parameters["max_tokens"].default == 8
 
 
-@pytest.mark.parametrize("experiment", sorted(path.stem for path in (config_folder() / "experiment").glob("*.yaml")))
-def test_every_experiment_composes(experiment):
+@pytest.mark.parametrize("experiment", experiments("train"))
+def test_every_recipe_composes(experiment):
     composed("train", [f"experiment={experiment}"])
 
 

@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from specheads import interrupts
 from specheads.commands.compose import check_keys, is_first_process
 from specheads.commands.config_mistakes import composition_error
+from specheads.commands.experiments import check_experiment
 from specheads.commands.help import ClassesOf, help_text
 from specheads.commands.run_folders import NoteRunKey, may_resume, register_resolver
 from specheads.errors import UserError, user_error
@@ -70,11 +71,16 @@ class Command:
         else:
             register_resolver()
             interrupts.listen()
-            self.guarded(self.hydra_entry)
+            self.guarded(self.compose_and_run)
         if self.failed:
             raise SystemExit(EXIT_USER_ERROR)
         for folder in self.begun:
             runs.finish(folder)
+
+    def compose_and_run(self) -> None:
+        """Compose the config of this command line, and run it."""
+        check_experiment(self.name, sys.argv[1:])
+        self.hydra_entry()
 
     def guarded(self, call: Callable[[], object]) -> None:
         """Call, and print the message of a user's mistake; any other error keeps its traceback."""

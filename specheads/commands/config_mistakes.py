@@ -15,7 +15,7 @@ def composition_error(error: Exception, command: str, words: Sequence[str]) -> U
     ask = f"{PROGRAMS[command]} --help"
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        known = choices_of(group)
+        known = choices_of(command, group)
         return UserError(
             f"{group}={name}: there is no such choice; {_closest(name, known)}use one of {', '.join(known)}, or write "
             f"<folder>/{group}/{name}.yaml and add --config-dir <folder>."

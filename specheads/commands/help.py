@@ -15,6 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from specheads.commands.experiments import GROUP, REPRODUCE, experiments
 from specheads.commands.run_settings import RunSettings
 from specheads.commands.yaml_comments import Comments, read_comments
 from specheads.errors import UserError
@@ -32,6 +33,7 @@ PROGRAMS = {
     "calibrate": "specheads calibrate",
     "probe": "specheads probe",
     "profile": "specheads profile",
+    "reproduce": "specheads reproduce",
 }
 DISTILL = "specheads distill"  # stands for `specheads train task=distill`
 MORE = {"--help=all": "explains every key in full", "--help=<key>": "explains the keys of a group"}
@@ -91,7 +93,7 @@ def help_text(
     if of not in (ALL, ""):
         return "\n\n".join(_section_texts(_within(listed, of), width))
     most = None if of == ALL else MOST_CHOICES
-    groups = [(f"{group}=", _choices(group, choice, most)) for group, choice in chosen.items()]
+    groups = [(f"{group}=", _choices(command, group, choice, most)) for group, choice in chosen.items()]
     usage, head = PROGRAMS[command], _read(command).head.splitlines()
     if chosen.get("task") == "distill":  # a verb of its own, whose file says what it is
         usage, head = DISTILL, _read("distill", "task").head.splitlines()
@@ -100,6 +102,9 @@ def help_text(
         head = head[: examples[MOST_EXAMPLES]]
     parts = [f"usage: {usage} [key=value ...]", _paragraphs("\n".join(head), width)]
     parts.append("\n".join(["config groups, [what is chosen here]", *_lines(groups, width)]))
+    if command == REPRODUCE:
+        described = [(name, head.partition("\n")[0]) for name, head in experiments(command).items()]
+        parts.append("\n".join(["experiments", *(_lines if of == ALL else _single_lines)(described, width)]))
     if of == ALL:
         parts += _section_texts(listed, width)
     else:
@@ -184,8 +189,9 @@ def sections(command: str, cfg: DictConfig, chosen: Mapping[str, str | None], ex
     """
     listed = [Section("general", "", [_read(name) for name in _files(command)])]
     for group, choice in chosen.items():
-        files = [_read(name, group) for name in sorted(choices_of(group), key=lambda name: name not in _chosen(choice))]
-        listed.append(Section(f"{group}={choice}", files[0].head if choice in choices_of(group) else "", files))
+        names = choices_of(command, group)
+        files = [_read(name, group) for name in sorted(names, key=lambda name: name not in _chosen(choice))]
+        listed.append(Section(f"{group}={choice}", files[0].head if choice in names else "", files))
     for key, value in _walk(cast(Mapping[str, Any], OmegaConf.to_container(cfg))):
         section = next((section for name in _upwards(key) for section in listed if section.has(name)), listed[0])
         explanation = explained.get(key) or section.explanation(key)
@@ -222,15 +228,18 @@ def _listed(values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def choices_of(group: str) -> list[str]:
-    """Return the choices of a config group that the project has."""
-    return sorted(path.stem for path in (config_folder() / group).glob("*.yaml"))
+def choices_of(command: str, group: str) -> list[str]:
+    """Return the names in a config group that a command takes, of those that the project has."""
+    return (
+        list(experiments(command)) if group == GROUP else sorted(path.stem for path in (config_folder() / group).glob("*.yaml"))
+    )
 
 
-def _choices(group: str, chosen: str | None, most: int | None = None) -> str:
+def _choices(command: str, group: str, chosen: str | None, most: int | None = None) -> str:
     """Return the names of a config group, the chosen ones marked, and as many of the others as fit about `most` characters."""
-    elsewhere = [name for name in _chosen(chosen) if name not in ("null", *choices_of(group))]  # in a folder of the user
-    names = [*(() if chosen else ("null",)), *choices_of(group), *elsewhere]
+    known = choices_of(command, group)
+    elsewhere = [name for name in _chosen(chosen) if name not in ("null", *known)]  # in a folder of the user
+    names = [*(() if chosen else ("null",)), *known, *elsewhere]
     left = (most or sum(map(len, names))) - sum(len(name) for name in _chosen(chosen))
     shown = []
     for name in names:

@@ -32,6 +32,7 @@ CONFIGURED = {
     "train": Configured(f"{COMMANDS}.train", "train acceptance heads; missing data is made first"),
     "distill": Configured(f"{COMMANDS}.train", "train the draft itself", ("task=distill",)),
     "evaluate": Configured(f"{COMMANDS}.evaluate", "compare stopping rules on prompts, decode the best, report"),
+    "reproduce": Configured(f"{COMMANDS}.reproduction", "repeat an experiment of a paper, and check the paper's claims"),
     "profile": Configured(f"{COMMANDS}.speculation_profile", "write what a draft and its head are worth, for other tools"),
     "calibrate": Configured(f"{COMMANDS}.calibration", "calibrate a head again, on other prompts"),
     "load": Configured(f"{EVALUATION}.load", "simulate up to which load speculation pays"),

@@ -7,17 +7,17 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
 import specheads.commands.help as help_module
-from specheads.commands import calibration, data, evaluate, probe, speculation_profile, train
+from specheads.commands import calibration, data, evaluate, probe, reproduction, speculation_profile, train
 from specheads.commands.command import overrides_of
-from specheads.commands.help import composed, explanations
+from specheads.commands.experiments import experiments
+from specheads.commands.help import choices_of, composed, explanations
 from specheads.commands.yaml_comments import Comments, read_comments
 from specheads.errors import UserError
 from specheads.evaluation import layer_search, learning_curve, load
 from specheads.pair_config import config_folder
 
-MODULES = (train, evaluate, data, learning_curve, layer_search, load, calibration, probe, speculation_profile)
+MODULES = (train, evaluate, data, learning_curve, layer_search, load, calibration, probe, speculation_profile, reproduction)
 COMMANDS = {module.main.name: module.main for module in MODULES}
-GROUPS = {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in config_folder().iterdir() if path.is_dir()}
 
 
 REFUSED = {("learning_curve", "task=distill")}  # learning curves are of heads
@@ -25,7 +25,12 @@ REFUSED = {("learning_curve", "task=distill")}  # learning curves are of heads
 
 def compositions():
     """Every command with every choice of every config group that it takes."""
-    choices = [(command, f"{group}={name}") for command in COMMANDS for group in composed(command)[1] for name in GROUPS[group]]
+    choices = [
+        (command, f"{group}={name}")
+        for command in COMMANDS
+        for group in composed(command)[1]
+        for name in choices_of(command, group)
+    ]
     return [choice for choice in choices if choice not in REFUSED]
 
 
@@ -77,8 +82,16 @@ def test_the_text_fits_and_names_every_choice(command):
     groups = composed(command)[1]
     for group in groups:
         (choices,) = re.findall(rf"^  {group}= .*(?:\n {{6,}}.*)*", text, re.MULTILINE)
-        assert set(GROUPS[group]) <= set(re.findall(r"[\w.-]+", choices))
-    assert ("experiment" in groups) == (command in ("train", "learning_curve"))
+        assert set(choices_of(command, group)) <= set(re.findall(r"[\w.-]+", choices))
+    assert ("experiment" in groups) == (command in ("train", "learning_curve", "reproduce"))
+
+
+def test_the_help_of_reproduce_says_what_every_experiment_repeats():
+    text = " ".join(help_text("reproduce", width=100).split())
+    for name, about in experiments("reproduce").items():
+        assert f"{name} {' '.join(about.partition(chr(10))[0].split())}" in text
+    assert not any(f" {name} " in text for name in experiments("train"))
+    assert "block_table1" not in help_text("train")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
