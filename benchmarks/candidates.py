@@ -1,13 +1,16 @@
 """Drafts of several candidates next to chains: the acceptance, output and time of each method.
 
     python benchmarks/candidates.py trees|samples|joint [--prompts 40] [--data humaneval.jsonl] [--engine auto]
+    python benchmarks/candidates.py graphs|beams --split dev
 
 Decodes test prompts of nano, or those of a JSONL file, with every method of a table, interleaved prompt by prompt: `trees` at
 top-p 0.7 and temperature 0.7 and greedily (GSD's settings), `samples` at temperature 1, top-k 50, `joint` at top-k 20, top-p 0.9
-(MJSD's settings). Perplexities are the target's own, of all emitted tokens, without warping.
+(MJSD's settings). `graphs` and `beams` compare variants of GSD and MJSD at the settings of `trees` and `joint`, without times.
+Perplexities are the target's own, of all emitted tokens, without warping.
 """
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -119,6 +122,36 @@ def joint_methods() -> dict[str, Make]:
     return methods
 
 
+def graph_methods() -> dict[str, Make]:
+    """Return graphs with other links, and with logits that are shared along them."""
+    sizes = {"theta_prob": 0.2, "theta_sib": 0.3, "max_nodes": 500, "max_width": 200}
+    deep, methods = stopping.FixedLength(DEPTH), {}
+    methods["tree"] = method(drafting.Tree(**sizes), verification.TreeMatch(), deep)
+    for tau in (1, 2):
+        for same_path, linked_to in [(True, "most_likely"), *((False, link) for link in ("first", "last", "most_likely"))]:
+            way = drafting.Graph(tau, 500, linked_to, same_path, **sizes)
+            name = f"tau {tau}, " + ("" if same_path else f"path drafted again, {linked_to.replace('_', ' ')}")
+            methods[name.strip(", ")] = method(way, verification.TreeMatch(), deep)
+        shared = verification.TreeMatch(shared_logits=True)
+        methods[f"tau {tau}, shared logits (lossy)"] = method(drafting.Graph(tau, 500, **sizes), shared, deep)
+    return methods
+
+
+def beam_methods() -> dict[str, Make]:
+    """Return joint verification of beams that are searched and sampled; 0.9 is the threshold that the authors' code runs with."""
+    four, chain = stopping.FixedLength(4), drafting.Autoregressive()
+    methods = {"chain, token": method(chain, verification.TokenVerification(), four)}
+    for tau in (0.1, 0.9):
+        joint = verification.JointVerification(tau)
+        methods[f"chain, joint, tau {tau:g} (lossy)"] = method(chain, joint, four)
+        for beams, samples in itertools.product((2, 8), (0, 1, 2)):
+            how = f"best of {samples * beams} sampled" if samples else "searched"
+            methods[f"{beams} beams, {how}, tau {tau:g} (lossy)"] = method(drafting.Beam(beams, samples), joint, four)
+    for samples, how in enumerate(("searched", "best of 8 sampled", "best of 16 sampled")):
+        methods[f"8 beams, {how}, matching"] = method(drafting.Beam(8, samples), verification.TreeMatch(), four)
+    return methods
+
+
 @torch.no_grad()
 def nats_of(pair: Pair, out: Generation) -> float:
     """Return the negative log-likelihood of a response under the target."""
@@ -173,9 +206,10 @@ def table_rows(tallies: dict[str, Tally], groups: Groups) -> Iterable[list]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("table", choices=["trees", "samples", "joint"])
+    parser.add_argument("table", choices=["trees", "samples", "joint", "graphs", "beams"])
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--data", type=Path, help="a JSONL file with `prompt`; default: nano's test prompts")
+    parser.add_argument("--split", choices=["dev", "test"], default="test", help="of nano's prompts")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--skipped", type=int, nargs="+", default=[3], help="layers that self-SSD leaves out")
     parser.add_argument("--result", metavar="NAME", help="default: candidates_TABLE, with the data's name; none: keep none")
@@ -185,7 +219,8 @@ def main() -> None:
         rows = [json.loads(line)["prompt"] for line in arguments.data.read_text().splitlines()]
         prompts_read = [Prompt(text_id(text), "test", text) for text in rows]
     else:
-        prompts_read = list(NanoSource(0, 0, min(2 * arguments.prompts, NUM_READ)).load(pair.chats))
+        most = min(2 * arguments.prompts, NUM_READ)
+        prompts_read = list(NanoSource(0, *((most, 0) if arguments.split == "dev" else (0, most))).load(pair.chats))
     encoded = [(prompt, pair.encode_instruction(prompt.text)) for prompt in prompts_read]
     encoded = [(prompt, ids) for prompt, ids in encoded if len(ids) <= 256][: arguments.prompts]
     prompts, groups = [ids for _, ids in encoded], groups_of(prompt for prompt, _ in encoded)
@@ -193,16 +228,21 @@ def main() -> None:
         "trees": (tree_methods(arguments.skipped), [Warp(0.7, top_p=0.7), Warp(0)]),
         "samples": (sample_methods(), [Warp(1.0, top_k=50)]),
         "joint": (joint_methods(), [Warp(1.0, top_k=20, top_p=0.9)]),
+        "graphs": (graph_methods(), [Warp(0.7, top_p=0.7), Warp(0)]),
+        "beams": (beam_methods(), [Warp(1.0, top_k=20, top_p=0.9)]),
     }[arguments.table]
     tables = []
+    dropped = {"beams": ["rounds with a copy", "speed-up"], "graphs": ["speed-up"]}.get(arguments.table, [])
+    kept = [place for place, column in enumerate(COLUMNS) if column.name not in dropped]
     for warp in warps:
         rows = list(table_rows(run(pair, methods, warp, prompts, arguments.engine), groups))
         title = f"{warp_text(warp)}; {len(prompts)} prompts, at most {MAX_TOKENS} tokens each"
         title += "; ± half of the 95 % interval over prompts"
-        tables.append(Table("greedy" if warp.greedy else "sampled", title, COLUMNS, rows))
+        columns, rows = [COLUMNS[place] for place in kept], [[row[place] for place in kept] for row in rows]
+        tables.append(Table("greedy" if warp.greedy else "sampled", title, columns, rows))
         print("\n".join(["", title, "", text_of(tables[-1])]))
     name = "_".join(["candidates", arguments.table, *([arguments.data.stem] if arguments.data else [])])
-    split = arguments.data.stem if arguments.data else "test, read before"
+    split = arguments.data.stem if arguments.data else {"dev": "dev", "test": "test, read before"}[arguments.split]
     record = prompt_record(prompt.prompt_id for prompt, _ in encoded)
     write_result(arguments.result or name, tables, split=split, seeds=range(len(prompts)), prompts=record)
 

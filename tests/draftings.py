@@ -7,6 +7,7 @@ DRAFTINGS = {
     "layer_skip": drafting.LayerSkip([0]),
     "lookup": drafting.Lookup(),
     "beam": drafting.Beam(3),
+    "sampled_beam": drafting.Beam(3, 2),
     "multi": drafting.Multi(3),
     "batch": drafting.Multi(3, merge=False),
     "distinct": drafting.Multi(3, replacement=False),

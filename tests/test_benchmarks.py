@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
+from fakes import tiny_pair
 from hydra import compose, initialize_config_dir
 from report_example import report_example
 
@@ -316,6 +317,13 @@ def grouped_values(num_groups=8, size=10):
 
 def width(value):
     return value["high"] - value["low"]
+
+
+def test_all_variants_of_graphs_and_beams_decode():
+    pair = tiny_pair(4)
+    for methods in (candidates.graph_methods(), candidates.beam_methods()):
+        for make in methods.values():
+            assert len(make(pair, Warp(1.0, top_k=20, top_p=0.9), "eager").generate([0, 1], 4, stop_tokens=[]).tokens) == 4
 
 
 def test_intervals_of_candidates_resample_files():

@@ -36,6 +36,7 @@ class Draft:
     num_draft_calls: int  # draft forward passes spent on it
     next_probs: Tensor | None = None  # (V,), of a chain: the distribution after its last token, if verification needs it
     copied: Tensor | None = None  # (N,) bool, of a graph: the nodes that were copied instead of drafted
+    repeated: Tensor | None = None  # (N,) long, of a graph: the drafted node with the same last tokens, or the node itself
     replacement: bool = True  # whether a token may be sampled twice after the same node
     nan: bool = False  # whether the draft's logits were NaN; then the rest means nothing
 

@@ -116,7 +116,7 @@ class TreeVerifier:
     def verify(self, last: int, draft: Draft, planned: int, uniforms: Uniforms, state: Any) -> tuple[Outcome, Any]:
         nodes = Nodes(draft.tokens.tolist(), draft.parents.tolist(), draft.depth.tolist())
         logits, hidden = self.reader.read_whole(nodes, last)
-        block = TreeBlock.of(draft, self.warp(logits))
+        block = TreeBlock.of(draft, self.warp(logits), self.rule.shared_logits)
         numbers = uniforms.take(self._deepest + 1)
         verdict = self.rule.distribution(block).decide(numbers[:-1], numbers[-1:])
         nans = [has_nan(block.target_probs).any(), torch.zeros_like(verdict.next_token, dtype=torch.bool)[0]]

@@ -159,7 +159,7 @@ def test_rules_of_a_decoder_share_its_compiled_steps():
 
 SAMPLED = [("chain", "spectr"), ("batch", "multi_round"), ("distinct", "multi_round")]
 SAMPLED += [("multi", rule) for rule in ("multi_round", "spectr")]
-SAMPLED += [(way, "tree_match") for way in ("lookup", "beam", "multi", "tree", "graph")]
+SAMPLED += [(way, "tree_match") for way in ("lookup", "beam", "sampled_beam", "multi", "tree", "graph")]
 
 
 @pytest.mark.parametrize(("way", "rule"), SAMPLED)

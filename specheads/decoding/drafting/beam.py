@@ -1,4 +1,8 @@
-"""The best of several beams: a chain that is likely as a whole under the draft, as joint verification assumes."""
+"""The best of several beams: a chain that is likely as a whole under the draft, as joint verification assumes.
+
+The beams of a level are the best continuations of those before it, or, as the authors of joint verification do, the best of some
+that are sampled.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +19,7 @@ from specheads.decoding.drafting.tree_growth import ROOT, Frontier, Nodes, Propo
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft, DraftKind
 from specheads.decoding.stopping import StoppingRule
-from specheads.sampling import Uniforms, Warp
+from specheads.sampling import Uniforms, Warp, sample_distinct
 
 
 class Beam(Drafting):
@@ -23,31 +27,39 @@ class Beam(Drafting):
 
     Args:
         num_beams: B.
+        samples_per_beam: 0 searches: the B most likely continuations of all beams are the next beams. S samples: S * B different
+            continuations are sampled, in turn, by their joint probabilities, and the B most likely of them are the next beams.
+            `Beam(1, 1)` is ancestral sampling; 2 is the beam sampling of the authors, and of transformers but for the last token.
+            Greedy decoding searches.
 
-    Source: Qin et al. 2024 (multi-token joint speculative decoding), section 4, with its defaults.
+    Source: Qin et al. 2024 (multi-token joint speculative decoding), section 4, with its number of beams. Their code
+    (github.com/ZongyueQin/MJSD) samples 2 per beam, and differs in two points: it starts from B copies of the context, so that a
+    first token can be sampled several times, and its draft probability is the share of all beams' continuations.
     """
 
     kind = DraftKind.BEAM
 
-    def __init__(self, num_beams: int = 8) -> None:
+    def __init__(self, num_beams: int = 8, samples_per_beam: int = 0) -> None:
         check_count("drafting.num_beams", num_beams, least=1)
-        self.num_beams = num_beams
+        check_count("drafting.samples_per_beam", samples_per_beam)
+        self.num_beams, self.samples_per_beam = num_beams, samples_per_beam
 
     def most_read(self, max_tokens: int) -> int:
         return self.num_beams * max_tokens
 
     def drafter(self, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> "BeamDrafter":
         """Return the drafter for these choices, which writes into `memory`."""
-        return BeamDrafter(self.num_beams, engine, warp, rule, memory)
+        return BeamDrafter(self, engine, warp, rule, memory)
 
 
 class BeamDrafter(TreeDrafter):
     """Searches with beams and returns the best one, with the distributions along it."""
 
-    def __init__(self, num_beams: int, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> None:
-        most = num_beams * usual_length(rule)
-        super().__init__(engine, warp, rule, most, num_beams)
-        self.num_beams, self._memory, self._probs = num_beams, memory, memory.distributions(most + 1)
+    def __init__(self, choices: Beam, engine: Engine, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> None:
+        most = choices.most_read(usual_length(rule))
+        super().__init__(engine, warp, rule, most, choices.num_beams)
+        self.num_beams, self._memory, self._probs = choices.num_beams, memory, memory.distributions(most + 1)
+        self._num_samples = 0 if warp.greedy else choices.samples_per_beam * choices.num_beams
 
     def draft(
         self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
@@ -68,9 +80,23 @@ class BeamDrafter(TreeDrafter):
         self._probs[torch.tensor(frontier.nodes, device=device) + 1] = probs
         before = torch.tensor([self._joint[node] for node in frontier.nodes], dtype=torch.float64, device=device)
         joint = (before[:, None] + probs.double().log()).flatten()
-        top = joint.topk(min(self.num_beams, len(joint))).indices
-        rows, tokens = top // probs.shape[1], top % probs.shape[1]
-        return rows, tokens, probs[rows, tokens].double()
+        among, scores = self._next_beams(joint, uniforms)
+        rows, tokens = among // probs.shape[1], among % probs.shape[1]
+        return rows, tokens, probs[rows, tokens].double().masked_fill(scores == -torch.inf, 0.0)
+
+    def _next_beams(self, joint: Tensor, uniforms: Uniforms) -> tuple[Tensor, Tensor]:
+        """Return which continuations are the next beams (b,), and their joint log-probabilities (b,): -inf for none.
+
+        Args:
+            joint: (c,), of all continuations.
+        """
+        if not self._num_samples:
+            top = joint.topk(min(self.num_beams, len(joint)))
+            return top.indices, top.values
+        weights = (joint - joint.max()).exp()  # the largest is 1, however unlikely the beams are
+        among, entries = sample_distinct(weights, uniforms.take(self._num_samples))
+        top = joint[among].masked_fill(entries == 0, -torch.inf).topk(self.num_beams)
+        return among[top.indices], top.values
 
     def admit(self, nodes: Nodes, proposals: Sequence[Proposal]) -> tuple[dict[int, Proposal], list[int]]:
         """Keep the best beams; one that has ended still competes, and the search is over once it is the best."""

@@ -13,7 +13,7 @@ from specheads.decoding.drafting.tree_growth import ROOT, Frontier, Nodes, Propo
 from specheads.decoding.engine import Engine
 from specheads.decoding.records import Draft, DraftKind
 from specheads.decoding.stopping import StoppingRule
-from specheads.sampling import Uniforms, Warp
+from specheads.sampling import Uniforms, Warp, sample_distinct
 
 
 class Multi(Drafting):
@@ -75,13 +75,8 @@ class MultiDrafter(TreeDrafter):
         if self.choices.replacement or frontier.nodes != [ROOT]:
             tokens = self.distribution.draw(probs[rows], uniform)
             return rows, tokens, probs[rows, tokens].double()
-        first_tokens, first_probs, left = [], [], probs.clone()  # each from the distribution without the tokens before it
-        for number in range(len(rows)):
-            token = self.distribution.draw(left, uniform[number : number + 1])
-            first_tokens.append(token)
-            first_probs.append(left.gather(1, token[:, None])[:, 0])
-            left = left.scatter(1, token[:, None], 0.0)
-        return rows, torch.cat(first_tokens), torch.cat(first_probs).double()
+        tokens, first_probs = sample_distinct(probs[0], uniform)
+        return rows, tokens, first_probs.double()
 
     def admit(self, nodes: Nodes, proposals: Sequence[Proposal]) -> tuple[dict[int, Proposal], list[int]]:
         admitted: dict[int, Proposal] = {}

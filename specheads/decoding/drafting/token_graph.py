@@ -1,13 +1,13 @@
 """Token graphs (GSD): where a draft repeats itself on another branch, the continuation is copied from there."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specheads.decoding.arguments import check_count
+from specheads.decoding.arguments import check_choice, check_count, check_flag
 from specheads.decoding.drafting.token_tree import TopDrafter, Tree
 from specheads.decoding.drafting.tree_growth import Grown, Nodes
 from specheads.decoding.engine import Engine
@@ -19,22 +19,31 @@ from specheads.sampling import Uniforms, Warp
 class Graph(Tree):
     """`drafting=graph`: a tree that is not extended at a node whose last `tau` tokens occur in the draft already.
 
-    Before verification the continuation of their first occurrence is copied to the node, as deep as the draft may be, so that the
+    Before verification the continuation of an earlier occurrence is copied to the node, as deep as the draft may be, so that the
     target verifies it there too.
 
     Args:
         tau: tokens that must agree, including the last tokens of the context.
         max_verified: nodes that the target reads, including copies; shallow ones first.
+        linked_to: which of several occurrences a node is linked to, and which node of a level is the occurrence: `most_likely`,
+            `first` or `last`, in the order of drafting.
+        same_path: whether a node may be linked to a node of its path; if not, that run is drafted again, and there may be several
+            occurrences of it.
         Others as in Tree.
 
-    Source: Gong et al. 2024 (GSD), section 3.
+    Source: Gong et al. 2024 (GSD), section 3. Their code (github.com/gzhch/gsd) copies continuations, too; it links to the first
+    occurrence outside the node's path, and also to a node that has no continuation.
     """
 
-    def __init__(self, tau: int = 2, max_verified: int = 64, **choices: Any) -> None:
+    def __init__(
+        self, tau: int = 2, max_verified: int = 64, linked_to: str = "most_likely", same_path: bool = True, **choices: Any
+    ) -> None:
         super().__init__(**choices)
         check_count("drafting.tau", tau, least=1)
         check_count("drafting.max_verified", max_verified, least=self.max_nodes)
-        self.tau, self.max_verified = tau, max_verified
+        check_choice("drafting.linked_to", linked_to, ("most_likely", "first", "last"))
+        check_flag("drafting.same_path", same_path)
+        self.tau, self.max_verified, self.linked_to, self.same_path = tau, max_verified, linked_to, same_path
 
     def most_verified(self, max_tokens: int) -> int:
         return self.max_verified
@@ -55,23 +64,39 @@ class GraphDrafter(TopDrafter):
     def draft(
         self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor, num_probs_needed: int = 0
     ) -> Draft:
-        self._first: dict[tuple[int, ...], int] = {}
-        self._same: dict[int, int] = {}  # by merged node: the first node with the same run
+        self._occurrences: dict[tuple[int, ...], list[int]] = {}  # by run: the nodes that get children
+        self._same: dict[int, int] = {}  # by merged node: the node with the same run that it is linked to
         self._context = list(committed[-self.choices.tau :])
         self._deepest = min(limit, self.rule.max_tokens)
         return super().draft(committed, state, limit, uniforms, ends, num_probs_needed)
 
     def without_repeats(self, nodes: Nodes, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
-        """Return the nodes that get children: of those with the same run, the most likely one, from which the others copy."""
-        taken: list[int] = []
-        for node in onward:
-            if len(taken) < self.choices.max_width and self._run(nodes, node) not in self._first:
-                self._first[self._run(nodes, node)] = node
-                taken.append(node)
-        self._same |= {
-            node: first for node in new if (first := self._first.get(self._run(nodes, node))) is not None and first != node
-        }
+        """Return the nodes that get children: of those with the same run a single one, from which the others copy."""
+        new_runs: dict[tuple[int, ...], int] = {}
+        for node in self._by_preference(onward):
+            if not self._earlier(nodes, node):
+                new_runs.setdefault(self._run(nodes, node), node)
+        chosen = set(new_runs.values())
+        taken = [node for node in onward if node in chosen][: self.choices.max_width]
+        for node in taken:
+            self._occurrences.setdefault(self._run(nodes, node), []).append(node)
+        for node in new:
+            if node not in taken and (earlier := self._earlier(nodes, node)):
+                self._same[node] = self._by_preference(earlier)[0]
         return taken
+
+    def _earlier(self, nodes: Nodes, node: int) -> Sequence[int]:
+        """Return the nodes that a node may be linked to."""
+        occurrences = self._occurrences.get(self._run(nodes, node), [])
+        if self.choices.same_path or not occurrences:
+            return occurrences
+        return sorted(set(occurrences).difference(nodes.path(node)))
+
+    def _by_preference(self, nodes: Sequence[int]) -> Sequence[int]:
+        """Return nodes in the order in which they are preferred as the occurrence that others are linked to."""
+        if self.choices.linked_to == "most_likely":
+            return sorted(nodes, key=lambda node: -self._joint[node])
+        return sorted(nodes, reverse=self.choices.linked_to == "last")
 
     def _run(self, nodes: Nodes, node: int) -> tuple[int, ...]:
         """Return the last `tau` tokens of a node's path."""
@@ -79,13 +104,15 @@ class GraphDrafter(TopDrafter):
 
     def finished(self, grown: Grown) -> Draft:
         nodes, count = grown.nodes, len(grown.nodes)
-        unmerge(nodes, self._same, self._deepest, self.choices.max_verified)
+        repeated = torch.tensor(unmerge(nodes, self._same, self._deepest, self.choices.max_verified), dtype=torch.long)
         copied = torch.arange(len(nodes)) >= count
-        return nodes.draft(None, grown.num_draft_calls, copied=copied, nan=grown.nan)
+        return nodes.draft(None, grown.num_draft_calls, copied=copied, repeated=repeated, nan=grown.nan)
 
 
-def unmerge(nodes: Nodes, same: dict[int, int], depth: int, most: int) -> None:
+def unmerge(nodes: Nodes, same: dict[int, int], depth: int, most: int) -> list[int]:
     """Copy to every merged node the continuation of the node that it repeats, to `depth` levels and `most` nodes in all.
+
+    Return for every node the drafted node, not merged, that it repeats or is.
 
     Args:
         same: by merged node, the node that it repeats.
@@ -94,16 +121,24 @@ def unmerge(nodes: Nodes, same: dict[int, int], depth: int, most: int) -> None:
     for node, parent in enumerate(nodes.parents):
         children.setdefault(parent, []).append(node)
     # Nodes with the drafted node that they repeat or are: whatever follows the latter also follows the former.
-    todo = [(nodes.depth[node], node, first) for node, first in same.items()]
+    repeated = [last_of(same, node) for node in range(len(nodes))]
+    todo = [(nodes.depth[node], node) for node in same]
     heapify(todo)
     while todo:
-        _, node, source = heappop(todo)
+        _, node = heappop(todo)
         if nodes.depth[node] + 1 >= depth:
             continue
-        while source in same:
-            source = same[source]
-        for child in children.get(source, ()):
+        for child in children.get(repeated[node], ()):
             if len(nodes) >= most:
-                return
+                return repeated
             copy = nodes.add(node, nodes.tokens[child])
-            heappush(todo, (nodes.depth[copy], copy, child))
+            repeated.append(repeated[child])
+            heappush(todo, (nodes.depth[copy], copy))
+    return repeated
+
+
+def last_of(links: Mapping[int, int], node: int) -> int:
+    """Return the node at the end of the links that begin at `node`."""
+    while node in links:
+        node = links[node]
+    return node

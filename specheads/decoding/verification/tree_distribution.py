@@ -35,8 +35,11 @@ class TreeBlock:
     replacement: bool = True  # whether a token could be sampled twice after the same node
 
     @classmethod
-    def of(cls, draft: Draft, target_probs: Tensor) -> "TreeBlock":
+    def of(cls, draft: Draft, target_probs: Tensor, shared: bool = False) -> "TreeBlock":
         """Return the block of a draft and the target's distributions (N + 1, V), on the device of these.
+
+        Args:
+            shared: replace the target's distribution after each node of a graph by that after the node that it repeats.
 
         Raises:
             ValueError: numbers of nodes that do not fit together.
@@ -44,6 +47,9 @@ class TreeBlock:
         count, device = len(draft.tokens), target_probs.device
         if len(target_probs) != count + 1:
             raise ValueError(f"{count} nodes need {count + 1} distributions of the target, but there are {len(target_probs)}")
+        if shared and draft.repeated is not None:
+            context = draft.repeated.new_zeros(1)
+            target_probs = target_probs[torch.cat([context, draft.repeated + 1]).to(device)]
         parents, order = draft.parents.tolist(), draft.order.tolist()
         sampled: list[list[int]] = [[] for _ in range(count + 1)]
         for node in order:
@@ -140,6 +146,7 @@ class TreeVerification:
     lossless: bool = True  # whether the output follows the target's distribution
     stopping: StoppingRule | None = None  # the default stopping rule
     takes: frozenset[DraftKind] = frozenset(DraftKind)  # drafts that it can verify
+    shared_logits: bool = False  # whether it verifies a graph's node by the distribution after the node that it repeats
 
     def distribution(self, block: TreeBlock) -> TreeDistribution:
         """Return the distribution of the outcome."""

@@ -1,11 +1,14 @@
 """Token graphs on hand-worked token sequences."""
 
 import pytest
+import torch
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, Warp, drafting, stopping
 from specheads.decoding.drafting.token_graph import unmerge
 from specheads.decoding.drafting.tree_growth import ROOT, Nodes
+from specheads.decoding.verification import TreeMatch
+from specheads.sampling import Uniforms
 
 
 def tree(*drawn):
@@ -68,12 +71,78 @@ def test_no_more_nodes_than_asked_for_shallow_ones_first():
     assert len(nodes) == 9 and max(nodes.depth) == 8
 
 
+def test_every_node_names_the_drafted_node_that_it_repeats():
+    nodes = tree((ROOT, 7), (0, 8), (1, 9), (2, 6), (ROOT, 5), (4, 7), (5, 8))
+    assert unmerge(nodes, {6: 1}, depth=5, most=64) == [0, 1, 2, 3, 4, 5, 1, 2, 3]
+    nodes = tree((ROOT, 1), (0, 2), (ROOT, 3), (1, 1), (2, 2))
+    assert unmerge(nodes, {3: 0, 4: 1}, depth=4, most=64) == [0, 1, 2, 0, 1, 0, 1, 1]
+
+
+GROWN = {"theta_prob": 0.0, "theta_sib": 0.0, "top_k": 2, "max_nodes": 60, "max_width": 40}
+WIDE = GROWN | {"top_k": 3, "max_nodes": 400}
+
+
+def linked(**choices):
+    """Return a graph of six levels over six tokens, its nodes and its drafter."""
+    way = drafting.Graph(tau=1, max_verified=400, **WIDE, **choices)
+    decoder = SpeculativeDecoder(tiny_pair(6), way, stopping.FixedLength(6), warp=Warp(0), engine="eager")
+    device = torch.device("cpu")
+    state, no_ends = decoder.stopping.start_prompt(1, device), torch.zeros(6, dtype=torch.bool)
+    draft = decoder._drafter.draft([0, 1, 2], state, 6, Uniforms(device, 0), no_ends)
+    nodes = Nodes(draft.tokens.tolist(), draft.parents.tolist(), draft.depth.tolist())
+    return draft, nodes, decoder._drafter
+
+
+def test_links_lead_to_the_first_the_last_or_the_most_likely_occurrence():
+    chosen = {}
+    for linked_to in ("first", "last", "most_likely"):
+        _, nodes, drafter = linked(linked_to=linked_to, same_path=False)
+        assert drafter._same
+        for node, target in drafter._same.items():
+            above = nodes.path(node)
+            possible = [n for n in drafter._occurrences[drafter._run(nodes, node)] if n not in above]
+            possible = [n for n in possible if nodes.depth[n] <= nodes.depth[node]]
+            score = {"first": lambda n: -n, "last": lambda n: n, "most_likely": drafter._joint.get}[linked_to]
+            assert target == max(possible, key=score) != node
+        chosen[linked_to] = drafter._same
+    assert len({tuple(sorted(links.items())) for links in chosen.values()}) == 3
+
+
+def test_a_run_on_the_same_path_is_drafted_again_where_that_is_no_repetition():
+    for same_path in (True, False):
+        draft, nodes, drafter = linked(same_path=same_path)
+        on_path = [target in nodes.path(node) for node, target in drafter._same.items()]
+        assert any(on_path) == same_path
+        several = [len(occurrences) > 1 for occurrences in drafter._occurrences.values()]
+        assert any(several) != same_path
+        for node, original in enumerate(draft.repeated.tolist()):
+            assert drafter._run(nodes, node) == drafter._run(nodes, original) and not draft.copied[original]
+            assert original not in drafter._same
+
+
+@pytest.mark.parametrize("choices", [{"linked_to": "first", "same_path": False}, {"linked_to": "last"}])
+def test_other_links_emit_the_same_greedy_tokens(choices):
+    pair, stop = tiny_pair(6), stopping.FixedLength(6)
+    ways = (drafting.Tree(**WIDE), drafting.Graph(tau=1, max_verified=400, **WIDE, **choices))
+    outs = [SpeculativeDecoder(pair, way, stop, warp=Warp(0), engine="eager").generate([0, 1, 2], 40) for way in ways]
+    assert outs[0].tokens.tolist() == outs[1].tokens.tolist() and outs[1].stats.graph_success > 0
+
+
+def test_shared_logits_change_what_a_graph_emits_and_nothing_without_one():
+    pair, stop, warp = tiny_pair(4, scale=2.0), stopping.FixedLength(6), Warp(1.0)
+    for way, changed in ((drafting.Tree(**GROWN), False), (drafting.Graph(tau=1, max_verified=200, **GROWN), True)):
+        outs = [
+            SpeculativeDecoder(pair, way, stop, TreeMatch(shared), warp, "eager").generate([0, 1, 2], 40, seed=3)
+            for shared in (False, True)
+        ]
+        assert (outs[0].tokens.tolist() != outs[1].tokens.tolist()) == changed
+
+
 def test_a_graph_drafts_fewer_tokens_and_verifies_as_deep():
     """On the same text: the greedy output is the tree's, fewer tokens are drafted, and copies are among the accepted ones."""
     pair, stop, warp = tiny_pair(4), stopping.FixedLength(6), Warp(0)
-    sizes = {"theta_prob": 0.0, "theta_sib": 0.0, "top_k": 2, "max_nodes": 60, "max_width": 40}
     generations = {}
-    for way in (drafting.Tree(**sizes), drafting.Graph(tau=1, max_verified=200, **sizes)):
+    for way in (drafting.Tree(**GROWN), drafting.Graph(tau=1, max_verified=200, **GROWN)):
         out = SpeculativeDecoder(pair, way, stop, warp=warp, engine="eager").generate([0, 1, 2], 40)
         generations[type(way).__name__] = out
     tree_out, graph_out = generations["Tree"], generations["Graph"]
@@ -90,6 +159,8 @@ def test_a_graph_drafts_fewer_tokens_and_verifies_as_deep():
         ({"tau": 0}, "drafting.tau=0 must be a positive integer"),
         ({"max_nodes": 80, "max_verified": 70}, "drafting.max_verified=70 must be an integer of at least 80"),
         ({"theta_prob": 2}, "drafting.theta_prob=2 must be between 0 and 1"),
+        ({"linked_to": "nearest"}, "drafting.linked_to=nearest must be one of most_likely, first, last"),
+        ({"same_path": 1}, "drafting.same_path=1 must be true or false"),
         ({"top_k": 0}, "drafting.top_k=0 must be a positive integer"),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from chains import Model, difference
 
+from specheads.decoding.drafting.token_graph import unmerge
 from specheads.decoding.drafting.tree_growth import Nodes
 from specheads.decoding.verification import (
     MultiRound,
@@ -55,15 +56,18 @@ def trees_of(draft, count, length, merge=True, replacement=True):
             yield of_chains(chains, merge), prob
 
 
-def emitted(rule, target, draft, trees, num_tokens):
+def emitted(rule, target, draft, trees, num_tokens, repeated=None):
     """Return the exact distribution of the first `num_tokens` tokens (V, ..., V) where a round drafts one of `trees` and the
     target goes on alone.
+
+    `repeated`: of a graph, see Draft.
     """
     total = torch.zeros((target.vocab_size,) * num_tokens, dtype=torch.float64)
     for nodes, tree_prob, replacement in trees:
         target_probs, paths = distributions_after(target, nodes)
         draft_probs, _ = distributions_after(draft, nodes)
-        distribution = rule.distribution(TreeBlock.of(nodes.draft(draft_probs, replacement=replacement), target_probs))
+        drafted = nodes.draft(draft_probs, replacement=replacement, repeated=repeated)
+        distribution = rule.distribution(TreeBlock.of(drafted, target_probs, rule.shared_logits))
         reach = [tree_prob]
         for move, parent in zip(distribution.moves.tolist(), nodes.parents, strict=True):
             reach.append(reach[parent + 1] * move)
@@ -129,6 +133,44 @@ def test_chosen_trees_are_lossless_under_matching():
     for seed in range(4):
         target = Model(3, seed, seed % 2 == 1)
         check(TreeMatch(), target, Model(3, 9), [(nodes, 1.0, True)], 3)
+
+
+def graph():
+    """Return a graph whose nodes were linked by their last token, without copies, and the links."""
+    nodes = Nodes()
+    for parent, token in ((-1, 0), (-1, 1), (0, 1), (0, 2), (1, 0), (1, 2), (3, 0), (3, 1)):
+        nodes.add(parent, token)
+    return nodes, {2: 1, 4: 0, 5: 3, 6: 0, 7: 1}
+
+
+class LastToken(Model):
+    """A model whose distributions depend on the last token alone."""
+
+    def __call__(self, prefix):
+        return super().__call__(prefix[-1:])
+
+
+def total_variation(shared, model):
+    """Return that of three tokens after a graph, between what is emitted and the target."""
+    nodes, links = graph()
+    repeated = torch.tensor(unmerge(nodes, links, depth=3, most=64))
+    actual = emitted(TreeMatch(shared), model, Model(3, 99), [(nodes, 1.0, True)], 3, repeated)
+    joint = torch.tensor([model.joint(path) for path in itertools.product(range(3), repeat=3)], dtype=torch.float64)
+    return (actual.flatten() - joint).abs().sum().item() / 2
+
+
+def test_copies_of_a_graph_are_lossless_where_each_is_verified_after_its_path():
+    assert max(total_variation(False, Model(3, seed, seed % 2 == 1)) for seed in range(20)) < 1e-12
+
+
+def test_shared_logits_are_lossy():
+    """By what TreeMatch states: the mean over 20 random targets, and the range."""
+    values = [total_variation(True, Model(3, seed)) for seed in range(20)]
+    assert (round(sum(values) / 20, 2), round(min(values), 2), round(max(values), 2)) == (0.11, 0.04, 0.21)
+
+
+def test_shared_logits_are_lossless_where_the_last_tokens_decide():
+    assert max(total_variation(True, LastToken(3, seed, seed % 2 == 1)) for seed in range(20)) < 1e-12
 
 
 @pytest.mark.parametrize("distribution_of", [multi_round_distribution, spectr_distribution])
