@@ -104,7 +104,7 @@ def is_first_process() -> bool:
 
 def model_config(cfg: DictConfig) -> PairConfig:
     """Return the description of a composed config's pair. Raises UserError for an unknown key."""
-    return pair_config(**_model_keys(cfg))
+    return pair_config(**{"name": None} | _model_keys(cfg))  # a config of the user need not name its pair
 
 
 def _model_keys(cfg: DictConfig) -> dict[str, Any]:
