@@ -143,7 +143,11 @@ def _row(item: Mapping[str, Any], state: str, checked: Sequence[tuple[CheckedCla
     for claim, command in checked:
         model = next((word.removeprefix("model=") for word in command.split() if word.startswith("model=")), "")
         ratio = f" ({claim.ratio:.2f} of it)" if claim.ratio is not None else ""
-        texts.append(f"{model + ': ' if model else ''}{claim.ours}{ratio}" + (f". {claim.why}" if claim.why else ""))
+        what = f"{claim.says} " if len(checked) > 1 else ""
+        outcome = f", {claim.outcome}" if len(checked) > 1 else ""
+        texts.append(
+            f"{model + ': ' if model else ''}{what}{claim.ours}{ratio}{outcome}" + (f". {claim.why}" if claim.why else "")
+        )
     if not checked and "cost" in item:
         hours, gpus = gpu_hours(item["cost"])
         size = "under an hour" if hours < 1 else f"{hours:,.0f} GPU-hours"
