@@ -128,9 +128,9 @@ def _head(states: Mapping[str, str]) -> Iterator[str]:
         "Every table, figure and theorem of the five papers, the numbers in their texts, and what became of each here. *Held*: "
         "the interval lies on the claimed side, or the equality holds to rounding. *Held weakly*: the estimate does, and the "
         "interval includes the opposite, or only some of the cases do. The embedded pairs are small (targets of 5 and 21 million "
-        "parameters), so directions are compared, not digits; where a claim is about speed, what is compared is tokens per round or "
-        "costs at a stated ratio, unless it says otherwise. A cost is that of decoding token by token on H100s at 60 % of "
-        "their memory bandwidth."
+        "parameters), so directions are compared, not digits; where a claim is about speed, tokens per round or "
+        "costs at a stated ratio are compared, unless it says otherwise. A cost is that of decoding token by token on H100s at "
+        "60 % of their memory bandwidth."
     )
     yield ""
     yield "| outcome | claims |"
