@@ -81,7 +81,7 @@ def config_folder() -> Path:
     return source_tree if (source_tree / "model").is_dir() else package / "conf"
 
 
-def pair_config(name: str | None, **keys: Any) -> PairConfig:
+def pair_config(name: str | None = None, **keys: Any) -> PairConfig:
     """Return the config of conf/model/<name>.yaml with `keys` in place of its own, or of `keys` alone.
 
     A name without a file is what reports call a pair whose draft and target are given. A key that is null has its default.
