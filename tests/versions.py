@@ -95,10 +95,12 @@ def main() -> None:
     parser.add_argument("environments", nargs="+", type=environment, metavar="{oldest,pinned,newest}=INTERPRETER")
     add_result_option(parser, "versions")
     given = parser.parse_args()
-    rows = [measured(*each) for each in given.environments]
-    table = Table("environments", "Parts of the tests, by environment", COLUMNS, rows)
+    rows = []
+    for each in given.environments:
+        rows.append(measured(*each))
+        table = Table("environments", "Parts of the tests, by environment", COLUMNS, rows)
+        write_result(given.result, [table], split=None)  # an environment that cannot be made loses none before it
     print(text_of(table))
-    write_result(given.result, [table], split=None)
 
 
 if __name__ == "__main__":
