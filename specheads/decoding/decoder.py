@@ -24,7 +24,7 @@ from specheads.decoding.host_numbers import HostNumbers
 from specheads.decoding.load.policy import LoadPolicy
 from specheads.decoding.pairing import check_pairing, default_verification
 from specheads.decoding.recommendation import recommended_rules
-from specheads.decoding.records import Draft, DraftKind, Generation, Round
+from specheads.decoding.records import CHAINS, Draft, DraftKind, DraftTree, Generation, Round
 from specheads.decoding.session import Prompt, Session, checked_window, end_flags, start_session
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, StoppingRule
 from specheads.decoding.verification import TreeVerification, VerificationRule
@@ -33,8 +33,6 @@ from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
 from specheads.sampling import Warp, check_no_nan
-
-CHAINS = {DraftKind.CHAIN, DraftKind.BEAM}
 
 
 class SpeculativeDecoder:
@@ -287,7 +285,7 @@ class SpeculativeDecoder:
             times = session.clock.read(start, drafted, verified, session.clock.mark())
             if session.finish_reason is not None:
                 session.num_expected = expected_of(self.stopping, self.verification, state)
-            yield _round(draft, outcome, emitted, times)
+            yield _round(draft, outcome, emitted, times, is_chain=self.drafting.kind in CHAINS)
 
     def _planned(self, state: Any, limit: int) -> int:
         """Return how many tokens the stopping rule will draft whatever they are; 0 if that depends on them."""
@@ -306,7 +304,7 @@ class SpeculativeDecoder:
             check_no_nan(self.pair.target_id, target)
 
 
-def _round(draft: Draft, outcome: Outcome, emitted: Sequence[int], times: Sequence[float]) -> Round:
+def _round(draft: Draft, outcome: Outcome, emitted: Sequence[int], times: Sequence[float], is_chain: bool) -> Round:
     """Return the record of a round; `times` at which it began, had drafted, had verified and ended."""
     num_copies = 0 if draft.copied is None else int(draft.copied[list(outcome.path)].sum())
     num_accepted = len(outcome.path)
@@ -321,4 +319,11 @@ def _round(draft: Draft, outcome: Outcome, emitted: Sequence[int], times: Sequen
         verify_seconds=verified - drafted,
         commit_seconds=ended - verified,
         used_copy=num_copies > 0,
+        tree=None if is_chain else _tree(draft, outcome),
     )
+
+
+def _tree(draft: Draft, outcome: Outcome) -> DraftTree:
+    """Return the nodes of a draft of several candidates, with those that were accepted."""
+    tokens, parents, is_graph = draft.tokens.tolist(), draft.parents.tolist(), draft.copied is not None
+    return DraftTree(tokens, parents, draft.num_drafted, outcome.path, is_graph)

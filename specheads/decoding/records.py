@@ -22,6 +22,9 @@ class DraftKind(StrEnum):
     BEAM = "the best beam"
 
 
+CHAINS = {DraftKind.CHAIN, DraftKind.BEAM}  # drafts of a single candidate
+
+
 @dataclass(frozen=True)
 class Draft:
     """A proposal as a token tree; a chain is the tree without branches. A node's parent comes before it."""
@@ -71,6 +74,21 @@ class TreeVerdict:
     accepted_nodes: Tensor  # (D,) long, from the context down, -1 after the last
 
 
+class DraftTree(NamedTuple):
+    """The nodes of a draft of several candidates, on the host. A node's parent comes before it, -1 is the context."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    num_drafted: int  # the first nodes, which the draft proposed; those that a graph copied follow
+    path: Sequence[int]  # the accepted nodes, from the context down
+    is_graph: bool = False  # whether nodes are copied where a draft repeats itself
+
+    @property
+    def ends_at_leaf(self) -> bool:
+        """Whether no token was drafted after the accepted ones."""
+        return (self.path[-1] if self.path else -1) not in self.parents
+
+
 class Round(NamedTuple):
     """One cycle of draft, verify and commit, with the seconds spent in each."""
 
@@ -85,11 +103,17 @@ class Round(NamedTuple):
     used_copy: bool = False  # of a graph: whether a copied node was accepted
     num_target_calls: int = 1
     wait_seconds: float = 0.0  # in a batch, from the row's last tokens to this round: other rows commit, new prompts are read
+    tree: DraftTree | None = None  # of drafts of several candidates
 
     @property
     def seconds(self) -> float:
         """The seconds of the whole round, and of the wait before it."""
         return self.wait_seconds + self.draft_seconds + self.verify_seconds + self.commit_seconds
+
+    @property
+    def has_rejection(self) -> bool:
+        """Whether tokens that were drafted after the accepted ones were all rejected (Yin et al. 2024 count these rounds)."""
+        return self.num_accepted < self.num_drafted if self.tree is None else not self.tree.ends_at_leaf
 
 
 @dataclass(frozen=True)
@@ -109,6 +133,7 @@ class DecodeStats:
     prefill_seconds: float  # for reading prompts
     num_copy_rounds: int = 0  # rounds in which a copied node of a graph was accepted
     num_expected: float | None = None  # accepted tokens that the stopping rule expected; None: it does not expect a number
+    num_rejections: int = 0  # rounds with a rejection; under a policy on the load, also those with tokens that were not submitted
 
     @classmethod
     def of(cls, rounds: Sequence[Round], prefill_seconds: float = 0.0, num_expected: float | None = None) -> "DecodeStats":
@@ -124,6 +149,7 @@ class DecodeStats:
             prefill_seconds=prefill_seconds,
             num_copy_rounds=sum(r.used_copy for r in rounds),
             num_expected=num_expected,
+            num_rejections=sum(r.has_rejection for r in rounds),
         )
 
     @classmethod
