@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from specheads.errors import UserError
 from specheads.prompts.counts import check_counts, scaled_down
 from specheads.prompts.prompt import FINAL, SPLITS, Prompt, text_id
+from specheads.prompts.scores import SCORES
 from specheads.prompts.table import Table, check_values
 from specheads.prompts.templates import Template
 
@@ -36,6 +37,8 @@ class DatasetSource:
         num_final: final prompts: those after the test prompts, for evaluations with split=final; read once, to publish a figure.
         revision: commit, tag or branch of a hub data set; null: the newest.
         shuffled: take the rows of a split in an order that looks random but is fixed, where they are sorted by task; reads all.
+        score: how well evaluations that measure quality score decoded responses, by response_template: exact_number (whether the
+            last number is the reference's), rouge_l, or null for no score.
     """
 
     path: str
@@ -51,6 +54,7 @@ class DatasetSource:
     num_final: int = 0
     revision: str | None = None
     shuffled: bool = False
+    score: str | None = None
 
     def check(self) -> None:
         """Raise UserError for mistakes that show before data is read."""
@@ -61,6 +65,8 @@ class DatasetSource:
             self._template(chats)
         if self.response_template is not None:
             self._response_template()
+        if self.score is not None:
+            self._check_score()
         data_set.check_path(self.path)
         if not isinstance(self.name, str | None):
             raise UserError(f"data.name={self.name!r} must be text, the name of a configuration, or null.")
@@ -71,6 +77,16 @@ class DatasetSource:
         data_set.check_split("data.split", self.split)
         if self.test_split is not None:
             data_set.check_split("data.test_split", self.test_split)
+
+    def _check_score(self) -> None:
+        """Raise UserError for a score that is not known, or that has nothing to compare responses with."""
+        if self.score not in SCORES:
+            raise UserError(f"data.score={self.score!r} must be {', '.join(SCORES)}, or null for no score.")
+        if self.response_template is None:
+            raise UserError(
+                f"data.score={self.score} compares responses with those of the data set, but data.response_template=null; say "
+                "where they are, for example 'data.response_template=\"{answer}\"', or use data.score=null."
+            )
 
     def check_final(self) -> None:
         """Raise UserError unless final prompts are asked for."""
