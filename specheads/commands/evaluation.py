@@ -71,10 +71,36 @@ def rule_choices(stopping: DictConfig | Mapping[str, Mapping[str, Any]]) -> dict
     return choices
 
 
-def verification_rules(names: Any) -> dict[str, VerificationRule]:
-    """Return the rules of conf/verification with the values of their files, by name."""
-    check_names("compare_verification", names, "verification")
-    return {name: instantiate(OmegaConf.load(config_folder() / "verification" / f"{name}.yaml")) for name in names}
+def verification_rules(named: Any) -> dict[str, VerificationRule]:
+    """Return rules of conf/verification by name, from a list of names or from {name: {rule: name of a file, key: value}}.
+
+    None: no rules. Without `rule` the name is the file's. Keys that are not given have the values of the file.
+
+    Raises:
+        UserError: names and keys that are not known.
+    """
+    key = "compare_verification"
+    values: Any = OmegaConf.to_container(named, resolve=True) if isinstance(named, DictConfig | ListConfig) else named
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        check_names(key, values, "verification")
+        values = dict.fromkeys(values)
+    return {name: _verification_rule(f"{key}.{name}", name, given) for name, given in values.items()}
+
+
+def _verification_rule(key: str, name: str, given: Any) -> VerificationRule:
+    """Return the rule called `name`, or the one that `given` names, with the values in it."""
+    if not isinstance(given, Mapping | None):
+        raise UserError(f"{key}={given} must be a rule with its values, for example {{rule: biased, eps: 0.2}}.")
+    arguments = dict(given or {})
+    rule = arguments.pop("rule", name)
+    check_names(f"{key}.rule", [rule], "verification")
+    content = OmegaConf.load(config_folder() / "verification" / f"{rule}.yaml")
+    if unknown := [argument for argument in arguments if argument not in content]:
+        known = ", ".join(str(argument) for argument in content if argument != "_target_") or "none"
+        raise UserError(f"{key}.{unknown[0]}={arguments[unknown[0]]} is not known; the keys of {rule} are {known}.")
+    return instantiate(content, **arguments)
 
 
 def named_test_sets(named: Any, num_prompts: Any) -> dict[str, TestSet] | None:

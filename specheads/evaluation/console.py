@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from specheads.evaluation.conclusions import assumed_text, batch_findings, costs_text, fit_text, ratios_of
+from specheads.evaluation.console_quality import quality_parts
 from specheads.evaluation.energy.text import energy_text, has_energy
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.latencies import LEVELS
@@ -34,6 +35,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
         _print_bank(report, console)
     if report.live:
         _print_live(report, console)
+        for part in quality_parts(report, NARROW):
+            console.print(part, highlight=False)
     for batches in report.batches:
         console.print(batch_table(batches, doubtful=bool(report.doubts)))
     for finding in [] if report.doubts else batch_findings(report):

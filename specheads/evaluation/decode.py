@@ -142,11 +142,18 @@ def decode(setup: Setup[Evaluation], settings: Sequence[Setting], name: str = "g
         search = evaluation.block, evaluation.beams
         title = f"MJGD of {search[0]} tokens, {search[1]} beams, lossy"
         settings = [*settings, Setting(title, "mjgd", None, None, search=search)]
-    return sweep(setup, name, settings, setup.prompts.decoded(evaluation.num_live_prompts).prompts)
+    prompts = setup.prompts.decoded(evaluation.num_live_prompts).prompts
+    return sweep(setup, name, settings, prompts, evaluation.measures_quality)
 
 
-def sweep(setup: Setup[Evaluation], name: str, settings: Sequence[Setting], prompts: Sequence[EncodedPrompt]) -> list[Measured]:
-    """Decode with every setting; finished prompts are kept in the journal `name`."""
+def sweep(
+    setup: Setup[Evaluation],
+    name: str,
+    settings: Sequence[Setting],
+    prompts: Sequence[EncodedPrompt],
+    keeps_responses: bool = False,
+) -> list[Measured]:
+    """Decode with every setting; finished prompts are kept in the journal `name`, with `keeps_responses` their responses, too."""
     evaluation = setup.settings
     most, repeats = evaluation.max_new_tokens, evaluation.repeats
     total = len(settings) * len(prompts) * repeats
@@ -155,7 +162,6 @@ def sweep(setup: Setup[Evaluation], name: str, settings: Sequence[Setting], prom
         *(name, len(settings), len(prompts), repeats, total, most, setup.run_folder),
     )
     names = [(setting.name, repr(setting.verification and setting.verification.compile_key)) for setting in settings]
-    journal = open_journal(setup, name, {"settings": names}, prompts)
     runs = Sweep(
         setup.pair,
         evaluation.warp,
@@ -167,7 +173,11 @@ def sweep(setup: Setup[Evaluation], name: str, settings: Sequence[Setting], prom
         evaluation.verification,
         window=window_of(setup),
         meter=setup.metering.meter,
+        keeps_responses=keeps_responses,
     )
+    more = {"responses": True} if keeps_responses else {}
+    more |= {"candidates": True} if runs.has_candidates else {}
+    journal = open_journal(setup, name, {"settings": names, **more}, prompts)
     with progress("decoding", total) as advance:
         return runs.run(settings, [ids for _, ids in prompts], journal, advance)
 

@@ -25,6 +25,7 @@ from specheads.evaluation.recordings import record
 from specheads.evaluation.replayed_sets import choose, replay_all
 from specheads.evaluation.report import Report
 from specheads.evaluation.reporting import context_of, report_of
+from specheads.evaluation.response_quality import response_quality
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import sweep_settings
@@ -70,6 +71,8 @@ def evaluate(
     for where, theirs in (earlier or {}).items():
         check_context(context_of(setup, config), theirs, where)
     outcome = replay_and_decode(setup) if settings.can_replay else decode_only(setup)
+    if settings.measures_quality:
+        outcome = replace(outcome, responses=response_quality(setup, outcome.measured))
     report = report_of(setup, outcome, config)
     if not settings.any_draft:
         recommend(setup, outcome, report)

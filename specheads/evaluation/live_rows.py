@@ -43,8 +43,7 @@ def live_rows(
     for decoded in measured:
         setting, other = decoded.setting, decoded.setting.verification
         row = _live_row(decoded, resamples, alone, cost_table, (replayed or {}).get(setting.name))
-        if setting.search is not None or (setting.rule is not None and not (lossless if other is None else other.lossless)):
-            row = replace(row, lossless=False)
+        row = replace(row, lossless=setting.is_lossless(lossless))
         if other:
             gain = plain[id(setting.rule)].verification_rate / sums(decoded.stats, resamples).verification_rate
             row = replace(row, efficiency_gain=interval(gain))

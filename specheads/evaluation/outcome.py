@@ -9,6 +9,7 @@ from specheads.evaluation.candidate import Candidate
 from specheads.evaluation.recordings import RecordedSet
 from specheads.evaluation.replayed_sets import Choices, ReplayedSet
 from specheads.evaluation.report import BatchTable
+from specheads.evaluation.response_quality import ResponseQuality
 from specheads.evaluation.rule_costs import CostTable
 from specheads.evaluation.sweep import Measured
 from specheads.replay.replay import Counts
@@ -30,6 +31,7 @@ class Outcome:
     # By name, the replayed counts of each rule that was decoded, on the test prompts. A candidate that was fitted again since
     # then may have another value, with or without another name.
     decoded_counts: Mapping[str, Counts] = field(default_factory=dict)
+    responses: Mapping[str, ResponseQuality] = field(default_factory=dict)  # by setting, where quality is measured
     batches: Sequence[BatchTable] = ()
     # By setting, tokens per second (1 + R,) on dev prompts: the estimate, then resamples (dev_trial.py).
     tried: Mapping[str, np.ndarray] = field(default_factory=dict)

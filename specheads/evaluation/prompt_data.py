@@ -29,6 +29,11 @@ class PromptData:
     limits: ResponseLimits = field(default_factory=ResponseLimits)  # that of responses is max_new_tokens of the settings
     name: str | None = None
 
+    @property
+    def score(self) -> str | None:
+        """The name of the score by which responses are compared with those of the data set, if there is one."""
+        return getattr(self.source, "score", None)
+
     def check(self, split: str) -> None:
         """Raise UserError for mistakes that show before prompts are read."""
         self.source.check()
@@ -60,9 +65,14 @@ def file_source(source: DatasetSource, path: str, count: int) -> TestSet:
     return TestSet(rows, is_file=True)
 
 
-def split_of(source: PromptSource, pair: Pair, split: str, remedy: str) -> list[Prompt]:
-    """Return the prompts of one split of a source; raises UserError, which ends with the remedy, if there are none."""
-    prompts = [prompt for prompt in unique(source.load(pair.chats)) if prompt.split == split]
+def split_of(source: PromptSource, pair: Pair, split: str, remedy: str, responses: bool = False) -> list[Prompt]:
+    """Return the prompts of one split of a source, with `responses` also those in the data set.
+
+    Raises:
+        UserError: there are none; the message ends with the remedy.
+    """
+    loaded = source.load(pair.chats, responses=True) if responses else source.load(pair.chats)
+    prompts = [prompt for prompt in unique(loaded) if prompt.split == split]
     if not prompts:
         raise UserError(f"the data set has no {split} prompts; {remedy}.")
     return prompts

@@ -91,7 +91,8 @@ class PromptSets:
     def reported(self) -> PromptSet:
         """All prompts of the split that `split=` names, except those that a head learned from or was calibrated on."""
         split = self.settings.split
-        prompts = split_of(self.data.source, self.pair, split, missing_remedy(split))
+        scored = self.settings.measures_quality and self.data.score is not None
+        prompts = split_of(self.data.source, self.pair, split, missing_remedy(split), responses=scored)
         name = self.name if split == "test" else f"{self.name}, {split}"
         return self._set(name, "test", self.data.source, prompts, self._numbers("train", "dev"), f"data.num_{split}")
 

@@ -26,6 +26,31 @@ class EnergyRow:
 
 
 @dataclass(frozen=True)
+class QualityRow:
+    """The responses of one setting as the target sees them, and how well they answer."""
+
+    perplexity: Interval  # of all emitted tokens under the target as it is, without temperature, top-k and top-p
+    rejections_per_token: Interval | None  # rounds with a rejection over emitted tokens; None where nothing is drafted
+    # By setting, the target alone first: the share of prompts on which this setting's response is more likely under the target,
+    # by its mean log-likelihood per token; ties count half.
+    win_rates: Mapping[str, Interval]
+    score: Interval | None  # the mean of data.score over the prompts with a response in the data set
+
+
+@dataclass(frozen=True)
+class CandidatesRow:
+    """The drafts of one setting that have several candidates; a graph's copies are not drafted."""
+
+    drafted_per_round: Interval
+    accepted_of_drafted: Interval
+    accepted_of_emitted: Interval  # the share of emitted tokens that come from drafts, copies among them
+    graph_success: Interval | None  # the share of rounds in which a copied token was accepted; None where drafts are no graphs
+    # By rank among siblings, 1 to 4, the last with all later ones: the accepted share of the children that verification reached.
+    accepted_by_rank: Mapping[str, Interval]
+    repeated_ngrams: Mapping[str, Interval]  # by n, the share of n-grams in a draft that occurred in it before
+
+
+@dataclass(frozen=True)
 class LiveRow:
     """One setting that was decoded.
 
@@ -51,6 +76,8 @@ class LiveRow:
     # Accepted tokens over those that the rule expected, 1 if its predictions hold here; None where it expects no number.
     accepted_over_expected: Interval | None = None
     energy: EnergyRow | None = None  # None where it cannot be measured; the context says why
+    quality: QualityRow | None = None  # None where it was not asked for
+    candidates: CandidatesRow | None = None  # None where drafts have a single candidate
 
 
 @dataclass(frozen=True)

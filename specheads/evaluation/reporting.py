@@ -16,6 +16,7 @@ from specheads.evaluation.intervals import Interval, gain_over_fixed
 from specheads.evaluation.live_rows import live_rows
 from specheads.evaluation.machine import device_name, load_average, versions
 from specheads.evaluation.outcome import Outcome
+from specheads.evaluation.quality_rows import with_candidates, with_quality
 from specheads.evaluation.reliability import reliability
 from specheads.evaluation.replayed_sets import Choices, ReplayedSet
 from specheads.evaluation.report import MEASURED, BankRow, DataSet, LiveRow, Report
@@ -66,7 +67,9 @@ def _live(setup: Setup[Evaluation], outcome: Outcome, groups: Sequence[Hashable]
     predictable = outcome.replayed and len(measured[0].stats) <= outcome.replayed[1].recording.num_prompts
     speeds = _replayed_speeds(setup, outcome) if predictable else {}
     lossless = setup.settings.verification.lossless
-    return live_rows(measured, outcome.cost_table, lossless, speeds, groups, setup.metering.idle)
+    rows = live_rows(measured, outcome.cost_table, lossless, speeds, groups, setup.metering.idle)
+    rows = with_quality(rows, measured, outcome.responses, groups)
+    return with_candidates(rows, measured, groups)
 
 
 def _replayed_speeds(setup: Setup[Evaluation], outcome: Outcome) -> dict[str, float]:
@@ -142,6 +145,7 @@ def context_of(setup: Setup[Evaluation], config: str | None = None, num_decoded:
         "repeats": settings.repeats,
         "verification": settings.verification.label,
         "lossless": settings.verification.lossless,
+        **({"score": setup.prompt_data.score} if settings.measures_quality and num_decoded else {}),
         "costs": {
             "verified_share": settings.costs.verified_share,
             "head_shares": setup.head_shares,

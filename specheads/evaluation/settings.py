@@ -131,6 +131,11 @@ class ReplaySettings(Settings):
         return {**fixed, "head_threshold": RuleChoice(HeadThreshold, threshold)}
 
     @property
+    def measures_quality(self) -> bool:
+        """Whether the quality of decoded responses is measured."""
+        return False
+
+    @property
     def policies(self) -> Policies:
         """The policies that `stopping` names, which decide for requests that are decoded together."""
         return {name: choice for name, choice in (self.stopping or {}).items() if isinstance(choice, PolicyChoice)}
@@ -167,7 +172,9 @@ class Evaluation(ReplaySettings):
         (), "run folders of earlier evaluations, of other drafts for the same target, to compare with this one"
     )
     compare_verification: SkipValidation[Mapping[str, VerificationRule]] = setting(
-        {}, "decode the fixed lengths under these rules of conf/verification too: [block, greedy_block]"
+        {},
+        "decode the fixed lengths under these rules of conf/verification too: [block, greedy_block]; or any names, each with a "
+        "rule and its values: {wide: {rule: biased, eps: 0.3}, narrow: {rule: biased, eps: 0.1}}",
     )
     repeats: PositiveCount = setting(1, "times that each prompt is decoded, each time with another seed")
     concurrency: tuple[PositiveCount, ...] = setting(
@@ -175,6 +182,11 @@ class Evaluation(ReplaySettings):
         "how many prompts are decoded at once, each number for a table by itself, for example [1,4,16,64]: by the target alone, "
         "the best fixed length for that size, the best rules of the live evaluation, and stopping=load_aware, or what else of "
         "conf/stopping is for batches",
+    )
+    quality: Flag | Literal["auto"] = setting(
+        "auto",
+        "whether the target reads every decoded response once more, for its perplexity, how often it is more likely than the "
+        "target's response, and the score of data.score; auto: if a lossy rule is among those that are decoded",
     )
     engine: EngineName = setting("auto", "how models are run: auto (the fastest here), eager, compiled or cuda_graph")
 
@@ -187,6 +199,8 @@ class Evaluation(ReplaySettings):
         for rule in (self.verification, *self.compare_verification.values()):
             check_pairing(self.drafting, rule)
         self._check_concurrency()
+        if self.quality is True and self.live == "none":
+            raise UserError("quality=true measures what is decoded, but live=none decodes nothing; use live=winners or live=all.")
         if not self.can_replay:
             self._check_decoded()
         return self
@@ -195,6 +209,14 @@ class Evaluation(ReplaySettings):
     def can_replay(self) -> bool:
         """Whether a recording predicts these rounds. It does for chains under token verification; others must be decoded."""
         return isinstance(self.verification, TokenVerification) and isinstance(self.drafting, Autoregressive)
+
+    @property
+    def measures_quality(self) -> bool:
+        """Whether the quality of decoded responses is measured: their likelihood under the target, and the score of the data."""
+        if self.quality != "auto":
+            return self.quality
+        rules = (self.verification, *self.compare_verification.values())
+        return self.live != "none" and (self.baseline == "mjgd" or not all(rule.lossless for rule in rules))
 
     @property
     def method(self) -> str:

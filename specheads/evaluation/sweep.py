@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -13,10 +12,11 @@ from specheads.decoding.block_search import BlockSearch
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.drafting import Drafting
 from specheads.decoding.engine import compile_ahead
-from specheads.decoding.records import DecodeStats, Generation, Round
+from specheads.decoding.records import CHAINS, DecodeStats, Generation, Round
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import BlockVerification, VerificationRule
 from specheads.evaluation.candidate import FIXED, Candidate, kind_of
+from specheads.evaluation.draft_counts import DraftCounts
 from specheads.evaluation.energy.meter import Energy, EnergyMeter
 from specheads.evaluation.latencies import token_seconds
 from specheads.pair import Pair
@@ -52,18 +52,26 @@ class Setting:
         """The name of everything that decides the rule's cost: its class, its head, and another verification rule."""
         return kind_of(self.rule, self.head) + (f" under {self.verification.label}" if self.verification else "")
 
+    def is_lossless(self, by_default: bool) -> bool:
+        """Whether the output has the target's distribution; `by_default`: whether it has under the sweep's verification rule."""
+        if self.rule is None:
+            return self.search is None
+        return by_default if self.verification is None else self.verification.lossless
+
 
 TARGET_ALONE = Setting("target alone", "target", 0, None)
 
 
 @dataclass
 class Measured:
-    """The results of one setting: per prompt its totals over repeats, all of its rounds, and the energy of each response."""
+    """The results of one setting: per prompt its totals over repeats, all of its rounds, and what each response has."""
 
     setting: Setting
     stats: list[DecodeStats] = field(default_factory=list)
     rounds: list[list[RoundNumbers]] = field(default_factory=list)
     energy: list[list[Energy]] = field(default_factory=list)  # empty where it is not measured
+    responses: list[list[list[int]]] = field(default_factory=list)  # their tokens; empty where they are not kept
+    drafts: list[DraftCounts] = field(default_factory=list)  # per prompt; empty where drafts have a single candidate
 
     @property
     def token_seconds(self) -> np.ndarray:
@@ -154,6 +162,7 @@ class Sweep:
     # window share them. None: as few as are enough.
     window: int | None = None
     meter: EnergyMeter | None = None  # read before and after each response; None: energy is not measured
+    keeps_responses: bool = False
 
     def run(
         self,
@@ -193,15 +202,18 @@ class Sweep:
                 decoded.rounds.append(rounds)
             for decoded, energy in zip(measured, entry.get("energy", ()), strict=self.meter is not None):
                 decoded.energy.append([Energy(*numbers) for numbers in energy])
+            for decoded, responses in zip(measured, entry.get("responses", ()), strict=self.keeps_responses):
+                decoded.responses.append(responses)
+            for decoded, drafts in zip(measured, entry.get("drafts", ()), strict=self.has_candidates):
+                decoded.drafts.append(DraftCounts.total(DraftCounts(**counts) for counts in drafts))
         return measured
 
     def _decoded(
         self, decoders: Sequence[Decoder], number: int, prompt: Sequence[int], on_generation: Callable[[int], None]
     ) -> Entry:
-        """Return the results of every setting for prompt `number`: `stats`, one for each repeat, `rounds`, and `energy`."""
-        stats: list[list[dict[str, Any]]] = [[] for _ in decoders]
-        rounds: list[list[RoundNumbers]] = [[] for _ in decoders]
-        energy: list[list[Energy]] = [[] for _ in decoders]
+        """Return the results of every setting for prompt `number`: `rounds`, and of each repeat `stats` and what else is kept."""
+        names = ["energy"] * (self.meter is not None) + ["responses"] * self.keeps_responses + ["drafts"] * self.has_candidates
+        kept: Entry = {name: [[] for _ in decoders] for name in ("stats", "rounds", *names)}
         for repeat in range(self.repeats):
             seed = response_seed(self.seed, number, repeat)
             for turn in range(len(decoders)):
@@ -209,11 +221,20 @@ class Sweep:
                 start = self.meter and self.meter.read()
                 generation: Generation = decoders[index].generate(prompt, self.max_new_tokens, seed)
                 if self.meter and start:
-                    energy[index].append(self.meter.read().since(start))
-                stats[index].append(asdict(generation.stats))
-                rounds[index] += [round_numbers(each) for each in generation.rounds]
+                    kept["energy"][index].append(self.meter.read().since(start))
+                kept["stats"][index].append(asdict(generation.stats))
+                kept["rounds"][index] += [round_numbers(each) for each in generation.rounds]
+                if self.keeps_responses:
+                    kept["responses"][index].append(generation.tokens.tolist())
+                if self.has_candidates:
+                    kept["drafts"][index].append(asdict(DraftCounts.of(generation)))
                 on_generation(1)
-        return {"stats": stats, "rounds": rounds} | ({"energy": energy} if self.meter else {})
+        return kept
+
+    @property
+    def has_candidates(self) -> bool:
+        """Whether drafts have several candidates."""
+        return self.drafting is not None and self.drafting.kind not in CHAINS
 
     def _decoders(self, settings: Sequence[Setting], prompts: Sequence[Sequence[int]]) -> list[Decoder]:
         """Return one decoder per setting; all but searches share memory that is large enough for the longest drafts."""

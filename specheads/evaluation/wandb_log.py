@@ -9,6 +9,7 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 from specheads.evaluation.conclusions import is_trusted
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.page import figures
+from specheads.evaluation.quality_columns import Column, candidates_columns, detail_columns, quality_columns
 from specheads.evaluation.report import MEASURED, Report
 
 COSTS = ("head's cost", "break-even", "cost of one more verified token")
@@ -32,7 +33,9 @@ def log_report(report: Report, loggers: Sequence[Logger]) -> None:
 
 
 def contents(report: Report) -> dict[str, Any]:
-    """Return the logged tables, of winners for each data set, heads, drafts, live measurements and batches, and the figures.
+    """Return the logged tables and the figures.
+
+    Tables are of winners for each data set, heads, drafts, live measurements, quality, candidates and batches.
 
     Where measured figures are not to be trusted, the reasons are logged in their place.
     """
@@ -75,6 +78,8 @@ def _tables(report: Report) -> dict[str, tuple[Sequence[str], list[list[Any]]]]:
         "heads": (BANK, heads),
         "drafts": (DRAFTS, drafts),
         "live": (LIVE, [] if report.doubts else live),
+        "quality": _estimates(report, quality_columns(report)),
+        "candidates": _estimates(report, [*candidates_columns(report), *detail_columns(report)]),
         "batches": (BATCHES, [] if report.doubts else _batches(report)),
         "doubts": (["what was measured is not to be trusted"], [[doubt] for doubt in report.doubts]),
     }
@@ -88,6 +93,18 @@ def _batches(report: Report) -> list[list[Any]]:
         for table in report.batches
         for row in table.rows
     ]
+
+
+def _estimates(report: Report, columns: Sequence[Column]) -> tuple[Sequence[str], list[list[Any]]]:
+    """Return columns with their limits, and the rows of the settings that have any."""
+    names = [f"{column.name}{limit}" for column in columns for limit in ("", ", low", ", high")]
+    settings = [(row.name, [column.value(row) for column in columns]) for row in report.live]
+    rows = [[name, *(each for value in values for each in _limits_or_none(value))] for name, values in settings if any(values)]
+    return ["setting", *names], rows
+
+
+def _limits_or_none(estimate: Interval | None) -> tuple[float | None, float | None, float | None]:
+    return (None, None, None) if estimate is None else _limits(estimate)
 
 
 def _limits(estimate: Interval) -> tuple[float, float, float]:

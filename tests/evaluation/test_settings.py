@@ -73,6 +73,49 @@ def test_a_config_becomes_classes_and_objects():
     assert settings.costs.head_share == 0.5 and not settings.can_replay
 
 
+LOSSY, LOSSLESS = verification.BiasedVerification(0.1), verification.BlockVerification()
+
+
+@pytest.mark.parametrize(
+    ("values", "measured"),
+    [
+        ({}, False),
+        ({"quality": True}, True),
+        ({"verification": LOSSLESS}, False),
+        ({"verification": LOSSY}, True),
+        ({"verification": LOSSY, "quality": False}, False),
+        ({"compare_verification": {"block": LOSSLESS, "biased": LOSSY}}, True),
+        ({"baseline": "mjgd"}, True),
+        ({"baseline": "mjgd", "live": "none"}, False),
+    ],
+)
+def test_quality_is_measured_where_a_rule_is_lossy_or_where_it_is_asked_for(values, measured):
+    assert Evaluation(**values).measures_quality == measured
+
+
+def test_rules_to_compare_may_have_names_and_values():
+    rules = evaluation_settings(
+        composed("evaluate", "compare_verification={wide: {rule: biased, eps: 0.3}, block: null, biased: {mode: uno}}")
+    ).compare_verification
+    wide, block, uno = rules.values()
+    assert list(rules) == ["wide", "block", "biased"] and isinstance(block, verification.BlockVerification)
+    assert ((wide.eps, wide.mode), (uno.eps, uno.mode)) == ((0.3, "opt"), (0.1, "uno"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("{wide: {rule: biassed}}", "compare_verification.wide.rule names 'biassed', which is not in conf/verification"),
+        ("{wide: {eps: 0.3}}", "compare_verification.wide.rule names 'wide', which is not"),
+        ("{wide: 0.3}", "compare_verification.wide=0.3 must be a rule with its values"),
+        ("{biased: {epsilon: 0.3}}", "compare_verification.biased.epsilon=0.3 is not known; the keys of biased are eps, mode"),
+    ],
+)
+def test_a_mistake_in_a_rule_to_compare_is_named(words, message):
+    with pytest.raises(UserError, match=message):
+        evaluation_settings(composed("evaluate", f"compare_verification={words}"))
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -85,6 +128,8 @@ def test_a_config_becomes_classes_and_objects():
         ({"ratios": [float("inf")]}, r"ratios=inf must be a finite number"),
         ({"live": "none", "ratios": []}, r"live=none with ratios=\[\] leaves no costs"),
         ({"engine": "warp"}, "engine=warp must be one of auto, eager"),
+        ({"quality": "yes"}, "quality=yes must be .*auto"),
+        ({"quality": True, "live": "none"}, "quality=true measures what is decoded, but live=none decodes nothing"),
         ({"seed": -1}, "seed=-1 must be a non-negative integer"),
         ({"stopping": {}}, "stopping leaves out fixed_length"),
         ({"stopping": {FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": []})}}, "must name at least one value"),

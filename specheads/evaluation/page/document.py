@@ -29,6 +29,7 @@ from specheads.evaluation.energy.text import energy_text
 from specheads.evaluation.number_text import change, change_limits, ratio_name
 from specheads.evaluation.page.figures import Figures, batch_loads, figures_of
 from specheads.evaluation.page.front import ALL, Loads, front_table
+from specheads.evaluation.page.quality import quality_sections
 from specheads.evaluation.page.tables import (
     Table,
     across_table,
@@ -199,6 +200,7 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
     if report.live:
         live = {"texts": _live_texts(report), "table": live_table(report)}
         yield {"key": "live", "title": "Live measurements", "template": "live.html", **live}
+        yield from quality_sections(report)
     if report.batches:
         by_load = [batch_table(report, batches) for batches in report.batches]
         yield front_section("batches", "Batches", ABOUT_BATCHES, batch_loads(report), by_load, bool(report.doubts))

@@ -1,0 +1,60 @@
+"""Log-likelihoods next to those that transformers computes, in float64."""
+
+import numpy as np
+import pytest
+import torch
+from fakes import tiny_pair
+
+from specheads import Warp
+from specheads.decoding.baseline import Baseline
+from specheads.evaluation import likelihood
+from specheads.evaluation.likelihood import response_nats
+from specheads.evaluation.quality_rows import perplexity
+
+PROMPT = [1, 0, 3]
+RESPONSES = [[2, 4, 1, 1, 0, 3, 2], [4], [0, 0, 2], [4], [2, 4, 1, 1, 0, 3, 1]]
+
+
+def direct_nats(model, prompt, response):
+    """Return the negative log-likelihood of a response from the logits of transformers, token by token, in float64."""
+    total = 0.0
+    for place, token in enumerate(response):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt + response[:place]])).logits[0, -1].double()
+        total -= logits.log_softmax(-1)[token].item()
+    return total
+
+
+@pytest.fixture
+def pair():
+    return tiny_pair(5)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 15, 8192])
+@pytest.mark.parametrize("slice_elements", [1, 2**24])
+def test_nats_are_those_of_transformers(pair, monkeypatch, batch_tokens, slice_elements):
+    monkeypatch.setattr(likelihood, "BATCH_TOKENS", batch_tokens)
+    monkeypatch.setattr(likelihood, "SLICE_ELEMENTS", slice_elements)
+    assert pair.target.dtype == torch.float64
+    expected = [direct_nats(pair.target, PROMPT, response) for response in RESPONSES]
+    assert response_nats(pair.target_lm, PROMPT, RESPONSES) == pytest.approx(expected, rel=1e-12)
+
+
+def test_equal_responses_have_equal_nats(pair):
+    nats = response_nats(pair.target_lm, PROMPT, RESPONSES)
+    assert nats[1] == nats[3] and len(set(nats)) == 4
+
+
+def test_perplexity_is_that_of_all_tokens(pair):
+    nats, lengths = response_nats(pair.target_lm, PROMPT, RESPONSES), [len(response) for response in RESPONSES]
+    losses = [direct_nats(pair.target, PROMPT, response) for response in RESPONSES]
+    estimate = perplexity(np.array(nats), np.array(lengths), np.ones((3, len(nats))))
+    assert estimate.value == pytest.approx(np.exp(sum(losses) / sum(lengths)), rel=1e-12)
+    assert estimate.low == estimate.value == estimate.high
+
+
+def test_responses_of_a_warped_model_are_read_without_the_warp(nano, prompts):
+    """A response that was sampled at a low temperature, of few tokens; in nano's float32."""
+    response = Baseline(nano, Warp(0.7, top_k=5)).generate(prompts[0], 9, seed=1).tokens.tolist()
+    expected = direct_nats(nano.target, prompts[0], response)
+    assert response_nats(nano.target_lm, prompts[0], [response]) == [pytest.approx(expected, rel=1e-4)]
