@@ -14,25 +14,28 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.results import Column, Table, interval, prompt_record, text_of, write_result
+from benchmarks.results import Column, Table, prompt_record, text_of, write_result
 from specheads import SpeculativeDecoder, Warp, drafting, load_pair, stopping, verification
 from specheads.decoding.baseline import Baseline
 from specheads.decoding.block_search import BlockSearch
-from specheads.decoding.records import DecodeStats, Generation
-from specheads.evaluation.intervals import Groups, resample_counts
+from specheads.decoding.records import DecodeStats
+from specheads.evaluation.draft_counts import DraftCounts
+from specheads.evaluation.intervals import Groups, interval, resample_counts, sums
+from specheads.evaluation.likelihood import response_nats
+from specheads.evaluation.quality_rows import candidates_row, perplexity, ratio
 from specheads.pair import Pair
 from specheads.prompts.nano_source import NUM_READ, NanoSource
 from specheads.prompts.prompt import Prompt, groups_of, text_id
 
 MAX_TOKENS, DEPTH = 96, 10
+OF_CHILDREN = ["first child accepted", "second child", "repeated bigrams"]
 COLUMNS = [
     Column("method"),
     Column("drafted per round", "plus_minus:1"),
@@ -42,6 +45,9 @@ COLUMNS = [
     Column("rounds with a copy", "plus_minus:3"),
     Column("perplexity", "plus_minus"),
     Column("speed-up", "plus_minus"),
+    Column("first child accepted", "plus_minus"),
+    Column("second child", "plus_minus"),
+    Column("repeated bigrams", "plus_minus:3"),
 ]
 Make = Callable[[Pair, Warp, str], object]
 
@@ -52,8 +58,9 @@ class Tally:
 
     stats: list[DecodeStats] = field(default_factory=list)
     nats: list[float] = field(default_factory=list)
+    drafts: list[DraftCounts] = field(default_factory=list)
 
-    def rows(self, name: str) -> np.ndarray:
+    def column(self, name: str) -> np.ndarray:
         return np.array([getattr(generation, name) for generation in self.stats], dtype=float)
 
 
@@ -152,14 +159,6 @@ def beam_methods() -> dict[str, Make]:
     return methods
 
 
-@torch.no_grad()
-def nats_of(pair: Pair, out: Generation) -> float:
-    """Return the negative log-likelihood of a response under the target."""
-    lm, text = pair.target_lm, torch.cat([out.prompt_ids, out.tokens])[None].to(pair.target_lm.device)
-    logits = lm.logits(lm.hidden_states(text[:, :-1], use_cache=False)[0, len(out.prompt_ids) - 1 :])
-    return torch.nn.functional.cross_entropy(logits, text[0, len(out.prompt_ids) :], reduction="sum").item()
-
-
 def run(pair: Pair, methods: dict[str, Make], warp: Warp, prompts: Sequence[Sequence[int]], engine: str) -> dict[str, Tally]:
     """Decode every prompt with every method, in an order that rotates."""
     decoders = {"target alone": Baseline(pair, warp, engine)}
@@ -172,36 +171,30 @@ def run(pair: Pair, methods: dict[str, Make], warp: Warp, prompts: Sequence[Sequ
         for name in names[number % len(names) :] + names[: number % len(names)]:
             out = decoders[name].generate(prompt, MAX_TOKENS, seed=number)
             tallies[name].stats.append(out.stats)
-            tallies[name].nats.append(nats_of(pair, out))
+            tallies[name].nats += response_nats(pair.target_lm, prompt, [out.tokens.tolist()])
+            tallies[name].drafts.append(DraftCounts.of(out))
         print(f"{number + 1} of {len(prompts)} prompts", end="\r", file=sys.stderr, flush=True)
     return tallies
-
-
-def ratio(over: np.ndarray, under: np.ndarray, counts: np.ndarray, transform: Callable = lambda x: x) -> dict[str, float]:
-    """Return a ratio of sums over prompts with its 95 % interval; the first row of `counts` is the prompts as they are."""
-    values = transform((counts @ over) / np.maximum(counts @ under, 1e-12))
-    return interval(values[0], *np.percentile(values[1:], [2.5, 97.5]))
 
 
 def table_rows(tallies: dict[str, Tally], groups: Groups) -> Iterable[list]:
     """Return a row of COLUMNS for each method; `groups`: that of each prompt."""
     counts = resample_counts(groups)
-    alone = tallies["target alone"]
-    pace = (counts @ alone.rows("num_tokens")) / (counts @ alone.rows("seconds"))
+    speeds = {name: sums(tally.stats, counts).tokens_per_second for name, tally in tallies.items()}
     for name, tally in tallies.items():
-        tokens, calls = tally.rows("num_tokens"), tally.rows("num_target_calls")
-        drafted, accepted = tally.rows("num_drafted"), tally.rows("num_accepted")
-        copied = tally.rows("num_copy_rounds")
-        yield [
-            name,
-            ratio(drafted, calls, counts) if drafted.any() else None,
-            ratio(accepted, drafted, counts) if drafted.any() else None,
-            ratio(accepted, tokens, counts) if drafted.any() else None,
-            ratio(tokens, calls, counts),
-            ratio(copied, calls, counts) if copied.any() else None,
-            ratio(np.array(tally.nats), tokens, counts, np.exp),
-            ratio(tokens, tally.rows("seconds"), counts, lambda speed: speed / pace),
+        tokens, rounds = (tally.column(key) for key in ("num_tokens", "num_target_calls"))
+        drafts = candidates_row(tally.stats, tally.drafts, counts) if tally.column("num_drafted").any() else None
+        first, last = [None] * 3, [None] * 3
+        if drafts:
+            first = [drafts.drafted_per_round, drafts.accepted_of_drafted, drafts.accepted_of_emitted]
+            last = [drafts.accepted_by_rank.get("1"), drafts.accepted_by_rank.get("2"), drafts.repeated_ngrams.get("2")]
+        middle = [
+            ratio(tokens, rounds, counts),
+            drafts and drafts.graph_success,
+            perplexity(np.array(tally.nats), tokens, counts),
+            interval(speeds[name] / speeds["target alone"]),
         ]
+        yield [name, *([estimate and asdict(estimate) for estimate in (*first, *middle, *last)])]
 
 
 def main() -> None:
@@ -232,7 +225,7 @@ def main() -> None:
         "beams": (beam_methods(), [Warp(1.0, top_k=20, top_p=0.9)]),
     }[arguments.table]
     tables = []
-    dropped = {"beams": ["rounds with a copy", "speed-up"], "graphs": ["speed-up"]}.get(arguments.table, [])
+    dropped = {"beams": ["rounds with a copy", *OF_CHILDREN, "speed-up"], "graphs": ["speed-up"]}.get(arguments.table, [])
     kept = [place for place, column in enumerate(COLUMNS) if column.name not in dropped]
     for warp in warps:
         rows = list(table_rows(run(pair, methods, warp, prompts, arguments.engine), groups))

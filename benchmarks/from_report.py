@@ -2,10 +2,11 @@
 
     python benchmarks/from_report.py RESULT [LABEL=]REPORT.json ... --command 'specheads evaluate ...' [--split 'test, read']
 
-Tables: `winners_<data set>` (the best rule of each family, by ratio), `live` (what was decoded), `reliability` and `drafts`. Rows
-of several reports are distinguished by their labels. `--fields` names the fields of a winner to show; a report may have fields
-that this script does not know. Run it where the evaluation ran, at the same commit: the processor and the commit are those of
-this process, everything else is read from the report, also the prompts and the parts of the final split.
+Tables: `winners_<data set>` (the best rule of each family, by ratio), `live` (what was decoded), `quality` (of its responses),
+`reliability` and `drafts`. Rows of several reports are distinguished by their labels. `--fields` names the fields of a winner to
+show; a report may have fields that this script does not know. Run it where the evaluation ran, at the same commit: the processor
+and the commit are those of this process, everything else is read from the report, also the prompts and the parts of the final
+split.
 """
 
 import argparse
@@ -64,7 +65,8 @@ def main(argv: Sequence[str] | None = None, folder: Path = RESULTS) -> None:
     if len(reports) < len(arguments.reports):
         parser.error("two reports have the same label; write LABEL=REPORT.json")
     fields = dict(map(field_of, arguments.fields))
-    tables = [*winner_tables(reports, fields), *live_tables(reports), *reliability_tables(reports), *draft_tables(reports)]
+    tables = [*winner_tables(reports, fields), *live_tables(reports), *quality_tables(reports)]
+    tables += [*reliability_tables(reports), *draft_tables(reports)]
     for table in tables:
         print(f"\n{table.key}: {table.title}\n\n{text_of(table)}")
     contexts = [report["context"] for report in reports.values()]
@@ -171,6 +173,30 @@ def live_tables(reports: Reports) -> list[Table]:
         [label, row["name"], *map(row.get, LIVE_FIELDS)] for label, report in reports.items() for row in report.get("live", ())
     ]
     return [table("live", "Decoded; 95 % intervals over prompts", columns, rows)] if rows else []
+
+
+def quality_tables(reports: Reports) -> list[Table]:
+    """Return the quality of decoded responses, if it was measured."""
+    columns = [
+        Column("report"),
+        Column("setting"),
+        Column("rejections per token", "plus_minus:3"),
+        Column("perplexity", "plus_minus"),
+        Column("win rate over the target alone", "plus_minus:3"),
+        Column("score", "plus_minus:3"),
+        Column("also over"),
+        Column("win rate over that", "plus_minus:3"),
+    ]
+    rows = []
+    for label, report in reports.items():
+        for row in report.get("live", ()):
+            if quality := row.get("quality"):
+                rates = dict(quality["win_rates"])
+                alone = rates.pop("target alone", None)
+                first = [label, row["name"], quality["rejections_per_token"], quality["perplexity"], alone, quality["score"]]
+                rows += [[*first, *pair] for pair in rates.items()] or [[*first, None, None]]
+    title = "Decoded responses: how often a response is more likely than another under the target, per token"
+    return [table("quality", f"{title}; ± half of the 95 % interval over prompts", columns, rows)] if rows else []
 
 
 def reliability_tables(reports: Reports) -> list[Table]:

@@ -251,6 +251,10 @@ def test_results_of_reports_name_their_prompts_and_parts(tmp_path):
     assert made["prompts"]["second, gsm8k"] == {"hash": "ff", "number": number, "python": "3.13.1"}
     assert made["load"] == {"start": 0.1, "end": 0.2, "quiet": True}
     assert [entry["part"] for entry in json.loads((tmp_path / "final_parts.json").read_text())] == [2, 5]
+    quality = next(table for table in made["tables"] if table["key"] == "quality")
+    alone, plain = quality["rows"][0], quality["rows"][1]
+    assert alone[1] == "target alone" and alone[4] is None and plain[4]["value"] == 0.5
+    assert plain[6] == "<other> K=5" and plain[7]["value"] == 0.55
 
 
 def test_a_block_shows_the_part_of_a_table_that_it_asks_for(tmp_path):
@@ -280,7 +284,15 @@ def test_reports_become_results(tmp_path, capsys):
     arguments = ["made", f"first={tmp_path}/one.json", f"second={tmp_path}/two.json", "--command", "specheads evaluate head=x"]
     from_report.main([*arguments, "--fields", "speedup", "head_share", "surprise:ratio:1"], tmp_path)
     tables = {table["key"]: table for table in json.loads((tmp_path / "made.json").read_text())["tables"]}
-    assert list(tables) == ["winners_alpaca", "winners_mt_bench_test", "winners_gsm8k", "live", "reliability", "drafts"]
+    assert list(tables) == [
+        "winners_alpaca",
+        "winners_mt_bench_test",
+        "winners_gsm8k",
+        "live",
+        "quality",
+        "reliability",
+        "drafts",
+    ]
     names = [column["name"] for column in tables["winners_mt_bench_test"]["columns"]]
     assert names[:5] == [
         "report",
@@ -328,7 +340,7 @@ def test_all_variants_of_graphs_and_beams_decode():
 
 def test_intervals_of_candidates_resample_files():
     values, files = grouped_values()
-    columns = {"num_drafted": 4, "num_accepted": 1, "num_copy_rounds": 0, "seconds": 1.0, "num_tokens": 10}
+    columns = {"num_drafted": 4, "num_accepted": 1, "num_discarded": 3, "decode_seconds": 1.0, "num_tokens": 10}
     stats = [SimpleNamespace(num_target_calls=2 + value, **columns) for value in values]
     tallies = {"target alone": candidates.Tally(stats, values)}
     by_file, alone = (next(iter(candidates.table_rows(tallies, groups))) for groups in (files, len(values)))

@@ -11,16 +11,15 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from specheads import AcceptanceHead, HeadConfig, UserError, Warp
+from specheads import AcceptanceHead, HeadConfig, UserError
 from specheads.commands import reproduction
 from specheads.commands.compose import plain, settings_of
 from specheads.commands.experiments import REPRODUCE, check_experiment, experiments
 from specheads.commands.methods import methods_of
-from specheads.decoding.baseline import Baseline
 from specheads.decoding.records import DecodeStats
 from specheads.evaluation.reproduction import decoding
 from specheads.evaluation.reproduction.checks import checked, measured
-from specheads.evaluation.reproduction.metrics import METRICS, Tally, nats_of
+from specheads.evaluation.reproduction.metrics import METRICS, Tally
 from specheads.evaluation.reproduction.report import Reproduced, print_result
 from specheads.evaluation.reproduction.settings import Claim, Reproduction
 from specheads.heads.checkpoint import save_head
@@ -118,15 +117,6 @@ def test_metrics_are_those_of_the_counts():
 def test_a_claim_on_what_a_method_does_not_have_is_a_message():
     with pytest.raises(UserError, match="acceptance_rate of a is not defined"):
         checked(claim(metric="acceptance_rate"), {"a": tally([8], [2])}, 1)
-
-
-def test_nats_are_those_of_the_targets_softmax(nano, prompts):
-    out = Baseline(nano, Warp(0.7, top_k=5)).generate(prompts[0], 9, seed=1)
-    text = torch.tensor([*prompts[0], *out.tokens.tolist()])[None]
-    with torch.no_grad():
-        logits = nano.target(text).logits[0].log_softmax(-1)
-    expected = -sum(logits[len(prompts[0]) - 1 + place, token].item() for place, token in enumerate(out.tokens.tolist()))
-    assert nats_of(nano, prompts[0], out) == pytest.approx(expected, rel=1e-4)
 
 
 # --- settings
@@ -272,7 +262,7 @@ def test_the_target_decodes_alone_and_greedily(tmp_path):
 
 def test_a_resumed_run_equals_an_uninterrupted_run(tmp_path, monkeypatch):
     whole = run("block_table1", tmp_path / "whole")
-    real, calls = decoding.nats_of, []
+    real, calls = decoding.response_nats, []
 
     def killed(*arguments):
         calls.append(arguments)
@@ -280,7 +270,7 @@ def test_a_resumed_run_equals_an_uninterrupted_run(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(decoding, "nats_of", killed)
+    monkeypatch.setattr(decoding, "response_nats", killed)
     with pytest.raises(KeyboardInterrupt):
         run("block_table1", tmp_path / "parts")
     assert len((tmp_path / "parts/generations.jsonl").read_text().splitlines()) == 2  # provenance, and a prompt

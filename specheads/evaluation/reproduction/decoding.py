@@ -14,8 +14,9 @@ from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead, resolve_engine
 from specheads.decoding.records import DecodeStats
 from specheads.evaluation.head_folders import LocatedHead
+from specheads.evaluation.likelihood import response_nats
 from specheads.evaluation.machine import device_name
-from specheads.evaluation.reproduction.metrics import Tally, nats_of
+from specheads.evaluation.reproduction.metrics import Tally
 from specheads.evaluation.reproduction.settings import Method, Reproduction
 from specheads.evaluation.sweep import Decoder, response_seed
 from specheads.forecast import progress
@@ -85,7 +86,7 @@ def decoded(pair: Pair, decoders: Mapping[str, Decoder], number: int, prompt: Se
     first, seed = number % len(names), response_seed(settings.seed, number, 0)
     for name in names[first:] + names[:first]:
         out = decoders[name].generate(prompt, settings.max_new_tokens, seed)
-        entry[name] = [asdict(out.stats), nats_of(pair, prompt, out)]
+        entry[name] = [asdict(out.stats), *response_nats(pair.target_lm, prompt, [out.tokens.tolist()])]
     return entry
 
 

@@ -1,13 +1,10 @@
 """What is measured of a method: ratios of sums over prompts, so that whole groups of prompts can be resampled."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
-from specheads.decoding.records import DecodeStats, Generation
-from specheads.pair import Pair
+from specheads.decoding.records import DecodeStats
 
 
 @dataclass(frozen=True)
@@ -62,12 +59,3 @@ class Tally:
         if not below.all():
             return None
         return np.exp(above / below) if METRICS[name].exponential else above / below
-
-
-@torch.no_grad()
-def nats_of(pair: Pair, prompt: Sequence[int], out: Generation) -> float:
-    """Return the negative log-likelihood of a response under the target, in nats, without warping."""
-    lm, tokens = pair.target_lm, out.tokens
-    text = torch.cat([torch.tensor(prompt), tokens])[None].to(lm.device)
-    logits = lm.logits(lm.hidden_states(text[:, :-1], use_cache=False)[0, len(prompt) - 1 :])
-    return torch.nn.functional.cross_entropy(logits.float(), tokens.to(lm.device), reduction="sum").item()
