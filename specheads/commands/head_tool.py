@@ -1,4 +1,4 @@
-"""The verbs of `specheads` without a config: describe, check and export heads, rewrite cards, send results in, compute theory."""
+"""The verbs of `specheads` without a config: describe, check, export heads, rewrite cards, send results, theory, plans."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from specheads.commands.plan import KEYS, print_plan
 from specheads.commands.theory import theory
 from specheads.errors import UserError
 from specheads.evaluation.pair_result import write_pair_result
@@ -119,6 +120,7 @@ VERBS = {
         },
         theory,
     ),
+    "plan": Verb("compute what each stage takes on GPUs that need not be here", {}, KEYS, print_plan),
 }
 
 
