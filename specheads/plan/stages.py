@@ -141,7 +141,7 @@ def responses(pair: PlannedPair, machine: Machine, settings: PlanSettings) -> St
     seconds = {BANDWIDTH: steps * cost.reading, COMPUTE: steps * cost.computing + prompts, DISK: _disk(stored, settings)}
     weights = target.size.weight_bytes if vllm else pair.weight_bytes
     memory = weights + rows * target.size.bytes_per_position * (settings.prompt_tokens + settings.max_new_tokens)
-    held = machine.count if vllm else machine.fewest(memory)
+    held = machine.count if vllm else machine.held(f"answering prompts with {pair.name}", memory)
     command = " ".join(["specheads data", *_data_words(pair, machine, settings)])
     return Stage("responses", tokens, steps, seconds, stored, memory / held, held, held if vllm else 1, command)
 
@@ -177,13 +177,12 @@ def heads(pair: PlannedPair, machine: Machine, settings: PlanSettings) -> Stage:
     read = stored * (1 + settings.epochs)  # written once, read in each epoch
     seconds = _computed(machine, 1, draft.size.operations(tokens * passes), read, settings, products)
     memory = pair.weight_bytes + _reading(pair) + 16 * weights  # the target stays for calibration
-    held, steps = machine.fewest(memory), passes * settings.prompts * READ_BY_TRAINING / HEAD_BATCH
-    words = [
-        *_data_words(pair, machine, settings),
-        f"features={'cached' if stores else 'online'}",
-        f"trainer.max_epochs={settings.epochs}",
-    ]
-    words += [f"features_budget={settings.features_budget:g}"] * stores
+    held, steps = (
+        machine.held(f"training heads for {pair.name}", memory),
+        passes * settings.prompts * READ_BY_TRAINING / HEAD_BATCH,
+    )
+    kept = [f"features=cached features_budget={settings.features_budget:g}"] if stores else ["features=online"]
+    words = [*_data_words(pair, machine, settings), *kept, f"trainer.max_epochs={settings.epochs}"]
     command = " ".join(["specheads train", *words])
     return Stage("heads", tokens * passes, steps, seconds, stored, memory / held, held, 1, command)
 
@@ -229,10 +228,13 @@ def recording(pair: PlannedPair, machine: Machine, settings: PlanSettings) -> St
     emitted = settings.eval_prompts * settings.response_tokens
     nodes = emitted * record.num_samples * (1 - settings.acceptance) * record.max_tokens
     context = settings.text_tokens / 2
-    rows = min(settings.eval_prompts, record.batch_size)
+    weights = pair.weight_bytes + _reading(pair)
+    each = (settings.prompt_tokens + settings.max_new_tokens + record.max_tokens) * draft.size.bytes_per_position
+    together = min(record.batch_size, max(int((machine.count * machine.usable - weights) / each), 1))  # branches
+    rows = min(settings.eval_prompts, together)
     answer = decode_cost(pair.target, machine, 1, rows, context)
-    branch = decode_cost(draft, machine, 1, record.batch_size, context)
-    answers, branches = emitted / rows, nodes / record.batch_size
+    branch = decode_cost(draft, machine, 1, together, context)
+    answers, branches = emitted / rows, nodes / together
     read = pair.target.size.operations(tokens) + draft.size.operations(tokens)
     stored = (emitted + nodes) * BYTES_PER_NODE
     seconds = {
@@ -240,11 +242,16 @@ def recording(pair: PlannedPair, machine: Machine, settings: PlanSettings) -> St
         COMPUTE: answers * answer.computing + branches * branch.computing + machine.accelerator.compute_seconds(read),
         DISK: _disk(stored, settings),
     }
-    positions = record.batch_size * (settings.prompt_tokens + settings.max_new_tokens + record.max_tokens)
-    memory = pair.weight_bytes + _reading(pair) + positions * draft.size.bytes_per_position
-    held, tests = machine.fewest(memory), settings.eval_prompts - settings.eval_prompts // 2
+    memory = weights + together * each
+    held, tests = machine.held(f"recording prompts of {pair.name}", memory), settings.eval_prompts - settings.eval_prompts // 2
     numbers = [f"num_prompts={tests}", f"num_dev_prompts={settings.eval_prompts // 2}"]
-    words = [*_pair_words(settings), "head=latest", *numbers, f"num_live_prompts={settings.live_prompts}"]
+    words = [
+        *_pair_words(settings),
+        "head=latest",
+        *numbers,
+        f"record.batch_size={together}",
+        f"num_live_prompts={settings.live_prompts}",
+    ]
     command = " ".join(["specheads evaluate", *words])
     return Stage("recording", emitted + nodes, answers + branches, seconds, stored, memory / held, held, 1, command)
 

@@ -183,12 +183,16 @@ def test_a_mistake_in_a_claim_is_a_message(values, message):
     [
         ("reproduce", [], r"experiment is missing; .*: use one of block_\w+, "),
         ("reproduce", ["experiment=null"], "experiment=null is not what reproduce repeats"),
-        ("reproduce", ["experiment=specdecpp"], r"experiment=specdecpp is not what reproduce repeats; use one of block_"),
+        (
+            "reproduce",
+            ["experiment=specdecpp"],
+            r"experiment=specdecpp is not what reproduce repeats; train takes it; use one of block_",
+        ),
         ("train", ["+experiment=block_table1"], r"is not what train trains by; reproduce takes it; use one of specdecpp, "),
         (
             "learning_curve",
-            ["experiment=thorough,nothing"],
-            r"experiment=nothing is not what learning_curve trains by; use one of",
+            ["experiment=thorough,gsd_greedy"],
+            r"experiment=gsd_greedy is not what learning_curve trains by; reproduce takes it; use one of",
         ),
     ],
 )

@@ -67,6 +67,13 @@ def test_rows_are_as_many_as_memory_holds():
     assert stage.memory_bytes <= 0.9 * 24e9
 
 
+def test_branches_are_as_many_as_memory_holds():
+    """An L40S holds 43.2 GB; branches of a draft of 7 B with 582 positions take 305 MB each."""
+    stage = stages_of(model="llama2-7b-to-llama2-13b", gpu="l40s", gpus=1)["recording"]
+    together = int(stage.command.split("record.batch_size=")[1].split()[0])
+    assert 1 <= together < 64 and stage.memory_bytes <= 43.2e9 < stage.memory_bytes + 0.306e9
+
+
 def test_heads_store_states_that_fit_the_budget():
     """7 B drafts have states of 8192 bytes, and six numbers of 4 bytes."""
     small = stages_of(prompts=520)["heads"]
