@@ -46,6 +46,7 @@ LIVE_FIELDS = {
 Reports = Mapping[str, Mapping[str, Any]]
 
 
+UNTIMED = ("quality", "reliability")  # doubts about measured times do not concern these tables
 SHOWN = ["speedup", "gap_ceiling", "head_share", "break_even"]
 
 
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None, folder: Path = RESULTS) -> None:
     parser.add_argument("reports", nargs="+", help="report.json, or a label and the file: sampled=outputs/.../report.json")
     parser.add_argument("--command", required=True, help="what made the reports")
     parser.add_argument("--split", help="which prompts; default: the data sets of the reports")
+    parser.add_argument("--tables", nargs="*", metavar="KEY", help="which tables; default: all")
     parser.add_argument("--note", action="append", default=[])
     parser.add_argument(
         "--fields", nargs="*", default=SHOWN, metavar="FIELD[:FORMAT]", help=f"of winners; default: {' '.join(SHOWN)}"
@@ -67,6 +69,8 @@ def main(argv: Sequence[str] | None = None, folder: Path = RESULTS) -> None:
     fields = dict(map(field_of, arguments.fields))
     tables = [*winner_tables(reports, fields), *live_tables(reports), *quality_tables(reports)]
     tables += [*reliability_tables(reports), *draft_tables(reports)]
+    tables = [table for table in tables if not arguments.tables or table.key in arguments.tables]
+    timed = any(table.key not in UNTIMED for table in tables)
     for table in tables:
         print(f"\n{table.key}: {table.title}\n\n{text_of(table)}")
     contexts = [report["context"] for report in reports.values()]
@@ -79,7 +83,7 @@ def main(argv: Sequence[str] | None = None, folder: Path = RESULTS) -> None:
         split,
         seeds,
         prompts=prompts_of(reports),
-        notes=[*arguments.note, *dict.fromkeys(doubt for report in reports.values() for doubt in report.get("doubts", ()))],
+        notes=[*arguments.note, *dict.fromkeys(doubt for each in reports.values() if timed for doubt in each.get("doubts", ()))],
         machine=machine_of(contexts[0]),
         load=load_of(next(iter(reports.values()))),
         final_parts=sorted({part for context in contexts for part in context.get("final_parts", ())}),

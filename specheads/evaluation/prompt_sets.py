@@ -19,6 +19,7 @@ from specheads.heads.train_prompts import numbers_of
 from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, encode_prompts
 from specheads.prompts.prompt import FINAL, Prompt, groups_of, ids_hash
+from specheads.prompts.scores import check_references
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +92,10 @@ class PromptSets:
     def reported(self) -> PromptSet:
         """All prompts of the split that `split=` names, except those that a head learned from or was calibrated on."""
         split = self.settings.split
-        scored = self.settings.measures_quality and self.data.score is not None
-        prompts = split_of(self.data.source, self.pair, split, missing_remedy(split), responses=scored)
+        score = self.data.score if self.settings.measures_quality else None
+        prompts = split_of(self.data.source, self.pair, split, missing_remedy(split), responses=score is not None)
+        if score is not None:
+            check_references(score, [prompt.response for prompt in prompts])
         name = self.name if split == "test" else f"{self.name}, {split}"
         return self._set(name, "test", self.data.source, prompts, self._numbers("train", "dev"), f"data.num_{split}")
 

@@ -59,7 +59,7 @@ def response_scores(
 ) -> Mapping[str, np.ndarray]:
     """Return `scores` and `scored` of one setting's responses by the score of this name; nothing without one."""
     scored = np.array([prompt.response is not None for prompt, _ in prompts])
-    if score is None or not scored.any():
+    if score is None or not scored.any():  # of all prompts some have a reference, but maybe none of the decoded ones
         return {}
     rows = [
         [SCORES[score](pair.decode(response), prompt.response) for response in responses]

@@ -1,7 +1,10 @@
 """How well a response answers, by the response in the data set: `data.score=`."""
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal
+
+from specheads.errors import UserError
 
 SIGN = r"(?:(?<![\w)])-)?\$?"  # after a letter, a digit or a bracket it is a hyphen or a minus between two numbers
 NUMBER = re.compile(rf"{SIGN}(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?|{SIGN}(?<![\d.])\.\d+")
@@ -11,15 +14,10 @@ FINAL_ANSWER = "####"  # which precedes it in GSM8K's responses
 def exact_number(response: str, reference: str) -> float:
     """Return 1 if the last number of a response is that of the reference, else 0; a response without a number is wrong.
 
-    Raises:
-        ValueError: the reference has no number.
-
     Source: Cobbe et al. 2021 (GSM8K), whose references end with `#### 42`.
     """
-    expected = last_number(reference.rpartition(FINAL_ANSWER)[2])
-    if expected is None:
-        raise ValueError(f"data.score=exact_number needs references with a number, but this has none: {reference!r}")
-    return float(last_number(response) == expected)
+    number = last_number(response)
+    return float(number is not None and number == last_number(reference.rpartition(FINAL_ANSWER)[2]))
 
 
 def last_number(text: str) -> Decimal | None:
@@ -39,3 +37,20 @@ def rouge_l(response: str, reference: str) -> float:
 
 
 SCORES = {"exact_number": exact_number, "rouge_l": rouge_l}  # the values of data.score
+
+
+def check_references(score: str, references: Sequence[str | None]) -> None:
+    """Raise UserError if no reference is there, or if one has no number where numbers are compared."""
+    given = [reference for reference in references if reference is not None]
+    if not given:
+        raise UserError(
+            f"data.score={score} compares responses with those of the data set, but none of {len(references)} prompts has one in "
+            "the fields of data.response_template; give other fields, or use data.score=null."
+        )
+    if score == "exact_number":
+        for reference in given:
+            if last_number(reference.rpartition(FINAL_ANSWER)[2]) is None:
+                raise UserError(
+                    f"data.score=exact_number compares numbers, but a response of the data set has none: {reference[-60:]!r}; "
+                    "give other fields in data.response_template, or use data.score=rouge_l or null."
+                )

@@ -6,7 +6,7 @@ import pytest
 
 from specheads import UserError
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.scores import exact_number, last_number, rouge_l
+from specheads.prompts.scores import check_references, exact_number, last_number, rouge_l
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,18 @@ def test_a_response_is_right_if_its_last_number_is_the_references(response, scor
     assert exact_number(response, REFERENCE) == score
 
 
-def test_a_reference_without_a_number_is_an_error():
-    with pytest.raises(ValueError, match="references with a number"):
-        exact_number("42", "unknown")
+@pytest.mark.parametrize(
+    ("score", "references", "message"),
+    [
+        ("exact_number", ["#### 4", None, "#### none"], "compares numbers, but a response of the data set has none: '#### none'"),
+        ("exact_number", ["4 #### of"], "has none"),
+        ("rouge_l", [None, None], "none of 2 prompts has one in the fields of data.response_template"),
+    ],
+)
+def test_references_that_say_nothing_are_refused(score, references, message):
+    with pytest.raises(UserError, match=message):
+        check_references(score, references)
+    check_references(score, ["#### 4", None])
 
 
 def f_measure(common, ours, theirs):
