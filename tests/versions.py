@@ -4,22 +4,25 @@
 
 Every environment is made from nothing in a folder of its own, which is removed. `oldest` has the lower bounds of pyproject.toml
 and the newest of what has none, `pinned` constraints.txt, `newest` whatever pip chooses without them.
+Rows of other environments stay in the result as long as the code is the same.
 """
 
 import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import tomllib
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.render import ROOT
-from benchmarks.results import Column, Table, Value, add_result_option, text_of, write_result
+from benchmarks.render import RESULTS, ROOT
+from benchmarks.results import COMMIT, Column, Table, add_result_option, text_of, write_result
 
 SHOWN = ("torch", "transformers", "lightning", "hydra-core", "pydantic")
 PARTS = (
@@ -27,7 +30,6 @@ PARTS = (
     "tests/integrations/test_transformers.py",
     "tests/decoding/test_families.py",
     "tests/decoding/test_greedy_nano.py",
-    "tests/decoding/test_packed.py",
     "tests/decoding/stopping",
     "tests/heads",
     "tests/training/test_trainer.py",
@@ -58,7 +60,7 @@ def constraints(kind: str, folder: Path) -> list[str]:
     return []
 
 
-def measured(kind: str, python: str) -> list[Value]:
+def measured(kind: str, python: str) -> list[Any]:
     """Make an environment, run the tests in it, and return a row. Raises RuntimeError if the tests do not run."""
     with tempfile.TemporaryDirectory(prefix="specheads-versions-") as name:
         folder = Path(name)
@@ -88,6 +90,13 @@ def environment(word: str) -> tuple[str, str]:
     return kind, python or sys.executable
 
 
+def kept(name: str) -> list[list[Any]]:
+    """Return the rows of the result that is there, if the same code made them."""
+    path = RESULTS / f"{name}.json"
+    result = json.loads(path.read_text()) if path.exists() else None
+    return result["tables"][0]["rows"] if result and result["commit"] == COMMIT else []
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Run a part of the tests in environments with the oldest, the pinned and the newest packages."
@@ -95,11 +104,13 @@ def main() -> None:
     parser.add_argument("environments", nargs="+", type=environment, metavar="{oldest,pinned,newest}=INTERPRETER")
     add_result_option(parser, "versions")
     given = parser.parse_args()
-    rows = []
+    rows = kept(given.result)
     for each in given.environments:
-        rows.append(measured(*each))
+        row = measured(*each)
+        rows = [other for other in rows if other[:2] != row[:2]] + [row]
         table = Table("environments", "Parts of the tests, by environment", COLUMNS, rows)
-        write_result(given.result, [table], split=None)  # an environment that cannot be made loses none before it
+        words = [f"{kind}=python{number.rpartition('.')[0]}" for kind, number, *_ in rows]
+        write_result(given.result, [table], command=shlex.join(["python", "tests/versions.py", *words]), split=None)
     print(text_of(table))
 
 
