@@ -83,7 +83,7 @@ def measured_cpu() -> Accelerator:
         steps = _cells(
             "steps", "times", {"model": "synthetic-300m", "type": "bfloat16", "mode": "sampled", "step": "target alone"}
         )
-        speed = _cells("data_generation", "speed", {"batch size": 128})
+        speed = _cells("data_generation", "speed", {"batch size": "128"})
     except OSError:
         raise UserError(f"gpu=cpu needs {RESULTS}, which a source tree has; use gpu={next(iter(ACCELERATORS))}.") from None
     operations = 2 * NANO_TARGET * speed["tokens/s"]
