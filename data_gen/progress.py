@@ -66,6 +66,12 @@ class Meter:
         self.copied += ended if not made else 0
         self._show()
 
+    def skip(self, rows: int) -> None:
+        """Count responses that another worker has finished; the time that it took says nothing of this one's pace."""
+        self.num_rows -= rows
+        self.last = time.perf_counter()
+        self.bar.update(self.task, total=self.num_rows * (1 + self.rolled_out))
+
     def add_rollouts(self, rows: int) -> None:
         """Count responses that have their rollouts."""
         self._count("rollouts", rows)

@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from specheads.pair import Pair
 from specheads.prompts.encoding import encode_prompts, response_provenance
 from specheads.prompts.prompt import SPLITS, LoadedPrompts, Prompt, PromptSource, unique
 from specheads.storage.data_set import SCHEMA
-from specheads.storage.shards import ShardStore, exclusive, fingerprint
+from specheads.storage.shards import ShardStore, fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +33,12 @@ def generate_data(
 ) -> Path:
     """Return the folder of the complete cache for these arguments; missing shards are made first.
 
+    Any number of processes that make this call, on any number of machines with the folder, share the work.
     With `labelled` false, responses are enough: an existing cache with labels is used as well, and a new one has no labels and
     fits every draft.
 
     Raises:
-        UserError: no usable prompt; another run at work on the same cache.
+        UserError: no usable prompt; a worker with other versions of packages at work on the same cache.
     """
     loaded = [prompt for prompt in unique(source.load(pair.chats)) if prompt.split in SPLITS]  # final prompts are for evaluations
     prompts = [prompt for prompt in loaded if prompt.split in splits]
@@ -47,21 +49,22 @@ def generate_data(
         if (folder / "manifest.json").is_file() and ShardStore(folder, provenance, SCHEMA).is_complete():
             logger.info("data: complete in %s", folder)
             return folder
-    with exclusive(folder):
-        store = ShardStore(folder, provenance, SCHEMA)
-        shards = plan_shards(encode_prompts(pair, prompts, settings.limits), settings)
-        missing = {name: shard for name, shard in shards.items() if not store.has(name)}
-        announce(folder, shards.values(), missing.values(), settings)
-        responder = Responder(pair, [len(ids) for shard in shards.values() for _, ids in shard.prompts], settings.limits)
-        with progress_bar() as bar, _known_responses(pair, loaded, missing, settings, root, provenance, labelled) as known:
-            rows = sum(len(shard.prompts) for shard in missing.values())
-            meter = Meter(bar, rows, settings.max_new_tokens, labelled and settings.rollouts_per_response > 0)
-            for name, shard in missing.items():
+    store = ShardStore(folder, provenance, SCHEMA)
+    shards = plan_shards(encode_prompts(pair, prompts, settings.limits), settings)
+    to_do = [shard for name, shard in shards.items() if not store.has(name)]
+    announce(folder, shards.values(), to_do, settings)
+    responder = Responder(pair, [len(ids) for shard in shards.values() for _, ids in shard.prompts], settings.limits)
+    with progress_bar() as bar, _known_responses(pair, loaded, shards, settings, root, store, labelled) as known:
+        rows = sum(len(shard.prompts) for shard in to_do)
+        meter = Meter(bar, rows, settings.max_new_tokens, labelled and settings.rollouts_per_response > 0)
+        by_vllm = settings.runner == "vllm" and not labelled  # which answers all prompts at once
+        with store.missing(list(shards), lambda name: meter.skip(len(shards[name].prompts)), by_vllm) as missing:
+            for name in missing:
                 responses = known(name, meter.add)
                 steps = meter.add, meter.add_rollouts
-                store.write(name, make_rows(responder, shard, settings, steps, responses, labelled))
-                meter.add_labels(len(shard.prompts))
-        store.complete(list(shards))
+                store.write(name, make_rows(responder, shards[name], settings, steps, responses, labelled))
+                meter.add_labels(len(shards[name].prompts))
+            store.complete(list(shards))
     return folder
 
 
@@ -69,28 +72,34 @@ def generate_data(
 def _known_responses(
     pair: Pair,
     prompts: Sequence[Prompt],
-    missing: Mapping[str, Shard],
+    shards: Mapping[str, Shard],
     settings: Generation,
     root: Path,
-    provenance: Mapping[str, Any],
+    store: ShardStore,
     labelled: bool,
 ) -> Iterator[Callable[[str, OnStep], list[Response] | None]]:
     """Yield a function that returns the responses to a missing shard, None where the target of the pair is to be asked.
 
     vLLM makes all responses before the first label, into a cache without labels.
     """
-    if settings.runner == "vllm" and not labelled and missing:
-        with VllmResponses(pair, missing, settings, root / fingerprint(provenance)) as responses:
-            yield lambda name, on_step: responses.of(name, on_step)
+    if settings.runner == "vllm" and not labelled:
+        with ExitStack() as stack:
+
+            @cache  # it starts when the first responses are needed: another worker may have made all of them
+            def vllm() -> VllmResponses:
+                missing = {name: shard for name, shard in shards.items() if not store.has(name)}
+                return stack.enter_context(VllmResponses(pair, missing, settings, store.folder))
+
+            yield lambda name, on_step: vllm().of(name, on_step)
         return
     if settings.runner == "vllm":
-        splits = {prompt.split for shard in missing.values() for prompt, _ in shard.prompts}
-        reusable = generate_data(pair, LoadedPrompts(prompts), settings, root, splits, labelled=False) if missing else None
+        splits = {prompt.split for name, shard in shards.items() if not store.has(name) for prompt, _ in shard.prompts}
+        reusable = generate_data(pair, LoadedPrompts(prompts), settings, root, splits, labelled=False) if splits else None
     else:
-        reusable = reusable_cache(root, provenance)
+        reusable = reusable_cache(root, store.provenance)
 
     def copied(name: str, on_step: OnStep) -> list[Response] | None:
-        shard = missing[name]
+        shard = shards[name]
         responses = reused_responses(reusable, name, shard.prompts, shard.sample, pair, settings) if reusable else None
         if responses is not None:
             on_step(0, len(responses))

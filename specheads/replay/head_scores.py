@@ -24,7 +24,8 @@ from specheads.pair import Pair
 from specheads.replay.recording import GROUND_TRUTH, Advance, NodeIndices, branches_of
 from specheads.replay.response_tree import SLICE_ELEMENTS, node_states
 from specheads.sampling import Warp, accept_prob
-from specheads.storage.shards import ShardStore, exclusive, read_manifest
+from specheads.storage.leases import Leases, each_free
+from specheads.storage.shards import ShardStore, read_manifest
 
 SCHEMA = pa.schema({"values": pa.list_(pa.float32())})  # of every node of a response, or of every (node, round index) pair
 
@@ -40,19 +41,18 @@ def add_predictions(
     manifest = read_manifest(folder)
     warp, num_rows = Warp(**manifest["provenance"]["warp"]), sum(shard["rows"] for shard in manifest["shards"].values())
     predictors = dict(_predictors(heads))
-    with exclusive(folder):
-        stores = {name: _store(folder, name, reads_rounds(predictor.head)) for name, predictor in predictors.items()}
-        missing = {name: store for name, store in stores.items() if not store.is_complete()}
-        if missing:
-            asked = [predictors[name] for name in missing]
-            _predict(folder, pair.draft_lm, list(missing.values()), HeadScores(pair, asked), advance)
-        elif heads:
-            advance(num_rows)
-        target_store = _store(folder, GROUND_TRUTH)
-        if ground_truth and not target_store.is_complete():
-            _predict(folder, pair.target_lm, [target_store], GroundTruthScores(pair.target_lm, warp), advance)
-        elif ground_truth:
-            advance(num_rows)
+    stores = {name: _store(folder, name, reads_rounds(predictor.head)) for name, predictor in predictors.items()}
+    missing = {name: store for name, store in stores.items() if not store.is_complete()}
+    if missing:
+        asked = [predictors[name] for name in missing]
+        _predict(folder, pair.draft_lm, list(missing.values()), HeadScores(pair, asked), advance)
+    elif heads:
+        advance(num_rows)
+    target_store = _store(folder, GROUND_TRUTH)
+    if ground_truth and not target_store.is_complete():
+        _predict(folder, pair.target_lm, [target_store], GroundTruthScores(pair.target_lm, warp), advance)
+    elif ground_truth:
+        advance(num_rows)
 
 
 class Predictor(NamedTuple):
@@ -102,31 +102,40 @@ class Scores(Protocol):
 
 
 def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], score: Scores, advance: Advance) -> None:
-    """Write a shard of predictions for every shard of the recording."""
+    """Write a shard of predictions for every shard of the recording; other processes that need them, too, share the work."""
     manifest = read_manifest(folder)
     shards, settings = manifest["shards"], manifest["provenance"]["settings"]
     branch_columns = [f"branch_{name}" for name in ("draw", "start", "length", "ids")]
     columns = ["prompt_ids", "response_ids", "accepted", *branch_columns, "law_prob"]
-    for shard in sorted(shards):
-        if all(store.has(shard) for store in stores):
-            advance(shards[shard]["rows"])
-            continue
-        predictions: list[list[dict[str, Any]]] = [[] for _ in stores]
-        for row in pq.read_table(folder / shard, columns=columns).to_pylist():
-            branches, done = branches_of(row, settings["max_tokens"]), 0
-            score.begin(row, NodeIndices.of(row, settings["num_samples"], settings["max_tokens"]))
-            parts: list[list[Tensor]] = [[] for _ in stores]
-            for tokens, hidden in node_states(lm, row["prompt_ids"], row["response_ids"], branches, settings["batch_size"]):
-                for part, values in zip(parts, score(done, tokens, hidden), strict=True):
-                    part.append(values.float().cpu())
-                done += len(tokens)
-            for rows, part in zip(predictions, parts, strict=True):
-                rows.append({"values": torch.cat(part).numpy()})
-            advance(1)
-        for store, rows in zip(stores, predictions, strict=True):
-            store.write(shard, rows)
+    names, exists = sorted(shards), lambda shard: all(store.has(shard) for store in stores)
+    for shard in filter(exists, names):
+        advance(shards[shard]["rows"])
+    with Leases(folder / "predictions") as leases:
+        for shard in each_free(leases, names, exists, elsewhere=lambda shard: advance(shards[shard]["rows"])):
+            predictions: list[list[dict[str, Any]]] = [[] for _ in stores]
+            for row in pq.read_table(folder / shard, columns=columns).to_pylist():
+                score.begin(row, NodeIndices.of(row, settings["num_samples"], settings["max_tokens"]))
+                for rows, values in zip(predictions, _row_scores(row, lm, score, len(stores), settings), strict=True):
+                    rows.append({"values": values.numpy()})
+                advance(1)
+            if leases.holds(shard):
+                for store, rows in zip(stores, predictions, strict=True):
+                    store.write(shard, rows)
     for store in stores:
-        store.complete(sorted(shards))
+        store.complete(names)
+
+
+def _row_scores(
+    row: Mapping[str, Any], lm: LanguageModel, score: Scores, num_predictors: int, settings: Mapping[str, Any]
+) -> list[Tensor]:
+    """Return each predictor's values for all nodes of a response, whose turn it is."""
+    branches, done = branches_of(row, settings["max_tokens"]), 0
+    parts: list[list[Tensor]] = [[] for _ in range(num_predictors)]
+    for tokens, hidden in node_states(lm, row["prompt_ids"], row["response_ids"], branches, settings["batch_size"]):
+        for part, values in zip(parts, score(done, tokens, hidden), strict=True):
+            part.append(values.float().cpu())
+        done += len(tokens)
+    return [torch.cat(part) for part in parts]
 
 
 class HeadScores:

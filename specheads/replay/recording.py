@@ -26,7 +26,7 @@ from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, ResponseLimits, response_provenance
 from specheads.replay.response_tree import COLUMNS, RecordSettings, ResponseToRecord, ResponseUniforms, record_responses
 from specheads.sampling import Warp
-from specheads.storage.shards import ShardStore, exclusive, fingerprint, read_manifest
+from specheads.storage.shards import ShardStore, fingerprint, read_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -193,21 +193,19 @@ def make_recording(
         "recording": FORMAT_VERSION,
     }
     folder = root / "recordings" / fingerprint(provenance)
-    if ShardStore(folder, provenance, SCHEMA).is_complete():
+    store = ShardStore(folder, provenance, SCHEMA)
+    if store.is_complete():
         advance(len(prompts))
         return folder
-    with exclusive(folder):
-        store = ShardStore(folder, provenance, SCHEMA)
-        shards = {
-            f"{start:06d}.parquet": prompts[start : start + ROWS_PER_SHARD] for start in range(0, len(prompts), ROWS_PER_SHARD)
-        }
-        _announce(folder, len(prompts), generation.max_new_tokens, settings)
-        responder = _responder(pair, [len(ids) for _, ids in prompts], generation)
-        for name, rows in shards.items():
-            if store.has(name):
-                advance(len(rows))
-            else:
-                store.write(name, list(_record(responder, rows, warp, generation.max_new_tokens, settings, seed, advance)))
+    shards = {f"{start:06d}.parquet": prompts[start : start + ROWS_PER_SHARD] for start in range(0, len(prompts), ROWS_PER_SHARD)}
+    _announce(folder, len(prompts), generation.max_new_tokens, settings)
+    responder = _responder(pair, [len(ids) for _, ids in prompts], generation)
+    for name in filter(store.has, shards):
+        advance(len(shards[name]))
+    with store.missing(list(shards), elsewhere=lambda name: advance(len(shards[name]))) as missing:
+        for name in missing:
+            rows = list(_record(responder, shards[name], warp, generation.max_new_tokens, settings, seed, advance))
+            store.write(name, rows)
         store.complete(list(shards))
     return folder
 

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file next to `path`, then rename it; after a kill `path` is the old file or the new one."""
-    temporary = temporary_of(path)
+def write_whole(path: Path, write: Callable[[Path], object], writer: str = "") -> None:
+    """Let `write` fill a temporary file next to `path`, then rename it; after a kill `path` is the old file or the new one.
+
+    `writer` is in the temporary name, where several processes may write the same file at the same time.
+    """
+    temporary = temporary_of(path, writer)
     if temporary.is_symlink():  # it would be written through, to a file elsewhere
         temporary.unlink()
     try:
@@ -26,14 +29,23 @@ def cache_folder() -> Path:
     return Path(os.environ.get("SPECHEADS_CACHE") or Path.home() / ".cache" / "specheads")
 
 
-def temporary_of(path: Path) -> Path:
+def temporary_of(path: Path, writer: str = "") -> Path:
     """Return the name that a file has until it is complete."""
-    return path.with_name(f".{path.name}.tmp")
+    return path.with_name(f".{path.name}.{writer}.tmp" if writer else f".{path.name}.tmp")
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write `content` as a JSON file that is complete or absent."""
-    write_whole(path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"))
+def write_json(path: Path, content: Any, writer: str = "") -> None:
+    """Write `content` as a JSON file that is complete or absent; `writer` as for `write_whole`."""
+    write_whole(path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"), writer)
+
+
+def open_inside(path: Path, flags: int) -> int:
+    """Return the descriptor of a file that is opened with `flags`.
+
+    Raises:
+        OSError: the file cannot be opened, or is a link: the file elsewhere to which it leads would be changed.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def lock(path: Path) -> TextIO | None:
@@ -44,7 +56,7 @@ def lock(path: Path) -> TextIO | None:
     Raises:
         OSError: the file cannot be written, or is a link, whose file elsewhere would be emptied.
     """
-    stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666), "a+")
+    stream = os.fdopen(open_inside(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+")
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

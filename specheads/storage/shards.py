@@ -1,13 +1,18 @@
 """Caches on disk: `<fingerprint>/` with shards and a manifest of their checksums.
 
-A shard appears by rename when it is complete. A restart verifies the existing shards and makes only the missing ones. One run
-writes a cache at a time; a second one is refused.
+A shard appears by rename when it is complete, then a note with its checksum, `.<shard>.json`. A restart verifies the existing
+shards and makes only the missing ones. Any number of workers may write a cache at the same time: each takes shards by leases, and
+the bytes of a shard do not depend on who makes it. Whoever sees that all exist gathers the notes in the manifest.
 """
 
 import contextlib
+import glob
 import hashlib
 import json
 import logging
+import os
+import secrets
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +21,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specheads.errors import UserError
-from specheads.storage.files import lock, write_json, write_whole
+from specheads.storage.files import open_inside, write_json, write_whole
+from specheads.storage.leases import Leases, each_free
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+
+Entry = dict[str, Any]  # `rows` and `sha256` of a shard; in a note also `of`, the fingerprint of its cache
+Names = Iterator[str]
+Elsewhere = Callable[[str], object]
 
 
 def fingerprint(provenance: Mapping[str, Any]) -> str:
@@ -30,7 +40,7 @@ def fingerprint(provenance: Mapping[str, Any]) -> str:
 
 
 class ShardStore:
-    """One cache folder, opened for writing. Raises UserError if its manifest cannot be used."""
+    """One cache folder, opened for writing by one of several workers. Raises UserError if its manifest cannot be used."""
 
     def __init__(self, folder: Path, provenance: Mapping[str, Any], schema: pa.Schema | None = None) -> None:
         self.folder, self.schema = folder, schema
@@ -40,13 +50,29 @@ class ShardStore:
         if manifest and manifest.get("provenance") != self.provenance:
             logger.warning("data: %s belongs to another cache; its shards will be made again", folder / MANIFEST)
             manifest = {}
-        self.shards: dict[str, dict[str, Any]] = manifest.get("shards", {})
+        self.shards: dict[str, Entry] = manifest.get("shards", {})
+        self._is_known = bool(manifest)
         self._declared_complete = manifest.get("complete", False)
+        self._leases: Leases | None = None
+        self._checksums: dict[str, tuple[tuple[int, ...], str]] = {}  # by name, for a file's time, size and number
+        self._writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
 
     def has(self, name: str) -> bool:
-        """Return whether a shard exists with the checksum of the manifest; a damaged or foreign one counts as missing."""
-        entry, path = self.shards.get(name), self.folder / name
-        return entry is not None and path.is_file() and checksum(path) == entry["sha256"]
+        """Return whether a shard exists with the checksum that its worker noted; a damaged or foreign one counts as missing."""
+        path = self.folder / name
+        for entry in self._entries(name):
+            if path.is_file() and self._checksum(path) == entry["sha256"]:
+                self.shards[name] = entry
+                return True
+        return False
+
+    def _checksum(self, path: Path) -> str:
+        """Return the checksum of a shard, which is computed again only if the file is another."""
+        status = path.stat()
+        key = status.st_mtime_ns, status.st_size, status.st_ino
+        if self._checksums.get(path.name, (None, ""))[0] != key:
+            self._checksums[path.name] = key, checksum(path)
+        return self._checksums[path.name][1]
 
     def is_complete(self) -> bool:
         """Return whether an earlier run finished this cache and no shard has changed; the log names those that have."""
@@ -55,34 +81,113 @@ class ShardStore:
             logger.warning("data: %s in %s is missing or damaged and will be made again", ", ".join(damaged), self.folder)
         return self._declared_complete and not damaged
 
+    @contextlib.contextmanager
+    def missing(self, names: Sequence[str], elsewhere: Elsewhere = lambda name: None, together: bool = False) -> Iterator[Names]:
+        """Give the shards among `names` that this worker is to make, one at a time; they end when all exist, whoever made them.
+
+        Args:
+            elsewhere: called with each shard that another worker has made in the meantime.
+            together: one worker makes all of them; others wait for it.
+        """
+        with Leases(self.folder) as leases:
+            self._leases = leases
+            if together:
+                turns = each_free(leases, ["all"], lambda _: all(map(self.has, names)))
+                yield (name for _ in turns for name in names if not self.has(name))
+            else:
+                yield each_free(leases, names, self.has, elsewhere)
+
     def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write a shard, then the manifest that names it."""
+        """Write a shard, and next to it its checksum."""
         table = pa.Table.from_pylist(list(rows), schema=self.schema)
         self.put(name, len(rows), lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 
     def put(self, name: str, num_rows: int, write: Callable[[Path], Any]) -> None:
-        """Let `write` make the file of a shard, then write the manifest that names it."""
-        write_whole(self.folder / name, write)
-        self.shards[name] = {"rows": num_rows, "sha256": checksum(self.folder / name)}
-        self._write_manifest(complete=False)
+        """Let `write` make the file of a shard, and note its checksum next to it.
+
+        Nothing is kept if another worker has taken over the shard, as this one was suspended for too long.
+        """
+        if not self._is_known:
+            self._write_manifest(complete=False)
+        path, entry = self.folder / name, {"rows": num_rows, "sha256": "", "of": fingerprint(self.provenance)}
+        for left in self.folder.glob(f".{glob.escape(name)}*.tmp"):  # of a worker that was killed
+            left.unlink(missing_ok=True)
+
+        def write_mine(temporary: Path) -> None:
+            write(temporary)
+            entry["sha256"] = checksum(temporary)
+            if not self._is_ours():
+                raise _TakenOver
+
+        try:
+            write_whole(path, write_mine, self._writer)
+            write_json(_note_of(path), entry, self._writer)
+        except (_TakenOver, FileNotFoundError):  # who takes over a shard removes unfinished files of it
+            if self._is_ours():
+                raise
+            logger.warning("data: %s in %s was taken over by another worker; what this one made is dropped", name, self.folder)
+            return
+        self.shards[name] = entry
 
     def complete(self, names: Sequence[str]) -> None:
         """Declare the cache complete with exactly these shards."""
         self.shards = {name: self.shards[name] for name in names}
         self._write_manifest(complete=True)
+        for name in names:
+            _note_of(self.folder / name).unlink(missing_ok=True)
+
+    def _is_ours(self) -> bool:
+        """Return whether no other worker has taken over what this one makes."""
+        return self._leases is None or self._leases.holds_all()
+
+    def _entries(self, name: str) -> Iterator[Entry]:
+        """Yield what is noted about a shard: by this worker, next to the shard, and in a manifest written since."""
+        known = self.shards.get(name)
+        if known is not None:
+            yield known
+        noted = _noted(self.folder / name)
+        if noted is not None and noted["of"] == fingerprint(self.provenance):
+            yield noted
+        elif noted is None and self._leases is not None:
+            manifest = read_manifest(self.folder)
+            if manifest.get("provenance") == self.provenance and name in manifest["shards"]:
+                yield manifest["shards"][name]
 
     def _write_manifest(self, complete: bool) -> None:
-        content = {
-            "format_version": FORMAT_VERSION,
-            "complete": complete,
-            "provenance": self.provenance,
-            "shards": dict(sorted(self.shards.items())),
-        }
-        write_json(self.folder / MANIFEST, content)
+        shards = {name: {key: entry[key] for key in ("rows", "sha256")} for name, entry in sorted(self.shards.items())}
+        content = {"format_version": FORMAT_VERSION, "complete": complete, "provenance": self.provenance, "shards": shards}
+        write_json(self.folder / MANIFEST, content, self._writer)
+        self._is_known = True
+
+
+class _TakenOver(Exception):
+    """Another worker holds the lease of the shard by now."""
+
+
+def _note_of(path: Path) -> Path:
+    """Return the file with what is noted about a shard until the manifest lists it."""
+    return path.with_name(f".{path.name}.json")
+
+
+def _noted(path: Path) -> Entry | None:
+    """Return what is noted next to a shard; None if nothing is, or if it cannot be read."""
+    try:
+        with os.fdopen(open_inside(_note_of(path), os.O_RDONLY)) as stream:
+            entry = json.load(stream)
+    except (OSError, ValueError):
+        return None
+    return entry if isinstance(entry, dict) and entry.keys() >= {"rows", "sha256", "of"} else None
+
+
+def _all_noted(folder: Path, of: str) -> dict[str, Entry]:
+    """Return what is noted next to the shards of the cache with a fingerprint, by their names."""
+    names = sorted(path.name[1:].removesuffix(".json") for path in folder.glob(".*.json"))
+    noted = {name: _noted(folder / name) for name in names}
+    return {name: entry for name, entry in noted.items() if entry is not None and entry["of"] == of}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a cache folder, empty if there is none yet.
+    """Return the manifest of a cache folder, with the shards that were finished since it was written; empty if there is none yet.
 
     Raises:
         UserError: the manifest is not valid, or names a file outside the folder.
@@ -101,6 +206,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         isinstance(entry, dict) and entry.keys() >= {"rows", "sha256"} for entry in shards.values()
     ):
         raise UserError(f"{path} does not list shards with their checksums; delete it, and its shards will be made again.")
+    if not manifest.get("complete"):
+        shards |= _all_noted(folder, fingerprint(manifest.get("provenance") or {}))
     for name in shards:
         _check_inside(folder, name)
     return manifest
@@ -119,18 +226,3 @@ def checksum(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-@contextlib.contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Hold the cache's lock, which the system releases when the process ends. Raises UserError if another run holds it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stream = lock(folder / ".lock")
-    if stream is None:
-        owner = (folder / ".lock").read_text().strip() or "unknown"
-        raise UserError(
-            f"another run (process {owner}) is writing the cache {folder}; wait until it has finished and start again, "
-            "or use other data settings."
-        )
-    with stream:
-        yield

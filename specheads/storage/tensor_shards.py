@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import track
+from rich.progress import Progress
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specheads.storage.shards import ShardStore, exclusive
+from specheads.storage.shards import ShardStore
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def make_missing(
     what: str,
     gib: float,
 ) -> None:
-    """Compute the shards of a store that are missing or damaged.
+    """Compute the shards of a store that are missing or damaged; other processes that need them, too, share the work.
 
     Args:
         provenance: everything that decides the store's content.
@@ -53,13 +53,16 @@ def make_missing(
     if store.is_complete() and all(name in store.shards for name in num_rows):
         logger.info("%s: complete in %s", what, folder)
         return
-    with exclusive(folder):
-        store = ShardStore(folder, provenance)
-        missing = [name for name in num_rows if not store.has(name)]
-        logger.info("%s: at most %.2f GiB, %d of %d shards to do, in %s", what, gib, len(missing), len(num_rows), folder)
-        for name in track(missing, what, transient=True):
-            store.put(name, num_rows[name], partial(save_file, compute(name)))
-        store.complete(list(num_rows))
+    names = list(num_rows)
+    to_do = sum(not store.has(name) for name in names)
+    logger.info("%s: at most %.2f GiB, %d of %d shards to do, in %s", what, gib, to_do, len(names), folder)
+    with Progress(transient=True) as bar:
+        done = bar.add_task(what, total=to_do)
+        with store.missing(names, elsewhere=lambda name: bar.advance(done)) as missing:
+            for name in missing:
+                store.put(name, num_rows[name], partial(save_file, compute(name)))
+                bar.advance(done)
+            store.complete(names)
 
 
 def packed(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

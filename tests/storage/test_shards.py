@@ -1,9 +1,6 @@
 import hashlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -21,8 +18,9 @@ from specheads.prompts.prompt import Prompt, unique
 from specheads.sampling import Warp
 from specheads.storage import shards
 from specheads.storage.data_set import SCHEMA, load_split
-from specheads.storage.files import write_json
-from specheads.storage.shards import ShardStore, checksum, exclusive, fingerprint, read_manifest
+from specheads.storage.files import lock, write_json
+from specheads.storage.leases import Leases
+from specheads.storage.shards import ShardStore, checksum, fingerprint, read_manifest
 
 SETTINGS = Generation(warp=Warp(1.0, top_k=5), max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=3)
 NAMES = ["dev-00000.parquet", "test-00000.parquet", "train-00000.parquet", "train-00001.parquet", "train-00002.parquet"]
@@ -112,7 +110,7 @@ def made_again(monkeypatch):
 
 
 def test_a_complete_cache_has_the_planned_shards_and_nothing_temporary(complete):
-    assert sorted(path.name for path in complete.iterdir()) == [".lock", *NAMES[:1], "manifest.json", *NAMES[1:]]
+    assert sorted(path.name for path in complete.iterdir()) == [*NAMES[:1], "manifest.json", *NAMES[1:]]
 
 
 def test_the_manifest_lists_rows_and_checksums_of_every_shard(complete):
@@ -260,11 +258,13 @@ def test_a_shard_appears_under_its_name_only_when_it_is_complete(make, complete,
 
 
 def test_a_shard_that_its_manifest_does_not_know_yet_is_not_trusted(make, complete, tmp_path, monkeypatch, made_again):
-    def stop(self, complete):
-        raise Interruption
+    def stop(path, content, writer):
+        if path.name != "manifest.json":
+            raise Interruption
+        write_json(path, content, writer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ShardStore, "_write_manifest", stop)  # between the rename and the manifest
+        patch.setattr(shards, "write_json", stop)  # between the rename and the note of the checksum
         with pytest.raises(Interruption):
             make(tmp_path)
     (folder,) = tmp_path.iterdir()
@@ -285,57 +285,7 @@ def test_an_unreadable_manifest_is_named_and_deleting_it_helps(make, complete, i
     assert content(interrupted) == content(complete)
 
 
-# --- one run at a time
-
-
-HOLDER = """
-import fcntl, os, sys
-os.makedirs(sys.argv[1])
-stream = open(sys.argv[1] + "/.lock", "a")
-fcntl.flock(stream, fcntl.LOCK_EX)
-print(os.getpid(), file=stream, flush=True)
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.fixture
-def holder(complete, tmp_path):
-    """A process that holds the lock of the cache that `make(tmp_path)` writes."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path / complete.name)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "held\n"
-    yield process
-    process.kill()
-    process.communicate()
-
-
-def test_a_second_run_is_refused_with_the_number_of_the_first_process(make, tmp_path, holder, complete):
-    with pytest.raises(UserError, match=rf"process {holder.pid}\).*{complete.name}"):
-        make(tmp_path)
-    with pytest.raises(UserError, match=rf"process {holder.pid}\)"):  # a refusal leaves the lock and its owner's name
-        make(tmp_path)
-    assert not list((tmp_path / complete.name).glob("*.parquet"))
-    holder.communicate("")  # the other run has finished
-    assert content(make(tmp_path)) == content(complete)
-
-
-def test_the_lock_of_a_killed_process_is_free(make, tmp_path, holder, complete):
-    holder.kill()
-    holder.wait()
-    assert content(make(tmp_path)) == content(complete)
-
-
-def test_the_lock_is_free_again_after_an_error_inside(tmp_path):
-    with pytest.raises(Interruption), exclusive(tmp_path):
-        raise Interruption
-    with exclusive(tmp_path):
-        assert (tmp_path / ".lock").read_text() == str(os.getpid())
-        with pytest.raises(UserError, match=str(os.getpid())), exclusive(tmp_path):
-            pytest.fail("two hold the lock")
-        with exclusive(tmp_path / "another"):
-            pass
+# --- space
 
 
 def test_a_warning_says_beforehand_that_space_is_scarce(make, complete, tmp_path, monkeypatch, caplog):
@@ -529,11 +479,13 @@ def test_a_link_in_the_place_of_a_temporary_file_or_a_lock_is_not_written_throug
     (tmp_path / "precious").write_text("kept")
     folder = tmp_path / "cache"
     folder.mkdir()
-    for name in (".manifest.json.tmp", ".lock"):
+    for name in (".manifest.json.tmp", ".lock", ".a.lease"):
         (folder / name).symlink_to(tmp_path / "precious")
     write_json(folder / "manifest.json", {})
-    with pytest.raises(OSError, match="symbolic links"), exclusive(folder):
-        pytest.fail("the lock was taken")
+    with pytest.raises(OSError, match="symbolic links"):
+        lock(folder / ".lock")
+    with pytest.raises(OSError, match="symbolic links"):
+        Leases(folder).take("a")
     assert (tmp_path / "precious").read_text() == "kept"
     assert read_manifest(folder) == {} and not (folder / "manifest.json").is_symlink()
 
