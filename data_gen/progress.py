@@ -57,7 +57,7 @@ class Meter:
         self.start = self.last = time.perf_counter()
         self.seconds = {"responses": 0.0, "rollouts": 0.0, "labels": 0.0}
         self.rows = {"responses": 0, "rollouts": 0, "labels": 0}
-        self.tokens = self.copied = 0
+        self.tokens = self.copied = self.elsewhere = 0
 
     def add(self, made: int, ended: int) -> None:
         """Count tokens that were made, and responses that ended with them; without tokens, responses that were known."""
@@ -67,10 +67,10 @@ class Meter:
         self._show()
 
     def skip(self, rows: int) -> None:
-        """Count responses that another worker has finished; the time that it took says nothing of this one's pace."""
-        self.num_rows -= rows
-        self.last = time.perf_counter()
-        self.bar.update(self.task, total=self.num_rows * (1 + self.rolled_out))
+        """Count responses that another worker has finished."""
+        self.elsewhere += rows
+        self.last = time.perf_counter()  # waiting for it says nothing of this one's pace
+        self._show()
 
     def add_rollouts(self, rows: int) -> None:
         """Count responses that have their rollouts."""
@@ -82,16 +82,22 @@ class Meter:
         self._count("labels", rows)
 
     def left(self) -> float | None:
-        """Return the seconds that the rest will take; None if nothing is known yet."""
+        """Return the seconds that the rest will take, if other workers go on as they have done; None if nothing is known yet."""
+        mine = self._left_alone(self.num_rows - self.elsewhere)
+        rows = self.rows["labels"]
+        return None if mine is None else mine * rows / (rows + self.elsewhere) if rows else mine
+
+    def _left_alone(self, num_rows: int) -> float | None:
+        """Return the seconds that the rest of so many responses would take without other workers."""
         if self.rolled_out and not self.rows["rollouts"]:
             return None
         seconds = 0.0
         for phase in ("rollouts", "labels"):
             if done := self.rows[phase]:
-                seconds += (self.num_rows - done) * self.seconds[phase] / done
-        wanted, ended = self.num_rows - self.copied, self.rows["responses"] - self.copied
+                seconds += (num_rows - done) * self.seconds[phase] / done
+        wanted, ended = num_rows - self.copied, self.rows["responses"] - self.copied
         if not self.tokens:
-            return seconds if self.copied == self.num_rows and self.rows["labels"] else None
+            return seconds if self.copied == num_rows and self.rows["labels"] else None
         length = min(self.most, self.tokens / ended) if ended else self.most
         return seconds + max(0.0, wanted * length - self.tokens) * self.seconds["responses"] / self.tokens
 
@@ -105,7 +111,12 @@ class Meter:
         pace, left = self.tokens / max(1e-9, self.seconds["responses"]), self.left()
         speed = f"{pace:,.0f} tokens/s" if self.tokens else ""
         text = f"{duration(left)} to go" if left else ""
-        self.bar.update(self.task, completed=self.rows["responses"] + self.rows["rollouts"], speed=speed, left=text)
+        self.bar.update(
+            self.task,
+            completed=self.rows["responses"] + self.rows["rollouts"] + self.elsewhere * (1 + self.rolled_out),
+            speed=speed,
+            left=text,
+        )
         if left is not None:
-            reached = f"{self.rows['responses']:,} of {self.num_rows:,} responses{', ' if speed else ''}{speed}"
+            reached = f"{self.rows['responses'] + self.elsewhere:,} of {self.num_rows:,} responses{', ' if speed else ''}{speed}"
             self.forecast.log(self.last - self.start, left, reached)

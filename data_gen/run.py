@@ -18,7 +18,7 @@ from specheads.pair import Pair
 from specheads.prompts.encoding import encode_prompts, response_provenance
 from specheads.prompts.prompt import SPLITS, LoadedPrompts, Prompt, PromptSource, unique
 from specheads.storage.data_set import SCHEMA
-from specheads.storage.shards import ShardStore, fingerprint
+from specheads.storage.shards import ShardStore, fingerprint, in_lots
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,8 @@ def generate_data(
     with progress_bar() as bar, _known_responses(pair, loaded, shards, settings, root, store, labelled) as known:
         rows = sum(len(shard.prompts) for shard in to_do)
         meter = Meter(bar, rows, settings.max_new_tokens, labelled and settings.rollouts_per_response > 0)
-        by_vllm = settings.runner == "vllm" and not labelled  # which answers all prompts at once
-        with store.missing(list(shards), lambda name: meter.skip(len(shards[name].prompts)), by_vllm) as missing:
+        lots = settings.num_lots if settings.by_vllm and not labelled else None
+        with store.missing(list(shards), lambda name: meter.skip(len(shards[name].prompts)), lots) as missing:
             for name in missing:
                 responses = known(name, meter.add)
                 steps = meter.add, meter.add_rollouts
@@ -82,17 +82,19 @@ def _known_responses(
 
     vLLM makes all responses before the first label, into a cache without labels.
     """
-    if settings.runner == "vllm" and not labelled:
+    if settings.by_vllm and not labelled:
         with ExitStack() as stack:
 
             @cache  # it starts when the first responses are needed: another worker may have made all of them
-            def vllm() -> VllmResponses:
-                missing = {name: shard for name, shard in shards.items() if not store.has(name)}
+            def vllm(lot: tuple[str, ...]) -> VllmResponses:
+                stack.close()  # the one of the lot before
+                missing = {name: shards[name] for name in lot if not store.has(name)}
                 return stack.enter_context(VllmResponses(pair, missing, settings, store.folder))
 
-            yield lambda name, on_step: vllm().of(name, on_step)
+            lot_of = {name: lot for lot in in_lots(list(shards), settings.num_lots) for name in lot}
+            yield lambda name, on_step: vllm(lot_of[name]).of(name, on_step)
         return
-    if settings.runner == "vllm":
+    if settings.by_vllm:
         splits = {prompt.split for name, shard in shards.items() if not store.has(name) for prompt, _ in shard.prompts}
         reusable = generate_data(pair, LoadedPrompts(prompts), settings, root, splits, labelled=False) if splits else None
     else:
@@ -103,7 +105,7 @@ def _known_responses(
         responses = reused_responses(reusable, name, shard.prompts, shard.sample, pair, settings) if reusable else None
         if responses is not None:
             on_step(0, len(responses))
-        elif settings.runner == "vllm":
+        elif settings.by_vllm:
             raise UserError(
                 f"{name} in {reusable} has changed since vLLM wrote it; remove that folder and run the command again."
             )

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from specheads.prompts.encoding import ResponseLimits
 from specheads.sampling import Warp
-from specheads.settings import Built, Count, PositiveCount, Seed, Settings, Text, count, setting
+from specheads.settings import Built, Count, NonNegativeNumber, PositiveCount, Seed, Settings, Text, count, setting
 
 LARGEST_BATCH = 2**16  # responses; their key-value memory is allocated at once
 # Settings that decide the responses of a shard; the others decide what the draft samples along them.
@@ -54,14 +54,40 @@ class Generation(Settings):
     )
     rollout_tokens: PositiveCount = setting(8, "the largest number of tokens in a rollout", key="generation.rollout_tokens")
 
-    runner: Literal["local", "vllm"] = setting(
-        "local", "who answers the prompts: this process, or vLLM, which pip install 'specheads[vllm]' brings"
+    runner: Literal["local", "vllm", "ray"] = setting(
+        "local",
+        "who makes the data: this process; vLLM, which pip install 'specheads[vllm]' brings, the responses; or the workers of a "
+        "Ray cluster (pip install 'specheads[ray]')",
     )
     vllm_python: Text | None = setting(
         None, "the Python interpreter of an environment with vLLM; null: this one", key="vllm.python", decides=False
     )
     vllm_options: Mapping[str, Any] = setting(
         {}, "more arguments of vllm.LLM, for example {tensor_parallel_size: 8}", key="vllm.options"
+    )
+    ray_address: Text | None = setting(
+        None,
+        "the address of a Ray cluster, auto for that of this machine; null: this machine alone",
+        key="ray.address",
+        decides=False,
+    )
+    ray_num_workers: PositiveCount = setting(
+        2,
+        "the largest number of workers; each begins as soon as the cluster has room for it",
+        key="ray.num_workers",
+        decides=False,
+    )
+    ray_cpus_per_worker: PositiveCount = setting(
+        1, "the number of CPUs, and of threads, of a worker", key="ray.cpus_per_worker", decides=False
+    )
+    ray_gpus_per_worker: NonNegativeNumber = setting(
+        0, "the number of GPUs of a worker; it has target and draft in its memory", key="ray.gpus_per_worker", decides=False
+    )
+    ray_responses: Literal["local", "vllm"] = setting(
+        "local",
+        "who answers the prompts with runner=ray: the workers' processes, or vLLM in each of them",
+        key="ray.responses",
+        decides=False,
     )
 
     @property
@@ -79,9 +105,20 @@ class Generation(Settings):
         """The largest number of tokens in a response and its rollouts."""
         return self.max_new_tokens + self.rollouts_per_response * self.rollout_tokens
 
+    @property
+    def by_vllm(self) -> bool:
+        """Whether vLLM answers the prompts."""
+        return "vllm" in (self.runner, self.ray_responses if self.runner == "ray" else None)
+
+    @property
+    def num_lots(self) -> int:
+        """The number of parts of the prompts of which vLLM answers each at once."""
+        return self.ray_num_workers if self.runner == "ray" else 1
+
     def sizes(self) -> dict[str, Any]:
         """Return limits and sizes by their keys in caches, without those of rollouts if there are none, and usual labels."""
-        without = {"seed", "warp", "runner", "vllm_python", "vllm_options"}  # all but the interpreter have other keys in caches
+        without = {"seed", "warp", "runner", "vllm_python", "vllm_options"}  # these, or who answers, have other keys in caches
+        without |= {name for name in type(self).model_fields if name.startswith("ray_")}
         without |= set() if self.rollouts_per_response else {"rollouts_per_response", "rollout_tokens"}
         without |= {"labels"} if self.labels == "warped" else set()
         return {KEYS_IN_CACHES.get(name, name): value for name, value in self.values().items() if name not in without}

@@ -52,7 +52,7 @@ def vllm_version(python: str) -> str:
 
 def responses_provenance(settings: Generation) -> dict[str, Any]:
     """Return what decides responses besides the target and the settings of all runners; nothing for those that are made here."""
-    if settings.runner == "local":
+    if not settings.by_vllm:
         return {}
     return {"runner": ["vllm", vllm_version(python_of(settings)), dict(settings.vllm_options)]}
 

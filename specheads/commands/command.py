@@ -43,6 +43,7 @@ SHARED_KEYS = (
     "generation",
     "runner",
     "vllm",
+    "ray",
     "paths",
     "seed",
 )  # what a head and its evaluation must have in common

@@ -46,7 +46,7 @@ class Holder:
     @classmethod
     def this(cls) -> "Holder":
         """Return this process."""
-        return cls(_machine(), socket.gethostname(), os.getpid(), _started(os.getpid()), _packages())
+        return cls(_machine(), socket.gethostname(), os.getpid(), _started(os.getpid()), packages_here())
 
     @classmethod
     def read(cls, content: bytes) -> "Holder | None":
@@ -190,14 +190,15 @@ def each_free(
         mine: set[str] = set()
         for name in left:
             if leases.take(name):
-                if not done(name):
-                    mine.add(name)
+                mine.add(name)
+                if done(name):
+                    elsewhere(name)
+                else:
                     yield name
                 leases.release(name)
         still = [name for name in left if not done(name)]
-        for name in left:
-            if name not in mine and name not in still:
-                elsewhere(name)
+        for name in set(left) - mine - set(still):
+            elsewhere(name)
         if still and not mine:
             if wait == POLLS[0]:
                 logger.info("waiting for other workers, who are making %s in %s", _listed(still), leases.folder)
@@ -224,7 +225,7 @@ def timeout_seconds() -> float:
 
 def _check_packages(holder: Holder, folder: Path) -> None:
     """Raise UserError if another worker has other versions: its shards might be others."""
-    ours = _packages()
+    ours = packages_here()
     different = [name for name in PACKAGES if holder.packages.get(name) != ours[name]]
     if different:
         theirs = ", ".join(f"{name} {holder.packages.get(name)}" for name in different)
@@ -250,7 +251,8 @@ def _read(path: Path) -> bytes:
 
 
 @cache
-def _packages() -> dict[str, str]:
+def packages_here() -> dict[str, str]:
+    """Return the versions of the packages that decide the bytes of what this process makes."""
     versions = {}
     for name in PACKAGES:
         try:

@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,20 +83,21 @@ class ShardStore:
         return self._declared_complete and not damaged
 
     @contextlib.contextmanager
-    def missing(self, names: Sequence[str], elsewhere: Elsewhere = lambda name: None, together: bool = False) -> Iterator[Names]:
+    def missing(self, names: Sequence[str], elsewhere: Elsewhere = lambda name: None, lots: int | None = None) -> Iterator[Names]:
         """Give the shards among `names` that this worker is to make, one at a time; they end when all exist, whoever made them.
 
         Args:
             elsewhere: called with each shard that another worker has made in the meantime.
-            together: one worker makes all of them; others wait for it.
+            lots: the number of parts, see `in_lots`, of which a worker makes each as a whole; default: as many as shards.
         """
         with Leases(self.folder) as leases:
             self._leases = leases
-            if together:
-                turns = each_free(leases, ["all"], lambda _: all(map(self.has, names)))
-                yield (name for _ in turns for name in names if not self.has(name))
-            else:
+            if lots is None:
                 yield each_free(leases, names, self.has, elsewhere)
+            else:
+                parts = {f"lot-{number}-of-{lots}": part for number, part in enumerate(in_lots(names, lots))}
+                turns = each_free(leases, list(parts), lambda lot: all(map(self.has, parts[lot])))
+                yield (name for lot in turns for name in parts[lot] if not self.has(name))
 
     def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write a shard, and next to it its checksum."""
@@ -158,6 +160,12 @@ class ShardStore:
         content = {"format_version": FORMAT_VERSION, "complete": complete, "provenance": self.provenance, "shards": shards}
         write_json(self.folder / MANIFEST, content, self._writer)
         self._is_known = True
+
+
+def in_lots(names: Sequence[str], lots: int) -> list[tuple[str, ...]]:
+    """Return names, in their order, in so many parts of nearly the same size."""
+    ends = [round(len(names) * number / lots) for number in range(lots + 1)]
+    return [tuple(names[first:end]) for first, end in pairwise(ends) if first < end]
 
 
 class _TakenOver(Exception):

@@ -71,8 +71,8 @@ def alone(tmp_path_factory):
 
 def test_two_processes_share_a_data_set_and_write_the_bytes_of_one(alone, tmp_path):
     outputs = [output_of(process) for process in [start(tmp_path), start(tmp_path)]]
-    shards = [made(output) for output in outputs]
-    assert len(set(sum(shards, []))) == len(sum(shards, [])) == NUM_SHARDS
+    shards = [shard for output in outputs for shard in made(output)]
+    assert len(set(shards)) == len(shards) == NUM_SHARDS
     assert content(tmp_path) == alone
 
 

@@ -136,24 +136,24 @@ def test_other_versions_at_work_are_refused_and_old_leases_of_them_are_not(tmp_p
 
 
 def test_many_workers_do_every_part_of_a_work_once(tmp_path):
-    names, made, elsewhere = [f"{number:02d}" for number in range(40)], [], []
+    names = [f"{number:02d}" for number in range(40)]
+    by_worker, elsewhere = [[] for _ in range(4)], [[] for _ in range(4)]
 
-    def work(seen):
+    def work(made, seen):
         with Leases(tmp_path, LONG) as leases:
             for name in each_free(leases, names, lambda name: (tmp_path / name).exists(), seen.append):
                 made.append(name)
                 time.sleep(0.002)
                 (tmp_path / name).touch()
 
-    for _ in range(4):
-        elsewhere.append([])
-    threads = [threading.Thread(target=work, args=(seen,)) for seen in elsewhere]
+    threads = [threading.Thread(target=work, args=each) for each in zip(by_worker, elsewhere, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(made) == names
-    assert sum(map(len, elsewhere)) == 3 * len(names) and all(len(set(seen)) == len(seen) for seen in elsewhere)
+    assert sorted(name for made in by_worker for name in made) == names
+    for number, seen in enumerate(elsewhere):  # but for what was done before a worker began
+        assert len(set(seen)) == len(seen) and not set(seen) & set(by_worker[number])
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 

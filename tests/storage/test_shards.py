@@ -355,13 +355,14 @@ def test_each_argument_of_a_run_changes_the_cache(pair, monkeypatch, tmp_path):
         *(
             folder(settings=rolling, **{name: "plain" if name == "labels" else value + 1})
             for name, value in rolling.values().items()
-            if name not in ("seed", "warp") and "vllm" not in name and name != "runner"  # see tests/data_gen/test_vllm_runner.py
+            if name not in ("seed", "warp", "runner") and not name.startswith(("vllm", "ray"))
         ),
         *(folder(replace(pair, **{f"{side}_{fact}": "x"})) for side in ("target", "draft") for fact in ("id", "revision")),
         folder(replace(pair, target=tiny_pair(8).target.float())),
         folder(replace(pair, draft=tiny_pair(8).draft.float())),
     ]
     assert len(set(variants)) == len(variants) == 21
+    assert folder(runner="ray", ray_num_workers=7, ray_address="auto") == folder()
     without = SETTINGS.but(rollouts_per_response=0)  # rollouts that are not there have no length
     assert folder(settings=without) == folder(settings=without, rollout_tokens=5) != folder(settings=rolling)
 
@@ -439,6 +440,7 @@ def test_train_prompts_get_several_responses_the_first_ones_first():
 
 
 NO_COUNTS = ("seed", "warp", "labels", "rollouts_per_response", "runner", "vllm_python", "vllm_options")
+NO_COUNTS += ("ray_address", "ray_num_workers", "ray_cpus_per_worker", "ray_gpus_per_worker", "ray_responses")
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS.values() if name not in NO_COUNTS])
