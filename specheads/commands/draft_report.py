@@ -6,6 +6,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from specheads.training.distill.draft_quality import MEANINGS
+
 if TYPE_CHECKING:
     from specheads.training.distill.distillation import DistilledDraft
 
@@ -18,5 +20,8 @@ def print_draft(distilled: "DistilledDraft") -> None:
     for name, after in distilled.after.items():
         before = distilled.before[name]
         table.add_row(name, f"{before:.4f}", f"{after:.4f}", f"{after / before - 1:+.1%}" if before else "-")
-    Console(highlight=False).print("", table)
+    console = Console(highlight=False)
+    console.print("", table)
+    for name, meaning in MEANINGS.items():
+        console.print(f"{name}: {meaning}", soft_wrap=True)
     print(f"draft: {distilled.folder}")

@@ -17,6 +17,12 @@ from specheads.training.distill.samples import HeldOutSamples, Sample, batch_of
 from specheads.training.distill.settings import Validation
 
 BLOCK = 4  # drafted tokens per round of the block efficiencies that are recorded
+MEANINGS = {
+    "overlap": "the share of drafted tokens that the target accepts",
+    "kl": "KL(target || draft) in nats, of the whole distributions",
+    "agreement": "the share of tokens at which both models hold the same one most likely",
+    f"block_efficiency_{BLOCK}": f"tokens per call of the target with {BLOCK} drafted ones, by the overlap",
+}
 
 
 def block_efficiency(overlap: float, num_tokens: int = BLOCK) -> float:
