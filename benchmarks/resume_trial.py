@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, add_result_option, text_of, write_result
+from specheads.storage.shards import read_manifest
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["model=nano", "data.num_train=256", "data.num_dev=32", "data.num_test=32", "data.max_new_tokens=48"]
@@ -162,7 +163,7 @@ def progress(command: str, folder: Path) -> str:
     """Return a description of what a folder holds so far."""
     if command == "data_gen":
         manifests = list(folder.glob("data/*/manifest.json"))
-        shards = [json.loads(path.read_text())["shards"] for path in manifests]
+        shards = [read_manifest(path.parent)["shards"] for path in manifests]
         unfinished = len(list(folder.glob("data/*/.*.tmp")))
         return f"{sum(map(len, shards))} shards, {unfinished} unfinished files"
     curves = list(folder.glob("outputs/*/*/csv/metrics.csv"))

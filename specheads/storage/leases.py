@@ -150,7 +150,7 @@ class Leases:
             raise RuntimeError(f"{name} is taken by this worker already")
         holder = Holder.read(content)
         if holder is not None and holder.has_ended():
-            logger.info("%s: its worker, process %d, has ended; it is taken over", name, holder.process)
+            logger.warning("%s: its worker, process %d, has ended; it is taken over", name, holder.process)
             return True
         if name not in self._seen or self._seen[name][0] != content:
             self._seen[name] = content, now
