@@ -1,6 +1,7 @@
 """Several workers on one data set: how fast they are, and what is lost when they are killed.
 
-    python benchmarks/workers.py [--repeats 3] [--kills 20]
+    python benchmarks/workers.py speed [--repeats 3]
+    python benchmarks/workers.py kills [--kills 20]
 
 `speed`: tokens/s of one process with one and with two threads, of two processes with one thread each on one folder, and of Ray on
 this machine with one and with two workers; from the first response's beginning to the end of the command. The ways take turns, a
@@ -27,7 +28,7 @@ import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.results import Column, Table, Value, add_result_option, text_of, write_result
+from benchmarks.results import Column, Table, Value, text_of, write_result
 
 ROOT = Path(__file__).parents[1]
 DATA = ["-m", "data_gen", "model=nano", "data.num_train=448", "data.num_dev=32", "data.num_test=32", "data.max_new_tokens=64"]
@@ -136,14 +137,8 @@ def killed(kind: str, folder: Path, moment: float) -> list[str]:
     return last.lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
-    parser.add_argument("--folder", type=Path, default=ROOT / "outputs" / "workers")
-    add_result_option(parser, "workers")
-    given = parser.parse_args()
+def speed_table(given: argparse.Namespace) -> Table:
+    """Time all ways of making the data set in turn, and compare their files."""
     ways: dict[str, tuple[int, list[str], int]] = {
         "one process": (1, [], 1),
         "one process, two threads": (1, [], 2),
@@ -167,16 +162,15 @@ def main() -> None:
         [name, value, value / first, "equal" if equal[name] else "others"] for name, value in medians.items()
     ]
     columns = [Column("workers"), Column("tokens/s", "fixed:0"), Column("over one process", "ratio"), Column("files")]
-    tables = [Table("speed", f"Making the same data set, with labels; median of {given.repeats}", columns, rows)]
-    tables.append(kill_table(given, whole))
-    print("\n\n".join(f"{table.title}\n\n{text_of(table)}" for table in tables))
-    write_result(given.result, tables, split="train", seeds=[given.seed])
+    return Table("speed", f"Making the same data set, with labels; median of {given.repeats}", columns, rows)
 
 
-def kill_table(given: argparse.Namespace, whole: dict[str, bytes]) -> Table:
+def kill_table(given: argparse.Namespace) -> Table:
     """Kill processes at random moments; return a table of what came of it."""
     generator = random.Random(given.seed)
     random.seed(given.seed)
+    timed(given.folder / "whole", 1)
+    whole = content(given.folder / "whole")
     begin = time.perf_counter()
     killed(KINDS[0], given.folder / "kills", 0.0)
     seconds = (time.perf_counter() - begin) / 2
@@ -191,6 +185,22 @@ def kill_table(given: argparse.Namespace, whole: dict[str, bytes]) -> Table:
     columns = [Column("killed"), Column("times", "fixed:0"), Column("shards begun again", "fixed:0")]
     columns.append(Column("data sets that differ", "fixed:0"))
     return Table("kills", "SIGKILL at random moments of the work", columns, [[kind, *values] for kind, values in counts.items()])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("measure", choices=["speed", "kills"])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
+    parser.add_argument("--folder", type=Path, default=ROOT / "outputs" / "workers")
+    parser.add_argument(
+        "--result", metavar="NAME", help="keep it as benchmarks/results/NAME.json; default: workers_speed or workers_kills"
+    )
+    given = parser.parse_args()
+    table = speed_table(given) if given.measure == "speed" else kill_table(given)
+    print(f"{table.title}\n\n{text_of(table)}")
+    write_result(given.result or f"workers_{given.measure}", [table], split="train", seeds=[given.seed])
 
 
 if __name__ == "__main__":
