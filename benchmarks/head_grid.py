@@ -103,11 +103,8 @@ def main() -> None:
     words += [f"test_sets={{humaneval: {given.humaneval.resolve()}}}"] * (given.humaneval is not None)
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         cfg = compose("evaluate", words)
-    located = {
-        f"{number}-{seed}": (kind, head) for number, (kind, of) in enumerate(kinds.items()) for seed, head in enumerate(of)
-    }
-    heads = {name: kind for name, (kind, _) in located.items()}
-    of_seeds = {name: head for name, (_, head) in located.items()}
+    heads = {f"{number}-{seed}": kind for number, kind in enumerate(kinds) for seed in given.seeds}
+    located = dict(zip(heads, (head for of_kind in kinds.values() for head in of_kind), strict=True))
     setup = Setup(
         load_pair(given.model), located, evaluation_settings(cfg), prompt_data(cfg), Path(cfg.paths.data), Path(cfg.paths.run)
     )
