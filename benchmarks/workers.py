@@ -82,7 +82,7 @@ class Running:
 
 def content(folder: Path) -> dict[str, bytes]:
     """Return the bytes of every file of the data set."""
-    (cache,) = (folder / "data").iterdir()
+    (cache,) = (path for path in (folder / "data").iterdir() if path.is_dir())  # a killed driver of Ray leaves its sign
     return {path.name: path.read_bytes() for path in cache.iterdir()}
 
 

@@ -5,6 +5,7 @@ out shards: workers take them by leases, like any processes with a shared folder
 has grown, processes outside the cluster help, and a run that ends in the middle, the driver's included, resumes like any other.
 """
 
+import contextlib
 import importlib
 import logging
 import os
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 SECONDS_TO_CONNECT = 5.0
 SECONDS_TO_START = 30.0  # without a worker that has begun, after which the log says what the cluster has
+SIGN, SECONDS_OF_A_SIGN = ".ray-", 24 * 3600.0
 PASSED_ON = ("HF_", "HUGGINGFACE_", "SPECHEADS_", "VLLM_", "PYTHONPATH")  # beginnings of names of environment variables
 
 TASK: dict[str, Any] = {"max_retries": -1, "max_calls": 1, "scheduling_strategy": "SPREAD"}  # a worker that dies is started again
@@ -47,9 +49,8 @@ def on_workers(settings: Generation, shared: Path, make: Callable[[dict[str, Any
     """
     ray = _ray()
     shared.mkdir(parents=True, exist_ok=True)
-    sign = shared.absolute() / f".ray-{secrets.token_hex(4)}"
     _connect(ray, settings)
-    sign.touch()
+    sign = new_sign(shared.absolute())
     try:
         check = {"sign": str(sign), "packages": packages_here(), "host": socket.gethostname(), "folder": os.getcwd()}
         needs = {"num_cpus": settings.ray_cpus_per_worker, "num_gpus": settings.ray_gpus_per_worker}
@@ -64,6 +65,18 @@ def on_workers(settings: Generation, shared: Path, make: Callable[[dict[str, Any
     finally:
         sign.unlink(missing_ok=True)
         ray.shutdown()
+
+
+def new_sign(shared: Path) -> Path:
+    """Make a file by which workers see that they share the folder; remove those of drivers that were killed long ago."""
+    sign = shared / f"{SIGN}{secrets.token_hex(4)}"
+    sign.touch()
+    made = sign.stat().st_mtime  # by the clock of the file system, which made the others, too
+    for other in shared.glob(f"{SIGN}*"):
+        with contextlib.suppress(FileNotFoundError):
+            if made - other.stat().st_mtime > SECONDS_OF_A_SIGN:
+                other.unlink()
+    return sign
 
 
 def _ray() -> Any:

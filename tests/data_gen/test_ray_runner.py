@@ -128,3 +128,13 @@ def make(folder, *words):
 def test_two_workers_of_a_cluster_make_the_bytes_of_one_process(tmp_path):
     pytest.importorskip("ray")
     assert make(tmp_path / "ray", "runner=ray", "ray.num_workers=2") == make(tmp_path / "alone")
+
+
+def test_the_sign_of_a_driver_that_was_killed_long_ago_is_removed(tmp_path):
+    recent, old = tmp_path / ".ray-1", tmp_path / ".ray-2"
+    for path in (recent, old):
+        path.touch()
+    two_days_ago = old.stat().st_mtime - 2 * ray_runner.SECONDS_OF_A_SIGN
+    os.utime(old, (two_days_ago, two_days_ago))
+    sign = ray_runner.new_sign(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([recent, sign])
