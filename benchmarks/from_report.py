@@ -3,7 +3,7 @@
     python benchmarks/from_report.py RESULT [LABEL=]REPORT.json ... --command 'specheads evaluate ...' [--split 'test, read']
 
 Tables: `winners_<data set>` (the best rule of each family, by ratio), `live` (what was decoded), `quality` (of its responses),
-`reliability` and `drafts`. Rows of several reports are distinguished by their labels. `--fields` names the fields of a winner to
+`costs` (fitted to its rounds), `reliability` and `drafts`. Rows of several reports are distinguished by their labels. `--fields` names the fields of a winner to
 show; a report may have fields that this script does not know. Run it where the evaluation ran, at the same commit: the processor
 and the commit are those of this process, everything else is read from the report, also the prompts and the parts of the final
 split.
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None, folder: Path = RESULTS) -> None:
         parser.error("two reports have the same label; write LABEL=REPORT.json")
     fields = dict(map(field_of, arguments.fields))
     tables = [*winner_tables(reports, fields), *live_tables(reports), *quality_tables(reports)]
-    tables += [*reliability_tables(reports), *draft_tables(reports)]
+    tables += [*cost_tables(reports), *reliability_tables(reports), *draft_tables(reports)]
     tables = [table for table in tables if not arguments.tables or table.key in arguments.tables]
     timed = any(table.key not in UNTIMED for table in tables)
     for table in tables:
@@ -201,6 +201,20 @@ def quality_tables(reports: Reports) -> list[Table]:
                 rows += [[*first, *pair] for pair in rates.items()] or [[*first, None, None]]
     title = "Decoded responses: how often a response is more likely than another under the target, per token"
     return [table("quality", f"{title}; ± half of the 95 % interval over prompts", columns, rows)] if rows else []
+
+
+def cost_tables(reports: Reports) -> list[Table]:
+    """Return the costs that were fitted to decoded rounds, if any were, and how well they explain what they were not fitted to."""
+    columns = [Column("report"), Column("rounds", "fixed:0"), Column("draft step", "ms:3"), Column("target", "ms:3")]
+    columns += [Column("further drafted token", "ms:3"), Column("round", "ms:3")]
+    columns += [Column("R2 over responses", "fixed:3"), Column("R2 over rounds", "fixed:3")]
+    names = ("draft_seconds", "target_seconds", "verified_seconds", "round_seconds")
+    rows = [
+        [label, fit["num_rounds"], *(fit["costs"][name] for name in names), fit["r_squared"], fit["round_r_squared"]]
+        for label, report in reports.items()
+        if (fit := report.get("costs")) and fit.get("r_squared") is not None
+    ]
+    return [table("costs", "Costs of decoding, fitted to some responses and checked on the others", columns, rows)] if rows else []
 
 
 def reliability_tables(reports: Reports) -> list[Table]:
