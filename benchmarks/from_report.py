@@ -212,7 +212,7 @@ def cost_tables(reports: Reports) -> list[Table]:
     rows = [
         [label, fit["num_rounds"], *(fit["costs"][name] for name in names), fit["r_squared"], fit["round_r_squared"]]
         for label, report in reports.items()
-        if (fit := report.get("costs")) and fit.get("r_squared") is not None
+        if (fit := report.get("fit")) and fit.get("r_squared") is not None
     ]
     return [table("costs", "Costs of decoding, fitted to some responses and checked on the others", columns, rows)] if rows else []
 

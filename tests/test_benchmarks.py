@@ -257,7 +257,7 @@ def test_results_of_reports_name_their_prompts_and_parts(tmp_path):
     assert plain[6] == "<other> K=5" and plain[7]["value"] == 0.55
     fitted = next(table for table in made["tables"] if table["key"] == "costs")
     assert [column["name"] for column in fitted["columns"]][-2:] == ["R2 over responses", "R2 over rounds"]
-    assert fitted["rows"][0][-2:] == [report["costs"]["r_squared"], report["costs"]["round_r_squared"]]
+    assert fitted["rows"][0][-2:] == [report["fit"]["r_squared"], report["fit"]["round_r_squared"]]
 
 
 def test_a_block_shows_the_part_of_a_table_that_it_asks_for(tmp_path):
