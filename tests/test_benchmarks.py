@@ -293,6 +293,7 @@ def test_reports_become_results(tmp_path, capsys):
         "winners_gsm8k",
         "live",
         "quality",
+        "costs",
         "reliability",
         "drafts",
     ]
