@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from chains import Model
 from draftings import DRAFTINGS
 from fakes import tiny_pair
 from hypothesis import settings
@@ -48,6 +49,30 @@ def pair_of(vocab_size: int, scale: float, same: bool = False):
 
 def prompts(vocab_size: int, longest: int = 6):
     return st.lists(st.integers(0, vocab_size - 1), min_size=1, max_size=longest)
+
+
+# --- models as tables, of which everything can be enumerated
+
+
+class TableModel(Model):
+    """A model with few distributions: the prefix decides which of them comes next."""
+
+    def __init__(self, weights: list[list[int]]) -> None:
+        super().__init__(len(weights[0]), 0)
+        self.table = torch.tensor(weights, dtype=torch.float64)
+        self.table /= self.table.sum(dim=1, keepdim=True)
+
+    def __call__(self, prefix: tuple[int, ...]) -> torch.Tensor:
+        return self.table[(len(prefix) + sum(token * 7**place for place, token in enumerate(prefix))) % len(self.table)]
+
+    def __repr__(self) -> str:
+        return f"TableModel({self.table.tolist()})"
+
+
+def tables(vocab_size: int):
+    """Return models whose probabilities are equal, very small or zero more often than chance would have it."""
+    row = st.lists(st.sampled_from([0, 1, 2, 3, 10, 10**6]), min_size=vocab_size, max_size=vocab_size).filter(any)
+    return st.builds(TableModel, st.lists(row, min_size=1, max_size=5))
 
 
 # --- heads and stopping rules
