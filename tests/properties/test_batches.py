@@ -1,0 +1,126 @@
+"""A row of a batch emits what a decoder for one prompt emits, and a replay has the rounds of decoding, on random cases."""
+
+import hashlib
+import tempfile
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from properties.strategies import (
+    LONGEST,
+    WINDOW,
+    cases,
+    draft_rules,
+    head_of,
+    length_rules,
+    pair_of,
+    probabilities,
+    prompts,
+    seeds,
+    tries,
+)
+
+from specheads import SpeculativeDecoder, Warp, generate_baseline
+from specheads.decoding import stopping
+from specheads.decoding.baseline import Baseline
+from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import Prompt
+from specheads.replay.head_scores import add_predictions, head_fingerprint
+from specheads.replay.recording import load_recording, make_recording
+from specheads.replay.replay import recorded_head, replay
+from specheads.replay.response_tree import RecordSettings
+
+CHAIN_RULES = ["token", "block", "greedy_block", "biased", "big_little", "synthetic"]
+
+
+def counts(generation):
+    return [(record.num_drafted, record.num_accepted, list(record.tokens)) for record in generation.rounds]
+
+
+@st.composite
+def several(draw, vocab_size, window):
+    """Return a few prompts that fit into a window, with their seeds."""
+    given = draw(st.lists(prompts(vocab_size, min(6, window - 1)), min_size=1, max_size=5))
+    return given, draw(st.lists(seeds, min_size=len(given), max_size=len(given)))
+
+
+@tries(2)
+@given(cases([("chain", rule) for rule in CHAIN_RULES]), st.integers(1, 4), st.data())
+def test_rows_of_a_batch_emit_what_each_prompt_does_alone(case, max_batch, data):
+    texts, numbers = data.draw(several(case.vocab_size, case.window))
+    decoder = case.decoder()
+    alone = [
+        decoder.generate(text, case.max_new_tokens, seed, case.stop_tokens) for text, seed in zip(texts, numbers, strict=True)
+    ]
+    rows = dict(decoder.generate_batch(texts, max_batch, case.max_new_tokens, numbers, case.stop_tokens))
+    assert sorted(rows) == list(range(len(texts)))
+    for number, one in enumerate(alone):
+        assert counts(rows[number]) == counts(one) and rows[number].finish_reason == one.finish_reason
+        assert rows[number].tokens.tolist() == one.tokens.tolist() and rows[number].text == one.text
+
+
+@given(cases([("chain", "token")]), st.integers(1, 4), st.data())
+def test_rows_of_the_target_alone_emit_what_each_prompt_does_alone(case, max_batch, data):
+    texts, numbers = data.draw(several(case.vocab_size, case.window))
+    target = Baseline(case.pair, case.warp, "eager", case.window)
+    alone = [
+        target.generate(text, case.max_new_tokens, seed, case.stop_tokens) for text, seed in zip(texts, numbers, strict=True)
+    ]
+    rows = dict(target.generate_batch(texts, max_batch, case.max_new_tokens, numbers, case.stop_tokens))
+    assert [rows[number].tokens.tolist() for number in range(len(texts))] == [one.tokens.tolist() for one in alone]
+
+
+# --- replay
+
+
+@st.composite
+def recorded_rules(draw, heads):
+    """Return a stopping rule as it decodes, and as it is replayed."""
+    if draw(st.booleans()):
+        rule = draw(length_rules | draft_rules)
+        return rule, rule
+    head, most = draw(st.sampled_from(heads)), draw(st.integers(2, LONGEST))
+    threshold = draw(probabilities())
+    if draw(st.booleans()):
+        return tuple(stopping.HeadThreshold(asked, threshold, max_tokens=most) for asked in (head, recorded_head(head)))
+    return tuple(stopping.OnlineHead(asked, threshold, max_tokens=most) for asked in (head, recorded_head(head)))
+
+
+HEADS = [head_of(predicts, ("hidden",), 0, 3.0, False) for predicts in ("next_token", "input_token")]
+
+
+@tries(0.5)
+@given(st.data(), st.integers(2, 7), st.sampled_from([0.5, 2.0]), st.booleans(), st.integers(1, 24))
+def test_in_greedy_decoding_a_replay_has_the_rounds_of_decoding(data, vocab_size, scale, same, max_new_tokens):
+    pair, warp = pair_of(vocab_size, scale, same), Warp(temperature=0)
+    texts = data.draw(st.lists(prompts(vocab_size, WINDOW // 4), min_size=1, max_size=3, unique_by=tuple))
+    encoded = [(Prompt(hashlib.sha256(str(ids).encode()).hexdigest()[:16], "test", ""), ids) for ids in texts]
+    rules = data.draw(st.lists(recorded_rules(HEADS), min_size=1, max_size=6))
+    pair.target.generation_config.eos_token_id = data.draw(st.none() | st.integers(0, vocab_size - 1))
+    try:
+        with tempfile.TemporaryDirectory() as root:
+            limits, settings = ResponseLimits(max_new_tokens), RecordSettings(1, LONGEST, 8)
+            made = make_recording(pair, encoded, warp, limits, settings, 0, Path(root))
+            named = {head_fingerprint(head): head for head in HEADS}
+            add_predictions(made, pair, named, ground_truth=False)
+            recording = load_recording(made, list(named))
+            replayed = replay(recording, [recorded for _, recorded in rules])
+        for (rule, _), rounds in zip(rules, replayed, strict=True):
+            decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp, engine="eager")
+            for number, ids in enumerate(texts):
+                live = decoder.generate(ids, max_new_tokens)
+                assert (
+                    live.tokens.tolist()
+                    == generate_baseline(pair, ids, max_new_tokens, warp=warp, engine="eager").tokens.tolist()
+                )
+                here = sorted(
+                    (start, drafted, accepted, tokens)
+                    for prompt, start, drafted, accepted, tokens in zip(
+                        *(vars(rounds)[name].tolist() for name in ("prompt", "start", "drafted", "accepted", "tokens")),
+                        strict=True,
+                    )
+                    if prompt == number
+                )
+                assert [row[1:] for row in here] == [(r.num_drafted, r.num_accepted, len(r.tokens)) for r in live.rounds]
+    finally:
+        pair.target.generation_config.eos_token_id = None
