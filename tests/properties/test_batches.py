@@ -19,6 +19,7 @@ from properties.strategies import (
     seeds,
     tries,
 )
+from random_recording import rounds_of
 
 from specheads import SpeculativeDecoder, Warp, generate_baseline
 from specheads.decoding import stopping
@@ -44,7 +45,6 @@ def several(draw, vocab_size, window):
     return given, draw(st.lists(seeds, min_size=len(given), max_size=len(given)))
 
 
-@tries(2)
 @given(cases([("chain", rule) for rule in CHAIN_RULES]), st.integers(1, 4), st.data())
 def test_rows_of_a_batch_emit_what_each_prompt_does_alone(case, max_batch, data):
     texts, numbers = data.draw(several(case.vocab_size, case.window))
@@ -59,6 +59,7 @@ def test_rows_of_a_batch_emit_what_each_prompt_does_alone(case, max_batch, data)
         assert rows[number].tokens.tolist() == one.tokens.tolist() and rows[number].text == one.text
 
 
+@tries(0.5)
 @given(cases([("chain", "token")]), st.integers(1, 4), st.data())
 def test_rows_of_the_target_alone_emit_what_each_prompt_does_alone(case, max_batch, data):
     texts, numbers = data.draw(several(case.vocab_size, case.window))
@@ -89,7 +90,7 @@ def recorded_rules(draw, heads):
 HEADS = [head_of(predicts, ("hidden",), 0, 3.0, False) for predicts in ("next_token", "input_token")]
 
 
-@tries(0.5)
+@tries(0.4)
 @given(st.data(), st.integers(2, 7), st.sampled_from([0.5, 2.0]), st.booleans(), st.integers(1, 24))
 def test_in_greedy_decoding_a_replay_has_the_rounds_of_decoding(data, vocab_size, scale, same, max_new_tokens):
     pair, warp = pair_of(vocab_size, scale, same), Warp(temperature=0)
@@ -109,18 +110,8 @@ def test_in_greedy_decoding_a_replay_has_the_rounds_of_decoding(data, vocab_size
             decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp, engine="eager")
             for number, ids in enumerate(texts):
                 live = decoder.generate(ids, max_new_tokens)
-                assert (
-                    live.tokens.tolist()
-                    == generate_baseline(pair, ids, max_new_tokens, warp=warp, engine="eager").tokens.tolist()
-                )
-                here = sorted(
-                    (start, drafted, accepted, tokens)
-                    for prompt, start, drafted, accepted, tokens in zip(
-                        *(vars(rounds)[name].tolist() for name in ("prompt", "start", "drafted", "accepted", "tokens")),
-                        strict=True,
-                    )
-                    if prompt == number
-                )
-                assert [row[1:] for row in here] == [(r.num_drafted, r.num_accepted, len(r.tokens)) for r in live.rounds]
+                plain = generate_baseline(pair, ids, max_new_tokens, warp=warp, engine="eager")
+                assert live.tokens.tolist() == plain.tokens.tolist()
+                assert rounds_of(rounds, number) == [(r.num_drafted, r.num_accepted, len(r.tokens)) for r in live.rounds]
     finally:
         pair.target.generation_config.eos_token_id = None
