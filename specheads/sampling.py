@@ -13,6 +13,8 @@ from torch import Tensor
 
 from specheads.errors import UserError, is_count, is_number
 
+LEAST = 1e-6  # of a top_p, and of a temperature above 0: with much smaller ones float32 has infinite logits and NaN probabilities
+
 
 @dataclass(frozen=True)
 class Warp:
@@ -31,16 +33,17 @@ class Warp:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not is_number(self.temperature) or self.temperature < 0:
+        if not is_number(self.temperature) or not (self.temperature == 0 or LEAST <= self.temperature <= 1 / LEAST):
             raise UserError(
-                f"temperature={self.temperature} must be a number of at least 0; use 0 for greedy decoding or 1 for sampling."
+                f"temperature={self.temperature} must be 0 or a number from {LEAST:g} to {1 / LEAST:g}; use 0 for greedy "
+                "decoding or 1 for sampling."
             )
         if not is_count(self.top_k):
             raise UserError(
                 f"top_k={self.top_k} must be a whole number of at least 0; use 0 to switch it off or, for example, 50."
             )
-        if not is_number(self.top_p) or not 0 < self.top_p <= 1:
-            raise UserError(f"top_p={self.top_p} must be a number above 0 and at most 1; use 1 to switch it off.")
+        if not is_number(self.top_p) or not LEAST <= self.top_p <= 1:
+            raise UserError(f"top_p={self.top_p} must be a number from {LEAST:g} to 1; use 1 to switch it off.")
 
     @property
     def greedy(self) -> bool:

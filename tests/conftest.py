@@ -10,12 +10,24 @@ os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="specheads-modules-")  
 os.environ.setdefault("SPECHEADS_CACHE", tempfile.mkdtemp(prefix="specheads-tests-"))  # nothing from earlier runs
 
 import torch
+from hypothesis import HealthCheck, Phase, settings
 
 from specheads import load_pair
 from specheads.prompts.nano_source import NanoSource
 
 # Models this small gain nothing from a second thread, and lose a lot where another job wants that core.
 torch.set_num_threads(1)
+
+# Properties (tests/properties): the same examples in every run of the suite; many more, and others, with
+# `--hypothesis-profile=long`. No test asserts a time.
+FOR_ALL = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    "phases": set(Phase) - {Phase.explain},
+}
+settings.register_profile("suite", max_examples=20, derandomize=True, database=None, **FOR_ALL)
+settings.register_profile("long", max_examples=200, print_blob=True, **FOR_ALL)
+settings.load_profile("suite")
 
 
 # The files that take longest, first, so that processes that share the tests end together.

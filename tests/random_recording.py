@@ -1,9 +1,10 @@
-"""A recording of random responses, in the form that models would have left."""
+"""A recording of random responses, in the form that models would have left, and the rounds of a replay in order."""
 
 import numpy as np
 import torch
 
 from specheads.replay.recording import Recording
+from specheads.replay.replay import Replayed
 
 
 def random_recording(num_prompts=6, num_samples=2, max_tokens=8, acceptance=0.6, seed=0, longest=40) -> Recording:
@@ -42,3 +43,10 @@ def random_recording(num_prompts=6, num_samples=2, max_tokens=8, acceptance=0.6,
         features={name: torch.from_numpy(values.astype(np.float32)) for name, values in features.items()},
         max_tokens=max_tokens,
     )
+
+
+def rounds_of(rounds: Replayed, prompt: int, sample: int = 0) -> list[tuple[int, int, int]]:
+    """Return a response's rounds in their order: drafted, accepted and emitted tokens."""
+    rows = np.flatnonzero((rounds.prompt == prompt) & (rounds.sample == sample))
+    rows = rows[np.argsort(rounds.start[rows])]
+    return list(zip(*(column[rows].tolist() for column in (rounds.drafted, rounds.accepted, rounds.tokens)), strict=True))

@@ -25,7 +25,10 @@ SHARD_BYTES = 2**28  # while a shard is made, twice as much is held in memory
 
 
 def spans(sizes: np.ndarray) -> list[tuple[int, int]]:
-    """Return (first row, number of rows) of each shard, for rows of `sizes` bytes; shards have at most SHARD_BYTES or one row."""
+    """Return (first row, number of rows) of each shard, for rows of `sizes` bytes.
+
+    The rows of a shard after its first one have less than SHARD_BYTES.
+    """
     shard = np.cumsum(sizes) // SHARD_BYTES
     starts = np.flatnonzero(np.diff(shard, prepend=-1))
     return list(zip(starts.tolist(), np.diff(starts, append=len(sizes)).tolist(), strict=True))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from families import family_pair
+from random_recording import rounds_of
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp
 from specheads.decoding import stopping
@@ -14,7 +15,7 @@ from specheads.prompts.encoding import ResponseLimits
 from specheads.prompts.prompt import Prompt
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, load_recording, make_recording
-from specheads.replay.replay import Ceiling, Replayed, head_logits, oracle, recorded_head, replay
+from specheads.replay.replay import Ceiling, head_logits, oracle, recorded_head, replay
 from specheads.replay.response_tree import RecordSettings
 
 NUM_TOKENS = 40
@@ -81,13 +82,6 @@ def test_in_greedy_mode_every_rule_has_exactly_the_rounds_of_decoding(pair, head
         for number, (_, ids) in enumerate(prompts(6)):
             live = [(r.num_drafted, r.num_accepted, len(r.tokens)) for r in live_rounds(pair, rule, Warp(0), ids)]
             assert rounds_of(rounds, number) == live, type(rule).__name__
-
-
-def rounds_of(rounds: Replayed, prompt: int, sample: int = 0):
-    """A response's rounds in their order."""
-    rows = np.flatnonzero((rounds.prompt == prompt) & (rounds.sample == sample))
-    rows = rows[np.argsort(rounds.start[rows])]
-    return list(zip(*(column[rows].tolist() for column in (rounds.drafted, rounds.accepted, rounds.tokens)), strict=True))
 
 
 def test_in_sampling_counts_agree_with_decoding_in_the_mean(pair, heads, tmp_path):

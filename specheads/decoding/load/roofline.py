@@ -108,8 +108,8 @@ def roofline(accelerator: str, target: str, draft: str) -> LoadCosts:
     """
     for key, name, known in (
         ("accelerator", accelerator, ACCELERATORS),
-        ("target size", target, MODELS),
-        ("draft size", draft, MODELS),
+        ("target_size", target, MODELS),
+        ("draft_size", draft, MODELS),
     ):
         if name not in known:
             raise UserError(f"{key}={name} is not known; expected one of {', '.join(known)}.")

@@ -25,7 +25,14 @@ def test_the_roofline_is_the_larger_of_reading_and_computing(accelerator, target
     assert table.envelope()(sizes) == pytest.approx(table(sizes))  # it is convex
 
 
-@pytest.mark.parametrize("names", [("b9000", "8B", "1B"), ("h200", "9B", "1B"), ("h200", "8B", "2B")])
-def test_unknown_names_are_refused(names):
-    with pytest.raises(UserError, match="is not known; expected one of"):
+@pytest.mark.parametrize(
+    ("names", "mistake"),
+    [
+        (("b9000", "8B", "1B"), "accelerator=b9000"),
+        (("h200", "9B", "1B"), "target_size=9B"),
+        (("h200", "8B", "2B"), "draft_size=2B"),
+    ],
+)
+def test_unknown_names_are_refused_by_their_keys(names, mistake):
+    with pytest.raises(UserError, match=f"^{mistake} is not known; expected one of"):
         roofline(*names)

@@ -1,0 +1,250 @@
+"""What properties are tried on: strategies for warps, prompts, heads, rules, draftings and whole cases of decoding."""
+
+import itertools
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from chains import Model
+from draftings import DRAFTINGS
+from fakes import tiny_pair
+from hypothesis import settings
+from hypothesis import strategies as st
+from torch import nn
+
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, drafting, stopping, verification
+from specheads.decoding.drafting import Drafting
+from specheads.decoding.pairing import named_rules
+from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.stopping.logistic import LOGISTIC_INPUTS
+
+PAIRINGS = [
+    (way, rule) for (way, drafting), (rule, make) in itertools.product(DRAFTINGS.items(), named_rules().items())
+    if drafting.kind in make.takes
+]  # fmt: skip
+WINDOW, HIDDEN = 40, 16  # of the tiny models
+LONGEST = 8  # tokens of a draft
+
+
+def tries(times: float):
+    """Return settings with so many times the examples that the profile has."""
+    return settings(max_examples=max(1, round(times * settings.default.max_examples)))
+
+
+def probabilities(least: float = 0.0, most: float = 1.0, **bounds: bool):
+    return st.floats(least, most, allow_subnormal=False, **bounds)
+
+
+positive = st.floats(1e-3, 1e3)
+temperatures = st.sampled_from([0.0, 0.2, 0.7, 1.0, 2.0]) | st.floats(0.05, 4.0)
+warps = st.builds(Warp, temperatures, st.integers(0, 9), probabilities(0.05))
+sampled_warps = st.builds(Warp, st.floats(0.1, 4.0), st.integers(0, 9), probabilities(0.05))
+seeds = st.integers(0, 2**32 - 1)
+
+
+@cache
+def pair_of(vocab_size: int, scale: float, same: bool = False):
+    return tiny_pair(vocab_size, scale, WINDOW, same)
+
+
+def prompts(vocab_size: int, longest: int = 6):
+    return st.lists(st.integers(0, vocab_size - 1), min_size=1, max_size=longest)
+
+
+# --- models as tables, of which everything can be enumerated
+
+
+class TableModel(Model):
+    """A model with few distributions: the prefix decides which of them comes next."""
+
+    def __init__(self, weights: list[list[int]]) -> None:
+        super().__init__(len(weights[0]), 0)
+        self.table = torch.tensor(weights, dtype=torch.float64)
+        self.table /= self.table.sum(dim=1, keepdim=True)
+
+    def __call__(self, prefix: tuple[int, ...]) -> torch.Tensor:
+        return self.table[(len(prefix) + sum(token * 7**place for place, token in enumerate(prefix))) % len(self.table)]
+
+    def __repr__(self) -> str:
+        return f"TableModel({self.table.tolist()})"
+
+
+def tables(vocab_size: int):
+    """Return models whose probabilities are equal, very small or zero more often than chance would have it."""
+    row = st.lists(st.sampled_from([0, 1, 2, 3, 10, 10**6]), min_size=vocab_size, max_size=vocab_size).filter(any)
+    return st.builds(TableModel, st.lists(row, min_size=1, max_size=5))
+
+
+# --- heads and stopping rules
+
+
+@cache
+def head_of(predicts: str, inputs: tuple[str, ...], seed: int, spread: float, calibration: bool) -> AcceptanceHead:
+    torch.manual_seed(seed)
+    values = {"slope": [0.5, 1.5, 1.0], "intercept": [0.5, -0.5, 0.0]} if calibration else None
+    config = HeadConfig(HIDDEN, 1, predicts, inputs, 4, target_size=HIDDEN, calibration=values)
+    head = AcceptanceHead(config).double()
+    nn.init.normal_(head.readout.weight, std=spread)
+    return head.requires_grad_(False)
+
+
+INPUTS = {
+    "next_token": [(), ("hidden",), ("max_prob", "draft_prob"), ("hidden", "index", "target_hidden")],
+    "input_token": [("hidden",), ("hidden", "max_prob", "entropy", "index")],
+}
+
+
+@st.composite
+def heads(draw, among=INPUTS):
+    predicts = draw(st.sampled_from(list(among)))
+    inputs = draw(st.sampled_from(among[predicts]))
+    return head_of(predicts, inputs, draw(st.integers(0, 2)), draw(st.sampled_from([0.3, 3.0])), draw(st.booleans()))
+
+
+@st.composite
+def bounds(draw):
+    """Return `min_tokens` and `max_tokens`."""
+    most = draw(st.integers(1, LONGEST))
+    return {"min_tokens": draw(st.integers(1, most)), "max_tokens": most}
+
+
+def with_bounds(kind, *arguments):
+    return st.tuples(bounds(), *arguments).map(lambda given: kind(*given[1:], **given[0]))
+
+
+@st.composite
+def schedules(draw):
+    most = draw(st.integers(1, LONGEST))
+    start = draw(st.integers(1, most))
+    if draw(st.booleans()):
+        return stopping.Heuristic(start, draw(st.integers(0, 3)), draw(st.integers(0, 3)), most)
+    return stopping.AcceptedAverage(start, draw(probabilities(0.01)), draw(st.integers(0, start)), most)
+
+
+lengths = st.integers(1, LONGEST)
+weights = st.dictionaries(st.sampled_from([*LOGISTIC_INPUTS, "bias"]), st.floats(-20, 20), min_size=1)
+arms = st.lists(lengths, min_size=1, max_size=4, unique=True)
+# Rules that read nothing of a draft, rules that read its probabilities, and rules with a head.
+length_rules = st.one_of(
+    st.builds(stopping.FixedLength, lengths),
+    schedules(),
+    st.builds(stopping.BanditLength, arms, positive, st.floats(0, 3)),
+)
+draft_rules = st.one_of(
+    st.builds(stopping.MaxProbability, probabilities(), lengths),
+    st.builds(stopping.Confidence, probabilities(), st.booleans(), lengths),
+    st.builds(stopping.EntropyThreshold, st.floats(0, 3), lengths),
+    st.builds(stopping.AdaptiveEntropy, positive, *[probabilities()] * 2, st.floats(0, 1), *[probabilities()] * 2, lengths),
+    with_bounds(stopping.DraftProduct, probabilities()),
+    with_bounds(stopping.Logistic, weights.filter(lambda given: set(given) != {"bias"}), probabilities()),
+    with_bounds(stopping.OnlineLogistic, st.floats(-9, 9), st.floats(-9, 9), positive, probabilities()),
+)
+
+
+def head_rules(heads):
+    throughput = st.tuples(heads, positive, st.none() | positive, probabilities(0.01), st.floats(-3, 3), st.floats(-3, 3))
+    return st.one_of(
+        with_bounds(stopping.HeadThreshold, heads, probabilities()),
+        with_bounds(stopping.OnlineHead, heads, probabilities(), positive),
+        st.tuples(throughput, positive, lengths).map(lambda given: stopping.ExpectedThroughput(*given[0], *given[1:])),
+    )
+
+
+stopping_rules = st.one_of(length_rules, draft_rules, head_rules(heads()))
+
+
+# --- whole cases of decoding
+
+
+def chains_of(**choices):
+    return st.builds(drafting.Multi, st.integers(1, 4), **choices)
+
+
+sizes = {"top_k": st.integers(1, 4), "max_nodes": st.integers(1, 20), "max_width": st.integers(1, 6)}
+sizes |= {"theta_prob": probabilities(), "theta_sib": probabilities()}
+# By the names of DRAFTINGS, methods of these kinds with their own choices drawn.
+METHODS = {
+    "chain": st.builds(drafting.Autoregressive, st.booleans()),
+    "layer_skip": st.builds(drafting.LayerSkip, st.sampled_from([[0], [1]]), st.booleans()),
+    "lookup": st.builds(drafting.Lookup, st.integers(1, 4)),
+    "beam": st.builds(drafting.Beam, st.integers(1, 4)),
+    "sampled_beam": st.builds(drafting.Beam, st.integers(1, 4), st.integers(1, 3)),
+    "multi": chains_of(),
+    "batch": chains_of(merge=st.just(False)),
+    "distinct": chains_of(replacement=st.just(False), merge=st.booleans()),
+    "tree": st.builds(drafting.Tree, **sizes),
+    "graph": st.builds(
+        drafting.Graph,
+        st.integers(1, 3),
+        st.integers(20, 40),
+        st.sampled_from(["most_likely", "first", "last"]),
+        st.booleans(),
+        **sizes,
+    ),
+}
+
+
+def verifications(name: str):
+    """Return rules of a name, with their own choices drawn."""
+    choices = {
+        "biased": st.builds(verification.BiasedVerification, probabilities(), st.sampled_from(["opt", "uno"])),
+        "big_little": st.builds(verification.BigLittle, probabilities(), st.floats(0, 9), lengths),
+        "greedy_block": st.builds(verification.GreedyBlockVerification, st.integers(1, 4)),
+        "joint": st.builds(verification.JointVerification, probabilities(0, 0.99)),
+        "synthetic": st.builds(verification.SyntheticVerification, probabilities()),
+        "tree_match": st.builds(verification.TreeMatch, st.booleans()),
+    }
+    return choices.get(name, st.builds(named_rules()[name]))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A decoder, and what it is asked for."""
+
+    vocab_size: int
+    scale: float
+    same: bool
+    drafting: Drafting
+    stopping: StoppingRule
+    verification: object
+    warp: Warp
+    window: int
+    prompt: list[int]
+    max_new_tokens: int
+    stop_tokens: tuple[int, ...]
+    seed: int
+
+    @property
+    def pair(self):
+        return pair_of(self.vocab_size, self.scale, self.same)
+
+    def decoder(self, engine: str = "eager") -> SpeculativeDecoder:
+        return SpeculativeDecoder(
+            self.pair, self.drafting, self.stopping, self.verification, self.warp, engine, window=self.window
+        )
+
+    @property
+    def request(self):
+        """The arguments of `generate`."""
+        return self.prompt, self.max_new_tokens, self.seed, self.stop_tokens
+
+
+@st.composite
+def cases(draw, pairings=PAIRINGS, warps=warps):
+    way, rule = draw(st.sampled_from(pairings))
+    vocab_size = draw(st.integers(2, 7))
+    prompt = draw(prompts(vocab_size))
+    return Case(
+        vocab_size,
+        draw(st.sampled_from([0.5, 2.0, 8.0])),
+        draw(st.booleans()),
+        draw(METHODS[way]),
+        draw(stopping_rules if DRAFTINGS[way].reads_draft else length_rules),
+        draw(verifications(rule)),
+        draw(warps),
+        draw(st.integers(len(prompt) + 1, WINDOW)),
+        prompt,
+        draw(st.integers(1, 24)),
+        tuple(draw(st.lists(st.integers(0, vocab_size - 1), max_size=1))),
+        draw(seeds),
+    )

@@ -1,0 +1,195 @@
+"""A row of a batch emits what a decoder for one prompt emits, and a replay has the rounds of decoding, on random cases."""
+
+import hashlib
+import itertools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from properties.strategies import (
+    LONGEST,
+    PAIRINGS,
+    WINDOW,
+    cases,
+    draft_rules,
+    head_of,
+    length_rules,
+    pair_of,
+    probabilities,
+    prompts,
+    seeds,
+    tries,
+)
+from random_recording import rounds_of
+
+from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline
+from specheads.decoding import stopping
+from specheads.decoding.baseline import Baseline
+from specheads.decoding.drafting import Autoregressive
+from specheads.decoding.load.bandit import BatchSizeBandit
+from specheads.decoding.load.costs import LoadCosts, SecondsTable
+from specheads.decoding.load.lengths import FixedK, FixedKByBatchSize
+from specheads.decoding.load.load_aware import LoadAware, LoadBound
+from specheads.decoding.load.plan import SurvivalSample
+from specheads.decoding.load.pooled_logistic import PooledLogistic
+from specheads.decoding.load.readout import LogisticAcceptance, ReadOut
+from specheads.decoding.load.stopping_rule import EachByRule
+from specheads.decoding.load.tetris import Tetris
+from specheads.decoding.verification import VerificationRule
+from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import Prompt
+from specheads.replay.head_scores import add_predictions, head_fingerprint
+from specheads.replay.recording import load_recording, make_recording
+from specheads.replay.replay import recorded_head, replay
+from specheads.replay.response_tree import RecordSettings
+
+CHAIN_RULES = ["token", "block", "greedy_block", "biased", "big_little", "synthetic"]
+
+
+def counts(generation):
+    return [(record.num_drafted, record.num_accepted, list(record.tokens)) for record in generation.rounds]
+
+
+@st.composite
+def several(draw, vocab_size, window):
+    """Return a few prompts that fit into a window, with their seeds."""
+    given = draw(st.lists(prompts(vocab_size, min(6, window - 1)), min_size=1, max_size=5))
+    return given, draw(st.lists(seeds, min_size=len(given), max_size=len(given)))
+
+
+@given(cases([("chain", rule) for rule in CHAIN_RULES]), st.integers(1, 4), st.data())
+def test_rows_of_a_batch_emit_what_each_prompt_does_alone(case, max_batch, data):
+    texts, numbers = data.draw(several(case.vocab_size, case.window))
+    decoder = case.decoder()
+    alone = [
+        decoder.generate(text, case.max_new_tokens, seed, case.stop_tokens) for text, seed in zip(texts, numbers, strict=True)
+    ]
+    rows = dict(decoder.generate_batch(texts, max_batch, case.max_new_tokens, numbers, case.stop_tokens))
+    assert sorted(rows) == list(range(len(texts)))
+    for number, one in enumerate(alone):
+        assert counts(rows[number]) == counts(one) and rows[number].finish_reason == one.finish_reason
+        assert rows[number].tokens.tolist() == one.tokens.tolist() and rows[number].text == one.text
+
+
+@given(cases([pairing for pairing in PAIRINGS if pairing[0] != "chain"]), st.integers(1, 3))
+def test_other_pairings_decode_batches_or_are_refused_at_once(case, max_batch):
+    decoder = case.decoder()
+    if isinstance(case.drafting, Autoregressive) and isinstance(case.verification, VerificationRule):
+        (row,) = dict(
+            decoder.generate_batch([case.prompt], max_batch, case.max_new_tokens, [case.seed], case.stop_tokens)
+        ).values()
+        assert row.tokens.tolist() == decoder.generate(*case.request).tokens.tolist()
+        return
+    with pytest.raises(UserError, match=f"^{type(case.drafting).__name__} with .* decodes one prompt at a time; batches need"):
+        decoder.generate_batch([case.prompt], max_batch)
+
+
+@tries(0.5)
+@given(cases([("chain", "token")]), st.integers(1, 4), st.data())
+def test_rows_of_the_target_alone_emit_what_each_prompt_does_alone(case, max_batch, data):
+    texts, numbers = data.draw(several(case.vocab_size, case.window))
+    target = Baseline(case.pair, case.warp, "eager", case.window)
+    alone = [
+        target.generate(text, case.max_new_tokens, seed, case.stop_tokens) for text, seed in zip(texts, numbers, strict=True)
+    ]
+    rows = dict(target.generate_batch(texts, max_batch, case.max_new_tokens, numbers, case.stop_tokens))
+    assert [rows[number].tokens.tolist() for number in range(len(texts))] == [one.tokens.tolist() for one in alone]
+
+
+# --- policies on the load
+
+
+def table(seconds):
+    """Return a table of seconds that rise with the tokens in flight."""
+    return SecondsTable((1, 4, 12, 64), tuple(itertools.accumulate(seconds)))
+
+
+steps = st.lists(st.floats(0.01, 3), min_size=4, max_size=4).map(table)
+survivals = st.lists(st.lists(probabilities(0.05), min_size=4, max_size=4), min_size=1, max_size=5)
+
+
+@st.composite
+def policies(draw):
+    """Return a policy that decides how many tokens rows draft and submit."""
+    simple = st.one_of(
+        st.builds(FixedK, st.integers(0, 5)),
+        st.builds(FixedKByBatchSize, st.dictionaries(st.integers(1, 4), st.integers(0, 5), min_size=1)),
+        st.builds(BatchSizeBandit, st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True), st.integers(0, 9)),
+        st.builds(PooledLogistic, probabilities(), st.floats(0.1, 20), st.integers(1, 5)),
+        st.builds(Tetris, st.integers(1, 9), st.integers(1, 5)),
+        st.builds(EachByRule, length_rules | draft_rules),
+    )
+    if draw(st.booleans()):
+        return draw(simple)
+    logistics = {"max_prob": draw(st.floats(-6, 6)), "bias": draw(st.floats(-3, 3))}
+    read_out = ReadOut(LogisticAcceptance(logistics), LogisticAcceptance({"log_draft_prob": draw(st.floats(0, 3)), "bias": 1.0}))
+    costs = LoadCosts(draw(steps), draw(steps))
+    sample = SurvivalSample(np.cumprod(draw(survivals), axis=1))
+    if draw(st.booleans()):
+        return LoadAware(costs, read_out, sample, 4)
+    return LoadBound(draw(simple), costs, read_out, sample)
+
+
+@tries(0.5)
+@given(cases([("chain", "token"), ("chain", "block")], st.just(Warp(temperature=0))), policies(), st.integers(1, 4), st.data())
+def test_greedy_rows_under_a_policy_emit_the_targets_tokens(case, policy, max_batch, data):
+    texts, numbers = data.draw(several(case.vocab_size, case.window))
+    target = Baseline(case.pair, case.warp, "eager", case.window)
+    expected = [target.generate(text, case.max_new_tokens, 0, case.stop_tokens).tokens.tolist() for text in texts]
+    batch = case.decoder().generate_batch(texts, max_batch, case.max_new_tokens, numbers, case.stop_tokens, policy)
+    rows = dict(batch)
+    assert [rows[number].tokens.tolist() for number in range(len(texts))] == expected
+    for row in rows.values():
+        assert [token for record in row.rounds for token in record.tokens] == row.tokens.tolist()
+        for record in row.rounds:
+            assert record.num_drafted == record.num_accepted + record.num_discarded
+            assert len(record.tokens) <= record.num_accepted + 1 <= record.num_drafted + 1
+
+
+# --- replay
+
+
+@st.composite
+def recorded_rules(draw, heads):
+    """Return a stopping rule as it decodes, and as it is replayed."""
+    if draw(st.booleans()):
+        rule = draw(length_rules | draft_rules)
+        return rule, rule
+    head, most = draw(st.sampled_from(heads)), draw(st.integers(2, LONGEST))
+    threshold = draw(probabilities())
+    if draw(st.booleans()):
+        return tuple(stopping.HeadThreshold(asked, threshold, max_tokens=most) for asked in (head, recorded_head(head)))
+    return tuple(stopping.OnlineHead(asked, threshold, max_tokens=most) for asked in (head, recorded_head(head)))
+
+
+HEADS = [head_of(predicts, ("hidden",), 0, 3.0, False) for predicts in ("next_token", "input_token")]
+
+
+@tries(0.4)
+@given(st.data(), st.integers(2, 7), st.sampled_from([0.5, 2.0]), st.booleans(), st.integers(1, 24))
+def test_in_greedy_decoding_a_replay_has_the_rounds_of_decoding(data, vocab_size, scale, same, max_new_tokens):
+    pair, warp = pair_of(vocab_size, scale, same), Warp(temperature=0)
+    texts = data.draw(st.lists(prompts(vocab_size, WINDOW // 4), min_size=1, max_size=3, unique_by=tuple))
+    encoded = [(Prompt(hashlib.sha256(str(ids).encode()).hexdigest()[:16], "test", ""), ids) for ids in texts]
+    rules = data.draw(st.lists(recorded_rules(HEADS), min_size=1, max_size=6))
+    pair.target.generation_config.eos_token_id = data.draw(st.none() | st.integers(0, vocab_size - 1))
+    try:
+        with tempfile.TemporaryDirectory() as root:
+            limits, settings = ResponseLimits(max_new_tokens), RecordSettings(1, LONGEST, 8)
+            made = make_recording(pair, encoded, warp, limits, settings, 0, Path(root))
+            named = {head_fingerprint(head): head for head in HEADS}
+            add_predictions(made, pair, named, ground_truth=False)
+            recording = load_recording(made, list(named))
+            replayed = replay(recording, [recorded for _, recorded in rules])
+        for (rule, _), rounds in zip(rules, replayed, strict=True):
+            decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp, engine="eager")
+            for number, ids in enumerate(texts):
+                live = decoder.generate(ids, max_new_tokens)
+                plain = generate_baseline(pair, ids, max_new_tokens, warp=warp, engine="eager")
+                assert live.tokens.tolist() == plain.tokens.tolist()
+                assert rounds_of(rounds, number) == [(r.num_drafted, r.num_accepted, len(r.tokens)) for r in live.rounds]
+    finally:
+        pair.target.generation_config.eos_token_id = None

@@ -1,0 +1,169 @@
+"""What verification rules emit, enumerated on random models: lossless rules emit the target's distribution, and biased ones the
+bias that they state.
+"""
+
+import itertools
+
+import pytest
+import torch
+from chains import block_after, difference, emitted_distribution, expected_accepted
+from hypothesis import given
+from hypothesis import strategies as st
+from properties.strategies import probabilities, tables, tries
+from trees import distributions_after, emitted, trees_of
+
+from specheads.decoding.verification import (
+    BiasedVerification,
+    BlockVerification,
+    MultiRound,
+    SpecTr,
+    TokenVerification,
+    TreeBlock,
+    TreeMatch,
+    block_distribution,
+    greedy_block_distribution,
+    token_distribution,
+)
+from specheads.sampling import accept_prob
+from specheads.theory.rejections import least_bias, total_variation
+
+ROUNDING = 1e-9
+# (vocabulary, tokens drafted), (vocabulary, chains, their length)
+CHAINS = [(2, 1), (2, 2), (2, 3), (2, 4), (3, 1), (3, 2), (3, 3), (4, 1), (4, 2), (5, 1), (5, 2)]
+TREES = [(2, 2, 1), (2, 2, 2), (2, 3, 1), (2, 3, 2), (3, 2, 1), (3, 2, 2), (3, 3, 1), (4, 3, 1), (5, 2, 1)]
+LOSSLESS = [TokenVerification(), BlockVerification(), BiasedVerification(0.0)]
+
+
+@st.composite
+def pairs(draw, shapes=CHAINS):
+    """Return a target, a draft, and the rest of a shape."""
+    vocab_size, *sizes = draw(st.sampled_from(shapes))
+    return draw(tables(vocab_size)), draw(tables(vocab_size)), *sizes
+
+
+@st.composite
+def early_stops(draw):
+    """Return a function of prefix and drafted tokens: the length at which a stopping rule ends the draft."""
+    stops = draw(st.lists(st.booleans(), min_size=1, max_size=8))
+
+    def length(prefix, tokens):
+        places = (len(prefix) + sum((token + 1) * 3**place for place, token in enumerate(tokens[:end])) for end in range(9))
+        return next((end for end, place in enumerate(places) if end >= len(tokens) or (end and stops[place % len(stops)])), 1)
+
+    return length
+
+
+@tries(2)
+@given(st.sampled_from(LOSSLESS), pairs(), st.none() | early_stops())
+def test_lossless_rules_emit_the_targets_distribution(rule, pair, stop):
+    target, draft, num_drafted = pair
+    emitted = emitted_distribution(rule, target, draft, num_drafted, min(num_drafted + 1, 4), stop)
+    assert difference(emitted, target) < ROUNDING
+
+
+@given(st.integers(1, 4), pairs([(2, 1), (2, 2), (2, 3), (3, 1), (3, 2)]), st.none() | early_stops())
+def test_nested_greedy_blocks_emit_the_targets_distribution(num_levels, pair, stop):
+    target, draft, num_drafted = pair
+    num_tokens = 2 * num_drafted + 1
+    emitted = emitted_distribution(num_levels, target, draft, num_drafted, num_tokens, stop, planned=stop is None)
+    assert difference(emitted, target) < ROUNDING
+
+
+@given(pairs([(2, 2), (2, 3), (3, 2)]), st.lists(st.integers(1, 3), min_size=1, max_size=5), st.integers(1, 3))
+def test_greedy_blocks_of_lengths_that_were_planned(pair, lengths, num_levels):
+    target, draft, num_drafted = pair
+
+    def planned(prefix, tokens):
+        return min(lengths[len(prefix) % len(lengths)], num_drafted)
+
+    assert difference(emitted_distribution(num_levels, target, draft, num_drafted, 5, planned), target) < ROUNDING
+
+
+@tries(2)
+@given(pairs())
+def test_blocks_accept_at_least_as_many_tokens_and_greedy_ones_as_many_as_any_rule_can(pair):
+    target, draft, num_drafted = pair
+    token, block, greedy = (
+        expected_accepted(distribution, target, draft, num_drafted)
+        for distribution in (token_distribution, block_distribution, greedy_block_distribution)
+    )
+    best = sum(
+        min(target.joint(tokens), draft.joint(tokens))
+        for count in range(1, num_drafted + 1)
+        for tokens in itertools.product(range(target.vocab_size), repeat=count)
+    )
+    assert token <= block + ROUNDING and block <= greedy + ROUNDING and greedy == pytest.approx(best, abs=ROUNDING)
+
+
+@tries(2)
+@given(st.sampled_from([*LOSSLESS, BiasedVerification(0.2), BiasedVerification(0.2, "uno")]), pairs(), st.booleans())
+def test_acceptance_falls_along_a_block_and_the_next_token_is_one_that_the_target_may_say(rule, pair, single):
+    target, draft, num_drafted = pair
+    block, _ = block_after(target, draft, (), num_drafted)
+    dtype = torch.float32 if single else torch.float64
+    probs = block.draft_probs[:, :num_drafted].to(dtype), block.target_probs.to(dtype)
+    distribution = rule.distribution(block.of(block.tokens, *probs))
+    ends = distribution.length_probs
+    assert (ends >= -1e-6).all() and torch.allclose(ends.sum(dim=1).double(), torch.ones(len(ends)).double())
+    for count in range(num_drafted + 1):
+        rows = torch.full((len(ends),), count)
+        following = distribution.next_probs(rows)
+        assert (following >= 0).all() and (following.sum(dim=1) > 0).all()
+        verdict = distribution.decide(torch.linspace(0, 0.999, len(ends)).double(), torch.linspace(0.999, 0, len(ends)).double())
+        chosen = block.target_probs[torch.arange(len(ends)), verdict.num_accepted].gather(1, verdict.next_token[:, None])
+        assert (chosen > 0).all()
+
+
+@st.composite
+def drafted_trees(draw, replacement):
+    """Return a target, a draft and all trees that it may draft."""
+    target, draft, count, length = draw(pairs(TREES))
+    merge = draw(st.booleans())
+    trees = [(nodes, prob, replacement) for nodes, prob in trees_of(draft, count, length, merge, replacement)]
+    return target, draft, trees, length
+
+
+@tries(2)
+@given(st.sampled_from([TreeMatch(), MultiRound(), SpecTr()]), drafted_trees(replacement=True))
+def test_rules_for_trees_emit_the_targets_distribution(rule, drafted):
+    target, draft, trees, length = drafted
+    assert sum(prob for _, prob, _ in trees) == pytest.approx(1)
+    assert difference(emitted(rule, target, draft, trees, length + 1), target) < ROUNDING
+
+
+@given(st.sampled_from([TreeMatch(), MultiRound()]), drafted_trees(replacement=False))
+def test_rules_for_trees_without_replacement_emit_the_targets_distribution(rule, drafted):
+    target, draft, trees, length = drafted
+    total = sum(prob for _, prob, _ in trees)
+    if total == pytest.approx(1):  # or the draft knows fewer tokens than there are chains
+        assert difference(emitted(rule, target, draft, trees, length + 1), target) < ROUNDING
+
+
+@given(st.sampled_from([TreeMatch(), MultiRound(), SpecTr()]), drafted_trees(replacement=True), st.lists(probabilities(0, 0.999)))
+def test_a_walk_goes_down_the_tree_to_a_token_that_the_target_may_say(rule, drafted, numbers):
+    target, draft, trees, length = drafted
+    uniforms = torch.tensor([*numbers, *[0.5] * (length + 1)], dtype=torch.float64)
+    for nodes, _, replacement in trees:
+        target_probs, draft_probs = (distributions_after(model, nodes)[0] for model in (target, draft))
+        block = TreeBlock.of(nodes.draft(draft_probs, replacement=replacement), target_probs)
+        verdict = rule.distribution(block).decide(uniforms[:length], uniforms[length : length + 1])
+        path = [node for node in verdict.accepted_nodes.tolist() if node >= 0]
+        assert len(path) == verdict.num_accepted.item()
+        assert [nodes.parents[node] for node in path] == [-1, *path][: len(path)]
+        assert target_probs[path[-1] + 1 if path else 0, verdict.next_token.item()] > 0
+        assert all(target_probs[parent + 1, nodes.tokens[node]] > 0 for node, parent in zip(path, [-1, *path], strict=False))
+
+
+@tries(2)
+@given(pairs([(2, 1), (3, 1), (4, 1), (5, 1)]), probabilities())
+def test_the_optimal_residual_has_the_least_bias_and_the_targets_no_less(pair, eps):
+    target, draft, _ = pair
+    opt, uno = (
+        total_variation(emitted_distribution(BiasedVerification(eps, mode), target, draft, 1, 1), target(())).item()
+        for mode in ("opt", "uno")
+    )
+    passes = accept_prob(target(()) + eps, draft(()))
+    assert opt == pytest.approx(least_bias(target(()), draft(()), passes).item(), abs=ROUNDING)
+    assert uno >= opt - ROUNDING
+    bound = min(eps * target.vocab_size, total_variation(target(()), draft(())).item())
+    assert opt <= bound + ROUNDING

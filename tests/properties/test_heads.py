@@ -1,0 +1,162 @@
+"""Heads: calibrations are monotone and fit, and metrics agree with their definitions written out."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from properties.strategies import probabilities, tries
+
+from specheads.heads.calibration import NUM_INDICES, IndexCalibration, calibrated, in_rounds
+from specheads.heads.metrics import auroc, binary_kl, brier, calibration, ece_by_index, equal_mass_error, fit_logistic
+
+logits = st.sampled_from([-30.0, -1.0, 0.0, 1.0, 30.0]) | st.floats(-20, 20)
+labels = st.sampled_from([0.0, 0.5, 1.0]) | probabilities()
+
+
+def vectors(*columns, **sizes):
+    """Return tensors (N,), one for each strategy."""
+    rows = st.lists(st.tuples(*columns), **{"min_size": 1, "max_size": 20} | sizes)
+    return rows.map(lambda given: [torch.tensor(column, dtype=torch.float64) for column in zip(*given, strict=True)])
+
+
+@st.composite
+def numbered(draw, *columns):
+    """Return tensors (N,), and an index (N,) long."""
+    given = draw(vectors(*columns, st.integers(0, NUM_INDICES + 2)))
+    return *given[:-1], given[-1].long()
+
+
+# --- metrics
+
+
+@tries(5)
+@given(vectors(st.integers(0, 4) | logits, labels, st.integers(1, 3)))
+def test_auroc_is_the_share_of_pairs_in_the_right_order(rows):
+    scores, accepted, counts = rows
+    right = total = 0.0
+    for i, j in itertools.product(range(len(scores)), repeat=2):
+        weight = (counts[i] * accepted[i] * counts[j] * (1 - accepted[j])).item()
+        total += weight
+        right += weight * (1.0 if scores[i] > scores[j] else 0.5 if scores[i] == scores[j] else 0.0)
+    found = auroc(scores, accepted, counts)
+    assert math.isnan(found) if total == 0 else found == pytest.approx(right / total, abs=1e-9)
+
+
+@tries(5)
+@given(vectors(logits, labels))
+def test_kl_and_brier_score_are_the_means_over_both_outcomes(rows):
+    logit, label = rows
+
+    def divergence(a, b):
+        return a * (math.log(a) - b) if a else 0.0
+
+    expected = [
+        divergence(a, torch.nn.functional.logsigmoid(x).item()) + divergence(1 - a, torch.nn.functional.logsigmoid(-x).item())
+        for a, x in zip(label.tolist(), logit, strict=True)
+    ]
+    kl = binary_kl(logit, label).item()
+    assert kl == pytest.approx(sum(expected) / len(expected), abs=1e-9) and kl > -1e-12
+    prob = logit.sigmoid()
+    squares = [a * (1 - p) ** 2 + (1 - a) * p**2 for a, p in zip(label.tolist(), prob.tolist(), strict=True)]
+    assert brier(prob, label) == pytest.approx(sum(squares) / len(squares), abs=1e-12)
+
+
+@tries(5)
+@given(vectors(labels, labels), st.integers(1, 20))
+def test_calibration_errors_are_those_of_bins(rows, num_bins):
+    prob, label = rows
+    bins: dict[int, list[float]] = {}
+    for p, a in zip(prob.tolist(), label.tolist(), strict=True):
+        bins.setdefault(min(int(p * num_bins), num_bins - 1), []).append(p - a)
+    curve = calibration(prob, label, num_bins)
+    assert curve.ece == pytest.approx(sum(abs(sum(each)) for each in bins.values()) / len(prob), abs=1e-9)
+    assert len(curve.share) == len(bins) and curve.share.sum().item() == pytest.approx(1)
+    error = equal_mass_error(prob, label, num_bins)
+    assert abs((prob - label).mean().item()) - 1e-9 <= error <= (prob - label).abs().mean().item() + 1e-9
+    assert equal_mass_error(prob, prob, num_bins) == 0 == calibration(prob, prob, num_bins).ece
+
+
+@given(numbered(labels, labels))
+def test_calibration_errors_by_index_are_those_of_each_index(rows):
+    prob, label, index = rows
+    by_index = ece_by_index(prob, label, index)
+    assert len(by_index) == index.max() + 1
+    for place in index.unique().tolist():
+        here = index == place
+        assert by_index[place] == calibration(prob[here], label[here]).ece
+
+
+# --- calibrations
+
+
+@tries(2)
+@given(numbered(logits, st.sampled_from([0.0, 1.0])), st.floats(1, 5000))
+def test_a_fitted_calibration_is_finite_and_fits_better_than_none(rows, prior):
+    logit, accepted, furthest = rows
+    fitted = IndexCalibration.fit(logit, accepted, furthest, prior=prior)
+    assert len(fitted.slope) == len(fitted.intercept) == NUM_INDICES
+    assert all(map(math.isfinite, [*fitted.slope, *fitted.intercept]))
+    share = prior / len(logit)
+    labels = (accepted + share * logit.sigmoid()) / (1 + share)
+    for index in range(NUM_INDICES):
+        here = (furthest >= index).double()
+        weight, target = here + share, (here * accepted + share * labels) / (here + share)
+        losses = [
+            (weight * torch.nn.functional.binary_cross_entropy_with_logits(scores, target, reduction="none")).sum()
+            for scores in (fitted.slope[index] * logit + fitted.intercept[index], logit)
+        ]
+        assert losses[0] <= losses[1] + 1e-6 * (1 + losses[1])
+
+
+@tries(2)
+@given(vectors(logits, min_size=2), st.floats(0.2, 4), st.floats(-3, 3))
+def test_a_calibration_of_logits_that_are_off_by_a_line_restores_the_order(rows, slope, intercept):
+    """Outcomes are accepted with the sigmoid of a rising line of the logit, so the calibrated logit rises, too."""
+    (logit,) = rows
+    accepted = (slope * logit + intercept).sigmoid()
+    fitted = IndexCalibration.fit(logit, accepted, torch.full((len(logit),), NUM_INDICES), prior=1e-3)
+    if (logit.max() - logit.min()) > 1e-3:
+        assert min(fitted.slope) > 0
+
+
+@tries(5)
+@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=1, max_size=4), numbered(logits))
+def test_calibrated_logits_are_those_of_the_line_at_their_index_and_monotone(lines, rows):
+    logit, index = rows
+    slope, intercept = ([line[part] for line in lines] for part in (0, 1))
+    made = IndexCalibration(slope, intercept)
+    assert IndexCalibration.from_dict(made.to_dict()) == made
+    places = [min(place, len(lines) - 1) for place in index.tolist()]
+    expected = [slope[place] * x + intercept[place] for place, x in zip(places, logit.tolist(), strict=True)]
+    assert made(logit, index).tolist() == pytest.approx(expected, abs=1e-4)
+    for place, factor in enumerate(slope):
+        rising = logit.sort().values
+        rows_of = torch.tensor([[factor]] * len(rising)), torch.tensor([[intercept[place]]] * len(rising))
+        steps = calibrated(rising, torch.zeros(len(rising), dtype=torch.long), *rows_of).diff()
+        assert (steps * math.copysign(1, factor) >= 0).all()
+
+
+@given(numbered(logits))
+def test_every_token_has_a_pair_for_each_index_that_it_can_have(rows):
+    _, furthest = rows
+    token, index = in_rounds(furthest)
+    expected = [(n, i) for n, last in enumerate(furthest.tolist()) for i in range(min(last + 1, NUM_INDICES))]
+    assert list(zip(token.tolist(), index.tolist(), strict=True)) == expected
+
+
+@tries(3)
+@given(vectors(logits, logits, labels, st.sampled_from([0.1, 1.0, 3.0]), min_size=3))
+def test_the_gradient_of_a_fitted_logistic_vanishes_unless_it_separates(rows):
+    """Where a line separates the labels there is no best one: its weights are finite all the same."""
+    first, second, label, counts = rows
+    features = torch.stack([first, second], dim=1)
+    fitted = fit_logistic(features, label, counts)
+    assert fitted.isfinite().all()
+    soft = label.clamp(0.05, 0.95)
+    fitted = fit_logistic(features, soft, counts)
+    inputs = torch.cat([features, torch.ones(len(features), 1)], dim=1)
+    gradient = inputs.T @ (counts * ((inputs @ fitted).sigmoid() - soft))
+    assert gradient.abs().max() < 1e-4 * inputs.abs().sum()

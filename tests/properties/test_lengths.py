@@ -1,0 +1,112 @@
+"""Batches and slices by length, padding, and texts of remaining times."""
+
+import logging
+import math
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from properties.strategies import tries
+
+from specheads import forecast
+from specheads.forecast import Forecast, duration, rate
+from specheads.padding import batches_of_rows, batches_of_tokens, by_length, right_padded, slices
+
+lengths = st.lists(st.integers(0, 40), max_size=30)
+
+
+@tries(5)
+@given(lengths, st.integers(1, 12))
+def test_batches_of_rows_hold_every_row_once_the_shortest_first(sizes, batch_size):
+    batches = batches_of_rows(sizes, batch_size)
+    order = [row for batch in batches for row in batch]
+    assert order == by_length(sizes) == sorted(range(len(sizes)), key=lambda row: (sizes[row], row))
+    assert all(len(batch) == batch_size for batch in batches[:-1]) and all(0 < len(batch) <= batch_size for batch in batches)
+
+
+@tries(5)
+@given(lengths, st.integers(1, 200), st.data())
+def test_batches_of_tokens_hold_every_row_once_and_are_as_large_as_the_limit_allows(sizes, limit, data):
+    counts = data.draw(st.none() | st.lists(st.integers(1, 4), min_size=len(sizes), max_size=len(sizes)))
+    batches = batches_of_tokens(sizes, limit, counts)
+    assert [row for batch in batches for row in batch] == by_length(sizes)
+
+    def padded(batch):
+        return sum(1 if counts is None else counts[row] for row in batch) * max(sizes[row] for row in batch)
+
+    for number, batch in enumerate(batches):
+        assert batch and (len(batch) == 1 or padded(batch) <= limit)
+        assert number + 1 == len(batches) or padded([*batch, batches[number + 1][0]]) > limit
+
+
+@tries(5)
+@given(st.integers(0, 100), st.integers(1, 50), st.integers(1, 500))
+def test_slices_are_consecutive_and_as_large_as_the_limit_allows(num_rows, row_size, most):
+    parts = slices(num_rows, row_size, most)
+    assert [row for part in parts for row in range(num_rows)[part]] == list(range(num_rows)) and parts
+    sizes = [part.stop - part.start for part in parts]
+    assert all(size * row_size <= most or size == 1 for size in sizes)
+    assert len(set(sizes[:-1])) <= 1 and (len(parts) == 1 or (sizes[0] + 1) * row_size > most)
+
+
+@tries(3)
+@given(st.lists(st.lists(st.integers(0, 2**31), max_size=6), min_size=1, max_size=6))
+def test_padding_keeps_every_row_and_adds_zeros(texts):
+    tokens = right_padded(texts)
+    assert tokens.dtype == torch.long and tokens.shape == (len(texts), max(map(len, texts)))
+    for row, text in zip(tokens.tolist(), texts, strict=True):
+        assert row == text + [0] * (len(row) - len(text))
+
+
+UNITS = {"s": 1, "min": 60, "h": 3600, "days": 86400}
+
+
+@tries(5)
+@given(st.floats(0, 1e8))
+def test_a_duration_is_within_a_twentieth_of_the_time(seconds):
+    number, unit = duration(seconds).split(" ")
+    assert float(number) * UNITS[unit] == pytest.approx(seconds, rel=0.04, abs=0.5)
+
+
+@tries(5)
+@given(st.floats(1e-3, 1e9))
+def test_a_rate_is_within_a_twentieth_of_the_pace(pace):
+    number, unit = re.fullmatch(r"([\d,.]+)/(s|min|h)", rate(pace)).groups()
+    assert float(number.replace(",", "")) / UNITS[unit] == pytest.approx(pace, rel=0.051, abs=0.05 / 3600)
+
+
+class Messages(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+
+@tries(3)
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50)), max_size=30), st.integers(0, 200))
+def test_a_forecast_speaks_ever_less_often_and_of_a_time_that_is_left(steps, more):
+    """Its clock may stand still, and steps may do nothing."""
+    clock, done, messages = [0.0], 0, Messages()
+    total = sum(count for _, count in steps) + more
+    forecast.logger.addHandler(messages)
+    level = forecast.logger.level
+    forecast.logger.setLevel(logging.INFO)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(forecast.time, "perf_counter", lambda: clock[0])
+            told = Forecast("work", 10.0)
+            for seconds, count in steps:
+                clock[0] += seconds
+                done += count
+                told.update(done, total)
+    finally:
+        forecast.logger.removeHandler(messages)
+        forecast.logger.setLevel(level)
+    elapsed = sum(seconds for seconds, _ in steps[1:])  # since the first update
+    assert not messages.texts or len(messages.texts) <= 1 + math.log2(elapsed / 10) + 1e-9
+    for text in messages.texts:
+        assert re.fullmatch(r"work: [\d,]+ of [\d,]+, [\d,.]+/(s|min|h), about [\d.]+ (s|min|h|days) to go", text), text

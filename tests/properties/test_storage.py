@@ -1,0 +1,327 @@
+"""Shards and journals are the same in whatever order, by however many workers and after whatever interruptions they are made."""
+
+import json
+import tempfile
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from chains import Model
+from fakes import tiny_pair
+from hypothesis import example, given
+from hypothesis import strategies as st
+from properties.strategies import probabilities, tries
+from safetensors.torch import save_file
+
+from data_gen.run import generate_data
+from data_gen.settings import Generation
+from specheads.prompts.prompt import Prompt, text_id
+from specheads.sampling import Warp
+from specheads.storage import files, journal, shards, tensor_shards
+from specheads.storage.data_set import load_split
+from specheads.storage.files import write_json
+from specheads.storage.journal import Journal
+from specheads.storage.shards import ShardStore, in_lots, read_manifest
+from specheads.storage.tensor_shards import ShardReader, make_missing, packed, spans
+
+SCHEMA = pa.schema({"number": pa.int32(), "text": pa.string(), "ids": pa.list_(pa.int32()), "probs": pa.list_(pa.float32())})
+PROVENANCE = {"target": ["t", "r"], "seed": 0}
+numbers = st.integers(-(2**31), 2**31 - 1)
+rows = st.fixed_dictionaries(
+    {
+        "number": numbers,
+        "text": st.text(max_size=5),
+        "ids": st.lists(numbers, max_size=4),
+        "probs": st.lists(st.floats(width=32, allow_nan=False), max_size=3),
+    }
+)
+
+
+@st.composite
+def planned_shards(draw):
+    """Return rows in consecutive shards, by name."""
+    parts = draw(st.lists(st.lists(rows, min_size=1, max_size=4), min_size=1, max_size=5))
+    return {f"train-{number:05d}.parquet": part for number, part in enumerate(parts)}
+
+
+@contextmanager
+def folder():
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def content(folder):
+    """Return the bytes of all files, but for those that may stay without harm.
+
+    They are unfinished manifests, as another worker may be writing one, and notes of shards that a manifest lists by now.
+    """
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    harmless = (".manifest.json.*.tmp", ".[!.]*.json")
+    kept = [path for path in paths if not any(path.match(pattern) for pattern in harmless)]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in kept}
+
+
+def make(folder, plan, order=None, pause=lambda: None):
+    """Write the shards of a plan that are missing, as data generation does."""
+    store = ShardStore(folder, PROVENANCE, SCHEMA)
+    if store.is_complete():
+        return
+    with store.missing(order or list(plan)) as missing:
+        for name in missing:
+            pause()
+            store.write(name, plan[name])
+        store.complete(list(plan))
+
+
+def made_alone(plan):
+    with folder() as alone:
+        make(alone, plan)
+        return content(alone)
+
+
+@given(planned_shards(), st.data())
+def test_rows_are_read_back_in_their_order_in_whatever_order_shards_are_written(plan, data):
+    with folder() as here:
+        make(here, plan, data.draw(st.permutations(list(plan))))
+        assert content(here) == made_alone(plan)
+        expected = [row for name in plan for row in plan[name]]
+        read = [row for name in sorted(read_manifest(here)["shards"]) for row in pq.read_table(here / name).to_pylist()]
+        assert read == expected
+
+
+@tries(0.2)
+@given(planned_shards(), st.data())
+def test_a_split_is_read_in_the_order_of_its_shards(plan, data):
+    with folder() as here:
+        make(here, plan, data.draw(st.permutations(list(plan))))
+        assert load_split(here, "train").to_list() == [row for name in plan for row in plan[name]]
+
+
+@given(planned_shards(), st.lists(st.permutations(range(5)), min_size=2, max_size=3), st.lists(st.sampled_from([0, 0.01])))
+def test_several_workers_write_the_bytes_of_one(plan, orders, pauses):
+    ended, left = [], iter([*pauses, *[0.0] * 20])
+    names = list(plan)
+
+    def work(order):
+        turn = [names[number] for number in order if number < len(names)]
+        make(here, plan, turn, lambda: threading.Event().wait(next(left)))
+        ended.append(order)
+
+    with folder() as here:
+        workers = [threading.Thread(target=work, args=(order,)) for order in orders]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert len(ended) == len(orders)
+        assert content(here) == made_alone(plan)
+
+
+# --- interruptions
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@contextmanager
+def killed_at(step, share=0.5):
+    """Let the process end at this step of writing files: before and after each file is written, and each is renamed.
+
+    `share`: of the file's bytes that have reached the disk.
+    """
+    left = [step]
+
+    def reached():
+        left[0] -= 1
+        return left[0] == -1
+
+    def write_whole(path, write, writer=""):
+        def write_and_end(temporary):
+            if reached():
+                raise Killed
+            write(temporary)
+            if reached():
+                temporary.write_bytes(temporary.read_bytes()[: int(share * temporary.stat().st_size)])
+                raise Killed
+
+        if reached():
+            raise Killed
+        whole(path, write_and_end, writer)
+        if reached():
+            raise Killed
+
+    whole = files.write_whole
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (files, shards, journal):
+            patch.setattr(module, "write_whole", write_whole)
+        with suppress(Killed):
+            yield
+
+
+interruptions = st.lists(st.tuples(st.integers(0, 30), probabilities()), min_size=1, max_size=3)
+ROW = {"number": 1, "text": "a", "ids": [2], "probs": [0.5]}
+
+
+@tries(3)
+@given(planned_shards(), interruptions)
+@example({"train-00000.parquet": [ROW]}, [(10, 0.5)])  # while its checksum is noted: that unfinished file stayed
+def test_a_cache_that_is_resumed_after_any_interruptions_has_the_same_bytes(plan, interruptions):
+    with folder() as here:
+        for step, share in interruptions:
+            with killed_at(step, share):
+                make(here, plan)
+        make(here, plan)
+        assert content(here) == made_alone(plan)
+
+
+@given(planned_shards(), st.lists(st.permutations(range(5)), min_size=2, max_size=3), st.integers(0, 40), probabilities())
+def test_workers_finish_what_one_that_died_was_making(plan, orders, step, share):
+    ended = []
+
+    def work(order):
+        with suppress(Killed):
+            make(here, plan, [list(plan)[number] for number in order if number < len(plan)])
+            ended.append(order)
+
+    with folder() as here:
+        with killed_at(step, share):
+            workers = [threading.Thread(target=work, args=(order,)) for order in orders]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+        assert len(ended) >= len(orders) - 1
+        assert content(here) == made_alone(plan)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), interruptions)
+def test_a_store_of_tensors_has_the_same_bytes_after_any_interruptions(counts, interruptions):
+    num_rows = {f"{number}.safetensors": count for number, count in enumerate(counts)}
+
+    def computed(name):
+        return packed([{"hidden": torch.full((row + 1, 2), float(row))} for row in range(num_rows[name])])
+
+    def make_all(folder):
+        make_missing(folder, PROVENANCE, num_rows, computed, "rows", 0.0)
+
+    with folder() as here, folder() as alone:
+        for step, share in interruptions:
+            with killed_at(step, share):
+                make_all(here)
+        make_all(here)
+        make_all(alone)
+        assert content(here) == content(alone)
+        reader = ShardReader(here)
+        for name, count in num_rows.items():
+            assert [len(reader.row(name, row)["hidden"]) for row in range(count)] == list(range(1, count + 1))
+
+
+class Letters:
+    def load(self, chats):
+        texts = ["abc", "ba", "cab", "dddd", "ac", "bbad"]
+        return [Prompt(text_id(text), ("train", "train", "dev")[number % 3], text) for number, text in enumerate(texts)]
+
+
+@tries(0.2)
+@given(interruptions, st.integers(1, 3), st.sampled_from([0, 2]))
+def test_generated_data_has_the_same_bytes_after_any_interruptions(interruptions, rows_per_shard, rollouts):
+    settings = Generation(
+        warp=Warp(1.0, top_k=3),
+        max_new_tokens=5,
+        max_prompt_tokens=8,
+        batch_size=2,
+        rows_per_shard=rows_per_shard,
+        rollouts_per_response=rollouts,
+        rollout_tokens=2,
+    )
+    pair = tiny_pair(4, scale=2.0)
+    with folder() as here, folder() as alone:
+        for step, share in interruptions:
+            with killed_at(step, share):
+                generate_data(pair, Letters(), settings, here)
+        assert generate_data(pair, Letters(), settings, here).name == generate_data(pair, Letters(), settings, alone).name
+        assert content(here) == content(alone)
+
+
+entries = st.dictionaries(
+    st.text(max_size=3), st.integers() | st.text(max_size=4) | st.lists(st.floats(allow_nan=False)), max_size=3
+)
+
+
+@tries(3)
+@given(st.lists(entries, max_size=5), st.lists(st.tuples(probabilities(), st.integers(0, 6)), max_size=3))
+def test_a_journal_that_was_cut_anywhere_has_its_first_entries_and_goes_on(texts, cuts):
+    """At any share of its bytes, and while it is opened again."""
+    with folder() as here:
+        path = here / "sweep.jsonl"
+        for share, step in [*cuts, (1.0, 99)]:
+            known = None
+            with killed_at(step, share):
+                known = Journal(path, PROVENANCE)
+            if known is None:
+                continue
+            count = len(known.entries)
+            assert known.entries == dict(enumerate(texts[:count]))
+            for number, entry in enumerate(texts[count:], start=count):
+                known.add(number, entry)
+            path.write_bytes(path.read_bytes()[: int(np.ceil(share * path.stat().st_size))])
+        assert Journal(path, PROVENANCE).entries == dict(enumerate(texts))
+        assert len(list(here.iterdir())) == 1 + sum(path.name.startswith("sweep-") for path in here.iterdir())
+
+
+@given(st.lists(entries, min_size=2, max_size=4), st.integers(0, 5), probabilities())
+def test_a_file_is_the_old_one_or_the_new_one(versions, step, share):
+    with folder() as here:
+        path = here / "a.json"
+        for version in versions[:-1]:
+            write_json(path, version)
+        with killed_at(step, share):
+            write_json(path, versions[-1])
+        assert json.loads(path.read_text()) in versions[-2:]
+        write_json(path, versions[-1])
+        assert json.loads(path.read_text()) == versions[-1] and len(list(here.iterdir())) == 1
+
+
+# --- rows of tensors, and parts
+
+
+@tries(2)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 99)), min_size=1, max_size=6), st.integers(1, 3))
+def test_rows_of_tensors_are_read_back(sizes, width):
+    made = [
+        {"hidden": Model(width, seed)(())[None].expand(count, -1).float(), "ids": torch.arange(seed, seed + count)}
+        for count, seed in sizes
+    ]
+    with folder() as here:
+        save_file(packed(made), here / "part.safetensors")
+        reader = ShardReader(here)
+        for number, row in enumerate(made):
+            read = reader.row("part.safetensors", number)
+            assert read.keys() == row.keys() and all(torch.equal(read[name], row[name]) for name in row)
+
+
+@tries(5)
+@given(st.lists(st.integers(0, 40), max_size=20), st.integers(1, 30))
+@example([1, 9, 9], 10)  # 18 bytes in one shard
+def test_shards_of_tensors_are_consecutive_and_below_their_size_after_their_first_row(sizes, shard_bytes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor_shards, "SHARD_BYTES", shard_bytes)
+        parts = spans(np.array(sizes, dtype=np.int64))
+    assert [row for first, count in parts for row in range(first, first + count)] == list(range(len(sizes)))
+    for first, count in parts:
+        assert count > 0 and sum(sizes[first + 1 : first + count]) < shard_bytes
+
+
+@tries(5)
+@given(st.lists(st.text(max_size=3), unique=True, max_size=30), st.integers(1, 12))
+def test_lots_are_consecutive_and_of_nearly_the_same_size(names, count):
+    lots = in_lots(names, count)
+    assert [name for lot in lots for name in lot] == names and len(lots) <= count
+    assert not lots or max(map(len, lots)) - min(map(len, lots)) <= 1
+    assert len(lots) == min(count, len(names))

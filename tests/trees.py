@@ -1,0 +1,65 @@
+"""Drafted trees on tiny vocabularies, and the exact distribution of what decoding emits with them."""
+
+import itertools
+
+import torch
+
+from specheads.decoding.drafting.tree_growth import Nodes
+from specheads.decoding.verification import TreeBlock
+
+
+def distributions_after(model, nodes):
+    """Return a model's distributions after the context and after every node, (N + 1, V)."""
+    paths = [()]
+    for token, parent in zip(nodes.tokens, nodes.parents, strict=True):
+        paths.append((*paths[parent + 1], token))
+    return torch.stack([model(path) for path in paths]), paths
+
+
+def of_chains(chains, merge=True):
+    """Return the tree of chains that were drawn level by level."""
+    nodes, ends = Nodes(), [-1] * len(chains)
+    for depth in range(len(chains[0])):
+        ends = [nodes.add(end, chain[depth], merge) for chain, end in zip(chains, ends, strict=True)]
+    return nodes
+
+
+def trees_of(draft, count, length, merge=True, replacement=True):
+    """Yield every tree of `count` chains of `length` tokens, and its probability; without replacement first tokens differ."""
+    options = list(itertools.product(range(draft.vocab_size), repeat=length))
+    for chains in itertools.product(options, repeat=count):
+        prob = 1.0
+        for number, chain in enumerate(chains):
+            distribution = draft(()).clone()
+            if not replacement:
+                distribution[[other[0] for other in chains[:number]]] = 0
+                distribution = distribution / distribution.sum().clamp_min(1e-300)
+            prob *= distribution[chain[0]].item() * draft.joint(chain[1:], chain[:1])
+        if prob > 0:
+            yield of_chains(chains, merge), prob
+
+
+def emitted(rule, target, draft, trees, num_tokens, repeated=None):
+    """Return the exact distribution of the first `num_tokens` tokens (V, ..., V) where a round drafts one of `trees` and the
+    target goes on alone.
+
+    `repeated`: of a graph, see Draft.
+    """
+    total = torch.zeros((target.vocab_size,) * num_tokens, dtype=torch.float64)
+    for nodes, tree_prob, replacement in trees:
+        target_probs, paths = distributions_after(target, nodes)
+        draft_probs, _ = distributions_after(draft, nodes)
+        drafted = nodes.draft(draft_probs, replacement=replacement, repeated=repeated)
+        distribution = rule.distribution(TreeBlock.of(drafted, target_probs, rule.shared_logits))
+        reach = [tree_prob]
+        for move, parent in zip(distribution.moves.tolist(), nodes.parents, strict=True):
+            reach.append(reach[parent + 1] * move)
+        for row, path in enumerate(paths):
+            children = [n for n, parent in enumerate(nodes.parents) if parent == row - 1]
+            stay = reach[row] * (1 - distribution.moves[children].sum().item())
+            following = distribution.next_probs(torch.tensor([row]))[0]
+            for token, prob in enumerate((following / following.sum()).tolist()):
+                begun = (*path, token)
+                for rest in itertools.product(range(target.vocab_size), repeat=max(0, num_tokens - len(begun))):
+                    total[(*begun, *rest)[:num_tokens]] += stay * prob * target.joint(rest, begun)
+    return total
