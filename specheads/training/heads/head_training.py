@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 class TrainedHeads:
     """Heads that were trained together.
 
-    `folder` holds the head, or the folders of several heads, whose names are `names`. `test` has the metrics on test prompts by
-    name, also those of rules without a head; `calibration_errors` has the expected calibration errors of each head on dev prompts.
+    `folder` holds the head, or the folders of the heads `names`. `test` has the metrics on test prompts by name, also those of
+    rules without a head; `calibration_errors` has the expected calibration errors of each head on dev prompts.
     """
 
     folder: Path
