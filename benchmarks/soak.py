@@ -91,7 +91,7 @@ def slopes(pair: Pair, given: argparse.Namespace, folder: Path) -> tuple[list[Ta
             speeds[name] = (clock() - start) / tokens
             done[name] += generations
         samples.append((clock(), sum(done.values()), Usage.now(), speeds))
-        if clock() >= 60 * given.minutes and len(samples) >= 4:
+        if clock() >= 60 * given.minutes and len(samples) >= 3:
             break
     return [slope_table(samples), counts_table(done, samples)], prompts
 

@@ -223,18 +223,20 @@ class Tags(HTMLParser):
         self.text.append(data)
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_responses_and_prompts_are_text_on_the_page_whatever_they_hold(text):
+def test_responses_and_prompts_are_text_on_the_page_whatever_they_hold():
     report = report_example()
 
-    def page_with(words):
-        sample = TextSample("fixed K=5", words, [("accepted", words), ("rejected", words), ("target", words)])
-        return Tags(html_of(replace(report, data_sets=[replace(data, texts=[sample]) for data in report.data_sets])))
+    def page_with(texts):
+        pieces = [[("accepted", text), ("rejected", text), ("target", text)] for text in texts]
+        samples = [TextSample("fixed K=5", text, each) for text, each in zip(texts, pieces, strict=True)]
+        return Tags(html_of(replace(report, data_sets=[replace(data, texts=samples) for data in report.data_sets])))
 
-    plain, page = page_with("harmless"), page_with(text)
+    harmless = [f"harmless {number}" for number in range(len(TEXTS))]
+    plain, page = page_with(harmless), page_with(TEXTS)
     assert page.tags == plain.tags
-    assert "".join(page.text).count(text) == "".join(plain.text).count("harmless") > 0
-    assert any(tag == "meta" and "default-src 'none'" in dict(attrs).get("content", "") for tag, attrs in page.tags)
+    for text, other in zip(TEXTS, harmless, strict=True):
+        assert "".join(page.text).count(text) == "".join(plain.text).count(other) > 0
+    assert any(tag == "meta" and "default-src 'none'" in (dict(attrs).get("content") or "") for tag, attrs in page.tags)
 
 
 # --- what is promised

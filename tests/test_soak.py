@@ -61,7 +61,7 @@ def test_turns_are_sampled_and_have_slopes():
     names = [row[0] for row in table.rows]
     assert names[:3] == ["resident memory, MiB", "open files", "threads"] and len(names) == 7
     assert [row[0] for row in counts.rows] == ["single", "batched", "data", "evaluation"]
-    assert [row[1] for row in counts.rows] == [4, 16, 8, 8]  # in four turns
+    assert [row[1] for row in counts.rows] == [3, 12, 6, 6]  # in three turns
     assert table.rows[1][2]["value"] == pytest.approx(0)  # no file stays open
 
 
