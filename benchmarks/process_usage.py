@@ -50,9 +50,9 @@ class Slope:
         """Whether nothing grows: the interval reaches 0, or the growth is small."""
         return self.low <= 0 or self.growth <= LARGEST_GROWTH
 
-    def per(self, unit: float) -> dict[str, float]:
+    def per(self, amount: float) -> dict[str, float]:
         """Return slope and interval per so much time."""
-        return {"value": self.value * unit, "low": self.low * unit, "high": self.high * unit}
+        return {"value": self.value * amount, "low": self.low * amount, "high": self.high * amount}
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> Slope:

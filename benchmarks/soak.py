@@ -46,7 +46,7 @@ MIB = 2**20
 BATCH = 8
 SHORT = 12  # tokens of a response that is one of very many
 
-Work = Callable[[int], tuple[int, int]]  # does a turn of this number; returns its generations and its tokens
+Turn = Callable[[int], tuple[int, int]]  # does what is due in the turn of a number; returns its generations and its tokens
 
 
 def main(argv: Sequence[str] | None = None) -> list[Table]:
@@ -78,16 +78,16 @@ def main(argv: Sequence[str] | None = None) -> list[Table]:
 
 def slopes(pair: Pair, given: argparse.Namespace, folder: Path) -> tuple[list[Table], list[str]]:
     """Take turns for some minutes; return the table of slopes."""
-    works, prompts = turns_of(pair, given.engine, given.size, folder)
-    for work in works.values():
-        work(0)  # compiles and loads
+    turns, prompts = turns_of(pair, given.engine, given.size, folder)
+    for turn in turns.values():
+        turn(0)  # compiles and loads
     clock, samples = Clock(), []
-    done = dict.fromkeys(works, 0)
+    done = dict.fromkeys(turns, 0)
     for number in itertools.count(1):
         speeds = {}
-        for name, work in works.items():
+        for name, turn in turns.items():
             start = clock()
-            generations, tokens = work(number)
+            generations, tokens = turn(number)
             speeds[name] = (clock() - start) / tokens
             done[name] += generations
         samples.append((clock(), sum(done.values()), Usage.now(), speeds))
@@ -96,8 +96,8 @@ def slopes(pair: Pair, given: argparse.Namespace, folder: Path) -> tuple[list[Ta
     return [slope_table(samples), counts_table(done, samples)], prompts
 
 
-def turns_of(pair: Pair, engine: str, size: int, folder: Path) -> tuple[dict[str, Work], list[str]]:
-    """Return the work of a turn by name, and the ids of its prompts."""
+def turns_of(pair: Pair, engine: str, size: int, folder: Path) -> tuple[dict[str, Turn], list[str]]:
+    """Return what is done in a turn by name, and the ids of its prompts."""
     chosen = list(NanoSource(4 * size, size, size).load(pair.chats))
     prompts = [pair.encode_instruction(prompt.text) for prompt in chosen if prompt.split == "train"]
     head = random_head(pair)
@@ -126,8 +126,8 @@ def turns_of(pair: Pair, engine: str, size: int, folder: Path) -> tuple[dict[str
         shutil.rmtree(folder / "recorded")
         return 2 * size, 2 * size * 16
 
-    works = {"single": single, "batched": batched, "data": data, "evaluation": replay}
-    return works, [prompt.prompt_id for prompt in chosen]
+    turns = {"single": single, "batched": batched, "data": data, "evaluation": replay}
+    return turns, [prompt.prompt_id for prompt in chosen]
 
 
 def random_head(pair: Pair) -> AcceptanceHead:
@@ -163,9 +163,9 @@ def verdict_of(line: Slope) -> str:
 
 
 def counts_table(done: dict[str, int], samples: Sequence[tuple[float, int, Usage, dict[str, float]]]) -> Table:
-    """Return how many generations each work made."""
+    """Return how many generations were made of each kind."""
     rows: list[list[Value]] = [[name, count] for name, count in done.items()]
-    return Table("counts", f"Generations in {len(samples):,} turns", [Column("work"), Column("generations", "fixed:0")], rows)
+    return Table("counts", f"Generations in {len(samples):,} turns", [Column("what"), Column("generations", "fixed:0")], rows)
 
 
 # --- outputs

@@ -61,10 +61,10 @@ def cached_commit(location: str | Path, revision: str | None = None) -> str | No
     if file.is_file():
         return extract_commit_hash(str(file.absolute()), None)
     try:
-        found = try_to_load_from_cache(str(location), "config.json", revision=revision)
+        cached = try_to_load_from_cache(str(location), "config.json", revision=revision)
     except HFValidationError:  # a folder that does not exist
         return None
-    return extract_commit_hash(found, None) if isinstance(found, str) else None
+    return extract_commit_hash(cached, None) if isinstance(cached, str) else None
 
 
 def how_to_access(locations: Sequence[str]) -> str:
