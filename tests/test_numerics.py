@@ -27,8 +27,8 @@ from specheads import SpeculativeDecoder, Warp, load_pair, stopping
 
 # Largest difference of a log probability, a label, a label on average, an overlap and a head; shares of most likely tokens and of
 # greedy acceptances that differ.
-SUMS_IN_ANOTHER_ORDER = (2e-4, 1e-4, 1e-6, 5e-5, 1e-4, 0.005, 0.005)
-HALF = (0.6, 0.5, 0.02, 0.15, 0.4, 0.05, 0.05)
+SUMS_IN_ANOTHER_ORDER = (2e-4, 5e-5, 3e-6, 3e-5, 5e-5, 0.01, 0.01)
+HALF = (0.8, 0.4, 0.02, 0.15, 0.3, 0.1, 0.1)
 INT8 = (0.6, 0.5, 0.02, 0.15, 0.4, 0.05, 0.05)
 FP8 = (2.0, 0.9, 0.06, 0.5, 0.8, 0.15, 0.15)
 READERS = {
@@ -90,7 +90,7 @@ def test_quantized_weights_stay_within_theirs(measured, name, bounds):
 def test_greedy_texts_in_another_type_are_those_of_the_same_models(kind):
     """What decoding may change is rounding; another type or quantization is another target, whose own greedy text is decoded.
 
-    In bfloat16 ties are common, and one of a few texts may depart (tests/decoding/test_greedy_bfloat16.py bounds where).
+    In bfloat16 ties are common, and some texts depart (tests/decoding/test_greedy_bfloat16.py bounds where).
     """
     if kind == "int8":
         pytest.importorskip("torchao")
@@ -100,7 +100,7 @@ def test_greedy_texts_in_another_type_are_those_of_the_same_models(kind):
     decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(4), warp=Warp(temperature=0), engine="eager")
     prompts = prompts_of(pair, 4)
     equal = [decoder.generate(prompt, 24).tokens.tolist() == plain_greedy(pair, prompt)[:24] for prompt in prompts]
-    assert sum(equal) >= 3
+    assert sum(equal) >= (2 if kind == "bfloat16" else 3)
 
 
 def test_what_differs_is_measured():
