@@ -27,6 +27,7 @@ from benchmarks.results import Column, Table, Value, add_result_option, prompt_r
 from specheads import AcceptanceHead, HeadConfig, Pair, SpeculativeDecoder, Warp, generate_baseline, load_pair, stopping
 from specheads.decoding.engine import EagerEngine, Engine, RowPlaces, make_engine, obstacle_to_compiling
 from specheads.decoding.engine.eager import ForwardOutput
+from specheads.decoding.engine.operators import load_operators
 from specheads.decoding.engine.packed import packed_model
 from specheads.language_model import LanguageModel
 from specheads.padding import right_padded
@@ -34,7 +35,7 @@ from specheads.prompts.nano_source import NanoSource
 from specheads.sampling import accept_prob, overlap, sample
 
 CHUNK = 5  # tokens that are read at a time
-NUM_NEW, NUM_GREEDY = 48, 64  # tokens of a response that is read, and of one that is decoded
+NUM_NEW, NUM_GREEDY = 48, 48  # tokens of a response that is read, and of one that is decoded
 WARP = Warp()  # of labels
 PROBABLE = 1e-3  # tokens of a larger probability count in the largest difference of log probabilities
 TYPES = {"bfloat16": torch.bfloat16}
@@ -106,7 +107,7 @@ def in_chunks(lm: LanguageModel, texts: Sequence[Text], engine: str, packed: boo
     """Read each text a few tokens at a time, from an engine's memory, as a decoder does."""
     reader = make_engine(engine, lm, max(len(text.whole) for text in texts) + CHUNK)
     step = reader.compiled_step(States(), all_logits=True)
-    copies = packed_model(lm, []) if packed else None
+    copies = packed_model(lm, []) if packed and load_operators() else None
     with copies.replacing() if copies is not None else nullcontext():
         return joined(_of_response(*_from_memory(reader, step, text.whole), text) for text in texts)
 
@@ -161,18 +162,18 @@ def joined(reads: Iterator[Read]) -> Read:
     return Read(torch.cat(hidden), torch.cat(logits))
 
 
-def ways(pair: Pair) -> dict[str, Reader]:
-    """Return the ways in which a pair in float32 can read texts here, by name; the first is what the others are compared with."""
+def ways(pair: Pair, compiled: bool) -> dict[str, Reader]:
+    """Return the ways in which a pair in float32 can read texts here, by name, but whole; `compiled`: compiled steps, too."""
     readers: dict[str, Reader] = {
-        "whole": whole,
         "padded to a batch": padded,
         "from memory": partial(in_chunks, engine="eager"),
         "in rows of a batch": in_rows,
         "static memory": partial(in_chunks, engine="cuda_graph"),  # on a CPU, nothing is captured
     }
     if obstacle_to_compiling(pair.target_lm) is None:
-        readers["packed maps"] = partial(in_chunks, engine="eager", packed=True)
-        readers["compiled"] = partial(in_chunks, engine="compiled")
+        readers["packed maps"] = partial(in_chunks, engine="cuda_graph", packed=True)
+        if compiled:
+            readers["compiled"] = partial(in_chunks, engine="compiled")
     return readers
 
 
@@ -252,14 +253,13 @@ def other_pairs(name: str) -> dict[str, Pair]:
     return pairs
 
 
-def departures(name: str, num_prompts: int) -> dict[str, Departure]:
+def departures(name: str, num_prompts: int, compiled: bool) -> dict[str, Departure]:
     """Return how far every way to compute with a pair departs from float32 reading each text whole."""
     pair = load_pair(name, device="cpu", dtype="float32")
     texts, head = texts_of(pair, prompts_of(pair, num_prompts)), sensitive_head(pair)
     exact = read_in(pair, whole, texts)
-    measured = {
-        way: departure(exact, read_in(pair, reader, texts), head) for way, reader in ways(pair).items() if reader is not whole
-    }
+    readers = ways(pair, compiled)
+    measured = {way: departure(exact, read_in(pair, reader, texts), head) for way, reader in readers.items()}
     for other, changed in other_pairs(name).items():
         measured[other] = departure(exact, read_in(changed, whole, texts), head)
     return measured
@@ -273,7 +273,7 @@ def prompts_of(pair: Pair, number: int) -> list[list[int]]:
 # --- greedy decoding
 
 
-def greedy_rows(name: str, num_prompts: int) -> list[list[Value]]:
+def greedy_rows(name: str, num_prompts: int, compiled: bool) -> list[list[Value]]:
     """Return for every way to decode how many greedy responses are those of transformers on the same models."""
     pairs = {"float32": load_pair(name, device="cpu", dtype="float32")} | other_pairs(name)
     rows: list[list[Value]] = []
@@ -283,7 +283,7 @@ def greedy_rows(name: str, num_prompts: int) -> list[list[Value]]:
         plain = [plain_greedy(pair, prompt) for prompt in prompts]
         reference = reference or plain
         engines = ["eager", "cuda_graph"]
-        if kind == "float32" and obstacle_to_compiling(pair.target_lm) is None:
+        if compiled and kind == "float32" and obstacle_to_compiling(pair.target_lm) is None:
             engines.append("compiled")
         for engine in engines:
             decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(4), warp=Warp(temperature=0), engine=engine)
@@ -322,18 +322,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--pairs", default="nano,mini")
+    parser.add_argument("--compiled", default="nano", help="the pairs that are also measured in compiled steps")
     add_result_option(parser, "numerics")
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
     tables = []
     for name in given.pairs.split(","):
-        rows: list[list[Value]] = [[way, *vars(measured).values()] for way, measured in departures(name, given.prompts).items()]
+        compiled = name in given.compiled.split(",")
+        measured = departures(name, given.prompts, compiled)
+        rows: list[list[Value]] = [[way, *vars(each).values()] for way, each in measured.items()]
         title = (
             f"{name}: largest differences to float32 reading each text whole, {given.prompts} responses of up to {NUM_NEW} tokens"
         )
         tables.append(Table(f"read_{name}", title, READ_COLUMNS, rows))
         title = f"{name}: share of {given.prompts} greedy responses of up to {NUM_GREEDY} tokens that are equal"
-        tables.append(Table(f"greedy_{name}", title, GREEDY_COLUMNS, greedy_rows(name, given.prompts)))
+        tables.append(Table(f"greedy_{name}", title, GREEDY_COLUMNS, greedy_rows(name, given.prompts, compiled)))
         print("\n\n".join(f"{table.title}\n\n{text_of(table)}" for table in tables[-2:]), flush=True)
     ids = [prompt.prompt_id for prompt in NanoSource(0, given.prompts, 0).load(False)]
     write_result(given.result, tables, split="dev", seeds=[0], prompts=prompt_record(ids))
