@@ -27,6 +27,7 @@ from specheads.language_model import (
 from specheads.pair_config import INSTRUCTION, PairConfig, pair_config
 from specheads.quantization import revision_with
 from specheads.revisions import resolve, revision_of
+from specheads.storage.files import without_home
 from specheads.vocabulary import fit_to_vocabulary, known_tokens
 
 logger = logging.getLogger(__name__)
@@ -194,9 +195,9 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: N
         draft=draft,
         tokenizer=tokenizer,
         name=config.name or f"{Path(draft_id).name}-to-{Path(config.target).name}",
-        target_id=str(config.target),
+        target_id=without_home(str(config.target)),
         target_revision=revision_with(revision_of(target, config.target), config.quantization),
-        draft_id=draft_id,
+        draft_id=without_home(draft_id),
         draft_revision="not saved" if new_draft else revision_with(revision_of(draft, draft_id), config.draft_quantization),
         chat=config.chat,
         instruction_format=config.instruction_format,
@@ -217,17 +218,17 @@ def _tokenizer(config: PairConfig, new_draft: NewDraft | None) -> tuple[PreTrain
     """
     location = config.tokenizer or config.target
     revision = None if config.tokenizer else config.target_revision
-    tokenizer = load_tokenizer(location, revision, config.trust_remote_code)
+    tokenizer = load_tokenizer(location, revision, config.trusts("target"))
 
-    def compared(model: str | Path, model_revision: str | None) -> Tensor | None:
+    def compared(role: str, model: str | Path, model_revision: str | None) -> Tensor | None:
         if config.tokenizer is not None and not (Path(resolve(model)) / "tokenizer_config.json").is_file():
             return None
-        theirs = load_tokenizer(model, model_revision, config.trust_remote_code)
+        theirs = load_tokenizer(model, model_revision, config.trusts(role))
         return known_tokens(theirs, tokenizer, str(model), str(location))
 
-    if compared(config.target, config.target_revision) is not None:
+    if compared("target", config.target, config.target_revision) is not None:
         raise UserError(f"the tokenizer {location} has other tokens than the target {config.target}; leave model.tokenizer out.")
-    known = None if new_draft else compared(config.draft, config.draft_revision)
+    known = None if new_draft else compared("draft", config.draft, config.draft_revision)
     if known is not None:
         lacking = tokenizer.convert_ids_to_tokens((~known).nonzero().squeeze(1).tolist())
         logger.warning(
@@ -242,13 +243,16 @@ def _tokenizer(config: PairConfig, new_draft: NewDraft | None) -> tuple[PreTrain
 
 def _models(config: PairConfig, only_draft: bool, new_draft: NewDraft | None) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Return the draft and the target of a config, for inference."""
-    device, dtype, trust = str(config.device), config.dtype, config.trust_remote_code
+    device, dtype = str(config.device), config.dtype
     # The draft first: a target that may be spread over devices takes what is left.
     draft = (
         None
         if new_draft
-        else load_model(config.draft, config.draft_revision, dtype, device, None, trust, config.draft_quantization)
+        else load_model(
+            config.draft, config.draft_revision, dtype, device, None, config.trusts("draft"), config.draft_quantization
+        )
     )
+    trust = config.trusts("target")
     if only_draft:
         target = weightless_model(config.target, config.target_revision, dtype, device, config.device_map, trust)
     else:

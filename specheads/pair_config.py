@@ -11,6 +11,7 @@ from specheads.errors import UserError, is_number
 from specheads.quantization import check_quantization
 
 INSTRUCTION = "{instruction}"  # where an instruction format takes the text
+ROLES = ("draft", "target")
 MISSING = "???"  # marks a key that the user must set
 
 
@@ -35,7 +36,8 @@ class PairConfig:
         instruction_format: how instructions are wrapped instead, such as "[INST] {instruction} [/INST]".
         draft_temperature: divides the draft's logits before any warp, and not the target's: a sharper or flatter draft may agree
             more often, and the output stays the target's; None: the one in the draft's config, which a distillation writes, or 1.
-        trust_remote_code: run code that comes with a model.
+        trust_remote_code: run code that comes with a model: draft or target for that of one of them (the tokenizer's is the
+            target's), true for both.
     """
 
     draft: str | Path = ""
@@ -52,7 +54,7 @@ class PairConfig:
     chat: bool | None = None
     instruction_format: str | None = None
     draft_temperature: float | None = None
-    trust_remote_code: bool = False
+    trust_remote_code: bool | str = False
 
     def __post_init__(self) -> None:
         wrap = self.instruction_format
@@ -68,10 +70,14 @@ class PairConfig:
             )
         check_quantization("model.quantization", self.quantization)
         check_quantization("model.draft_quantization", self.draft_quantization)
-        if not isinstance(self.trust_remote_code, bool):
-            raise UserError(f"model.trust_remote_code={self.trust_remote_code} must be true or false.")
+        if not isinstance(self.trust_remote_code, bool) and self.trust_remote_code not in ROLES:
+            raise UserError(f"model.trust_remote_code={self.trust_remote_code} must be true, false, draft or target.")
         if self.chat is not None and not isinstance(self.chat, bool):
             raise UserError(f"model.chat={self.chat} must be true, false, or null to use the chat template if there is one.")
+
+    def trusts(self, role: str) -> bool:
+        """Return whether code that comes with the draft or the target may run."""
+        return self.trust_remote_code in (True, role)
 
 
 def config_folder() -> Path:

@@ -65,7 +65,7 @@ def model_needs(role: str, config: PairConfig) -> ModelNeeds:
         revision = config.draft_revision if is_draft else config.target_revision
         device, spread = checked_device(config.device), None if is_draft else config.device_map
         try:
-            model = weightless_model(location, revision, dtype, device, spread, config.trust_remote_code, quiet=True)
+            model = weightless_model(location, revision, dtype, device, spread, config.trusts(role), quiet=True)
         except UserError:  # loading it says why, in a moment
             pass
         else:

@@ -2,13 +2,15 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import GatedRepoError
-from transformers import AutoConfig, PreTrainedModel
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import GatedRepoError, HFValidationError
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 from transformers.utils.hub import extract_commit_hash
 
@@ -21,27 +23,48 @@ PIECE_BYTES, NUM_PIECES = 2**16, 64  # what is read of each weight file
 
 
 def resolve(location: str | Path) -> str:
-    """Return the folder of an `embedded:` location, or the location itself."""
-    location = str(location)
+    """Return the folder of an `embedded:` location or of one that begins with `~`, or the location itself."""
+    location = os.path.expanduser(location)
     return str(Path(__file__).parent / location.removeprefix(EMBEDDED)) if location.startswith(EMBEDDED) else location
 
 
 def from_pretrained(loader: Any, location: str | Path, revision: str | None = None, what: str = "model", **kwargs: Any) -> Any:
-    """Return what a transformers `loader` class reads from a folder or the hub.
+    """Return what a transformers `loader` class reads from a folder or the hub; a config, or that of a model, knows its commit.
 
     Raises:
-        UserError: `what` (a model, a tokenizer) is missing, gated, or cannot be read.
+        UserError: `what` (a model, a tokenizer) is missing, gated, brings code that is not trusted, or cannot be read.
     """
     try:
         with without_bars():
-            return loader.from_pretrained(resolve(location), **({"revision": revision} if revision else {}), **kwargs)
+            loaded = loader.from_pretrained(resolve(location), **({"revision": revision} if revision else {}), **kwargs)
     except (OSError, ValueError, ImportError) as error:  # what transformers raises for a missing or unreadable model
         if _is_gated(error):
             raise UserError(f"the {what} {str(location)!r} is gated, so: {how_to_access([str(location)])}.") from error
+        if "custom code" in str(error):
+            raise UserError(
+                f"the {what} {str(location)!r} comes with Python code, which runs only if you trust it: read the code, then set "
+                "model.trust_remote_code to draft, to target, or to true for both."
+            ) from error
         raise UserError(
             f"the {what} {str(location)!r} could not be loaded; expected a local folder, or a hub id that is reachable or "
             f"cached. Reason: {_reason(location, what, error)}"
         ) from error
+    config = getattr(loaded, "config", loaded)
+    if isinstance(config, PreTrainedConfig) and getattr(config, "_commit_hash", None) is None:
+        config._commit_hash = cached_commit(location, revision)  # transformers 5.23 does not say it
+    return loaded
+
+
+def cached_commit(location: str | Path, revision: str | None = None) -> str | None:
+    """Return the commit of the hub that a model in the cache, or a folder of the cache, is of; None for any other folder."""
+    file = Path(resolve(location)) / "config.json"
+    if file.is_file():
+        return extract_commit_hash(str(file.absolute()), None)
+    try:
+        cached = try_to_load_from_cache(str(location), "config.json", revision=revision)
+    except HFValidationError:  # a folder that does not exist
+        return None
+    return extract_commit_hash(cached, None) if isinstance(cached, str) else None
 
 
 def how_to_access(locations: Sequence[str]) -> str:
@@ -59,7 +82,7 @@ def _is_gated(error: BaseException | None) -> bool:
 
 def _reason(location: str | Path, what: str, error: Exception) -> str:
     """Return why a model or tokenizer could not be loaded, in a sentence or two."""
-    folder = Path(resolve(location)).expanduser()
+    folder = Path(resolve(location))
     if not folder.exists() and (str(location).startswith((".", "~")) or folder.is_absolute()):
         return f"there is no folder {folder!s}."
     if what == "tokenizer" and folder.is_dir() and not any(folder.glob("tokenizer*")):
@@ -90,11 +113,11 @@ def revision_at(location: str | Path) -> str:
     folder = Path(resolve(location))
     if folder.is_dir() or str(location).startswith(".") or str(location).count("/") != 1:
         file = folder / "config.json"
-        revision = extract_commit_hash(str(file), None) or folder_revision(location)
+        revision = cached_commit(location) or folder_revision(location)
         content = json.loads(file.read_text()) if file.is_file() else {}
         return _at_temperature(revision, content.get("text_config", content).get(DRAFT_TEMPERATURE, 1.0))
     config = from_pretrained(AutoConfig, location)
-    return _at_temperature(config._commit_hash, getattr(config.get_text_config(), DRAFT_TEMPERATURE, 1.0))
+    return _at_temperature(config._commit_hash or "not known", getattr(config.get_text_config(), DRAFT_TEMPERATURE, 1.0))
 
 
 def _at_temperature(revision: str, temperature: float) -> str:

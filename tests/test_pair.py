@@ -92,7 +92,7 @@ def test_every_named_pair_has_the_same_keys():
         ({"draft": None, "target": "embedded:nano/target"}, "a pair needs both"),
         ({"name": "mine"}, "draft=None and target=None: a pair needs both"),
         ({"name": "nano", "tap": 3}, r"model\.tap=3 is not known; expected one of draft, target"),
-        ({"name": "nano", "trust_remote_code": "false"}, r"model\.trust_remote_code=false must be true or false"),
+        ({"name": "nano", "trust_remote_code": "false"}, r"model\.trust_remote_code=false must be true, false, draft"),
         ({"name": "nano", "chat": 1}, r"model\.chat=1 must be true, false, or null"),
     ],
 )

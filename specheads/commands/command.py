@@ -105,6 +105,7 @@ class Command:
             check_resume(cfg)
             check_keys(cfg, self.classes(cfg))
             if self.begin():
+                cfg.paths.run = str(from_here(Path(cfg.paths.run)))  # reports, logs and commands repeat it
                 self.run(cfg)
                 if is_first_process():
                     runs.finish(run_folder())
@@ -154,6 +155,11 @@ def command(name: str, classes: ClassesOf = lambda cfg: ()) -> Callable[[Callabl
 def run_folder() -> Path:
     """Return the folder of the current run."""
     return Path(HydraConfig.get().runtime.output_dir)
+
+
+def from_here(folder: Path) -> Path:
+    """Return the path of a folder from the working directory if it is in there, or else the path as it is."""
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
 def null_group(error: Exception, words: list[str]) -> UserError | None:

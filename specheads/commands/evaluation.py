@@ -20,6 +20,7 @@ from specheads.pair_config import config_folder
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.sources import prompt_source
 from specheads.settings import Settings, fields_of
+from specheads.storage.files import without_home
 
 Replay = TypeVar("Replay", bound=ReplaySettings)
 
@@ -142,5 +143,5 @@ def prompt_data(cfg: DictConfig) -> PromptData:
 
 
 def config_text(cfg: DictConfig) -> str:
-    """Return a resolved config as YAML."""
-    return OmegaConf.to_yaml(cfg, resolve=True)
+    """Return a resolved config as YAML, for reports: without the user's home folder."""
+    return without_home(OmegaConf.to_yaml(cfg, resolve=True))

@@ -21,6 +21,7 @@ from specheads.evaluation.probe.settings import Probe
 from specheads.evaluation.prompt_data import PromptData, file_source
 from specheads.integrations.served_target import Server, served_pair
 from specheads.prompts.data_set_source import DatasetSource
+from specheads.storage.files import without_home
 
 
 def probe_pair(cfg: DictConfig) -> Probed:
@@ -41,7 +42,7 @@ def probe_pair(cfg: DictConfig) -> Probed:
         settings,
         data,
         Path(cfg.paths.data),
-        lambda verb, *words: next_command(verb, *prompts, *words),
+        lambda verb, *words: without_home(next_command(verb, *prompts, *words)),  # which the report has, too
         {"config": config_text(cfg)},
     )
     page, numbers = write_probe(probed, Path(cfg.paths.run))

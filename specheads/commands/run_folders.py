@@ -12,10 +12,14 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from specheads.storage import runs
+from specheads.storage.files import without_home
 
 
 class NoteRunKey(Callback):
-    """Hydra callback that notes the key of the configuration, or of the whole sweep, before this process runs anything."""
+    """Hydra callback that notes the key of the configuration, or of the whole sweep, before this process runs anything.
+
+    It also leaves the user's home folder out of the files that Hydra writes.
+    """
 
     key = ""
     resume: bool | str = True
@@ -25,6 +29,11 @@ class NoteRunKey(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         NoteRunKey.key, NoteRunKey.resume = run_key(config), config.resume
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        if config.hydra.output_subdir is not None:
+            for path in Path(config.hydra.runtime.output_dir, config.hydra.output_subdir).glob("*.yaml"):
+                path.write_text(without_home(path.read_text()))
 
 
 def may_resume() -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ def find_heads(head: str | None, pair: Pair, outputs: Path, warp: Warp, any_draf
     """
     if head is None:
         return {}
-    where = latest_head(outputs, pair) if head == "latest" else head
+    where = latest_head(outputs, pair) if head == "latest" else os.path.expanduser(head)
     folders: dict[str, Path | str]
     folders = {path.parent.name: path.parent for path in sorted(Path(where).glob("*/config.json")) if _is_head(path)}
     if (Path(where) / "config.json").exists() or not folders:

@@ -26,6 +26,7 @@ from specheads.evaluation.setup import Setup
 from specheads.evaluation.winners import bank, data_set
 from specheads.pair import Pair
 from specheads.replay.replay import recorded_head, replay
+from specheads.storage.files import without_home
 
 NUM_OTHERS = 2  # rules without a head whose drafts are shown in detail
 
@@ -137,7 +138,7 @@ def context_of(setup: Setup[Evaluation], config: str | None = None, num_decoded:
         "draft": pair.draft_id,
         "draft_revision": pair.draft_revision,
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
-        "heads": [located.where for located in setup.located_heads.values()],
+        "heads": [without_home(located.where) for located in setup.located_heads.values()],
         "warp": asdict(settings.warp),
         "max_new_tokens": settings.max_new_tokens,
         "seed": settings.seed,

@@ -112,10 +112,10 @@ def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
 
 
 def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:
-    folder = Path(location)
+    folder = Path(location).expanduser()
     if folder.is_dir():
         return folder
-    if folder.is_absolute() or str(location).startswith(".") or str(location).count("/") != 1:
+    if folder.is_absolute() or str(location).startswith((".", "~")) or str(location).count("/") != 1:
         raise UserError(f"there is no head folder {str(location)!r}; train one with specheads train, or use head=latest.")
     try:
         # The config first: an id may be that of a model, of any size.

@@ -61,9 +61,7 @@ class PlannedModel:
         else:
             revision = config.draft_revision if is_draft else config.target_revision
             try:
-                model = weightless_model(
-                    needs.location, revision, config.dtype, "cpu", None, config.trust_remote_code, quiet=True
-                )
+                model = weightless_model(needs.location, revision, config.dtype, "cpu", None, config.trusts(role), quiet=True)
             except UserError as error:
                 raise UserError(
                     f"{role}={needs.location}: its layers are not known, and its config cannot be read ({error}). Give a folder "

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,6 +28,14 @@ def write_whole(path: Path, write: Callable[[Path], object], writer: str = "") -
 def cache_folder() -> Path:
     """Return the folder for files that may be removed, as they can be made again: `$SPECHEADS_CACHE` or `~/.cache/specheads`."""
     return Path(os.environ.get("SPECHEADS_CACHE") or Path.home() / ".cache" / "specheads")
+
+
+def without_home(text: str) -> str:
+    """Return a text with `~` in place of the user's home folder, whose name is often that of a person."""
+    homes = {str(home) for home in (Path.home(), Path.home().resolve()) if home != Path(home.anchor)}
+    for home in sorted(homes, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", text)
+    return text
 
 
 def temporary_of(path: Path, writer: str = "") -> Path:

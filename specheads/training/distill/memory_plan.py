@@ -1,7 +1,6 @@
 """The memory that a distillation takes on this machine: checked from configs alone, and planned once the pair is loaded."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
@@ -101,10 +100,10 @@ def check_config(config: PairConfig, settings: Distillation, longest: int) -> No
     usable = None if is_sharded(settings) else usable_memory(device)
     if usable is None:
         return
-    target = _without_weights(config.target, config.target_revision, config, config.device_map)
+    target = _without_weights("target", config, config.device_map)
     initial = settings.initial_draft
     if initial is None:
-        draft = _without_weights(config.draft, config.draft_revision, config, None)
+        draft = _without_weights("draft", config, None)
     else:
         with torch.device("meta"):
             draft = initial.make(target)
@@ -119,7 +118,9 @@ def check_config(config: PairConfig, settings: Distillation, longest: int) -> No
     planned(forecast, usable, may_leave(settings), None if asked == "auto" else asked)
 
 
-def _without_weights(location: str | Path, revision: str | None, config: PairConfig, device_map: str | None) -> PreTrainedModel:
-    """Return one of a config's models on the device "meta"."""
+def _without_weights(role: str, config: PairConfig, device_map: str | None) -> PreTrainedModel:
+    """Return the draft or the target of a config on the device "meta"."""
+    is_draft = role == "draft"
+    location, revision = (config.draft, config.draft_revision) if is_draft else (config.target, config.target_revision)
     dtype, device = checked_dtype(config.dtype), checked_device(config.device)
-    return weightless_model(location, revision, dtype, device, device_map, config.trust_remote_code)
+    return weightless_model(location, revision, dtype, device, device_map, config.trusts(role))

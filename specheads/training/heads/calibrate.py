@@ -11,6 +11,7 @@ from specheads.errors import UserError
 from specheads.evaluation.head_folders import store_dev_prompts, store_in_config
 from specheads.evaluation.intervals import Groups, halves
 from specheads.evaluation.recordings import Recorder
+from specheads.forecast import Forecast
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.checkpoint import load_head
 from specheads.heads.head import AcceptanceHead
@@ -44,7 +45,9 @@ def calibrate(
     logger.info("calibrating %s on %d dev prompts", title, len(chosen))
     recording = recorder.record({"dev": chosen}, list(heads.values()), ground_truth=False)["dev"]
     errors: dict[str, dict[str, float]] = {}
-    for folder, head in heads.items():
+    forecast = Forecast("calibrating heads")
+    for number, (folder, head) in enumerate(heads.items()):
+        forecast.update(number, len(heads))
         read_outs = {"": recorded_head(head)} | ({"overlap_": recorded_overlap(head)} if head.config.overlap else {})
         fitted, errors[folder.name] = {}, {}
         for prefix, recorded in read_outs.items():

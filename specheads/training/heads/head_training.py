@@ -40,14 +40,19 @@ logger = logging.getLogger(__name__)
 class TrainedHeads:
     """Heads that were trained together.
 
-    `folder` holds the head, or the folders of several heads. `test` has the metrics on test prompts by name, also those of rules
-    without a head; `calibration_errors` has the expected calibration errors of each head on dev prompts.
+    `folder` holds the head, or the folders of the heads `names`. `test` has the metrics on test prompts by name, also those of
+    rules without a head; `calibration_errors` has the expected calibration errors of each head on dev prompts.
     """
 
     folder: Path
-    num_heads: int
+    names: Sequence[str]
     test: dict[str, dict[str, float]] = field(default_factory=dict)
     calibration_errors: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def num_heads(self) -> int:
+        """The number of heads."""
+        return len(self.names)
 
 
 def train_heads(
@@ -80,12 +85,12 @@ def train_heads(
         loaders = _loaders(texts, data.folder, settings, pair, module)
         _fit(trainer, module, loaders, checkpoints, settings, texts)
         if not trainer.is_global_zero:
-            return TrainedHeads(run, len(specs))  # the first process of a distributed run writes the files
+            return TrainedHeads(run, [spec.name for spec in specs])  # the first process of a distributed run writes the files
         trained = texts.provenance() | {"train_share": settings.train_share, "seconds": round(checkpoints.seconds, 1)}
         folder = export_heads(module, loaders, pair.draft_lm.device, run, trained, texts.learned)
         folders = [run / "heads" / spec.name for spec in specs]
         errors = _calibrated(settings.calibration, settings, pair, data, folders) if settings.calibration else {}
-        return TrainedHeads(folder, len(specs), module.test_results, errors)
+        return TrainedHeads(folder, [spec.name for spec in specs], module.test_results, errors)
 
 
 def _calibrated(

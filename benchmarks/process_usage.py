@@ -1,0 +1,94 @@
+"""What a process holds, sampled while it works, and the slopes of it with their intervals. Linux only."""
+
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+NUM_BINS = 24  # means of consecutive samples: single ones depend on their neighbours, and would make an interval too narrow
+WARM_UP = 0.25  # of the samples, that are left out: caches fill, and allocators find their size
+LARGEST_GROWTH = 0.02  # of the mean, over the time that was observed, that still counts as flat
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What this process holds."""
+
+    resident: float  # bytes
+    files: int
+    threads: int
+
+    @classmethod
+    def now(cls) -> "Usage":
+        """Return what it holds at this moment."""
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        resident = 1024.0 * int(status["VmRSS"].split()[0])
+        return cls(resident, len(os.listdir("/proc/self/fd")), int(status["Threads"]))
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A straight line through samples: its mean height, and its slope with a 95 % interval."""
+
+    mean: float
+    value: float
+    low: float
+    high: float
+    span: float  # of the times that the samples were taken at
+
+    @property
+    def growth(self) -> float:
+        """What is gained over the span, as a share of the mean."""
+        return self.value * self.span / self.mean if self.mean else 0.0
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether nothing grows: the interval reaches 0, or the growth is small."""
+        return self.low <= 0 or self.growth <= LARGEST_GROWTH
+
+    def per(self, amount: float) -> dict[str, float]:
+        """Return slope and interval per so much time."""
+        return {"value": self.value * amount, "low": self.low * amount, "high": self.high * amount}
+
+
+def slope(times: Sequence[float], values: Sequence[float]) -> Slope:
+    """Return the least-squares slope of values over times, without the first samples, of means of consecutive ones.
+
+    Raises:
+        ValueError: fewer than three samples are left.
+    """
+    first = int(WARM_UP * len(times))
+    x, y = np.array(times[first:], dtype=float), np.array(values[first:], dtype=float)
+    if len(x) < 3:
+        raise ValueError(f"{len(times)} samples are too few for a slope; take at least 3")
+    mean = float(y.mean())
+    bins = np.array_split(np.arange(len(x)), min(NUM_BINS, len(x)))
+    x, y = (np.array([part[index].mean() for index in bins]) for part in (x, y))
+    centred = x - x.mean()
+    value = float(centred @ y / (centred @ centred))
+    residuals = y - y.mean() - value * centred
+    degrees = len(x) - 2
+    error = float(np.sqrt(residuals @ residuals / degrees / (centred @ centred)))
+    half = student(degrees) * error
+    return Slope(mean, value, value - half, value + half, float(x[-1] - x[0]))
+
+
+def student(degrees: int) -> float:
+    """Return about the 97.5 % quantile of Student's distribution (Abramowitz and Stegun, 26.7.5)."""
+    z = statistics.NormalDist().inv_cdf(0.975)
+    terms = [z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384]
+    return sum(term / degrees**power for power, term in enumerate(terms))
+
+
+class Clock:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __call__(self) -> float:
+        return time.perf_counter() - self.start
