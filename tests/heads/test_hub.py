@@ -7,15 +7,19 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
 
+from specheads.evaluation.head_folders import store_in_config
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head_folder import EXPORTED, GRAPHS
 from specheads.heads.train_prompts import TrainPrompts
+from specheads.integrations.formats import FORMATS
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -135,6 +139,9 @@ def test_push_to_hub_and_back(hub, tmp_path):
     head.train_prompts = TrainPrompts.of(["five", "six"], ["seven"])
     folder = save_head(head, tmp_path / "head", torch.randn(32, 19))
     (folder / "speculation_profile.json").write_text('{"format": 1, "naïve": true}\n', encoding="utf-8")
+    for name in ("onnx", "torch_export", "standalone"):
+        FORMATS[name].write(load_head(folder), folder)
+    (folder / "notes.txt").write_text("of the user, not of the head")
     ours = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}
     done = subprocess.run(
@@ -148,10 +155,13 @@ def test_push_to_hub_and_back(hub, tmp_path):
     assert {path: (folder / path).read_bytes() for path in files} == files
     assert files.keys() == {
         "README.md",
+        "acceptance_head.py",
         "config.json",
         "custom_generate/generate.py",
         "custom_generate/requirements.txt",
         "golden.safetensors",
+        "head.onnx",
+        "head.pt2",
         "model.safetensors",
         "speculation_profile.json",
         "train_prompts.safetensors",
@@ -178,3 +188,45 @@ def test_a_folder_loses_the_profile_of_the_head_that_it_held(tmp_path):
     assert (tmp_path / "head" / "speculation_profile.json").read_text() == "{}"
     save_head(new_head(), tmp_path / "head")
     assert not (tmp_path / "head" / "speculation_profile.json").exists()
+
+
+@pytest.fixture
+def exported(tmp_path):
+    """The folder of a head that every format can hold, with all of them in it."""
+    torch.manual_seed(0)
+    calibration = {"slope": [1.2, 0.8], "intercept": [0.1, 0.0]}
+    head = AcceptanceHead(HeadConfig(8, depth=1, predicts="input_token", width=8, calibration=calibration))
+    torch.nn.init.normal_(head.readout.weight)
+    folder = save_head(head, tmp_path / "head", torch.randn(32, 8))
+    for entry in FORMATS.values():
+        entry.write(load_head(folder), folder)
+    return folder
+
+
+def test_what_was_exported_is_saved_with_the_head(exported, tmp_path):
+    files = {path.relative_to(exported).as_posix(): path.read_bytes() for path in exported.rglob("*") if path.is_file()}
+    assert set(EXPORTED) < files.keys()
+    load_head(exported).save_pretrained(tmp_path / "again")
+    assert {name: (tmp_path / "again" / name).read_bytes() for name in files} == files
+    save_head(load_head(exported), exported)  # in place
+    assert {name: (exported / name).read_bytes() for name in files} == files
+
+
+@pytest.mark.parametrize("change", ["weights", "calibration", "another head"])
+def test_what_was_exported_of_another_head_is_not(exported, tmp_path, change):
+    head = new_head() if change == "another head" else load_head(exported)
+    if change == "weights":
+        head.readout.bias.data += 1
+    if change == "calibration":
+        head.config = replace(head.config, calibration={"slope": [1.0], "intercept": [0.0]})
+    for folder in (tmp_path / "again", exported):
+        save_head(head, folder)
+        assert not [name for name in EXPORTED if (folder / name).exists()]
+
+
+def test_a_new_calibration_removes_graphs_with_the_earlier_one(exported, caplog):
+    store_in_config(exported, recommended={"threshold": 0.5})
+    assert all((exported / name).exists() for name in EXPORTED)
+    store_in_config(exported, calibration={"slope": [1.0], "intercept": [0.0]})
+    assert {name for name in EXPORTED if not (exported / name).exists()} == set(GRAPHS)
+    assert "head.onnx held the earlier calibration and was removed; specheads export writes it again" in caplog.text
