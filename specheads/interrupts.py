@@ -17,7 +17,11 @@ class Interrupted(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {SIGNALS[signal.Signals(number)]}")
-        self.exit_code = 128 + number
+        self.number, self.exit_code = number, 128 + number
+
+    def __reduce__(self) -> tuple[type["Interrupted"], tuple[int]]:
+        """Let it go to another process."""
+        return Interrupted, (self.number,)
 
 
 class Request:

@@ -11,6 +11,7 @@ from typing import Any, cast
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from specheads.commands.sweeps import begin_sweep, starts_processes
 from specheads.storage import runs
 
 
@@ -25,6 +26,8 @@ class NoteRunKey(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         NoteRunKey.key, NoteRunKey.resume = run_key(config), config.resume
+        if starts_processes(config):
+            begin_sweep(config, NoteRunKey.key, may_resume())
 
 
 def may_resume() -> bool:
@@ -32,9 +35,9 @@ def may_resume() -> bool:
     return NoteRunKey.resume is not False
 
 
-def register_resolver() -> None:
-    """Make `${run_folder:}` known to configs; every use within one process gives the same folder."""
-    chosen: list[Path] = []
+def register_resolver(folder: Path | None = None) -> None:
+    """Make `${run_folder:}` known to configs; every use within one process gives the same folder, `folder` if it is known."""
+    chosen = [] if folder is None else [folder]
 
     def resolve(*, _root_: DictConfig) -> str:
         parent = Path(_root_.paths.outputs) / _root_.command

@@ -45,7 +45,8 @@ def sync(source: str, copy: str, **keys: str) -> str:
         SystemExit: Ctrl-C or SIGTERM; the same command goes on.
     """
     settings = SyncSettings(**{key: yaml.safe_load(value) for key, value in keys.items()})
-    logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(format="[%(asctime)s] %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("specheads").setLevel(logging.INFO)  # and not those of stores' clients
     interrupts.listen()
     try:
         return "\n".join(_lines(source, copy, settings))

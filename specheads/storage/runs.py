@@ -30,7 +30,7 @@ def run_folder(parent: Path, key: str, resume: bool = True) -> Path:
     if resume:
         same = [state.parent for state in sorted(parent.glob(f"*/{STATE}")) if read_state(state.parent).get("key") == key]
         if same and is_unfinished(same[-1], key):
-            if _take(same[-1]):
+            if take(same[-1]):
                 return same[-1]
             logger.warning("another process still works in %s, the unfinished run of this command; a new run begins", same[-1])
     stamp = folder = parent / time.strftime("%Y-%m-%d_%H-%M-%S")
@@ -49,11 +49,11 @@ def _make(folder: Path) -> bool:
         if not folder.is_dir():
             raise
         return False
-    return _take(folder)
+    return take(folder)
 
 
-def _take(folder: Path) -> bool:
-    """Lock a folder for this process; return False if another process has it."""
+def take(folder: Path) -> bool:
+    """Lock a run folder until this process ends; return False if another process has it."""
     key = folder.absolute()
     if key not in _locks:
         stream = lock(folder / LOCK)
@@ -110,7 +110,7 @@ def begin(folder: Path, key: str, resume: bool = True) -> None:
         UserError: another process is working in it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if not _take(folder):
+    if not take(folder):
         raise UserError(f"another run is working in {folder}; wait until it has finished, or use another folder.")
     resumed = resume and is_unfinished(folder, key)
     if resumed:

@@ -43,6 +43,7 @@ class Sync:
     same: tuple[File, ...] = ()
     copied: list[File] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
+    _noted: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Look at both sides.
@@ -107,14 +108,12 @@ class Sync:
         """
         with tempfile.TemporaryDirectory(prefix="specheads-") as name:
             folder = Path(name)
-            for cache, manifest in self.content.caches.items():
-                if self._manifest_there(cache).get("provenance") != manifest["provenance"]:
-                    self._put_manifest(cache, {}, complete=False, folder=folder)
+            new = [cache for cache, manifest in self.content.caches.items() if not self._is_there(cache, manifest)]
+            self._put_texts(dict(self._manifest(cache, {}, complete=False) for cache in new), folder)
             for lot in _lots(self.to_copy, max(self.source.lot, self.destination.lot)):
                 self._copy_lot(lot, folder, advance)
             self._note([file for file in self.same if file.entry and not self._is_listed(file)], folder)
-            for cache in self.content.caches:
-                self._complete(cache, folder)
+            self._complete_caches(folder)
 
     def _copy_lot(self, lot: Sequence[File], folder: Path, advance: Advance) -> None:
         """Copy some files but for damaged shards, verify them, and note the checksums of shards."""
@@ -165,24 +164,30 @@ class Sync:
             of = fingerprint(self.content.caches[file.folder]["provenance"])
             texts[note_name(file.name)] = note_text(file.entry, of)
         self._put_texts(texts, folder)
+        self._noted |= texts.keys()
 
-    def _complete(self, cache: str, folder: Path) -> None:
-        """Write the manifest of a cache that is complete at the destination by now, and remove what is noted there."""
-        manifest, there = self.content.caches[cache], self._manifest_there(cache)
-        arrived = {file.name.rpartition("/")[2]: file.entry for file in (*self.same, *self.copied) if file.folder == cache}
-        ours = {name: entry for name, entry in manifest["shards"].items() if name in arrived}
-        is_of_ours = there.get("provenance") == manifest["provenance"]
-        theirs = there["shards"] if is_of_ours else {}
-        was_complete = bool(is_of_ours and there.get("complete"))
-        changed = any(theirs.get(name, {}).get("sha256") != entry["sha256"] for name, entry in ours.items())
-        is_complete = was_complete or bool(manifest.get("complete") and len(ours) == len(manifest["shards"]))
-        if is_complete and (changed or not was_complete):
-            self._put_manifest(cache, {**theirs, **ours}, complete=True, folder=folder)
-            notes = {note_name(within(cache, name)) for name in ours}
-            copied = {note_name(file.name) for file in (*self.same, *self.copied) if file.entry and not self._is_listed(file)}
-            self.destination.remove(sorted(notes & (copied | set(self.there.sizes))))
+    def _complete_caches(self, folder: Path) -> None:
+        """Write the manifests of caches that are complete at the destination by now, and remove what is noted there."""
+        manifests, notes = {}, {note_name(file.name) for file in (*self.same, *self.copied) if file.entry}
+        for cache, manifest in self.content.caches.items():
+            arrived = {file.name for file in (*self.same, *self.copied) if file.folder == cache}
+            ours = {name: entry for name, entry in manifest["shards"].items() if within(cache, name) in arrived}
+            there = self._manifest_there(cache) if self._is_there(cache, manifest) else {"shards": {}}
+            changed = any(there["shards"].get(name, {}).get("sha256") != entry["sha256"] for name, entry in ours.items())
+            is_complete = there.get("complete") or (manifest.get("complete") and len(ours) == len(manifest["shards"]))
+            if not is_complete:
+                notes -= {note_name(name) for name in arrived}  # they stay
+            elif changed or not there.get("complete"):
+                name, text = self._manifest(cache, {**there["shards"], **ours}, complete=True)
+                manifests[name] = text
+        self._put_texts(manifests, folder)
+        self.destination.remove(sorted(notes & (self._noted | set(self.there.sizes))))
 
-    def _put_manifest(self, cache: str, shards: Mapping[str, Entry], complete: bool, folder: Path) -> None:
+    def _is_there(self, cache: str, manifest: Mapping[str, Any]) -> bool:
+        return self._manifest_there(cache).get("provenance") == manifest["provenance"]
+
+    def _manifest(self, cache: str, shards: Mapping[str, Entry], complete: bool) -> tuple[str, str]:
+        """Return the name and the text of a manifest at the destination."""
         manifest = self.content.caches[cache]
         content = {
             "format_version": manifest.get("format_version", FORMAT_VERSION),
@@ -190,7 +195,7 @@ class Sync:
             "provenance": manifest["provenance"],
             "shards": {name: {key: entry[key] for key in ("rows", "sha256")} for name, entry in sorted(shards.items())},
         }
-        self._put_texts({within(cache, MANIFEST): json.dumps(content, indent=2) + "\n"}, folder)
+        return within(cache, MANIFEST), json.dumps(content, indent=2) + "\n"
 
     def _put_texts(self, texts: Mapping[str, str], folder: Path) -> None:
         paths = {}

@@ -78,6 +78,8 @@ class Hub(BaseHTTPRequestHandler):
                 operation = json.loads(line)
                 if operation["key"] == "file":
                     self.files[operation["value"]["path"]] = base64.b64decode(operation["value"]["content"])
+                if operation["key"] == "deletedFile":
+                    del self.files[operation["value"]["path"]]
             self.answer(
                 {"success": True, "commitOid": COMMIT, "commitUrl": f"{self.own_address}/somebody/a-head/commit/{COMMIT}"}
             )

@@ -85,7 +85,7 @@ def names(files):
 
 
 @pytest.mark.parametrize("verify", [True, False])
-@pytest.mark.parametrize("store", ["memory", "file"])
+@pytest.mark.parametrize("store", ["memory", "file", "local"])
 def test_there_and_back_the_files_are_equal(tmp_path, memory, store, verify):
     cache, run = make_cache(tmp_path / "here"), make_run(tmp_path / "here")
     make_cache(cache / "features", provenance={"of": "a store in a cache"})
@@ -93,7 +93,7 @@ def test_there_and_back_the_files_are_equal(tmp_path, memory, store, verify):
     (cache / ".arrow" / "mapped").write_text("of datasets")
     (cache / f".{NAMES[0]}.tmp").write_text("half")
     (cache / ".train-00009.parquet.lease").write_text("a lease")
-    there = memory if store == "memory" else f"file://{tmp_path}/there"
+    there = memory if store == "memory" else f"{store}://{tmp_path}/there"  # local: by fsspec
     assert sync(tmp_path / "here", there, verify=verify).content.left_out == ()
     sync(there, tmp_path / "back", verify=verify)
     assert content(tmp_path / "back") == content(tmp_path / "here")
