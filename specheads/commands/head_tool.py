@@ -163,7 +163,8 @@ def run(arguments: Sequence[str]) -> str:
     name, *rest = arguments
     if {"-h", "--help"} & set(rest):
         return help_text([name])
-    verb, given, words = VERBS[name], {}, []
+    verb, given = VERBS[name], {}
+    words: list[str] = []
     keys = {key: f"{key}=" for key in verb.required | verb.optional} | {key: f"<{key}>" for key in verb.places}
     for argument in rest:
         key, equals, value = argument.partition("=")

@@ -46,13 +46,16 @@ def sync(source: str, copy: str, **keys: str) -> str:
     """
     settings = SyncSettings(**{key: yaml.safe_load(value) for key, value in keys.items()})
     logging.basicConfig(format="[%(asctime)s] %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("specheads").setLevel(logging.INFO)  # and not those of stores' clients
+    ours, level = logging.getLogger("specheads"), logging.getLogger("specheads").level
+    ours.setLevel(logging.INFO)  # unlike the clients of stores, which log every request
     interrupts.listen()
     try:
         return "\n".join(_lines(source, copy, settings))
     except interrupts.Interrupted as interruption:
         print(f"{interruption}; the same command goes on", file=sys.stderr)
         raise SystemExit(interruption.exit_code) from None
+    finally:
+        ours.setLevel(level)
 
 
 def _lines(source: str, copy: str, settings: SyncSettings) -> Iterator[str]:

@@ -60,7 +60,7 @@ class RemoteStore:
                     raise
                 return {}
         if self._root in found:
-            raise UserError(f"{self.url} is a file; give a folder.")
+            raise UserError(f"{self.url} is a file; give its folder.")
         return {checked_name(self._relative(path), self.url): entry["size"] for path, entry in sorted(found.items())}
 
     def read(self, names: Collection[str]) -> dict[str, bytes]:
@@ -108,10 +108,10 @@ class RemoteStore:
         api, root = HfApi(endpoint=self._fs.endpoint, token=self._fs.token), self._fs.resolve_path(self._root)
         inside = {name: f"{root.path}/{name}".lstrip("/") for name in [*files, *removed]}
         if hasattr(root, "bucket_id"):
-            added = [(path, inside[name]) for name, path in files.items()]
+            added: list[tuple[str | Path | bytes, str]] = [(path, inside[name]) for name, path in files.items()]
             api.batch_bucket_files(root.bucket_id, add=added, delete=[inside[name] for name in removed])
         else:
-            operations = [CommitOperationAdd(inside[name], path) for name, path in files.items()]
+            operations: list[Any] = [CommitOperationAdd(inside[name], path) for name, path in files.items()]
             operations += [CommitOperationDelete(inside[name]) for name in removed]
             api.create_commit(
                 root.repo_id, operations, commit_message="specheads sync", repo_type=root.repo_type, revision=root.revision

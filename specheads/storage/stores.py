@@ -78,7 +78,9 @@ class LocalStore:
         raise UserError(f"{path} lies outside of {self.folder}.")
 
     def files(self) -> dict[str, int]:
-        sizes = {}
+        if self.folder.is_file():
+            raise UserError(f"{self.folder} is a file; give its folder.")
+        sizes: dict[str, int] = {}
         for top, _, names in os.walk(self.folder):
             paths = [Path(top, name) for name in names]
             sizes |= {

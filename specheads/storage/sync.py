@@ -57,9 +57,8 @@ class Sync:
         if not self.content.files and not self.content.caches and not self.content.left_out:
             raise UserError(f"there is nothing to copy in {self.source.place('')}; give a folder of a data set, a run or a head.")
         self.there = content_of(self.destination)
-        for folder, manifest in self.content.caches.items():
-            other = self._manifest_there(folder)
-            if other and other["provenance"] != manifest["provenance"] and not self.overwrite:
+        for folder in self.content.caches:
+            if folder in self.there.caches and not self._manifest_there(folder) and not self.overwrite:
                 name = within(folder, MANIFEST)
                 raise UserError(
                     f"{self.destination.place(name)} is of another cache than {self.source.place(name)}; give another folder, or "
@@ -108,7 +107,7 @@ class Sync:
         """
         with tempfile.TemporaryDirectory(prefix="specheads-") as name:
             folder = Path(name)
-            new = [cache for cache, manifest in self.content.caches.items() if not self._is_there(cache, manifest)]
+            new = [cache for cache in self.content.caches if not self._manifest_there(cache)]
             self._put_texts(dict(self._manifest(cache, {}, complete=False) for cache in new), folder)
             for lot in _lots(self.to_copy, max(self.source.lot, self.destination.lot)):
                 self._copy_lot(lot, folder, advance)
@@ -147,7 +146,9 @@ class Sync:
         return file.entry["sha256"] if file.entry else self.source.checksum(file.name, nothing)
 
     def _manifest_there(self, cache: str) -> Mapping[str, Any]:
-        return self.there.caches.get(cache, {})
+        """Return the manifest of a cache at the destination, empty if there is none yet, or that of another cache."""
+        manifest = self.there.caches.get(cache, {})
+        return manifest if manifest.get("provenance") == self.content.caches.get(cache, {}).get("provenance") else {}
 
     def _entry_there(self, file: File) -> Entry | None:
         return self._manifest_there(file.folder).get("shards", {}).get(file.name.rpartition("/")[2])
@@ -172,7 +173,7 @@ class Sync:
         for cache, manifest in self.content.caches.items():
             arrived = {file.name for file in (*self.same, *self.copied) if file.folder == cache}
             ours = {name: entry for name, entry in manifest["shards"].items() if within(cache, name) in arrived}
-            there = self._manifest_there(cache) if self._is_there(cache, manifest) else {"shards": {}}
+            there = self._manifest_there(cache) or {"shards": {}}
             changed = any(there["shards"].get(name, {}).get("sha256") != entry["sha256"] for name, entry in ours.items())
             is_complete = there.get("complete") or (manifest.get("complete") and len(ours) == len(manifest["shards"]))
             if not is_complete:
@@ -182,9 +183,6 @@ class Sync:
                 manifests[name] = text
         self._put_texts(manifests, folder)
         self.destination.remove(sorted(notes & (self._noted | set(self.there.sizes))))
-
-    def _is_there(self, cache: str, manifest: Mapping[str, Any]) -> bool:
-        return self._manifest_there(cache).get("provenance") == manifest["provenance"]
 
     def _manifest(self, cache: str, shards: Mapping[str, Entry], complete: bool) -> tuple[str, str]:
         """Return the name and the text of a manifest at the destination."""

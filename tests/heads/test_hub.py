@@ -20,6 +20,7 @@ from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.head_folder import EXPORTED, GRAPHS
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.integrations.formats import FORMATS
+from specheads.storage.shards import ShardStore
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -167,6 +168,40 @@ def test_push_to_hub_and_back(hub, tmp_path):
         "model.safetensors",
         "speculation_profile.json",
         "train_prompts.safetensors",
+    }
+
+
+def test_sync_to_a_repository_and_back(hub, tmp_path):
+    """By five commits, however many shards there are: the manifest, shards, their notes, the manifest again, no notes."""
+    endpoint, files = hub
+    store = ShardStore(tmp_path / "data", {"of": "a test"})
+    names = [f"{number}.parquet" for number in range(5)]
+    for name in names:
+        store.put(name, 1, lambda path, name=name: path.write_text(name))
+    store.complete(names)
+    commits, real = [], Hub.do_POST
+
+    def count(self):
+        commits.append(self.path) if "/commit/" in self.path else None
+        real(self)
+
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}
+    url = "hf://somebody/a-head/data"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Hub, "do_POST", count)
+        for words in ([tmp_path / "data", url], [tmp_path / "data", url], [url, tmp_path / "back"]):
+            done = subprocess.run(
+                [sys.executable, "-m", "specheads", "sync", *words],
+                env={**ours, **settings, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+    assert len(commits) == 5 and files.keys() == {f"data/{name}" for name in [*names, "manifest.json"]}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == {
+        path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()
     }
 
 

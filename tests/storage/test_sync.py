@@ -325,7 +325,7 @@ def test_folders_that_cannot_be_copied_are_refused(tmp_path, monkeypatch, source
 @pytest.mark.parametrize(("url", "package"), [("s3://bucket/data", "s3fs"), ("gs://bucket/data", "gcsfs")])
 def test_a_store_without_its_package_says_what_to_install(url, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setattr(fsspec.registry, "_registry", {})
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, url[:2], raising=False)
     with pytest.raises(UserError, match=rf"{url}: {url[:2]}:// needs a package that is not installed: pip install {package}\."):
         store_at(url)
 
