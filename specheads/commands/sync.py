@@ -48,9 +48,9 @@ def sync(source: str, copy: str, **keys: str) -> str:
     logging.basicConfig(format="[%(asctime)s] %(message)s", datefmt="%H:%M:%S")
     ours, level = logging.getLogger("specheads"), logging.getLogger("specheads").level
     ours.setLevel(logging.INFO)  # unlike the clients of stores, which log every request
-    interrupts.listen()
     try:
-        return "\n".join(_lines(source, copy, settings))
+        with interrupts.listening():
+            return "\n".join(_lines(source, copy, settings))
     except interrupts.Interrupted as interruption:
         print(f"{interruption}; the same command goes on", file=sys.stderr)
         raise SystemExit(interruption.exit_code) from None

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -38,6 +39,15 @@ for back in (AcceptanceHead.from_pretrained("somebody/a-head"), specheads.load_h
     assert all(torch.equal(one, other) for one, other in zip(back.state_dict().values(), head.state_dict().values(), strict=True))
     assert back.profile == head.profile != None
     assert len(back.train_prompts.train) == 2 and back.train_prompts.dev.tolist() == head.train_prompts.dev.tolist() != []
+"""
+
+
+SYNC_THERE_AND_BACK = """
+import sys
+from specheads.commands.head_tool import run
+data, there, back = sys.argv[1:]
+for words in ([data, there], [data, there], [there, back]):
+    print(run(["sync", *words]))
 """
 
 
@@ -187,18 +197,23 @@ def test_sync_to_a_repository_and_back(hub, tmp_path):
 
     ours = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}
-    url = "hf://somebody/a-head/data"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hub, "do_POST", count)
-        for words in ([tmp_path / "data", url], [tmp_path / "data", url], [url, tmp_path / "back"]):
-            done = subprocess.run(
-                [sys.executable, "-m", "specheads", "sync", *words],
-                env={**ours, **settings, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                SYNC_THERE_AND_BACK,
+                str(tmp_path / "data"),
+                "hf://somebody/a-head/data",
+                str(tmp_path / "back"),
+            ],
+            env={**ours, **settings, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
     assert len(commits) == 5 and files.keys() == {f"data/{name}" for name in [*names, "manifest.json"]}
     assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == {
         path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()
@@ -227,17 +242,22 @@ def test_a_folder_loses_the_profile_of_the_head_that_it_held(tmp_path):
     assert not (tmp_path / "head" / "speculation_profile.json").exists()
 
 
-@pytest.fixture
-def exported(tmp_path):
-    """The folder of a head that every format can hold, with all of them in it."""
+@pytest.fixture(scope="module")
+def exported_once(tmp_path_factory):
     torch.manual_seed(0)
     calibration = {"slope": [1.2, 0.8], "intercept": [0.1, 0.0]}
     head = AcceptanceHead(HeadConfig(8, depth=1, predicts="input_token", width=8, calibration=calibration))
     torch.nn.init.normal_(head.readout.weight)
-    folder = save_head(head, tmp_path / "head", torch.randn(32, 8))
+    folder = save_head(head, tmp_path_factory.mktemp("exported") / "head", torch.randn(32, 8))
     for entry in FORMATS.values():
         entry.write(load_head(folder), folder)
     return folder
+
+
+@pytest.fixture
+def exported(exported_once, tmp_path):
+    """The folder of a head that every format can hold, with all of them in it."""
+    return shutil.copytree(exported_once, tmp_path / "head")
 
 
 def test_what_was_exported_is_saved_with_the_head(exported, tmp_path):
