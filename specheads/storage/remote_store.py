@@ -74,31 +74,35 @@ class RemoteStore:
         return Path(path)
 
     def fetch(self, files: Mapping[str, Path], advance: Advance) -> None:
+        moved = _Moved(advance)
         with self._errors():
             if self.lot > 1 and self._fs.async_impl:
-                self._fs.get([self._path(name) for name in files], [str(path) for path in files.values()], callback=_All(advance))
+                self._fs.get([self._path(name) for name in files], [str(path) for path in files.values()], callback=_All(moved))
             else:
                 for name, path in files.items():
-                    self._fs.get_file(self._path(name), str(path), callback=_Bytes(advance))
+                    self._fs.get_file(self._path(name), str(path), callback=moved)
+        moved.up_to(sum(path.stat().st_size for path in files.values()))
 
     def put(self, files: Mapping[str, Path], advance: Advance) -> None:
+        moved = _Moved(advance)
+        size = sum(path.stat().st_size for path in files.values())
         with self._errors():
             if HUB in self._kinds:
                 self._commit(files)
-                advance(sum(path.stat().st_size for path in files.values()))
             elif self.lot > 1:
-                self._fs.put([str(path) for path in files.values()], [self._path(name) for name in files], callback=_All(advance))
+                self._fs.put([str(path) for path in files.values()], [self._path(name) for name in files], callback=_All(moved))
             else:
                 for name, path in files.items():
-                    self._put_whole(name, path, advance)
+                    self._put_whole(name, path, moved)
             self._fs.invalidate_cache()
+        moved.up_to(size)
 
-    def _put_whole(self, name: str, path: Path, advance: Advance) -> None:
+    def _put_whole(self, name: str, path: Path, moved: "_Moved") -> None:
         """Write a file where one that is being written could be seen."""
         final = self._path(name)
         folder, _, last = final.rpartition("/")
         self._fs.makedirs(folder, exist_ok=True)
-        self._fs.put_file(str(path), f"{folder}/.{last}.tmp", callback=_Bytes(advance))
+        self._fs.put_file(str(path), f"{folder}/.{last}.tmp", callback=moved)
         self._fs.mv(f"{folder}/.{last}.tmp", final)
 
     def _commit(self, files: Mapping[str, Path], removed: Collection[str] = ()) -> None:
@@ -157,26 +161,32 @@ class RemoteStore:
             ) from error
 
 
-class _Bytes(Callback):
-    """Passes on the bytes of one file."""
+class _Moved(Callback):
+    """Passes on the bytes that have been moved; not every store reports them."""
 
     def __init__(self, advance: Advance) -> None:
         super().__init__()
-        self._advance = advance
+        self._advance, self._done = advance, 0
 
     def relative_update(self, inc: int = 1) -> None:
+        self._done += inc
         self._advance(inc)
+
+    def up_to(self, num_bytes: int) -> None:
+        """Pass on what was not reported of so many bytes that have been moved in all."""
+        if num_bytes > self._done:
+            self.relative_update(num_bytes - self._done)
 
 
 class _All(Callback):
     """Passes on the bytes of several files; its own count is that of files."""
 
-    def __init__(self, advance: Advance) -> None:
+    def __init__(self, moved: _Moved) -> None:
         super().__init__()
-        self._advance = advance
+        self._moved = moved
 
-    def branched(self, path_1: str, path_2: str, **kwargs: Any) -> _Bytes:
-        return _Bytes(self._advance)
+    def branched(self, path_1: str, path_2: str, **kwargs: Any) -> Callback:
+        return self._moved
 
 
 def store_at(place: str) -> Store:

@@ -105,10 +105,12 @@ def test_there_and_back_the_files_are_equal(tmp_path, memory, store, verify):
 
 def test_progress_is_that_of_the_bytes(tmp_path, memory):
     make_cache(tmp_path / "here")
-    seen, task = [], Sync(store_at(str(tmp_path / "here")), store_at(memory))
-    task.compare()
-    task.copy(seen.append)
-    assert sum(seen) == task.bytes_to_copy() == 2 * 6 * 2000  # copied, and read back
+    local, back = f"local://{tmp_path}/there", tmp_path / "back"  # of which fsspec reports nothing
+    for source, destination in ((tmp_path / "here", memory), (tmp_path / "here", local), (local, back)):
+        seen, task = [], Sync(store_at(str(source)), store_at(str(destination)))
+        task.compare()
+        task.copy(seen.append)
+        assert sum(seen) == task.bytes_to_copy() == 2 * 6 * 2000  # copied, and read back
     task = Sync(store_at(str(tmp_path / "here")), store_at(memory))
     task.compare(seen.append)
     assert sum(seen[-6:]) == task.bytes_to_compare() == 6 * 2000 and task.bytes_to_copy() == 0
