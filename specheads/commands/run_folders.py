@@ -11,7 +11,6 @@ from typing import Any, cast
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from specheads.commands.sweeps import begin_sweep, starts_processes
 from specheads.storage import runs
 
 
@@ -26,8 +25,6 @@ class NoteRunKey(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         NoteRunKey.key, NoteRunKey.resume = run_key(config), config.resume
-        if starts_processes(config):
-            begin_sweep(config, NoteRunKey.key, may_resume())
 
 
 def may_resume() -> bool:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from specheads import interrupts
+from specheads.commands.run_folders import NoteRunKey, may_resume, register_resolver
 from specheads.errors import UserError
 from specheads.storage import runs
 
@@ -23,20 +25,20 @@ sweep: Path | None = None  # the folder of the sweep whose jobs run in other pro
 _is_launched = False
 
 
-def starts_processes(config: DictConfig) -> bool:
-    """Return whether the jobs of a sweep with this config run in other processes."""
-    return config.hydra.launcher._target_ != BASIC
+class BeginSweep(Callback):
+    """Hydra callback that takes the folder of a sweep whose jobs run in other processes."""
 
-
-def begin_sweep(config: DictConfig, key: str, resume: bool) -> None:
-    """Take the folder of a sweep whose jobs run in other processes. Raises SystemExit if another process works in it."""
-    global sweep
-    sweep = Path(config.hydra.sweep.dir)
-    try:
-        runs.begin(sweep, key, resume)
-    except UserError as error:  # Hydra, which calls this, would only warn of it
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Take it. Raises SystemExit if another process works in it: of another error Hydra would only warn."""
+        global sweep
+        if config.hydra.launcher._target_ == BASIC:
+            return
+        sweep = Path(config.hydra.sweep.dir)
+        try:
+            runs.begin(sweep, NoteRunKey.key, may_resume())
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
 
 
 def is_launched() -> bool:
@@ -74,8 +76,6 @@ def _command(module: str, name: str, folder: str, process: int) -> Any:
     global _is_launched
     command = getattr(import_module(module), name)
     if process != os.getpid():
-        from specheads.commands.run_folders import register_resolver  # which imports this module
-
         _is_launched = True
         register_resolver(Path(folder))
     return command

@@ -80,9 +80,9 @@ def _lines(source: str, copy: str, settings: SyncSettings) -> Iterator[str]:
         )
 
 
-def _with_bar(what: str, num_bytes: int, work: Callable[[Advance], None]) -> None:
+def _with_bar(what: str, num_bytes: int, step: Callable[[Advance], None]) -> None:
     with progress(what, num_bytes, of_bytes=True) if num_bytes else nullcontext(lambda count: None) as advance:
-        work(advance)
+        step(advance)
 
 
 def _size(files: Sequence[File]) -> str:

@@ -54,14 +54,14 @@ class RemoteStore:
         with self._errors():
             self._fs.invalidate_cache()
             try:
-                found = self._fs.find(self._root, detail=True)
+                listed = self._fs.find(self._root, detail=True)
             except FileNotFoundError:
                 if HUB in self._kinds:  # of the repository
                     raise
                 return {}
-        if self._root in found:
+        if self._root in listed:
             raise UserError(f"{self.url} is a file; give its folder.")
-        return {checked_name(self._relative(path), self.url): entry["size"] for path, entry in sorted(found.items())}
+        return {checked_name(self._relative(path), self.url): entry["size"] for path, entry in sorted(listed.items())}
 
     def read(self, names: Collection[str]) -> dict[str, bytes]:
         with self._errors():
