@@ -125,7 +125,7 @@ VERBS = {
         },
         theory,
     ),
-    "sync": Verb("copy finished data, runs and heads to or from a store or folder", PLACES, SYNC_KEYS, sync, tuple(PLACES)),
+    "sync": Verb("copy finished data, runs and heads to or from other folders", PLACES, SYNC_KEYS, sync, tuple(PLACES)),
     "plan": Verb("compute what each stage takes on GPUs that need not be here", {}, KEYS, print_plan),
 }
 
