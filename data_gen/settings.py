@@ -73,7 +73,7 @@ class Generation(Settings):
     )
     ray_num_workers: PositiveCount = setting(
         2,
-        "the largest number of workers; each begins as soon as the cluster has room for it",
+        "the largest number of workers; the first begins as soon as one fits, the others as the cluster grows",
         key="ray.num_workers",
         decides=False,
     )

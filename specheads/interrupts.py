@@ -17,7 +17,11 @@ class Interrupted(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {SIGNALS[signal.Signals(number)]}")
-        self.exit_code = 128 + number
+        self.number, self.exit_code = number, 128 + number
+
+    def __reduce__(self) -> tuple[type["Interrupted"], tuple[int]]:
+        """Let it go to another process."""
+        return Interrupted, (self.number,)
 
 
 class Request:
@@ -40,6 +44,18 @@ def listen() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _handle)
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[None]:
+    """Install the handlers for the block."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    listen()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def listen_again(request: Request) -> None:

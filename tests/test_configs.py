@@ -23,6 +23,7 @@ from specheads.training.heads.settings import HeadTraining
 
 ROOT = Path(__file__).parents[1]
 SHOWN_IN = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *config_folder().rglob("*.yaml"), *ROOT.glob("*.py")]
+SHOWN_IN += [path for path in (ROOT / "examples" / "cluster").iterdir() if path.is_file()]
 SHOWN_IN += [path for folder in ("data_gen", "specheads/evaluation") for path in (ROOT / folder).glob("*.py")]
 # keys with quotes around them or within; <...> and ... stand for what the reader fills in
 COMMAND = re.compile(

@@ -1,6 +1,8 @@
 """The examples run, and do what the decoder does."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,12 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from fakes import tiny_pair
 
 from examples.new_draft import KnownText
 from examples.new_stopping_rule import UnsureTokens
 from examples.speculative_decoding import speculative_decode
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, stopping, verification
+from specheads.commands.head_tool import VERBS
+from specheads.commands.main import CONFIGURED
 from specheads.heads.checkpoint import save_head
 
 ROOT = Path(__file__).parents[1]
@@ -153,3 +158,44 @@ def test_a_new_data_set_is_generated(tmp_path):
     done = run(ROOT, "-m", "specheads", "data", "--config-dir", EXAMPLES / "conf", *words)
     assert done.returncode == 0, done.stderr
     assert "data: " in done.stdout and list(tmp_path.glob("data/*/*.parquet"))
+
+
+CLUSTER = EXAMPLES / "cluster"
+
+
+def test_the_batch_script_is_a_shell_script():
+    script = CLUSTER / "specheads.sbatch"
+    subprocess.run(["bash", "-n", script], check=True)
+    if shellcheck := shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"):
+        subprocess.run([shellcheck, script], check=True)
+    options = re.findall(r"^#SBATCH (--[a-z-]+)=\S+", script.read_text(), re.MULTILINE)
+    assert len(options) == script.read_text().count("#SBATCH") == len(set(options)) > 5
+
+
+def test_the_cluster_of_ray_is_what_ray_expects():
+    ray, jsonschema = pytest.importorskip("ray"), pytest.importorskip("jsonschema")
+    schema = json.loads((Path(ray.__file__).parent / "autoscaler" / "ray-schema.json").read_text())
+    cluster = yaml.safe_load((CLUSTER / "ray.yaml").read_text())
+    jsonschema.validate(cluster, schema)
+    assert cluster["head_node_type"] in cluster["available_node_types"]
+    needs = {key: int(count) for key, count in re.findall(r"ray\.(\w+)=(\d+)", (CLUSTER / "ray.yaml").read_text())}
+    machine = cluster["available_node_types"]["worker"]["resources"]
+    assert needs["gpus_per_worker"] <= machine["GPU"] and needs["cpus_per_worker"] <= machine["CPU"]
+    assert needs["num_workers"] <= cluster["max_workers"]
+
+
+def test_the_job_of_kubernetes_has_what_it_mounts():
+    job = yaml.safe_load((CLUSTER / "job.yaml").read_text())
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    verb, *words = container["command"][1:]
+    assert container["command"][0] == "specheads" and verb in CONFIGURED and all("=" in word for word in words)
+
+
+@pytest.mark.parametrize("path", sorted(CLUSTER.iterdir()), ids=lambda path: path.name)
+def test_every_verb_of_the_cluster_examples_is_known(path):
+    assert path.read_text().startswith("#") and len(path.read_text().splitlines()) < 45
+    verbs = re.findall(r"(?<![\w/.-])specheads ([a-z_]+)\b(?= [a-z])", path.read_text())
+    assert path.suffix == ".yaml" or verbs
+    assert set(verbs) <= {*CONFIGURED, *VERBS}

@@ -12,7 +12,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -22,6 +22,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from specheads import interrupts
+from specheads.commands import sweeps
 from specheads.commands.compose import check_keys, is_first_process
 from specheads.commands.config_mistakes import composition_error
 from specheads.commands.experiments import check_experiment
@@ -75,8 +76,12 @@ class Command:
             self.guarded(self.compose_and_run)
         if self.failed:
             raise SystemExit(EXIT_USER_ERROR)
-        for folder in self.begun:
+        for folder in self.begun | ({sweeps.sweep} if sweeps.sweep else set()):
             runs.finish(folder)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a launcher name this command to another process."""
+        return sweeps.by_name(self)
 
     def compose_and_run(self) -> None:
         """Compose the config of this command line, and run it."""
@@ -115,12 +120,16 @@ class Command:
                 message = composition_error(error, self.name, sys.argv[1:])
             if message is None:
                 raise
+            if sweeps.is_launched():  # for the process of the command line to tell
+                raise message from None
             self.fail(message)
 
     def begin(self) -> bool:
         """Take the folder of the run; return whether there is something to do: a finished job of a sweep is not repeated."""
         if not is_first_process():
             return True
+        if sweeps.is_launched():
+            return sweeps.begin_launched()
         hydra_cfg = HydraConfig.get()
         sweeping = hydra_cfg.mode == RunMode.MULTIRUN
         top = Path(hydra_cfg.sweep.dir) if sweeping else run_folder()
@@ -139,7 +148,7 @@ class Command:
         if not is_first_process():
             raise SystemExit(0) from None  # the first one speaks for all
         again = "the same command" if may_resume() else "the same command without resume=false"
-        print(f"{interruption}; {again} resumes it" if self.begun else str(interruption), file=sys.stderr)
+        print(f"{interruption}; {again} resumes it" if self.begun or sweeps.sweep else str(interruption), file=sys.stderr)
         raise SystemExit(interruption.exit_code) from None
 
 

@@ -1,4 +1,4 @@
-"""The verbs of `specheads` without a config: describe, check, export heads, rewrite cards, send results, theory, plans."""
+"""The verbs of `specheads` without a config: describe, check, export heads, rewrite cards, send results, theory, plan, copy."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from textwrap import fill
 from typing import Any
 
 from specheads.commands.plan import KEYS, print_plan
+from specheads.commands.sync import PLACES, SYNC_KEYS, sync
 from specheads.commands.theory import theory
 from specheads.errors import UserError
 from specheads.evaluation.pair_result import write_pair_result
@@ -23,12 +24,16 @@ HEAD = {"head": "a folder that specheads train exported, or a hub id"}
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb of the command: its sentence of help, its required and optional keys with theirs, and its function."""
+    """One verb of the command: its sentence of help, its required and optional keys with theirs, and its function.
+
+    The values of `places`, which are required, too, are given without their keys, in their order.
+    """
 
     about: str
     required: dict[str, str]
     optional: dict[str, str]
     run: Callable[..., str]
+    places: tuple[str, ...] = ()
 
 
 def inspect(head: str) -> str:
@@ -120,19 +125,24 @@ VERBS = {
         },
         theory,
     ),
+    "sync": Verb("copy finished data, runs and heads to or from other folders", PLACES, SYNC_KEYS, sync, tuple(PLACES)),
     "plan": Verb("compute what each stage takes on GPUs that need not be here", {}, KEYS, print_plan),
 }
 
 
 def help_text(verbs: Sequence[str] = tuple(VERBS)) -> str:
     """Return the help text of some verbs."""
-    lines = ["usage: specheads <verb> key=value ...", ""]
+    places = VERBS[verbs[0]].places if len(verbs) == 1 else ()
+    lines = [
+        " ".join(["usage: specheads", verbs[0] if places else "<verb>", *(f"<{name}>" for name in places), "key=value ..."]),
+        "",
+    ]
     for name in verbs:
         verb = VERBS[name]
         lines.append(f"  {name:<10} {verb.about}")
         explained = verb.required | {key: f"{about} (optional)" for key, about in verb.optional.items()}
         for key, about in explained.items():
-            lines += _wrapped(f"    {key + '=':<12} ", about)
+            lines += _wrapped(f"    {f'<{key}>' if key in verb.places else f'{key}=':<12} ", about)
     return "\n".join(lines)
 
 
@@ -152,16 +162,19 @@ def run(arguments: Sequence[str]) -> str:
     if {"-h", "--help"} & set(rest):
         return help_text([name])
     verb, given = VERBS[name], {}
+    words: list[str] = []
+    keys = {key: f"{key}=" for key in verb.required | verb.optional} | {key: f"<{key}>" for key in verb.places}
     for argument in rest:
         key, equals, value = argument.partition("=")
-        if not equals or key not in verb.required | verb.optional:
-            raise UserError(
-                f"specheads {name}: {argument!r} is not known; it takes "
-                f"{', '.join(f'{key}=' for key in verb.required | verb.optional)}."
-            )
-        given[key] = value
+        if equals and key in keys:
+            given[key] = value
+        elif len(words) < len(verb.places):
+            words.append(argument)
+        else:
+            raise UserError(f"specheads {name}: {argument!r} is not known; it takes {', '.join(keys.values())}.")
+    given |= dict(zip(verb.places, words, strict=False))
     if missing := [key for key in verb.required if not given.get(key)]:
-        raise UserError(f"specheads {name} needs {missing[0]}=: {verb.required[missing[0]]}.")
+        raise UserError(f"specheads {name} needs {keys[missing[0]]}: {verb.required[missing[0]]}.")
     return verb.run(**given)
 
 

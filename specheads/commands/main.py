@@ -48,8 +48,7 @@ def help_text() -> str:
     }
     lines = [f"  {name:<15} {text}" for name, text in about.items()]
     lines.insert(len(CONFIGURED), "")
-    usage, more = "usage: specheads <verb> [key=value ...]", "specheads <verb> --help lists the keys of a verb."
-    return "\n".join([usage, "", *lines, "", more])
+    return "\n".join(["usage: specheads <verb> [key=value ...]; <verb> --help lists the keys of a verb", "", *lines])
 
 
 def run(words: Sequence[str]) -> None:

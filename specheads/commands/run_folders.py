@@ -41,9 +41,9 @@ def may_resume() -> bool:
     return NoteRunKey.resume is not False
 
 
-def register_resolver() -> None:
-    """Make `${run_folder:}` known to configs; every use within one process gives the same folder."""
-    chosen: list[Path] = []
+def register_resolver(folder: Path | None = None) -> None:
+    """Make `${run_folder:}` known to configs; every use within one process gives the same folder, `folder` if it is known."""
+    chosen = [] if folder is None else [folder]
 
     def resolve(*, _root_: DictConfig) -> str:
         parent = Path(_root_.paths.outputs) / _root_.command

@@ -11,6 +11,7 @@ from typing import Any
 from specheads.heads.card import card
 from specheads.heads.checkpoint import latest_head, load_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head_folder import drop_graphs
 from specheads.pair import Pair
 from specheads.sampling import Warp
 from specheads.storage.files import write_json, write_whole
@@ -69,7 +70,10 @@ def store_dev_prompts(folder: Path, head: AcceptanceHead, texts: Sequence[str]) 
 def store_in_config(folder: Path, **values: Mapping[str, Any] | None) -> None:
     """Write values that were measured after a head's training into its config and its card."""
     path = folder / "config.json"
-    content = json.loads(path.read_text()) | values
+    before = json.loads(path.read_text())
+    content = before | values
+    if any(before.get(name) != content.get(name) for name in ("calibration", "overlap_calibration")):
+        drop_graphs(folder)
     write_json(path, content)
     text = card(HeadConfig.from_dict(content, str(path)))
     write_whole(folder / "README.md", lambda temporary: temporary.write_text(text))

@@ -40,6 +40,7 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
         self.golden_inputs: Tensor | None = None  # (N, input_size), on which a loaded head was checked
         self.train_prompts: TrainPrompts | None = None  # None: not known, for heads that were exported without them
         self.profile: str | None = None  # the text of its speculation_profile.json
+        self.folder: Path | None = None  # that it was loaded from, where exported files of it may be
 
     def _save_pretrained(self, save_directory: Path) -> None:
         self.write(save_directory)
@@ -51,7 +52,21 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
         inputs = (head.random_inputs(NUM_GOLDEN) if inputs is None else inputs)[:NUM_GOLDEN].float().cpu().contiguous()
         with torch.no_grad():
             golden = Golden(inputs, head.score(inputs), head.overlap_score(inputs) if self.config.overlap else None)
-        return write_files(folder, HeadFiles(self.config, head.state_dict(), golden, self.train_prompts, self.profile))
+        files = HeadFiles(
+            self.config, head.state_dict(), golden, self.train_prompts, self.profile, exported=head.exported_folder()
+        )
+        return write_files(folder, files)
+
+    def exported_folder(self) -> Path | None:
+        """Return the folder that this head was loaded from, if it is there and this head still computes what its files say."""
+        if self.folder is None or not self.folder.is_dir():
+            return None
+        files, state = read_files(self.folder, {}), self.state_dict()
+        same = files.tensors.keys() == state.keys() and all(
+            torch.equal(tensor, state[name]) for name, tensor in files.tensors.items()
+        )
+        calibrations = [(config.calibration, config.overlap_calibration) for config in (files.config, self.config)]
+        return self.folder if same and calibrations[0] == calibrations[1] else None
 
     @classmethod
     def from_pretrained(  # type: ignore[override]  # the mixin names the hub's arguments, which are passed on by `hub` here
@@ -67,7 +82,7 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
         if files.golden is not None:
             head.check_golden(files.golden, str(files.folder))
             head.golden_inputs = files.golden.inputs
-        head.train_prompts, head.profile = files.train_prompts, files.profile
+        head.train_prompts, head.profile, head.folder = files.train_prompts, files.profile, files.folder
         return head
 
     def check_golden(self, golden: Golden, where: str) -> None:

@@ -1,11 +1,14 @@
 """A head's folder: `config.json` (head.schema.json), `model.safetensors`, `golden.safetensors`, a card and transformers' loader.
 
 The folder of a trained head has `train_prompts.safetensors`, too, and after `specheads profile` what it is worth on some data,
-`speculation_profile.json`, which is kept as it is. The golden vectors are inputs with the logits that the head
-computed when it was saved: they show at once if a file was damaged or is read differently.
+`speculation_profile.json`, which is kept as it is. What `specheads export` writes (EXPORTED) stays with the head. The golden
+vectors are inputs with the logits that the head computed when it was saved: they show at once if a file was damaged or is read
+differently.
 """
 
 import json
+import logging
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +24,16 @@ from specheads.errors import UserError
 from specheads.heads import specdecpp, train_prompts
 from specheads.heads.card import card
 from specheads.heads.config import HeadConfig
-from specheads.heads.portable.loaders import CUSTOM_GENERATE, write_loader
+from specheads.heads.portable.loaders import CUSTOM_GENERATE, STANDALONE, write_loader
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.storage.files import write_whole
 
 FILES = ("config.json", "model.safetensors", "golden.safetensors")  # what a head is loaded from
 PROFILE_FILE = "speculation_profile.json"
+GRAPHS = ("head.onnx", "head.pt2")  # with the weights and the calibration in them
+EXPORTED = (*GRAPHS, STANDALONE, "specdecpp/config.json", "specdecpp/model.safetensors")  # in other formats, for other decoders
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ class HeadFiles:
     train_prompts: TrainPrompts | None
     profile: str | None = None  # the text of its speculation profile
     folder: Path | None = None  # where it was read
+    exported: Path | None = None  # a folder with exported files of just this head
 
 
 def write_files(folder: Path, files: HeadFiles) -> Path:
@@ -74,9 +82,29 @@ def write_files(folder: Path, files: HeadFiles) -> Path:
         (folder / PROFILE_FILE).unlink(missing_ok=True)
     else:
         write_whole(folder / PROFILE_FILE, partial(_write_text, files.profile))
+    _write_exported(folder, files.exported)
     for name, write in writers.items():  # the config last: a folder with one is complete
         write_whole(folder / name, write)
     return folder
+
+
+def _write_exported(folder: Path, source: Path | None) -> None:
+    """Copy what was exported in a folder of the same head; remove what was exported of the one that this head replaces."""
+    for name in EXPORTED:
+        path = folder / name
+        if source is None or not (source / name).is_file():
+            path.unlink(missing_ok=True)
+        elif not (path.exists() and path.samefile(source / name)):
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, partial(shutil.copyfile, source / name))
+
+
+def drop_graphs(folder: Path) -> None:
+    """Remove the exported graphs of a head that is calibrated again: they hold its earlier calibration."""
+    for name in GRAPHS:
+        if (folder / name).exists():
+            (folder / name).unlink()
+            logger.warning("%s held the earlier calibration and was removed; specheads export writes it again", folder / name)
 
 
 def _write_text(text: str, path: Path) -> None:

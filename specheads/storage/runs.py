@@ -3,14 +3,16 @@
 `run.json` in a folder holds the run's key, which identifies its configuration, and whether the run is finished.
 """
 
+import fcntl
 import json
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any, TextIO
 
 from specheads.errors import UserError
-from specheads.storage.files import lock, write_json
+from specheads.storage.files import lock, open_inside, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ def run_folder(parent: Path, key: str, resume: bool = True) -> Path:
     if resume:
         same = [state.parent for state in sorted(parent.glob(f"*/{STATE}")) if read_state(state.parent).get("key") == key]
         if same and is_unfinished(same[-1], key):
-            if _take(same[-1]):
+            if take(same[-1]):
                 return same[-1]
             logger.warning("another process still works in %s, the unfinished run of this command; a new run begins", same[-1])
     stamp = folder = parent / time.strftime("%Y-%m-%d_%H-%M-%S")
@@ -47,11 +49,11 @@ def _make(folder: Path) -> bool:
         if not folder.is_dir():
             raise
         return False
-    return _take(folder)
+    return take(folder)
 
 
-def _take(folder: Path) -> bool:
-    """Lock a folder for this process; return False if another process has it."""
+def take(folder: Path) -> bool:
+    """Lock a run folder until this process ends; return False if another process has it."""
     key = folder.absolute()
     if key not in _locks:
         stream = lock(folder / LOCK)
@@ -89,6 +91,18 @@ def has_ended(folder: Path, top: Path) -> bool:
     return all(state.get("finished") for state in states if state)
 
 
+def is_at_work(folder: Path) -> bool:
+    """Return whether a process works in a run folder."""
+    try:
+        with os.fdopen(open_inside(folder / LOCK, os.O_RDONLY)) as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def begin(folder: Path, key: str, resume: bool = True) -> None:
     """Lock a run folder for this process and record that the run has begun.
 
@@ -96,7 +110,7 @@ def begin(folder: Path, key: str, resume: bool = True) -> None:
         UserError: another process is working in it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if not _take(folder):
+    if not take(folder):
         raise UserError(f"another run is working in {folder}; wait until it has finished, or use another folder.")
     resumed = resume and is_unfinished(folder, key)
     if resumed:

@@ -124,7 +124,7 @@ class ShardStore:
 
         try:
             write_whole(path, write_mine, self._writer)
-            write_json(_note_of(path), entry, self._writer)
+            write_json(note_of(path), entry, self._writer)
         except (_TakenOver, FileNotFoundError):  # who takes over a shard removes unfinished files of it
             if self._is_ours():
                 raise
@@ -137,7 +137,7 @@ class ShardStore:
         self.shards = {name: self.shards[name] for name in names}
         self._write_manifest(complete=True)
         for name in names:
-            _note_of(self.folder / name).unlink(missing_ok=True)
+            note_of(self.folder / name).unlink(missing_ok=True)
 
     def _is_ours(self) -> bool:
         """Return whether no other worker has taken over what this one makes."""
@@ -173,7 +173,7 @@ class _TakenOver(Exception):
     """Another worker holds the lease of the shard by now."""
 
 
-def _note_of(path: Path) -> Path:
+def note_of(path: Path) -> Path:
     """Return the file with what is noted about a shard until the manifest lists it."""
     return path.with_name(f".{path.name}.json")
 
@@ -181,18 +181,16 @@ def _note_of(path: Path) -> Path:
 def _noted(path: Path) -> Entry | None:
     """Return what is noted next to a shard; None if nothing is, or if it cannot be read."""
     try:
-        with os.fdopen(open_inside(_note_of(path), os.O_RDONLY)) as stream:
-            entry = json.load(stream)
+        with os.fdopen(open_inside(note_of(path), os.O_RDONLY)) as stream:
+            return parse_note(stream.read())
     except (OSError, ValueError):
         return None
+
+
+def parse_note(text: str | bytes) -> Entry | None:
+    """Return the content of a note; None if it is none. Raises ValueError if it is no JSON."""
+    entry = json.loads(text)
     return entry if isinstance(entry, dict) and entry.keys() >= {"rows", "sha256", "of"} else None
-
-
-def _all_noted(folder: Path, of: str) -> dict[str, Entry]:
-    """Return what is noted next to the shards of the cache with a fingerprint, by their names."""
-    names = sorted(path.name[1:].removesuffix(".json") for path in folder.glob(".*.json"))
-    noted = {name: _noted(folder / name) for name in names}
-    return {name: entry for name, entry in noted.items() if entry is not None and entry["of"] == of}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -202,10 +200,34 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         UserError: the manifest is not valid, or names a file outside the folder.
     """
     path = folder / MANIFEST
+    manifest = parse_manifest(path.read_text() if path.is_file() else None, str(path), lambda: _all_noted(folder))
+    for name in manifest.get("shards", {}):
+        if (folder / name).is_symlink():
+            raise _leads_away(str(path), name)
+    return manifest
+
+
+def _all_noted(folder: Path) -> dict[str, Entry]:
+    """Return what is noted next to the shards of a cache folder, by their names."""
+    names = sorted(path.name[1:].removesuffix(".json") for path in folder.glob(".*.json"))
+    noted = {name: _noted(folder / name) for name in names}
+    return {name: entry for name, entry in noted.items() if entry is not None}
+
+
+def parse_manifest(text: str | None, where: str, noted: Callable[[], Mapping[str, Entry]]) -> dict[str, Any]:
+    """Return a manifest from its text; empty without one.
+
+    Args:
+        where: the file, for messages.
+        noted: returns what is noted next to shards, by their names, for a cache that is not complete.
+
+    Raises:
+        UserError: the manifest is not valid, or names a file outside the folder.
+    """
     try:
-        manifest = json.loads(path.read_text()) if path.is_file() else {}
+        manifest = {} if text is None else json.loads(text)
     except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}); delete it, and its shards will be made again.") from None
+        raise UserError(f"{where} is not valid JSON ({error}); delete it, and its shards will be made again.") from None
     if not isinstance(manifest, dict) or not manifest:
         return {}
     if "made_of" in manifest:  # the key of earlier versions
@@ -214,21 +236,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(shards, dict) or not all(
         isinstance(entry, dict) and entry.keys() >= {"rows", "sha256"} for entry in shards.values()
     ):
-        raise UserError(f"{path} does not list shards with their checksums; delete it, and its shards will be made again.")
+        raise UserError(f"{where} does not list shards with their checksums; delete it, and its shards will be made again.")
     if not manifest.get("complete"):
-        shards |= _all_noted(folder, fingerprint(manifest.get("provenance") or {}))
-    for name in shards:
-        _check_inside(folder, name)
+        of = fingerprint(manifest.get("provenance") or {})
+        shards |= {name: entry for name, entry in noted().items() if entry["of"] == of}
+    for name in shards:  # someone else's cache must not name files elsewhere
+        if name in ("", ".", "..") or "\0" in name or Path(name).name != name:
+            raise _leads_away(where, name)
     return manifest
 
 
-def _check_inside(folder: Path, name: str) -> None:
-    """Raise UserError unless a shard is a file in the cache folder: someone else's cache must not name files elsewhere."""
-    if name in ("", ".", "..") or "\0" in name or Path(name).name != name or (folder / name).is_symlink():
-        raise UserError(
-            f"{folder / MANIFEST} names {name!r}, which must be a file in that folder, not a path or a link; "
-            "delete the folder if you did not make it, and its shards will be made again."
-        )
+def _leads_away(where: str, name: str) -> UserError:
+    return UserError(
+        f"{where} names {name!r}, which must be a file in that folder, not a path or a link; "
+        "delete the folder if you did not make it, and its shards will be made again."
+    )
 
 
 def checksum(path: Path) -> str:

@@ -9,12 +9,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WORKER = """
-import logging, sys, time
+import errno, logging, sys, time
 from pathlib import Path
 import torch
 from fakes import tiny_pair
 from data_gen import run
 from data_gen.settings import Generation
+from specheads.errors import user_error
+from specheads.storage import shards
 from specheads.prompts.prompt import Prompt
 from specheads.sampling import Warp
 
@@ -34,16 +36,26 @@ class Letters:
             text = format(number, "04b").translate(str.maketrans("01", "ab"))
             yield Prompt(format(number, "016x"), ("train", "train", "dev", "test")[number % 4], text)
 
+def full(table, path, compression):
+    Path(path).write_bytes(b"as much as there was room for")
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
 run.make_rows = slow
+if sys.argv[3:] == ["full"]:
+    shards.pq.write_table = full
 settings = Generation(warp=Warp(1.0, top_k=5), max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=2)
-print("folder", run.generate_data(pair, Letters(), settings, Path(sys.argv[1])))
+try:
+    print("folder", run.generate_data(pair, Letters(), settings, Path(sys.argv[1])))
+except Exception as error:
+    print("error:", user_error(error))
+    sys.exit(2)
 """
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
 NUM_SHARDS = 8
 
 
-def start(root, seconds_per_shard=0.2):
-    command = [sys.executable, "-c", WORKER, str(root), str(seconds_per_shard)]
+def start(root, seconds_per_shard=0.2, *more):
+    command = [sys.executable, "-c", WORKER, str(root), str(seconds_per_shard), *more]
     return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -87,4 +99,13 @@ def test_a_killed_process_costs_the_shard_that_it_was_making(alone, tmp_path):
     first.communicate()
     rest = output_of(second)
     assert f"its worker, process {first.pid}, has ended" in rest and line.strip() in made(rest)
+    assert content(tmp_path) == alone
+
+
+def test_a_worker_with_a_full_disk_ends_with_a_message_and_the_others_go_on(alone, tmp_path):
+    first, second = start(tmp_path, 0.2, "full"), start(tmp_path)
+    text, _ = first.communicate(timeout=120)
+    assert first.returncode == 2 and len(made(text)) == 1
+    assert "No space left on device: the disk is full; free some space" in text.splitlines()[-1]
+    assert len(made(output_of(second))) == NUM_SHARDS
     assert content(tmp_path) == alone

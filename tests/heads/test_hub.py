@@ -4,18 +4,24 @@ import base64
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
 
+from specheads.evaluation.head_folders import store_in_config
 from specheads.heads.checkpoint import load_head, save_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.head_folder import EXPORTED, GRAPHS
 from specheads.heads.train_prompts import TrainPrompts
+from specheads.integrations.formats import FORMATS
+from specheads.storage.shards import ShardStore
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -33,6 +39,15 @@ for back in (AcceptanceHead.from_pretrained("somebody/a-head"), specheads.load_h
     assert all(torch.equal(one, other) for one, other in zip(back.state_dict().values(), head.state_dict().values(), strict=True))
     assert back.profile == head.profile != None
     assert len(back.train_prompts.train) == 2 and back.train_prompts.dev.tolist() == head.train_prompts.dev.tolist() != []
+"""
+
+
+SYNC_THERE_AND_BACK = """
+import sys
+from specheads.commands.head_tool import run
+data, there, back = sys.argv[1:]
+for words in ([data, there], [data, there], [there, back]):
+    print(run(["sync", *words]))
 """
 
 
@@ -74,6 +89,8 @@ class Hub(BaseHTTPRequestHandler):
                 operation = json.loads(line)
                 if operation["key"] == "file":
                     self.files[operation["value"]["path"]] = base64.b64decode(operation["value"]["content"])
+                if operation["key"] == "deletedFile":
+                    del self.files[operation["value"]["path"]]
             self.answer(
                 {"success": True, "commitOid": COMMIT, "commitUrl": f"{self.own_address}/somebody/a-head/commit/{COMMIT}"}
             )
@@ -135,6 +152,9 @@ def test_push_to_hub_and_back(hub, tmp_path):
     head.train_prompts = TrainPrompts.of(["five", "six"], ["seven"])
     folder = save_head(head, tmp_path / "head", torch.randn(32, 19))
     (folder / "speculation_profile.json").write_text('{"format": 1, "naïve": true}\n', encoding="utf-8")
+    for name in ("onnx", "torch_export", "standalone"):
+        FORMATS[name].write(load_head(folder), folder)
+    (folder / "notes.txt").write_text("of the user, not of the head")
     ours = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}
     done = subprocess.run(
@@ -148,13 +168,55 @@ def test_push_to_hub_and_back(hub, tmp_path):
     assert {path: (folder / path).read_bytes() for path in files} == files
     assert files.keys() == {
         "README.md",
+        "acceptance_head.py",
         "config.json",
         "custom_generate/generate.py",
         "custom_generate/requirements.txt",
         "golden.safetensors",
+        "head.onnx",
+        "head.pt2",
         "model.safetensors",
         "speculation_profile.json",
         "train_prompts.safetensors",
+    }
+
+
+def test_sync_to_a_repository_and_back(hub, tmp_path):
+    """By five commits, however many shards there are: the manifest, shards, their notes, the manifest again, no notes."""
+    endpoint, files = hub
+    store = ShardStore(tmp_path / "data", {"of": "a test"})
+    names = [f"{number}.parquet" for number in range(5)]
+    for name in names:
+        store.put(name, 1, lambda path, name=name: path.write_text(name))
+    store.complete(names)
+    commits, real = [], Hub.do_POST
+
+    def count(self):
+        commits.append(self.path) if "/commit/" in self.path else None
+        real(self)
+
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Hub, "do_POST", count)
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                SYNC_THERE_AND_BACK,
+                str(tmp_path / "data"),
+                "hf://somebody/a-head/data",
+                str(tmp_path / "back"),
+            ],
+            env={**ours, **settings, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert len(commits) == 5 and files.keys() == {f"data/{name}" for name in [*names, "manifest.json"]}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == {
+        path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()
     }
 
 
@@ -178,3 +240,50 @@ def test_a_folder_loses_the_profile_of_the_head_that_it_held(tmp_path):
     assert (tmp_path / "head" / "speculation_profile.json").read_text() == "{}"
     save_head(new_head(), tmp_path / "head")
     assert not (tmp_path / "head" / "speculation_profile.json").exists()
+
+
+@pytest.fixture(scope="module")
+def exported_once(tmp_path_factory):
+    torch.manual_seed(0)
+    calibration = {"slope": [1.2, 0.8], "intercept": [0.1, 0.0]}
+    head = AcceptanceHead(HeadConfig(8, depth=1, predicts="input_token", width=8, calibration=calibration))
+    torch.nn.init.normal_(head.readout.weight)
+    folder = save_head(head, tmp_path_factory.mktemp("exported") / "head", torch.randn(32, 8))
+    for entry in FORMATS.values():
+        entry.write(load_head(folder), folder)
+    return folder
+
+
+@pytest.fixture
+def exported(exported_once, tmp_path):
+    """The folder of a head that every format can hold, with all of them in it."""
+    return shutil.copytree(exported_once, tmp_path / "head")
+
+
+def test_what_was_exported_is_saved_with_the_head(exported, tmp_path):
+    files = {path.relative_to(exported).as_posix(): path.read_bytes() for path in exported.rglob("*") if path.is_file()}
+    assert set(EXPORTED) < files.keys()
+    load_head(exported).save_pretrained(tmp_path / "again")
+    assert {name: (tmp_path / "again" / name).read_bytes() for name in files} == files
+    save_head(load_head(exported), exported)  # in place
+    assert {name: (exported / name).read_bytes() for name in files} == files
+
+
+@pytest.mark.parametrize("change", ["weights", "calibration", "another head"])
+def test_what_was_exported_of_another_head_is_not(exported, tmp_path, change):
+    head = new_head() if change == "another head" else load_head(exported)
+    if change == "weights":
+        head.readout.bias.data += 1
+    if change == "calibration":
+        head.config = replace(head.config, calibration={"slope": [1.0], "intercept": [0.0]})
+    for folder in (tmp_path / "again", exported):
+        save_head(head, folder)
+        assert not [name for name in EXPORTED if (folder / name).exists()]
+
+
+def test_a_new_calibration_removes_graphs_with_the_earlier_one(exported, caplog):
+    store_in_config(exported, recommended={"threshold": 0.5})
+    assert all((exported / name).exists() for name in EXPORTED)
+    store_in_config(exported, calibration={"slope": [1.0], "intercept": [0.0]})
+    assert {name for name in EXPORTED if not (exported / name).exists()} == set(GRAPHS)
+    assert "head.onnx held the earlier calibration and was removed; specheads export writes it again" in caplog.text
