@@ -68,7 +68,7 @@ def store_dev_prompts(folder: Path, head: AcceptanceHead, texts: Sequence[str]) 
 def store_in_config(folder: Path, **values: Mapping[str, Any] | None) -> None:
     """Write values that were measured after a head's training into its config and its card."""
     path = folder / "config.json"
-    content = json.loads(path.read_text()) | values
-    write_json(path, content)
+    content = json.loads(path.read_text(encoding="utf-8")) | values
     text = card(HeadConfig.from_dict(content, str(path)))
+    write_json(path, content)
     write_whole(folder / "README.md", lambda temporary: temporary.write_text(text))
