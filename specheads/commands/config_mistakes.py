@@ -10,7 +10,6 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from specheads.commands.help import PROGRAMS, choices_of, composed, keys_of
 from specheads.errors import UserError
 
-
 # What Hydra raises for configs that do not compose.
 MISTAKES = HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError
 

@@ -4,9 +4,9 @@ The first is the present evaluation; the others are earlier reports of other dra
 """
 
 import json
-from operator import itemgetter
 from collections.abc import Mapping
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 

@@ -24,7 +24,6 @@ from specheads.forecast import Forecast
 from specheads.interrupts import Interrupted, Request
 from specheads.storage.files import temporary_of
 
-
 # What torch and zipfile raise for a file that is damaged, or is something else.
 UNREADABLE = (
     *(OSError, RuntimeError, EOFError, LookupError, TypeError, ValueError, AttributeError, AssertionError, ImportError),
@@ -93,7 +92,12 @@ class Checkpoints(L.Callback):
         raise Interrupted(self.request.number or signal.SIGTERM)
 
     def save(self, trainer: L.Trainer) -> None:
-        """Write the checkpoint: every process takes part, and the first one renames it once it is complete."""
+        """Write the checkpoint: every process takes part, and the first one renames it once it is complete.
+
+        Raises:
+            UserError: weights are no numbers any more, so that the checkpoint of before is kept.
+        """
+        check_weights(trainer)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for logger in trainer.loggers:
             logger.save()
@@ -112,6 +116,16 @@ class TimeToGo(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         self.forecast.update(trainer.global_step, trainer.estimated_stepping_batches)
+
+
+def check_weights(trainer: L.Trainer) -> None:
+    """Raise UserError if trained weights are NaN or infinite, as they are from the step on whose loss was."""
+    weights = [weight for weight in trainer.lightning_module.parameters() if weight.requires_grad]
+    if not all(bool(weight.isfinite().all()) for weight in weights):
+        raise UserError(
+            f"the weights are NaN or infinite after step {trainer.global_step}, so nothing is saved: the loss was no finite number "
+            "in this step or before. Use a smaller optimizer.lr=, or trainer.precision=32-true; the curves show when it began."
+        )
 
 
 def differences(checkpoint: Path, provenance: Mapping[str, Any]) -> list[str]:

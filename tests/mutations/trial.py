@@ -59,7 +59,7 @@ def _fresh(folder: Path, contents: dict[Path, bytes]) -> None:
 def _read(kind: Kind, folder: Path, before: Any, checked: bool) -> str:
     try:
         after = kind.read(folder)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # which is what this is about
         message = str(error)
         if isinstance(error, kind.refusals) and message and not isinstance(error, UnicodeError):
             return "refused"

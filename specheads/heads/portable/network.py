@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from specheads.features import FEATURES, before_sampling, columns_of, input_size
 
-
 Head = TypeVar("Head", bound=nn.Module)
 
 
