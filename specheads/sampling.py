@@ -242,6 +242,6 @@ def nan_message(model_id: str, num_tokens: int | None = None) -> str:
     """Return what to say of a model whose logits had a NaN, after `num_tokens` of a response."""
     after = "" if num_tokens is None else f" after {num_tokens} tokens of the response"
     return (
-        f"{model_id} produced NaN logits, or infinite ones{after}; expected finite numbers. Try dtype=float32 (or bfloat16 in place of float16), and "
-        "check the weights."
+        f"{model_id} produced NaN logits, or infinite ones{after}; expected finite numbers. Try dtype=float32 (or "
+        "bfloat16 in place of float16), and check the weights."
     )

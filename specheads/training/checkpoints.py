@@ -123,8 +123,9 @@ def check_weights(trainer: L.Trainer) -> None:
     weights = [weight for weight in trainer.lightning_module.parameters() if weight.requires_grad]
     if not all(bool(weight.isfinite().all()) for weight in weights):
         raise UserError(
-            f"the weights are NaN or infinite after step {trainer.global_step}, so nothing is saved: the loss was no finite number "
-            "in this step or before. Use a smaller optimizer.lr=, or trainer.precision=32-true; the curves show when it began."
+            f"the weights are NaN or infinite after step {trainer.global_step}, so nothing is saved: the loss was no finite "
+            "number in this step or before. Use a smaller optimizer.lr=, or trainer.precision=32-true; the curves show when it "
+            "began."
         )
 
 
