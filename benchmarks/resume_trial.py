@@ -93,8 +93,7 @@ def main(argv: list[str] | None = None) -> int:
     prepare(folder)
     for command in arguments.commands:
         row = trials(command, folder, arguments)
-        kept = rows_of(folder) | {command: row}
-        (folder / "rows.json").write_text(json.dumps(kept, indent=1))
+        (folder / f"{command}.row.json").write_text(json.dumps(row))
     rows = rows_of(folder)
     columns = [Column("command"), Column("work, seconds", "fixed:0"), Column("compared values"), Column("kills")]
     columns += [
@@ -111,8 +110,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def rows_of(folder: Path) -> dict[str, list]:
     """Return the rows of the table so far."""
-    path = folder / "rows.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return {path.name.removesuffix(".row.json"): json.loads(path.read_text()) for path in folder.glob("*.row.json")}
 
 
 def prepare(folder: Path) -> None:
