@@ -3,8 +3,8 @@ with what an undisturbed run writes.
 
 Each trial runs one command in a folder of its own, kills it with SIGKILL at a time drawn uniformly from its work, and runs the
 same command again. `--signal TERM` or INT asks the command to end instead of killing it. Two undisturbed runs are compared first:
-what differs between them depends on time and is left out, all other values of all files must be the same. `--commands` takes
-some; their rows replace earlier ones in the folder, and the table has all of them.
+what differs between them depends on time and is left out, all other values of all files must be the same. Trials that `--folder`
+has already are not repeated.
 """
 
 import argparse
@@ -92,8 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     folder = arguments.folder.absolute()
     prepare(folder)
     for command in arguments.commands:
-        row = trials(command, folder, arguments)
-        (folder / f"{command}.row.json").write_text(json.dumps(row))
+        trials(command, folder, arguments)
     rows = rows_of(folder)
     columns = [Column("command"), Column("work, seconds", "fixed:0"), Column("compared values"), Column("kills")]
     columns += [
@@ -109,8 +108,22 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def rows_of(folder: Path) -> dict[str, list]:
-    """Return the rows of the table so far."""
-    return {path.name.removesuffix(".row.json"): json.loads(path.read_text()) for path in folder.glob("*.row.json")}
+    """Return the rows of the table so far, by command."""
+    notes = {command: folder / f"{command}.json" for command in TRIALS}
+    known = {command: json.loads(note.read_text()) for command, note in notes.items() if note.is_file()}
+    return {
+        command: [
+            f"`specheads {command}`",
+            found["seconds"],
+            found["compared"],
+            len(moments),
+            min(moments),
+            max(moments),
+            found["differences"],
+        ]
+        for command, found in known.items()
+        if (moments := found["moments"])
+    }
 
 
 def prepare(folder: Path) -> None:
@@ -121,39 +134,33 @@ def prepare(folder: Path) -> None:
         undisturbed(Trial(TRIALS["train"].words), prepared, prepared)
 
 
-def trials(command: str, folder: Path, arguments: argparse.Namespace) -> list:
-    """Run the trials of one command; return its row of the table."""
-    trial, prepared = TRIALS[command], folder / "prepared"
-    generator = random.Random(f"{arguments.seed} {command}")
-    place = folder / command.replace(", ", "_")
-    shutil.rmtree(place, ignore_errors=True)
-    seconds = min(undisturbed(trial, place / name, prepared) for name in ("whole", "again"))
+def trials(command: str, folder: Path, arguments: argparse.Namespace) -> None:
+    """Run the trials of one command that are left, and keep its row of the table after each."""
+    trial, prepared, place = TRIALS[command], folder / "prepared", folder / command.replace(", ", "_")
+    note = folder / f"{command}.json"
+    known = json.loads(note.read_text()) if note.is_file() else {"moments": [], "differences": 0}
+    if "seconds" not in known:
+        shutil.rmtree(place, ignore_errors=True)
+        known["seconds"] = min(undisturbed(trial, place / name, prepared) for name in ("whole", "again"))
+        note.write_text(json.dumps(known))
     whole = values_of(place / "whole")
     compared = repeatable(whole, values_of(place / "again"))
-    print(
-        f"{command:<18}{'whole':>6}{seconds:>10.1f} s  {len(compared)} of {len(whole)} values do not depend on time", flush=True
-    )
-    moments, total = [], 0
-    for number in range(1, arguments.kills + 1):
+    print(f"{command:<18}{known['seconds']:>10.1f} s, {len(compared)} of {len(whole)} values do not depend on time", flush=True)
+    generator = random.Random(f"{arguments.seed} {command} {len(known['moments'])}")
+    for number in range(len(known["moments"]) + 1, arguments.kills + 1):
         code = 0
         while code == 0:  # it ended before the signal, so the trial is repeated with another time
             shutil.rmtree(place / str(number), ignore_errors=True)
-            moment = generator.uniform(0, seconds)
+            moment = generator.uniform(0, known["seconds"])
             code = killed(trial, place / str(number), prepared, moment, getattr(signal, f"SIG{arguments.signal}"))
         undisturbed(trial, place / str(number), prepared)
         found = differences(values_of(place / str(number)), whole, compared)
-        moments, total = [*moments, moment], total + len(found)
+        known["moments"].append(moment)
+        known["differences"] += len(found)
+        known["compared"] = len(compared)
+        note.write_text(json.dumps(known))
         print(f"{command:<18}{number:>6}{moment:>10.1f} s  exit code {code}, {len(found)} differences", flush=True)
         print("".join(f"    {name}\n" for name in found[: arguments.differences]), end="", flush=True)
-    return [
-        f"`specheads {command}`",
-        seconds,
-        len(compared),
-        len(moments),
-        min(moments, default=None),
-        max(moments, default=None),
-        total,
-    ]
 
 
 def start(trial: Trial, folder: Path, prepared: Path) -> subprocess.Popen:

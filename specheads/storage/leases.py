@@ -111,7 +111,12 @@ class Leases:
             descriptor = open_inside(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         except FileExistsError:
             return self._is_free(name) and self._remove(path) and self.take(name)
-        os.pwrite(descriptor, self._content(0), 0)
+        try:
+            os.pwrite(descriptor, self._content(0), 0)
+        except OSError as error:  # such as on a full disk; an empty lease would keep others waiting
+            os.close(descriptor)
+            path.unlink()
+            raise OSError(error.errno, error.strerror, str(path)) from None
         with self._guard:
             self._held[name] = descriptor
         return True
