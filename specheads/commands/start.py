@@ -1,4 +1,4 @@
-"""Where `specheads` begins: the imports of a verb take seconds, in which Ctrl-C and SIGTERM end it as later, without a traceback."""
+"""Where `specheads` begins: the imports of a verb take seconds, in which Ctrl-C and SIGTERM end it without a traceback."""
 
 from specheads.interrupts import end_at_once
 

@@ -53,13 +53,14 @@ def load_split(folder: Path, split: str) -> "datasets.Dataset":
     if not files:
         raise UserError(f"{folder} has no rows of split {split!r}; data.num_{split}= must be above 0 to generate some.")
     datasets.disable_progress_bars()
-    copies, note = folder / COPIES, folder / COPIES / f"{split}.json"
+    copies = folder.absolute() / COPIES
+    note = copies / f"{split}.json"
     known = _unchanged(note) if note.is_file() else {}
     if known is None:
         logger.warning("data: what %s holds of split %s is damaged and will be made again", copies, split)
         shutil.rmtree(copies)
     rows = datasets.Dataset.from_parquet(files, cache_dir=str(copies))
-    names = [str(Path(file["filename"]).relative_to(copies)) for file in rows.cache_files]
+    names = [str(Path(file["filename"]).absolute().relative_to(copies)) for file in rows.cache_files]
     if not known or not known.keys() >= set(names):
         write_json(note, {name: checksum(copies / name) for name in names}, writer=str(os.getpid()))
     return rows
