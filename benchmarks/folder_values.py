@@ -31,8 +31,8 @@ def values_of(folder: Path, parts: tuple[str, ...] = ("data", "outputs")) -> Val
 
 
 def _dates(files: list[Path]) -> Mapping[str, str]:
-    found = {match[0] for path in files for match in DATE.finditer(str(path))}
-    return {date: f"<run {number}>" for number, date in enumerate(sorted(found))}
+    dates = {match[0] for path in files for match in DATE.finditer(str(path))}
+    return {date: f"<run {number}>" for number, date in enumerate(sorted(dates))}
 
 
 def _plain(value: Any, folder: Path, dates: Mapping[str, str]) -> Any:

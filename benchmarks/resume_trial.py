@@ -119,10 +119,10 @@ def rows_of(folder: Path) -> dict[str, list]:
             len(moments),
             min(moments),
             max(moments),
-            found["differences"],
+            note["differences"],
         ]
-        for command, found in known.items()
-        if (moments := found["moments"])
+        for command, note in known.items()
+        if (moments := note["moments"])
     }
 
 
@@ -154,13 +154,13 @@ def trials(command: str, folder: Path, arguments: argparse.Namespace) -> None:
             moment = generator.uniform(0, known["seconds"])
             code = killed(trial, place / str(number), prepared, moment, getattr(signal, f"SIG{arguments.signal}"))
         undisturbed(trial, place / str(number), prepared)
-        found = differences(values_of(place / str(number)), whole, compared)
+        differing = differences(values_of(place / str(number)), whole, compared)
         known["moments"].append(moment)
-        known["differences"] += len(found)
+        known["differences"] += len(differing)
         known["compared"] = len(compared)
         note.write_text(json.dumps(known))
-        print(f"{command:<18}{number:>6}{moment:>10.1f} s  exit code {code}, {len(found)} differences", flush=True)
-        print("".join(f"    {name}\n" for name in found[: arguments.differences]), end="", flush=True)
+        print(f"{command:<18}{number:>6}{moment:>10.1f} s  exit code {code}, {len(differing)} differences", flush=True)
+        print("".join(f"    {name}\n" for name in differing[: arguments.differences]), end="", flush=True)
 
 
 def start(trial: Trial, folder: Path, prepared: Path) -> subprocess.Popen:
