@@ -114,8 +114,8 @@ def rows_of(folder: Path) -> dict[str, list]:
     return {
         command: [
             f"`specheads {command}`",
-            found["seconds"],
-            found["compared"],
+            note["seconds"],
+            note["compared"],
             len(moments),
             min(moments),
             max(moments),
