@@ -1,6 +1,10 @@
 """`python train.py model=llama2-7b`: what `specheads train` does, from the source tree."""
 
-from specheads.commands.train import main
+from specheads.interrupts import end_at_once
 
 if __name__ == "__main__":
+    end_at_once()  # during the imports of the command
+
+    from specheads.commands.train import main
+
     main()

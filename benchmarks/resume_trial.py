@@ -1,10 +1,10 @@
-"""`python benchmarks/resume_trial.py`: kill data_gen and train.py (both tasks) at random times, start them again, and compare
-the results with those of an uninterrupted run.
+"""`python benchmarks/resume_trial.py`: kill every command that writes at random times, start it again, and compare what it wrote
+with what an undisturbed run writes.
 
-Each trial runs one command in an empty folder, kills it with SIGKILL at a time drawn uniformly from its working time, and
-repeats the command until it ends. `--signal TERM` or INT asks the command to end instead of killing it. Compared are every shard
-and the manifest of the data, byte for byte, and every point of the curves, the tensors of the head or the draft and the test
-metrics of training, exactly. On 2 cores it takes about half an hour.
+Each trial runs one command in a folder of its own, kills it with SIGKILL at a time drawn uniformly from its work, and runs the
+same command again. `--signal TERM` or INT asks the command to end instead of killing it. Two undisturbed runs are compared first:
+what differs between them depends on time and is left out, all other values of all files must be the same. Trials that `--folder`
+has already are not repeated.
 """
 
 import argparse
@@ -16,190 +16,195 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-
-from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.folder_values import differences, repeatable, values_of
 from benchmarks.results import Column, Table, add_result_option, text_of, write_result
-from specheads.storage.shards import read_manifest
 
 ROOT = Path(__file__).parents[1]
-SMALL = ["model=nano", "data.num_train=256", "data.num_dev=32", "data.num_test=32", "data.max_new_tokens=48"]
-COMMANDS = {
-    "data_gen": ["-m", "data_gen", *SMALL, "generation.batch_size=16", "generation.rows_per_shard=32"],
-    "train.py": [
-        str(ROOT / "train.py"),
-        *SMALL,
-        "trainer.max_epochs=12",
-        "checkpoint.every_steps=5",
-        "trainer.log_every_n_steps=1",
-    ],
-    "distill": [
-        str(ROOT / "train.py"),
-        "task=distill",
-        *SMALL,
-        "samples=mixed",
-        "trainer.max_epochs=2",
-        "checkpoint.every_steps=3",
-        "trainer.log_every_n_steps=1",
-        "refresh_every=5",
-    ],
+PAIR = ["model=nano", "data=nano", "data.max_new_tokens=32"]
+SPLITS = ["data.num_train=96", "data.num_dev=16", "data.num_test=16"]
+SHARDS = ["generation.batch_size=16", "generation.rows_per_shard=16"]
+RECORDED = ["num_prompts=16", "num_samples=2"]
+REPLAYED = ["num_prompts=16", "num_dev_prompts=16", "stopping=[fixed_length,head_threshold]", "fixed_lengths=[1,2,4]"]
+TRAINED = ["checkpoint.every_steps=3", "trainer.log_every_n_steps=1", "loader.batch_size=8"]
+VALIDATED = "validation={num_prompts: 4, live_prompts: 1, live_tokens: 8}"
+DECODED = ["verification=block", "fixed_lengths=[1,2,4]", "thresholds=[0.5]", "num_live_prompts=12"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A command line, and the folders that it needs from a run of `train`."""
+
+    words: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+
+
+HEAD = ("data", "outputs")
+TRIALS = {
+    "data": Trial(("data", *PAIR, *SPLITS, *SHARDS)),
+    "train": Trial(("train", *PAIR, *SPLITS, *SHARDS, *TRAINED, "trainer.max_epochs=4", "calibration.num_prompts=16"), ("data",)),
+    "distill": Trial(
+        ("distill", *PAIR, *SPLITS, *SHARDS, *TRAINED, "samples=mixed", "refresh_every=4", "trainer.max_epochs=1", VALIDATED),
+        ("data",),
+    ),
+    "evaluate": Trial(("evaluate", *PAIR, *SPLITS, *SHARDS, *REPLAYED, "thresholds=[0.3,0.6]", "live=none"), HEAD),
+    "evaluate, decoded": Trial(("evaluate", *PAIR, *SPLITS, *SHARDS, *DECODED), HEAD),
+    "probe": Trial(
+        ("probe", *PAIR, *SPLITS, *RECORDED, "num_live_prompts=2", "repeats=2", "widths=[8]", "generation.batch_size=4"),
+    ),
+    "calibrate": Trial(("calibrate", *PAIR, "data.num_train=0", "data.num_dev=48", "calibration.num_prompts=48"), HEAD),
+    "profile": Trial(("profile", *PAIR, *SPLITS, *RECORDED, "head=latest"), HEAD),
+    "load": Trial(("load", *PAIR, *SPLITS, "num_prompts=16", "num_dev_prompts=16", "concurrencies=[1,4]", "num_seeds=2"), HEAD),
+    "learning_curve": Trial(
+        (
+            "learning_curve",
+            *PAIR,
+            *SPLITS,
+            *SHARDS,
+            *TRAINED,
+            *REPLAYED,
+            "trainer.max_epochs=2",
+            "thresholds=[0.5]",
+            "shares=[0.5,1]",
+        ),
+        ("data",),
+    ),
+    "layer_search": Trial(("layer_search", *PAIR, *SPLITS, "num_dev_prompts=6")),
+    "reproduce": Trial(("reproduce", "experiment=block_table1", *PAIR, *SPLITS, "num_prompts=12", "speeds=false")),
 }
-SHOWN = {
-    "data_gen": "specheads data",
-    "train.py": "specheads train",
-    "distill": "specheads distill samples=mixed",
-}
-# What a command prints when its work begins; a kill during the imports before that would test nothing.
-WORK_BEGINS = {"data_gen": "still to do, in", "train.py": "training ", "distill": "distilling "}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the trials and print the table; return 1 if anything differed, else 0."""
     parser = argparse.ArgumentParser(prog="benchmarks/resume_trial.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=10, help="trials of each command")
-    parser.add_argument("--commands", nargs="*", choices=COMMANDS, default=list(COMMANDS))
+    parser.add_argument("--kills", type=int, default=4, help="trials of each command")
+    parser.add_argument("--commands", nargs="*", choices=TRIALS, default=list(TRIALS))
     parser.add_argument("--signal", choices=["KILL", "TERM", "INT"], default="KILL")
     parser.add_argument("--seed", type=int, default=0, help="of the times at which commands are killed")
+    parser.add_argument("--differences", type=int, default=5, help="differences of each trial that are shown")
     add_result_option(parser, "resume_trial")
     parser.add_argument("--folder", type=Path, default=Path("outputs/resume_trial"))
     arguments = parser.parse_args(argv)
-    generator = random.Random(arguments.seed)
-    print(f"{'command':<10}{'trial':>6}{'killed after':>14}{'exit code':>11}  {'state at the kill':<44}{'differences':>11}")
-    total, rows = 0, []
+    folder = arguments.folder.absolute()
+    prepare(folder)
     for command in arguments.commands:
-        folder = arguments.folder.absolute() / command.removesuffix(".py")
-        shutil.rmtree(folder, ignore_errors=True)
-        whole = folder / "whole"
-        data = folder.parent / "data_gen" / "whole" / "data"
-        if command != "data_gen" and not data.exists():
-            uninterrupted("data_gen", data.parent, data)
-        seconds = uninterrupted(command, whole, data)
-        print(f"{command:<10}{'whole':>6}{seconds:>12.1f} s{'0':>11}  {progress(command, whole):<44}", flush=True)
-        moments, differences = [], 0
-        for trial in range(1, arguments.kills + 1):
-            place = folder / str(trial)
-            code = 0
-            while code == 0:  # it ended before the signal, so the trial is repeated with another time
-                shutil.rmtree(place, ignore_errors=True)
-                moment = generator.uniform(0, seconds)
-                code = killed(command, place, data, moment, getattr(signal, f"SIG{arguments.signal}"))
-            state = progress(command, place)
-            uninterrupted(command, place, data)
-            count = len(compare(command, whole, place))
-            moments.append(moment)
-            differences += count
-            print(f"{command:<10}{trial:>6}{moment:>12.1f} s{code:>11}  {state:<44}{count:>11}", flush=True)
-        total += differences
-        rows.append(
-            [f"`{SHOWN[command]}`", seconds, arguments.kills, min(moments, default=None), max(moments, default=None), differences]
-        )
-    columns = [
-        Column("command"),
-        Column("work, seconds", "fixed:0"),
-        Column("kills"),
+        trials(command, folder, arguments)
+    rows = rows_of(folder)
+    columns = [Column("command"), Column("work, seconds", "fixed:0"), Column("compared values"), Column("kills")]
+    columns += [
         Column("first kill after seconds", "fixed:1"),
+        Column("last kill after seconds", "fixed:1"),
+        Column("differences"),
     ]
-    columns += [Column("last kill after seconds", "fixed:1"), Column("differences")]
-    table = Table("trials", f"Killed by SIG{arguments.signal} at random moments, and started again", columns, rows)
+    title = f"Killed by SIG{arguments.signal} at random moments, and started again"
+    table = Table("trials", title, columns, [rows[command] for command in TRIALS if command in rows])
     print(f"\n{table.title}\n\n{text_of(table)}")
     write_result(arguments.result, [table], seeds=[arguments.seed])
-    return int(total > 0)
+    return int(any(row[-1] for row in rows.values()))
 
 
-def start(command: str, folder: Path, data: Path) -> subprocess.Popen:
-    """Start a command in `folder`, with a copy of the data if it trains."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if command != "data_gen" and not (folder / "data").exists():
-        shutil.copytree(data, folder / "data")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": "1",
-        "WANDB_MODE": "disabled",
+def rows_of(folder: Path) -> dict[str, list]:
+    """Return the rows of the table so far, by command."""
+    notes = {command: folder / f"{command}.json" for command in TRIALS}
+    known = {command: json.loads(note.read_text()) for command, note in notes.items() if note.is_file()}
+    return {
+        command: [
+            f"`specheads {command}`",
+            note["seconds"],
+            note["compared"],
+            len(moments),
+            min(moments),
+            max(moments),
+            note["differences"],
+        ]
+        for command, note in known.items()
+        if (moments := note["moments"])
     }
-    command_line = [sys.executable, *COMMANDS[command]]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command_line, cwd=folder, env=environment, start_new_session=True, **pipes)
 
 
-def wait_for_work(process: subprocess.Popen, command: str) -> list[str]:
-    """Read the output until the work begins."""
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if WORK_BEGINS[command] in line:
-            break
-    return lines
+def prepare(folder: Path) -> None:
+    """Make the data set and the head that other commands need, if they are not there yet."""
+    prepared = folder / "prepared"
+    if not list(prepared.glob("outputs/head/*/heads/*/config.json")):
+        shutil.rmtree(prepared, ignore_errors=True)
+        undisturbed(Trial(TRIALS["train"].words), prepared, prepared)
 
 
-def uninterrupted(command: str, folder: Path, data: Path) -> float:
+def trials(command: str, folder: Path, arguments: argparse.Namespace) -> None:
+    """Run the trials of one command that are left, and keep its row of the table after each."""
+    trial, prepared, place = TRIALS[command], folder / "prepared", folder / command.replace(", ", "_")
+    note = folder / f"{command}.json"
+    known = json.loads(note.read_text()) if note.is_file() else {"moments": [], "differences": 0}
+    if "seconds" not in known:
+        shutil.rmtree(place, ignore_errors=True)
+        known["seconds"] = min(undisturbed(trial, place / name, prepared) for name in ("whole", "again"))
+        note.write_text(json.dumps(known))
+    whole = values_of(place / "whole")
+    compared = repeatable(whole, values_of(place / "again"))
+    print(f"{command:<18}{known['seconds']:>10.1f} s, {len(compared)} of {len(whole)} values do not depend on time", flush=True)
+    generator = random.Random(f"{arguments.seed} {command} {len(known['moments'])}")
+    for number in range(len(known["moments"]) + 1, arguments.kills + 1):
+        code = 0
+        while code == 0:  # it ended before the signal, so the trial is repeated with another time
+            shutil.rmtree(place / str(number), ignore_errors=True)
+            moment = generator.uniform(0, known["seconds"])
+            code = killed(trial, place / str(number), prepared, moment, getattr(signal, f"SIG{arguments.signal}"))
+        undisturbed(trial, place / str(number), prepared)
+        differing = differences(values_of(place / str(number)), whole, compared)
+        known["moments"].append(moment)
+        known["differences"] += len(differing)
+        known["compared"] = len(compared)
+        note.write_text(json.dumps(known))
+        print(f"{command:<18}{number:>6}{moment:>10.1f} s  exit code {code}, {len(differing)} differences", flush=True)
+        print("".join(f"    {name}\n" for name in differing[: arguments.differences]), end="", flush=True)
+
+
+def start(trial: Trial, folder: Path, prepared: Path) -> subprocess.Popen:
+    """Start a command in `folder`, with a copy of what it needs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in trial.needs:
+        if not (folder / part).exists():
+            shutil.copytree(prepared / part, folder / part)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+    environment |= {"SPECHEADS_ENGINE": "eager", "HF_HUB_OFFLINE": "1"}
+    words = [sys.executable, "-m", "specheads", *trial.words]
+    with (folder / "said.log").open("a") as said:
+        return subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True, stdout=said, stderr=said)
+
+
+def files_of(folder: Path) -> set[Path]:
+    """Return the files that a command writes into."""
+    return {path for part in HEAD for path in (folder / part).rglob("*")}
+
+
+def wait_for_work(process: subprocess.Popen, folder: Path, before: set[Path]) -> None:
+    """Wait until a command has written a file: a kill during the imports before that would test nothing."""
+    while process.poll() is None and files_of(folder) <= before:
+        time.sleep(0.02)
+
+
+def undisturbed(trial: Trial, folder: Path, prepared: Path) -> float:
     """Run a command to its end and return the seconds that its work took."""
-    process = start(command, folder, data)
-    lines = wait_for_work(process, command)
+    process = start(trial, folder, prepared)
+    wait_for_work(process, folder, files_of(folder))
     begin = time.perf_counter()
-    lines += process.stdout.readlines()
     if process.wait() != 0:
-        raise SystemExit(f"{command} failed in {folder}:\n{''.join(lines[-20:])}")
+        raise SystemExit(f"specheads {' '.join(trial.words)} failed in {folder}:\n{(folder / 'said.log').read_text()[-3000:]}")
     return time.perf_counter() - begin
 
 
-def killed(command: str, folder: Path, data: Path, moment: float, number: int) -> int:
+def killed(trial: Trial, folder: Path, prepared: Path, moment: float, number: int) -> int:
     """Start a command, send the signal `moment` seconds after its work began, and return its exit code."""
-    process = start(command, folder, data)
-    wait_for_work(process, command)
+    process = start(trial, folder, prepared)
+    wait_for_work(process, folder, files_of(folder))
     time.sleep(moment)
     if process.poll() is None:
         os.killpg(process.pid, number)
-    process.communicate()
-    return process.returncode
-
-
-def progress(command: str, folder: Path) -> str:
-    """Return a description of what a folder holds so far."""
-    if command == "data_gen":
-        manifests = list(folder.glob("data/*/manifest.json"))
-        shards = [read_manifest(path.parent)["shards"] for path in manifests]
-        unfinished = len(list(folder.glob("data/*/.*.tmp")))
-        return f"{sum(map(len, shards))} shards, {unfinished} unfinished files"
-    curves = list(folder.glob("outputs/*/*/csv/metrics.csv"))
-    points = sum(len(path.read_text().splitlines()) - 1 for path in curves)
-    done = len([*folder.glob("outputs/head/*/heads/*/config.json"), *folder.glob("outputs/distill/*/draft/config.json")])
-    return f"{len(list(folder.glob('outputs/*/*/checkpoints/last.ckpt')))} checkpoint, {points} points, {done} exported"
-
-
-def compare(command: str, whole: Path, place: Path) -> list[str]:
-    """Return what differs between two finished folders."""
-    read: Callable[[Path], dict] = data_content if command == "data_gen" else training_content
-    ours, theirs = read(whole), read(place)
-    return sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-
-
-def data_content(folder: Path) -> dict:
-    """Return the bytes of every file of the data cache."""
-    files = [path for path in folder.glob("data/*/*") if path.is_file() and path.name != ".lock"]
-    return {f"{path.parent.name}/{path.name}": path.read_bytes() for path in files}
-
-
-def training_content(folder: Path) -> dict:
-    """Return the points, tensors, test metrics and number of runs of training."""
-    runs = sorted(path.parent for path in folder.glob("outputs/*/*/checkpoints"))
-    content = {"runs": len(runs)}
-    for run in runs:
-        for number, line in enumerate((run / "csv" / "metrics.csv").read_text().splitlines()):
-            content[f"point {number}"] = line
-        if (run / "test.json").exists():
-            content["test"] = (run / "test.json").read_text()
-        else:
-            content["test"] = json.loads((run / "draft" / "distill.json").read_text())["test"]
-        for path in [*run.glob("heads/*/*.safetensors"), *run.glob("draft/*.safetensors")]:
-            for name, tensor in load_file(path).items():
-                content[f"{path.parent.name}/{path.name} {name}"] = tensor.numpy().tobytes()
-    return content
+    return process.wait()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`python -m specheads <verb>`: the `specheads` command."""
 
-from specheads.commands.main import main
+from specheads.commands.start import main
 
 if __name__ == "__main__":
     main()

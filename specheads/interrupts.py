@@ -5,8 +5,9 @@ runs under `deferred`: it checks the request, saves, and then lets `Interrupted`
 """
 
 import contextlib
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
@@ -41,9 +42,27 @@ _deferred: Request | None = None
 
 def listen() -> None:
     """Install the handlers, from the main thread; signals that this process ignores from its start stay ignored."""
+    _install(_handle)
+
+
+def end_at_once() -> None:
+    """Let a signal end the process with a message while there is nothing to save: before the imports, and after a run.
+
+    An exception would not do there: modules that are being imported catch some, or print a traceback of their own.
+    """
+    _install(_end)
+
+
+def _install(handler: Callable[[int, FrameType | None], None]) -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _handle)
+            signal.signal(number, handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    interruption = Interrupted(number)
+    os.write(2, f"{interruption}\n".encode())
+    os._exit(interruption.exit_code)
 
 
 @contextlib.contextmanager

@@ -64,6 +64,11 @@ class LanguageModel:
         return self.input_embedding.weight.device
 
     @property
+    def name(self) -> str:
+        """What messages call it: the folder or hub id that it was loaded from, or else its class."""
+        return self.model.config.name_or_path or type(self.model).__name__
+
+    @property
     def hidden_size(self) -> int:
         """Size H of the hidden states at the tap."""
         return self.output_embedding.weight.shape[1]

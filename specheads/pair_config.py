@@ -12,6 +12,10 @@ from specheads.quantization import check_quantization
 
 INSTRUCTION = "{instruction}"  # where an instruction format takes the text
 ROLES = ("draft", "target")
+TEXTS = (
+    *("draft", "target", "name", "tokenizer", "draft_revision", "target_revision"),
+    *("quantization", "draft_quantization", "device", "device_map"),
+)
 MISSING = "???"  # marks a key that the user must set
 
 
@@ -57,6 +61,9 @@ class PairConfig:
     trust_remote_code: bool | str = False
 
     def __post_init__(self) -> None:
+        for name in TEXTS:
+            if not isinstance(value := getattr(self, name), str | Path | None):
+                raise UserError(f"model.{name}={value!r} must be text.")
         wrap = self.instruction_format
         if wrap is not None and (not isinstance(wrap, str) or INSTRUCTION not in wrap):
             raise UserError(
@@ -87,6 +94,16 @@ def config_folder() -> Path:
     return source_tree if (source_tree / "model").is_dir() else package / "conf"
 
 
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid YAML ({' '.join(str(error).split())}).") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold the keys of a pair, such as draft and target.")
+    return content
+
+
 def pair_config(name: str | None = None, **keys: Any) -> PairConfig:
     """Return the config of conf/model/<name>.yaml with `keys` in place of its own, or of `keys` alone.
 
@@ -100,7 +117,7 @@ def pair_config(name: str | None = None, **keys: Any) -> PairConfig:
         values = {"name": name} | keys
     elif path.is_file():
         # Hydra alone reads the defaults list, which chooses the prompts that suit the pair.
-        values = {key: value for key, value in yaml.safe_load(path.read_text()).items() if key != "defaults"} | keys
+        values = {key: value for key, value in _read(path).items() if key != "defaults"} | keys
     else:
         known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml")))
         raise UserError(f"there is no model config {name!r}; known: {known}; or give draft= and target=.")

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import GatedRepoError, HFValidationError
+from huggingface_hub.errors import GatedRepoError, HFValidationError, StrictDataclassError
+from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 from transformers.utils.hub import extract_commit_hash
 
-from specheads.errors import UserError
+from specheads.errors import UserError, is_out_of_memory
 
 EMBEDDED = "embedded:"  # models that ship inside the package, `embedded:nano/target`
 DRAFT_TEMPERATURE = "draft_temperature"  # a key of a draft's config.json: what divides its logits
@@ -37,9 +38,11 @@ def from_pretrained(loader: Any, location: str | Path, revision: str | None = No
     try:
         with without_bars():
             loaded = loader.from_pretrained(resolve(location), **({"revision": revision} if revision else {}), **kwargs)
-    except (OSError, ValueError, ImportError) as error:  # what transformers raises for a missing or unreadable model
+    except Exception as error:
         if _is_gated(error):
             raise UserError(f"the {what} {str(location)!r} is gated, so: {how_to_access([str(location)])}.") from error
+        if not _is_unreadable(error, kwargs.get("trust_remote_code", False)):
+            raise
         if "custom code" in str(error):
             raise UserError(
                 f"the {what} {str(location)!r} comes with Python code, which runs only if you trust it: read the code, then set "
@@ -65,6 +68,15 @@ def cached_commit(location: str | Path, revision: str | None = None) -> str | No
     except HFValidationError:  # a folder that does not exist
         return None
     return extract_commit_hash(cached, None) if isinstance(cached, str) else None
+
+
+def _is_unreadable(error: Exception, runs_code: bool) -> bool:
+    """Whether transformers raises this error for a model that is missing or damaged; code of the model raises its own."""
+    if isinstance(error, OSError | ValueError | ImportError | SafetensorError):
+        return True
+    damage = isinstance(error, LookupError | TypeError | AttributeError | RuntimeError | ArithmeticError | AssertionError)
+    # Tokenizers raise plain Exceptions.
+    return not runs_code and not is_out_of_memory(error) and (damage or type(error) in (Exception, StrictDataclassError))
 
 
 def how_to_access(locations: Sequence[str]) -> str:
@@ -114,8 +126,12 @@ def revision_at(location: str | Path) -> str:
     if folder.is_dir() or str(location).startswith(".") or str(location).count("/") != 1:
         file = folder / "config.json"
         revision = cached_commit(location) or folder_revision(location)
-        content = json.loads(file.read_text()) if file.is_file() else {}
-        return _at_temperature(revision, content.get("text_config", content).get(DRAFT_TEMPERATURE, 1.0))
+        try:
+            content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+            temperature = float(content.get("text_config", content).get(DRAFT_TEMPERATURE, 1.0))
+        except (ValueError, AttributeError, TypeError) as error:
+            raise UserError(f"{file} is no config of a model ({error}); save the model again.") from None
+        return _at_temperature(revision, temperature)
     config = from_pretrained(AutoConfig, location)
     return _at_temperature(config._commit_hash or "not known", getattr(config.get_text_config(), DRAFT_TEMPERATURE, 1.0))
 

@@ -230,15 +230,21 @@ def check_finite(model_id: str, probs: Tensor) -> None:
     check_no_nan(model_id, bool(has_nan(probs).any()))
 
 
-def check_no_nan(model_id: str, has_nan: bool | int) -> None:
-    """Raise UserError if a model's logits had a NaN."""
+def check_numbers(model_id: str, *results: Tensor) -> None:
+    """Raise UserError if something that was computed from a model's logits or states has a NaN."""
+    check_no_nan(model_id, any(bool(result.isnan().any()) for result in results))
+
+
+def check_no_nan(model_id: str, has_nan: bool | int, num_tokens: int | None = None) -> None:
+    """Raise UserError if a model's logits had a NaN, after `num_tokens` of a response."""
     if has_nan:
-        raise UserError(nan_message(model_id))
+        raise UserError(nan_message(model_id, num_tokens))
 
 
-def nan_message(model_id: str) -> str:
-    """Return what to say of a model whose logits had a NaN."""
+def nan_message(model_id: str, num_tokens: int | None = None) -> str:
+    """Return what to say of a model whose logits had a NaN, after `num_tokens` of a response."""
+    after = "" if num_tokens is None else f" after {num_tokens} tokens of the response"
     return (
-        f"{model_id} produced NaN logits; expected finite numbers. Try dtype=float32 (or bfloat16 in place of float16), and "
-        "check the weights."
+        f"{model_id} produced NaN logits, or infinite ones{after}; expected finite numbers. Try dtype=float32 (or "
+        "bfloat16 in place of float16), and check the weights."
     )

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -24,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from specheads import interrupts
 from specheads.commands import sweeps
 from specheads.commands.compose import check_keys, is_first_process
-from specheads.commands.config_mistakes import composition_error
+from specheads.commands.config_mistakes import MISTAKES, composition_error
 from specheads.commands.experiments import check_experiment
 from specheads.commands.help import ClassesOf, help_text
 from specheads.commands.run_folders import NoteRunKey, may_resume, register_resolver
@@ -60,13 +59,14 @@ class Command:
         self.name, self.run, self.classes = name, run, classes
         self.begun: set[Path] = set()  # folders of runs that this process works in
         self.failed = False
+        self.composed = False  # whether a job has its config
         update_wrapper(self, run)  # Hydra looks up where the function was defined
         compose_and_run = hydra.main(version_base="1.3", config_path=str(config_folder().resolve()), config_name=name)
         self.hydra_entry = compose_and_run(update_wrapper(lambda cfg: self.job(cfg), run))
 
     def __call__(self) -> None:
         """Run the command line of this process. Raises SystemExit if it fails or is interrupted."""
-        self.begun, self.failed = set(), False
+        self.begun, self.failed, self.composed = set(), False, False
         if asked := [word for word in sys.argv[1:] if HELP.fullmatch(word)]:
             of, overrides = asked[-1].partition("=")[2], overrides_of(sys.argv[1:])
             self.guarded(lambda: print(help_text(self.name, overrides, classes=self.classes, of=of)))
@@ -95,7 +95,9 @@ class Command:
             call()
         except interrupts.Interrupted as interruption:
             self.end(interruption)
-        except (HydraException, OmegaConfBaseException) as error:
+        except MISTAKES as error:
+            if self.composed and isinstance(error, ValueError):  # not of a config
+                raise
             self.fail(user_error(error) or composition_error(error, self.name, sys.argv[1:]))
         except (ValueError, OSError) as error:  # of Hydra: a group set to null, a run folder that it cannot make
             message = user_error(error) or null_group(error, sys.argv[1:])
@@ -105,6 +107,7 @@ class Command:
 
     def job(self, cfg: DictConfig) -> None:
         """Run one composed config: the only one, or one of a sweep."""
+        self.composed = True
         try:
             check_launcher(os.environ)
             check_resume(cfg)

@@ -3,16 +3,23 @@
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
+import yaml
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from specheads.commands.help import PROGRAMS, choices_of, composed, keys_of
 from specheads.errors import UserError
 
+# What Hydra raises for configs that do not compose.
+MISTAKES = HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError
+
 
 def composition_error(error: Exception, command: str, words: Sequence[str]) -> UserError:
     """Return the message for an error of Hydra or OmegaConf that the command line `words` of conf/<command>.yaml raised."""
     ask = f"{PROGRAMS[command]} --help"
+    if isinstance(error, yaml.YAMLError | UnicodeDecodeError):
+        where = "the folder of --config-dir" if any("config-dir" in word or "searchpath" in word for word in words) else "conf/"
+        return UserError(f"a file in {where} is not valid YAML in UTF-8: {' '.join(str(error).split())}.")
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         known = choices_of(command, group)

@@ -70,7 +70,7 @@ class Baseline:
             verified = session.clock.mark()
             if nan:
                 self.engine.clear()
-            check_no_nan(self.pair.target_id, nan)
+            check_no_nan(self.pair.target_id, nan, len(session.response))
             emitted = session.commit([token])
             times = session.clock.read(start, verified, session.clock.mark())
             rounds.append(Round(emitted, 0, 0, 0, 0, 0.0, times[1] - times[0], times[2] - times[1]))

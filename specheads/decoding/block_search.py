@@ -77,7 +77,7 @@ class BlockSearch:
             block = self._search.draft(session.committed, state, session.num_open, session.verify_uniforms, ends)
             if block.nan:
                 self.engine.clear()
-            check_no_nan(self.pair.target_id, block.nan)
+            check_no_nan(self.pair.target_id, block.nan, len(session.response))
             # The last token is read with the next block, as a decoder's last token is read in the next round.
             self._search.keep(range(len(block.tokens) - 1))
             searched = session.clock.mark()

@@ -267,12 +267,12 @@ class SpeculativeDecoder:
             state = self.stopping.start_round(state, session.target_hidden)
             planned = self._planned(state, limit) if self._reads_planned else 0
             draft = self._drafter.draft(session.committed, state, limit, session.draft_uniforms, ends, num_probs_needed)
-            self._check_no_nan(draft.nan, False)
+            self._check_no_nan(draft.nan, False, session)
             drafted = session.clock.mark()
 
             last, uniforms = session.committed[-1], session.verify_uniforms
             outcome, rule_state = self._verifier.verify(last, draft, planned, uniforms, rule_state)
-            self._check_no_nan(outcome.draft_nan, outcome.target_nan)
+            self._check_no_nan(outcome.draft_nan, outcome.target_nan, session)
             num_probs_needed = outcome.num_probs_needed
             session.target_hidden = outcome.target_hidden if self.stopping.reads_target else None
             verified = session.clock.mark()
@@ -295,13 +295,13 @@ class SpeculativeDecoder:
     def _end_flags(self, stop_tokens: Sequence[int] | frozenset[int]) -> Tensor:
         return end_flags(self.pair.vocab_size, stop_tokens, self.draft_engine.lm.device)
 
-    def _check_no_nan(self, draft: bool, target: bool) -> None:
+    def _check_no_nan(self, draft: bool, target: bool, session: Session) -> None:
         """Raise UserError if a model's logits were NaN, after clearing both memories."""
         if draft or target:
             self.draft_engine.clear()
             self.target_engine.clear()
-            check_no_nan(self.pair.draft_id, draft)
-            check_no_nan(self.pair.target_id, target)
+            check_no_nan(self.pair.draft_id, draft, len(session.response))
+            check_no_nan(self.pair.target_id, target, len(session.response))
 
 
 def _round(draft: Draft, outcome: Outcome, emitted: Sequence[int], times: Sequence[float], is_chain: bool) -> Round:

@@ -15,7 +15,7 @@ from specheads.decoding.batch.decoder import BatchDecoder
 from specheads.decoding.batch.rounds import TargetRounds
 from specheads.decoding.engine import Engine, make_engine, resolve_engine
 from specheads.decoding.session import Session, open_session
-from specheads.errors import UserError
+from specheads.errors import UserError, is_out_of_memory
 from specheads.language_model import LanguageModel
 from specheads.padding import by_length
 from specheads.pair import Pair
@@ -96,9 +96,43 @@ class Responder:
             uniform: (B, max_new_tokens) in [0, 1), one number per sampled token.
             on_step: called after each step with the number of tokens it produced, and of responses that ended in it.
 
+        Where memory does not suffice, half as many rows are decoded together, from there on; the responses are the same, up to
+        the rounding of sums.
+
         Raises:
             UserError: the model's logits have a NaN.
         """
+        while True:
+            steps: list[tuple[int, int]] = []
+
+            def counted(made: int, ended: int, steps: list[tuple[int, int]] = steps) -> None:
+                steps.append((made, ended))
+                on_step(made, ended)
+
+            try:
+                return self._responses(prompts, uniform, warp, counted)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error) or self._num_rows == 1:
+                    raise
+            on_step(-sum(made for made, _ in steps), -sum(ended for _, ended in steps))
+            self._halve_rows()
+
+    def _halve_rows(self) -> None:
+        """Decode half as many rows together; memory is allocated again."""
+        rows, self._num_rows = self._num_rows, self._num_rows // 2
+        self._engine = None
+        self._decoders.clear()
+        if self._lm.device.type == "cuda":
+            torch.cuda.empty_cache()
+        logger.warning("responses: %d rows do not fit into memory; %d are decoded together from here on", rows, self._num_rows)
+
+    def _responses(
+        self,
+        prompts: Sequence[Sequence[int]],
+        uniform: np.ndarray,
+        warp: Warp,
+        on_step: Callable[[int, int], None],
+    ) -> list[Response]:
         decoder, most = self._decoder(warp), self._limits.max_new_tokens
         engines = decoder.engines
 

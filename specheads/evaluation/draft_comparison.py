@@ -6,6 +6,7 @@ The first is the present evaluation; the others are earlier reports of other dra
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from specheads.evaluation.candidate import FIXED
 from specheads.evaluation.conclusions import achievable, has_head, main_data_set
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import DraftRow, Report
+from specheads.storage.files import read_json
 
 # Evaluations that can be compared have the same values of these, and the same test prompts. The tokens are those of the target's
 # responses, which do not depend on the draft.
 SAME = ("target", "target_revision", "warp", "max_new_tokens", "verification")
-PROMPTS = ("name", "num_prompts", "num_tokens")
+PROMPTS_OF = itemgetter("name", "num_prompts", "num_tokens")
 KINDS = {  # by name, whether a family is of this kind
     "fixed length": lambda family: family == FIXED,
     "rule without a head": lambda family: family != FIXED and not has_head(family),
@@ -27,14 +29,21 @@ KINDS = {  # by name, whether a family is of this kind
 
 
 def read_report(location: str | Path) -> dict[str, Any]:
-    """Return an earlier evaluation's report, of its run folder or of report.json itself. Raises UserError where there is none."""
+    """Return an earlier evaluation's report, of its run folder or of report.json itself.
+
+    Raises:
+        UserError: there is none, or it lacks something that is compared, which is said before an evaluation rather than after it.
+    """
     path = Path(location)
     path = path / "report.json" if path.is_dir() else path
     try:
-        content = json.loads(path.read_text())
-        if {"context", "data_sets", "live"} <= content.keys():
-            return content
-    except (OSError, ValueError, AttributeError):
+        content = read_json(path)
+        for number in range(len(content["data_sets"])):
+            _rows(content, number)
+            PROMPTS_OF(content["data_sets"][number])
+        _check_entries(content["context"])
+        return content
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         pass
     raise UserError(
         f"compare={location} holds no report of an evaluation; give run folders of specheads evaluate, for example "
@@ -55,7 +64,7 @@ def compared(report: Report, earlier: Mapping[str, Mapping[str, Any]]) -> list[D
     rows = _rows(ours, number)
     for where, theirs in earlier.items():
         check_context(ours["context"], theirs, where)
-        sets = [[data[key] for key in PROMPTS] for data in (ours["data_sets"][number], *theirs["data_sets"][number : number + 1])]
+        sets = [PROMPTS_OF(data) for data in (ours["data_sets"][number], *theirs["data_sets"][number : number + 1])]
         _check_same("test prompts (name, number, tokens)", sets[0], sets[1] if len(sets) > 1 else None, where)
         rows += _rows(theirs, number)
     return rows
@@ -69,6 +78,16 @@ def check_context(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str
     our_prompts, their_prompts = _reported(ours), _reported(theirs["context"])
     if our_prompts is not None and their_prompts is not None:  # reports that do not name their prompts are compared by PROMPTS
         _check_prompts(our_prompts, their_prompts, where)
+
+
+def _check_entries(context: Mapping[str, Any]) -> None:
+    """Raise an error unless a context has what is compared, or nothing of it."""
+    if (costs := context.get("costs")) is not None:
+        _head_share(costs), costs["verified_share"]
+    if (prompts := _reported(context)) is not None:
+        prompts["sha256"], prompts["num_prompts"]
+    if not isinstance(context["draft"], str):
+        raise TypeError("the draft has no name")
 
 
 def _reported(context: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -122,7 +141,7 @@ def _rows(report: Mapping[str, Any], number: int) -> list[DraftRow]:
     blocks = {(row["family"], row["name"]): row["block_efficiency"] for row in data["rules"]}
     # Without what was decoded under another verification rule.
     decoded = [row for row in report["live"] if row["family"] != "target" and row["efficiency_gain"] is None]
-    live = [(row["family"], Interval(**row["tokens_per_second"])) for row in decoded]
+    live = [(row["family"], Interval.of(row["tokens_per_second"])) for row in decoded]
     rows = []
     for kind, belongs in KINDS.items():
         best_rows: dict[str, Mapping[str, Any]] = {}
@@ -139,7 +158,7 @@ def _rows(report: Mapping[str, Any], number: int) -> list[DraftRow]:
                     kind=kind,
                     rules={ratio: row["name"] for ratio, row in best_rows.items()},
                     block_efficiency={ratio: blocks[row["family"], row["name"]] for ratio, row in best_rows.items()},
-                    speedup={ratio: Interval(**row["speedup"]) for ratio, row in best_rows.items()},
+                    speedup={ratio: Interval.of(row["speedup"]) for ratio, row in best_rows.items()},
                     tokens_per_second=max(speeds, key=lambda speed: speed.value, default=None),
                 )
             )

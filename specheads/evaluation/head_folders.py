@@ -70,10 +70,10 @@ def store_dev_prompts(folder: Path, head: AcceptanceHead, texts: Sequence[str]) 
 def store_in_config(folder: Path, **values: Mapping[str, Any] | None) -> None:
     """Write values that were measured after a head's training into its config and its card."""
     path = folder / "config.json"
-    before = json.loads(path.read_text())
+    before = json.loads(path.read_text(encoding="utf-8"))
     content = before | values
     if any(before.get(name) != content.get(name) for name in ("calibration", "overlap_calibration")):
         drop_graphs(folder)
-    write_json(path, content)
     text = card(HeadConfig.from_dict(content, str(path)))
+    write_json(path, content)
     write_whole(folder / "README.md", lambda temporary: temporary.write_text(text))

@@ -30,7 +30,7 @@ from specheads.forecast import progress
 from specheads.language_model import LanguageModel
 from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt
-from specheads.sampling import Warp
+from specheads.sampling import Warp, check_finite
 from specheads.storage.files import write_json
 from specheads.storage.journal import Journal
 from specheads.storage.runs import is_resumed
@@ -75,7 +75,9 @@ def distributions_along(lm: LanguageModel, texts: Sequence[Text], warp: Warp) ->
     for prompt, response in texts:
         tokens = torch.cat([torch.tensor(prompt), response])[None].to(lm.device)
         hidden = lm.hidden_states(tokens[:, :-1], use_cache=False)[0, len(prompt) - 1 :]
-        yield warp(lm.logits(hidden))
+        probs = warp(lm.logits(hidden))
+        check_finite(lm.name, probs)
+        yield probs
 
 
 def search(pair: Pair, prompts: Sequence[EncodedPrompt], settings: LayerSearch, run: Path) -> list[SkippedLayers]:

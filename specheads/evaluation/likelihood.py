@@ -1,5 +1,6 @@
 """The likelihood of responses under a model, as it is: temperature, top-k and top-p are left out."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -7,6 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from specheads.language_model import LanguageModel
 from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, right_padded, slices
+from specheads.sampling import check_no_nan
 
 
 @torch.no_grad()
@@ -25,4 +27,5 @@ def response_nats(lm: LanguageModel, prompt: Sequence[int], responses: Sequence[
                 cross_entropy(lm.logits(after[piece]), tokens[piece], reduction="sum").item()
                 for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS)
             )
+    check_no_nan(lm.name, any(map(math.isnan, known.values())))
     return [known[tuple(response)] for response in responses]

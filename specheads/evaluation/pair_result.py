@@ -3,14 +3,13 @@
 The schema is in pair_result.schema.json. Nothing in it names a folder of this machine: of local models the names remain.
 """
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from specheads.errors import UserError
-from specheads.storage.files import write_json
+from specheads.storage.files import read_json, write_json
 
 FORMAT, FILE = 1, "pair_result.json"
 REPORT = "report.json"
@@ -28,13 +27,13 @@ def write_pair_result(report: str) -> str:
     """
     path = Path(report) / REPORT if Path(report).is_dir() else Path(report)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         result = pair_result(content, datetime.fromtimestamp(path.stat().st_mtime, UTC).date().isoformat())
     except OSError as error:
         raise UserError(
             f"report={report}: {path} cannot be read ({error.strerror}); give a run folder of specheads evaluate."
         ) from None
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         raise UserError(f"report={report}: {path} is no report of specheads evaluate; give one of its run folders.") from None
     if not result["live"]:
         raise UserError(f"report={report}: nothing was decoded, so there is no speed to tell; evaluate without live=none.")

@@ -6,7 +6,6 @@ seconds of a machine's steps it decides how many tokens to draft there (`spechea
 schema is in speculation_profile.schema.json. Beside a head, the file goes wherever the head goes, also to the hub.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from specheads.heads.head_folder import PROFILE_FILE
 from specheads.heads.portable.standalone_head import bounds_of
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, Replayed, recorded_head, recorded_threshold, replay
-from specheads.storage.files import write_json
+from specheads.storage.files import read_json, write_json
 
 FORMAT, FILE = 1, PROFILE_FILE
 VERIFICATION = "token"  # the numbers are those of token verification
@@ -141,10 +140,13 @@ def _head_profile(recording: Recording, resamples: np.ndarray, head: AcceptanceH
 def read_profile(path: Path) -> Profile:
     """Return the profile in a file. Raises UserError if it is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if (content.pop("format"), content.pop("verification")) != (FORMAT, VERIFICATION):
             raise ValueError("another format")
         sets = [_set_of(each) for each in content.pop("sets")]
+        ids = [content["pair"][role]["id"] for role in ("draft", "target")]
+        if not sets or not all(isinstance(text, str) for text in (*ids, *(each.name for each in sets))):
+            raise ValueError("no names")
         return Profile(**content, sets=sets)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); give a {FILE}, which specheads profile writes.") from None
@@ -155,10 +157,10 @@ def read_profile(path: Path) -> Profile:
 def _set_of(content: dict[str, Any]) -> SetProfile:
     head = content["head"]
     if head is not None:
-        rounds = {name: Interval(**head[name]) for name in ("tokens_per_round", "drafted_per_round")}
+        rounds = {name: Interval.of(head[name]) for name in ("tokens_per_round", "drafted_per_round")}
         content["head"] = HeadProfile(**(head | rounds))
     for name in ("acceptance", "survival", "tokens_per_round"):
-        content[name] = [Interval(**each) for each in content[name]]
+        content[name] = [Interval.of(each) for each in content[name]]
     profile = SetProfile(**content)
     chances = [each.value for each in profile.acceptance]
     if len(chances) != MAX_TOKENS or not all(0 <= chance <= 1 for chance in chances):

@@ -46,8 +46,8 @@ def card(config: HeadConfig) -> str:
         "trained on": _data(config),
         "calibrated": "no" if config.calibration is None else f"by {len(config.calibration['slope'])} indices in the round",
     }
-    results = {METRICS.get(name, name): f"{value:.4f}" for name, value in config.train.get("test", {}).items()}
-    errors = config.train.get("dev_ece", {})
+    results = {METRICS.get(name, name): f"{value:.4f}" for name, value in (config.train.get("test") or {}).items()}
+    errors = config.train.get("dev_ece") or {}
     results |= {text: f"{errors[name]:.4f}" for name, text in DEV_ERRORS.items() if name in errors}
     if config.recommended:
         for name, value in config.recommended.items():

@@ -1,14 +1,15 @@
 """Load and save heads, and find the newest one."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from specheads.errors import UserError
+from specheads.heads.config import HeadConfig
 from specheads.heads.head import AcceptanceHead
 from specheads.pair import Pair
+from specheads.storage.files import read_json
 from specheads.storage.runs import has_ended
 
 
@@ -49,10 +50,10 @@ def latest_head(outputs: Path, pair: Pair) -> Path:
         if not has_ended(path, outputs):
             continue  # it may yet be calibrated, or be the first of a learning curve
         try:
-            config = json.loads(path.read_text())
-        except json.JSONDecodeError:
-            continue  # a folder that was never finished is no candidate
-        if all(config.get(role, {}).get("revision") == revision for role, revision in revisions.items()):
+            config = HeadConfig.from_dict(read_json(path), str(path))
+        except (ValueError, OSError):
+            continue  # a folder that was never finished, or was damaged, is no candidate
+        if all(getattr(config, role).get("revision") == revision for role, revision in revisions.items()):
             return path.parent
     others = f" ({len(configs)} for other pairs)" if configs else ""
     raise UserError(

@@ -1,10 +1,10 @@
 """The config of a head: everything that decides what it computes and for which models; a head folder's config.json."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from specheads.errors import UserError, is_count
+from specheads.errors import UserError, is_count, is_number
 from specheads.features import FEATURES, before_sampling, input_size, reads_target
 from specheads.heads.calibration import IndexCalibration
 
@@ -15,6 +15,7 @@ KNOWN_INPUTS = {kind: tuple(name for name, feature in FEATURES.items() if kind i
 # A look-ahead head is projected down to an eighth of the draft's width, within these bounds: it runs in every draft step, and
 # widths from 8 to 40 decided equally well on nano (docs/measurements/heads.md, kinds of heads).
 NEXT_TOKEN_SHARE, LEAST_WIDTH, LARGEST_WIDTH = 8, 8, 256
+LARGEST_SIZE, LARGEST_DEPTH = 2**20, 1000  # larger ones are damage, and would take all memory before anything noticed
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,20 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         """Check the values and fill in the defaults that depend on others."""
+        for name, (expected, holds) in EXPECTED.items():
+            if not holds(value := getattr(self, name)):
+                raise UserError(f"the head's {name}={value!r} must be {expected}.")
         if self.predicts not in KNOWN_INPUTS:
             raise UserError(f"head.predicts={self.predicts!r} is not known; use one of {', '.join(KNOWN_INPUTS)}.")
-        if not is_count(self.depth):
+        if not is_count(self.depth) or self.depth > LARGEST_DEPTH:
             raise UserError(
-                f"head.depth={self.depth} must be 0 (a linear head) or a positive integer, the number of residual blocks."
+                f"head.depth={self.depth} must be 0 (a linear head) or a positive integer of at most {LARGEST_DEPTH}, the number "
+                "of residual blocks."
             )
-        if self.width is not None and not is_count(self.width, least=1):
-            raise UserError(f"head.width={self.width} must be a positive integer; use null for the usual width.")
+        if self.width is not None and not _is_size(self.width):
+            raise UserError(
+                f"head.width={self.width} must be a positive integer of at most {LARGEST_SIZE}; use null for the usual width."
+            )
         inputs = tuple(self.inputs) or DEFAULT_INPUTS[self.predicts]
         known = KNOWN_INPUTS[self.predicts]
         if unknown := [name for name in inputs if name not in known]:
@@ -80,8 +87,8 @@ class HeadConfig:
             raise UserError("target_size=null must be a positive integer, because the head reads the target's hidden state.")
         for name in ("hidden_size", "embedding_size", "target_size", "vocab_size"):
             size = getattr(self, name)
-            if not is_count(size, least=1) and not (size is None and name != "hidden_size"):
-                raise UserError(f"the head's {name}={size!r} must be a positive integer.")
+            if not _is_size(size) and not (size is None and name != "hidden_size"):
+                raise UserError(f"the head's {name}={size!r} must be a positive integer of at most {LARGEST_SIZE}.")
 
     @property
     def input_size(self) -> int:
@@ -123,7 +130,58 @@ class HeadConfig:
             raise UserError(f"{where} lacks the key {missing[0]!r}; export the head again.")
         for name in ("calibration", "overlap_calibration"):
             IndexCalibration.from_dict(values.get(name), where)
-        return cls(**{**values, "inputs": tuple(values["inputs"]), "format_version": FORMAT_VERSION})
+        if not _is_list_of_texts(values["inputs"]):
+            raise UserError(f"{where} has inputs={values['inputs']!r}, expected a list of features; export the head again.")
+        try:
+            return cls(**{**values, "inputs": tuple(values["inputs"]), "format_version": FORMAT_VERSION})
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+
+
+def _is_size(value: object) -> bool:
+    return is_count(value, least=1) and value <= LARGEST_SIZE
+
+
+def _is_list_of_texts(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+
+
+def _is_real(value: object) -> bool:
+    """Whether this is a number, or NaN: some metrics are not defined on few tokens."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_set_of(holds: Callable[[object], bool]) -> Callable[[object], bool]:
+    """Return a check for mappings whose values pass a check."""
+    return lambda value: isinstance(value, Mapping) and all(map(holds, value.values()))
+
+
+def _is_train(value: object) -> bool:
+    """Whether these are values of the training: any, of which the card needs some numbers."""
+    if not isinstance(value, Mapping):
+        return False
+    counts, metrics = ([value.get(name) for name in names] for names in (("num_prompts", "num_responses"), ("test", "dev_ece")))
+    return all(x is None or is_count(x) for x in counts) and all(x is None or _is_set_of(_is_real)(x) for x in metrics)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+TEXT, TEXTS = ("text", _is_text), ("a set of texts", _is_set_of(lambda value: value is None or _is_text(value)))
+# What each value must be, and whether it is.
+EXPECTED: dict[str, tuple[str, Callable[[object], bool]]] = {
+    **dict.fromkeys(("predicts", "label", "tap"), TEXT),
+    **dict.fromkeys(("draft", "target"), TEXTS),
+    "inputs": ("a list of features", _is_list_of_texts),
+    "warp": ("a set of numbers", _is_set_of(is_number)),
+    "overlap": ("true or false", lambda value: isinstance(value, bool)),
+    "recommended": (
+        "a set of numbers and texts, or null",
+        lambda value: value is None or _is_set_of(lambda each: is_number(each) or _is_text(each))(value),
+    ),
+    "train": ("a set of values, with counts of prompts and numbers in test and dev_ece", _is_train),
+}
 
 
 def can_predict_overlap(predicts: str, inputs: Sequence[str]) -> bool:

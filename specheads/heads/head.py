@@ -19,7 +19,7 @@ from specheads.errors import UserError
 from specheads.features import reads_target
 from specheads.heads.config import HeadConfig
 from specheads.heads.head_folder import Golden, HeadFiles, read_files, write_files
-from specheads.heads.portable.network import HeadNetwork, tensor_mismatch
+from specheads.heads.portable.network import HeadNetwork, load_tensors
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.pair import Pair
 
@@ -74,11 +74,11 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
     ) -> "AcceptanceHead":
         """Return the head of a folder or hub id; see `specheads.load_head`, which raises the same errors."""
         files = read_files(location, hub)
-        head = cls(replace(files.config, draft={}, target={}) if any_draft else files.config)
-        if mismatch := tensor_mismatch(head.state_dict(), files.tensors):
-            raise UserError(f"{files.folder}/model.safetensors: {mismatch} from config.json; export it again.")
-        head.load_state_dict(dict(files.tensors))
-        head.requires_grad_(False).eval()
+        config = replace(files.config, draft={}, target={}) if any_draft else files.config
+        try:
+            head = load_tensors(lambda: cls(config), vars(config), files.tensors)
+        except ValueError as error:
+            raise UserError(f"{files.folder}/model.safetensors: {error}; export it again.") from None
         if files.golden is not None:
             head.check_golden(files.golden, str(files.folder))
             head.golden_inputs = files.golden.inputs

@@ -2,8 +2,8 @@
 
 The folder of a trained head has `train_prompts.safetensors`, too, and after `specheads profile` what it is worth on some data,
 `speculation_profile.json`, which is kept as it is. What `specheads export` writes (EXPORTED) stays with the head. The golden
-vectors are inputs with the logits that the head computed when it was saved: they show at once if a file was damaged or is read
-differently.
+vectors are inputs with the logits that the head computed when it was saved: they show at once if a head is computed differently.
+Files of tensors have a checksum, too.
 """
 
 import json
@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specheads.errors import UserError
@@ -25,8 +23,9 @@ from specheads.heads import specdecpp, train_prompts
 from specheads.heads.card import card
 from specheads.heads.config import HeadConfig
 from specheads.heads.portable.loaders import CUSTOM_GENERATE, STANDALONE, write_loader
+from specheads.heads.portable.tensor_file import read_tensors, write_tensors
 from specheads.heads.train_prompts import TrainPrompts
-from specheads.storage.files import write_whole
+from specheads.storage.files import read_json, write_whole
 
 FILES = ("config.json", "model.safetensors", "golden.safetensors")  # what a head is loaded from
 PROFILE_FILE = "speculation_profile.json"
@@ -65,11 +64,10 @@ class HeadFiles:
 def write_files(folder: Path, files: HeadFiles) -> Path:
     """Write a head's folder, which is made, or whose files are replaced one by one; return it."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.contiguous() for name, tensor in files.tensors.items()}
     golden = {} if files.golden is None else files.golden.tensors()
     writers = {
-        "model.safetensors": lambda path: save_file(tensors, path),
-        "golden.safetensors": lambda path: save_file(golden, path),
+        "model.safetensors": partial(write_tensors, files.tensors),
+        "golden.safetensors": partial(write_tensors, golden),
         "README.md": lambda path: path.write_text(card(files.config)),
         "config.json": lambda path: path.write_text(json.dumps(files.config.to_dict(), indent=2) + "\n"),
     }
@@ -135,7 +133,7 @@ def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
     prompts = folder / train_prompts.FILE
     learned = TrainPrompts.from_tensors(_read_tensors(prompts), str(prompts)) if prompts.exists() else None
     profile = folder / PROFILE_FILE
-    kept = profile.read_text(encoding="utf-8") if profile.exists() else None
+    kept = _read_text(profile) if profile.exists() else None
     return HeadFiles(config, tensors, Golden(**golden), learned, kept, folder)
 
 
@@ -158,24 +156,32 @@ def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:
         ) from error
 
 
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 ({error.reason}); remove it, or write it again by specheads profile.") from None
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        content = read_json(path)
     except FileNotFoundError:
         raise UserError(f"{path.parent} has no {path.name}, so it is no head folder; expected one of specheads train.") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}); export the head again.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must be a JSON object; export the head again.")
+    return content
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
-        return load_file(path)
+        return read_tensors(path)
     except FileNotFoundError:
         pickled = (
             " Its weights are a pickle, which is not read: save them as safetensors." if list(path.parent.glob("*.bin")) else ""
         )
         raise UserError(f"{path.parent} has no {path.name}; export the head again.{pickled}") from None
-    except SafetensorError as error:
-        raise UserError(
-            f"{path} cannot be read ({error}); it is truncated or not a safetensors file, export the head again."
-        ) from None
+    except ValueError as error:
+        raise UserError(f"{error} Export the head again.") from None

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from specheads.errors import UserError
+from specheads.heads.portable.tensor_file import write_tensors
 from specheads.storage.files import write_whole
 
 FILE = "train_prompts.safetensors"
@@ -51,7 +51,7 @@ class TrainPrompts:
 
     def write(self, folder: Path) -> None:
         """Write the file into a head's folder."""
-        write_whole(folder / FILE, lambda path: save_file({"train": self.train, "dev": self.dev}, path))
+        write_whole(folder / FILE, lambda path: write_tensors({"train": self.train, "dev": self.dev}, path))
 
 
 def numbers_of(prompt_id: str, text: str) -> set[int]:

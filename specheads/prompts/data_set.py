@@ -19,6 +19,8 @@ from specheads.prompts.table import Table
 
 logger = logging.getLogger(__name__)
 
+# What `datasets` raises for a data set that is missing, damaged or something else; all of these happen.
+UNREADABLE = OSError, ValueError, LookupError, RuntimeError, TypeError, AttributeError, datasets.exceptions.DatasetsError
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".txt")
 KINDS = "JSON, JSONL, CSV, Parquet or text file"
 WEB = ("https://", "http://")
@@ -97,7 +99,7 @@ def load_tables(path: str, name: str | None, revision: str | None = None) -> Tab
             with _quiet():
                 loaded = _load_with_datasets(path, name, revision, local)
             return Table(loaded) if isinstance(loaded, datasets.Dataset) else {key: Table(rows) for key, rows in loaded.items()}
-    except (OSError, ValueError, LookupError, RuntimeError, datasets.exceptions.DatasetsError) as error:  # all of these happen
+    except UNREADABLE as error:
         raise _not_loaded(path, name, local.exists(), error) from error
     table = read_file(path, local)
     if not table.rows:

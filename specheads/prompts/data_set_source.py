@@ -1,8 +1,7 @@
 """Prompts from any data set that `datasets` loads, through a template."""
 
-import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specheads.errors import UserError
@@ -131,6 +130,14 @@ class DatasetSource:
                 ]
         return prompts
 
+    def _rows(self, tables: Sequence[Table], fields: Sequence[str]) -> Iterator[tuple[str, dict]]:
+        """Yield the rows with their places. Raises UserError for a column that is damaged, which shows only now."""
+        try:
+            for table in tables:
+                yield from table.numbered(fields)
+        except (ValueError, OSError) as error:
+            raise UserError(f"data.path={self.path!r} cannot be read ({error}); write it again.") from error
+
     def _available(self, counts: dict[str, int], num_texts: int) -> dict[str, int]:
         """Return how many of `num_texts` prompts each split gets: as many as asked for, or in that proportion."""
         asked = sum(counts.values())
@@ -165,7 +172,7 @@ class DatasetSource:
         texts: list[tuple[str, str | None]] = []
         seen: dict[str, tuple[str, str]] = {}
         num_unfit = 0
-        for place, row in itertools.chain.from_iterable(table.numbered(fields) for table in tables):
+        for place, row in self._rows(tables, fields):
             if len(texts) == limit and not self.shuffled:
                 break
             check_values(row, fields, self.path, place, seen)

@@ -12,7 +12,7 @@ from specheads.language_model import LanguageModel
 from specheads.padding import SLICE_ELEMENTS, slices
 from specheads.pair import Pair
 from specheads.replay.response_batch import ResponseBatch
-from specheads.sampling import Warp, overlap
+from specheads.sampling import Warp, check_finite, check_numbers, overlap
 
 # In the order of their distance from 1, which stays where none is better. A draft is rarely best outside of them.
 TEMPERATURES = (1.0, 0.95, 1.05, 0.9, 1.1, 0.85, 1.15, 0.8, 1.2, 0.75, 0.7)
@@ -35,6 +35,8 @@ def overlaps_at(
         for piece in slices(len(draft_states), pair.vocab_size, SLICE_ELEMENTS):
             expected = warp(target.logits(target_states[piece]).to(device))
             logits = draft.logits(draft_states[piece])
+            check_finite(pair.target_id, expected)
+            check_numbers(pair.draft_id, logits)
             for number, temperature in enumerate(temperatures):
                 sums[number] += overlap(expected, warp(logits / temperature)).sum().item()
         count += len(draft_states)

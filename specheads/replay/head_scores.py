@@ -23,7 +23,7 @@ from specheads.language_model import LanguageModel
 from specheads.pair import Pair
 from specheads.replay.recording import GROUND_TRUTH, Advance, NodeIndices, branches_of
 from specheads.replay.response_tree import SLICE_ELEMENTS, node_states
-from specheads.sampling import Warp, accept_prob
+from specheads.sampling import Warp, accept_prob, check_finite, check_numbers
 from specheads.storage.leases import Leases, each_free
 from specheads.storage.shards import ShardStore, read_manifest
 
@@ -50,7 +50,7 @@ def add_predictions(
         advance(num_rows)
     target_store = _store(folder, GROUND_TRUTH)
     if ground_truth and not target_store.is_complete():
-        _predict(folder, pair.target_lm, [target_store], GroundTruthScores(pair.target_lm, warp), advance)
+        _predict(folder, pair.target_lm, [target_store], GroundTruthScores(pair, warp), advance)
     elif ground_truth:
         advance(num_rows)
 
@@ -142,7 +142,7 @@ class HeadScores:
     """Logits of several heads: one for every node, or with inputs of the round one for every (node, round index) pair."""
 
     def __init__(self, pair: Pair, predictors: Sequence[Predictor]) -> None:
-        self.lm, self.target_lm, self.predictors = pair.draft_lm, pair.target_lm, predictors
+        self.pair, self.lm, self.target_lm, self.predictors = pair, pair.draft_lm, pair.target_lm, predictors
         inputs = {name for predictor in predictors for name in predictor.head.config.inputs}
         self.in_rounds = any(reads_rounds(predictor.head) for predictor in predictors)
         for predictor in predictors:
@@ -158,6 +158,7 @@ class HeadScores:
             text, at = torch.tensor([[*prompt, *response]]), len(prompt) + torch.arange(len(response))
             batch = HeadBatch(text, torch.zeros_like(at), at, at, {}, at)
             self.states = target_states(self.target_lm, batch, at).to(self.lm.device)
+            check_numbers(self.pair.target_id, self.states)
 
     @torch.no_grad()
     def __call__(self, first: int, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
@@ -166,6 +167,7 @@ class HeadScores:
         for piece in pieces:
             logits = self.lm.logits(hidden[piece]) if reads_logits(self.needs) else hidden[piece]
             features = drafting_features(self.needs, logits, tokens[piece], hidden[piece], self.lm.embed)
+            check_numbers(self.pair.draft_id, *features.values())
             node, index, start = (value.to(tokens.device) for value in self.pairs.split(first + int(piece[0]), len(piece)))
             in_pairs = {name: value[node] for name, value in features.items()} if self.in_rounds else {}
             in_pairs |= {} if self.states is None else {"target_hidden": self.states[start]}
@@ -178,8 +180,8 @@ class HeadScores:
 class GroundTruthScores:
     """The probability that token verification accepts each node after all nodes before it were accepted."""
 
-    def __init__(self, lm: LanguageModel, warp: Warp) -> None:
-        self.lm, self.warp = lm, warp
+    def __init__(self, pair: Pair, warp: Warp) -> None:
+        self.pair, self.lm, self.warp = pair, pair.target_lm, warp
 
     def begin(self, row: Mapping[str, Any], pairs: NodeIndices) -> None:
         self.draft_prob = torch.tensor(row["law_prob"])  # the draft's
@@ -189,6 +191,7 @@ class GroundTruthScores:
         probs = []
         for piece in torch.arange(len(tokens), device=tokens.device).split(max(1, SLICE_ELEMENTS // self.lm.vocab_size)):
             distribution = self.warp(self.lm.logits(hidden[piece]))
+            check_finite(self.pair.target_id, distribution)
             target_prob = distribution.gather(1, tokens[piece, None]).squeeze(1)
             draft_prob = self.draft_prob[first + piece.cpu()].to(target_prob)
             probs.append(accept_prob(target_prob, draft_prob))

@@ -48,6 +48,21 @@ def write_json(path: Path, content: Any, writer: str = "") -> None:
     write_whole(path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"), writer)
 
 
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file in UTF-8.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds something else; the message says what is wrong.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: {error.reason} at byte {error.start}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def open_inside(path: Path, flags: int) -> int:
     """Return the descriptor of a file that is opened with `flags`.
 

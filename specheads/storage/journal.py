@@ -1,7 +1,8 @@
-"""The measurements of a live sweep, a line per prompt, so that an interrupted sweep can resume."""
+"""The measurements of a live sweep, a line per prompt with its checksum, so that an interrupted sweep can resume."""
 
 import json
 import logging
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ from specheads.storage.files import write_whole
 logger = logging.getLogger(__name__)
 
 Entry = dict[str, Any]
+KEYS = {"prompt", "entry", "crc32"}
 
 
 class Journal:
-    """A JSON-lines file: first the provenance of the sweep, then one entry per finished prompt."""
+    """A JSON-lines file: first the provenance of the sweep, then one entry per finished prompt, which is measured once only."""
 
     def __init__(self, path: Path, provenance: Mapping[str, Any]) -> None:
-        """Open `path` and keep its entries if its provenance is the same; an incomplete last line is dropped.
+        """Open `path` and keep its entries if its provenance is the same; incomplete and damaged lines are dropped.
 
         A journal with another provenance (another head, another number of threads) is renamed.
         """
@@ -25,8 +27,10 @@ class Journal:
         header, *lines = _lines(path) or [{}]
         earlier = header.get("provenance") if isinstance(header, dict) else None
         kept = [line for line in lines if _is_entry(line)] if earlier == provenance else []
-        if lines and not kept:
+        if lines and earlier != provenance:
             _set_aside(path, earlier if isinstance(earlier, dict) else {}, provenance)
+        elif len(kept) < len(lines):
+            logger.warning("%s: %d incomplete or damaged lines are measured again", path, len(lines) - len(kept))
         self.entries: dict[int, Entry] = {line["prompt"]: line["entry"] for line in kept}
         text = "".join(json.dumps(line) + "\n" for line in [{"provenance": provenance}, *kept])
         write_whole(path, lambda temporary: temporary.write_text(text))
@@ -35,11 +39,15 @@ class Journal:
         """Record what all settings measured on one prompt."""
         self.entries[prompt] = entry
         with self.path.open("a") as stream:
-            stream.write(json.dumps({"prompt": prompt, "entry": entry}) + "\n")
+            stream.write(json.dumps({"prompt": prompt, "entry": entry, "crc32": _checksum(prompt, entry)}) + "\n")
+
+
+def _checksum(prompt: int, entry: Entry) -> int:
+    return zlib.crc32(json.dumps([prompt, entry], sort_keys=True).encode())
 
 
 def _is_entry(line: object) -> bool:
-    return isinstance(line, dict) and line.keys() >= {"prompt", "entry"}
+    return isinstance(line, dict) and line.keys() == KEYS and line["crc32"] == _checksum(line["prompt"], line["entry"])
 
 
 def _set_aside(path: Path, earlier: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
@@ -53,12 +61,12 @@ def _set_aside(path: Path, earlier: Mapping[str, Any], provenance: Mapping[str, 
 
 
 def _lines(path: Path) -> list[Entry]:
-    """Return the complete lines of a file, none if it does not exist or is no journal."""
+    """Return the lines of a file, empty ones for those that are not JSON, none if it does not exist."""
     lines: list[Entry] = []
     if path.is_file():
-        for line in path.read_text(errors="replace").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 lines.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
+            except (ValueError, RecursionError):
+                lines.append({})  # incomplete or damaged
     return lines

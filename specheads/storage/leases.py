@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Self
 
-from specheads.errors import UserError
+from specheads.errors import UserError, is_count
 from specheads.storage.files import open_inside
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ TIMEOUT = "SPECHEADS_LEASE_SECONDS"  # an environment variable: it belongs to th
 DEFAULT_TIMEOUT = 60.0  # more than a network file system delays changes by default
 RENEWALS = 5  # per timeout
 POLLS = 0.05, 2.0  # seconds between two looks at leases of others: at first, and at most
+LARGEST_PROCESS = 2**31 - 1
 PACKAGES = ("specheads", "torch", "transformers")  # that decide the bytes of what a worker makes
 
 
@@ -52,9 +53,12 @@ class Holder:
     def read(cls, content: bytes) -> "Holder | None":
         """Return the holder from the content of a lease; None for one that is being written, or damaged."""
         try:
-            return cls(**json.loads(content)["holder"])
-        except (ValueError, TypeError, LookupError):
+            holder = cls(**json.loads(content)["holder"])
+        except (ValueError, TypeError, LookupError, RecursionError):
             return None
+        texts = holder.machine, holder.host, holder.started
+        known = all(isinstance(text, str) for text in texts) and isinstance(holder.packages, dict)
+        return holder if known and is_count(holder.process, least=1) and holder.process <= LARGEST_PROCESS else None
 
     def has_ended(self) -> bool:
         """Whether the process is known to have ended."""
@@ -107,7 +111,12 @@ class Leases:
             descriptor = open_inside(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         except FileExistsError:
             return self._is_free(name) and self._remove(path) and self.take(name)
-        os.pwrite(descriptor, self._content(0), 0)
+        try:
+            os.pwrite(descriptor, self._content(0), 0)
+        except OSError as error:  # such as on a full disk; an empty lease would keep others waiting
+            os.close(descriptor)
+            path.unlink()
+            raise OSError(error.errno, error.strerror, str(path)) from None
         with self._guard:
             self._held[name] = descriptor
         return True

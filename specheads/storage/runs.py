@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from specheads.errors import UserError
+from specheads.errors import UserError, is_count
 from specheads.storage.files import lock, open_inside, write_json
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,8 @@ def run_folder(parent: Path, key: str, resume: bool = True) -> Path:
     It is the newest folder with the same key if that run is unfinished and no other process works in it, or else a new one.
     """
     if resume:
-        same = [state.parent for state in sorted(parent.glob(f"*/{STATE}")) if read_state(state.parent).get("key") == key]
+        states = [(state.parent, read_state(state.parent)) for state in parent.glob(f"*/{STATE}")]
+        same = [folder for folder, state in sorted(states, key=_age) if state.get("key") == key]
         if same and is_unfinished(same[-1], key):
             if take(same[-1]):
                 return same[-1]
@@ -39,6 +40,18 @@ def run_folder(parent: Path, key: str, resume: bool = True) -> Path:
         number += 1
         folder = stamp.with_name(f"{stamp.name}-{number}")
     return folder
+
+
+def _age(run: tuple[Path, dict[str, Any]]) -> tuple[int, str]:
+    """Return what sorts runs from the oldest to the newest: their numbers, as the clock may have been set back between them."""
+    folder, state = run
+    return _number(state), folder.name
+
+
+def _number(state: dict[str, Any]) -> int:
+    """Return a run's number among those of its command; 0: of an earlier version."""
+    number = state.get("number")
+    return number if is_count(number) else 0
 
 
 def _make(folder: Path) -> bool:
@@ -115,7 +128,9 @@ def begin(folder: Path, key: str, resume: bool = True) -> None:
     resumed = resume and is_unfinished(folder, key)
     if resumed:
         logger.info("resuming the unfinished run in %s (resume=false starts a new one)", folder)
-    write_json(folder / STATE, {"key": key, "finished": False, "resumed": resumed})
+    others = [read_state(state.parent) for state in folder.parent.glob(f"*/{STATE}") if state.parent != folder]
+    number = _number(read_state(folder)) or 1 + max(map(_number, others), default=0)
+    write_json(folder / STATE, {"key": key, "number": number, "finished": False, "resumed": resumed})
 
 
 def begin_job(sweep: Path, folder: Path) -> bool:

@@ -2,7 +2,7 @@
 
 import sys
 
-from specheads.commands.main import main
+from specheads.commands.start import main
 
 if __name__ == "__main__":
     sys.argv.insert(1, "theory")

@@ -7,7 +7,10 @@ skip the validation. It holds the provenance of the run, so that no run of other
 import os
 import pickle
 import signal
+import struct
 import time
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +23,12 @@ from specheads.errors import UserError
 from specheads.forecast import Forecast
 from specheads.interrupts import Interrupted, Request
 from specheads.storage.files import temporary_of
+
+# What torch and zipfile raise for a file that is damaged, or is something else.
+UNREADABLE = (
+    *(OSError, RuntimeError, EOFError, LookupError, TypeError, ValueError, AttributeError, AssertionError, ImportError),
+    *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, struct.error),
+)
 
 
 class Checkpoints(L.Callback):
@@ -83,7 +92,12 @@ class Checkpoints(L.Callback):
         raise Interrupted(self.request.number or signal.SIGTERM)
 
     def save(self, trainer: L.Trainer) -> None:
-        """Write the checkpoint: every process takes part, and the first one renames it once it is complete."""
+        """Write the checkpoint: every process takes part, and the first one renames it once it is complete.
+
+        Raises:
+            UserError: weights are no numbers any more, so that the checkpoint of before is kept.
+        """
+        check_weights(trainer)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for logger in trainer.loggers:
             logger.save()
@@ -104,15 +118,31 @@ class TimeToGo(L.Callback):
         self.forecast.update(trainer.global_step, trainer.estimated_stepping_batches)
 
 
+def check_weights(trainer: L.Trainer) -> None:
+    """Raise UserError if trained weights are NaN or infinite, as they are from the step on whose loss was."""
+    weights = [weight for weight in trainer.lightning_module.parameters() if weight.requires_grad]
+    if not all(bool(weight.isfinite().all()) for weight in weights):
+        raise UserError(
+            f"the weights are NaN or infinite after step {trainer.global_step}, so nothing is saved: the loss was no finite "
+            "number in this step or before. Use a smaller optimizer.lr=, or trainer.precision=32-true; the curves show when it "
+            "began."
+        )
+
+
 def differences(checkpoint: Path, provenance: Mapping[str, Any]) -> list[str]:
     """Return the names of the entries in which the provenance of a checkpoint differs from `provenance`.
 
     Raises:
-        UserError: the file cannot be read as a checkpoint of specheads train.
+        UserError: the file cannot be read as a checkpoint of specheads train, or was damaged since it was written.
     """
     try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            if damaged := archive.testzip():  # torch does not compare the checksums that it writes
+                raise ValueError(f"{damaged} in it is damaged")
         saved = torch.load(checkpoint, mmap=True, weights_only=True, map_location="cpu")["provenance"]
-    except (OSError, RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        if not isinstance(saved, dict):
+            raise TypeError("no provenance")
+    except UNREADABLE as error:
         raise UserError(
             f"{checkpoint} is not a checkpoint that specheads train can resume ({type(error).__name__}); expected "
             "outputs/<task>/<date_time>/checkpoints/last.ckpt of an earlier run, or resume=false to start again."

@@ -235,6 +235,23 @@ def test_golden_logits_that_the_head_does_not_compute_are_refused(folder, name):
         load_head(folder)
 
 
+def test_a_single_bit_that_changes_next_to_nothing_is_noticed(folder):
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-4] ^= 1  # the last bit of a float32
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"model.safetensors cannot be read .*checksum differs"):
+        load_head(folder)
+
+
+def test_files_of_earlier_versions_have_no_checksum_and_are_read(folder):
+    head = load_head(folder)
+    for name in ("model.safetensors", "golden.safetensors"):
+        edit_tensors(folder, name, lambda tensors: None)
+    for name, tensor in load_head(folder).state_dict().items():
+        assert torch.equal(tensor, head.state_dict()[name])
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "golden.safetensors"])
 def test_nan_is_refused(folder, file):
     def spoil(tensors):

@@ -47,6 +47,12 @@ def test_lines_that_are_no_entries_are_dropped(path):
     assert sorted(Journal(path, PROVENANCE).entries) == [0, 1, 2]
 
 
+def test_an_entry_that_was_changed_is_measured_again(path, caplog):
+    path.write_text(path.read_text().replace('"stats": [1]', '"stats": [7]'))
+    assert sorted(Journal(path, PROVENANCE).entries) == [0, 2]
+    assert "1 incomplete or damaged lines are measured again" in caplog.text
+
+
 def test_a_journal_of_another_sweep_is_kept_under_another_name(path, caplog):
     content = path.read_text()
     provenance = {**PROVENANCE, "seed": 1}

@@ -237,6 +237,16 @@ def test_a_checkpoint_has_its_provenance(tmp_path):
     assert differences(tmp_path / "last.ckpt", {"data": "b", "heads": []}) == ["data", "heads", "seed"]
 
 
+def test_a_checkpoint_with_a_changed_bit_is_named(tmp_path):
+    torch.save({"provenance": {}, "weight": torch.ones(1000)}, tmp_path / "last.ckpt")
+    content = bytearray((tmp_path / "last.ckpt").read_bytes())
+    content[content.index(torch.ones(8).numpy().tobytes())] ^= 1
+    (tmp_path / "last.ckpt").write_bytes(content)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)  # torch does not look
+    with pytest.raises(UserError, match="last.ckpt is not a checkpoint"):
+        differences(tmp_path / "last.ckpt", {})
+
+
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", "cut off", "foreign"])
 def test_a_file_that_is_not_a_checkpoint_is_named(tmp_path, content):
     path = tmp_path / "last.ckpt"

@@ -137,7 +137,7 @@ class BatchDecoder:
         emitted: list[list[int]] = []
         for row, outcome in zip(rows, outcomes, strict=True):
             if outcome.nan_in is not None:
-                row.failure = nan_message(outcome.nan_in)
+                row.failure = nan_message(outcome.nan_in, len(row.session.response))
                 self._clear(row)
             emitted.append([] if row.failure else row.session.commit(outcome.tokens))
             if row.has_ended:

@@ -190,7 +190,7 @@ class Grown:
     nodes: Nodes
     states: dict[int, tuple[Any, int]]  # by node: a level's states (c, ...), and the row
     num_draft_calls: int = 0
-    nan: bool = False  # whether the draft's logits were NaN
+    nan: bool = False  # whether the draft's logits were NaN or infinite
 
     def state(self, node: int) -> Any:
         """Return the rule's state (1, ...) after a node."""
@@ -236,7 +236,7 @@ class TreeDrafter:
         for depth in range(limit):
             rows, tokens, probs = self.propose(frontier, uniforms)
             states, stops = step_rule(self.engine, self.rule, frontier, rows, tokens)
-            nan = frontier.logits.isnan().any().expand(len(rows))
+            nan = (~(frontier.logits < torch.inf)).any().expand(len(rows))  # NaN, or infinite
             # One transfer to the host, in float64, which represents them all.
             columns = torch.stack([rows, tokens, probs, stops | ends[tokens], nan]).tolist()
             grown.nan = any(columns.pop())

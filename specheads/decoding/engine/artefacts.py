@@ -104,13 +104,14 @@ def load_or_compile(name: str | None, compile_program: Callable[[], CompiledProg
     try:
         content = _read_private(path)
         if content is not None:
-            return CompiledProgram.from_bytes(content), True
+            return CompiledProgram.from_bytes(_checked(content)), True
     except UNREADABLE as error:
         logger.warning("the compiled step %s cannot be used and is compiled again: %s", path, error)
     compiled_program = compile_program()
     try:
         if compiled_program.is_general:
-            _write_private(path, compiled_program.to_bytes())
+            code = compiled_program.to_bytes()
+            _write_private(path, hashlib.sha256(code).digest() + code)
     except UNREADABLE as error:
         logger.warning("the compiled step is not kept for later runs: %s", error)
     return compiled_program, False
@@ -148,6 +149,14 @@ def _read_private(path: Path) -> bytes | None:
         if not (_is_own(status) and stat.S_ISREG(status.st_mode)) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise PermissionError("it is not a file that only you can write, and loading it runs code")
         return stream.read()
+
+
+def _checked(content: bytes) -> bytes:
+    """Return a program without the checksum before it. Raises ValueError if it was damaged: its code would run nevertheless."""
+    size = hashlib.sha256().digest_size
+    if hashlib.sha256(content[size:]).digest() != content[:size]:
+        raise ValueError("it was damaged, as its checksum differs")
+    return content[size:]
 
 
 def _write_private(path: Path, content: bytes) -> None:

@@ -1,6 +1,5 @@
 """What a batch costs: the seconds of its steps by their tokens, and by the memory that they read."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -10,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from specheads.errors import UserError, is_count, is_number
-from specheads.storage.files import write_json
+from specheads.storage.files import read_json, write_json
 
 PROVENANCE = ("target", "draft", "device", "dtype", "command")  # what a measured table must say of itself
 TABLES = ("draft", "target", "alone", "drafting", "admission", "prompts")  # the fields that are tables
+LARGEST_SIZE = 2**31 - 1  # of a table's entries
 SecondsBySize = Callable[[Any], Any]  # of numbers or arrays of them
 POSITIONS = ("target_position", "draft_position", "target_attention")  # the fields that are numbers
 
@@ -33,8 +33,8 @@ class SecondsTable:
         """Check the entries."""
         if len(self.sizes) < 2 or len(self.sizes) != len(self.seconds):
             raise UserError(f"a table with sizes={self.sizes} and seconds={self.seconds} needs two entries or more of each.")
-        if not all(is_count(size, least=1) for size in self.sizes) or (np.diff(self.sizes) <= 0).any():
-            raise UserError(f"sizes={self.sizes} must be positive integers in rising order.")
+        if not all(is_count(size, least=1) and size <= LARGEST_SIZE for size in self.sizes) or (np.diff(self.sizes) <= 0).any():
+            raise UserError(f"sizes={self.sizes} must be positive integers of at most {LARGEST_SIZE} in rising order.")
         if not all(is_number(value) and 0 < value < float("inf") for value in self.seconds):
             raise UserError(f"seconds={self.seconds} must be positive numbers.")
         if self.seconds[-1] < self.seconds[-2]:
@@ -157,21 +157,29 @@ class LoadCosts:
             UserError: no such file, something else in it, a table without its provenance.
         """
         try:
-            content = json.loads(path.read_text())
+            content = read_json(path)
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{path} cannot be read as costs ({error}); give a JSON file that LoadCosts.write has written."
             ) from None
         if not isinstance(content, Mapping) or not {"draft", "target", "provenance"} <= content.keys():
             raise UserError(f"{path} must have draft, target and provenance; give a JSON file that LoadCosts.write has written.")
-        if missing := [name for name in PROVENANCE if name not in content["provenance"]]:
+        provenance = content["provenance"] if isinstance(content["provenance"], Mapping) else {}
+        if missing := [name for name in PROVENANCE if not isinstance(provenance.get(name), str)]:
             raise UserError(f"{path} does not say its {missing[0]}; provenance must name {', '.join(PROVENANCE)}.")
         tables = {name: _table(content[name], f"{path}: {name}") for name in TABLES if content.get(name) is not None}
         numbers: dict[str, Any] = {name: content.get(name, 0.0) for name in POSITIONS}
-        return cls(provenance=content["provenance"], **(numbers | tables))
+        try:
+            return cls(provenance=provenance, **(numbers | tables))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
 
 
 def _table(content: Any, where: str) -> SecondsTable:
-    if not isinstance(content, Mapping) or not {"sizes", "seconds"} <= content.keys():
+    lists = [content.get(name) for name in ("sizes", "seconds")] if isinstance(content, Mapping) else [None]
+    if not all(isinstance(values, list) and all(map(is_number, values)) for values in lists):
         raise UserError(f"{where} must have sizes and seconds, two lists of numbers of the same length.")
-    return SecondsTable(tuple(content["sizes"]), tuple(content["seconds"]))
+    try:
+        return SecondsTable(tuple(content["sizes"]), tuple(map(float, content["seconds"])))
+    except (UserError, OverflowError) as error:
+        raise UserError(f"{where}: {error}") from None

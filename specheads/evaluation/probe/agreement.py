@@ -16,7 +16,7 @@ from specheads.pair import Pair
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, replay, rounds_by_length
 from specheads.replay.response_batch import ResponseBatch
-from specheads.sampling import Warp, overlap
+from specheads.sampling import Warp, check_finite, overlap
 from specheads.theory.block_replay import chance_accepted
 
 
@@ -49,6 +49,8 @@ def agreement(pair: Pair, recording: Recording, warp: Warp) -> Agreement:
         said = batch.response_tokens[:, None]
         states = {lm: batch.states(lm) for lm in (pair.draft_lm, pair.target_lm)}
         probs = [warp(lm.logits(each)).to(pair.draft_lm.device) for lm, each in states.items()]
+        for model_id, each in zip((pair.draft_id, pair.target_id), probs, strict=True):
+            check_finite(model_id, each)
         values = [overlap(*probs), *(each.gather(1, said).squeeze(1).log() for each in probs), (probs[1] * unknown).sum(dim=1)]
         for column, value in zip(columns, values, strict=True):
             column.append(value.double().cpu().numpy())

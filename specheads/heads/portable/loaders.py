@@ -10,7 +10,7 @@ from types import ModuleType
 
 from specheads import features, sampling
 from specheads.heads import calibration
-from specheads.heads.portable import assisted, custom_generate, network, standalone_head
+from specheads.heads.portable import assisted, custom_generate, network, standalone_head, tensor_file
 from specheads.storage.files import write_whole
 
 STANDALONE, CUSTOM_GENERATE = "acceptance_head.py", "custom_generate/generate.py"
@@ -20,6 +20,7 @@ HEAD = (
     (features, None),
     (network, None),
     (calibration, {"calibrated"}),
+    (tensor_file, {"checksum_of", "read_tensors"}),
     (standalone_head, None),
 )
 # The parts of each file: modules, whole or some of their definitions; the docstring of the last module is the file's.

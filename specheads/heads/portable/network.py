@@ -1,12 +1,14 @@
 """The network of a head, in torch alone: exported files carry a copy of this source."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from specheads.features import FEATURES, before_sampling, columns_of, input_size
+
+Head = TypeVar("Head", bound=nn.Module)
 
 
 def assemble(inputs: Sequence[str], features: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
@@ -26,6 +28,24 @@ def tensor_mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor])
         if wanted != actual:
             return f"tensor {name!r} is {actual}, expected {wanted}"
     return None
+
+
+def load_tensors(make: Callable[[], Head], config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Head:
+    """Return the head that `make` returns for `config`, with these tensors in float32, for inference.
+
+    It is made without memory first: what a damaged config asks for may not fit.
+
+    Raises:
+        ValueError: a tensor that is missing, extra or of another shape than the config says.
+    """
+    if config["depth"] > len(tensors):
+        raise ValueError(f"there are {len(tensors)} tensors, too few for depth={config['depth']} in config.json")
+    with torch.device("meta"):
+        head = make()
+    if mismatch := tensor_mismatch(head.state_dict(), tensors):
+        raise ValueError(f"{mismatch} from config.json")
+    head.load_state_dict({name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}, assign=True)
+    return head.requires_grad_(False).eval()
 
 
 class ResidualBlock(nn.Module):

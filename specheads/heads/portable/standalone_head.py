@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from specheads.heads.calibration import calibrated
-from specheads.heads.portable.network import HeadNetwork, tensor_mismatch
+from specheads.heads.portable.network import HeadNetwork, load_tensors
+from specheads.heads.portable.tensor_file import read_tensors
 
 FORMAT_VERSION = 2  # format 1 calls the key `predicts` `judges`
+CALIBRATIONS = "calibration", "overlap_calibration"
 
 
 class StandaloneHead(HeadNetwork):
@@ -39,22 +40,24 @@ class StandaloneHead(HeadNetwork):
         """Return the head of a folder, on the CPU in float32.
 
         Raises:
-            ValueError: another format; a tensor that is missing, extra or of another shape; golden logits that the head does not
-                compute.
+            ValueError: another format; a file that is damaged; a tensor that is missing, extra or of another shape; golden logits
+                that the head does not compute.
         """
-        config = json.loads((Path(folder) / "config.json").read_text())
-        version = config.get("format_version")
-        if version not in (1, FORMAT_VERSION):
-            raise ValueError(f"{folder} has head format {version!r}; this file reads 1 to {FORMAT_VERSION}.")
-        if version == 1:
-            config = {"predicts" if key == "judges" else key: value for key, value in config.items()}
-        head, tensors = cls(config), load_file(Path(folder) / "model.safetensors")
-        if mismatch := tensor_mismatch(head.state_dict(), tensors):
-            raise ValueError(f"{folder}/model.safetensors: {mismatch} from config.json.")
-        head.load_state_dict(tensors)
-        head.requires_grad_(False).eval()
-        golden = load_file(Path(folder) / "golden.safetensors")
-        if (difference := head.deviation(golden.pop("inputs"), golden)) is not None:
+        try:
+            config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+            version = config.get("format_version")
+            if version == 1:
+                config = {"predicts" if key == "judges" else key: value for key, value in config.items()}
+            tensors, golden = (read_tensors(Path(folder) / f"{name}.safetensors") for name in ("model", "golden"))
+            if version not in (1, FORMAT_VERSION):
+                raise ValueError(f"it has head format {version!r}; this file reads 1 to {FORMAT_VERSION}.")
+            head = load_tensors(lambda: cls(config), config, tensors)
+            if not all(head._lines(key, 1, torch.device("cpu")).isfinite().all() for key in CALIBRATIONS):
+                raise ValueError("its calibration is not of finite numbers")
+            difference = head.deviation(golden.pop("inputs"), golden)
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+            raise ValueError(f"{folder} holds no head that can be read ({error}); get its files again.") from error
+        if difference is not None:
             raise ValueError(
                 f"{folder}: outputs differ from golden.safetensors by {difference:.3g}; the files are damaged, get them again."
             )
@@ -62,14 +65,14 @@ class StandaloneHead(HeadNetwork):
 
     def acceptance(self, features: Mapping[str, Tensor], index: Tensor) -> Tensor:
         """Return the calibrated chances (B,) that tokens at `index` (B,) long in their drafts are accepted."""
-        return self._chances(self, "calibration", features, index)
+        return self._chances(self, CALIBRATIONS[0], features, index)
 
     def expected_acceptance(self, features: Mapping[str, Tensor], index: Tensor) -> Tensor:
         """Return the calibrated chances (B,) that tokens at `index` (B,) long will be accepted, before they are sampled.
 
         Features of the sampled token are not read and may be missing. Raises ValueError for a head without this read-out.
         """
-        return self._chances(self.overlap_logit, "overlap_calibration", features, index)
+        return self._chances(self.overlap_logit, CALIBRATIONS[1], features, index)
 
     def _chances(
         self, logit: Callable[[Mapping[str, Tensor]], Tensor], key: str, features: Mapping[str, Tensor], index: Tensor
@@ -77,9 +80,12 @@ class StandaloneHead(HeadNetwork):
         device = self.readout.weight.device  # a draft may be spread over several, its head is on one
         index = index.to(device)
         known = {name: value.to(device) for name, value in features.items()} | {"index": index.clamp_min(0)}
+        return calibrated(logit(known), index, *self._lines(key, len(index), index.device)).sigmoid()
+
+    def _lines(self, key: str, count: int, device: torch.device) -> Tensor:
+        """Return slopes and intercepts (2, count, indices) of a calibration; all rows are the same."""
         fitted = self.config.get(key) or {"slope": [1.0], "intercept": [0.0]}
-        rows = (torch.tensor(fitted[name], device=index.device)[None].expand(len(index), -1) for name in ("slope", "intercept"))
-        return calibrated(logit(known), index, *rows).sigmoid()
+        return torch.tensor([fitted["slope"], fitted["intercept"]], device=device)[:, None].expand(2, count, -1)
 
 
 def bounds_of(

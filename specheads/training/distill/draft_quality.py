@@ -10,7 +10,7 @@ from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.stopping import FixedLength
 from specheads.padding import SLICE_ELEMENTS, slices
 from specheads.pair import Pair
-from specheads.sampling import Warp, overlap
+from specheads.sampling import Warp, check_numbers, overlap
 from specheads.theory.rounds import tokens_per_round
 from specheads.training.distill.divergences import forward_kl
 from specheads.training.distill.samples import HeldOutSamples, Sample, batch_of
@@ -39,6 +39,8 @@ def quality_sums(pair: Pair, samples: Sequence[Sample], warp: Warp, device: torc
     sums = torch.zeros(4, dtype=torch.float64)
     for piece in slices(len(states[0]), pair.vocab_size, SLICE_ELEMENTS):
         logits = [lm.logits(hidden[piece]).to(device) for lm, hidden in zip(models, states, strict=True)]
+        for model_id, each in zip((pair.target_id, pair.draft_id), logits, strict=True):
+            check_numbers(model_id, each)
         target_token, draft_token = (each.argmax(-1) for each in logits)
         parts = (
             overlap(*map(warp, logits)).sum(),

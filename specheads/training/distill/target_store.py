@@ -18,6 +18,7 @@ from specheads.errors import UserError
 from specheads.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, slices
 from specheads.pair import Pair
 from specheads.replay.response_batch import ResponseBatch
+from specheads.sampling import check_numbers
 from specheads.storage.shards import fingerprint
 from specheads.storage.tensor_shards import GIB, ShardReader, make_missing, packed, spans
 from specheads.training.distill.distill_loss import most_likely, target_log_probs
@@ -126,6 +127,7 @@ class TargetStore:
             most_likely(target_log_probs(self.target.logits(hidden[piece]), self.loss), self.num_kept)
             for piece in slices(len(hidden), self.target.vocab_size, SLICE_ELEMENTS)
         ]
+        check_numbers(self.target.name, *(distribution.log_probs for distribution in distributions))
         ids = torch.cat([cast(Tensor, distribution.ids) for distribution in distributions]).int().cpu()  # most_likely sets them
         log_probs = torch.cat([distribution.log_probs for distribution in distributions]).half().cpu()
         counts = [len(response) for response in responses]

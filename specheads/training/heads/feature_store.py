@@ -21,6 +21,7 @@ from specheads.features import FEATURES, RECORDED, ROUND_INPUTS
 from specheads.heads.batch import HeadBatch, collate, sample_features, target_states, texts_of
 from specheads.language_model import LanguageModel
 from specheads.padding import BATCH_TOKENS, batches_of_tokens
+from specheads.sampling import check_numbers
 from specheads.storage.shards import fingerprint
 from specheads.storage.tensor_shards import GIB, ShardReader, make_missing, packed, spans
 from specheads.training.heads.mixed_responses import MixedResponses
@@ -169,6 +170,7 @@ class FeatureStore:
             merged = [torch.cat(ids).to(self.lm.device) for ids in zip(*samples, strict=True)]
             counts = [len(items[number]["index"]) for number in numbers]
             for name, values in self._features(batch, merged).items():
+                check_numbers((self._target if FEATURES[name].reads_target else self.lm).name, values)
                 for number, value in zip(numbers, values.cpu().split(counts), strict=True):
                     rows[number][name] = value
         return packed(rows)

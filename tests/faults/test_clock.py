@@ -1,0 +1,63 @@
+"""A clock that is set back between two runs, or during one, changes nothing."""
+
+import logging
+import time
+
+import pytest
+
+from specheads.forecast import Forecast
+from specheads.storage import runs
+from specheads.storage.leases import Leases
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A function that sets the clock of the day."""
+    real = time.strftime
+
+    def set_to(seconds):
+        monkeypatch.setattr(time, "time", lambda: seconds)
+        monkeypatch.setattr(time, "strftime", lambda form, *when: real(form, *(when or [time.gmtime(seconds)])))
+
+    yield set_to
+    runs.release()
+
+
+def begun(parent, key="key"):
+    folder = runs.run_folder(parent, key)
+    runs.begin(folder, key)
+    runs.release()  # as at the end of the process
+    return folder
+
+
+def test_an_interrupted_run_that_seems_older_than_a_finished_one_is_resumed(clock, tmp_path):
+    clock(2_000_000_000)
+    runs.finish(begun(tmp_path))
+    clock(1_000_000_000)
+    interrupted = begun(tmp_path)
+    assert not runs.is_resumed(interrupted)
+    clock(1_500_000_000)
+    assert begun(tmp_path) == interrupted and runs.is_resumed(interrupted)
+    runs.finish(interrupted)
+    clock(500_000_000)
+    assert begun(tmp_path) not in (interrupted, *sorted(tmp_path.iterdir())[1:])
+
+
+def test_the_tenth_run_of_a_second_is_newer_than_the_second(clock, tmp_path):
+    clock(1_000_000_000)
+    folders = [begun(tmp_path, f"{number}") for number in range(10)]
+    runs.finish(folders[1])
+    for folder in folders:
+        runs.write_json(folder / runs.STATE, {**runs.read_state(folder), "key": "key"})
+    assert begun(tmp_path) == folders[-1]
+
+
+def test_leases_and_forecasts_do_not_ask_the_clock(clock, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    forecast = Forecast("work", first=1e-9)
+    with Leases(tmp_path, timeout=60) as first, Leases(tmp_path, timeout=60) as second:
+        for moment in (2e9, 1e9, 0.0):
+            clock(moment)
+            forecast.update(moment == 0.0, 4)
+            assert first.take(f"{moment}") and not second.take(f"{moment}") and first.holds_all()
+    assert "about" in caplog.text and "-" not in caplog.text.partition("about")[2]

@@ -1,0 +1,155 @@
+"""NaN and infinity in either model's logits, at any step of all that reads them: one message with the model, nothing written."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+import torch
+from fakes import tiny_pair
+
+from data_gen.labels import label_responses
+from specheads import Warp
+from specheads.decoding import drafting, stopping, verification
+from specheads.decoding.baseline import Baseline
+from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.responses import Responder, row_uniforms
+from specheads.errors import UserError
+from specheads.evaluation.layer_search import distributions_along
+from specheads.evaluation.likelihood import response_nats
+from specheads.evaluation.probe.agreement import agreement
+from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.language_model import LanguageModel
+from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import Prompt
+from specheads.replay.draft_temperature import overlaps_at
+from specheads.replay.head_scores import add_predictions, head_fingerprint
+from specheads.replay.recording import load_recording, make_recording
+from specheads.replay.response_tree import RecordSettings
+
+PROMPT = [0, 1, 2]
+WARPS = {"plain": Warp(), "greedy": Warp(temperature=0), "top-k": Warp(top_k=2), "top-p": Warp(top_p=0.8)}
+
+
+@pytest.fixture
+def pair():
+    return tiny_pair(4, scale=1.5)
+
+
+@pytest.fixture
+def broken(pair, monkeypatch):
+    """A function that breaks one entry of the logits of the n-th call of one of the pair's models; returns whether it came."""
+    plain, came = LanguageModel.logits, []
+
+    def give(role, call, value):
+        lm, calls = getattr(pair, f"{role}_lm"), itertools.count()
+
+        def logits(self, hidden):
+            computed = plain(self, hidden)
+            if self.model is lm.model and computed.numel() and next(calls) == call:
+                computed = computed.clone()
+                computed[..., 1] = value
+                came.append(True)
+            return computed
+
+        monkeypatch.setattr(LanguageModel, "logits", logits)
+        return came
+
+    return give
+
+
+def decode(warp=WARPS["plain"], drafts=None, verify=None, rule=None, most=8):
+    def run(pair, folder):
+        SpeculativeDecoder(pair, drafts, rule or stopping.FixedLength(2), verify, warp, engine="eager").generate(PROMPT, most, 1)
+
+    return run
+
+
+def decode_batch(pair, folder):
+    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(2), engine="eager")
+    list(decoder.generate_batch([PROMPT, PROMPT[:2]], 2, 6))
+
+
+def respond(pair, folder):
+    uniform = np.stack([row_uniforms(0, "ab", 6)[0]])
+    Responder(pair, [len(PROMPT)], ResponseLimits(6), engine="eager").respond([PROMPT], uniform, Warp())
+
+
+def record(pair, folder):
+    prompts = [(Prompt(f"{number:04x}", "test", ""), [0, 1, number]) for number in range(2)]
+    return make_recording(pair, prompts, Warp(), ResponseLimits(5), RecordSettings(2, 4, 8), 0, folder)
+
+
+def label(pair, folder):
+    label_responses(pair, [PROMPT], [[1, 2, 3]], np.full((1, 2, 3), 0.5), Warp())
+
+
+RUNS = {f"decoding, {name}": decode(warp) for name, warp in WARPS.items()} | {
+    "decoding by block verification": decode(verify=verification.BlockVerification()),
+    "decoding of a tree": decode(drafts=drafting.Tree(), verify=verification.TreeMatch(), warp=WARPS["greedy"]),
+    "decoding of several drafts": decode(drafts=drafting.Multi(2), verify=verification.MultiRound()),
+    "the target alone": lambda pair, folder: Baseline(pair, Warp(), "eager").generate(PROMPT, 6),
+    "a batch": decode_batch,
+    "responses": respond,
+    "labels": label,
+    "a recording": record,
+}
+
+
+def said(run, pair, folder):
+    """The message of a run, None if it came to its end."""
+    try:
+        run(pair, folder)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf], ids=["nan", "inf"])
+@pytest.mark.parametrize("role", ["draft", "target"])
+@pytest.mark.parametrize("name", RUNS)
+def test_a_number_that_is_none_is_told_at_any_step(name, role, value, pair, broken, tmp_path):
+    seen = 0
+    for call in range(40):
+        came = broken(role, call, value)
+        before = len(came)
+        if role == "draft" and name in ("the target alone", "responses"):
+            RUNS[name](pair, tmp_path / str(call))
+            assert not came
+            return
+        told = said(RUNS[name], pair, tmp_path / str(call))
+        assert (told is None) == (len(came) == before), f"call {call} of the {role}"
+        if told is None:
+            break
+        assert f"tiny-{role} produced NaN" in told
+        assert name in ("labels", "a recording") or re.search(r"after \d+ tokens of the response", told)
+        assert not list((tmp_path / str(call)).rglob("*.parquet"))
+        seen += 1
+    assert seen
+
+
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_predictions_and_measurements_are_refused(role, pair, broken, tmp_path, monkeypatch):
+    folder = record(pair, tmp_path)
+    recording = load_recording(folder)
+    head = AcceptanceHead(HeadConfig(hidden_size=16, depth=0, inputs=("hidden", "max_prob")))
+    texts = [(np.array(PROMPT), np.array([1, 2, 3]))]
+    runs = [
+        lambda: add_predictions(folder, pair, {head_fingerprint(head): head.double()}, ground_truth=True),
+        lambda: agreement(pair, recording, Warp()),
+        lambda: overlaps_at(pair, texts, Warp(), 2),
+    ]
+    if role == "target":
+        runs += [
+            lambda: response_nats(pair.target_lm, PROMPT, [[1, 2]]),
+            lambda: list(distributions_along(pair.target_lm, [(np.array(PROMPT), torch.tensor([1, 2]))], Warp())),
+        ]
+    for run in runs:
+        with monkeypatch.context():
+            came = broken(role, 0, torch.nan)
+            before = len(came)
+            with pytest.raises(UserError, match="produced NaN"):
+                run()
+            assert len(came) > before
+    kept = [path.name for path in folder.glob("predictions/*/*.parquet")]
+    assert kept == ([] if role == "draft" else ["000000.parquet"])  # with the target broken, the head's predictions are right

@@ -1,0 +1,60 @@
+"""Where the memory of a device does not suffice for a batch of responses, smaller ones are made, which is said."""
+
+import numpy as np
+import pytest
+import torch
+from fakes import tiny_pair
+
+from specheads import Warp
+from specheads.decoding.batch.decoder import BatchDecoder
+from specheads.decoding.batch.rounds import TargetRounds
+from specheads.decoding.responses import Responder, row_uniforms
+from specheads.prompts.encoding import ResponseLimits
+
+PROMPTS = [[number % 4, 1, 2][: 1 + number % 3] for number in range(6)]
+ERRORS = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+]
+
+
+def responses(pair, on_step=lambda made, ended: None):
+    uniform = np.stack([row_uniforms(0, f"{number:x}", 8)[0] for number in range(len(PROMPTS))])
+    limits = ResponseLimits(8, batch_size=5)
+    return Responder(pair, list(map(len, PROMPTS)), limits, engine="eager").respond(PROMPTS, uniform, Warp(), on_step)
+
+
+@pytest.mark.parametrize("where", ["memory", "steps"])
+@pytest.mark.parametrize("error", ERRORS, ids=["gpu", "cpu"])
+def test_fewer_rows_are_decoded_together_with_the_same_responses(where, error, monkeypatch, caplog):
+    pair, calls = tiny_pair(4, scale=1.5), []
+    whole = responses(pair)
+    take, init = TargetRounds.take, BatchDecoder.__init__
+
+    def taken(self, rows, *args):
+        calls.append(len(rows))
+        if where == "steps" and len(rows) > 2 and len(calls) > 3:
+            raise error
+        return take(self, rows, *args)
+
+    def allocated(self, pair, rounds, num_rows):
+        if where == "memory" and num_rows > 2:
+            raise error
+        init(self, pair, rounds, num_rows)
+
+    monkeypatch.setattr(TargetRounds, "take", taken)
+    monkeypatch.setattr(BatchDecoder, "__init__", allocated)
+    counted = []
+    assert responses(pair, lambda made, ended: counted.append((made, ended))) == whole
+    assert caplog.text.count("5 rows do not fit into memory; 2 are decoded together") == 1
+    assert tuple(map(sum, zip(*counted, strict=True))) == (sum(len(response.ids) for response in whole), len(PROMPTS))
+    assert max(calls[-3:]) <= 2
+
+
+def test_a_single_row_that_does_not_fit_is_an_error(monkeypatch):
+    def full(self, rows, *args):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(TargetRounds, "take", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        responses(tiny_pair(4))

@@ -1,0 +1,43 @@
+"""Ctrl-C and SIGTERM at any moment of the imports of every command: no traceback, and the exit codes of the shell."""
+
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+from commands import ROOT, shell
+
+from specheads.commands import head_tool
+from specheads.commands.main import CONFIGURED
+
+COMMANDS = {verb: [str(ROOT / "specheads" / "__main__.py"), verb] for verb in (*CONFIGURED, *head_tool.VERBS)}
+COMMANDS |= {path: [str(ROOT / path)] for path in ("train.py", "evaluate.py", "data_gen/__main__.py")}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_signal_during_imports_ends_a_command_without_a_traceback(name, tmp_path):
+    rng, words = random.Random(name), COMMANDS[name]
+    number = rng.choice([signal.SIGINT, signal.SIGTERM])
+    # Where the tests run in the background, the shell may have them ignore Ctrl-C, and children inherit that.
+    script = f"import runpy, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv = {words!r}; "
+    script += f"runpy.run_path({words[0]!r}, run_name='__main__')"
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-c", script],
+        cwd=tmp_path,
+        env=shell(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for line in process.stderr:  # every import says when it is done
+        if "specheads.interrupts" in line:
+            break
+    for _ in range(rng.randrange(1, 400)):
+        process.stderr.readline()
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    lines = [line for line in said.splitlines() if not line.startswith("import time:")]
+    assert process.returncode == 128 + number, lines
+    assert lines == [f"stopped by {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'}"]

@@ -1,0 +1,438 @@
+"""The kinds of files that this project reads: how a small one is made, and all that reads it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+import yaml
+from fakes import tiny_pair
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from random_recording import random_recording
+from report_example import report_example
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specheads.commands import head_tool
+from specheads.commands.compose import model_config, source_of
+from specheads.commands.config_mistakes import MISTAKES, composition_error
+from specheads.decoding.load.costs import LoadCosts, SecondsTable
+from specheads.decoding.recommendation import recommended_rules
+from specheads.decoding.stopping import MAX_TOKENS, HeadThreshold
+from specheads.errors import UserError, user_error
+from specheads.evaluation.draft_comparison import compared, read_report
+from specheads.evaluation.head_folders import store_in_config
+from specheads.evaluation.pair_result import write_pair_result
+from specheads.evaluation.serving.profiled_drafts import recording_of
+from specheads.evaluation.speculation_profile import FILE, Profile, read_profile, set_profile
+from specheads.heads.checkpoint import load_head, save_head
+from specheads.heads.head import AcceptanceHead, HeadConfig
+from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
+from specheads.heads.train_prompts import TrainPrompts
+from specheads.language_model import load_language_model, load_tokenizer
+from specheads.pair_config import config_folder
+from specheads.prompts.data_set_source import DatasetSource
+from specheads.prompts.encoding import ResponseLimits
+from specheads.prompts.prompt import Prompt
+from specheads.replay.head_scores import add_predictions, head_fingerprint, predictor_names
+from specheads.replay.recording import load_recording, make_recording
+from specheads.replay.response_tree import RecordSettings
+from specheads.sampling import Warp
+from specheads.storage import runs
+from specheads.storage.data_set import SCHEMA, load_split
+from specheads.storage.journal import Journal
+from specheads.storage.leases import Leases
+from specheads.storage.shards import ShardStore
+from specheads.storage.tensor_shards import ShardReader, make_missing, packed
+from specheads.training.checkpoints import differences
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Files in a folder. `read` returns what the library makes of them, with everything that uses it."""
+
+    make: Callable[[Path], object]
+    read: Callable[[Path], Any]
+    # Files (patterns) of which no change goes unnoticed: what is read is what was written, or an error. The values of others are
+    # the user's, or were measured, and another valid value is another file.
+    checked: tuple[str, ...] = ()
+    refusals: tuple[type[Exception], ...] = (UserError,)
+    files: tuple[str, ...] = ("**/*",)  # those that are mutated
+    share: float = 1.0  # of the mutations that other kinds get: for those that take longer to read
+
+
+def _plain(value: Any) -> Any:
+    """Return tensors and arrays as bytes, for comparisons."""
+    if isinstance(value, Tensor):
+        return (
+            value.shape,
+            value.dtype,
+            value.detach().contiguous().view(torch.uint8).numpy().tobytes() if value.dim() else value.item(),
+        )
+    return value
+
+
+# --- heads
+
+HEAD = HeadConfig(
+    hidden_size=8,
+    depth=1,
+    overlap=True,
+    warp={"temperature": 1.0, "top_k": 50, "top_p": 1.0},
+    draft={"id": "tiny-draft", "revision": "r2"},
+    target={"id": "tiny-target", "revision": "r1"},
+    calibration={"slope": [1.0, 0.9], "intercept": [0.0, 0.1]},
+    recommended={"threshold": 0.5, "min_tokens": 1, "max_tokens": 8, "verification": "token"},
+    train={"num_prompts": 7, "test": {"auroc": 0.75}},
+)
+
+
+def _head(config: HeadConfig = HEAD) -> AcceptanceHead:
+    torch.manual_seed(0)
+    head = AcceptanceHead(config)
+    for tensor in head.state_dict().values():
+        tensor.normal_(std=0.5)
+    return head
+
+
+def make_head(folder: Path) -> None:
+    head = _head()
+    head.train_prompts = TrainPrompts.of(["a", "b", "c"], ["d"])
+    save_head(head, folder, torch.randn(16, HEAD.input_size, generator=torch.Generator().manual_seed(1)))
+
+
+def read_head(folder: Path) -> Any:
+    head = load_head(folder)
+    known = head.train_prompts
+    seen = {name: _plain(tensor) for name, tensor in head.state_dict().items()}
+    seen |= {"config": vars(head.config), "prompts": None if known is None else (known.train.tolist(), known.dev.tolist())}
+    assert head.score(head.random_inputs(3)).isfinite().all()
+    head_tool.inspect(str(folder))
+    head_tool.verify(str(folder))
+    head_tool.rewrite_card(str(folder))
+    store_in_config(folder, recommended=head.config.recommended)
+    HeadThreshold(head, 0.5)
+    if head.config.recommended:
+        recommended_rules(head)
+    return seen
+
+
+def read_standalone(folder: Path) -> Any:
+    head = StandaloneHead.load(folder)
+    size = head.config["hidden_size"]
+    features = {"hidden": torch.ones(1, size), "embedding": torch.ones(1, size)}
+    features |= {name: torch.full((1,), 0.5) for name in ("draft_prob", "max_prob", "entropy")}
+    DraftRound(head).stops(features)
+    head.expected_acceptance(features, torch.tensor([0]))
+    return {name: _plain(tensor) for name, tensor in head.state_dict().items()}
+
+
+def make_authors_head(folder: Path) -> None:
+    shapes = {"model.0.linear.weight": (8, 8), "model.0.linear.bias": (8,), "model.1.weight": (2, 8), "model.1.bias": (2,)}
+    generator = torch.Generator().manual_seed(0)
+    save_file({name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"hidden_size": 8, "num_layers": 1}))
+
+
+def read_authors_head(folder: Path) -> Any:
+    head = load_head(folder)
+    return {name: _plain(tensor) for name, tensor in head.state_dict().items()}
+
+
+# --- shards
+
+NAMES = ("dev-00000.parquet", "train-00000.parquet", "train-00001.parquet")
+
+
+def _rows(name: str) -> list[dict[str, Any]]:
+    rows = []
+    for number in range(2):
+        row: dict[str, Any] = {
+            "prompt_id": f"{number:016x}",
+            "sample": 0,
+            "split": name.partition("-")[0],
+            "prompt": f"{name} {number}",
+        }
+        row |= {"prompt_ids": [1, 2, number], "response_ids": [3, 4], "finished": True, "draft_ids": [5, 6]}
+        row |= {key: [0.25, 0.5] for key in SCHEMA.names if SCHEMA.field(key).type.equals(SCHEMA.field("accept_prob").type)}
+        rows.append(row)
+    return rows
+
+
+def make_data_set(folder: Path) -> None:
+    store = ShardStore(folder / "data", {"seed": 0}, SCHEMA)
+    if store.is_complete():
+        return
+    with store.missing(NAMES) as missing:
+        for name in missing:
+            store.write(name, _rows(name))
+        store.complete(NAMES)
+
+
+def make_unfinished_data_set(folder: Path) -> None:
+    store = ShardStore(folder / "data", {"seed": 0}, SCHEMA)
+    for name in NAMES[:2]:
+        store.write(name, _rows(name))
+
+
+def read_data_set(folder: Path) -> Any:
+    make_data_set(folder)  # as every command does before it reads
+    return [list(load_split(folder / "data", split)) for split in ("dev", "train")]
+
+
+def make_tensors(folder: Path) -> None:
+    def compute(name: str) -> dict[str, Tensor]:
+        return packed([{"hidden": torch.full((length, 4), float(length)), "ids": torch.arange(length)} for length in (2, 3)])
+
+    make_missing(folder / "features", {"seed": 0}, {"a.safetensors": 2, "b.safetensors": 2}, compute, "features", 0.0)
+
+
+def read_tensors(folder: Path) -> Any:
+    make_tensors(folder)
+    reader = ShardReader(folder / "features")
+    return [
+        {key: value.tolist() for key, value in reader.row(f"{name}.safetensors", row).items()} for name in "ab" for row in (0, 1)
+    ]
+
+
+@cache
+def _pair() -> Any:
+    return tiny_pair(8, scale=2.0)
+
+
+def record(folder: Path) -> Any:
+    pair = _pair()
+    prompts = [(Prompt(f"{number:04x}", "test", ""), [1, 2, number]) for number in range(2)]
+    made = make_recording(pair, prompts, Warp(1.0), ResponseLimits(4), RecordSettings(1, 4, 8), 0, folder)
+    head = _head(HeadConfig(hidden_size=16, depth=0, inputs=("hidden",)))
+    heads = {head_fingerprint(head): head}
+    add_predictions(made, pair, heads, ground_truth=True)
+    return load_recording(made, [*predictor_names(heads), "ground_truth"])
+
+
+def read_recording(folder: Path) -> Any:
+    recording = record(folder)
+    values = {name: _plain(value) for name, value in vars(recording).items() if name not in ("features", "in_rounds")}
+    return values | {name: _plain(value) for name, value in recording.features.items()}
+
+
+# --- journals, reports, profiles, costs
+
+STATS = {"num_tokens": 3, "num_drafted": 4, "seconds": 0.5}
+
+
+def make_journal(folder: Path) -> None:
+    journal = Journal(folder / "generations.jsonl", {"seed": 0, "prompts": [[1, 2], [3]]})
+    for number in range(3):
+        journal.add(number, {"stats": [[STATS | {"num_tokens": number}]], "rounds": [[[1, 2, 0.5]]]})
+
+
+def read_journal(folder: Path) -> Any:
+    journal = Journal(folder / "generations.jsonl", {"seed": 0, "prompts": [[1, 2], [3]]})
+    for number in range(3):  # as a resumed sweep does
+        if number not in journal.entries:
+            journal.add(number, {"stats": [[STATS | {"num_tokens": number}]], "rounds": [[[1, 2, 0.5]]]})
+    return {number: journal.entries[number] for number in sorted(journal.entries)}
+
+
+def make_report(folder: Path) -> None:
+    content = asdict(report_example())
+    known = {"draft_revision": "1", "target_revision": "2", "dtype": ["torch.float32"] * 2, "threads": 2}
+    content["context"] |= known | {"verification": "token verification", "max_new_tokens": 9}
+    (folder / "report.json").write_text(json.dumps(content, default=str))
+
+
+def read_compared(folder: Path) -> Any:
+    ours = report_example()
+    ours = replace(
+        ours, context=ours.context | {"target_revision": "2", "verification": "token verification", "max_new_tokens": 9}
+    )
+    return [str(row) for row in compared(ours, {"earlier": read_report(folder)})]
+
+
+def read_result(folder: Path) -> Any:
+    write_pair_result(str(folder))
+    return (folder / "pair_result.json").read_text()
+
+
+def make_profile(folder: Path) -> None:
+    recording = random_recording(num_prompts=3, num_samples=1, max_tokens=MAX_TOKENS)
+    profile = set_profile("any", {"role": "test"}, recording, recording.num_prompts)
+    pair = {"draft": {"id": "small", "revision": "1"}, "target": {"id": "large", "revision": "2"}}
+    Profile(pair, {"temperature": 1.0}, {"seed": 0}, [profile], {"torch": "2"}).write(folder)
+
+
+COSTS = LoadCosts(
+    SecondsTable((1, 2, 8), (0.1, 0.11, 0.2)),
+    SecondsTable((1, 4, 16), (1.0, 1.1, 2.0)),
+    {name: "made up" for name in ("target", "draft", "device", "dtype", "command")},
+    target_position=1e-6,
+)
+
+
+def read_profile_and_simulate(folder: Path) -> Any:
+    profile = read_profile(folder / FILE)
+    name = f"{profile.pair['draft']['id']} for {profile.pair['target']['id']}, {profile.sets[0].name}"
+    recording = recording_of(profile.sets[0], 2, 4, 4, 0)
+    return name, _plain(recording.accepted)
+
+
+def make_costs(folder: Path) -> None:
+    COSTS.write(folder / "costs.json")
+
+
+def read_costs(folder: Path) -> Any:
+    costs = LoadCosts.read(folder / "costs.json")
+    sizes = np.arange(1, 40)
+    for seconds in (*(costs.round_seconds(2, depth, sizes, 10) for depth in (0, 2)), costs.verification(10)(sizes)):
+        assert np.isfinite(seconds).all() and (seconds > 0).all()
+    assert all(isinstance(costs.provenance[name], str) for name in ("target", "draft", "device"))
+    return str(costs)
+
+
+# --- checkpoints, run folders, leases
+
+
+def make_checkpoint(folder: Path) -> None:
+    torch.manual_seed(0)
+    torch.save({"provenance": {"data": "rows", "seed": 0}, "state_dict": {"weight": torch.randn(20, 20)}}, folder / "last.ckpt")
+
+
+def read_checkpoint(folder: Path) -> Any:
+    changed = differences(folder / "last.ckpt", {"data": "rows", "seed": 0})
+    if changed:  # training starts again, and says so
+        return None
+    saved = torch.load(folder / "last.ckpt", weights_only=True)  # as Lightning does
+    return _plain(saved["state_dict"]["weight"]), saved["provenance"]
+
+
+def make_run(folder: Path) -> None:
+    runs.run_folder(folder, "key")
+    (run,) = folder.iterdir()
+    runs.begin(run, "key")
+    runs.release()
+
+
+def read_run(folder: Path) -> Any:
+    run = runs.run_folder(folder, "key")
+    runs.begin(run, "key")
+    runs.is_resumed(run), runs.has_ended(run / "head", folder)
+    runs.finish(run)
+    runs.release()
+    return runs.read_state(run)["key"]
+
+
+def make_lease(folder: Path) -> None:
+    with Leases(folder, timeout=60) as leases:
+        leases.take("work")
+        path = folder / ".work.lease"
+        content = path.read_bytes()
+    path.write_bytes(content)
+
+
+def read_lease(folder: Path) -> Any:
+    with Leases(folder, timeout=60) as leases:
+        leases.take("work")
+    return "whether it is taken depends on its holder"
+
+
+# --- prompts and configs
+
+ROWS = [{"instruction": f"Say {number}.", "input": "", "turns": ["a", "b"], "output": str(number)} for number in range(3)]
+
+
+def _write_prompts(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (folder / "rows.json").write_text(json.dumps(ROWS, indent=1))
+    (folder / "rows.csv").write_text(
+        "instruction,output\n" + "".join(f'"{row["instruction"]}",{row["output"]}\n' for row in ROWS)
+    )
+    (folder / "rows.txt").write_text("".join(f"{row['instruction']}\n" for row in ROWS))
+    table = datasets.Dataset.from_list(ROWS)
+    table.to_parquet(str(folder / "rows.parquet"))
+    table.save_to_disk(str(folder / "saved"))
+
+
+def read_prompts(folder: Path) -> Any:
+    said: list[str] = []
+    prompts = []
+    for name in ("rows.jsonl", "rows.json", "rows.csv", "rows.txt", "rows.parquet", "saved"):
+        template = "{text}" if name == "rows.txt" else "{instruction}"
+        source = DatasetSource(str(folder / name), None, "train", None, template, None, 1, 1, 1, response_template=None)
+        try:
+            prompts += [prompt.text for prompt in source.load(chats=True)]
+        except UserError as error:
+            said.append(str(error))
+    if said:
+        raise UserError(said[0])
+    return prompts
+
+
+def make_config(folder: Path) -> None:
+    (folder / "model").mkdir()
+    (folder / "data").mkdir()
+    pair = {"draft": "embedded:nano/draft", "target": "embedded:nano/target", "tokenizer": "embedded:nano", "dtype": "float32"}
+    (folder / "model" / "tiny.yaml").write_text(yaml.safe_dump(pair))
+    text = (config_folder() / "data" / "alpaca.yaml").read_text()
+    (folder / "data" / "own.yaml").write_text(text.replace("tatsu-lab/alpaca", "someone/something"))
+
+
+def read_config(folder: Path) -> Any:
+    words = [f"hydra.searchpath=['file://{folder}']", "model=tiny", "data=own"]
+    try:
+        with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
+            cfg = compose("data_gen", overrides=words)
+        return str(model_config(cfg)), str(source_of(cfg))
+    except MISTAKES as error:  # as the entry points do
+        raise user_error(error) or composition_error(error, "data_gen", words) from None
+    finally:
+        GlobalHydra.instance().clear()
+
+
+# --- models
+
+
+def make_model(folder: Path) -> None:
+    from specheads.pair_config import pair_config
+    from specheads.revisions import resolve
+
+    place = Path(resolve(pair_config("nano").draft))
+    for path in [*place.iterdir(), *place.parent.glob("tokenizer*.json")]:
+        if path.is_file():
+            (folder / path.name).write_bytes(path.read_bytes())
+
+
+def read_model(folder: Path) -> Any:
+    load_tokenizer(folder, None)
+    lm, revision = load_language_model(folder, "cpu", "float32")
+    return revision, lm.vocab_size
+
+
+KINDS = {
+    "head": Kind(make_head, read_head, checked=("model.safetensors", "train_prompts.safetensors")),
+    "head, standalone": Kind(
+        make_head, read_standalone, checked=("model.safetensors",), refusals=(ValueError,), files=("*.json", "model*", "golden*")
+    ),
+    "head of the SpecDec++ authors": Kind(make_authors_head, read_authors_head),
+    "data set": Kind(read_data_set, read_data_set, checked=("**/*",), share=0.3),
+    "data set, unfinished": Kind(make_unfinished_data_set, read_data_set, checked=("**/*",), share=0.3),
+    "tensor shards": Kind(make_tensors, read_tensors, checked=("**/*",), share=0.3),
+    "recording": Kind(record, read_recording, checked=("**/*",), share=0.3),
+    "journal": Kind(make_journal, read_journal, checked=("**/*",)),
+    "report, compared": Kind(make_report, read_compared, share=0.2),
+    "report, sent in": Kind(make_report, read_result, share=0.2),
+    "speculation profile": Kind(make_profile, read_profile_and_simulate),
+    "costs": Kind(make_costs, read_costs),
+    "checkpoint": Kind(make_checkpoint, read_checkpoint),
+    "run folder": Kind(make_run, read_run),
+    "lease": Kind(make_lease, read_lease),
+    "prompts": Kind(_write_prompts, read_prompts),
+    "configs": Kind(make_config, read_config, share=0.3),
+    "model": Kind(make_model, read_model, share=0.3),
+}
