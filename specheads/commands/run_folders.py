@@ -11,7 +11,11 @@ from typing import Any, cast
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from specheads.commands.agreement import decided
+from specheads.processes import Processes
 from specheads.storage import runs
+
+WHERE = ("accelerator", "devices", "num_nodes", "strategy")  # arguments of a trainer that do not decide what a run computes
 
 
 class NoteRunKey(Callback):
@@ -29,18 +33,18 @@ class NoteRunKey(Callback):
 
 def may_resume() -> bool:
     """Whether the run of this process may resume an interrupted run."""
-    return NoteRunKey.resume is not False
+    return NoteRunKey.resume is not False or Processes.this().restarts > 0  # what the launcher restarts, it has begun
 
 
 def register_resolver() -> None:
-    """Make `${run_folder:}` known to configs; every use within one process gives the same folder."""
+    """Make `${run_folder:}` known to configs; every use in the processes of a run gives the same folder."""
     chosen: list[Path] = []
 
     def resolve(*, _root_: DictConfig) -> str:
         parent = Path(_root_.paths.outputs) / _root_.command
         try:
             if not chosen:
-                chosen.append(runs.run_folder(parent, NoteRunKey.key, may_resume()))
+                chosen.append(Path(decided(lambda: str(runs.run_folder(parent, NoteRunKey.key, may_resume())))))
         except OSError:
             return str(parent / "run")  # Hydra raises the same error again, and does not wrap it
         return str(chosen[0])
@@ -49,9 +53,14 @@ def register_resolver() -> None:
 
 
 def run_key(config: DictConfig) -> str:
-    """Return a key of a composed configuration; it does not depend on Hydra's folders or on `resume`."""
+    """Return a key of a composed configuration; it does not depend on Hydra's folders, on `resume`, or on where it computes."""
     settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
     overrides = settings.pop("hydra")["overrides"]["task"]
+    for name in WHERE:
+        settings.get("trainer", {}).pop(name, None)
+    overrides = [
+        override for override in overrides if override.lstrip("+~").split("=")[0] not in [f"trainer.{name}" for name in WHERE]
+    ]
     if isinstance(settings.get("resume"), bool):
         settings.pop("resume")
         overrides = [override for override in overrides if not override.startswith("resume=")]
