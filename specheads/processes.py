@@ -15,9 +15,9 @@ from specheads.errors import UserError
 class Processes:
     """Which of the processes of a run this is.
 
-    `launcher` is torchrun, srun, or None where the command itself starts its other processes. `rank` is this process's number among
-    `count`, `local_rank` its number among the `count_here` of this machine; without a launcher both counts are 1, as the command has
-    not started the others yet, or is one of them.
+    `launcher` is torchrun, srun, or None where the command itself starts its other processes. `rank` is this process's number
+    among `count`, `local_rank` its number among the `count_here` of this machine; without a launcher both counts are 1, as the
+    command has not started the others yet, or is one of them.
     """
 
     launcher: str | None
@@ -60,8 +60,8 @@ class Processes:
         if here * nodes != count:
             of_each = f"--ntasks-per-node={here}" if here else "no --ntasks-per-node"
             raise UserError(
-                f"srun has started {count} processes on {nodes} machines with {of_each}; every machine must have the same number: "
-                f"give srun --nodes={nodes} --ntasks-per-node={max(1, count // nodes)}."
+                f"srun has started {count} processes on {nodes} machines with {of_each}; every machine must have the same "
+                f"number: give srun --nodes={nodes} --ntasks-per-node={max(1, count // nodes)}."
             )
         rank, local_rank = _number(variables, "SLURM_PROCID", 0), _number(variables, "SLURM_LOCALID", 0)
         return cls("srun", rank, count, local_rank, here, _number(variables, "SLURM_RESTART_COUNT", 0))

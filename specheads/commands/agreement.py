@@ -1,7 +1,7 @@
 """What the processes that a launcher has started agree on: the first one decides, the others follow, or all of them end.
 
-They talk through the store that torch.distributed begins with, before there is a process group. All processes ask for the same things
-in the same order. Without a launcher there is nothing to agree on, and nothing here talks to anyone.
+They talk through the store that torch.distributed begins with, before there is a process group. All processes ask for the same
+things in the same order. Without a launcher there is nothing to agree on, and nothing here talks to anyone.
 """
 
 import contextlib
@@ -177,9 +177,9 @@ def _missing_sign(first: dict[str, Any], run: Path, data: Path) -> str | None:
     while missing := [key for key, folder in folders.items() if not (folder / first["sign"]).exists()]:
         if time.monotonic() > end:
             return (
-                f"process {Processes.this().rank} on {socket.gethostname()} does not see what the first process on {first['host']} "
-                f"writes to {folders[missing[0]]}; give {missing[0]}= a folder that all machines share, and start every process in "
-                "the same folder."
+                f"process {Processes.this().rank} on {socket.gethostname()} does not see what the first process, on "
+                f"{first['host']}, writes to {folders[missing[0]]}; give {missing[0]}= a folder that all machines share, and "
+                "start every process in the same folder."
             )
         time.sleep(0.1)
     return None

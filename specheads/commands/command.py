@@ -94,8 +94,8 @@ class Command:
         processes = Processes.this()
         if processes.count > 1 and not self.shared:
             raise UserError(
-                f"{processes.launcher} has started {processes.count} processes of this command, which is one process; start it once, "
-                "with plain python. Only specheads data, train and distill share their work over processes."
+                f"{processes.launcher} has started {processes.count} processes of this command, which is one process; start it "
+                "once, with plain python. Only specheads data, train and distill share their work over processes."
             )
 
     def compose_and_run(self) -> None:

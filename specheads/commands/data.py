@@ -24,8 +24,8 @@ def data_cache(
 ) -> GeneratedData:
     """Return the data set of a composed config, with its prompts in `splits`; missing shards are made first.
 
-    The processes of a launcher make it together, or wait for the one that does. `prompts` are those of its source, if they are loaded
-    already; see generate_data for `labelled`.
+    The processes of a launcher make it together, or wait for the one that does. `prompts` are those of its source, if they are
+    loaded already; see generate_data for `labelled`.
     """
     make = partial(_data_cache, cfg, pair, splits, prompts, labelled)
     return make() if is_work_shared(cfg) else after_first(make)

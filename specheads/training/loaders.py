@@ -18,9 +18,9 @@ Key = TypeVar("Key")
 class EpochSampler(Sampler):
     """Yields (epoch, row) so that the data knows the epoch.
 
-    A batch of `batch_size` rows is the same for any number of processes, and every process takes a part of it. The last batch of an
-    epoch may have fewer rows than there are processes: those without a row take the batch's first one, because all processes must
-    take the same steps. `ResumableData.has_rows` tells that such a row does not count.
+    A batch of `batch_size` rows is the same for any number of processes, and every process takes a part of it. The last batch of
+    an epoch may have fewer rows than there are processes: those without a row take the batch's first one, because all processes
+    must take the same steps. `ResumableData.has_rows` tells that such a row does not count.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class ResumableData(L.LightningDataModule):
         return batch_index * self.batch_size + self._place_among_processes()[0] < len(self.splits[split])
 
     def upcoming(self, key: tuple[int, int], num_batches: int) -> list[tuple[int, int]]:
-        """Return the keys of the next batches of training for all processes, from the batch with `key`; fewer at an epoch's end."""
+        """Return the keys of training's next batches, for all processes, from that with `key`; fewer at an epoch's end."""
         keys = self._sampler.all_keys(key[0])
         first = keys.index((key[0], key[1])) // self.batch_size * self.batch_size
         return keys[first : first + num_batches * self.batch_size]
@@ -192,6 +192,6 @@ def check_batches(batch_size: int, num_processes: int) -> None:
     if batch_size % num_processes:
         raise UserError(
             f"loader.batch_size={batch_size} rows cannot be split over {num_processes} processes; give a multiple of "
-            f"{num_processes}, for example loader.batch_size={-(-batch_size // num_processes) * num_processes}, or another number of "
-            "processes."
+            f"{num_processes}, for example loader.batch_size={-(-batch_size // num_processes) * num_processes}, or another "
+            "number of processes."
         )

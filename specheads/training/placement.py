@@ -34,8 +34,8 @@ def placement(settings: TrainerSettings, device_type: str, processes: Processes 
     if settings.other("strategy") == FSDP2:
         if settings.precision == "16-mixed":
             raise UserError(
-                "trainer.precision=16-mixed with trainer.strategy=fsdp2: gradients that are spread over processes cannot be scaled; "
-                "use trainer.precision=bf16-mixed or 32-true."
+                "trainer.precision=16-mixed with trainer.strategy=fsdp2: gradients that are spread over processes cannot be "
+                "scaled; use trainer.precision=bf16-mixed or 32-true."
             )
         size = num_processes(settings, accelerator, processes)
         arguments["strategy"] = ModelParallelStrategy(size, tensor_parallel_size=1, save_distributed_checkpoint=False)
@@ -70,19 +70,19 @@ def check_launcher(settings: TrainerSettings, processes: Processes) -> None:
     if processes.launcher is None:
         if nodes != 1:
             raise UserError(
-                f"trainer.num_nodes={shown(nodes)} needs a launcher that starts this command on every machine; leave it out, and start "
-                "it with torchrun or srun (docs/cluster.md)."
+                f"trainer.num_nodes={shown(nodes)} needs a launcher that starts this command on every machine; leave it out, and "
+                "start it with torchrun or srun (docs/cluster.md)."
             )
         return
     if nodes not in (1, processes.num_machines):
         raise UserError(
-            f"trainer.num_nodes={shown(nodes)}, but {processes.launcher} has started processes on {processes.num_machines} machines; "
-            "leave it out."
+            f"trainer.num_nodes={shown(nodes)}, but {processes.launcher} has started processes on {processes.num_machines} "
+            "machines; leave it out."
         )
     if settings.devices not in (1, "auto", -1, processes.count_here):
         raise UserError(
-            f"trainer.devices={shown(settings.devices)}, but {processes.launcher} has started {processes.count_here} processes on each "
-            "machine; leave it out."
+            f"trainer.devices={shown(settings.devices)}, but {processes.launcher} has started {processes.count_here} processes "
+            "on each machine; leave it out."
         )
 
 
@@ -92,7 +92,7 @@ def check_devices(processes: Processes, accelerator: str) -> None:
     if accelerator in ("cuda", "gpu") and count < processes.count_here:
         option = "--nproc-per-node" if processes.launcher == "torchrun" else "--ntasks-per-node"
         raise UserError(
-            f"{processes.launcher} has started {processes.count_here} processes on this machine, and each sees {count} GPUs; start one "
-            f"process per GPU ({option}={count}), and let every process see all of them (srun --gres=gpu:{processes.count_here}, "
-            "not --gpus-per-task)."
+            f"{processes.launcher} has started {processes.count_here} processes on this machine, and each sees {count} GPUs; "
+            f"start one process per GPU ({option}={count}), and let every process see all of them "
+            f"(srun --gres=gpu:{processes.count_here}, not --gpus-per-task)."
         )

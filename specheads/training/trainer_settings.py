@@ -54,8 +54,8 @@ class TrainerSettings(Settings):
     accelerator: Any = setting("auto", "where to train: cpu, gpu, ...; auto: where the models are", decides=False)
     devices: Any = setting(
         1,
-        "the number of devices of a machine, which share every batch; auto: all devices; with torchrun or srun it is the number of "
-        "processes that they start on each",
+        "the number of devices of a machine, which share every batch; auto: all devices; with torchrun or srun it is the number "
+        "of processes that they start on each",
         decides=False,
     )
     precision: Any = setting(

@@ -209,7 +209,8 @@ def check_processes(settings: Distillation, pair: Pair, trainer: "Trainer") -> N
         if settings.trainer.gradient_clip_val is not None and not isinstance(trainer.strategy, ModelParallelStrategy):
             raise UserError(
                 f"trainer.gradient_clip_val={settings.trainer.gradient_clip_val} with trainer.strategy={strategy}: the norm of a "
-                "gradient that is spread over processes cannot be limited; give trainer.gradient_clip_val=null, or +trainer.strategy=fsdp2."
+                "gradient that it spreads over processes cannot be limited; give trainer.gradient_clip_val=null, or "
+                "+trainer.strategy=fsdp2."
             )
     if trainer.world_size > 1 and getattr(pair.target, "hf_device_map", None) and not is_quantized(pair.target):
         raise UserError(

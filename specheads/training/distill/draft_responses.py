@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 class DraftResponses:
     """Responses of the draft by (epoch, prompt), for the samples of a few steps at a time.
 
-    Every process writes those that it reads, and all processes write at the same steps: `covered` are the samples of all processes
-    that have responses somewhere.
+    Every process writes those that it reads, and all processes write at the same steps: `covered` are the samples of all
+    processes that have responses somewhere.
     """
 
     def __init__(self, pair: Pair, settings: Distillation, max_new_tokens: int) -> None:

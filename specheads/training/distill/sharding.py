@@ -1,7 +1,7 @@
 """FSDP2: a draft whose weights, gradients and optimizer states are spread over all processes (torch's fully_shard).
 
-The weights of a layer are gathered while it runs; the others, of embeddings and norms, while the whole draft runs. The draft is read
-in two steps, states and logits, neither of which is the forward pass of its class: `within_forward` makes one of any function.
+The weights of a layer are gathered while it runs; the others, of embeddings and norms, while the whole draft runs. The draft is
+read in two steps, states and logits, neither of which is the forward pass of its class: `within_forward` makes one of a function.
 """
 
 from collections.abc import Callable
