@@ -14,6 +14,7 @@ from specheads.pair import Pair
 from specheads.processes import Processes
 from specheads.prompts.generated_data import GeneratedData
 from specheads.training.heads.settings import HeadTraining
+from specheads.training.process_checks import check_processes
 
 if TYPE_CHECKING:
     from specheads.training.heads.head_training import TrainedHeads
@@ -47,6 +48,7 @@ def head_training_of(cfg: DictConfig) -> HeadTraining:
     """
     settings = settings_of(HeadTraining, cfg)
     check_every_split(cfg)
+    check_processes(settings.trainer, settings.loader)
     if "rollout" in settings.labels and not cfg.generation.rollouts_per_response:
         raise UserError(
             "head.label=rollout needs rollouts, but generation.rollouts_per_response=0; ask for some, for example "

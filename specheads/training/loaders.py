@@ -9,7 +9,6 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from specheads import interrupts
-from specheads.errors import UserError
 from specheads.storage import runs
 
 Key = TypeVar("Key")
@@ -185,13 +184,3 @@ class ResumableData(L.LightningDataModule):
 
     def test_dataloader(self) -> ResumableLoader:
         return self.loader("test")
-
-
-def check_batches(batch_size: int, num_processes: int) -> None:
-    """Raise UserError for batches that cannot be split over the processes."""
-    if batch_size % num_processes:
-        raise UserError(
-            f"loader.batch_size={batch_size} rows cannot be split over {num_processes} processes; give a multiple of "
-            f"{num_processes}, for example loader.batch_size={-(-batch_size // num_processes) * num_processes}, or another "
-            "number of processes."
-        )

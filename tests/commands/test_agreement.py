@@ -23,7 +23,7 @@ def talk(call, count=3):
     def one(rank):
         try:
             return call(Agreement(Processes("torchrun", rank, count, rank, count), store))
-        except (Exception, SystemExit) as error:
+        except (OSError, UserError, SystemExit) as error:
             return error
 
     with ThreadPoolExecutor(count) as threads:

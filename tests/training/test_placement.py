@@ -7,7 +7,8 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from specheads import UserError
 from specheads.processes import Processes
 from specheads.training.heads.settings import HeadTraining
-from specheads.training.placement import num_processes, placement
+from specheads.training.placement import placement
+from specheads.training.process_checks import num_processes
 from specheads.training.trainer_settings import TrainerSettings
 
 ALONE = Processes(None, 0, 1, 0, 1)

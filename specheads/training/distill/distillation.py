@@ -29,7 +29,8 @@ from specheads.training.distill.sample_splits import OF_DATA, Splits, TrainTexts
 from specheads.training.distill.samples import HeldOutSamples
 from specheads.training.distill.settings import Distillation
 from specheads.training.distill.target_place import TargetPlace
-from specheads.training.loaders import ResumableData, check_batches
+from specheads.training.loaders import ResumableData
+from specheads.training.process_checks import check_batches
 from specheads.training.trainer import check_named_checkpoint, checkpoint_to_resume, fast_products, new_trainer, seeded_training
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from specheads.pair_config import PairConfig
 from specheads.quantization import QUANTIZATIONS, is_quantized, stored_bytes
 from specheads.training.distill.memory import USABLE, Batch, Forecast, ModelSizes, Plan, planned
 from specheads.training.distill.settings import Distillation
-from specheads.training.placement import num_processes
+from specheads.training.process_checks import num_processes
 
 SHARDED = ("fsdp", "deepspeed", "model_parallel")  # how the strategies begin that spread a draft over devices
 
