@@ -34,7 +34,7 @@ def check_launcher(settings: TrainerSettings, processes: Processes) -> None:
         if nodes != 1:
             raise UserError(
                 f"trainer.num_nodes={shown(nodes)} needs a launcher that starts this command on every machine; leave it out, and "
-                "start it with torchrun or srun (docs/cluster.md)."
+                "start it with torchrun or srun (docs/machines.md)."
             )
         return
     if nodes not in (1, processes.num_machines):
