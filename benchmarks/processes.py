@@ -107,9 +107,11 @@ def main() -> None:
         for kind in [given.only] if given.only else list(KINDS):
             one, others = runs_of(kind, folder)
             for name, run in others.items():
-                rows += [[kind, name, part, *differences(run, one, part)] for part in ("train", "dev")]
+                for part in ("train", "dev"):
+                    points, *largest = differences(run, one, part)
+                    rows.append([kind, name, part, points, *(f"{value:.1e}" for value in largest)])
     columns = [Column("training"), Column("processes"), Column("curve"), Column("points", "fixed:0")]
-    columns += [Column("largest difference", "general:2"), Column("relative", "general:2")]
+    columns += [Column("largest difference"), Column("relative")]
     table = Table("curves", "Differences from the curve of one process, with batches of the same rows", columns, rows)
     print(f"{table.title}\n\n{text_of(table)}")
     write_result(given.result, [table], split="train", seeds=[0])

@@ -178,6 +178,8 @@ class ResumableData(L.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         self._place = state_dict
+        if self._train is not None:  # where weights are spread, Lightning restores a run after it has made the optimizer
+            self._train.load_state_dict(state_dict)
 
     def val_dataloader(self) -> ResumableLoader:
         return self.loader("dev")

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 FSDP2 = "fsdp2"  # our name for a strategy that Lightning has no name for
 
 
+class SrunEnvironment(SLURMEnvironment):
+    """SLURM's variables of a step, which may have fewer processes and machines than its job."""
+
+    def world_size(self) -> int:
+        return Processes.this().count
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Do nothing: the numbers are those of `Processes`."""
+
+
 def placement(settings: TrainerSettings, device_type: str, processes: Processes | None = None) -> dict[str, Any]:
     """Return the arguments of lightning.Trainer that say where it trains.
 
@@ -46,5 +56,5 @@ def environment_of(processes: Processes) -> "ClusterEnvironment":
     if processes.launcher == "torchrun":
         return TorchElasticEnvironment()
     if processes.launcher == "srun":
-        return SLURMEnvironment(auto_requeue=False)  # a run that is started again resumes from its own checkpoint
+        return SrunEnvironment(auto_requeue=False)  # a run that is started again resumes from its own checkpoint
     return LightningEnvironment()  # within a scheduler's job too, this process starts the others itself

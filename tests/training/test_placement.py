@@ -1,13 +1,13 @@
 """Where lightning.Trainer is told to train."""
 
 import pytest
-from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from specheads import UserError
 from specheads.processes import Processes
 from specheads.training.heads.settings import HeadTraining
-from specheads.training.placement import placement
+from specheads.training.placement import SrunEnvironment, placement
 from specheads.training.process_checks import num_processes
 from specheads.training.trainer_settings import TrainerSettings
 
@@ -18,7 +18,7 @@ SRUN = Processes("srun", 3, 4, 1, 2)
 
 def test_a_launcher_says_how_many_processes_there_are(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
-    for processes, environment, nodes in ((TORCHRUN, TorchElasticEnvironment, 4), (SRUN, SLURMEnvironment, 2)):
+    for processes, environment, nodes in ((TORCHRUN, TorchElasticEnvironment, 4), (SRUN, SrunEnvironment, 2)):
         found = placement(TrainerSettings(), "cpu", processes)
         assert (found["devices"], found["num_nodes"]) == (2, nodes)
         assert [type(each) for each in found["plugins"]] == [environment]
