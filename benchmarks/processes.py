@@ -2,9 +2,9 @@
 
     python benchmarks/processes.py [--only heads|drafts]
 
-Every training is a command; two processes are started by torchrun on this machine, and talk by gloo. All learn from the same batches
-(loader.batch_size is that of all processes), so that only the order of float32 sums differs. A run is resumed from the first
-checkpoint that the other run wrote.
+Every training is a command; two processes are started by torchrun on this machine, and talk by gloo. All learn from the same
+batches (loader.batch_size is that of all processes), so that only the order of float32 sums differs. A run is resumed from the
+first checkpoint that the other run wrote.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def trained(folder: Path, name: str, kind: str, processes: int, *words: str) -> 
 
 
 def curve(path: Path) -> dict[tuple[int, str], float]:
-    """Return the points of a run's curves; decoded prompts are left out, as a draft that is spread over processes decodes none."""
+    """Return the points of a run's curves; decoded prompts are left out: a draft that is spread over processes decodes none."""
     with path.open() as stream:
         rows = list(csv.DictReader(stream))
     names = [name for name in rows[0] if name not in ("step", "epoch") and "live" not in name and not name.startswith("test/")]

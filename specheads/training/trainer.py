@@ -26,13 +26,15 @@ CHATTER = (  # Lightning's messages about itself
     ".*sync_dist=True.*",  # what we log was gathered from all processes
     ".*logs directory .* exists and is not empty.*",
     ".*smaller than the logging interval.*",  # of few prompts
+    ".*functional.all_gather is deprecated.*",
 )
 
 
 @contextlib.contextmanager
 def seeded_training(seed: int) -> Iterator[None]:
     """Seed all random generators, and hide Lightning's messages about itself."""
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    for name in ("pytorch.utilities.rank_zero", "fabric.utilities.distributed"):
+        logging.getLogger(f"lightning.{name}").setLevel(logging.WARNING)
     for message in CHATTER:
         warnings.filterwarnings("ignore", message)
     L.seed_everything(seed, workers=True, verbose=False)
