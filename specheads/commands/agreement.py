@@ -83,6 +83,15 @@ class Agreement:
         with contextlib.suppress(RuntimeError):
             self.store.set(FAILURE, message)
 
+    def leave(self, failed: bool) -> None:
+        """End the talk. With srun the first process keeps the store, so it waits until the others have read everything."""
+        with contextlib.suppress(RuntimeError):
+            if not self.processes.is_first:
+                self.store.set(f"left/{self.processes.rank}", "")
+            elif self.processes.launcher == "srun":
+                others = [f"left/{rank}" for rank in range(1, self.processes.count)]
+                self.store.wait(others, SAME_MISTAKE if failed else ARRIVAL)
+
     def _next_key(self) -> str:
         self.count += 1
         return str(self.count)

@@ -27,7 +27,7 @@ from specheads.commands.compose import check_keys
 from specheads.commands.config_mistakes import composition_error
 from specheads.commands.experiments import check_experiment
 from specheads.commands.help import ClassesOf, help_text
-from specheads.commands.launched import prepare_process, silent_others, tell
+from specheads.commands.launched import leave, prepare_process, silent_others, tell
 from specheads.commands.run_folders import NoteRunKey, may_resume, register_resolver
 from specheads.errors import UserError, user_error
 from specheads.pair_config import config_folder
@@ -71,9 +71,12 @@ class Command:
         """Run the command line of this process. Raises SystemExit if it fails or is interrupted."""
         self.begun, self.failed = set(), False
         self.guarded(self.check_launcher)
-        if not self.failed:
-            with silent_others():
-                self.answer_or_run()
+        try:
+            if not self.failed:
+                with silent_others():
+                    self.answer_or_run()
+        finally:
+            leave(self.failed)
         if self.failed:
             raise SystemExit(EXIT_USER_ERROR)
         for folder in self.begun:

@@ -39,6 +39,12 @@ def prepare_process() -> None:
         torch.cuda.set_device(processes.local_rank)
 
 
+def leave(failed: bool) -> None:
+    """End the talk with the other processes, if there was one."""
+    if has_begun() and (agreement := begun()):
+        agreement.leave(failed)
+
+
 def tell(message: str) -> None:
     """Print the message of a mistake, once if all processes make it."""
     try:
@@ -47,9 +53,9 @@ def tell(message: str) -> None:
         print(f"error: {message}", file=sys.stderr)
         return
     if processes.count == 1 or processes.is_first:
+        print(f"error: {message}", file=sys.stderr)
         if has_begun() and (agreement := begun()):
             agreement.tell_failure(message)
-        print(f"error: {message}", file=sys.stderr)
     # Before the processes talk, mistakes are those of a command line that all have.
     elif has_begun() and (agreement := begun()) and not agreement.is_said_by_first(message):
         print(f"error in process {processes.rank} on {socket.gethostname()}: {message}", file=sys.stderr)
