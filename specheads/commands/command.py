@@ -69,18 +69,19 @@ class Command:
 
     def __call__(self) -> None:
         """Run the command line of this process. Raises SystemExit if it fails or is interrupted."""
-        self.begun, self.failed = set(), False
-        self.guarded(self.check_launcher)
+        self.begun, self.failed, ended = set(), False, False
         try:
+            self.guarded(self.check_launcher)
             if not self.failed:
                 with silent_others():
                     self.answer_or_run()
+            if self.failed:
+                raise SystemExit(EXIT_USER_ERROR)
+            for folder in self.begun:
+                runs.finish(folder)
+            ended = True
         finally:
-            leave(self.failed)
-        if self.failed:
-            raise SystemExit(EXIT_USER_ERROR)
-        for folder in self.begun:
-            runs.finish(folder)
+            leave(failed=not ended)
 
     def answer_or_run(self) -> None:
         """Print the help that is asked for, or run."""
