@@ -68,17 +68,17 @@ def curve(path: Path) -> dict[tuple[int, str], float]:
     return {(int(row["step"]), name): float(row[name]) for row in rows for name in names if row[name]}
 
 
-def differences(found: Trained, expected: Trained, part: str) -> tuple[int, float, float]:
+def differences(run: Trained, expected: Trained, part: str) -> tuple[int, float, float]:
     """Return the number of points of a part of the curve, and the largest absolute and relative difference."""
-    if found.points.keys() != expected.points.keys():
+    if run.points.keys() != expected.points.keys():
         raise SystemExit("the curves have other points")
-    pairs = [(value, expected.points[key]) for key, value in found.points.items() if key[1].startswith(part)]
+    pairs = [(value, expected.points[key]) for key, value in run.points.items() if key[1].startswith(part)]
     return len(pairs), max(abs(a - b) for a, b in pairs), max(abs(a - b) / max(abs(b), 1e-6) for a, b in pairs)
 
 
 def runs_of(kind: str, folder: Path) -> tuple[Trained, dict[str, Trained]]:
     """Return the run of one process, and the others by what they are."""
-    one = trained(folder, f"{kind}-one", kind, 1)
+    alone = trained(folder, f"{kind}-one", kind, 1)
     two = trained(folder, f"{kind}-two", kind, 2)
     others = {"two by torchrun, DDP": two}
     ways = {"DDP": two}
@@ -88,9 +88,9 @@ def runs_of(kind: str, folder: Path) -> tuple[Trained, dict[str, Trained]]:
         words = [FSDP2] if way == "FSDP2" else []
         resumed = trained(folder, f"{kind}-{way}-to-one", kind, 1, f"resume={run.checkpoint.name}")
         others[f"one, resumed from two ({way})"] = resumed
-        resumed = trained(folder, f"{kind}-one-to-{way}", kind, 2, f"resume={one.checkpoint.name}", *words)
+        resumed = trained(folder, f"{kind}-one-to-{way}", kind, 2, f"resume={alone.checkpoint.name}", *words)
         others[f"two ({way}), resumed from one"] = resumed
-    return one, others
+    return alone, others
 
 
 def main() -> None:
@@ -105,10 +105,10 @@ def main() -> None:
         folder = given.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         for kind in [given.only] if given.only else list(KINDS):
-            one, others = runs_of(kind, folder)
+            alone, others = runs_of(kind, folder)
             for name, run in others.items():
                 for part in ("train", "dev"):
-                    points, *largest = differences(run, one, part)
+                    points, *largest = differences(run, alone, part)
                     rows.append([kind, name, part, points, *(f"{value:.1e}" for value in largest)])
     columns = [Column("training"), Column("processes"), Column("curve"), Column("points", "fixed:0")]
     columns += [Column("largest difference"), Column("relative")]
