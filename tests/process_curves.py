@@ -42,8 +42,11 @@ BASE = Distillation(
 MIXED = BASE.but(samples="mixed", mixed={"text": 1, "target": 1, "on_policy": 2})
 CHOSEN = BASE.but(loss={"token_share": 0.4}, reference="another draft")
 ACCUMULATED = BASE.but(trainer={**TRAINER, "accumulate_grad_batches": 2})
+# Plain gradient descent without a limit: steps of AdamW and limited ones hide a gradient that is too large.
+PLAIN = BASE.but(trainer={**TRAINER, "gradient_clip_val": None})
+FSDP2_PLAIN = BASE.but(trainer={**TRAINER, "gradient_clip_val": None, "strategy": "fsdp2"})
 FSDP2 = BASE.but(trainer={**TRAINER, "strategy": "fsdp2"})
-SETTINGS = {"target": BASE, "mixed": MIXED, "chosen": CHOSEN, "accumulated": ACCUMULATED}
+SETTINGS = {"target": BASE, "mixed": MIXED, "chosen": CHOSEN, "accumulated": ACCUMULATED, "plain": PLAIN}
 # By name: the settings, whether the run stops, and the run that it resumes. Runs named `one_` are of one process.
 SHARED = {
     "two_target": (BASE, False, None),
@@ -51,6 +54,8 @@ SHARED = {
     "two_chosen": (CHOSEN, False, None),
     "two_accumulated": (ACCUMULATED, False, None),
     "fsdp2_target": (FSDP2, False, None),
+    "two_plain": (PLAIN, False, None),
+    "fsdp2_plain": (FSDP2_PLAIN, False, None),
     "two_stopped": (MIXED, True, None),
     "fsdp2_stopped": (FSDP2, True, None),
     "two_resumed": (MIXED, False, "one_stopped_mixed"),
@@ -79,6 +84,8 @@ def curve(folder, name, settings, stops=False, resumes=None):
     pair.draft.requires_grad_(True).train()
     reference = LanguageModel(tiny_llama(VOCAB, seed=9, scale=2.0), VOCAB) if settings.reference else None
     module = DistillModule(pair, settings, max_new_tokens=6, reference=reference)
+    if settings.trainer.gradient_clip_val is None:
+        module.configure_optimizers = lambda: torch.optim.SGD(module.draft.parameters(), lr=0.1)
     held_out = HeldOutSamples(PROMPTS, ANSWERS)
     splits = {"train": TrainSamples(PROMPTS, RESPONSES, settings.shares, 0), "dev": held_out, "test": held_out}
     data = ResumableData(splits, BATCH, 0, seed=0, collate=list)

@@ -49,6 +49,8 @@ def assert_same(found, expected):
         ("two_chosen", "chosen"),
         ("two_accumulated", "accumulated"),
         ("fsdp2_target", "target"),
+        ("two_plain", "plain"),
+        ("fsdp2_plain", "plain"),
         ("two_resumed", "mixed"),
         ("fsdp2_resumed", "target"),
     ],
