@@ -23,11 +23,11 @@ def shard(draft: PreTrainedModel, mesh: DeviceMesh) -> None:
             fully_shard(module, mesh=mesh)
     fully_shard(draft, mesh=mesh)
     if torch.distributed.get_backend(mesh.get_group()) != "nccl":
-        # Gloo sums where the mean is asked for (pytorch #162338); asked for sums, FSDP2 divides them itself.
+        # Gloo has summed where the mean was asked for (pytorch #162338); asked for sums, FSDP2 divides them itself.
         for module in draft.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
-    draft.called = lambda call, *arguments: call(*arguments)  # type: ignore[assignment]
+    draft.called = lambda call, *arguments: call(*arguments)
     register_fsdp_forward_method(draft, "called")
 
 
@@ -41,4 +41,4 @@ def within_forward(draft: PreTrainedModel, call: Callable[..., Result], *argumen
 
     Layers may run any number of times in it, the same number in all processes.
     """
-    return draft.called(call, *arguments)  # type: ignore[operator]
+    return draft.called(call, *arguments)
