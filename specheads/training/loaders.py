@@ -30,6 +30,7 @@ class EpochSampler(Sampler):
         self.batch_size = batch_size or world_size
         self.epoch = 0
         self.start = 0  # rows of this process to skip, because the interrupted run has used them
+        self._known: dict[int, list[tuple[int, int]]] = {}  # the keys of the last epoch that was asked for
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, as Lightning does before each."""
@@ -42,8 +43,11 @@ class EpochSampler(Sampler):
     def all_keys(self, epoch: int) -> list[tuple[int, int]]:
         """Return the keys of an epoch for all processes."""
         epoch = epoch if self.shuffle else 0
-        order = np.random.default_rng([self.seed, epoch]).permutation(self.num_rows) if self.shuffle else np.arange(self.num_rows)
-        return [(epoch, int(row)) for row in order]
+        if epoch not in self._known:
+            random = np.random.default_rng([self.seed, epoch])
+            order = random.permutation(self.num_rows) if self.shuffle else np.arange(self.num_rows)
+            self._known = {epoch: [(epoch, int(row)) for row in order]}
+        return self._known[epoch]
 
     def part(self, batch: Sequence[Key]) -> Sequence[Key]:
         """Return this process's part of a batch."""
