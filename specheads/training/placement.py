@@ -1,9 +1,12 @@
 """On which processes and devices lightning.Trainer trains: those that a launcher has started, or those that it starts itself."""
 
+import atexit
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed import PrefixStore, rendezvous
 
 from specheads.errors import UserError
 from specheads.processes import Processes
@@ -39,6 +42,7 @@ def placement(settings: TrainerSettings, device_type: str, processes: Processes 
         arguments = {"devices": settings.devices}
     else:
         check_devices(processes, accelerator)
+        join_again(processes, accelerator)
         arguments = {"devices": processes.count_here, "num_nodes": processes.num_machines}
     if settings.other("strategy") == FSDP2:
         if settings.precision == "16-mixed":
@@ -49,6 +53,26 @@ def placement(settings: TrainerSettings, device_type: str, processes: Processes 
         size = num_processes(settings, accelerator, processes)
         arguments["strategy"] = ModelParallelStrategy(size, tensor_parallel_size=1, save_distributed_checkpoint=False)
     return arguments | {"accelerator": accelerator, "plugins": [environment_of(processes)]}
+
+
+def join_again(processes: Processes, accelerator: str) -> None:
+    """Begin the process group of processes that torchrun has restarted, where there is none.
+
+    Lightning would begin it in torchrun's store, which still has the addresses of the processes from before the restart.
+    """
+    if not processes.restarts or processes.launcher != "torchrun" or torch.distributed.is_initialized():
+        return
+    store, *_ = next(iter(rendezvous("env://", processes.rank, processes.count)))
+    on_gpu = accelerator in ("cuda", "gpu")
+    torch.distributed.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=PrefixStore(f"restart-{processes.restarts}", store),
+        rank=processes.rank,
+        world_size=processes.count,
+        device_id=torch.device("cuda", processes.local_rank) if on_gpu else None,
+    )
+    if on_gpu:
+        atexit.register(torch.distributed.destroy_process_group)
 
 
 def environment_of(processes: Processes) -> "ClusterEnvironment":
