@@ -1,8 +1,10 @@
 """Where lightning.Trainer is told to train."""
 
 import pytest
+import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed import HashStore
 
 from specheads import UserError
 from specheads.processes import Processes
@@ -73,3 +75,23 @@ def test_where_a_run_trains_does_not_decide_what_it_learns():
     ]
     assert all(each == settings[0] for each in settings)
     assert HeadTraining(trainer={"limit_train_batches": 3}).cache_key() != settings[0]
+
+
+def test_restarted_processes_begin_their_group_under_another_name(monkeypatch):
+    """In torchrun's store there are still the addresses of the processes from before."""
+    stores = []
+
+    def rendezvous(method, rank, count):
+        stores.append(HashStore())
+        return [(stores[-1], rank, count)]
+
+    monkeypatch.setattr("specheads.training.placement.rendezvous", rendezvous)
+    placement(TrainerSettings(), "cpu", Processes("torchrun", 0, 1, 0, 1))
+    assert not torch.distributed.is_initialized() and not stores
+    try:
+        placement(TrainerSettings(), "cpu", Processes("torchrun", 0, 1, 0, 1, restarts=2))
+        assert torch.distributed.get_backend() == "gloo" and torch.distributed.get_world_size() == 1
+        assert len(stores) == 1 and stores[0].num_keys()
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
