@@ -117,40 +117,14 @@ TRAINED += ["loader.batch_size=5", "calibration=null"]
 SAME = {"rel": 2e-4, "abs": 2e-5}  # sums of float32 numbers in another order
 
 
-def torchrun(folder, *words, count=2, **variables):
-    launched = ["torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", *words]
-    return run(folder, *launched, **variables)
-
-
 def curve(folder):
     """The points of a run's curves."""
     with next(folder.glob("**/metrics.csv")).open() as stream:
         return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(stream)]
 
 
-def assert_same_curve(found, expected):
-    assert len(found) == len(expected) > 0
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours == pytest.approx(theirs, **SAME)
-
-
-def test_torchrun_trains_in_one_folder_with_the_curve_of_one_process(tmp_path):
-    words = ["specheads", "train", *[word.replace("=5", "=6") if word == "loader.batch_size=5" else word for word in TRAINED]]
-    together = torchrun(tmp_path, *words)
-    assert together.returncode == 0, together.stderr
-    assert together.stdout.count("next: specheads evaluate") == 1 and together.stdout.count("training next_token") == 1
-    (folder,) = tmp_path.glob("outputs/head/*")
-    assert not list(folder.rglob(".shared*")) and len(heads(tmp_path)) == 1
-    alone = run(tmp_path, *words, "resume=false")
-    assert alone.returncode == 0, alone.stderr
-    first, second = sorted(tmp_path.glob("outputs/head/*"))
-    assert_same_curve(curve(first), curve(second))
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in heads(tmp_path))
-    for name, weight in theirs.items():
-        torch.testing.assert_close(ours[name], weight, rtol=1e-3, atol=1e-4)
-
-
 def test_a_run_of_two_processes_is_resumed_by_one(tmp_path):
+    """In the folder that the first of them chose, with the curve of one process."""
     words = ["specheads", "train", *TRAINED, "loader.batch_size=6", "trainer.max_epochs=6"]
     launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", *words]
     process = subprocess.Popen(
@@ -166,14 +140,18 @@ def test_a_run_of_two_processes_is_resumed_by_one(tmp_path):
     wait_for(lambda: list(tmp_path.glob("outputs/head/*/checkpoints/last.ckpt")) or process.poll() is not None)
     process.terminate()  # torchrun sends it on
     output = process.communicate(timeout=120)[0]
-    assert "stopped by SIGTERM; the same command resumes it" in output
+    assert output.count("stopped by SIGTERM; the same command resumes it") == output.count("training next_token") == 1
     done = run(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     assert "resumed from" in done.stdout + done.stderr
     (folder,) = tmp_path.glob("outputs/head/*")
+    assert not list(folder.rglob(".shared*")) and not list(tmp_path.glob("data/.shared*"))
     whole = run(tmp_path, *words, "resume=false")
     assert whole.returncode == 0, whole.stderr
-    assert_same_curve(curve(folder), curve(sorted(tmp_path.glob("outputs/head/*"))[1]))
+    points, expected = (curve(each) for each in sorted(tmp_path.glob("outputs/head/*")))
+    assert len(points) == len(expected) > 0
+    for ours, theirs in zip(points, expected, strict=True):
+        assert ours == pytest.approx(theirs, **SAME)
 
 
 def test_srun_makes_data_together_and_says_a_mistake_once(tmp_path):
