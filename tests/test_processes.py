@@ -180,7 +180,7 @@ def test_srun_makes_data_together_and_says_a_mistake_once(tmp_path):
         outputs = [process.communicate(timeout=240) for process in started]
         return [process.returncode for process in started], *("".join(each) for each in zip(*outputs, strict=True))
 
-    codes, printed, errors = both("data", *SMALL, "generation.rows_per_shard=4")
+    codes, printed, errors = both("data", *SMALL, "data.num_train=8", "data.max_new_tokens=8", "generation.rows_per_shard=4")
     assert codes == [0, 0], errors
     assert len(re.findall(r"^data: ", printed, re.MULTILINE)) == 1
     assert len(list(tmp_path.glob("outputs/data_gen/*"))) == 1
