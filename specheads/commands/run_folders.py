@@ -56,8 +56,8 @@ def run_key(config: DictConfig) -> str:
     """Return a key of a composed configuration; it does not depend on Hydra's folders, on `resume`, or on where it computes."""
     settings = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
     overrides = settings.pop("hydra")["overrides"]["task"]
-    for name in WHERE:
-        settings.get("trainer", {}).pop(name, None)
+    if isinstance(trainer := settings.get("trainer"), dict):
+        settings["trainer"] = {name: value for name, value in trainer.items() if name not in WHERE}
     overrides = [
         override for override in overrides if override.lstrip("+~").split("=")[0] not in [f"trainer.{name}" for name in WHERE]
     ]
