@@ -214,7 +214,9 @@ def cost_tables(reports: Reports) -> list[Table]:
         for label, report in reports.items()
         if (fit := report.get("fit")) and fit.get("r_squared") is not None
     ]
-    return [table("costs", "Costs of decoding, fitted to some responses and checked on the others", columns, rows)] if rows else []
+    return (
+        [table("costs", "Costs of decoding, fitted to some responses and checked on the others", columns, rows)] if rows else []
+    )
 
 
 def reliability_tables(reports: Reports) -> list[Table]:

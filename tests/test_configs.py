@@ -90,7 +90,10 @@ def test_nested_objects_of_the_trainer_are_instantiated():
     settings = settings_of(HeadTraining, composed("train", [strategy]))
     assert type(settings.trainer.arguments()["strategy"]).__name__ == "SingleDeviceStrategy"
     again = settings_of(HeadTraining, composed("train", [strategy]))
-    assert settings.cache_key() == again.cache_key() != HeadTraining().cache_key()
+    assert settings.cache_key() == again.cache_key() == HeadTraining().cache_key()  # it says where a run trains
+    profiler = "+trainer.profiler={_target_: lightning.pytorch.profilers.PassThroughProfiler}"
+    keys = [settings_of(HeadTraining, composed("train", [profiler])).cache_key() for _ in range(2)]
+    assert keys[0] == keys[1] != HeadTraining().cache_key()
 
 
 def test_a_template_on_the_command_line_replaces_the_list_of_templates():

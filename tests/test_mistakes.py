@@ -287,7 +287,7 @@ MISTAKES = {
     "calibration by a number": (["train.py", "calibration=5"], "calibration=5 must be a set of keys.*null: not at all"),
     "workers below zero": (["train.py", "loader.num_workers=-1"], "loader.num_workers=-1 must be a non-negative integer"),
     "log that never comes": (["train.py", "trainer.log_every_n_steps=0"], "trainer.log_every_n_steps=0"),
-    "several machines": (["train.py", "+trainer.num_nodes=2"], "trainer.num_nodes=2 is not supported: .* one machine"),
+    "several machines": (["train.py", "+trainer.num_nodes=2"], "trainer.num_nodes=2 needs a launcher"),
     "validation by the clock": (
         ["train.py", "+trainer.val_check_interval='00:00:01:00'"],
         "trainer.val_check_interval=00:00:01:00",
@@ -694,11 +694,17 @@ def test_a_draft_whose_training_does_not_fit_the_gpu_is_refused_before_anything_
 @pytest.mark.parametrize(
     ("launcher", "environment"),
     [
-        ("torchrun", {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "4", "RANK": "1"}),
-        ("srun", {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}),
+        ("torchrun", {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "RANK": "0"}),
+        ("srun", {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS_PER_NODE": "4", "SLURM_PROCID": "0"}),
     ],
 )
-def test_a_launcher_of_several_processes_is_refused(launcher, environment, run, monkeypatch):
+def test_a_launcher_of_several_processes_is_refused_where_one_does_the_work(launcher, environment, run, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert_told(run("train.py"), f"{launcher} has started 4 processes of this command; start it once, with plain python")
+    assert_told(run("evaluate.py"), f"{launcher} has started 4 processes of this command, which is one process; start it once")
+
+
+def test_processes_that_are_not_spread_evenly_are_refused(run, monkeypatch):
+    for name, value in {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert_told(run("train.py"), "torchrun has started 4 processes, of which 3 on this machine; .* --nproc-per-node")

@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import update_wrapper
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,20 +22,21 @@ from omegaconf.errors import OmegaConfBaseException
 
 from specheads import interrupts
 from specheads.commands import sweeps
-from specheads.commands.compose import check_keys, is_first_process
+from specheads.commands.agreement import begun, check_together, decided
+from specheads.commands.compose import check_keys
 from specheads.commands.config_mistakes import MISTAKES, composition_error
 from specheads.commands.experiments import check_experiment
 from specheads.commands.help import ClassesOf, help_text
+from specheads.commands.launched import leave, prepare_process, silent_others, tell
 from specheads.commands.run_folders import NoteRunKey, may_resume, register_resolver
 from specheads.errors import UserError, user_error
 from specheads.pair_config import config_folder
+from specheads.processes import Processes, is_first_process
 from specheads.settings import shown
 from specheads.storage import runs
 
 EXIT_USER_ERROR = 2
 HELP = re.compile(r"-h|--help(=\S*)?")
-# By launcher: the variable that shows that it is at work, and the one with the number of processes that it has started.
-LAUNCHERS = {"torchrun": ("TORCHELASTIC_RUN_ID", "WORLD_SIZE"), "srun": ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")}
 SHARED_KEYS = (
     "model",
     "data",
@@ -55,8 +56,11 @@ class Command:
     A sweep has several jobs in one folder; if one of them fails, the others still run, and the exit code is 2.
     """
 
-    def __init__(self, name: str, run: Callable[[DictConfig], object], classes: ClassesOf = lambda cfg: ()) -> None:
-        self.name, self.run, self.classes = name, run, classes
+    def __init__(
+        self, name: str, run: Callable[[DictConfig], object], classes: ClassesOf = lambda cfg: (), shared: bool = False
+    ) -> None:
+        """`shared`: several processes that a launcher has started share its work."""
+        self.name, self.run, self.classes, self.shared = name, run, classes, shared
         self.begun: set[Path] = set()  # folders of runs that this process works in
         self.failed = False
         self.composed = False  # whether a job has its config
@@ -66,7 +70,22 @@ class Command:
 
     def __call__(self) -> None:
         """Run the command line of this process. Raises SystemExit if it fails or is interrupted."""
-        self.begun, self.failed, self.composed = set(), False, False
+        self.begun, self.failed, self.composed, ended = set(), False, False, False
+        try:
+            self.guarded(self.check_launcher)
+            if not self.failed:
+                with silent_others():
+                    self.answer_or_run()
+            if self.failed:
+                raise SystemExit(EXIT_USER_ERROR)
+            for folder in self.begun | ({sweeps.sweep} if sweeps.sweep else set()):
+                runs.finish(folder)
+            ended = True
+        finally:
+            leave(failed=not ended)
+
+    def answer_or_run(self) -> None:
+        """Print the help that is asked for, or run."""
         if asked := [word for word in sys.argv[1:] if HELP.fullmatch(word)]:
             of, overrides = asked[-1].partition("=")[2], overrides_of(sys.argv[1:])
             self.guarded(lambda: print(help_text(self.name, overrides, classes=self.classes, of=of)))
@@ -74,10 +93,15 @@ class Command:
             register_resolver()
             interrupts.listen()
             self.guarded(self.compose_and_run)
-        if self.failed:
-            raise SystemExit(EXIT_USER_ERROR)
-        for folder in self.begun | ({sweeps.sweep} if sweeps.sweep else set()):
-            runs.finish(folder)
+
+    def check_launcher(self) -> None:
+        """Raise UserError if a launcher has started this command several times, and it is none that shares its work."""
+        processes = Processes.this()
+        if processes.count > 1 and not self.shared:
+            raise UserError(
+                f"{processes.launcher} has started {processes.count} processes of this command, which is one process; start it "
+                "once, with plain python. Only specheads data, train and distill share their work over processes."
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let a launcher name this command to another process."""
@@ -109,9 +133,10 @@ class Command:
         """Run one composed config: the only one, or one of a sweep."""
         self.composed = True
         try:
-            check_launcher(os.environ)
             check_resume(cfg)
             check_keys(cfg, self.classes(cfg))
+            check_together(run_folder(), Path(cfg.paths.data), NoteRunKey.key)
+            prepare_process()
             if self.begin():
                 cfg.paths.run = str(from_here(Path(cfg.paths.run)))  # reports, logs and commands repeat it
                 self.run(cfg)
@@ -129,10 +154,14 @@ class Command:
 
     def begin(self) -> bool:
         """Take the folder of the run; return whether there is something to do: a finished job of a sweep is not repeated."""
-        if not is_first_process():
+        if not is_first_process() and begun() is None:  # of a training that another process has begun
             return True
         if sweeps.is_launched():
             return sweeps.begin_launched()
+        return decided(self.begin_first)
+
+    def begin_first(self) -> bool:
+        """Do that in the first process."""
         hydra_cfg = HydraConfig.get()
         sweeping = hydra_cfg.mode == RunMode.MULTIRUN
         top = Path(hydra_cfg.sweep.dir) if sweeping else run_folder()
@@ -143,8 +172,8 @@ class Command:
 
     def fail(self, message: Exception) -> None:
         """Print the message of a mistake."""
-        print(f"error: {message}", file=sys.stderr)
         self.failed = True
+        tell(str(message))
 
     def end(self, interruption: interrupts.Interrupted) -> NoReturn:
         """Say how an interrupted run is resumed, and exit."""
@@ -155,13 +184,15 @@ class Command:
         raise SystemExit(interruption.exit_code) from None
 
 
-def command(name: str, classes: ClassesOf = lambda cfg: ()) -> Callable[[Callable[[DictConfig], object]], Command]:
+def command(
+    name: str, classes: ClassesOf = lambda cfg: (), shared: bool = False
+) -> Callable[[Callable[[DictConfig], object]], Command]:
     """Return a decorator that makes a function of a config the command line whose config is conf/<name>.yaml.
 
     `classes` returns the classes of settings of a composed config: their fields explain its keys in `--help`, and other keys are
-    refused.
+    refused. `shared`: torchrun and srun may start it several times.
     """
-    return lambda run: Command(name, run, classes)
+    return lambda run: Command(name, run, classes, shared)
 
 
 def run_folder() -> Path:
@@ -181,16 +212,6 @@ def null_group(error: Exception, words: list[str]) -> UserError | None:
     if "Config group override" not in str(error) or not groups:
         return None
     return UserError(f"{groups[0]}=null: a group of configs cannot be null; write '~{groups[0]}' to leave it out.")
-
-
-def check_launcher(environment: Mapping[str, str]) -> None:
-    """Raise UserError if a launcher has started this command several times: each process would take another run folder."""
-    for launcher, (sign, count) in LAUNCHERS.items():
-        if sign in environment and environment.get(count, "1") != "1":
-            raise UserError(
-                f"{launcher} has started {environment[count]} processes of this command; start it once, with plain python: "
-                "trainer.devices= sets how many GPUs train a head, and the command starts a process for each of them."
-            )
 
 
 def check_resume(cfg: DictConfig) -> None:

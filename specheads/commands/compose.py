@@ -1,7 +1,6 @@
 """The arguments of the library from a composed config: typed settings, the source of prompts, the pair."""
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -14,6 +13,7 @@ from specheads.errors import UserError
 from specheads.pair import NewDraft, Pair, load_pair
 from specheads.pair_config import PairConfig, pair_config
 from specheads.pair_needs import pair_needs
+from specheads.processes import is_first_process
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.nano_source import NanoSource
 from specheads.prompts.sources import prompt_source
@@ -97,9 +97,9 @@ def _say_once(line: str) -> None:
     logger.info(line)
 
 
-def is_first_process() -> bool:
-    """Whether this is the process of a distributed run that writes the files."""
-    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK"))
+def is_work_shared(cfg: DictConfig) -> bool:
+    """Whether the processes of a launcher make the data set together; what takes all GPUs, or has its own workers, one makes."""
+    return cfg.runner == "local" and not model_config(cfg).device_map
 
 
 def model_config(cfg: DictConfig) -> PairConfig:

@@ -1,6 +1,7 @@
 """`specheads data model=llama2-7b`: make the data set that heads and drafts are trained on."""
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,8 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 from data_gen.ray_runner import on_workers
 from data_gen.run import generate_data
 from data_gen.settings import Generation
+from specheads.commands.agreement import after_first
 from specheads.commands.command import command, next_command
-from specheads.commands.compose import load_configured_pair, model_config, settings_of, source_of
+from specheads.commands.compose import is_work_shared, load_configured_pair, model_config, settings_of, source_of
 from specheads.errors import UserError
 from specheads.pair import Pair
 from specheads.prompts.generated_data import GeneratedData
@@ -22,8 +24,16 @@ def data_cache(
 ) -> GeneratedData:
     """Return the data set of a composed config, with its prompts in `splits`; missing shards are made first.
 
-    `prompts` are those of its source, if they are loaded already; see generate_data for `labelled`.
+    The processes of a launcher make it together, or wait for the one that does. `prompts` are those of its source, if they are
+    loaded already; see generate_data for `labelled`.
     """
+    make = partial(_data_cache, cfg, pair, splits, prompts, labelled)
+    return make() if is_work_shared(cfg) else after_first(make)
+
+
+def _data_cache(
+    cfg: DictConfig, pair: Pair, splits: Collection[str], prompts: Sequence[Prompt] | None, labelled: bool
+) -> GeneratedData:
     if (settings := settings_of(Generation, cfg)).runner == "ray":
         on_workers(settings, Path(cfg.paths.data), make_in_worker, argument_of(cfg, splits, labelled))
     return _made_here(cfg, pair, splits, prompts, labelled)
@@ -59,6 +69,13 @@ def make_in_worker(argument: dict[str, Any]) -> str:
     return str(make_data(OmegaConf.create(argument["config"]), argument["splits"], argument["labelled"]))
 
 
+def _made(cfg: DictConfig) -> str:
+    """Return the folder of the data set of a composed config, which this process or workers make."""
+    if (settings := settings_of(Generation, cfg)).runner == "ray":
+        return on_workers(settings, Path(cfg.paths.data), make_in_worker, argument_of(cfg))
+    return str(make_data(cfg))
+
+
 def check_data(cfg: DictConfig) -> None:
     """Raise UserError for mistakes in the settings of prompts and generation that show before models are loaded."""
     settings = settings_of(Generation, cfg)
@@ -70,13 +87,10 @@ def check_data(cfg: DictConfig) -> None:
     source_of(cfg)
 
 
-@command("data_gen", lambda cfg: [Generation])
+@command("data_gen", lambda cfg: [Generation], shared=True)
 def main(cfg: DictConfig) -> None:
     """Generate the data and print where it is."""
     check_data(cfg)
-    settings = settings_of(Generation, cfg)
-    if settings.runner == "ray":
-        folder = on_workers(settings, Path(cfg.paths.data), make_in_worker, argument_of(cfg))
-    else:
-        folder = str(make_data(cfg))
+    make = partial(_made, cfg)
+    folder = make() if is_work_shared(cfg) else after_first(make)
     print(f"data: {folder}\nnext: {next_command('train')}")

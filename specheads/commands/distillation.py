@@ -14,6 +14,7 @@ from specheads.pair import Pair
 from specheads.prompts.generated_data import GeneratedData
 from specheads.prompts.prompt import SPLITS, unique
 from specheads.training.distill.settings import Distillation
+from specheads.training.process_checks import check_processes
 
 if TYPE_CHECKING:
     from specheads.training.distill.distillation import DistilledDraft
@@ -50,6 +51,7 @@ def distillation_of(cfg: DictConfig) -> Distillation:
     """
     settings = settings_of(Distillation, cfg)
     check_every_split(cfg)
+    check_processes(settings.trainer, settings.loader)
     return settings
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from data_gen.settings import Generation
-from specheads.commands.command import command, is_first_process, next_command
+from specheads.commands.command import command, next_command
 from specheads.commands.data import check_data, data_cache
 from specheads.commands.distillation import distill_configured_draft
 from specheads.commands.draft_report import print_draft
@@ -17,6 +17,7 @@ from specheads.commands.head_report import print_heads
 from specheads.commands.head_training import train_configured_heads
 from specheads.errors import UserError
 from specheads.pair import Pair
+from specheads.processes import is_first_process
 from specheads.settings import Settings
 from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining
@@ -52,7 +53,7 @@ CLASSES: dict[str, type[Settings]] = {"head": HeadTraining, "distill": Distillat
 NEXT = {"head": ("evaluate", "head={folder}"), "distill": ("train", "model.draft={folder}")}
 
 
-@command("train", settings_classes)
+@command("train", settings_classes, shared=True)
 def main(cfg: DictConfig) -> None:
     """Do the task, and print the command that comes next."""
     folder = TASKS[cfg.task](cfg)

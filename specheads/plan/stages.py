@@ -207,12 +207,13 @@ def distillation(pair: PlannedPair, machine: Machine, settings: PlanSettings) ->
             f"training the draft of {pair.name} needs {memory / 1e9:.3g} GB on each GPU, but gpu={machine.name} holds "
             f"{machine.usable / 1e9:.3g} GB; use more GPUs (gpus=), or distil a smaller draft (draft=)."
         )
-    strategy = [f"trainer.devices={machine.count}", f"+trainer.strategy={'ddp' if alone else 'fsdp'}"] * (machine.count > 1)
+    spread = [f"trainer.devices={machine.count}", f"+trainer.strategy={'ddp' if alone else 'fsdp2'}"]
+    spread.append(f"loader.batch_size={DISTILL_BATCH * machine.count}")  # of all GPUs together
     words = [
         *_data_words(pair, machine, settings),
         f"trainer.max_epochs={settings.epochs}",
         "target_probs.keep=cached",
-        *strategy,
+        *(spread if machine.count > 1 else ()),
     ]
     words += [f"target_probs.budget={stored / GIB + 1:.0f}"]
     seconds = _computed(machine, machine.count, operations, stored * (1 + settings.epochs), settings)

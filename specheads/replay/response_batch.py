@@ -36,8 +36,11 @@ class ResponseBatch:
         """The tokens of all responses (N,)."""
         return self.tokens[:, 1:][self.predicting[:, :-1]]
 
-    def states(self, lm: LanguageModel) -> Tensor:
-        """Return the states (N, H) that a model predicts the response tokens from, on its device."""
+    def states(self, lm: LanguageModel, together: bool = False) -> Tensor:
+        """Return the states (N, H) that a model predicts the response tokens from, on its device.
+
+        `together`: it reads all texts in one forward pass, however many tokens they have.
+        """
         tokens, predicting = self.tokens.to(lm.device), self.predicting.to(lm.device)
-        pieces = slices(tokens.shape[0], tokens.shape[1], BATCH_TOKENS)
+        pieces = [slice(None)] if together else slices(tokens.shape[0], tokens.shape[1], BATCH_TOKENS)
         return torch.cat([lm.hidden_states(tokens[piece], use_cache=False)[predicting[piece]] for piece in pieces])

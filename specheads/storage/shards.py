@@ -112,7 +112,7 @@ class ShardStore:
         if not self._is_known:
             self._write_manifest(complete=False)
         path, entry = self.folder / name, {"rows": num_rows, "sha256": "", "of": fingerprint(self.provenance)}
-        for of_shard in (name, _note_of(path).name):
+        for of_shard in (name, note_of(path).name):
             for left in self.folder.glob(f".{glob.escape(of_shard)}*.tmp"):  # of a worker that was killed
                 left.unlink(missing_ok=True)
 

@@ -31,11 +31,17 @@ class CurveModule(L.LightningModule):
         """
         if batch_index % self.trainer.accumulate_grad_batches == 0:
             self._sums, self._num_losses = [], len(losses)
+        counts = self.counts("train", batch_index)
+        losses = losses * counts
         sums = torch.stack([losses.detach(), weights])
-        sums = sums if measures is None else torch.cat([sums, measures], dim=1)
+        sums = (sums if measures is None else torch.cat([sums, measures], dim=1)) * counts
         self._sums.append(self.all_gather(sums).reshape(-1, *sums.shape).sum(0))
         # Gradients are averaged over processes, so losses are divided by the mean weights of a process.
         return (losses / (self._first_weights() / self.trainer.world_size)).sum()
+
+    def counts(self, split: str, batch_index: int) -> bool:
+        """Whether the rows that this process has of a batch count, or another process has them too."""
+        return self.trainer.datamodule.has_rows(split, batch_index)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Correct the gradients of a step of several batches, and add its losses and measures to the curves."""

@@ -1,8 +1,8 @@
 """Batches for training, in an order that a resumed run continues."""
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, cast
 
 import lightning as L
 import numpy as np
@@ -11,31 +11,56 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from specheads import interrupts
 from specheads.storage import runs
 
+Key = TypeVar("Key")
+
 
 class EpochSampler(Sampler):
     """Yields (epoch, row) so that the data knows the epoch.
 
-    Every process of a distributed run takes a different share. All shares have the same size: a process with fewer rows would
-    wait for the others forever.
+    A batch of `batch_size` rows is the same for any number of processes, and every process takes a part of it. The last batch of
+    an epoch may have fewer rows than there are processes: those without a row take the batch's first one, because all processes
+    must take the same steps. `ResumableData.has_rows` tells that such a row does not count.
     """
 
-    def __init__(self, num_rows: int, seed: int, shuffle: bool, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, num_rows: int, seed: int, shuffle: bool, rank: int = 0, world_size: int = 1, batch_size: int | None = None
+    ) -> None:
+        """`batch_size` is that of all processes together; default: one row for each."""
         self.num_rows, self.seed, self.shuffle, self.rank, self.world_size = num_rows, seed, shuffle, rank, world_size
+        self.batch_size = batch_size or world_size
         self.epoch = 0
         self.start = 0  # rows of this process to skip, because the interrupted run has used them
+        self._known: dict[int, list[tuple[int, int]]] = {}  # the keys of the last epoch that was asked for
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, as Lightning does before each."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self.num_rows // self.world_size
+        whole, rest = divmod(self.num_rows, self.batch_size)
+        return whole * (self.batch_size // self.world_size) + len(self.part(range(rest)))
+
+    def all_keys(self, epoch: int) -> list[tuple[int, int]]:
+        """Return the keys of an epoch for all processes."""
+        epoch = epoch if self.shuffle else 0
+        if epoch not in self._known:
+            random = np.random.default_rng([self.seed, epoch])
+            order = random.permutation(self.num_rows) if self.shuffle else np.arange(self.num_rows)
+            self._known = {epoch: [(epoch, int(row)) for row in order]}
+        return self._known[epoch]
+
+    def part(self, batch: Sequence[Key]) -> Sequence[Key]:
+        """Return this process's part of a batch."""
+        return batch[self.rank :: self.world_size] or batch[:1]
+
+    def parts(self, keys: Sequence[Key]) -> list[Key]:
+        """Return this process's part of `keys`, which begin with a batch."""
+        starts = range(0, len(keys), self.batch_size)
+        return [key for start in starts for key in self.part(keys[start : start + self.batch_size])]
 
     def order(self, epoch: int) -> list[tuple[int, int]]:
-        """Return this process's keys of an epoch, all of them."""
-        epoch = epoch if self.shuffle else 0
-        order = np.random.default_rng([self.seed, epoch]).permutation(self.num_rows) if self.shuffle else np.arange(self.num_rows)
-        return [(epoch, int(i)) for i in order[self.rank :: self.world_size][: len(self)]]
+        """Return this process's keys of an epoch."""
+        return self.parts(self.all_keys(epoch))
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(self.order(self.epoch)[self.start :])
@@ -91,6 +116,7 @@ class ResumableData(L.LightningDataModule):
         seed: int,
         collate: Callable[[list], Any],
     ) -> None:
+        """`batch_size` is the number of rows per batch of all processes together."""
         super().__init__()
         self.splits, self.batch_size, self.num_workers, self.seed = splits, batch_size, num_workers, seed
         self.collate = collate
@@ -100,15 +126,14 @@ class ResumableData(L.LightningDataModule):
     def loader(self, split: str, shuffle: bool = False, shared: bool = True) -> ResumableLoader:
         """Return a loader of one split; without shuffling its rows are mixed as in epoch 0, every time.
 
-        `shared`: each process of a distributed run gets a different part; otherwise all get the same rows.
+        `shared`: each process of a distributed run gets a part of every batch; otherwise all get the same rows.
         """
-        distributed = shared and self.trainer is not None
-        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if distributed else (0, 1)
+        rank, world_size = self._place_among_processes() if shared else (0, 1)
         data = self.splits[split]
-        sampler = EpochSampler(len(data), self.seed, shuffle, rank, world_size)
+        sampler = EpochSampler(len(data), self.seed, shuffle, rank, world_size, self.batch_size)
         return ResumableLoader(
             cast(Dataset, data),  # torch takes any object with these two methods
-            batch_size=self.batch_size,
+            batch_size=self.batch_size // world_size,
             sampler=sampler,
             collate_fn=self.collate,
             num_workers=self.num_workers,
@@ -116,13 +141,28 @@ class ResumableData(L.LightningDataModule):
             worker_init_fn=begin_worker,
         )
 
-    def upcoming(self, key: tuple[int, int], count: int) -> list[tuple[int, int]]:
-        """Return the next `count` keys of training, starting with `key`; fewer at the end of an epoch."""
+    def _place_among_processes(self) -> tuple[int, int]:
+        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+
+    def has_rows(self, split: str, batch_index: int) -> bool:
+        """Return whether this process's part of a batch is its own; if not, it is a row of another process and must not count."""
+        return batch_index * self.batch_size + self._place_among_processes()[0] < len(self.splits[split])
+
+    def upcoming(self, key: tuple[int, int], num_batches: int) -> list[tuple[int, int]]:
+        """Return the keys of training's next batches, for all processes, from that with `key`; fewer at an epoch's end."""
+        keys = self._sampler.all_keys(key[0])
+        first = keys.index((key[0], key[1])) // self.batch_size * self.batch_size
+        return keys[first : first + num_batches * self.batch_size]
+
+    def part_of(self, keys: Sequence[Key]) -> list[Key]:
+        """Return what this process reads of some batches of training."""
+        return self._sampler.parts(keys)
+
+    @property
+    def _sampler(self) -> EpochSampler:
         if self._train is None:
             raise RuntimeError("training has not begun, so no keys are upcoming")
-        order = self._train.sampler.order(key[0])
-        place = order.index((key[0], key[1]))
-        return order[place : place + count]
+        return self._train.sampler
 
     def train_dataloader(self) -> ResumableLoader:
         self._train = self.loader("train", shuffle=True)
@@ -142,6 +182,8 @@ class ResumableData(L.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         self._place = state_dict
+        if self._train is not None:  # where weights are spread, Lightning restores a run after it has made the optimizer
+            self._train.load_state_dict(state_dict)
 
     def val_dataloader(self) -> ResumableLoader:
         return self.loader("dev")

@@ -11,11 +11,11 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from specheads.errors import UserError
 from specheads.storage.runs import is_resumed
 from specheads.training.checkpoints import Checkpoints, TimeToGo, differences
+from specheads.training.placement import placement
 from specheads.training.trainer_settings import Checkpointing, TrainerSettings
 
 logger = logging.getLogger(__name__)
@@ -26,13 +26,15 @@ CHATTER = (  # Lightning's messages about itself
     ".*sync_dist=True.*",  # what we log was gathered from all processes
     ".*logs directory .* exists and is not empty.*",
     ".*smaller than the logging interval.*",  # of few prompts
+    ".*functional.all_gather is deprecated.*",
 )
 
 
 @contextlib.contextmanager
 def seeded_training(seed: int) -> Iterator[None]:
     """Seed all random generators, and hide Lightning's messages about itself."""
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    for name in ("pytorch.utilities.rank_zero", "fabric.utilities.distributed"):
+        logging.getLogger(f"lightning.{name}").setLevel(logging.WARNING)
     for message in CHATTER:
         warnings.filterwarnings("ignore", message)
     L.seed_everything(seed, workers=True, verbose=False)
@@ -61,23 +63,20 @@ def new_trainer(
             float64.
 
     Raises:
-        UserError: batches are accumulated under a strategy that averages them itself.
+        UserError: see `placement`; batches are accumulated under a strategy that averages them itself.
     """
     checkpoints = Checkpoints(run / "checkpoints" / "last.ckpt", checkpointing.every_steps)
-    arguments = settings.arguments()
-    if settings.accelerator == "auto":
-        arguments["accelerator"] = device_type
+    arguments = settings.arguments() | placement(settings, device_type)
     trainer = L.Trainer(
         **arguments | {"default_root_dir": settings.default_root_dir or str(run)},
         logger=list(loggers),
         callbacks=[checkpoints, TimeToGo(), RichProgressBar()],
         enable_checkpointing=False,
-        plugins=[LightningEnvironment()],  # within a scheduler's job too, this process starts the others itself
     )
     if trainer.accumulate_grad_batches > 1 and trainer.strategy.handles_gradient_accumulation:
         raise UserError(
             f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} with "
-            f"trainer.strategy={arguments.get('strategy')}, which averages the batches of a step itself, however many tokens "
+            f"trainer.strategy={settings.other('strategy')}, which averages the batches of a step itself, however many tokens "
             "each has; use a larger loader.batch_size, or another strategy, for example +trainer.strategy=ddp."
         )
     return trainer, checkpoints

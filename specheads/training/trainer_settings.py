@@ -22,16 +22,16 @@ from specheads.settings import (
 
 # Arguments of lightning.Trainer with which a run could not be resumed to the same numbers, but for these values.
 UNSUPPORTED = {
-    "num_nodes": ("training runs on one machine", 1),
     "reload_dataloaders_every_n_epochs": ("the data stays the same from epoch to epoch", 0),
 }
+WHERE = ("num_nodes", "strategy")  # other arguments that say where a run trains, and not what it computes
 MADE_HERE = ("logger", "callbacks", "enable_checkpointing", "plugins")  # arguments that no command line gives
 
 
 class Loader(Settings):
     """How batches are loaded."""
 
-    batch_size: PositiveCount = setting(32, "the number of rows per batch and process")
+    batch_size: PositiveCount = setting(32, "the number of rows per batch, of all processes together: each takes an equal part")
     num_workers: Count = setting(
         0, "the number of processes that load batches; 0: the training process loads them itself", decides=False
     )
@@ -52,7 +52,12 @@ class TrainerSettings(Settings):
 
     max_epochs: PositiveCount = setting(12, "the number of passes over the train prompts")
     accelerator: Any = setting("auto", "where to train: cpu, gpu, ...; auto: where the models are", decides=False)
-    devices: Any = setting(1, "the number of devices; each trains on a part of the prompts; auto: all devices", decides=False)
+    devices: Any = setting(
+        1,
+        "the number of devices of a machine, which share every batch; auto: all devices; with torchrun or srun it is the number "
+        "of processes that they start on each",
+        decides=False,
+    )
     precision: Any = setting(
         "32-true",
         "the precision of the arithmetic; heads always compute in float32, and the draft that they read keeps its dtype",
@@ -91,10 +96,15 @@ class TrainerSettings(Settings):
                 )
         return self
 
+    def other(self, name: str, default: Any = None) -> Any:
+        """Return an argument of lightning.Trainer that is no field of these settings."""
+        return (self.model_extra or {}).get(name, default)
+
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of lightning.Trainer."""
         return self.values()
 
     def cache_key(self) -> dict[str, Any]:
-        """Return the arguments that decide numbers, by their keys on the command line."""
-        return cache_key(self, "trainer")
+        """Return the arguments that decide numbers, by their keys on the command line; how many processes compute does not."""
+        where = {f"trainer.{name}" for name in WHERE}
+        return {key: value for key, value in cache_key(self, "trainer").items() if key not in where}

@@ -8,7 +8,7 @@ import time
 import pytest
 from omegaconf import OmegaConf
 
-from specheads.commands.run_folders import run_key
+from specheads.commands.run_folders import NoteRunKey, may_resume, run_key
 from specheads.errors import UserError
 from specheads.storage import runs
 
@@ -55,6 +55,22 @@ def test_the_key_of_a_run_depends_on_its_settings_and_not_on_its_folder():
     others = [config(seed=1), config(command="evaluate"), config(task=["head.depth=1,2"]), config(task=["head.depth=1,3"])]
     others += [config(resume="a.ckpt"), config(resume="b.ckpt")]
     assert len({run_key(settings) for settings in [config(), *others]}) == 7
+
+
+def test_the_key_of_a_run_does_not_depend_on_where_it_trains():
+    plain = config(trainer={"max_epochs": 3, "devices": 1})
+    words = ["trainer.devices=2", "+trainer.strategy=fsdp2", "+trainer.num_nodes=2", "trainer.accelerator=cpu"]
+    moved = config(trainer={"max_epochs": 3, "devices": 2, "strategy": "fsdp2", "num_nodes": 2, "accelerator": "cpu"}, task=words)
+    assert run_key(plain) == run_key(moved) != run_key(config(trainer={"max_epochs": 4}))
+    assert run_key(config(trainer=None)) not in (run_key(plain), run_key(config()))
+
+
+def test_what_a_launcher_restarts_resumes(monkeypatch):
+    monkeypatch.setattr(NoteRunKey, "resume", False)
+    assert not may_resume()
+    for name, value in {"TORCHELASTIC_RUN_ID": "a", "RANK": "0", "TORCHELASTIC_RESTART_COUNT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert may_resume()
 
 
 def test_the_order_of_overrides_does_not_matter():

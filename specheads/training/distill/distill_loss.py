@@ -107,8 +107,7 @@ def token_losses(
     return torch.cat(losses), torch.cat(overlaps)
 
 
-def most_to_gain(losses: Tensor, reference: Tensor, share: float) -> Tensor:
-    """Return which tokens (N,) bool are the `share` where the draft's loss exceeds that of a reference most."""
-    count = max(1, round(share * len(losses)))
-    chosen = (losses - reference).topk(count).indices
-    return torch.zeros_like(losses, dtype=torch.bool).index_fill(0, chosen, True)
+def most_to_gain(gains: Tensor, share: float) -> Tensor:
+    """Return which tokens (N,) bool are the `share` of them with the largest gains: where the loss exceeds a reference's most."""
+    count = max(1, round(share * len(gains)))
+    return torch.zeros_like(gains, dtype=torch.bool).index_fill(0, gains.topk(min(count, len(gains))).indices, True)

@@ -3,8 +3,8 @@
 The target stays out of the module's parameters and checkpoints.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
@@ -22,11 +22,14 @@ from specheads.training.distill.distill_loss import (
     token_losses,
 )
 from specheads.training.distill.draft_quality import live_quality, quality_of, quality_sums
-from specheads.training.distill.draft_responses import DraftResponses
+from specheads.training.distill.draft_responses import DraftResponses, merged
 from specheads.training.distill.samples import Sample, batch_of
 from specheads.training.distill.settings import Distillation
+from specheads.training.distill.sharding import is_sharded, shard, within_forward
 from specheads.training.distill.target_place import TargetPlace
 from specheads.training.optimizer import cosine_after_warmup
+
+Result = TypeVar("Result")
 
 
 class DistillModule(CurveModule):
@@ -60,6 +63,17 @@ class DistillModule(CurveModule):
         """The pair whose draft is trained."""
         return self._models[0]
 
+    # --- weights that are spread over processes
+
+    def configure_model(self) -> None:
+        """Spread the draft over the processes if the strategy is FSDP2; Lightning calls this before it makes the optimizer."""
+        if isinstance(self.trainer.strategy, ModelParallelStrategy) and not is_sharded(self.draft):
+            shard(self.draft, self.trainer.strategy.device_mesh["data_parallel"])
+
+    def within_forward(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        """Call, as a forward pass of the draft: it gathers the weights that are spread over processes."""
+        return within_forward(self.draft, call, *arguments) if is_sharded(self.draft) else call(*arguments)
+
     # --- training
 
     def on_train_start(self) -> None:
@@ -72,14 +86,23 @@ class DistillModule(CurveModule):
             self.record({f"dev/{name}": value for name, value in self.before.items()}, beforehand=True)
 
     def training_step(self, samples: Sequence[Sample], batch_index: int) -> Tensor:
-        data = self.trainer.datamodule
-        if any(sample.response is None for sample in samples):
-            count = self.settings.refresh_every * self.trainer.accumulate_grad_batches * data.batch_size
-            first = samples[0].key
-            samples = self.draft_responses.answered(samples, lambda: data.splits["train"].unanswered(data.upcoming(first, count)))
-        losses, overlaps = self.losses(samples)
+        if "on_policy" in self.trainer.datamodule.splits["train"].shares:
+            samples = self._answered(samples)
+        losses, overlaps = self.within_forward(self.losses, samples, self.counts("train", batch_index))
         overlap = torch.stack([overlaps.sum(), overlaps.new_tensor(len(overlaps))])[:, None]
         return self.loss_of_batch(batch_index, losses.sum()[None], losses.new_tensor([len(losses)]), overlap)
+
+    def _answered(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return samples with responses; the draft writes its own for some steps in advance."""
+        data, first = self.trainer.datamodule, samples[0].key
+        unanswered = data.splits["train"].unanswered
+
+        def upcoming() -> tuple[list[Sample], list[Sample]]:
+            keys = data.upcoming(first, self.settings.refresh_every * self.trainer.accumulate_grad_batches)
+            return unanswered(keys), unanswered(data.part_of(keys))
+
+        self.draft_responses.refresh(unanswered(data.upcoming(first, 1)), upcoming)
+        return self.draft_responses.answered(samples)
 
     @torch.no_grad()
     def scale_gradients(self, factors: Tensor) -> None:
@@ -91,23 +114,38 @@ class DistillModule(CurveModule):
     def named_values(self, values: Sequence[float]) -> dict[str, float]:
         return dict(zip(("loss", "overlap"), values, strict=True))
 
-    def losses(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
-        """Return the losses of the tokens to learn from, and the overlaps (N,) at all response tokens."""
+    def losses(self, samples: Sequence[Sample], count: bool = True) -> tuple[Tensor, Tensor]:
+        """Return the losses of the tokens to learn from, and the overlaps (N,) at all response tokens.
+
+        `count`: whether the samples count in the choice of tokens; see EpochSampler.
+        """
         stored = [sample for sample in samples if sample.stored is not None]
         computed = [sample for sample in samples if sample.stored is None]
         parts = [self._losses(some) for some in (stored, computed) if some]
         parts_of_losses, parts_of_overlaps, references = zip(*parts, strict=True)
         losses = torch.cat(parts_of_losses)
         if self._models[1]:
-            losses = losses[most_to_gain(losses.detach(), torch.cat(references), self.settings.loss.token_share)]
+            gains = losses.detach() - torch.cat(references)
+            everywhere, first = self._gathered_rows(gains if count else gains[:0])
+            chosen = most_to_gain(everywhere, self.settings.loss.token_share)
+            losses = losses[chosen[first : first + len(losses)]] if count else losses
         return losses, torch.cat(parts_of_overlaps)
+
+    def _gathered_rows(self, values: Tensor) -> tuple[Tensor, int]:
+        """Return the values (n,) of all processes one after another, and the place of the first one of this process."""
+        if not torch.distributed.is_initialized():
+            return values, 0
+        sizes = self.all_gather(torch.tensor(len(values), device=self.device)).tolist()
+        padded = self.all_gather(torch.nn.functional.pad(values, (0, max(sizes) - len(values))))
+        return torch.cat([row[:size] for row, size in zip(padded, sizes, strict=True)]), sum(sizes[: self.trainer.global_rank])
 
     def _losses(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return losses, overlaps and a reference's losses (N,); either all samples have stored distributions, or none."""
         (pair, reference), loss = self._models, self.settings.loss
         batch = batch_of(samples, self.device)
         distributions, tokens = self._distributions(samples, batch), batch.response_tokens
-        losses, overlaps = token_losses(pair.draft_lm, batch.states(pair.draft_lm), distributions, tokens, loss)
+        states = batch.states(pair.draft_lm, together=is_sharded(pair.draft))
+        losses, overlaps = token_losses(pair.draft_lm, states, distributions, tokens, loss)
         if reference is None:
             return losses, overlaps, None
         with torch.no_grad():
@@ -139,7 +177,8 @@ class DistillModule(CurveModule):
 
     def validation_step(self, samples: Sequence[Sample], batch_index: int) -> None:
         with torch.autocast(self.device.type, enabled=False):  # as before training and after it
-            self._quality_sums.append(quality_sums(self.pair, samples, self.settings.warp, self.device))
+            sums = self.within_forward(quality_sums, self.pair, samples, self.settings.warp, self.device)
+        self._quality_sums.append(sums * self.counts("dev", batch_index))
 
     def on_validation_epoch_end(self) -> None:
         metrics = self._gathered_quality()
@@ -164,11 +203,11 @@ class DistillModule(CurveModule):
         if self.trainer.world_size > 1:
             states *= self.trainer.world_size
             torch.distributed.all_gather_object(states, self.draft_responses.state())
-        checkpoint["draft_responses"] = states
+        checkpoint["draft_responses"] = merged(states)
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         super().on_load_checkpoint(checkpoint)
-        self.draft_responses.load(checkpoint["draft_responses"][self.trainer.global_rank])
+        self.draft_responses.load(checkpoint["draft_responses"])
 
 
 def shards_weights(strategy: Strategy) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 from transformers import PreTrainedModel
 
 from specheads.errors import UserError
@@ -17,7 +18,7 @@ from specheads.pair import Pair, load_draft
 from specheads.prompts.generated_data import GeneratedData
 from specheads.quantization import is_quantized
 from specheads.revisions import revision_of
-from specheads.settings import cache_key, shown
+from specheads.settings import cache_key
 from specheads.training.distill.distill_module import DistillModule, shards_weights
 from specheads.training.distill.draft_folder import draft_provenance, export
 from specheads.training.distill.draft_quality import draft_quality, live_quality
@@ -29,6 +30,7 @@ from specheads.training.distill.samples import HeldOutSamples
 from specheads.training.distill.settings import Distillation
 from specheads.training.distill.target_place import TargetPlace
 from specheads.training.loaders import ResumableData
+from specheads.training.process_checks import check_batches
 from specheads.training.trainer import check_named_checkpoint, checkpoint_to_resume, fast_products, new_trainer, seeded_training
 
 if TYPE_CHECKING:
@@ -77,15 +79,15 @@ def distill(
         device_type, dtype = pair.draft_lm.device.type, pair.draft.dtype
         trainer, checkpoints = new_trainer(settings.trainer, settings.checkpoint, run, loggers, device_type)
         check_processes(settings, pair, trainer)
+        check_batches(settings.loader.batch_size, trainer.world_size)
         reference = load_draft(settings.reference, pair, dtype) if settings.reference else None
-        checkpoints.provenance = run_provenance(settings, pair, reference, trainer.world_size)
+        checkpoints.provenance = run_provenance(settings, pair, reference)
         check_named_checkpoint(settings.resume, checkpoints.provenance, but=OF_DATA)
         data = data() if callable(data) else data
         texts = TrainTexts.of(data, pair, settings)
         plan = plan_of(pair, settings, texts.longest, texts.can_be_stored(settings.target_probs))
-        splits, provenance = load_splits(data, texts, settings, plan.target_leaves)
+        splits, provenance = load_splits(data, texts, settings, plan.target_leaves, shards_weights(trainer.strategy))
         checkpoints.provenance |= provenance
-        check_sizes(splits, trainer.world_size)
         earlier = checkpoint_to_resume(settings.resume, checkpoints)
         announce(pair, settings, texts, plan, run)
         before = measured(pair, splits.test, settings)
@@ -166,13 +168,12 @@ def prepare(draft: PreTrainedModel, gradient_checkpointing: bool = False) -> Non
             draft.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
-def run_provenance(settings: Distillation, pair: Pair, reference: LanguageModel | None, num_processes: int) -> dict[str, Any]:
+def run_provenance(settings: Distillation, pair: Pair, reference: LanguageModel | None) -> dict[str, Any]:
     """Return what decides the numbers of a run, besides its data: a run is resumed only if none of it has changed."""
     provenance = {
         "draft": [pair.draft_id, pair.draft_revision],
         "target": [pair.target_id, pair.target_revision],
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
-        "devices": num_processes,
         **cache_key(settings),
         **cache_key(settings.optimizer.for_width(pair.draft_lm.hidden_size), "optimizer"),
         **settings.trainer.cache_key(),
@@ -194,7 +195,7 @@ def check_initial_draft(settings: Distillation, pair: Pair) -> None:
 
 def check_processes(settings: Distillation, pair: Pair, trainer: "Trainer") -> None:
     """Raise UserError for what several processes cannot do."""
-    strategy = (settings.trainer.model_extra or {}).get("strategy")
+    strategy = settings.trainer.other("strategy")
     if shards_weights(trainer.strategy):
         if "on_policy" in settings.shares:
             raise UserError(
@@ -206,26 +207,17 @@ def check_processes(settings: Distillation, pair: Pair, trainer: "Trainer") -> N
                 f"trainer.strategy={strategy} with optimizer.name=muon: no process has whole matrices to move; use "
                 "optimizer.name=adamw, or +trainer.strategy=ddp."
             )
-        if settings.trainer.gradient_clip_val is not None:
+        if settings.trainer.gradient_clip_val is not None and not isinstance(trainer.strategy, ModelParallelStrategy):
             raise UserError(
                 f"trainer.gradient_clip_val={settings.trainer.gradient_clip_val} with trainer.strategy={strategy}: the norm of a "
-                "gradient that is spread over processes cannot be limited; give trainer.gradient_clip_val=null."
+                "gradient that it spreads over processes cannot be limited; give trainer.gradient_clip_val=null, or "
+                "+trainer.strategy=fsdp2."
             )
     if trainer.world_size > 1 and getattr(pair.target, "hf_device_map", None) and not is_quantized(pair.target):
         raise UserError(
-            f"trainer.devices={shown(settings.trainer.devices)} with model.device_map: each process would spread a target "
-            "over all GPUs; use trainer.devices=1, or a target that fits each GPU and model.device_map=null."
+            f"{trainer.world_size} processes with model.device_map: each process would spread a target over all GPUs; use one "
+            "process (trainer.devices=1), or a target that fits each GPU and model.device_map=null."
         )
-
-
-def check_sizes(splits: Splits, num_processes: int) -> None:
-    """Raise UserError for splits that leave a process without a text."""
-    keys = {"train": "data.num_train", "dev": "validation.num_prompts", "test": "data.num_test"}
-    for split, samples in vars(splits).items():
-        if len(samples) < num_processes:
-            raise UserError(
-                f"{len(samples)} {split} texts are too few for {num_processes} processes; ask for more with {keys[split]}."
-            )
 
 
 def announce(pair: Pair, settings: Distillation, texts: TrainTexts, plan: Plan, run: Path) -> None:

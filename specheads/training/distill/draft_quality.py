@@ -15,6 +15,7 @@ from specheads.theory.rounds import tokens_per_round
 from specheads.training.distill.divergences import forward_kl
 from specheads.training.distill.samples import HeldOutSamples, Sample, batch_of
 from specheads.training.distill.settings import Validation
+from specheads.training.distill.sharding import is_sharded
 
 BLOCK = 4  # drafted tokens per round of the block efficiencies that are recorded
 MEANINGS = {
@@ -35,7 +36,8 @@ def quality_sums(pair: Pair, samples: Sequence[Sample], warp: Warp, device: torc
     """Return (4,) sums over response tokens: overlap under `warp`, KL(t || d), same most likely token (1 or 0), and 1."""
     batch = batch_of(samples, device)
     models = (pair.target_lm, pair.draft_lm)
-    states = [batch.states(lm) for lm in models]
+    # The layers of a sharded draft must run equally often in all processes.
+    states = [batch.states(pair.target_lm), batch.states(pair.draft_lm, together=is_sharded(pair.draft))]
     sums = torch.zeros(4, dtype=torch.float64)
     for piece in slices(len(states[0]), pair.vocab_size, SLICE_ELEMENTS):
         logits = [lm.logits(hidden[piece]).to(device) for lm, hidden in zip(models, states, strict=True)]

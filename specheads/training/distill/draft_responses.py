@@ -23,19 +23,37 @@ logger = logging.getLogger(__name__)
 
 
 class DraftResponses:
-    """Responses of the draft by (epoch, prompt), for the samples of a few steps at a time."""
+    """Responses of the draft by (epoch, prompt), for the samples of a few steps at a time.
+
+    Every process writes those that it reads, and all processes write at the same steps: `covered` are the samples of all
+    processes that have responses somewhere.
+    """
 
     def __init__(self, pair: Pair, settings: Distillation, max_new_tokens: int) -> None:
         """Sample with the warp of decoding; a greedy draft would always write the same, so it samples at temperature 1."""
         self.pair, self.settings, self.max_new_tokens = pair, settings, max_new_tokens
         self.warp = replace(settings.warp, temperature=1.0) if settings.warp.greedy else settings.warp
         self.responses: dict[tuple[int, int], np.ndarray] = {}
+        self.covered: set[tuple[int, int]] = set()
         self.announced = False
 
-    def answered(self, samples: Sequence[Sample], upcoming: Callable[[], Sequence[Sample]]) -> list[Sample]:
-        """Return `samples` with responses; if one is missing, the draft writes those of all `upcoming` samples."""
-        if any(sample.response is None and sample.key not in self.responses for sample in samples):
-            self.write(upcoming())
+    def refresh(self, batch: Sequence[Sample], upcoming: Callable[[], tuple[Sequence[Sample], Sequence[Sample]]]) -> None:
+        """Let the draft write if a sample of a step has no response yet.
+
+        Args:
+            batch: the samples of the step, those of all processes, that the draft responds to.
+            upcoming: returns those of the next steps of all processes, and those among them that this process reads.
+        """
+        if all(sample.key in self.covered for sample in batch):
+            return
+        everywhere, here = upcoming()
+        self.covered = {sample.key for sample in everywhere}
+        self.responses = {}
+        if here:
+            self.write(here)
+
+    def answered(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return `samples` with responses."""
         return [replace(sample, response=self.responses[sample.key]) if sample.response is None else sample for sample in samples]
 
     @torch.no_grad()
@@ -70,6 +88,16 @@ class DraftResponses:
         return {"keys": keys, "tokens": torch.from_numpy(tokens.values.copy()), "ends": torch.from_numpy(tokens.ends.copy())}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Restore the responses of a checkpoint."""
+        """Restore the responses of a checkpoint, those of all processes."""
         texts = np.split(state["tokens"].numpy(), state["ends"].numpy()[:-1]) if len(state["ends"]) else []
         self.responses = {(epoch, row): text for (epoch, row), text in zip(state["keys"].tolist(), texts, strict=True)}
+        self.covered = set(self.responses)
+
+
+def merged(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the state of all processes from those of each."""
+    return {
+        "keys": torch.cat([state["keys"] for state in states]),
+        "tokens": torch.cat([state["tokens"] for state in states]),
+        "ends": torch.cat([state["ends"].diff(prepend=state["ends"].new_zeros(1)) for state in states]).cumsum(0),
+    }

@@ -189,7 +189,7 @@ def planned(forecast: Forecast, usable: float, can_leave: bool, gradient_checkpo
         f"training the draft does not fit the GPU: {arithmetic(forecast, smallest, plan)}, but {usable / GIB:.1f} GiB can be "
         f"used, {USABLE:.0%} of what is free. Train a smaller draft (init=layers, init=fresh, or another model.draft=), use a "
         "smaller loader.batch_size= with trainer.accumulate_grad_batches=, shorter texts (data.max_prompt_tokens=, "
-        "data.max_new_tokens=), or spread the draft with trainer.devices= and +trainer.strategy=fsdp."
+        "data.max_new_tokens=), or spread the draft with trainer.devices= and +trainer.strategy=fsdp2."
     )
 
 

@@ -12,6 +12,7 @@ from specheads.pair_config import PairConfig
 from specheads.quantization import QUANTIZATIONS, is_quantized, stored_bytes
 from specheads.training.distill.memory import USABLE, Batch, Forecast, ModelSizes, Plan, planned
 from specheads.training.distill.settings import Distillation
+from specheads.training.process_checks import num_processes
 
 SHARDED = ("fsdp", "deepspeed", "model_parallel")  # how the strategies begin that spread a draft over devices
 
@@ -56,7 +57,7 @@ def forecast_of(
     here = sum(stored_bytes(weight) for weight in target.parameters() if weight.device == device or weight.is_meta)
     return Forecast(
         draft=sizes,
-        batch=Batch(settings.loader.batch_size, longest),
+        batch=Batch(max(1, settings.loader.batch_size // num_processes(settings.trainer, device.type)), longest),
         precision=chosen_precision(settings.trainer.precision, draft.dtype, device.type),
         device_type=device.type,
         target=here + ModelSizes.of(target).reading_bytes(target.dtype.itemsize) if here else 0,

@@ -57,18 +57,18 @@ class TrainTexts:
 
 
 def load_splits(
-    data: GeneratedData, texts: TrainTexts, settings: Distillation, target_leaves: bool = False
+    data: GeneratedData, texts: TrainTexts, settings: Distillation, target_leaves: bool = False, alike: bool = False
 ) -> tuple[Splits, dict[str, Any]]:
     """Return the splits and their provenance (OF_DATA).
 
     If the target's distributions along train responses are stored, as they are if `target_leaves` its device, the missing ones
-    are computed here.
+    are computed here. `alike`: they are stored for responses of all kinds, or for none.
 
     Raises:
         UserError: the distributions do not fit the store.
     """
     dev, test = held_out_samples(data, "dev", settings.validation.num_prompts), held_out_samples(data, "test")
-    stored = stored_distributions(texts, settings, target_leaves)
+    stored = stored_distributions(texts, settings, target_leaves, alike)
     train = TrainSamples(texts.prompts, texts.responses, settings.shares, settings.seed, stored)
     distributions = {kind: store.provenance["distribution"] for kind, store in stored.items()}
     provenance = data.folder.name, texts_fingerprint(texts.prompts, texts.responses), json.dumps(distributions)
@@ -81,16 +81,21 @@ def held_out_samples(data: GeneratedData, split: str, most: int | None = None) -
     return HeldOutSamples(*(Ragged.of_column(rows.column(name)) for name in ("prompt_ids", "response_ids")))
 
 
-def stored_distributions(texts: TrainTexts, settings: Distillation, target_leaves: bool) -> dict[str, TargetStore]:
-    """Return by kind of response the stores that are wanted, after computing what is missing in them."""
-    stores = {}
+def stored_distributions(
+    texts: TrainTexts, settings: Distillation, target_leaves: bool, alike: bool = False
+) -> dict[str, TargetStore]:
+    """Return by kind of response the stores that are wanted, after computing what is missing in them; `alike`: all or none."""
+    wanted = {}
     for kind, store in texts.stores.items():
         num_responses = max(1, len(texts.responses[kind].tokens))
         num_reads = settings.trainer.max_epochs * settings.shares[kind] * len(texts.prompts) / num_responses
         if store.is_wanted(settings.target_probs, num_reads, target_leaves):
-            store.make()
-            stores[kind] = store
-    return stores
+            wanted[kind] = store
+    if alike and len(wanted) < len(texts.stores):
+        return {}
+    for store in wanted.values():
+        store.make()
+    return wanted
 
 
 def train_responses(data: GeneratedData, pair: Pair, settings: Distillation) -> tuple[Ragged, dict[str, Responses]]:

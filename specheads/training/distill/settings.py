@@ -94,7 +94,7 @@ class Validation(Settings):
 class DraftLoader(Loader):
     """How texts are loaded."""
 
-    batch_size: PositiveCount = setting(16, "texts per batch and process")
+    batch_size: PositiveCount = setting(16, "texts per batch, of all processes together: each takes an equal part")
 
 
 class DraftTrainer(TrainerSettings):

@@ -34,7 +34,7 @@ def export_heads(
     """
     module.to(draft_device)  # Lightning leaves the heads on the CPU
     with torch.no_grad():
-        features = module.features(next(iter(loaders.loader("dev"))).to(draft_device))
+        features = module.features(next(iter(loaders.loader("dev", shared=False))).to(draft_device))
     module.check_not_constant(features)
     heads = module.bank.heads
     for spec in module.bank.specs:

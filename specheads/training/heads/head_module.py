@@ -94,7 +94,8 @@ class HeadModule(CurveModule):
 
     def validation_step(self, batch: HeadBatch, batch_index: int) -> None:
         logits = self.bank(self.features(batch))
-        self._collect(batch, logits, torch.stack(self.bank.losses(logits, batch.labels, batch.alive)))
+        if self.counts("dev", batch_index):
+            self._collect(batch, logits, torch.stack(self.bank.losses(logits, batch.labels, batch.alive)))
 
     def on_validation_epoch_end(self) -> None:
         logits, labels, parts = self._gathered()
@@ -106,7 +107,8 @@ class HeadModule(CurveModule):
         self.log("best dev AUROC", best, prog_bar=True, logger=False)
 
     def test_step(self, batch: HeadBatch, batch_index: int) -> None:
-        self._collect(batch, self.bank(self.features(batch)), self.rival_features(batch))
+        if self.counts("test", batch_index):
+            self._collect(batch, self.bank(self.features(batch)), self.rival_features(batch))
 
     def on_test_epoch_end(self) -> None:
         logits, labels, rivals = self._gathered()

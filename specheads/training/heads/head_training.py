@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specheads.decoding.stopping import MAX_TOKENS
+from specheads.errors import UserError
 from specheads.evaluation.recordings import Recorder
 from specheads.features import ROUND_INPUTS
 from specheads.heads.batch import collate
@@ -27,6 +28,8 @@ from specheads.training.heads.mixed_responses import MixedResponses
 from specheads.training.heads.settings import Calibration, HeadTraining
 from specheads.training.heads.train_share import Rows, first_rows
 from specheads.training.loaders import ResumableData
+from specheads.training.placement import FSDP2
+from specheads.training.process_checks import check_batches
 from specheads.training.trainer import check_named_checkpoint, checkpoint_to_resume, new_trainer, seeded_training
 
 if TYPE_CHECKING:
@@ -74,9 +77,11 @@ def train_heads(
     """
     run = Path(run)
     with seeded_training(settings.seed):
+        _check_strategy(settings)
         specs = settings.specs(pair)
         trainer, checkpoints = new_trainer(settings.trainer, settings.checkpoint, run, loggers, pair.draft_lm.device.type)
-        checkpoints.provenance = _provenance(settings, specs, trainer.world_size)
+        check_batches(settings.loader.batch_size, trainer.world_size)
+        checkpoints.provenance = _provenance(settings, specs)
         check_named_checkpoint(settings.resume, checkpoints.provenance, but=["data"])  # before hours of generating data
         data = data() if callable(data) else data
         checkpoints.provenance["data"] = data.folder.name
@@ -93,6 +98,15 @@ def train_heads(
         return TrainedHeads(folder, [spec.name for spec in specs], module.test_results, errors)
 
 
+def _check_strategy(settings: HeadTraining) -> None:
+    """Raise UserError for a strategy that spreads weights over processes."""
+    if settings.trainer.other("strategy") == FSDP2:
+        raise UserError(
+            f"trainer.strategy={FSDP2} spreads the weights of a draft over processes, and heads are small; leave it out, or use "
+            "specheads distill."
+        )
+
+
 def _calibrated(
     amounts: Calibration, settings: HeadTraining, pair: Pair, data: GeneratedData, folders: Sequence[Path]
 ) -> dict[str, dict[str, float]]:
@@ -102,10 +116,10 @@ def _calibrated(
     return calibrate(amounts.num_prompts, recorder, data.prompts, folders)
 
 
-def _provenance(settings: HeadTraining, specs: Sequence[HeadSpec], num_processes: int) -> dict[str, Any]:
+def _provenance(settings: HeadTraining, specs: Sequence[HeadSpec]) -> dict[str, Any]:
     """Return the settings that decide the result of a training, except for its data: a run is resumed only with the same ones."""
     heads = json.dumps([asdict(spec) for spec in specs], sort_keys=True)
-    return {"head": heads, "devices": num_processes} | settings.cache_key()
+    return {"head": heads} | settings.cache_key()
 
 
 @dataclass(frozen=True)

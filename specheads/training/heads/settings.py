@@ -101,7 +101,9 @@ class HeadTraining(Settings):
     )
     features_budget: NonNegativeNumber = setting(8, "the largest size of the stored states, in GiB", decides=False)
     loader: Loader = setting(Loader(), "how batches are loaded")
-    trainer: TrainerSettings = setting(TrainerSettings(), "the arguments of lightning.Trainer")
+    trainer: TrainerSettings = setting(
+        TrainerSettings(), "the arguments of lightning.Trainer", decides=False
+    )  # see TrainerSettings.cache_key
     checkpoint: Checkpointing = setting(Checkpointing(), "when checkpoints are written", decides=False)
     calibration: Calibration | None = setting(
         Calibration(), "how heads are calibrated once they are trained; null: not at all", decides=False
@@ -144,4 +146,4 @@ class HeadTraining(Settings):
 
     def cache_key(self) -> dict[str, Any]:
         """Return the settings that decide the result of a training, except for the data and the heads."""
-        return cache_key(self) | {"mixing.response_share": self.response_share}
+        return cache_key(self) | self.trainer.cache_key() | {"mixing.response_share": self.response_share}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
 import specheads
@@ -259,14 +259,14 @@ def test_the_library_call_is_the_command(cfg, tmp_path):
     assert files[0] == files[1]
 
 
-def test_too_few_texts_for_all_processes_are_refused(cfg, nano):
-    with pytest.raises(UserError, match="1 dev texts are too few for 2 processes"):
-        distill_draft(cfg("trainer.accelerator=cpu", "validation.num_prompts=1", "trainer.devices=2"), nano)
+def test_batches_that_processes_cannot_share_are_refused(cfg, nano):
+    with pytest.raises(UserError, match="loader.batch_size=5 rows cannot be split over 2 processes"):
+        distill_draft(cfg("trainer.accelerator=cpu", "loader.batch_size=5", "trainer.devices=2"), nano)
 
 
 def test_several_processes_cannot_spread_a_target(cfg, nano, monkeypatch):
     monkeypatch.setattr(nano.target, "hf_device_map", {"": 0}, raising=False)  # as accelerate leaves it
-    with pytest.raises(UserError, match="trainer.devices=2 with model.device_map"):
+    with pytest.raises(UserError, match="2 processes with model.device_map"):
         distill_draft(cfg("trainer.accelerator=cpu", "+trainer.strategy=ddp", "trainer.devices=2"), nano)
 
 
@@ -284,6 +284,8 @@ def test_a_draft_that_is_spread_over_processes_cannot_write(cfg, nano):
         check_processes(distillation_of(on_policy), nano, trainer)
     with pytest.raises(UserError, match="give trainer.gradient_clip_val=null"):
         check_processes(distillation_of(cfg("+trainer.strategy=fsdp")), nano, trainer)
+    limited = distillation_of(cfg("+trainer.strategy=fsdp2"))
+    check_processes(limited, nano, SimpleNamespace(strategy=ModelParallelStrategy(), world_size=8))
     matrices = cfg("+trainer.strategy=fsdp", "trainer.gradient_clip_val=null", "optimizer.name=muon")
     with pytest.raises(UserError, match="optimizer.name=muon: no process has whole matrices to move; use optimizer.name=adamw"):
         check_processes(distillation_of(matrices), nano, trainer)

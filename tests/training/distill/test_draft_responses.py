@@ -8,7 +8,7 @@ import torch
 from fakes import tiny_pair
 
 from specheads import Warp
-from specheads.training.distill.draft_responses import DraftResponses
+from specheads.training.distill.draft_responses import DraftResponses, merged
 from specheads.training.distill.samples import Sample
 from specheads.training.distill.settings import Distillation
 
@@ -29,10 +29,17 @@ def writer(pair, warp=None, batch_size=2, seed=0):
     return DraftResponses(pair, settings, max_new_tokens=6)
 
 
+def answered(responses, samples, upcoming=None):
+    """Responses to samples, which the draft writes with those of the next steps, `upcoming`, if it has not yet."""
+    everywhere = samples if upcoming is None else upcoming
+    responses.refresh([sample for sample in samples if sample.response is None], lambda: (everywhere, everywhere))
+    return responses.answered(samples)
+
+
 def test_responses_are_the_drafts_whatever_batch_they_are_in(pair):
-    whole = writer(pair, batch_size=4).answered(unanswered(), lambda: unanswered())
+    whole = answered(writer(pair, batch_size=4), unanswered())
     for row, sample in enumerate(whole):
-        (alone,) = writer(pair, batch_size=1).answered(unanswered(rows=[row]), lambda row=row: unanswered(rows=[row]))
+        (alone,) = answered(writer(pair, batch_size=1), unanswered(rows=[row]))
         assert alone.response.tolist() == sample.response.tolist() and len(alone.response) == 6
         # Each token by inverting the draft's cumulative distribution at the uniform number of its position.
         uniforms = np.random.default_rng([0, 0, row, 3]).random(6)
@@ -46,10 +53,7 @@ def test_responses_are_the_drafts_whatever_batch_they_are_in(pair):
 
 def test_other_epochs_and_seeds_sample_other_responses(pair):
     first, other, seeded = (
-        [
-            sample.response.tolist()
-            for sample in writer(pair, seed=seed).answered(unanswered(epoch), lambda epoch=epoch: unanswered(epoch))
-        ]
+        [sample.response.tolist() for sample in answered(writer(pair, seed=seed), unanswered(epoch))]
         for epoch, seed in ((0, 0), (1, 0), (0, 1))
     )
     assert first != other and first != seeded
@@ -59,26 +63,24 @@ def test_responses_for_many_steps_are_written_at_once_and_kept_until_the_next(pa
     responses, calls = writer(pair), []
     original = responses.write
     monkeypatch.setattr(responses, "write", lambda samples: calls.append([s.key for s in samples]) or original(samples))
-    first = responses.answered(unanswered(rows=[0, 1]), lambda: unanswered())
+    first = answered(responses, unanswered(rows=[0, 1]), unanswered())
     pair.draft.lm_head.weight.neg_()  # a training step
-    second = responses.answered(unanswered(rows=[2, 3]), lambda: unanswered(rows=[2, 3]))
+    second = answered(responses, unanswered(rows=[2, 3]))
     assert calls == [[(0, row) for row in range(4)]]
     pair.draft.lm_head.weight.neg_()
-    assert [s.response.tolist() for s in first + second] == [
-        s.response.tolist() for s in writer(pair).answered(unanswered(), lambda: unanswered())
-    ]
-    responses.answered(unanswered(1), lambda: unanswered(1))
+    assert [s.response.tolist() for s in first + second] == [s.response.tolist() for s in answered(writer(pair), unanswered())]
+    answered(responses, unanswered(1))
     assert calls[1] == [(1, row) for row in range(4)] and set(responses.responses) == {(1, row) for row in range(4)}
 
 
 def test_a_sample_with_a_response_keeps_it(pair):
     known = replace(unanswered(rows=[0])[0], kind="text", response=np.array([7, 7], dtype=np.int32))
-    answered = writer(pair).answered([known, *unanswered(rows=[1])], lambda: unanswered(rows=[1, 2]))
-    assert answered[0] is known and len(answered[1].response) == 6
+    both = answered(writer(pair), [known, *unanswered(rows=[1])], unanswered(rows=[1, 2]))
+    assert both[0] is known and len(both[1].response) == 6
 
 
 def test_a_greedy_pair_samples(pair):
-    greedy, sampled = (writer(pair, Warp(t)).answered(unanswered(), lambda: unanswered()) for t in (0.0, 1.0))
+    greedy, sampled = (answered(writer(pair, Warp(t)), unanswered()) for t in (0.0, 1.0))
     assert [s.response.tolist() for s in greedy] == [s.response.tolist() for s in sampled]
 
 
@@ -95,5 +97,21 @@ def test_a_checkpoint_holds_the_responses(pair, count, tmp_path):
 
 def test_writing_leaves_the_draft_in_the_mode_it_was_in(pair):
     pair.draft.train()
-    writer(pair).answered(unanswered(), lambda: unanswered())
+    answered(writer(pair), unanswered())
     assert pair.draft.training
+
+
+def test_processes_write_their_parts_at_the_same_steps(pair):
+    """Also a process none of whose samples needs a response in a step."""
+    one, other = writer(pair), writer(pair)
+    coming = unanswered()
+    for responses, here in ((one, coming[:3]), (other, coming[3:])):
+        responses.refresh(coming[:1], lambda here=here: (coming, here))
+    assert [list(each.responses) for each in (one, other)] == [[(0, 0), (0, 1), (0, 2)], [(0, 3)]]
+    other.refresh(coming[1:], lambda: pytest.fail("the responses are written already"))
+    together = writer(pair)
+    together.load(merged([one.state(), other.state()]))
+    together.refresh(coming, lambda: pytest.fail("the responses are in the checkpoint"))
+    assert [s.response.tolist() for s in together.answered(coming)] == [
+        s.response.tolist() for s in answered(writer(pair), coming)
+    ]

@@ -285,7 +285,7 @@ def test_a_step_of_several_batches_is_that_of_one_large_batch(nano64, rows, tmp_
 
 def test_processes_and_batches_of_a_step_are_one_large_batch(nano64, rows, tmp_path):
     """Two processes take every other row."""
-    data = data_of(rows, "input_token", 2, 0.5)
+    data = data_of(rows, "input_token", 4, 0.5)
     data.collate = in_float64
     module = new_module(nano64, spec(nano64, "input_token", "one", depth=0), spec(nano64, "input_token", "six", 6.0, depth=1))
     expected = copy.deepcopy(module.double().bank)

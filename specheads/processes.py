@@ -1,0 +1,91 @@
+"""The processes of a run, and which of them this one is, from the variables of whatever has started it.
+
+torchrun and srun start all processes of a command; otherwise the command is one process, which may start others for training.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from specheads.errors import UserError
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Which of the processes of a run this is.
+
+    `launcher` is torchrun, srun, or None where the command itself starts its other processes. `rank` is this process's number
+    among `count`, `local_rank` its number among the `count_here` of this machine; without a launcher both counts are 1, as the
+    command has not started the others yet, or is one of them.
+    """
+
+    launcher: str | None
+    rank: int
+    count: int
+    local_rank: int
+    count_here: int
+    restarts: int = 0  # how often the launcher has started them again
+
+    @classmethod
+    def this(cls, environment: Mapping[str, str] | None = None) -> Self:
+        """Return this process. Raises UserError for variables of a launcher that contradict each other."""
+        variables = os.environ if environment is None else environment
+        if "TORCHELASTIC_RUN_ID" in variables:
+            return cls.of_torchrun(variables)
+        # A single task is plain Python: the command starts a process per device itself.
+        if "SLURM_STEP_ID" in variables and _number(variables, "SLURM_STEP_NUM_TASKS", 1) > 1:
+            return cls.of_srun(variables)
+        first = all(variables.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK"))
+        local_rank = _number(variables, "LOCAL_RANK", 0)
+        return cls(None, 0 if first else max(1, local_rank), 1, local_rank, 1)
+
+    @classmethod
+    def of_torchrun(cls, variables: Mapping[str, str]) -> Self:
+        """Return the process that torchrun has started."""
+        count, here = _number(variables, "WORLD_SIZE", 1), _number(variables, "LOCAL_WORLD_SIZE", 1)
+        if here < 1 or count % here:
+            raise UserError(
+                f"torchrun has started {count} processes, of which {here} on this machine; every machine must have the same "
+                "number: give the same --nproc-per-node on each."
+            )
+        rank, local_rank = _number(variables, "RANK", 0), _number(variables, "LOCAL_RANK", 0)
+        return cls("torchrun", rank, count, local_rank, here, _number(variables, "TORCHELASTIC_RESTART_COUNT", 0))
+
+    @classmethod
+    def of_srun(cls, variables: Mapping[str, str]) -> Self:
+        """Return the process that srun has started."""
+        count, here = _number(variables, "SLURM_STEP_NUM_TASKS", 1), _number(variables, "SLURM_NTASKS_PER_NODE", 0)
+        nodes = _number(variables, "SLURM_STEP_NUM_NODES", 1)
+        if here * nodes != count:
+            of_each = f"--ntasks-per-node={here}" if here else "no --ntasks-per-node"
+            raise UserError(
+                f"srun has started {count} processes on {nodes} machines with {of_each}; every machine must have the same "
+                f"number: give srun --nodes={nodes} --ntasks-per-node={max(1, count // nodes)}."
+            )
+        rank, local_rank = _number(variables, "SLURM_PROCID", 0), _number(variables, "SLURM_LOCALID", 0)
+        return cls("srun", rank, count, local_rank, here, _number(variables, "SLURM_RESTART_COUNT", 0))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the files of the run, and speaks for all."""
+        return self.rank == 0
+
+    @property
+    def num_machines(self) -> int:
+        """The number of machines that the launcher has started processes on."""
+        return self.count // self.count_here
+
+
+def is_first_process() -> bool:
+    """Whether this is the process of a distributed run that writes the files."""
+    return Processes.this().is_first
+
+
+def _number(variables: Mapping[str, str], name: str, default: int) -> int:
+    text = variables.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal():
+        raise UserError(f"{name}={text} must be a number; it is set by the launcher of the processes, and must not be changed.")
+    return int(text)

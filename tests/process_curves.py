@@ -1,0 +1,116 @@
+"""Distillations of a tiny draft whose curves do not depend on the processes: in a test's process, or as a script in several.
+
+    torchrun --standalone --nproc-per-node=2 tests/process_curves.py FOLDER
+
+runs what `SHARED` lists, and writes each curve to FOLDER/<name>.json.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import torch
+from fakes import tiny_llama, tiny_pair
+
+from specheads import Warp
+from specheads.interrupts import Interrupted, Request
+from specheads.language_model import LanguageModel
+from specheads.training.distill.distill_module import DistillModule
+from specheads.training.distill.samples import HeldOutSamples, Ragged, Responses, TrainSamples
+from specheads.training.distill.settings import Distillation
+from specheads.training.loaders import ResumableData
+from specheads.training.trainer import new_trainer, seeded_training
+
+VOCAB, ROWS, BATCH, STOP = 10, 9, 4, 3  # the last batch of an epoch has one row: of two processes, one has none
+RANDOM = np.random.default_rng(0)
+PROMPTS = Ragged([RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(2, 6, ROWS)])
+ANSWERS = Ragged([RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(1, 9, ROWS)])
+RESPONSES = {
+    name: Responses(ANSWERS, [[row] for row in order])
+    for name, order in {"target": range(ROWS), "text": reversed(range(ROWS))}.items()
+}
+TRAINER = {"max_epochs": 2, "accelerator": "cpu", "precision": "32-true", "log_every_n_steps": 1, "gradient_clip_val": 0.3}
+BASE = Distillation(
+    optimizer={"lr": 1e-2},
+    warp=Warp(1.0, top_k=6),
+    refresh_every=2,
+    validation={"live_prompts": 1, "live_tokens": 4},
+    trainer=TRAINER,
+)
+MIXED = BASE.but(samples="mixed", mixed={"text": 1, "target": 1, "on_policy": 2})
+CHOSEN = BASE.but(loss={"token_share": 0.4}, reference="another draft")
+ACCUMULATED = BASE.but(trainer={**TRAINER, "accumulate_grad_batches": 2})
+# Plain gradient descent without a limit: steps of AdamW and limited ones hide a gradient that is too large.
+PLAIN = BASE.but(trainer={**TRAINER, "gradient_clip_val": None})
+FSDP2_PLAIN = BASE.but(trainer={**TRAINER, "gradient_clip_val": None, "strategy": "fsdp2"})
+FSDP2 = BASE.but(trainer={**TRAINER, "strategy": "fsdp2"})
+SETTINGS = {"target": BASE, "mixed": MIXED, "chosen": CHOSEN, "accumulated": ACCUMULATED, "plain": PLAIN}
+# By name: the settings, whether the run stops, and the run that it resumes. Runs named `one_` are of one process.
+SHARED = {
+    "two_target": (BASE, False, None),
+    "two_mixed": (MIXED, False, None),
+    "two_chosen": (CHOSEN, False, None),
+    "two_accumulated": (ACCUMULATED, False, None),
+    "fsdp2_target": (FSDP2, False, None),
+    "two_plain": (PLAIN, False, None),
+    "fsdp2_plain": (FSDP2_PLAIN, False, None),
+    "two_stopped": (MIXED, True, None),
+    "fsdp2_stopped": (FSDP2, True, None),
+    "two_resumed": (MIXED, False, "one_stopped_mixed"),
+    "fsdp2_resumed": (FSDP2, False, "one_stopped_target"),
+}
+
+
+class StopAt(L.Callback):
+    """Asks the last process to end after some steps, as a scheduler's signal would."""
+
+    def __init__(self, step, request):
+        self.step, self.request = step, request
+
+    def on_before_optimizer_step(self, trainer, *args):
+        if trainer.global_step == self.step and trainer.global_rank == trainer.world_size - 1:
+            self.request.number = 15
+
+
+def checkpoint_of(folder, name):
+    return folder / name / "checkpoints" / "last.ckpt"
+
+
+def curve(folder, name, settings, stops=False, resumes=None):
+    """Train; return the points (step, values) of the curve, without their epochs, and the sum of each weight's entries."""
+    pair = tiny_pair(VOCAB, scale=2.0)
+    pair.draft.requires_grad_(True).train()
+    reference = LanguageModel(tiny_llama(VOCAB, seed=9, scale=2.0), VOCAB) if settings.reference else None
+    module = DistillModule(pair, settings, max_new_tokens=6, reference=reference)
+    if settings.trainer.gradient_clip_val is None:
+        module.configure_optimizers = lambda: torch.optim.SGD(module.draft.parameters(), lr=0.1)
+    held_out = HeldOutSamples(PROMPTS, ANSWERS)
+    splits = {"train": TrainSamples(PROMPTS, RESPONSES, settings.shares, 0), "dev": held_out, "test": held_out}
+    data = ResumableData(splits, BATCH, 0, seed=0, collate=list)
+    with seeded_training(0):
+        trainer, checkpoints = new_trainer(settings.trainer, settings.checkpoint, folder / name, [], "cpu")
+        checkpoints.request = Request()
+        if stops:
+            trainer.callbacks.append(StopAt(STOP, checkpoints.request))
+        try:
+            trainer.fit(module, data, ckpt_path=checkpoint_of(folder, resumes) if resumes else None)
+        except Interrupted:
+            return None
+        weights = trainer.strategy.lightning_module_state_dict()
+    # Figures of decoding a few prompts are those of a whole draft only.
+    points = [(step, {key: value for key, value in each.items() if "live" not in key}) for step, each in module.history]
+    return {"points": points, "weights": {key: weight.double().flatten().tolist() for key, weight in weights.items()}}
+
+
+def main(folder):
+    torch.set_num_threads(1)
+    for name, (settings, stops, resumes) in SHARED.items():
+        found = curve(folder, name, settings, stops, resumes)
+        if found and torch.distributed.get_rank() == 0:
+            (folder / f"{name}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,71 @@
+"""One process, two that torchrun starts, and FSDP2 learn the same from the same batches, and resume each other's runs."""
+
+import json
+import subprocess
+import sys
+
+import process_curves
+import pytest
+from commands import ROOT, shell
+from process_curves import BASE, MIXED, SETTINGS, checkpoint_of, curve
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .*dataloader.*does not have many workers")
+EXACT = {"abs": 1e-9, "rel": 1e-9}  # the draft is in float64
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Curves of two processes, which also resume runs that one process began."""
+    folder = tmp_path_factory.mktemp("curves")
+    for name, settings in (("one_stopped_target", BASE), ("one_stopped_mixed", MIXED)):
+        assert curve(folder, name, settings, stops=True) is None and checkpoint_of(folder, name).is_file()
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", process_curves.__file__, str(folder)]
+    done = subprocess.run([sys.executable, *words], env=shell(), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The curves of one process."""
+    folder = tmp_path_factory.mktemp("whole")
+    return {name: curve(folder, name, settings) for name, settings in SETTINGS.items()}
+
+
+def assert_same(found, expected):
+    assert [step for step, _ in found["points"]] == [step for step, _ in expected["points"]]
+    for (_, ours), (_, theirs) in zip(found["points"], expected["points"], strict=True):
+        assert ours == pytest.approx(theirs, **EXACT)
+    assert found["weights"].keys() == expected["weights"].keys()
+    for name, weight in expected["weights"].items():
+        assert found["weights"][name] == pytest.approx(weight, **EXACT), name
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("two_target", "target"),
+        ("two_mixed", "mixed"),
+        ("two_chosen", "chosen"),
+        ("two_accumulated", "accumulated"),
+        ("fsdp2_target", "target"),
+        ("two_plain", "plain"),
+        ("fsdp2_plain", "plain"),
+        ("two_resumed", "mixed"),
+        ("fsdp2_resumed", "target"),
+    ],
+)
+def test_two_processes_have_the_curve_of_one(folder, whole, name, settings):
+    assert_same(json.loads((folder / f"{name}.json").read_text()), whole[settings])
+
+
+@pytest.mark.parametrize(("stopped", "settings"), [("two_stopped", "mixed"), ("fsdp2_stopped", "target")])
+def test_one_process_resumes_what_two_began(folder, whole, stopped, settings):
+    assert checkpoint_of(folder, stopped).is_file()
+    assert_same(curve(folder, f"one_after_{stopped}", SETTINGS[settings], resumes=stopped), whole[settings])
+
+
+def test_the_curves_differ_where_the_settings_do(whole):
+    """Or equal curves would say nothing."""
+    last = [each["points"][-1][1]["dev/overlap"] for each in whole.values()]
+    assert len(set(last)) == len(last)
