@@ -43,6 +43,11 @@ LONGEST = (
 )
 
 
+def pytest_configure(config):
+    if config.option.markexpr == "full":
+        config.option.durations = 0  # all of them
+
+
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 

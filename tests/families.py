@@ -1,5 +1,6 @@
 """A tiny random model of every supported family, in float64, and pairs of them."""
 
+import pytest
 import torch
 from fakes import CountingTokenizer
 from transformers import (
@@ -60,3 +61,11 @@ def family_pair(name: str) -> Pair:
     for weight in draft.parameters():
         weight += 0.05 * weight.abs().mean() * torch.randn_like(weight)
     return Pair(target, draft, CountingTokenizer(VOCAB_SIZE), name, f"{name}-target", "r1", f"{name}-draft", "r2")
+
+
+def families_compiled(*always: str) -> list:
+    """Return the families as parameters of a test of compiled steps, which takes half a minute each.
+
+    Only those of `always` are compiled in every run.
+    """
+    return [name if name in always else pytest.param(name, marks=pytest.mark.full) for name in CONFIGS]

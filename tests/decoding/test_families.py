@@ -1,11 +1,9 @@
 """Every supported model family: the greedy output is what transformers' plain greedy generation gives, token for token."""
 
-import os
-
 import pytest
 import torch
 from fakes import needs_compiler
-from families import CONFIGS, VOCAB_SIZE, family_pair
+from families import CONFIGS, VOCAB_SIZE, families_compiled, family_pair
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, stopping
 
@@ -46,16 +44,7 @@ def test_logits_are_those_of_the_whole_model(pair):
     pair.target_lm.check()
 
 
-CASES = [(engine, rule) for engine in ("eager", "cuda_graph") for rule in ("fixed", "input_token", "next_token")]
-CASES += [pytest.param("compiled", "next_token", marks=needs_compiler)]
-# Compiling takes half a minute each. With this variable set all families are compiled.
-COMPILED = CONFIGS if os.environ.get("SPECHEADS_COMPILE_ALL") else ("llama", "gemma2")
-
-
-@pytest.mark.parametrize(("engine", "rule"), CASES)
-def test_greedy_output_is_that_of_plain_generation(pair, references, engine, rule):
-    if engine == "compiled" and pair.name not in COMPILED:
-        pytest.skip("set SPECHEADS_COMPILE_ALL=1 to compile this family too")
+def check_greedy(pair, references, engine, rule):
     stop = stopping.FixedLength(4) if rule == "fixed" else stopping.HeadThreshold(head_for(pair, rule), 0.7, max_tokens=7)
     decoder = SpeculativeDecoder(pair, stopping=stop, warp=Warp(temperature=0), engine=engine)
     prepared = decoder.warm_up() and num_prepared(decoder)
@@ -66,6 +55,18 @@ def test_greedy_output_is_that_of_plain_generation(pair, references, engine, rul
         accepted, drafted = accepted + out.stats.num_accepted, drafted + out.stats.num_drafted
     assert 0 < accepted < drafted
     assert num_prepared(decoder) == prepared  # nothing is compiled or captured in mid-generation
+
+
+@pytest.mark.parametrize("engine", ["eager", "cuda_graph"])
+@pytest.mark.parametrize("rule", ["fixed", "input_token", "next_token"])
+def test_greedy_output_is_that_of_plain_generation(pair, references, engine, rule):
+    check_greedy(pair, references, engine, rule)
+
+
+@needs_compiler
+@pytest.mark.parametrize("pair", families_compiled("llama", "gemma2"), indirect=True)
+def test_compiled_greedy_output_is_that_of_plain_generation(pair, references):
+    check_greedy(pair, references, "compiled", "next_token")
 
 
 @pytest.mark.parametrize("engine", ["eager", "cuda_graph"])

@@ -3,7 +3,6 @@ are refused.
 """
 
 import itertools
-import os
 
 import pytest
 import torch
@@ -67,9 +66,7 @@ def test_captured_steps_emit_the_same_tokens(pair, references, way):
 
 
 @needs_compiler
-@pytest.mark.skipif(
-    "SPECHEADS_COMPILE_ALL" not in os.environ, reason="set SPECHEADS_COMPILE_ALL=1 to compile; takes a minute each"
-)
+@pytest.mark.full  # a minute each
 @pytest.mark.parametrize("way", ["tree", "layer_skip"])
 def test_compiled_steps_emit_the_same_tokens(pair, references, way):
     check_greedy(pair, references, way, "tree_match", "compiled")

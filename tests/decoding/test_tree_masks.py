@@ -1,17 +1,14 @@
 """A tree that is read in one masked forward pass is every one of its paths read alone, in every family and on every engine."""
 
-import os
-
 import pytest
 import torch
 from fakes import needs_compiler
-from families import CONFIGS, VOCAB_SIZE, family_pair
+from families import CONFIGS, VOCAB_SIZE, families_compiled, family_pair
 
 from specheads.decoding.engine import TreeSlots, make_engine
 
 # A root, two levels of branches and a chain; more than Gemma 2's window of 12 after its start.
 PARENTS = [0, 0, 0, 1, 1, 2, 4, 7, 8, 9, 10, 11, 12]
-COMPILED = CONFIGS if os.environ.get("SPECHEADS_COMPILE_ALL") else ("llama", "bloom")
 
 
 class Scores:
@@ -44,16 +41,10 @@ def tree_slots_for(base):
     return tree_slots
 
 
-ENGINES = ["eager", "cuda_graph", pytest.param("compiled", marks=needs_compiler)]
+ENGINES = ["eager", "cuda_graph"]
 
 
-@pytest.mark.parametrize("length", [1, 9])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_every_node_is_scored_as_the_end_of_its_path(lm, engine, length, request):
-    name = request.node.callspec.params["lm"]
-    near = 5e-6 if engine == "compiled" else 1e-10  # rotary angles are float32, and a compiler rounds their sines differently
-    if engine == "compiled" and name not in COMPILED:
-        pytest.skip("set SPECHEADS_COMPILE_ALL=1 to compile this family too")
+def check_scores(lm, engine, length, near):
     generator = torch.Generator().manual_seed(length)
     context = torch.randint(VOCAB_SIZE, (1, length), generator=generator)
     nodes = torch.randint(VOCAB_SIZE, (1, len(PARENTS)), generator=generator)
@@ -71,7 +62,20 @@ def test_every_node_is_scored_as_the_end_of_its_path(lm, engine, length, request
         torch.testing.assert_close(logits[0, slot], lm.logits(states[0, -1]), atol=near, rtol=0)
 
 
-@pytest.mark.parametrize("engine", ENGINES[:2])
+@pytest.mark.parametrize("length", [1, 9])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_node_is_scored_as_the_end_of_its_path(lm, engine, length):
+    check_scores(lm, engine, length, near=1e-10)
+
+
+@needs_compiler
+@pytest.mark.parametrize("length", [1, 9])
+@pytest.mark.parametrize("lm", families_compiled("llama", "bloom"), indirect=True)
+def test_every_node_is_scored_so_by_compiled_steps(lm, length):
+    check_scores(lm, "compiled", length, near=5e-6)  # rotary angles are float32, and a compiler rounds their sines differently
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_text_continues_from_the_kept_path_of_a_tree(lm, engine):
     generator = torch.Generator().manual_seed(1)
     context, nodes = (torch.randint(VOCAB_SIZE, (1, n), generator=generator) for n in (9, len(PARENTS)))

@@ -53,7 +53,7 @@ def frontier(
     drafted = np.arange(width) < lengths[:, None]
     # The smallest survival so far in its row gives the order of a heap of each request's next token only: a token that rises
     # above the one before it is next as soon as that one is admitted.
-    reached = np.minimum.accumulate(np.where(drafted, survival, -np.inf), axis=1).ravel()
+    reached = np.minimum.accumulate(survival, axis=1).ravel()
     candidates = np.flatnonzero(drafted.ravel())
     order = candidates[np.argsort(-reached[candidates], kind="stable")]
     gains = survival.ravel()[order]

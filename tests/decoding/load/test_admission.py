@@ -57,6 +57,14 @@ def test_all_is_submitted_where_it_costs_nothing_and_nothing_where_it_costs_more
     assert frontier(survival, lengths, steep, 3).tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("throughput", [None, 1.0])
+def test_a_token_that_only_keeps_the_throughput_is_not_submitted(throughput):
+    """One and a half tokens in one and a half seconds are as many per second as one in one; these numbers are exact."""
+    lengths, seconds = np.array([1]), SecondsTable((1, 2), (1.0, 1.5))
+    assert frontier(np.array([[0.5]]), lengths, seconds, 1, throughput=throughput).tolist() == [0]
+    assert frontier(np.array([[0.5625]]), lengths, seconds, 1, throughput=throughput).tolist() == [1]
+
+
 def test_a_request_gives_up_its_place_to_one_with_more_survival():
     survival = np.array([[0.9, 0.8, 0.7], [0.75, 0.1, 0.05]])
     only_two = SecondsTable((1, 4, 5), (1.0, 1.0, 9.0))

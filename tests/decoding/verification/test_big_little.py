@@ -24,6 +24,12 @@ def test_the_target_takes_over_where_the_draft_is_unsure():
     assert BigLittle(0.5).distribution(block).survival.tolist() == [[1, 1, 1]]
 
 
+def test_without_rollback_only_certain_tokens_pass():
+    target = torch.tensor([[[1.0, 0.0], [0.99, 0.01], [0.5, 0.5]]])
+    block = Block.of(torch.tensor([[0, 0]]), target[:, :2], target)
+    assert BigLittle(0.5, rollback=0).distribution(block).survival.tolist() == [[1, 0]]
+
+
 def test_its_fallback_is_the_stopping_rule_unless_another_is_chosen():
     pair = tiny_pair()
     rule = SpeculativeDecoder(pair, verification=BigLittle(fallback=0.7, max_tokens=6)).stopping

@@ -85,7 +85,7 @@ def test_large_vocabularies_with_exact_zeros(rule, warp):
 def test_a_distribution_is_a_distribution(distribution_of):
     block = random_block(500, 5, 4, spread=6.0)
     distribution = distribution_of(block)
-    assert (distribution.length_probs > -1e-6).all()
+    assert distribution.survival.is_floating_point() and (distribution.length_probs > -1e-6).all()
     assert torch.allclose(distribution.length_probs.double().sum(dim=1), torch.ones(500, dtype=torch.float64), atol=1e-6)
     for accepted in range(6):
         following = distribution.next_probs(torch.full((500,), accepted))
@@ -171,6 +171,36 @@ def test_a_million_samples_follow_the_distribution(distribution_of, function):
             assert chi_square_p_value(counts, sampled(other, block, torch.Generator(), token_verification)[1] + 1e-12) < 1e-6
 
 
+@pytest.mark.parametrize(("distribution_of", "function"), FUNCTIONS, ids=DISTRIBUTIONS)
+def test_functions_verify_rows_of_different_lengths(distribution_of, function):
+    block, lengths = random_block(300, 4, 5), torch.arange(300) % 5
+    arguments = block.tokens, block.draft_probs[:, :4], block.target_probs
+    verdict = function(*arguments, torch.Generator().manual_seed(2), lengths)
+    verdict = verdict[0] if isinstance(verdict, tuple) else verdict
+    numbers = torch.rand(2, 300, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    expected = distribution_of(Block.of(*arguments, lengths)).decide(*numbers)
+    assert torch.equal(verdict.num_accepted, expected.num_accepted) and torch.equal(verdict.next_token, expected.next_token)
+    assert (verdict.num_accepted <= lengths).all() and (verdict.num_accepted < lengths).any()
+
+
+def test_greedy_blocks_whose_length_was_not_planned_are_verified_as_blocks():
+    block, planned = random_block(300, 4, 5), torch.arange(300) % 2 * 4
+    arguments = block.tokens, block.draft_probs[:, :4], block.target_probs
+    made = [
+        function(*arguments, torch.Generator().manual_seed(2), **given)
+        for function, given in (
+            (greedy_block_verification, {"planned": planned}),
+            (greedy_block_verification, {}),
+            (block_verification, {}),
+        )
+    ]
+    (verdict, levels), (greedy, _), plain = made
+    for name in ("num_accepted", "next_token"):
+        actual, known, unknown = (getattr(each, name) for each in (verdict, greedy, plain))
+        assert torch.equal(actual, torch.where(planned > 0, known, unknown)) and not torch.equal(known, unknown)
+    assert (levels.num_probs_needed[planned == 0] == 0).all() and levels.num_probs_needed.any()
+
+
 @pytest.mark.parametrize("rule", [*CHAIN_RULES[2:], SyntheticVerification(0.6)], **named)
 def test_a_million_samples_of_lossy_rules_follow_their_distributions(rule):
     block = random_block(1, 3, 4, seed=11, dtype=torch.float64, spread=1.0)
@@ -187,7 +217,13 @@ def test_a_missing_distribution_is_an_error():
     block = random_block(2, 2, 5)
     levels = Levels(torch.zeros(2, 2, dtype=torch.float64), torch.tensor([[3, 0], [0, 0]]))
     arguments = (block.tokens, block.draft_probs[:, :2], block.target_probs, torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match="the draft's distribution after the last one"):
+    with pytest.raises(
+        ValueError,
+        match="^a modified target reaches beyond the drafted tokens: give the draft's distribution after the last one too$",
+    ):
         greedy_block_verification(*arguments, levels=levels)
     verdict, _ = greedy_block_verification(block.tokens, block.draft_probs, *arguments[2:], levels=levels)
+    assert verdict.num_accepted.shape == (2,)
+    levels = Levels(levels.log_ratio, torch.tensor([[2, 0], [0, 1]]))  # these end within the drafted tokens
+    verdict, _ = greedy_block_verification(*arguments, levels=levels)
     assert verdict.num_accepted.shape == (2,)

@@ -32,13 +32,40 @@ def test_a_residual_emptied_by_rounding_falls_back_to_the_target():
     assert distribution.next_probs(torch.tensor([0]))[0].tolist() == target[0, 0].tolist()
 
 
-def test_shapes_that_do_not_fit_are_refused():
-    distributions = torch.full((1, 3, 4), 0.25)
-    with pytest.raises(ValueError, match="3 drafted tokens need 3 distributions of the draft and 4 of the target"):
-        token_verification(torch.zeros(1, 3, dtype=torch.long), distributions, distributions, torch.Generator())
+@pytest.mark.parametrize(("num_draft", "num_target"), [(3, 3), (3, 5), (2, 4), (5, 4)])
+def test_numbers_of_distributions_that_do_not_fit_are_refused(num_draft, num_target):
+    draft, target = torch.full((1, num_draft, 4), 0.25), torch.full((1, num_target, 4), 0.25)
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        token_verification(torch.zeros(1, 3, dtype=torch.long), draft, target, torch.Generator())
+    expected = "3 drafted tokens need 3 distributions of the draft and 4 of the target, but there are"
+    assert str(raised.value) == f"{expected} {num_draft} and {num_target}"
 
 
-def test_batches_that_differ_are_refused():
-    distributions = torch.full((2, 3, 4), 0.25)
-    with pytest.raises(ValueError, match="do not agree"):
-        token_verification(torch.zeros(1, 2, dtype=torch.long), distributions, distributions, torch.Generator())
+@pytest.mark.parametrize(
+    ("draft", "target"), [((2, 2, 4), (1, 3, 4)), ((1, 2, 4), (2, 3, 4)), ((2, 2, 4), (2, 3, 4)), ((1, 2, 5), (1, 3, 4))]
+)
+def test_batches_and_vocabularies_that_differ_are_refused(draft, target):
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        token_verification(torch.zeros(1, 2, dtype=torch.long), torch.ones(draft), torch.ones(target), torch.Generator())
+    assert str(raised.value) == (
+        f"shapes [(1, 2), {draft}, {target}] of tokens and distributions do not agree; expected (B, K), (B, K, V) and "
+        "(B, K + 1, V)"
+    )
+
+
+def test_lengths_default_to_all_tokens_and_planned_ones_to_lengths():
+    arguments = torch.zeros(2, 3, dtype=torch.long), torch.full((2, 3, 2), 0.5), torch.full((2, 4, 2), 0.5)
+    lengths, planned = torch.tensor([1, 0]), torch.tensor([3, 2])
+    for given, expected in (((), ([3, 3], [3, 3])), ((lengths,), ([1, 0], [1, 0])), ((lengths, planned), ([1, 0], [3, 2]))):
+        block = Block.of(*arguments, *given)
+        assert (block.lengths.tolist(), block.planned.tolist()) == expected
+
+
+def test_a_token_is_accepted_at_uniform_numbers_below_its_survival():
+    draft, target = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]]), torch.tensor([[[0.25, 0.75], [0.25, 0.75], [0.5, 0.5]]])
+    distribution = token_distribution(Block.of(torch.tensor([[0, 0]]), draft, target))
+    assert distribution.survival.tolist() == [[0.5, 0.25]]
+    below = 2.0**-30
+    numbers = torch.tensor([0.0, 0.25 - below, 0.25, 0.5 - below, 0.5, 1 - below], dtype=torch.float64)
+    accepted = [distribution.decide(number[None], number[None]).num_accepted.item() for number in numbers]
+    assert accepted == [2, 2, 1, 1, 0, 0]

@@ -15,6 +15,7 @@ from specheads.decoding.verification import (
     MultiRound,
     SpecTr,
     TreeBlock,
+    TreeDistribution,
     TreeMatch,
     multi_round_distribution,
     spectr_distribution,
@@ -150,6 +151,56 @@ def test_more_samples_are_accepted_more_often():
             )
             probs.append(sum(p * distribution.moves.sum().item() for distribution, p in distributions))
         assert probs[0] < probs[1] < probs[2]
+
+
+def siblings(moves):
+    """Return the distribution of a tree with two nodes at the context and one below the second."""
+    nodes = Nodes()
+    for parent, token in ((-1, 0), (-1, 1), (1, 2)):
+        nodes.add(parent, token)
+    block = TreeBlock.of(nodes.draft(torch.full((4, 3), 1 / 3)), torch.eye(3)[torch.tensor([0, 1, 2, 0])])
+    return TreeDistribution(torch.tensor(moves, dtype=torch.float64), block.target_probs, block)
+
+
+def test_walks_move_where_a_uniform_number_falls():
+    """From the context to the first node below 0.25, to the second below 0.75, and from there to the third below 0.5."""
+    distribution, below = siblings([0.25, 0.5, 0.5]), 2.0**-30
+    for number, other, path, following in (
+        (0.0, 0.0, [0, -1], 1),
+        (0.25 - below, 0.9, [0, -1], 1),
+        (0.25, 0.5, [1, -1], 2),
+        (0.75 - below, 0.5 - below, [1, 2], 0),
+        (0.75, 0.0, [-1, -1], 0),
+    ):
+        numbers = torch.tensor([number, other], dtype=torch.float64)
+        verdict = distribution.decide(numbers, torch.tensor([0.5]))
+        assert verdict.accepted_nodes.tolist() == path and verdict.next_token.tolist() == [following]
+        assert verdict.num_accepted.tolist() == [sum(node >= 0 for node in path)]
+
+
+def test_an_empty_tree_gives_the_targets_token():
+    block = TreeBlock.of(Nodes().draft(torch.empty(1, 3)), torch.eye(3)[torch.tensor([2])])
+    for rule in RULES.values():
+        verdict = rule.distribution(block).decide(torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([0.5]))
+        assert verdict.accepted_nodes.tolist() == [-1, -1]
+        assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [2])
+
+
+def test_trees_that_do_not_fit_their_rule_are_refused():
+    nodes = of_chains([(0, 1), (0, 2)])
+    with pytest.raises(ValueError, match="^3 nodes need 4 distributions of the target, but there are 3$"):
+        TreeBlock.of(nodes.draft(torch.ones(4, 3)), torch.ones(3, 3))
+    chosen = TreeBlock.of(nodes.draft(None), torch.ones(4, 3))
+    assert chosen.draft_probs is None and TreeMatch().distribution(chosen).moves.tolist() == [1, 1, 1]
+    for rule in (MultiRound(), SpecTr()):
+        with pytest.raises(ValueError, match="^the nodes were chosen, not sampled, so there are no distributions of the draft$"):
+            rule.distribution(chosen)
+
+
+def test_half_precision_distributions_of_trees_are_verified_in_float32():
+    nodes = of_chains([(0, 1), (0, 2)])
+    block = TreeBlock.of(nodes.draft(torch.ones(4, 3).bfloat16()), torch.ones(4, 3).bfloat16())
+    assert block.draft_probs.dtype == block.target_probs.dtype == torch.float32
 
 
 @pytest.mark.parametrize("rule", RULES)

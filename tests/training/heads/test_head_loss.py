@@ -50,6 +50,17 @@ def test_its_gradient_is_that_of_the_formula(batch, weights):
     close(gradients[0], (reject * (1 - labels) * probs - accept * labels * (1 - probs)) / total)
 
 
+def test_another_weight_of_each_position_multiplies_its_loss_and_its_weight(batch):
+    """And positions without a label have neither."""
+    logits, labels = batch
+    alive = torch.rand(40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    unlabelled = torch.arange(40) % 4 == 0
+    actual = weighted_bce(logits, labels.masked_fill(unlabelled, torch.nan), 0.3, 2.5, alive)
+    rows = [formula(logits[i], labels[i], 0.3, 2.5) for i in range(40)]
+    for sums, parts in zip(actual, zip(*rows, strict=True), strict=True):
+        close(sums, (torch.stack(parts) * alive)[~unlabelled].sum())
+
+
 def test_second_derivatives_agree_with_finite_differences(batch):
     logits = batch[0].clone().requires_grad_()
     assert torch.autograd.gradgradcheck(lambda x: weighted_bce(x, batch[1], 0.5, 3.0)[0], (logits,))

@@ -1,0 +1,153 @@
+"""What rules are built from: defaults, refusals in full, compile keys, labels, and the device that they compute on."""
+
+import pytest
+import torch
+import yaml
+
+from specheads import UserError, Warp
+from specheads.decoding.drafting.draft_memory import DraftMemory
+from specheads.decoding.drafting.tree_growth import Nodes
+from specheads.decoding.pairing import named_rules
+from specheads.decoding.verification import (
+    BiasedVerification,
+    BigLittle,
+    Block,
+    GreedyBlockVerification,
+    JointVerification,
+    SyntheticVerification,
+    TreeBlock,
+    TreeMatch,
+    TreeVerification,
+    VerifyStep,
+)
+from specheads.pair_config import config_folder
+
+RULES = named_rules()
+# By name: other settings than the defaults.
+OTHER = {
+    "biased": [{"eps": 0.2}, {"mode": "uno"}],
+    "big_little": [{"fallback": 0.8}, {"rollback": 1.0}],
+    "greedy_block": [{"num_levels": 1}],
+    "joint": [{"threshold": 0.2}],
+    "synthetic": [{"rate": 0.7}],
+    "tree_match": [{"shared_logits": True}],
+}
+META = torch.device("meta")  # tensors without numbers, which cannot be mixed with those of the CPU
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_defaults_are_those_of_the_config(name):
+    config = yaml.safe_load((config_folder() / "verification" / f"{name}.yaml").read_text())
+    made, default = RULES[name](**{key: value for key, value in config.items() if key != "_target_"}), RULES[name]()
+    assert vars(made).keys() == vars(default).keys() and made.label == default.label
+    for key in vars(default).keys() - {"stopping"}:
+        assert getattr(made, key) == getattr(default, key)
+    if default.stopping is not None:
+        assert default.stopping.compile_key == made.stopping.compile_key
+        assert (default.stopping.threshold, default.stopping.max_tokens) == (made.stopping.threshold, made.stopping.max_tokens)
+
+
+def test_rules_are_compiled_together_only_if_they_decide_alike():
+    made = [RULES[name](**settings) for name in RULES for settings in ({}, *OTHER.get(name, ()))]
+    keys = [rule.compile_key for rule in made]
+    assert len({*keys}) == len(made) and None not in keys
+    assert [RULES[name]().compile_key for name in RULES] == [RULES[name]().compile_key for name in RULES]
+    memory = DraftMemory(4, 3, torch.float32, torch.device("cpu"))
+    steps = [VerifyStep(warp, rule, memory).compile_key for rule in made for warp in (Warp(), Warp(0))]
+    assert len({*steps}) == len(steps) and None not in steps
+
+
+@pytest.mark.parametrize(
+    ("rule", "label", "lossless"),
+    [
+        (BiasedVerification(), "biased verification, eps 0.1, opt", False),
+        (BiasedVerification(0.25, "uno"), "biased verification, eps 0.25, uno", False),
+        (BiasedVerification(0), "biased verification, eps 0, opt", True),
+        (BigLittle(0.8, 1.5), "BiLD, fallback 0.8, rollback 1.5", False),
+        (JointVerification(0.25), "joint verification, threshold 0.25", False),
+        (SyntheticVerification(0.5), "synthetic acceptance at rate 0.5", False),
+        (GreedyBlockVerification(), "greedy block verification", True),
+        (TreeMatch(), "tree matching", True),
+        (TreeMatch(shared_logits=True), "tree matching, shared logits", False),
+    ],
+    ids=lambda value: value.label if hasattr(value, "label") else "",
+)
+def test_reports_name_rules_and_their_settings(rule, label, lossless):
+    assert (rule.label, rule.lossless) == (label, lossless)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: BiasedVerification(1.5),
+            "verification.eps=1.5 must be between 0 and 1; it is the margin added to the target's probability, for example 0.1.",
+        ),
+        (lambda: BiasedVerification(0.1, "best"), "verification.mode=best must be one of opt, uno."),
+        (
+            lambda: BigLittle(fallback=-1),
+            "verification.fallback=-1 must be between 0 and 1; it is a probability under the draft, for example 0.9.",
+        ),
+        (
+            lambda: BigLittle(rollback=-1),
+            "verification.rollback=-1 must be a number of at least 0; it is a negative log-likelihood in nats, for example 2.",
+        ),
+        (lambda: BigLittle(max_tokens=0), "verification.max_tokens=0 must be a positive integer."),
+        (lambda: GreedyBlockVerification(0), "verification.num_levels=0 must be a positive integer."),
+        (
+            lambda: JointVerification(1),
+            "verification.threshold=1 must be at least 0 and below 1; "
+            + "it is what the ratio of joint probabilities must exceed, for example 0.1.",
+        ),
+        (
+            lambda: SyntheticVerification(2),
+            "verification.rate=2 must be between 0 and 1; "
+            + "it is the probability that a drafted token is accepted, for example 0.8.",
+        ),
+        (lambda: TreeMatch("yes"), "verification.shared_logits=yes must be true or false."),
+    ],
+)
+def test_refusals_name_the_setting_its_value_and_what_it_is(make, message):
+    with pytest.raises(UserError) as raised:
+        make()
+    assert str(raised.value) == message
+
+
+def test_the_least_settings_are_allowed():
+    assert BigLittle(max_tokens=1, rollback=0, fallback=0).stopping.max_tokens == 1
+    assert GreedyBlockVerification(1).num_levels == 1 and JointVerification(0).threshold == 0
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if not issubclass(rule, TreeVerification)])
+def test_chains_are_verified_on_their_device(name):
+    rule, block = RULES[name](), Block.of(*chain_on(META))
+    verdict, state = rule(rule.start_prompt(2, META), block, *torch.empty(2, 2, dtype=torch.float64, device=META))
+    assert verdict.num_accepted.device == verdict.next_token.device == META
+    assert all(part.device == META for part in state)
+
+
+def test_verification_steps_compute_on_their_device():
+    memory = DraftMemory(4, 5, torch.float32, META)
+    for name in ("token", "greedy_block"):
+        rule = RULES[name]()
+        step, state = VerifyStep(Warp(), rule, memory), rule.start_prompt(2, META)
+        uniforms, lengths = torch.empty(2, 2, device=META), torch.empty(2, 3, dtype=torch.long, device=META)
+        packed, _ = step.decide(*chain_on(META), uniforms, lengths, state)
+        assert packed.shape == (2, 5 + 3) and packed.device == META
+
+
+def chain_on(device):
+    """Two drafted chains of three tokens over five, without numbers, and the draft's distribution after them."""
+    return torch.empty(2, 3, dtype=torch.long, device=device), *torch.empty(2, 2, 4, 5, device=device)
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if issubclass(rule, TreeVerification)])
+def test_trees_are_verified_on_the_device_of_the_targets_distributions(name):
+    nodes = Nodes()
+    for parent, token in ((-1, 0), (0, 1), (0, 2), (-1, 1), (3, 1), (-1, 0)):
+        nodes.add(parent, token, merge=False)
+    draft = nodes.draft(torch.full((len(nodes.tokens) + 1, 3), 1 / 3))
+    block = TreeBlock.of(draft, torch.empty(len(nodes.tokens) + 1, 3, device=META))
+    uniforms = torch.empty(3, dtype=torch.float64, device=META)
+    verdict = RULES[name]().distribution(block).decide(uniforms[:2], uniforms[2:])
+    assert verdict.num_accepted.device == verdict.next_token.device == verdict.accepted_nodes.device == META
