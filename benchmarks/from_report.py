@@ -3,10 +3,10 @@
     python benchmarks/from_report.py RESULT [LABEL=]REPORT.json ... --command 'specheads evaluate ...' [--split 'test, read']
 
 Tables: `winners_<data set>` (the best rule of each family, by ratio), `live` (what was decoded), `quality` (of its responses),
-`costs` (fitted to its rounds), `reliability` and `drafts`. Rows of several reports are distinguished by their labels. `--fields` names the fields of a winner to
-show; a report may have fields that this script does not know. Run it where the evaluation ran, at the same commit: the processor
-and the commit are those of this process, everything else is read from the report, also the prompts and the parts of the final
-split.
+`costs` (fitted to its rounds), `reliability` and `drafts`. Rows of several reports are distinguished by their labels. `--fields`
+names the fields of a winner to show; a report may have fields that this script does not know. Run it where the evaluation ran, at
+the same commit: the processor and the commit are those of this process, everything else is read from the report, also the prompts
+and the parts of the final split.
 """
 
 import argparse
@@ -204,7 +204,7 @@ def quality_tables(reports: Reports) -> list[Table]:
 
 
 def cost_tables(reports: Reports) -> list[Table]:
-    """Return the costs that were fitted to decoded rounds, if any were, and how well they explain what they were not fitted to."""
+    """Return the costs that were fitted to decoded rounds, and how well they explain others."""
     columns = [Column("report"), Column("rounds", "fixed:0"), Column("draft step", "ms:3"), Column("target", "ms:3")]
     columns += [Column("further drafted token", "ms:3"), Column("round", "ms:3")]
     columns += [Column("R2 over responses", "fixed:3"), Column("R2 over rounds", "fixed:3")]
@@ -214,9 +214,8 @@ def cost_tables(reports: Reports) -> list[Table]:
         for label, report in reports.items()
         if (fit := report.get("fit")) and fit.get("r_squared") is not None
     ]
-    return (
-        [table("costs", "Costs of decoding, fitted to some responses and checked on the others", columns, rows)] if rows else []
-    )
+    title = "Costs of decoding, fitted to some responses and checked on the others"
+    return [table("costs", title, columns, rows)] if rows else []
 
 
 def reliability_tables(reports: Reports) -> list[Table]:
