@@ -78,9 +78,9 @@ def single_setting(
         dev = speeds(tables[0], heads, rules, costs, ratio)
         chosen = max(dev, key=lambda setting: dev[setting][0])
         for table in tables[1:]:
-            found = speeds(table, heads, rules, costs, ratio)
-            best = max(found, key=lambda setting: found[setting][0])
-            rows.append([table.name, ratio, *map(described, (chosen, best)), shown(found[chosen] / found[best])])
+            there = speeds(table, heads, rules, costs, ratio)
+            best = max(there, key=lambda setting: there[setting][0])
+            rows.append([table.name, ratio, *map(described, (chosen, best)), shown(there[chosen] / there[best])])
     return rows
 
 

@@ -110,9 +110,9 @@ def main() -> None:
     predicted = {stage["name"]: stage["seconds"] for stage in stages}
     rows: list[list[Value]] = []
     for names, (verb, first, last) in STAGES.items():
-        found, planned = logs[verb].seconds(first, last), sum(predicted[name] for name in names)
-        rows.append([" and ".join(names), planned, found, planned / found])
-    columns = [Column("stage"), Column("planned, s", "fixed:1"), Column("found, s", "fixed:1"), Column("planned over found")]
+        measured, planned = logs[verb].seconds(first, last), sum(predicted[name] for name in names)
+        rows.append([" and ".join(names), planned, measured, planned / measured])
+    columns = [Column("stage"), Column("planned, s", "fixed:1"), Column("measured, s", "fixed:1"), Column("planned over measured")]
     table = Table("stages", f"nano, {given.prompts:,} prompts, on this machine", columns, rows)
     print(f"{table.title}\n\n{text_of(table)}")
     write_result(given.result, [table], split="train, dev and test", seeds=[0], notes=f"specheads plan {' '.join(plan)}")
