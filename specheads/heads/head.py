@@ -61,7 +61,10 @@ class AcceptanceHead(HeadNetwork, PyTorchModelHubMixin):
         """Return the folder that this head was loaded from, if it is there and this head still computes what its files say."""
         if self.folder is None or not self.folder.is_dir():
             return None
-        files, state = read_files(self.folder, {}), self.state_dict()
+        try:
+            files, state = read_files(self.folder, {}), self.state_dict()
+        except UserError:  # what is there by now is no head
+            return None
         same = files.tensors.keys() == state.keys() and all(
             torch.equal(tensor, state[name]) for name, tensor in files.tensors.items()
         )
