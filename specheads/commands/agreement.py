@@ -65,11 +65,20 @@ class Agreement:
             self.store.set(f"{key}/{self.processes.rank}", problem or "")
             verdict = self.store.get(key).decode()
         else:
-            others = (self.store.get(f"{key}/{rank}").decode() for rank in range(1, self.processes.count))
-            verdict = problem or next((each for each in [*others] if each), "")
+            reports = [self._report(key, rank) for rank in range(1, self.processes.count)]
+            verdict = problem or next(filter(None, reports), "")
             self.store.set(key, verdict)
         if verdict:
             raise UserError(verdict)
+
+    def _report(self, key: str, rank: int) -> str:
+        """Return what another process says, or that it says nothing."""
+        try:
+            self.store.wait([f"{key}/{rank}"], ARRIVAL)
+        except RuntimeError:
+            minutes = ARRIVAL.total_seconds() / 60
+            return f"process {rank} has not arrived within {minutes:.0f} minutes; its output, or that of its launcher, says why."
+        return self.store.get(f"{key}/{rank}").decode()
 
     def is_said_by_first(self, message: str) -> bool:
         """Return whether the first process has failed with the same message, or is about to."""

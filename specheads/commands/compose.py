@@ -13,7 +13,7 @@ from specheads.errors import UserError
 from specheads.pair import NewDraft, Pair, load_pair
 from specheads.pair_config import PairConfig, pair_config
 from specheads.pair_needs import pair_needs
-from specheads.processes import is_first_process
+from specheads.processes import Processes, is_first_process
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.nano_source import NanoSource
 from specheads.prompts.sources import prompt_source
@@ -98,8 +98,8 @@ def _say_once(line: str) -> None:
 
 
 def is_work_shared(cfg: DictConfig) -> bool:
-    """Whether the processes of a launcher make the data set together; what takes all GPUs, or has its own workers, one makes."""
-    return cfg.runner == "local" and not model_config(cfg).device_map
+    """Whether the processes of a launcher make the data set together; one makes what has its own workers, or takes all GPUs."""
+    return cfg.runner == "local" and not (model_config(cfg).device_map and Processes.this().count_here > 1)
 
 
 def model_config(cfg: DictConfig) -> PairConfig:

@@ -61,6 +61,12 @@ def test_a_problem_of_any_process_is_one_message_of_all(problems):
         assert all(isinstance(each, UserError) and str(each) == message for each in results)
 
 
+def test_a_process_that_does_not_arrive_is_named(monkeypatch):
+    monkeypatch.setattr(agreement_module, "ARRIVAL", timedelta(seconds=0.3))
+    first, other, absent = talk(lambda agreement: None if agreement.processes.rank == 2 else agreement.check(None))
+    assert str(first) == str(other) and "process 2 has not arrived within 0 minutes" in str(first) and absent is None
+
+
 def test_a_mistake_that_the_first_process_makes_too_is_said_once(monkeypatch):
     monkeypatch.setattr(agreement_module, "SAME_MISTAKE", timedelta(seconds=1))
     told = threading.Barrier(2)

@@ -213,10 +213,10 @@ def check_processes(settings: Distillation, pair: Pair, trainer: "Trainer") -> N
                 "gradient that it spreads over processes cannot be limited; give trainer.gradient_clip_val=null, or "
                 "+trainer.strategy=fsdp2."
             )
-    if trainer.world_size > 1 and getattr(pair.target, "hf_device_map", None) and not is_quantized(pair.target):
+    if trainer.num_devices > 1 and getattr(pair.target, "hf_device_map", None) and not is_quantized(pair.target):
         raise UserError(
-            f"{trainer.world_size} processes with model.device_map: each process would spread a target over all GPUs; use one "
-            "process (trainer.devices=1), or a target that fits each GPU and model.device_map=null."
+            f"{trainer.num_devices} processes on a machine with model.device_map: each would spread a target over all GPUs; use "
+            "one process per machine (trainer.devices=1), or a target that fits each GPU and model.device_map=null."
         )
 
 

@@ -266,7 +266,7 @@ def test_batches_that_processes_cannot_share_are_refused(cfg, nano):
 
 def test_several_processes_cannot_spread_a_target(cfg, nano, monkeypatch):
     monkeypatch.setattr(nano.target, "hf_device_map", {"": 0}, raising=False)  # as accelerate leaves it
-    with pytest.raises(UserError, match="2 processes with model.device_map"):
+    with pytest.raises(UserError, match="2 processes on a machine with model.device_map"):
         distill_draft(cfg("trainer.accelerator=cpu", "+trainer.strategy=ddp", "trainer.devices=2"), nano)
 
 
@@ -278,14 +278,14 @@ def test_a_strategy_that_averages_batches_itself_is_refused(cfg, nano, monkeypat
 
 
 def test_a_draft_that_is_spread_over_processes_cannot_write(cfg, nano):
-    trainer = SimpleNamespace(strategy=FSDPStrategy(), world_size=8)
+    trainer = SimpleNamespace(strategy=FSDPStrategy(), num_devices=8)
     on_policy = cfg("+trainer.strategy=fsdp", "samples=on_policy", "trainer.gradient_clip_val=null")
     with pytest.raises(UserError, match="trainer.strategy=fsdp with samples=on_policy: no process has a whole draft"):
         check_processes(distillation_of(on_policy), nano, trainer)
     with pytest.raises(UserError, match="give trainer.gradient_clip_val=null"):
         check_processes(distillation_of(cfg("+trainer.strategy=fsdp")), nano, trainer)
     limited = distillation_of(cfg("+trainer.strategy=fsdp2"))
-    check_processes(limited, nano, SimpleNamespace(strategy=ModelParallelStrategy(), world_size=8))
+    check_processes(limited, nano, SimpleNamespace(strategy=ModelParallelStrategy(), num_devices=8))
     matrices = cfg("+trainer.strategy=fsdp", "trainer.gradient_clip_val=null", "optimizer.name=muon")
     with pytest.raises(UserError, match="optimizer.name=muon: no process has whole matrices to move; use optimizer.name=adamw"):
         check_processes(distillation_of(matrices), nano, trainer)
