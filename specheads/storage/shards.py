@@ -221,6 +221,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def made_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a cache folder that was made before. Raises UserError if there is none."""
+    manifest = read_manifest(folder)
+    if not manifest:
+        raise UserError(f"{folder / MANIFEST} is gone or empty; run the same command again, which makes its shards again.")
+    return manifest
+
+
 def _check_inside(folder: Path, name: str) -> None:
     """Raise UserError unless a shard is a file in the cache folder: someone else's cache must not name files elsewhere."""
     if name in ("", ".", "..") or "\0" in name or Path(name).name != name or (folder / name).is_symlink():
