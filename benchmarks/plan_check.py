@@ -112,7 +112,7 @@ def main() -> None:
     for names, (verb, first, last) in STAGES.items():
         measured, planned = logs[verb].seconds(first, last), sum(predicted[name] for name in names)
         rows.append([" and ".join(names), planned, measured, planned / measured])
-    columns = [Column("stage"), Column("planned, s", "fixed:1"), Column("measured, s", "fixed:1"), Column("planned over measured")]
+    columns = [Column("stage"), Column("planned, s", "fixed:1"), Column("measured, s", "fixed:1"), Column("planned over that")]
     table = Table("stages", f"nano, {given.prompts:,} prompts, on this machine", columns, rows)
     print(f"{table.title}\n\n{text_of(table)}")
     write_result(given.result, [table], split="train, dev and test", seeds=[0], notes=f"specheads plan {' '.join(plan)}")

@@ -8,6 +8,7 @@ has already are not repeated.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,14 +27,14 @@ from benchmarks.folder_values import differences, repeatable, values_of
 from benchmarks.results import Column, Table, add_result_option, text_of, write_result
 
 ROOT = Path(__file__).parents[1]
-PAIR = ["model=nano", "data=nano", "data.max_new_tokens=32"]
-SPLITS = ["data.num_train=96", "data.num_dev=16", "data.num_test=16"]
-SHARDS = ["generation.batch_size=16", "generation.rows_per_shard=16"]
-RECORDED = ["num_prompts=16", "num_samples=2"]
-REPLAYED = ["num_prompts=16", "num_dev_prompts=16", "stopping=[fixed_length,head_threshold]", "fixed_lengths=[1,2,4]"]
+PAIR = ["model=nano", "data=nano", "data.max_new_tokens=16"]
+SPLITS = ["data.num_train=32", "data.num_dev=8", "data.num_test=8"]
+SHARDS = ["generation.batch_size=8", "generation.rows_per_shard=8"]
+RECORDED = ["num_prompts=8", "num_samples=2"]
+REPLAYED = ["num_prompts=8", "num_dev_prompts=8", "stopping=[fixed_length,head_threshold]", "fixed_lengths=[1,2,4]"]
 TRAINED = ["checkpoint.every_steps=3", "trainer.log_every_n_steps=1", "loader.batch_size=8"]
 VALIDATED = "validation={num_prompts: 4, live_prompts: 1, live_tokens: 8}"
-DECODED = ["verification=block", "fixed_lengths=[1,2,4]", "thresholds=[0.5]", "num_live_prompts=12"]
+DECODED = ["verification=block", "fixed_lengths=[1,2,4]", "thresholds=[0.5]", "num_live_prompts=6"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Trial:
 HEAD = ("data", "outputs")
 TRIALS = {
     "data": Trial(("data", *PAIR, *SPLITS, *SHARDS)),
-    "train": Trial(("train", *PAIR, *SPLITS, *SHARDS, *TRAINED, "trainer.max_epochs=4", "calibration.num_prompts=16"), ("data",)),
+    "train": Trial(("train", *PAIR, *SPLITS, *SHARDS, *TRAINED, "trainer.max_epochs=4", "calibration.num_prompts=8"), ("data",)),
     "distill": Trial(
         ("distill", *PAIR, *SPLITS, *SHARDS, *TRAINED, "samples=mixed", "refresh_every=4", "trainer.max_epochs=1", VALIDATED),
         ("data",),
@@ -56,9 +58,9 @@ TRIALS = {
     "probe": Trial(
         ("probe", *PAIR, *SPLITS, *RECORDED, "num_live_prompts=2", "repeats=2", "widths=[8]", "generation.batch_size=4"),
     ),
-    "calibrate": Trial(("calibrate", *PAIR, "data.num_train=0", "data.num_dev=48", "calibration.num_prompts=48"), HEAD),
+    "calibrate": Trial(("calibrate", *PAIR, "data.num_train=0", "data.num_dev=24", "calibration.num_prompts=24"), HEAD),
     "profile": Trial(("profile", *PAIR, *SPLITS, *RECORDED, "head=latest"), HEAD),
-    "load": Trial(("load", *PAIR, *SPLITS, "num_prompts=16", "num_dev_prompts=16", "concurrencies=[1,4]", "num_seeds=2"), HEAD),
+    "load": Trial(("load", *PAIR, *SPLITS, "num_prompts=8", "num_dev_prompts=8", "concurrencies=[1,4]", "num_seeds=2"), HEAD),
     "learning_curve": Trial(
         (
             "learning_curve",
@@ -73,8 +75,8 @@ TRIALS = {
         ),
         ("data",),
     ),
-    "layer_search": Trial(("layer_search", *PAIR, *SPLITS, "num_dev_prompts=6")),
-    "reproduce": Trial(("reproduce", "experiment=block_table1", *PAIR, *SPLITS, "num_prompts=12", "speeds=false")),
+    "layer_search": Trial(("layer_search", *PAIR, *SPLITS, "num_dev_prompts=3")),
+    "reproduce": Trial(("reproduce", "experiment=block_table1", *PAIR, *SPLITS, "num_prompts=8", "speeds=false")),
 }
 
 
@@ -90,6 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path("outputs/resume_trial"))
     arguments = parser.parse_args(argv)
     folder = arguments.folder.absolute()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; the same command goes on"))
     prepare(folder)
     for command in arguments.commands:
         trials(command, folder, arguments)
@@ -163,8 +166,9 @@ def trials(command: str, folder: Path, arguments: argparse.Namespace) -> None:
         print("".join(f"    {name}\n" for name in differing[: arguments.differences]), end="", flush=True)
 
 
-def start(trial: Trial, folder: Path, prepared: Path) -> subprocess.Popen:
-    """Start a command in `folder`, with a copy of what it needs."""
+@contextlib.contextmanager
+def started(trial: Trial, folder: Path, prepared: Path) -> Iterator[subprocess.Popen]:
+    """Start a command in `folder`, with a copy of what it needs; it does not survive the block."""
     folder.mkdir(parents=True, exist_ok=True)
     for part in trial.needs:
         if not (folder / part).exists():
@@ -173,7 +177,12 @@ def start(trial: Trial, folder: Path, prepared: Path) -> subprocess.Popen:
     environment |= {"SPECHEADS_ENGINE": "eager", "HF_HUB_OFFLINE": "1"}
     words = [sys.executable, "-m", "specheads", *trial.words]
     with (folder / "said.log").open("a") as said:
-        return subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True, stdout=said, stderr=said)
+        process = subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True, stdout=said, stderr=said)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def files_of(folder: Path) -> set[Path]:
@@ -189,22 +198,23 @@ def wait_for_work(process: subprocess.Popen, folder: Path, before: set[Path]) ->
 
 def undisturbed(trial: Trial, folder: Path, prepared: Path) -> float:
     """Run a command to its end and return the seconds that its work took."""
-    process = start(trial, folder, prepared)
-    wait_for_work(process, folder, files_of(folder))
-    begin = time.perf_counter()
-    if process.wait() != 0:
+    with started(trial, folder, prepared) as process:
+        wait_for_work(process, folder, files_of(folder))
+        begin = time.perf_counter()
+        code = process.wait()
+    if code != 0:
         raise SystemExit(f"specheads {' '.join(trial.words)} failed in {folder}:\n{(folder / 'said.log').read_text()[-3000:]}")
     return time.perf_counter() - begin
 
 
 def killed(trial: Trial, folder: Path, prepared: Path, moment: float, number: int) -> int:
     """Start a command, send the signal `moment` seconds after its work began, and return its exit code."""
-    process = start(trial, folder, prepared)
-    wait_for_work(process, folder, files_of(folder))
-    time.sleep(moment)
-    if process.poll() is None:
-        os.killpg(process.pid, number)
-    return process.wait()
+    with started(trial, folder, prepared) as process:
+        wait_for_work(process, folder, files_of(folder))
+        time.sleep(moment)
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+        return process.wait()
 
 
 if __name__ == "__main__":

@@ -54,6 +54,10 @@ def user_error(error: BaseException | None) -> UserError | None:
             where = f"{error.filename}: " if error.filename else ""
             resumes = f" {RESUMES}" if error.errno in FULL else ""
             return UserError(f"{where}{os.strerror(error.errno)}: {REMEDIES.get(error.errno, OTHER_FOLDERS)}.{resumes}")
+        if isinstance(error, FileNotFoundError) and str(error):  # from libraries that do not pass the file's name on
+            return UserError(
+                f"{str(error).splitlines()[0]}: it was there before; run the same command again, which makes it again."
+            )
         if any(reason in str(error) for reason in NO_SPACE):  # from libraries that do not pass the error number on
             return UserError(f"{str(error).splitlines()[0]}: {REMEDIES[errno.ENOSPC]}. {RESUMES}")
         error = error.__cause__

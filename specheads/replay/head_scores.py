@@ -25,7 +25,7 @@ from specheads.replay.recording import GROUND_TRUTH, Advance, NodeIndices, branc
 from specheads.replay.response_tree import SLICE_ELEMENTS, node_states
 from specheads.sampling import Warp, accept_prob, check_finite, check_numbers
 from specheads.storage.leases import Leases, each_free
-from specheads.storage.shards import ShardStore, read_manifest
+from specheads.storage.shards import ShardStore, made_manifest
 
 SCHEMA = pa.schema({"values": pa.list_(pa.float32())})  # of every node of a response, or of every (node, round index) pair
 
@@ -38,7 +38,7 @@ def add_predictions(
     All missing heads share one pass of the draft. `advance` is called with the number of prompts once for the heads and once
     for the target, also where nothing was missing.
     """
-    manifest = read_manifest(folder)
+    manifest = made_manifest(folder)
     warp, num_rows = Warp(**manifest["provenance"]["warp"]), sum(shard["rows"] for shard in manifest["shards"].values())
     predictors = dict(_predictors(heads))
     stores = {name: _store(folder, name, reads_rounds(predictor.head)) for name, predictor in predictors.items()}
@@ -87,7 +87,7 @@ def reads_rounds(head: AcceptanceHead) -> bool:
 
 def _store(folder: Path, name: str, in_rounds: bool = False) -> ShardStore:
     """Return the store of one predictor's values in a recording."""
-    provenance = {"predictor": name, "of": read_manifest(folder)["shards"]} | ({"in_rounds": True} if in_rounds else {})
+    provenance = {"predictor": name, "of": made_manifest(folder)["shards"]} | ({"in_rounds": True} if in_rounds else {})
     return ShardStore(folder / "predictions" / name, provenance, SCHEMA)
 
 
@@ -103,7 +103,7 @@ class Scores(Protocol):
 
 def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], score: Scores, advance: Advance) -> None:
     """Write a shard of predictions for every shard of the recording; other processes that need them, too, share the work."""
-    manifest = read_manifest(folder)
+    manifest = made_manifest(folder)
     shards, settings = manifest["shards"], manifest["provenance"]["settings"]
     branch_columns = [f"branch_{name}" for name in ("draw", "start", "length", "ids")]
     columns = ["prompt_ids", "response_ids", "accepted", *branch_columns, "law_prob"]

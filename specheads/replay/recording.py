@@ -26,7 +26,7 @@ from specheads.pair import Pair
 from specheads.prompts.encoding import EncodedPrompt, ResponseLimits, response_provenance
 from specheads.replay.response_tree import COLUMNS, RecordSettings, ResponseToRecord, ResponseUniforms, record_responses
 from specheads.sampling import Warp
-from specheads.storage.shards import ShardStore, fingerprint, read_manifest
+from specheads.storage.shards import ShardStore, fingerprint, made_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +266,7 @@ def branches_of(row: Mapping[str, Any], max_tokens: int) -> Branches:
 
 def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
     """Return a complete recording with the predictions of `predictors` (fingerprints of heads, or GROUND_TRUTH)."""
-    manifest = read_manifest(folder)
+    manifest = made_manifest(folder)
     shards, settings = sorted(manifest["shards"]), manifest["provenance"]["settings"]
     table = pa.concat_tables([pq.read_table(folder / shard) for shard in shards])
     responses, branch_ids = _lists(table, "response_ids"), _lists(table, "branch_ids")
@@ -284,7 +284,7 @@ def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
     in_rounds: dict[str, list[np.ndarray]] = {}
     for name in predictors:
         predictions = pa.concat_tables([pq.read_table(folder / "predictions" / name / shard) for shard in shards])
-        reads_rounds = read_manifest(folder / "predictions" / name)["provenance"].get("in_rounds", False)
+        reads_rounds = made_manifest(folder / "predictions" / name)["provenance"].get("in_rounds", False)
         (in_rounds if reads_rounds else values)[name] = _lists(predictions, "values")
     first_pair, pairs_before = _pairs(table, settings, lengths) if in_rounds else (None, lengths)
     return Recording(

@@ -246,6 +246,14 @@ def parse_manifest(text: str | None, where: str, noted: Callable[[], Mapping[str
     return manifest
 
 
+def made_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a cache folder that was made before. Raises UserError if there is none."""
+    manifest = read_manifest(folder)
+    if not manifest:
+        raise UserError(f"{folder / MANIFEST} is gone or empty; run the same command again, which makes its shards again.")
+    return manifest
+
+
 def _leads_away(where: str, name: str) -> UserError:
     return UserError(
         f"{where} names {name!r}, which must be a file in that folder, not a path or a link; "

@@ -9,11 +9,17 @@ VALUES = (
     *(-1, 0, 1, 2**31, 2**70, -(2**63), 0.5, -0.5, 1e308, float("nan"), float("inf"), -float("inf")),
 )
 
+REMOVED = 0.03  # of all mutations
 Damage = Callable[[random.Random, bytes, Sequence[bytes]], bytes]
 
 
-def mutated(rng: random.Random, content: bytes, others: Sequence[bytes]) -> tuple[str, bytes]:
-    """Return the name of a mutation and the content after it; `others` are contents of other files of the same kind."""
+def mutated(rng: random.Random, content: bytes, others: Sequence[bytes]) -> tuple[str, bytes | None]:
+    """Return the name of a mutation and the content after it, None for a file that is removed.
+
+    `others` are contents of other files of the same kind.
+    """
+    if rng.random() < REMOVED:
+        return "removed", None
     mutations = [*BYTES, *JSON] if _values(content) else list(BYTES)
     name = rng.choice(mutations)
     return name, (BYTES | JSON)[name](rng, content, others)

@@ -4,7 +4,7 @@ import random
 import shutil
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,14 @@ def _matching(folder: Path, patterns: Sequence[str]) -> set[Path]:
     return {path.relative_to(folder) for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
 
 
-def _fresh(folder: Path, contents: dict[Path, bytes]) -> None:
+def _fresh(folder: Path, contents: Mapping[Path, bytes | None]) -> None:
     """Write files into an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
+        if content is not None:
+            (folder / name).write_bytes(content)
 
 
 def _read(kind: Kind, folder: Path, before: Any, checked: bool) -> str:

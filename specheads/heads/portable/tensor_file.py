@@ -20,9 +20,9 @@ def checksum_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors on the CPU, and their checksum."""
+    """Write tensors on the CPU, and their checksum: the only metadata, as several are written in a random order."""
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(whole, path, metadata={"format": "pt", "sha256": checksum_of(whole)})
+    save_file(whole, path, metadata={"sha256": checksum_of(whole)})
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
