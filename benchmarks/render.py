@@ -21,6 +21,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = "docs/measurements"
 DOCUMENTS = (
     "docs/compatibility.md",
+    "docs/tests.md",
     *sorted(f"{PAGES}/{path.name}" for path in (ROOT / PAGES).glob("*.md")),
     "benchmarks/gpu/README.md",
 )
