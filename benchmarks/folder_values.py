@@ -1,8 +1,8 @@
 """Everything that a command wrote, as values by name, so that folders of two runs can be compared in one way for all commands.
 
 Dates in names and texts are replaced by their order, and the folder itself by a dot. A text file is its lines, JSON its values;
-tensors and Parquet are their bytes. Checkpoints, locks, logs, copies that can be made again, and notes on whether a run was resumed
-are left out.
+tensors and Parquet are their bytes. Checkpoints, locks, logs, copies that can be made again, and notes of whether a run was
+resumed are left out.
 """
 
 import hashlib
