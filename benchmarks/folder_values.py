@@ -1,7 +1,8 @@
 """Everything that a command wrote, as values by name, so that folders of two runs can be compared in one way for all commands.
 
 Dates in names and texts are replaced by their order, and the folder itself by a dot. A text file is its lines, JSON its values;
-tensors and Parquet are their bytes. Checkpoints, locks, logs and copies that can be made again are left out.
+tensors and Parquet are their bytes. Checkpoints, locks, logs, copies that can be made again, and notes of whether a run was
+resumed are left out.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 DATE = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(-\d+)?")
-MADE_AGAIN = re.compile(r"\.lock$|\.log$|\.ckpt$|/\.arrow/|/\.hydra/|/wandb/")
+LEFT_OUT = re.compile(r"\.lock$|\.log$|\.ckpt$|/run\.json$|/\.arrow/|/\.hydra/|/wandb/")
 TEXTS = (".csv", ".yaml", ".md", ".txt", ".html")
 
 Values = dict[str, Any]
@@ -21,7 +22,7 @@ Values = dict[str, Any]
 def values_of(folder: Path, parts: tuple[str, ...] = ("data", "outputs")) -> Values:
     """Return all values in some parts of a folder by their names: the file, and the place in it."""
     files = sorted(path for part in parts for path in (folder / part).rglob("*") if path.is_file())
-    files = [path for path in files if not MADE_AGAIN.search(str(path))]
+    files = [path for path in files if not LEFT_OUT.search(str(path))]
     dates = _dates(files)
     return {
         _plain(f"{path.relative_to(folder)} {place}", folder, dates): _plain(value, folder, dates)

@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--signal", choices=["KILL", "TERM", "INT"], default="KILL")
     parser.add_argument("--seed", type=int, default=0, help="of the times at which commands are killed")
     parser.add_argument("--differences", type=int, default=5, help="differences of each trial that are shown")
-    add_result_option(parser, "resume_trial")
+    add_result_option(parser, "kills")
     parser.add_argument("--folder", type=Path, default=Path("outputs/resume_trial"))
     arguments = parser.parse_args(argv)
     folder = arguments.folder.absolute()
