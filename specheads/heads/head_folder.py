@@ -9,7 +9,7 @@ Files of tensors have a checksum, too.
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -65,11 +65,11 @@ def write_files(folder: Path, files: HeadFiles) -> Path:
     """Write a head's folder, which is made, or whose files are replaced one by one; return it."""
     folder.mkdir(parents=True, exist_ok=True)
     golden = {} if files.golden is None else files.golden.tensors()
-    writers = {
+    writers: dict[str, Callable[[Path], object]] = {
         "model.safetensors": partial(write_tensors, files.tensors),
         "golden.safetensors": partial(write_tensors, golden),
-        "README.md": lambda path: path.write_text(card(files.config)),
-        "config.json": lambda path: path.write_text(json.dumps(files.config.to_dict(), indent=2) + "\n"),
+        "README.md": partial(_write_text, card(files.config)),
+        "config.json": partial(_write_text, json.dumps(files.config.to_dict(), indent=2) + "\n"),
     }
     write_loader(folder, CUSTOM_GENERATE)
     if files.train_prompts is None:
