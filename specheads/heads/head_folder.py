@@ -6,7 +6,7 @@ computed when it was saved: they show at once if a head is computed differently.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,7 @@ def write_files(folder: Path, files: HeadFiles) -> Path:
     """Write a head's folder, which is made, or whose files are replaced one by one; return it."""
     folder.mkdir(parents=True, exist_ok=True)
     golden = {} if files.golden is None else files.golden.tensors()
-    writers = {
+    writers: dict[str, Callable[[Path], object]] = {
         "model.safetensors": partial(write_tensors, files.tensors),
         "golden.safetensors": partial(write_tensors, golden),
         "README.md": lambda path: path.write_text(card(files.config)),
