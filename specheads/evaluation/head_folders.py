@@ -1,6 +1,5 @@
 """The folders of heads: finding those that `head=` names, and writing what was measured of them."""
 
-import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -8,13 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from specheads.errors import UserError
 from specheads.heads.card import card
 from specheads.heads.checkpoint import latest_head, load_head
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.head_folder import drop_graphs
 from specheads.pair import Pair
 from specheads.sampling import Warp
-from specheads.storage.files import write_json, write_whole
+from specheads.storage.files import read_json, write_json, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -68,12 +68,20 @@ def store_dev_prompts(folder: Path, head: AcceptanceHead, texts: Sequence[str]) 
 
 
 def store_in_config(folder: Path, **values: Mapping[str, Any] | None) -> None:
-    """Write values that were measured after a head's training into its config and its card."""
+    """Write values that were measured after a head's training into its config and its card.
+
+    Raises:
+        UserError: the config cannot be read any more, or takes no such values.
+    """
     path = folder / "config.json"
-    before = json.loads(path.read_text(encoding="utf-8"))
-    content = before | values
+    try:
+        before = read_json(path)
+        content = before | values
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is not valid JSON ({error}); export the head again.") from None
     if any(before.get(name) != content.get(name) for name in ("calibration", "overlap_calibration")):
         drop_graphs(folder)
     text = card(HeadConfig.from_dict(content, str(path)))
-    write_json(path, content)
+    # The card first: with an old config, a run that was killed in between does both again.
     write_whole(folder / "README.md", lambda temporary: temporary.write_text(text))
+    write_json(path, content)

@@ -8,6 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+_umask = os.umask(0o77)  # which can only be read by setting it
+os.umask(_umask)
+MODE = 0o666 & ~_umask  # of files, as `open` makes them
+
 
 def write_whole(path: Path, write: Callable[[Path], object], writer: str = "") -> None:
     """Let `write` fill a temporary file next to `path`, then rename it; after a kill `path` is the old file or the new one.
@@ -22,6 +26,7 @@ def write_whole(path: Path, write: Callable[[Path], object], writer: str = "") -
     except Exception:
         temporary.unlink(missing_ok=True)  # a full disk needs the space
         raise
+    os.chmod(temporary, MODE)  # some writers let nobody else read their files, as in a folder that several users share
     os.replace(temporary, path)
 
 
