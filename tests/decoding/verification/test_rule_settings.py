@@ -58,22 +58,26 @@ def test_rules_are_compiled_together_only_if_they_decide_alike():
 
 
 @pytest.mark.parametrize(
-    ("rule", "label", "lossless"),
+    ("name", "settings", "label", "lossless"),
     [
-        (BiasedVerification(), "biased verification, eps 0.1, opt", False),
-        (BiasedVerification(0.25, "uno"), "biased verification, eps 0.25, uno", False),
-        (BiasedVerification(0), "biased verification, eps 0, opt", True),
-        (BigLittle(0.8, 1.5), "BiLD, fallback 0.8, rollback 1.5", False),
-        (JointVerification(0.25), "joint verification, threshold 0.25", False),
-        (SyntheticVerification(0.5), "synthetic acceptance at rate 0.5", False),
-        (GreedyBlockVerification(), "greedy block verification", True),
-        (TreeMatch(), "tree matching", True),
-        (TreeMatch(shared_logits=True), "tree matching, shared logits", False),
+        ("biased", {}, "biased verification, eps 0.1, opt", False),
+        ("biased", {"eps": 0.25, "mode": "uno"}, "biased verification, eps 0.25, uno", False),
+        ("biased", {"eps": 0}, "biased verification, eps 0, opt", True),
+        ("big_little", {"fallback": 0.8, "rollback": 1.5}, "BiLD, fallback 0.8, rollback 1.5", False),
+        ("joint", {"threshold": 0.25}, "joint verification, threshold 0.25", False),
+        ("synthetic", {"rate": 0.5}, "synthetic acceptance at rate 0.5", False),
+        ("token", {}, "token verification", True),
+        ("block", {}, "block verification", True),
+        ("greedy_block", {}, "greedy block verification", True),
+        ("multi_round", {}, "multi-round verification", True),
+        ("spectr", {}, "SpecTr", True),
+        ("tree_match", {}, "tree matching", True),
+        ("tree_match", {"shared_logits": True}, "tree matching, shared logits", False),
     ],
-    ids=lambda value: value.label if hasattr(value, "label") else "",
 )
-def test_reports_name_rules_and_their_settings(rule, label, lossless):
-    assert (rule.label, rule.lossless) == (label, lossless)
+def test_reports_name_rules_and_their_settings(name, settings, label, lossless):
+    rule = RULES[name](**settings)
+    assert (rule.name, rule.label, rule.lossless) == (name, label, lossless)
 
 
 @pytest.mark.parametrize(
