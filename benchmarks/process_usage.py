@@ -43,12 +43,17 @@ class Slope:
     @property
     def growth(self) -> float:
         """What is gained over the span, as a share of the mean."""
-        return self.value * self.span / self.mean if self.mean else 0.0
+        return self._growth(self.value)
 
     @property
-    def is_flat(self) -> bool:
-        """Whether nothing grows: the interval reaches 0, or the growth is small."""
-        return self.low <= 0 or self.growth <= LARGEST_GROWTH
+    def is_flat(self) -> bool | None:
+        """Whether nothing grows by more than LARGEST_GROWTH, anywhere in the interval; None where it is too wide to tell."""
+        if self._growth(self.high) <= LARGEST_GROWTH:
+            return True
+        return False if self.low > 0 and self.growth > LARGEST_GROWTH else None
+
+    def _growth(self, value: float) -> float:
+        return value * self.span / self.mean if self.mean else 0.0
 
     def per(self, amount: float) -> dict[str, float]:
         """Return slope and interval per so much time."""

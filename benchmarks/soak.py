@@ -159,7 +159,8 @@ def slope_table(samples: Sequence[tuple[float, int, Usage, dict[str, float]]]) -
 
 
 def verdict_of(line: Slope) -> str:
-    return "yes" if line.is_flat else "NO"
+    """Return whether a line is flat as a word."""
+    return {True: "yes", False: "NO", None: "too noisy to say"}[line.is_flat]
 
 
 def counts_table(done: dict[str, int], samples: Sequence[tuple[float, int, Usage, dict[str, float]]]) -> Table:

@@ -29,9 +29,11 @@ def test_a_slope_is_that_of_the_line_without_the_warm_up():
 
 def test_growth_is_told_from_noise():
     grown = slope(range(100), noisy(0.1))
-    assert not grown.is_flat and verdict_of(grown) == "NO" and grown.growth == pytest.approx(0.075 / 1.06, rel=0.1)
+    assert grown.is_flat is False and verdict_of(grown) == "NO" and grown.growth == pytest.approx(0.075 / 1.06, rel=0.1)
     assert verdict_of(slope(range(100), noisy(0.01))) == "yes"  # too little to matter
     assert verdict_of(slope(range(100), noisy(-0.1))) == "yes"
+    shaken = np.random.default_rng(0).normal(1000, 500, 100)
+    assert verdict_of(slope(range(100), shaken)) == "too noisy to say"
 
 
 def test_an_interval_covers_a_slope_of_zero_as_often_as_it_says():
