@@ -98,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(KINDS), help="train these alone")
     parser.add_argument("--folder", type=Path, help="the folder for data and runs; default: a temporary one")
-    add_result_option(parser, "processes")
+    add_result_option(parser, "none")
     given = parser.parse_args()
     rows: list[list[Value]] = []
     with tempfile.TemporaryDirectory() as temporary:
