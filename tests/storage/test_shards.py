@@ -6,7 +6,9 @@ from dataclasses import asdict, replace
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from fakes import CountingTokenizer, tiny_pair
+from safetensors.torch import save_file
 
 from data_gen import run
 from data_gen.rows import plan_shards
@@ -18,7 +20,7 @@ from specheads.prompts.prompt import Prompt, unique
 from specheads.sampling import Warp
 from specheads.storage import shards
 from specheads.storage.data_set import SCHEMA, load_split
-from specheads.storage.files import lock, write_json
+from specheads.storage.files import lock, write_json, write_whole
 from specheads.storage.leases import Leases
 from specheads.storage.shards import ShardStore, checksum, fingerprint, read_manifest
 
@@ -547,3 +549,9 @@ def test_a_split_without_rows_is_a_user_error_that_names_the_key(complete, tmp_p
 def test_checksum_is_sha256(tmp_path):
     (tmp_path / "file").write_bytes(b"hello")
     assert checksum(tmp_path / "file") == "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+
+
+def test_files_of_tensors_have_the_mode_of_other_files(tmp_path):
+    (tmp_path / "usual").write_text("")
+    write_whole(tmp_path / "tensors", lambda path: save_file({"a": torch.zeros(1)}, path))
+    assert (tmp_path / "tensors").stat().st_mode == (tmp_path / "usual").stat().st_mode
