@@ -29,8 +29,8 @@ from specheads import SpeculativeDecoder, Warp, load_pair, stopping
 # greedy acceptances that differ.
 SUMS_IN_ANOTHER_ORDER = (2e-4, 5e-5, 3e-6, 3e-5, 5e-5, 0.01, 0.01)
 HALF = (0.8, 0.4, 0.02, 0.15, 0.3, 0.1, 0.1)
-INT8 = (0.6, 0.5, 0.02, 0.15, 0.4, 0.05, 0.05)
-FP8 = (2.0, 0.9, 0.06, 0.5, 0.8, 0.15, 0.15)
+INT8 = (0.9, 0.4, 0.03, 0.15, 0.4, 0.1, 0.1)
+FP8 = (2.5, 0.9, 0.07, 0.35, 0.8, 0.15, 0.15)
 READERS = {
     "padded": padded,
     "from memory": partial(in_chunks, engine="eager"),
