@@ -126,17 +126,7 @@ def curve(folder):
 def test_a_run_of_two_processes_is_resumed_by_one(tmp_path):
     """In the folder that the first of them chose, with the curve of one process."""
     words = ["specheads", "train", *TRAINED, "loader.batch_size=6", "trainer.max_epochs=6"]
-    launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", *words]
-    process = subprocess.Popen(
-        launched,
-        cwd=tmp_path,
-        env=shell(),
-        start_new_session=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = start(tmp_path, "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", *words)
     wait_for(lambda: list(tmp_path.glob("outputs/head/*/checkpoints/last.ckpt")) or process.poll() is not None)
     process.terminate()  # torchrun sends it on
     output = process.communicate(timeout=120)[0]
