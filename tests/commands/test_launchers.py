@@ -72,7 +72,8 @@ def test_ctrl_c_ends_all_jobs_and_the_same_command_resumes(words, tmp_path):
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGINT and "the same command resumes it" in error.splitlines()[-1]
+    assert process.returncode == 128 + signal.SIGINT
+    assert "the same command resumes it" in error  # submitit's own processes print after it, too
     (folder,) = (tmp_path / "data_gen").iterdir()
     waiting = int((folder / "0" / "begun").read_text())
     deadline = time.monotonic() + 60
