@@ -12,10 +12,7 @@ from specheads.quantization import check_quantization
 
 INSTRUCTION = "{instruction}"  # where an instruction format takes the text
 ROLES = ("draft", "target")
-TEXTS = (
-    *("draft", "target", "name", "tokenizer", "draft_revision", "target_revision"),
-    *("quantization", "draft_quantization", "device", "device_map"),
-)
+TEXTS = ("draft", "target", "name", "tokenizer", "draft_revision", "target_revision", "device", "device_map")
 MISSING = "???"  # marks a key that the user must set
 
 

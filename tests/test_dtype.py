@@ -116,7 +116,7 @@ def test_data_of_another_type_is_not_reused(tmp_path, caplog):
 def test_runs_and_features_of_another_type_are_told_apart(nano, tmp_path):
     half = load_pair("nano", dtype="bfloat16")
     settings = Distillation()
-    entries = [run_provenance(settings, pair, None, 1) for pair in (nano, half)]
+    entries = [run_provenance(settings, pair, None) for pair in (nano, half)]
     assert [name for name in entries[0] if entries[0][name] != entries[1][name]] == ["dtype"]
     stores = [FeatureStore(tmp_path, pair.draft_lm, {"train": NoTexts()}, frozenset(["hidden"]), 1) for pair in (nano, half)]
     assert stores[0].folder != stores[1].folder

@@ -16,7 +16,7 @@ from specheads.heads.checkpoint import load_head
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.integrations.formats import FORMATS
 from specheads.revisions import revision_at
-from specheads.storage.files import write_whole
+from specheads.storage.files import without_home, write_whole
 
 COLUMNS = 80  # of help texts
 HEAD = {"head": "a folder that specheads train exported, or a hub id"}
@@ -76,7 +76,7 @@ def rewrite_card(head: str) -> str:
     if not path.parent.is_dir():
         raise UserError(f"head={head} is on the hub, and a card is written into a local folder; give one.")
     write_whole(path, lambda temporary: temporary.write_text(card(loaded.config)))
-    return f"{path} written"
+    return f"{without_home(str(path))} written"
 
 
 def export(head: str, format: str) -> str:
@@ -91,7 +91,7 @@ def export(head: str, format: str) -> str:
             f"head={head} is a checkpoint of the SpecDec++ authors; convert it to a head of this project first: "
             f"python -c \"import specheads; specheads.load_head('{head}').save_pretrained('my-head')\""
         )
-    return f"{FORMATS[format].write(loaded, Path(head))} written"
+    return f"{without_home(str(FORMATS[format].write(loaded, Path(head))))} written"
 
 
 VERBS = {

@@ -101,12 +101,12 @@ def _caches(store: Store, sizes: Mapping[str, int]) -> Iterator[tuple[str, dict[
     """Yield the subfolders that are caches, with their manifests, which also list the shards that were finished since."""
     names = [name for name in sizes if name.rpartition("/")[2] == MANIFEST and not _is_hidden(name)]
     for name, content in store.read(names).items():
-        folder, text = folder_of(name), content.decode(errors="replace")
+        folder = folder_of(name)
 
         def noted(folder: str = folder) -> dict[str, Entry]:
             return _noted(store, sizes, folder)
 
-        manifest = parse_manifest(text, store.place(name), noted)
+        manifest = parse_manifest(content, store.place(name), noted)
         if "provenance" in manifest:  # other files may have that name, too
             yield folder, manifest
 

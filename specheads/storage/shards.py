@@ -200,7 +200,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         UserError: the manifest is not valid, or names a file outside the folder.
     """
     path = folder / MANIFEST
-    manifest = parse_manifest(path.read_text() if path.is_file() else None, str(path), lambda: _all_noted(folder))
+    manifest = parse_manifest(path.read_bytes() if path.is_file() else None, str(path), lambda: _all_noted(folder))
     for name in manifest.get("shards", {}):
         if (folder / name).is_symlink():
             raise _leads_away(str(path), name)
@@ -214,8 +214,8 @@ def _all_noted(folder: Path) -> dict[str, Entry]:
     return {name: entry for name, entry in noted.items() if entry is not None}
 
 
-def parse_manifest(text: str | None, where: str, noted: Callable[[], Mapping[str, Entry]]) -> dict[str, Any]:
-    """Return a manifest from its text; empty without one.
+def parse_manifest(content: bytes | None, where: str, noted: Callable[[], Mapping[str, Entry]]) -> dict[str, Any]:
+    """Return a manifest from the content of its file; empty without one.
 
     Args:
         where: the file, for messages.
@@ -225,7 +225,7 @@ def parse_manifest(text: str | None, where: str, noted: Callable[[], Mapping[str
         UserError: the manifest is not valid, or names a file outside the folder.
     """
     try:
-        manifest = {} if text is None else json.loads(text)
+        manifest = {} if content is None else json.loads(content)
     except ValueError as error:
         raise UserError(f"{where} is not valid JSON ({error}); delete it, and its shards will be made again.") from None
     if not isinstance(manifest, dict) or not manifest:

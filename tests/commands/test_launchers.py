@@ -27,10 +27,15 @@ def words(request, tmp_path):
     return ["-m", f"hydra/launcher={request.param}", *more, "model=nano", f"paths.outputs={tmp_path}"]
 
 
+# Where the tests run in the background, the shell may have them ignore Ctrl-C, and children inherit that.
+HEARS_CTRL_C = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+HEARS_CTRL_C += "runpy.run_module('sweep_jobs', run_name='__main__', alter_sys=True)"
+
+
 def start(words):
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "sweep_jobs", *words],
+        [sys.executable, "-c", HEARS_CTRL_C, *words],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

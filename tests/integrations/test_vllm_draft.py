@@ -89,7 +89,7 @@ def texts(nano):
 
 def by_the_proposer_that_runs_the_draft_itself(folder, texts):  # noqa: F811
     """Return the drafts of HeadProposer, and the survival of the whole draft after each of their tokens."""
-    proposer = alone.HeadProposer(config(folder))
+    proposer = alone.HeadProposer(config(folder, dtype="float32"))  # as the pair next to it, whatever suits the processor
     proposer.load_model(None)
     rule, survivals = proposer.stopping.rule, []
     start, step = rule.start_round, rule.step

@@ -14,6 +14,7 @@ from specheads.storage.files import read_json, write_json
 PROVENANCE = ("target", "draft", "device", "dtype", "command")  # what a measured table must say of itself
 TABLES = ("draft", "target", "alone", "drafting", "admission", "prompts")  # the fields that are tables
 LARGEST_SIZE = 2**31 - 1  # of a table's entries
+MOST_SECONDS = 1e9  # of a step; sums and products of much more would overflow
 SecondsBySize = Callable[[Any], Any]  # of numbers or arrays of them
 POSITIONS = ("target_position", "draft_position", "target_attention")  # the fields that are numbers
 
@@ -35,8 +36,8 @@ class SecondsTable:
             raise UserError(f"a table with sizes={self.sizes} and seconds={self.seconds} needs two entries or more of each.")
         if not all(is_count(size, least=1) and size <= LARGEST_SIZE for size in self.sizes) or (np.diff(self.sizes) <= 0).any():
             raise UserError(f"sizes={self.sizes} must be positive integers of at most {LARGEST_SIZE} in rising order.")
-        if not all(is_number(value) and 0 < value < float("inf") for value in self.seconds):
-            raise UserError(f"seconds={self.seconds} must be positive numbers.")
+        if not all(is_number(value) and 0 < value <= MOST_SECONDS for value in self.seconds):
+            raise UserError(f"seconds={self.seconds} must be positive numbers of at most {MOST_SECONDS:g}.")
         if self.seconds[-1] < self.seconds[-2]:
             raise UserError(
                 f"seconds={self.seconds} must not fall at the end, because they are continued beyond it; measure again."
@@ -113,8 +114,8 @@ class LoadCosts:
     def __post_init__(self) -> None:
         """Check the numbers; raise UserError for one that is negative or not finite."""
         for name in POSITIONS:
-            if not is_number(value := getattr(self, name)) or not 0 <= value < float("inf"):
-                raise UserError(f"{name}={value} must be seconds of at least 0 for a position of memory.")
+            if not is_number(value := getattr(self, name)) or not 0 <= value <= MOST_SECONDS:
+                raise UserError(f"{name}={value} must be seconds from 0 to {MOST_SECONDS:g} for a position of memory.")
 
     @cached_property
     def envelope(self) -> SecondsTable:
