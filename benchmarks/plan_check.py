@@ -44,7 +44,7 @@ class Log:
     @classmethod
     def of(cls, folder: Path, *words: str) -> "Log":
         """Run a verb of specheads."""
-        command = [sys.executable, "-m", "specheads.commands.main", *words]
+        command = [sys.executable, "-m", "specheads", *words]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
         print(" ".join(["specheads", *words]), file=sys.stderr)
         start = time.perf_counter()
