@@ -3,7 +3,7 @@
 The features are computed by the same code as in the decoder, so a head reads the same numbers in training and in decoding.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -44,11 +44,21 @@ class HeadBatch:
 
     def to(self, device: torch.device) -> "HeadBatch":
         """Return this batch on a device."""
-        moved = {name: getattr(self, name).to(device) for name in ("tokens", "row", "index", "drafted", "start")}
-        labels = {name: value.to(device) for name, value in self.labels.items()}
-        features = {name: value.to(device) for name, value in self.features.items()}
-        alive = None if self.alive is None else self.alive.to(device)
-        return replace(self, **moved, labels=labels, features=features, alive=alive)
+        return replace(self._of_tokens(lambda values: values.to(device)), tokens=self.tokens.to(device))
+
+    def part(self, first: int, end: int) -> "HeadBatch":
+        """Return the texts `first` to `end`, without the last one, and the tokens that were drafted in them."""
+        kept = (self.row >= first) & (self.row < end)
+        part = self._of_tokens(lambda values: values[kept])
+        return replace(part, tokens=self.tokens[first:end], row=part.row - first)
+
+    def _of_tokens(self, change: Callable[[Tensor], Tensor]) -> "HeadBatch":
+        """Return this batch with every tensor (N, ...) changed."""
+        changed = {name: change(getattr(self, name)) for name in ("row", "index", "drafted", "start")}
+        labels = {name: change(values) for name, values in self.labels.items()}
+        features = {name: change(values) for name, values in self.features.items()}
+        alive = None if self.alive is None else change(self.alive)
+        return replace(self, **changed, labels=labels, features=features, alive=alive)
 
 
 def collate(items: Sequence[Mapping]) -> HeadBatch:

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
-import lightning as L
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
+from specheads.training.split_steps import SplitStepsModule
 
-class CurveModule(L.LightningModule):
+
+class CurveModule(SplitStepsModule):
     """A module whose loss is a ratio of sums over a whole optimizer step, and whose curves are kept in its checkpoints.
 
     A step's loss is `sum of weighted losses / sum of weights` over all its batches and processes. The second sum is known only at
@@ -23,14 +24,14 @@ class CurveModule(L.LightningModule):
         self._num_losses = 0
 
     def loss_of_batch(self, batch_index: int, losses: Tensor, weights: Tensor, measures: Tensor | None = None) -> Tensor:
-        """Return the loss for `training_step` of a batch with these sums.
+        """Return the loss of a batch of training with these sums.
 
         Args:
             losses, weights: (n,) sums of weighted losses and of weights. Each of the n losses has separate parameters, or n is 1.
             measures: (2, m) sums and weights of values that are recorded with the losses, but not learned from.
         """
-        if batch_index % self.trainer.accumulate_grad_batches == 0:
-            self._sums, self._num_losses = [], len(losses)
+        del self._sums[batch_index % self.trainer.accumulate_grad_batches :]
+        self._num_losses = len(losses)
         counts = self.counts("train", batch_index)
         losses = losses * counts
         sums = torch.stack([losses.detach(), weights])

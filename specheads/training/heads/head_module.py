@@ -74,8 +74,19 @@ class HeadModule(CurveModule):
             self.bank.standardise(features)
         self.log_history()
 
-    def training_step(self, batch: HeadBatch, batch_index: int) -> Tensor:
-        return self.loss_of_batch(batch_index, *self.bank.losses(self.bank(self.features(batch)), batch.labels, batch.alive))
+    def batch_loss(self, batch: HeadBatch, batch_index: int) -> Tensor:
+        texts = self.parts(range(self.num_texts(batch)))
+        parts = [batch.part(part[0], part[-1] + 1) for part in texts] if len(texts) > 1 else [batch]
+        sums = [self.of_part(self._loss_sums, part) for part in parts]
+        losses, weights = (torch.stack(values).sum(dim=0) for values in zip(*sums, strict=True))
+        return self.loss_of_batch(batch_index, losses, weights)
+
+    def num_texts(self, batch: HeadBatch) -> int:
+        return len(batch.tokens)
+
+    def _loss_sums(self, batch: HeadBatch) -> tuple[Tensor, Tensor]:
+        """Return the sums of weighted losses and of weights (n,)."""
+        return self.bank.losses(self.bank(self.features(batch)), batch.labels, batch.alive)
 
     def scale_gradients(self, factors: Tensor) -> None:
         self.bank.scale_gradients(factors)
