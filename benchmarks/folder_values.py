@@ -1,8 +1,8 @@
 """Everything that a command wrote, as values by name, so that folders of two runs can be compared in one way for all commands.
 
 Dates in names and texts are replaced by their order, and the folder itself by a dot. A text file is its lines, JSON its values;
-tensors and Parquet are their bytes. Checkpoints, locks, logs, copies that can be made again, and notes of whether a run was
-resumed are left out.
+tensors and Parquet are their bytes; seconds and the machine's load are a sign in their place. Checkpoints, locks, logs, copies
+that can be made again, and notes of whether a run was resumed are left out.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from typing import Any
 
 DATE = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(-\d+)?")
 LEFT_OUT = re.compile(r"\.lock$|\.log$|\.ckpt$|/run\.json$|/\.arrow/|/\.hydra/|/wandb/")
+SECONDS = re.compile(r"\d+(\.\d+)? s\b|(?<=^  start: )[\d.]+|(?<=^  end: )[\d.]+")  # in texts; those of a load are lines
 TEXTS = (".csv", ".yaml", ".md", ".txt", ".html")
 
 Values = dict[str, Any]
@@ -39,7 +40,7 @@ def _dates(files: list[Path]) -> Mapping[str, str]:
 def _plain(value: Any, folder: Path, dates: Mapping[str, str]) -> Any:
     if not isinstance(value, str):
         return value
-    return DATE.sub(lambda match: dates.get(match[0], "<a date>"), value.replace(str(folder), "."))
+    return SECONDS.sub("<time>", DATE.sub(lambda match: dates.get(match[0], "<a date>"), value.replace(str(folder), ".")))
 
 
 def _values(path: Path) -> Iterator[tuple[str, Any]]:
@@ -60,7 +61,8 @@ def _flat(value: Any, place: str) -> Iterator[tuple[str, Any]]:
         for key, each in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _flat(each, f"{place}.{key}")
     else:
-        yield place, repr(value) if isinstance(value, float | dict | list) else value
+        is_time = isinstance(value, float) and (place.endswith("seconds") or ".load." in place)
+        yield place, "<time>" if is_time else repr(value) if isinstance(value, float | dict | list) else value
 
 
 def repeatable(first: Values, second: Values) -> set[str]:

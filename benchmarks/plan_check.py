@@ -1,10 +1,12 @@
 """Does a plan predict what the stages take on this machine?
 
-    python benchmarks/plan_check.py [--prompts 2000] [--eval-prompts 200]
+    python benchmarks/plan_check.py overheads [--prompts 400] [--eval-prompts 40]
+    python benchmarks/plan_check.py stages [--prompts 1000] [--eval-prompts 100]
 
-Runs `specheads data`, `train` and `evaluate` on the embedded nano in an empty folder, twice: the first run, of few prompts,
-compiles what the second one uses. Their stages are timed by what they log, and compared with `specheads plan gpu=cpu`, which is
-given the lengths of the texts and the acceptance that were found.
+Both run `specheads data`, `train` and `evaluate` on the embedded nano in an empty folder, and time their stages by what they log.
+A small run before compiles what they use. `overheads` keeps how many times as long each stage takes as its products and reads at
+the rates of a large batch: a small model on a CPU does much else. `specheads plan gpu=cpu` reads them. `stages` compares another,
+larger run with that plan, which is given the lengths of the texts, the acceptance and the number of decodings that were found.
 """
 
 import argparse
@@ -14,14 +16,18 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.results import Column, Table, Value, add_result_option, text_of, write_result
+from benchmarks.results import Column, Table, Value, text_of, write_result
+from specheads.commands.plan import planned
+from specheads.plan.settings import PlanSettings
+from specheads.plan.stages import plan
 
 ROOT = Path(__file__).parents[1]
 EPOCHS, LIVE, MAX_NEW_TOKENS = 12, 32, 128
@@ -29,12 +35,31 @@ STAGES = {  # by stage of a plan, or several of one command: the command, and pa
     ("responses", "labels"): ("data", "still to do, in", None),
     ("heads",): ("train", "features: at most", "calibrating"),
     ("recording",): ("evaluate", "recording: ", "predicting"),
-    ("decoding",): ("evaluate", "costs: ", "report"),
+    ("predictions",): ("evaluate", "predicting", "costs: "),
 }
-PREPARED = "loaded ", "compiled "  # lines about what a plan leaves out, at the beginning of a stage
+GENERATIONS = ("generations.jsonl", "generations-turn-2.jsonl", "dev-trial.jsonl")  # what an evaluation decodes, with seconds
+PROMPTS = {"overheads": (400, 40), "stages": (1000, 100)}  # of all splits, and those that are recorded
 
 
-@dataclass
+@dataclass(frozen=True)
+class Found:
+    """What a run found: the seconds of its stages, and what a plan assumes otherwise."""
+
+    seconds: dict[tuple[str, ...], float]
+    prompt_tokens: float
+    response_tokens: float
+    acceptance: float
+    decodings: int
+
+    def keys(self, prompts: int, eval_prompts: int) -> list[str]:
+        """Return the keys of a plan of the same run."""
+        keys = ["gpu=cpu", "gpus=1", "model=nano", f"prompts={prompts}", f"prompt_tokens={self.prompt_tokens:.1f}"]
+        keys += [f"response_tokens={self.response_tokens:.1f}", f"acceptance={self.acceptance:.3f}", f"epochs={EPOCHS}"]
+        keys += [f"max_new_tokens={MAX_NEW_TOKENS}", f"eval_prompts={eval_prompts}", f"live_prompts={LIVE}", "features=cached"]
+        return [*keys, f"decodings={self.decodings}"]
+
+
+@dataclass(frozen=True)
 class Log:
     """What a command printed, and when, in seconds after its start."""
 
@@ -58,28 +83,37 @@ class Log:
         return cls(lines, time.perf_counter() - start)
 
     def seconds(self, first: str, last: str | None) -> float:
-        """Return the time from a line with `first`, or about what was prepared then, to one with `last`, or to the end."""
+        """Return the time from the first line with `first` to the next one with `last`, or to the end."""
         begin = next(when for when, line in self.lines if first in line)
-        following = iter([(when, line) for when, line in self.lines if when > begin])
-        while (step := next(following, None)) and not (last is not None and last in step[1]):
-            begin = step[0] if any(sign in step[1] for sign in PREPARED) else begin
         ends = [when for when, line in self.lines if last is not None and last in line and when > begin]
         return (ends[0] if ends else self.end) - begin
 
 
-def run(folder: Path, prompts: int, eval_prompts: int) -> dict[str, Log]:
-    """Run all commands in an empty folder; return their logs by verb."""
+def run(folder: Path, prompts: int, eval_prompts: int) -> Found:
+    """Run all commands in an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     tests = prompts // 10
     words = ["model=nano", f"data.num_train={prompts - 2 * tests}", f"data.num_dev={tests}", f"data.num_test={tests}"]
     words.append(f"data.max_new_tokens={MAX_NEW_TOKENS}")
     recorded = [f"num_prompts={eval_prompts // 2}", f"num_dev_prompts={eval_prompts // 2}", f"num_live_prompts={LIVE}"]
-    return {
+    logs = {
         "data": Log.of(folder, "data", *words),
         "train": Log.of(folder, "train", *words, f"trainer.max_epochs={EPOCHS}", "features=cached"),
         "evaluate": Log.of(folder, "evaluate", *words, "head=latest", *recorded),
     }
+    seconds = {names: logs[verb].seconds(first, last) for names, (verb, first, last) in STAGES.items()}
+    num_tokens, seconds["decoding",] = decoded(folder)
+    prompt, response, acceptance = texts(folder)
+    return Found(seconds, prompt, response, acceptance, round(num_tokens / (LIVE * response)))
+
+
+def decoded(folder: Path) -> tuple[int, float]:
+    """Return the number of tokens that an evaluation decoded live, and the seconds that this took."""
+    (evaluation,) = (folder / "outputs" / "evaluate").iterdir()
+    lines = [json.loads(line) for name in GENERATIONS for line in (evaluation / name).read_text().splitlines()]
+    stats = [each for line in lines if "entry" in line for of_setting in line["entry"]["stats"] for each in of_setting]
+    return sum(each["num_tokens"] for each in stats), sum(each["seconds"] for each in stats)
 
 
 def texts(folder: Path) -> tuple[float, float, float]:
@@ -92,30 +126,46 @@ def texts(folder: Path) -> tuple[float, float, float]:
     return counts[0], counts[1], sum(accepted) / len(accepted)
 
 
+def planned_seconds(keys: list[str], with_overheads: bool) -> dict[str, float]:
+    """Return what a plan says of each stage."""
+    settings = PlanSettings(**{name: yaml.safe_load(value) for name, value in (key.split("=", 1) for key in keys)})
+    pair, machine, _ = planned(settings)
+    chosen = machine if with_overheads else replace(machine, overheads={})
+    return {stage.name: stage.seconds for stage in plan(pair, chosen, settings)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompts", type=int, default=2000)
-    parser.add_argument("--eval-prompts", type=int, default=200, help="dev and test prompts that are recorded")
+    parser.add_argument("measure", choices=PROMPTS)
+    parser.add_argument("--prompts", type=int, help="of all splits; default: 400, or 1000 for stages")
+    parser.add_argument("--eval-prompts", type=int, help="dev and test prompts that are recorded; default: 40, or 100 for stages")
     parser.add_argument("--folder", type=Path, default=ROOT / "outputs" / "plan_check")
-    add_result_option(parser, "plan_check")
+    parser.add_argument(
+        "--result", metavar="NAME", help="keep it as benchmarks/results/NAME.json; default: plan_overheads, plan_stages"
+    )
     given = parser.parse_args()
-    run(given.folder, 200, 20)
-    logs = run(given.folder, given.prompts, given.eval_prompts)
-    prompt, response, acceptance = texts(given.folder)
-    plan = ["gpu=cpu", "gpus=1", "model=nano", f"prompts={given.prompts}", f"prompt_tokens={prompt:.1f}"]
-    plan += [f"response_tokens={response:.1f}", f"acceptance={acceptance:.3f}", f"max_new_tokens={MAX_NEW_TOKENS}"]
-    plan += [f"epochs={EPOCHS}", f"eval_prompts={given.eval_prompts}", f"live_prompts={LIVE}", "features=cached"]
-    Log.of(given.folder, "plan", *plan, "out=plan.json")
-    stages = json.loads((given.folder / "plan.json").read_text())["stages"]
-    predicted = {stage["name"]: stage["seconds"] for stage in stages}
+    prompts, eval_prompts = (given.prompts or PROMPTS[given.measure][0]), (given.eval_prompts or PROMPTS[given.measure][1])
+    run(given.folder, 100, 10)
+    found = run(given.folder, prompts, eval_prompts)
+    keys = found.keys(prompts, eval_prompts)
+    expected = planned_seconds(keys, given.measure == "stages")
     rows: list[list[Value]] = []
-    for names, (verb, first, last) in STAGES.items():
-        measured, planned = logs[verb].seconds(first, last), sum(predicted[name] for name in names)
-        rows.append([" and ".join(names), planned, measured, planned / measured])
-    columns = [Column("stage"), Column("planned, s", "fixed:1"), Column("measured, s", "fixed:1"), Column("planned over that")]
-    table = Table("stages", f"nano, {given.prompts:,} prompts, on this machine", columns, rows)
+    for names, seconds in found.seconds.items():
+        together = sum(expected[name] for name in names)
+        if given.measure == "stages":
+            rows.append([" and ".join(names), together, seconds, together / seconds])
+        else:
+            rows += [[name, expected[name], expected[name] * seconds / together, seconds / together] for name in names]
+    planned_column, measured = Column("planned, s", "fixed:1"), Column("measured, s", "fixed:1")
+    title = f"nano, {prompts:,} prompts, {eval_prompts} of them recorded, on this machine"
+    if given.measure == "stages":
+        columns = [Column("stage"), planned_column, measured, Column("planned over that")]
+    else:
+        columns = [Column("stage"), Column("products and reads, s", "fixed:1"), measured, Column("over that")]
+    table = Table(given.measure, title, columns, rows)
     print(f"{table.title}\n\n{text_of(table)}")
-    write_result(given.result, [table], split="train, dev and test", seeds=[0], notes=f"specheads plan {' '.join(plan)}")
+    notes = f"specheads plan {' '.join(keys)}"
+    write_result(given.result or f"plan_{given.measure}", [table], split="train, dev and test", seeds=[0], notes=notes)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 import json
 import math
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,11 +20,15 @@ NODE = 8  # GPUs that are connected fast enough to share each layer
 
 @dataclass(frozen=True)
 class Machine:
-    """Some accelerators of a kind."""
+    """Some accelerators of a kind.
+
+    `overheads` tells by stage how many times as long it takes as its products and reads alone, where that was measured.
+    """
 
     name: str
     accelerator: Accelerator
     count: int
+    overheads: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, settings: PlanSettings) -> Self:
@@ -35,7 +40,7 @@ class Machine:
         if settings.gpu == CPU:
             if settings.gpus != 1:
                 raise UserError(f"gpus={settings.gpus}: gpu=cpu is a single machine; write gpus=1.")
-            return cls(CPU, measured_cpu(), 1)
+            return cls(CPU, measured_cpu(), 1, measured_overheads())
         if settings.gpu not in ACCELERATORS:
             raise UserError(f"gpu={settings.gpu} is not known; use one of {', '.join(ACCELERATORS)}, or cpu.")
         device = replace(ACCELERATORS[settings.gpu], bytes_share=settings.bytes_share, operations_share=settings.operations_share)
@@ -98,9 +103,21 @@ def measured_cpu() -> Accelerator:
     )
 
 
+def measured_overheads() -> dict[str, float]:
+    """Return how many times as long each stage of nano took as its products and reads at these rates."""
+    table = _table("plan_overheads", "overheads")
+    names = [column["name"] for column in table["columns"]]
+    return {row[names.index("stage")]: row[names.index("over that")] for row in table["rows"]}
+
+
+def _table(result: str, key: str) -> dict[str, Any]:
+    content = json.loads((RESULTS / f"{result}.json").read_text())
+    (chosen,) = [each for each in content["tables"] if each["key"] == key]
+    return chosen
+
+
 def _cells(result: str, table: str, where: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a result's table that has the values of `where`, by the names of its columns."""
-    content = json.loads((RESULTS / f"{result}.json").read_text())
-    (chosen,) = [each for each in content["tables"] if each["key"] == table]
+    chosen = _table(result, table)
     rows = [dict(zip([column["name"] for column in chosen["columns"]], row, strict=True)) for row in chosen["rows"]]
     return next(row for row in rows if row.items() >= where.items())

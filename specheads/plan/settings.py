@@ -43,7 +43,10 @@ class PlanSettings(Settings):
     distill: Flag = setting(False, "whether the draft is distilled, too")
     eval_prompts: PositiveCount = setting(200, "prompts that are recorded: test prompts, and dev prompts to choose a threshold")
     live_prompts: Count = setting(32, "prompts that are decoded one by one, as num_live_prompts")
-    decodings: PositiveCount = setting(5, "how often these are decoded: by the target alone, and by the rules that won")
+    decodings: PositiveCount = setting(
+        20,
+        "how often these are decoded: by the target and the rules that won, at measured costs again, on dev prompts",
+    )
     acceptance: OpenProbability = setting(0.7, "the share of drafted tokens that are accepted")
     bytes_share: Share = setting(BYTES_SHARE, "the share of the memory's bandwidth that steps reach")
     operations_share: Share = setting(OPERATIONS_SHARE, "the share of the peak of operations that steps reach")

@@ -6,7 +6,7 @@ between the GPUs of a node and passes states from node to node; a target that `m
 a time.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -47,6 +47,12 @@ class Stage:
     gpus: int
     busy: int
     command: str
+
+    def slowed(self, factor: float) -> "Stage":
+        """Return the stage with reading and computing that take so many times as long."""
+        return replace(
+            self, seconds_of={name: value * (1 if name == DISK else factor) for name, value in self.seconds_of.items()}
+        )
 
     @property
     def seconds(self) -> float:
@@ -90,7 +96,8 @@ def plan(pair: PlannedPair, machine: Machine, settings: PlanSettings) -> list[St
     machine.check_fits(f"pair {pair.name}", pair.weight_bytes + _reading(pair))
     stages = [responses(pair, machine, settings), labels(pair, machine, settings), heads(pair, machine, settings)]
     distilled = [distillation(pair, machine, settings)] if settings.distill else []
-    return [*stages, *distilled, recording(pair, machine, settings), decoding(pair, machine, settings)]
+    evaluated = [recording(pair, machine, settings), predictions(pair, machine, settings), decoding(pair, machine, settings)]
+    return [stage.slowed(machine.overheads.get(stage.name, 1.0)) for stage in [*stages, *distilled, *evaluated]]
 
 
 def _reading(pair: PlannedPair) -> float:
@@ -222,12 +229,17 @@ def distillation(pair: PlannedPair, machine: Machine, settings: PlanSettings) ->
     return Stage("distilling", tokens * settings.epochs, passes, seconds, stored, memory, machine.count, machine.count, command)
 
 
+def recorded_tokens(settings: PlanSettings) -> tuple[float, float]:
+    """Return the tokens of responses in a recording, and those in drafts that branch off."""
+    record, emitted = RecordSettings(), settings.eval_prompts * settings.response_tokens
+    return emitted, emitted * record.num_samples * (1 - settings.acceptance) * record.max_tokens
+
+
 def recording(pair: PlannedPair, machine: Machine, settings: PlanSettings) -> Stage:
     """Return the recording of prompts: responses, a pass of both models, and drafts that branch off where a token is rejected."""
     record, draft = RecordSettings(), pair.draft
     tokens = settings.eval_prompts * settings.text_tokens
-    emitted = settings.eval_prompts * settings.response_tokens
-    nodes = emitted * record.num_samples * (1 - settings.acceptance) * record.max_tokens
+    emitted, nodes = recorded_tokens(settings)
     context = settings.text_tokens / 2
     weights = pair.weight_bytes + _reading(pair)
     each = (settings.prompt_tokens + settings.max_new_tokens + record.max_tokens) * draft.size.bytes_per_position
@@ -255,6 +267,17 @@ def recording(pair: PlannedPair, machine: Machine, settings: PlanSettings) -> St
     ]
     command = " ".join(["specheads evaluate", *words])
     return Stage("recording", emitted + nodes, answers + branches, seconds, stored, memory / held, held, 1, command)
+
+
+def predictions(pair: PlannedPair, machine: Machine, settings: PlanSettings) -> Stage:
+    """Return the passes over all recorded tokens: the draft's for heads, the target's for the true acceptance probabilities."""
+    nodes, prompts = sum(recorded_tokens(settings)), settings.eval_prompts * settings.prompt_tokens
+    operations = pair.target.size.operations(nodes + prompts) + pair.draft.size.operations(nodes + prompts)
+    stored = 4 * 3 * nodes  # a head's two predictions, and the true probability
+    memory = pair.weight_bytes + _reading(pair)
+    seconds, held = _computed(machine, 1, operations, stored, settings), machine.fewest(memory)
+    passes = 2 * nodes / RecordSettings().batch_size
+    return Stage("predictions", nodes, passes, seconds, stored, memory / held, held, 1, "(the same command)")
 
 
 def decoding(pair: PlannedPair, machine: Machine, settings: PlanSettings) -> Stage:

@@ -7,6 +7,7 @@ the node's token, `overlap_predictor` of it the expected acceptance before that 
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -27,6 +28,8 @@ from specheads.sampling import Warp, accept_prob, check_finite, check_numbers
 from specheads.storage.leases import Leases, each_free
 from specheads.storage.shards import ShardStore, made_manifest
 
+logger = logging.getLogger(__name__)
+
 SCHEMA = pa.schema({"values": pa.list_(pa.float32())})  # of every node of a response, or of every (node, round index) pair
 
 
@@ -39,7 +42,7 @@ def add_predictions(
     for the target, also where nothing was missing.
     """
     manifest = made_manifest(folder)
-    warp, num_rows = Warp(**manifest["provenance"]["warp"]), sum(shard["rows"] for shard in manifest["shards"].values())
+    warp, num_rows = Warp(**manifest["provenance"]["warp"]), _num_rows(manifest["shards"])
     predictors = dict(_predictors(heads))
     stores = {name: _store(folder, name, reads_rounds(predictor.head)) for name, predictor in predictors.items()}
     missing = {name: store for name, store in stores.items() if not store.is_complete()}
@@ -53,6 +56,10 @@ def add_predictions(
         _predict(folder, pair.target_lm, [target_store], GroundTruthScores(pair, warp), advance)
     elif ground_truth:
         advance(num_rows)
+
+
+def _num_rows(shards: Mapping[str, Mapping[str, int]]) -> int:
+    return sum(shard["rows"] for shard in shards.values())
 
 
 class Predictor(NamedTuple):
@@ -110,6 +117,7 @@ def _predict(folder: Path, lm: LanguageModel, stores: Sequence[ShardStore], scor
     names, exists = sorted(shards), lambda shard: all(store.has(shard) for store in stores)
     for shard in filter(exists, names):
         advance(shards[shard]["rows"])
+    logger.info("predicting: %d values of each token of %d prompts, in %s", len(stores), _num_rows(shards), folder)
     with Leases(folder / "predictions") as leases:
         for shard in each_free(leases, names, exists, elsewhere=lambda shard: advance(shards[shard]["rows"])):
             predictions: list[list[dict[str, Any]]] = [[] for _ in stores]

@@ -22,6 +22,7 @@ class CurveModule(SplitStepsModule):
         self.history: list[tuple[int, dict[str, float]]] = []
         self._sums: list[Tensor] = []  # of each batch of this step, over all processes (2, n + m), see `loss_of_batch`
         self._num_losses = 0
+        self._history_is_logged = False
 
     def loss_of_batch(self, batch_index: int, losses: Tensor, weights: Tensor, measures: Tensor | None = None) -> Tensor:
         """Return the loss of a batch of training with these sums.
@@ -77,10 +78,16 @@ class CurveModule(SplitStepsModule):
 
     def log_history(self) -> None:
         """Write the curves of the resumed run; W&B has kept those from before the interruption."""
+        self._history_is_logged = True
         for step, metrics in self.history:
             for logger in self.loggers:
                 if isinstance(logger, CSVLogger):  # which empties its file at the start
                     logger.log_metrics(metrics, step)
+
+    def on_fit_end(self) -> None:
+        """Write the curves of a run whose training was finished before it was interrupted: no step is taken again."""
+        if not self._history_is_logged:
+            self.log_history()
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         checkpoint["history"] = self.history

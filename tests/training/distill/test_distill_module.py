@@ -254,3 +254,12 @@ def test_the_same_with_accumulated_batches(tmp_path):
     assert attempt(tmp_path / "killed", settings, 20, accumulate_grad_batches=2) is None
     again = attempt(tmp_path / "killed", settings, accumulate_grad_batches=2)
     assert again[0] == whole[0] and all(torch.equal(weight, whole[1][name]) for name, weight in again[1].items())
+
+
+def test_curves_of_a_finished_training_are_written_again(pair, tmp_path):
+    """A run that was killed after its last step takes none when it is resumed, and its curves are in its checkpoint."""
+    data = ResumableData(splits(), 4, 0, seed=0, collate=list)
+    fit(new_module(pair), data, tmp_path / "whole", epochs=2).save_checkpoint(tmp_path / "last.ckpt")
+    whole = (tmp_path / "whole" / "csv" / "metrics.csv").read_bytes()
+    assert fit(new_module(pair), data, tmp_path / "resumed", epochs=2, earlier=tmp_path / "last.ckpt").global_step == 4
+    assert (tmp_path / "resumed" / "csv" / "metrics.csv").read_bytes() == whole
