@@ -11,6 +11,7 @@ from trees import distributions_after, emitted, of_chains, trees_of
 
 from specheads.decoding.drafting.token_graph import unmerge
 from specheads.decoding.drafting.tree_growth import Nodes
+from specheads.decoding.records import Draft
 from specheads.decoding.verification import (
     MultiRound,
     SpecTr,
@@ -201,6 +202,41 @@ def test_half_precision_distributions_of_trees_are_verified_in_float32():
     nodes = of_chains([(0, 1), (0, 2)])
     block = TreeBlock.of(nodes.draft(torch.ones(4, 3).bfloat16()), torch.ones(4, 3).bfloat16())
     assert block.draft_probs.dtype == block.target_probs.dtype == torch.float32
+
+
+def test_a_chain_has_a_row_after_its_last_token_from_which_nothing_was_drafted():
+    """A draft has a distribution for each of its tokens; the last row is that of tokens that could follow."""
+    draft_probs, target_probs = torch.rand(2, 3), torch.rand(3, 3)
+    block = TreeBlock.of(Draft.chain(torch.tensor([1, 2]), draft_probs, 2), target_probs)
+    assert torch.equal(block.draft_probs, torch.cat([draft_probs, torch.zeros(1, 3)]))
+    assert block.samples.tolist() == [[0], [1], [-1]] and block.samples.dtype == torch.long
+    empty = TreeBlock.of(Nodes().draft(torch.empty(1, 3)), torch.rand(1, 3))
+    assert empty.samples.shape == (1, 0) and empty.samples.dtype == torch.long
+    uneven = TreeBlock.of(of_chains([(0, 1), (0, 2), (1, 1)]).draft(None), torch.rand(6, 3))
+    assert uneven.samples.tolist() == [[0, 0, 1], [2, 3, -1], [4, -1, -1], *3 * [[-1, -1, -1]]]
+
+
+def test_several_rows_have_the_distributions_of_each():
+    """Where nothing is left of a row, it is the target's, whatever is left of others."""
+    nodes = of_chains([(0, 1), (0, 2)])
+    block = TreeBlock.of(nodes.draft(torch.rand(4, 3)), torch.rand(4, 3))
+    rest = torch.tensor([[0.0, 0.5, 0.0], [0.0, 0.0, 0.0], [0.1, 0.2, 0.3], [0.0, 0.0, 0.0]])
+    distribution = TreeDistribution(torch.zeros(3), rest, block)
+    expected = torch.stack([rest[0], block.target_probs[1], rest[2], block.target_probs[3]])
+    assert torch.equal(distribution.next_probs(torch.arange(4)), expected)
+    for row in range(4):
+        assert torch.equal(distribution.next_probs(torch.tensor([row])), expected[row : row + 1])
+
+
+@pytest.mark.parametrize("distribution_of", [multi_round_distribution, spectr_distribution])
+def test_what_is_left_keeps_the_type_of_the_distributions(distribution_of):
+    nodes = of_chains([(0, 1), (0, 2), (1, 1)])
+    target_probs, draft_probs = (distributions_after(Model(3, seed), nodes)[0].float() for seed in (7, 8))
+    distribution = distribution_of(TreeBlock.of(nodes.draft(draft_probs), target_probs))
+    wide = distribution_of(TreeBlock.of(nodes.draft(draft_probs.double()), target_probs.double()))
+    assert distribution.rest.dtype == torch.float32 and wide.rest.dtype == distribution.moves.dtype == torch.float64
+    torch.testing.assert_close(distribution.rest.double(), wide.rest, atol=1e-6, rtol=0)
+    torch.testing.assert_close(distribution.moves, wide.moves, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("rule", RULES)
