@@ -1,6 +1,7 @@
 """Plans against numbers computed by hand, the published shapes, and what the code that they describe stores and reads."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from published_shapes import SHAPES as CONFIGS
@@ -10,10 +11,11 @@ from data_gen import labels as labelling
 from specheads import UserError
 from specheads.commands.head_tool import run
 from specheads.commands.plan import planned
-from specheads.plan.machine import Machine
+from specheads.plan.machine import Machine, measured_overheads
 from specheads.plan.models import SHAPES
 from specheads.plan.settings import PlanSettings
-from specheads.plan.stages import BANDWIDTH, COMPUTE, LABEL_BATCH, decode_cost
+from specheads.plan.stages import BANDWIDTH, COMPUTE, DISK, LABEL_BATCH, decode_cost, plan
+from specheads.replay.response_tree import RecordSettings
 from specheads.storage.data_set import SCHEMA
 from specheads.training.distill.memory import ModelSizes
 
@@ -74,6 +76,22 @@ def test_branches_are_as_many_as_memory_holds():
     assert 1 <= together < 64 and stage.memory_bytes <= 43.2e9 < stage.memory_bytes + 0.306e9
 
 
+def test_predictions_read_every_recorded_token_with_both_models():
+    """62,000 tokens of 200 responses, of 4 samples each 30 % rejected, after which 20 tokens are drafted; 10,000 of prompts."""
+    stage = stages_of(operations_share=1)["predictions"]
+    assert RecordSettings() == RecordSettings(num_samples=4, max_tokens=20)
+    assert stage.tokens == pytest.approx(62_000 * 25)
+    assert stage.seconds == pytest.approx(2 * (68.977e9 + 6.738e9) * (62_000 * 25 + 10_000) / 989e12, rel=1e-3)
+
+
+def test_overheads_lengthen_what_is_not_the_disks():
+    pair, machine, stages = planned(PlanSettings(prompts=520, disk=0.01))
+    slower = plan(pair, replace(machine, overheads={"labels": 3.0, "heads": 3.0}), PlanSettings(prompts=520, disk=0.01))
+    for before, after in zip(stages, slower, strict=True):
+        factor = 3 if after.name in ("labels", "heads") else 1
+        assert after.seconds_of == {name: value * (factor if name != DISK else 1) for name, value in before.seconds_of.items()}
+
+
 def test_heads_store_states_that_fit_the_budget():
     """7 B drafts have states of 8192 bytes, and six numbers of 4 bytes."""
     small = stages_of(prompts=520)["heads"]
@@ -118,6 +136,7 @@ def test_tables_fit_80_columns(model, capsys, tmp_path):
 def test_a_cpu_has_its_measured_rates(monkeypatch, tmp_path):
     assert Machine.of(PlanSettings(gpu="cpu", gpus=1)).accelerator.bytes_share == 1
     assert stages_of(model="nano", gpu="cpu", gpus=1, prompts=256)["responses"].seconds > 1
+    assert set(measured_overheads()) == set(stages_of())
     monkeypatch.setattr("specheads.plan.machine.RESULTS", tmp_path)
     with pytest.raises(UserError, match="a source tree has"):
         Machine.of(PlanSettings(gpu="cpu", gpus=1))

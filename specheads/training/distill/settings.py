@@ -1,6 +1,6 @@
 """The settings of a distillation: every key of `specheads distill`, with its constraint and its sentence of help."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from specheads.errors import UserError
 from specheads.sampling import Warp
@@ -58,6 +58,15 @@ class DistillLoss(Settings):
         "the share of each batch's tokens to learn from, those where the draft's loss exceeds the reference's most "
         "(AdaSPEC: Hu et al. 2025); 1: all",
     )
+
+    @model_validator(mode="after")
+    def _logits_can_be_warped(self) -> Self:
+        """A warp has limits of its own, which are better told before models are loaded."""
+        try:
+            Warp(self.temperature, self.top_k, self.top_p)
+        except UserError as error:
+            raise UserError(f"loss.{error}") from None
+        return self
 
     @property
     def warp(self) -> Warp:
