@@ -1,13 +1,16 @@
 """Greedy block verification in the decoder: modifications go from round to round, with the distributions they need."""
 
 import copy
+import math
 
 import pytest
 import torch
 from fakes import constant_head, tiny_pair
 
 from specheads import SpeculativeDecoder, UserError, Warp, stopping
-from specheads.decoding.verification import GreedyBlockVerification
+from specheads.decoding.verification import GreedyBlockVerification, greedy_block_verification
+from specheads.decoding.verification.chain_distribution import Block
+from specheads.decoding.verification.greedy_block import Levels, NestedDistribution, _modified, modified_targets, verify
 
 
 class Spy(GreedyBlockVerification):
@@ -77,3 +80,56 @@ def test_drafts_of_unknown_length_modify_nothing():
 def test_an_impossible_number_of_levels_is_refused(levels):
     with pytest.raises(UserError, match="verification.num_levels"):
         GreedyBlockVerification(levels)
+
+
+def random_block(batch, count, vocab_size=4, planned=None, seed=0):
+    """Return a block of `count` drafted tokens, with the draft's distribution after the last one."""
+    generator = torch.Generator().manual_seed(seed)
+    target, draft = torch.rand(2, batch, count + 1, vocab_size, generator=generator, dtype=torch.float64).softmax(dim=-1)
+    tokens = torch.randint(vocab_size, (batch, count), generator=generator)
+    return Block.of(tokens, draft, target, None, planned)
+
+
+def test_a_modification_is_what_is_left_of_the_target_and_none_where_nothing_is():
+    target, draft = torch.tensor([[0.5, 0.3, 0.2]] * 4), torch.tensor([[0.2, 0.6, 0.2]] * 4)
+    log_ratio = torch.tensor([1.0, 3.0, 0.1, 0.0], dtype=torch.float64).log()
+    left = torch.tensor([1, 0, 1, 2])
+    result = _modified(target, draft, log_ratio, left)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result, torch.stack([torch.tensor([1.0, 0.0, 0.0]), *target[1:]]))
+    torch.testing.assert_close(_modified(target, draft, log_ratio, left + 1)[1], torch.tensor([1.3, 0.3, 0.4]) / 2)
+
+
+def test_without_levels_the_target_stays_as_it_is():
+    block = random_block(2, 3)
+    target, levels = modified_targets(Levels.none(2, 0, torch.device("cpu")), block)
+    assert torch.equal(target, block.target_probs) and levels.left.shape == levels.log_ratio.shape == (2, 0, 4)
+    generator = torch.Generator().manual_seed(0)
+    empty = torch.zeros(2, 0, dtype=torch.long)
+    verdict, after = greedy_block_verification(empty, torch.zeros(2, 0, 3), torch.eye(3)[torch.tensor([[1], [2]])], generator)
+    assert verdict.num_accepted.tolist() == [0, 0] and verdict.next_token.tolist() == [1, 2] and after.left.shape == (2, 0)
+
+
+def test_each_row_modifies_if_it_has_a_free_level_and_a_known_length():
+    left = torch.tensor([[2, 3], [2, 0], [0, 0], [0, 0]])
+    levels = Levels(torch.zeros(4, 2, dtype=torch.float64), left)
+    nested = NestedDistribution.of(levels, random_block(4, 3, planned=torch.tensor([3, 3, 3, 0])))
+    assert nested.modifies.tolist() == [False, True, True, False]
+
+
+def test_a_block_that_is_accepted_whole_leaves_its_levels_free():
+    target = torch.rand(2, 4, 4, dtype=torch.float64).softmax(dim=-1)
+    block = Block.of(torch.tensor([[0, 1, 2], [3, 2, 1]]), target, target, None, torch.tensor([3, 3]))
+    verdict, after = verify(Levels.none(2, 2, torch.device("cpu")), block, torch.tensor([0.5, 0.9]), torch.tensor([0.1, 0.2]))
+    assert verdict.num_accepted.tolist() == [3, 3] and after.left.tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_rejection_modifies_up_to_the_end_of_its_block():
+    """The draft proposes what the target never says; the level after it reaches over what was planned beyond the next token."""
+    target = torch.tensor([[[0.0, 1.0]] * 4] * 2, dtype=torch.float64)
+    draft = torch.tensor([[[0.5, 0.5]] * 4] * 2, dtype=torch.float64)
+    block = Block.of(torch.tensor([[0, 1, 1], [1, 1, 0]]), draft, target, None, torch.tensor([3, 3]))
+    verdict, after = verify(Levels.none(2, 2, torch.device("cpu")), block, torch.tensor([0.999, 0.999]), torch.tensor([0.1, 0.2]))
+    assert verdict.num_accepted.tolist() == [0, 2]
+    assert after.left.tolist() == [[2, 0], [0, 0]]
+    assert after.log_ratio.tolist() == [[pytest.approx(math.log(2)), 0], [0, 0]]
