@@ -111,7 +111,8 @@ def run(folder: Path, prompts: int, eval_prompts: int) -> Found:
 def decoded(folder: Path) -> tuple[int, float]:
     """Return the number of tokens that an evaluation decoded live, and the seconds that this took."""
     (evaluation,) = (folder / "outputs" / "evaluate").iterdir()
-    lines = [json.loads(line) for name in GENERATIONS for line in (evaluation / name).read_text().splitlines()]
+    made = [evaluation / name for name in GENERATIONS if (evaluation / name).exists()]
+    lines = [json.loads(line) for path in made for line in path.read_text().splitlines()]
     stats = [each for line in lines if "entry" in line for of_setting in line["entry"]["stats"] for each in of_setting]
     return sum(each["num_tokens"] for each in stats), sum(each["seconds"] for each in stats)
 

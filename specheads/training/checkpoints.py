@@ -49,6 +49,10 @@ class Checkpoints(L.Callback):
     def seconds(self) -> float:
         return self.earlier_seconds + time.perf_counter() - self.start
 
+    def setup(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
+        """Let a run with max_steps resume like others: Lightning skips the epoch after one whose end was saved."""
+        trainer.fit_loop._iteration_based_training = lambda: False
+
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.start = time.perf_counter()
         interrupts.listen_again(self.request)  # Lightning has replaced our SIGTERM handler

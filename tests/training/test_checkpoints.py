@@ -157,6 +157,16 @@ def test_a_run_killed_repeatedly_ends_with_the_same_numbers(nano, rows, predicts
 PER_EPOCH = 3 * BATCHES + 4
 
 
+@pytest.mark.parametrize("max_steps", [2 * BATCHES, EPOCHS * BATCHES - 1])
+def test_a_run_with_a_number_of_steps_resumes_to_the_same_numbers(nano, rows, tmp_path, max_steps):
+    """Wherever it was killed, most of all after an epoch whose end was saved."""
+    whole = attempt(nano, rows, tmp_path / "whole", "next_token", max_steps=max_steps)
+    assert whole["steps"] == max_steps
+    for moment in sorted({*range(2, 2 * PER_EPOCH, 5), PER_EPOCH, PER_EPOCH + 1, 2 * PER_EPOCH}):
+        assert attempt(nano, rows, tmp_path / str(moment), "next_token", moment=moment, max_steps=max_steps) is None
+        assert_same(attempt(nano, rows, tmp_path / str(moment), "next_token", max_steps=max_steps), whole)
+
+
 @pytest.mark.parametrize(
     ("moment", "step"),
     [
