@@ -57,6 +57,11 @@ class Checkpoints(L.Callback):
         self.start = time.perf_counter()
         interrupts.listen_again(self.request)  # Lightning has replaced our SIGTERM handler
 
+    def on_fit_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Count the last epoch where its end was saved and no step is left: Lightning counts it only by max_epochs."""
+        progress = trainer.fit_loop.epoch_progress.current
+        progress.completed = max(progress.completed, progress.processed)
+
     def on_test_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         interrupts.listen_again(self.request)
 
