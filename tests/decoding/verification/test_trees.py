@@ -3,6 +3,7 @@ decoding samples from.
 """
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -214,6 +215,13 @@ def test_a_chain_has_a_row_after_its_last_token_from_which_nothing_was_drafted()
     assert empty.samples.shape == (1, 0) and empty.samples.dtype == torch.long
     uneven = TreeBlock.of(of_chains([(0, 1), (0, 2), (1, 1)]).draft(None), torch.rand(6, 3))
     assert uneven.samples.tolist() == [[0, 0, 1], [2, 3, -1], [4, -1, -1], *3 * [[-1, -1, -1]]]
+
+
+def test_the_target_is_read_after_each_node_itself_unless_logits_are_shared():
+    draft = replace(of_chains([(0, 1)], merge=False).draft(None), repeated=torch.tensor([0, 0]))
+    target_probs = torch.rand(3, 3)
+    assert torch.equal(TreeBlock.of(draft, target_probs).target_probs, target_probs)
+    assert torch.equal(TreeBlock.of(draft, target_probs, shared=True).target_probs, target_probs[[0, 1, 1]])
 
 
 def test_several_rows_have_the_distributions_of_each():
