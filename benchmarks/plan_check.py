@@ -42,8 +42,8 @@ PROMPTS = {"overheads": (400, 40), "stages": (1000, 100)}  # of all splits, and 
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a run found: the seconds of its stages, and what a plan assumes otherwise."""
+class Run:
+    """The seconds of a run's stages, and what it measured that a plan assumes otherwise."""
 
     seconds: dict[tuple[str, ...], float]
     prompt_tokens: float
@@ -89,7 +89,7 @@ class Log:
         return (ends[0] if ends else self.end) - begin
 
 
-def run(folder: Path, prompts: int, eval_prompts: int) -> Found:
+def run(folder: Path, prompts: int, eval_prompts: int) -> Run:
     """Run all commands in an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -105,7 +105,7 @@ def run(folder: Path, prompts: int, eval_prompts: int) -> Found:
     seconds = {names: logs[verb].seconds(first, last) for names, (verb, first, last) in STAGES.items()}
     num_tokens, seconds["decoding",] = decoded(folder)
     prompt, response, acceptance = texts(folder)
-    return Found(seconds, prompt, response, acceptance, round(num_tokens / (LIVE * response)))
+    return Run(seconds, prompt, response, acceptance, round(num_tokens / (LIVE * response)))
 
 
 def decoded(folder: Path) -> tuple[int, float]:
@@ -147,11 +147,11 @@ def main() -> None:
     given = parser.parse_args()
     prompts, eval_prompts = (given.prompts or PROMPTS[given.measure][0]), (given.eval_prompts or PROMPTS[given.measure][1])
     run(given.folder, 100, 10)
-    found = run(given.folder, prompts, eval_prompts)
-    keys = found.keys(prompts, eval_prompts)
+    made = run(given.folder, prompts, eval_prompts)
+    keys = made.keys(prompts, eval_prompts)
     expected = planned_seconds(keys, given.measure == "stages")
     rows: list[list[Value]] = []
-    for names, seconds in found.seconds.items():
+    for names, seconds in made.seconds.items():
         together = sum(expected[name] for name in names)
         if given.measure == "stages":
             rows.append([" and ".join(names), together, seconds, together / seconds])
@@ -160,9 +160,9 @@ def main() -> None:
     planned_column, measured = Column("planned, s", "fixed:1"), Column("measured, s", "fixed:1")
     title = f"nano, {prompts:,} prompts, {eval_prompts} of them recorded, on this machine"
     if given.measure == "stages":
-        columns = [Column("stage"), planned_column, measured, Column("planned over that")]
+        columns = [Column("stage"), planned_column, measured, Column("planned over that", "fixed:2")]
     else:
-        columns = [Column("stage"), Column("products and reads, s", "fixed:1"), measured, Column("over that")]
+        columns = [Column("stage"), Column("products and reads, s", "fixed:1"), measured, Column("over that", "fixed:2")]
     table = Table(given.measure, title, columns, rows)
     print(f"{table.title}\n\n{text_of(table)}")
     notes = f"specheads plan {' '.join(keys)}"

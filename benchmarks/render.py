@@ -22,6 +22,7 @@ PAGES = "docs/measurements"
 DOCUMENTS = (
     "docs/compatibility.md",
     "docs/numerics.md",
+    "docs/plan.md",
     "docs/tests.md",
     *sorted(f"{PAGES}/{path.name}" for path in (ROOT / PAGES).glob("*.md")),
     "benchmarks/gpu/README.md",
