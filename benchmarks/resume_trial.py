@@ -62,7 +62,7 @@ TRIALS = {
     "evaluate, decoded": Trial(("evaluate", *PAIR, *SPLITS, *SHARDS, *DECODED), HEAD),
     "probe": Trial(
         ("probe", *PAIR, *SPLITS, *RECORDED, "num_live_prompts=2", "repeats=2", "widths=[8]", "generation.batch_size=4"),
-        timed=re.compile(r"probe\.html |probe\.json 0\.answer\."),
+        timed=re.compile(r"probe\.html |probe\.json 0\.(answer|options)\."),  # of measured step times
     ),
     "calibrate": Trial(("calibrate", *PAIR, "data.num_train=0", "data.num_dev=24", "calibration.num_prompts=24"), HEAD),
     "profile": Trial(("profile", *PAIR, *SPLITS, *RECORDED, "head=latest"), HEAD),
